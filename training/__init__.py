@@ -1,0 +1,1 @@
+"""The package that trains: configuration, data, model, loop, checkpoints, metrics."""
