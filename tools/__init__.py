@@ -1,0 +1,3 @@
+"""The package behind the `yard` command."""
+
+__version__ = "0.1.0"
