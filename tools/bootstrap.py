@@ -61,7 +61,7 @@ FAILURES = (
     (
         r"no wheels with|No matching distribution|not a supported wheel",
         "a locked package has no build for this machine",
-        "the lock covers Linux (glibc 2.28 or newer, x86_64 or aarch64) and macOS 14 or newer (Apple silicon)",
+        "the lock covers Linux (glibc 2.28 or newer, x86_64 or aarch64) and macOS 14 or newer on arm64",
     ),
 )
 
@@ -184,7 +184,7 @@ def supported_machine() -> None:
 
 
 def probe(path: str) -> Optional[Python]:
-    """Asks an interpreter for its version and for pip; None when it does not run (a version manager's shim)."""
+    """Asks an interpreter for its version and for pip; None when it does not run."""
     code = (
         "import sys, importlib.util as u;"
         "print(*sys.version_info[:3], int(bool(u.find_spec('venv') and u.find_spec('ensurepip'))))"
