@@ -88,7 +88,9 @@ class Renderer:
         except OSError as problem:
             raise UserError(f"{self.argv[0]}: {problem.strerror}") from problem
         if done.returncode != 0:
-            raise UserError(f"{shown(path)} does not render: {_short(done.stderr, path)}", f"rendered by {self}")
+            raise UserError(
+                f"{shown(path)} does not render: {_short(done.stderr, path)}", f"rendered by {self}"
+            )
         if done.stderr:
             sys.stderr.write(done.stderr)  # warnings about deprecated fields
         return done.stdout
@@ -224,7 +226,12 @@ def _kubectl(program: Path) -> Renderer:
 def _ask(command: list[str]) -> str:
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PROBE_SECONDS,
+            check=False,
         )
     except OSError as problem:
         raise Unusable(f"{command[0]} does not run: {problem.strerror}") from problem
@@ -320,14 +327,13 @@ def _fetch(url: str, archive: IO[bytes], progress: Progress) -> str:
 def _unpack(archive: IO[bytes], directory: Path) -> Path:
     """Take the one file `kustomize` out of the archive. Raises Unusable, TarError."""
     archive.seek(0)
-    with tarfile.open(fileobj=archive, mode="r:gz") as tar:
-        with contextlib.suppress(KeyError):
-            member = tar.extractfile("kustomize")
-            if member is not None:
-                program = directory / "kustomize"
-                with member, program.open("wb") as file:
-                    shutil.copyfileobj(member, file)
-                return program
+    with tarfile.open(fileobj=archive, mode="r:gz") as tar, contextlib.suppress(KeyError):
+        member = tar.extractfile("kustomize")
+        if member is not None:
+            program = directory / "kustomize"
+            with member, program.open("wb") as file:
+                shutil.copyfileobj(member, file)
+            return program
     raise Unusable("the release archive holds no file kustomize")
 
 
@@ -343,10 +349,11 @@ def _put(program: Path, target: Path) -> Path:
 def _short(stderr: str, path: Path) -> str:
     """Return kustomize's error in one line: no logger's frame, paths relative to the overlays' parent."""
     text = " ".join(line.strip() for line in stderr.splitlines() if line.strip())
-    framed = re.search(r'err=("(?:[^"\\]|\\.)*")', text)  # newer kubectls log what they used to print
+    framed = re.search(
+        r'err=(?:("(?:[^"\\]|\\.)*")|<(.*)>)', text
+    )  # newer kubectls log what they used to print
     if framed:
-        with contextlib.suppress(ValueError):
-            text = json.loads(framed[1])
+        text = json.loads(framed[1]) if framed[1] else framed[2].strip()
     text = re.sub(r"^(Error|error): ", "", text)
     for parent in path.resolve().parents:
         if (parent / "overlays").is_dir():

@@ -51,7 +51,7 @@ replicas:
   - {{name: {job}, count: {nodes}}}
 patches:
   - target: {{group: kubeflow.org, kind: PyTorchJob, name: {job}}}
-    patch: '[{{op: replace, path: /spec/runPolicy/backoffLimit, value: {backoff_limit}}}]'
+    patch: '- {{op: replace, path: /spec/runPolicy/backoffLimit, value: {backoff_limit}}}'
 """
 
 
