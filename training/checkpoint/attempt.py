@@ -1,0 +1,170 @@
+"""The temporary directory of one save: locked while its writer lives, committed by one rename."""
+
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from training.checkpoint.disk import sync_directory, write_all
+from training.checkpoint.errors import CheckpointError, naming
+from training.checkpoint.layout import BAD, DELETING, LATEST, MANIFEST, TEMPORARY, step_name, step_of
+
+Log = Callable[[str], None]
+
+_NO_LOCKS = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK})
+
+
+class Attempt:
+    """One writer's temporary directory for one step (rank 0 only).
+
+    The manifest's file is made first, empty and locked (flock), and filled last. So a directory whose writer
+    was killed is told from one that is being written, on every machine that sees the file system's locks.
+    """
+
+    def __init__(self, root: Path, step: int, identity: str, manifest: int) -> None:
+        self.root, self.step, self.identity = root, step, identity
+        self.path = root / f"{step_name(step)}.{identity}{TEMPORARY}"
+        self._manifest = manifest
+
+    @classmethod
+    def begin(cls, root: Path, step: int) -> Self:
+        """Make the directory under a name nobody used before, and lock it."""
+        while True:
+            identity = secrets.token_hex(6)
+            path = root / f"{step_name(step)}.{identity}{TEMPORARY}"
+            with naming(path):
+                os.mkdir(path)
+                try:
+                    return cls(root, step, identity, _locked_manifest(path / MANIFEST))
+                except (FileNotFoundError, BlockingIOError):
+                    continue  # another store's clean-up took the directory before it was locked
+
+    def commit(self, manifest: bytes) -> Path:
+        """Write the manifest and rename the directory to its step; CheckpointError when that exists."""
+        final = self.root / step_name(self.step)
+        with naming(self.path / MANIFEST):
+            write_all(self._manifest, manifest)
+            os.fsync(self._manifest)
+        sync_directory(self.path)
+        try:
+            with naming(self.path):
+                os.rename(self.path, final)
+        except CheckpointError as error:
+            if final.exists():
+                raise CheckpointError(f"{final.name}: another writer committed it meanwhile") from error
+            raise
+        sync_directory(self.root)
+        return final
+
+    def close(self) -> None:
+        """Give up the lock; remove the directory when it was not committed."""
+        with naming(self.path):
+            try:
+                if self.path.exists():
+                    discard(self.path)
+            finally:
+                os.close(self._manifest)
+
+
+def _locked_manifest(path: Path) -> int:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        _lock(descriptor)
+        os.stat(path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _lock(descriptor: int) -> bool:
+    """Take the lock, BlockingIOError when another holds it; False on a file system without locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return False
+        raise
+    return True
+
+
+def discard(directory: Path) -> None:
+    """Remove a directory: out of the way under another name first, so that no half of it looks whole."""
+    doomed = directory.with_name(f"{stem_of(directory.name)}.{secrets.token_hex(6)}{DELETING}")
+    with naming(directory):
+        os.rename(directory, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def stem_of(name: str) -> str:
+    """The `step-…` part of a directory's name, whatever follows it."""
+    return name.split(".", 1)[0]
+
+
+def quarantine(directory: Path) -> Path:
+    """Move a refused checkpoint out of the way, keeping it as evidence; returns where it is now."""
+    bad = directory.with_name(directory.name + BAD)
+    if bad.exists():
+        bad = directory.with_name(f"{directory.name}.{secrets.token_hex(6)}{BAD}")
+    with naming(directory):
+        os.rename(directory, bad)
+    return bad
+
+
+def point_latest(root: Path, step: int, identity: str) -> None:
+    """Let LATEST name `step`, atomically."""
+    temporary = root / f"{LATEST}.{identity}{TEMPORARY}"
+    with naming(temporary):
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            write_all(descriptor, f"{step_name(step)}\n".encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, root / LATEST)
+    sync_directory(root)
+
+
+def clean_up(root: Path, log: Log) -> None:
+    """Remove what dead writers and interrupted deletions left; never what a live writer uses."""
+    for path in sorted(root.iterdir()):
+        if path.suffix == DELETING and path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.suffix == TEMPORARY and path.name.startswith(LATEST):
+            path.unlink(missing_ok=True)
+        elif path.suffix == TEMPORARY and path.is_dir() and step_of(stem_of(path.name)) is not None:
+            _clean_attempt(path, log)
+
+
+def _clean_attempt(path: Path, log: Log) -> None:
+    try:
+        descriptor = os.open(path / MANIFEST, os.O_WRONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        _remove_empty(path)
+        return
+    try:
+        dead = _lock(descriptor)
+        if not dead:
+            log(f"{path.name}: left alone, this file system has no locks that tell whether its writer lives")
+    except BlockingIOError:
+        log(f"{path.name}: left alone, another process is writing it")
+        dead = False
+    try:
+        if dead:
+            log(f"{path.name}: removed, its writer died before it was committed")
+            discard(path)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_empty(path: Path) -> None:
+    """Remove a directory whose writer died right after making it; a live writer notices and takes another."""
+    try:
+        os.rmdir(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+            raise

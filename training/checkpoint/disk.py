@@ -1,0 +1,91 @@
+"""Files that are hashed while written, and the fsyncs that make them and their names durable."""
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+from typing import Self
+
+from training.checkpoint.errors import CheckpointError, naming
+
+CHUNK = 16 << 20  # bytes handed to one write or read call
+
+
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
+    """Write every byte of `data`, in chunks; OSError as the system gives it."""
+    rest = memoryview(data).cast("B")
+    while rest:
+        rest = rest[os.write(descriptor, rest[:CHUNK]) :]
+
+
+class HashedFile:
+    """A new file whose SHA-256 and size are taken from the very bytes handed to the system."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        self._hash = hashlib.sha256()
+        with naming(path):
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, failure: object, *_: object) -> None:
+        """Make the bytes durable (only after success) and close."""
+        with naming(self.path):
+            try:
+                if failure is None:
+                    os.fsync(self._descriptor)
+            finally:
+                os.close(self._descriptor)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append `data`; CheckpointError naming the file when the system refuses."""
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), CHUNK):
+            piece = view[start : start + CHUNK]
+            with naming(self.path):
+                write_all(self._descriptor, piece)
+            self._hash.update(piece)
+            self.size += len(piece)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything written so far, in hexadecimal."""
+        return self._hash.hexdigest()
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names inside directory `path` durable."""
+    with naming(path):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def file_size(path: Path) -> int:
+    """Size in bytes of the regular file `path`; CheckpointError when it is missing or something else."""
+    with naming(path):
+        found = os.lstat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise CheckpointError(f"{path.parent.name}/{path.name}: not a regular file")
+    return found.st_size
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of the file's bytes, in hexadecimal."""
+    digest = hashlib.sha256()
+    buffer = bytearray(CHUNK)
+    with naming(path), open(path, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(memoryview(buffer)[:count])
+    return digest.hexdigest()
+
+
+def read_file(path: Path) -> bytes:
+    """All bytes of a small file."""
+    with naming(path):
+        return path.read_bytes()

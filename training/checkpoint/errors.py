@@ -1,0 +1,29 @@
+"""The one error of the checkpoint store, and how an operating system error becomes it."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+# Errors of a network file system (an evicted Lustre client, a stale NFS handle) that another try often heals.
+TRANSIENT = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN})
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be written or read; the message names the rank, file or tensor, and the reason."""
+
+    @property
+    def transient(self) -> bool:
+        """Whether it came from an operating system error that may pass by itself."""
+        return isinstance(self.__cause__, OSError) and self.__cause__.errno in TRANSIENT
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Turn an OSError inside the block into a CheckpointError that names `path`'s directory and file."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise CheckpointError(f"{path.parent.name}/{path.name}: {reason}") from error

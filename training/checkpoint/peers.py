@@ -1,0 +1,102 @@
+"""How the ranks of one job come to one answer: every rank reports, rank 0 concludes, all hear the same."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from training.checkpoint.errors import CheckpointError
+from training.checkpoint.layout import json_bytes
+
+_NAMED_FAILURES = 4  # failing ranks spelled out in one message; a dead file system fails on all of them
+
+
+class Peers:
+    """The ranks that save and load together; one rank without torch.distributed.
+
+    Only JSON travels between ranks, over a CPU group: the given one, else gloo over all ranks.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group if group is not None else _cpu_group()
+        self.rank = dist.get_rank(self._group) if self._group is not None else 0
+        self.size = dist.get_world_size(self._group) if self._group is not None else 1
+
+    def agree(self, work: Callable[[], Any], conclude: Callable[[list[Any]], Any]) -> Any:
+        """Do `work` on every rank, `conclude` from all JSON results on rank 0, and return that everywhere.
+
+        A failure of any rank, or of the conclusion, raises one CheckpointError with the same text on every
+        rank. A rank that is gone altogether raises torch.distributed's own error on the others.
+        """
+        report, failure = self._attempt(work)
+        reports = self._gather(report)
+        verdict: dict[str, Any] = {}
+        if reports is not None:
+            verdict, trouble = self._attempt(lambda: conclude(_results(reports)))
+            failure = failure or trouble
+        verdict = self._broadcast(verdict)
+        if "error" in verdict:
+            raise CheckpointError(verdict["error"]) from failure
+        return verdict["result"]
+
+    def _attempt(self, work: Callable[[], Any]) -> tuple[dict[str, Any], Exception | None]:
+        try:
+            return {"result": work()}, None
+        except CheckpointError as error:
+            return {"error": str(error)}, error
+        except Exception as error:  # noqa: BLE001 - the peers wait for an answer, so every failure must reach them
+            return {"error": f"{type(error).__name__}: {error}"}, error
+
+    def _gather(self, value: Any) -> list[Any] | None:
+        """Values of all ranks on rank 0, None elsewhere."""
+        if self._group is None:
+            return [value]
+        data = _encode(value)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(lengths, torch.tensor([data.numel()]), group=self._group)
+        padded = torch.zeros(max(int(length) for length in lengths), dtype=torch.uint8)
+        padded[: data.numel()] = data
+        parts = [torch.empty_like(padded) for _ in lengths] if self.rank == 0 else None
+        dist.gather(padded, parts, group=self._group, group_dst=0)
+        if parts is None:
+            return None
+        return [_decode(part[: int(length)]) for part, length in zip(parts, lengths, strict=True)]
+
+    def _broadcast(self, value: Any) -> Any:
+        """Rank 0's value on every rank."""
+        if self._group is None:
+            return value
+        data = _encode(value)
+        length = torch.tensor([data.numel()])
+        dist.broadcast(length, group=self._group, group_src=0)
+        if self.rank != 0:
+            data = torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(data, group=self._group, group_src=0)
+        return _decode(data)
+
+
+def _cpu_group() -> dist.ProcessGroup | None:
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+    return group if isinstance(group, dist.ProcessGroup) else None
+
+
+def _results(reports: list[dict[str, Any]]) -> list[Any]:
+    """Every rank's result, or one CheckpointError with the failing ranks' reasons."""
+    failed = [f"rank {rank}: {report['error']}" for rank, report in enumerate(reports) if "error" in report]
+    if len(failed) > _NAMED_FAILURES:
+        failed[_NAMED_FAILURES:] = [f"and {len(failed) - _NAMED_FAILURES} more ranks"]
+    if failed:
+        raise CheckpointError("; ".join(failed))
+    return [report["result"] for report in reports]
+
+
+def _encode(value: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json_bytes(value, "a message between ranks")), dtype=torch.uint8)
+
+
+def _decode(data: torch.Tensor) -> Any:
+    return json.loads(data.numpy().tobytes())

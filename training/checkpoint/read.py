@@ -1,0 +1,134 @@
+"""A committed checkpoint, opened: its state, its tensors by rows, and the newest one of a directory."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.checkpoint.disk import read_file
+from training.checkpoint.errors import CheckpointError, naming
+from training.checkpoint.layout import Manifest, committed_steps, read_manifest, state_file, step_name
+from training.checkpoint.shards import Shard, check_shard
+from training.checkpoint.tensors import CODES, DTYPES, Entry, read_into
+from training.checkpoint.verify import check_contents, check_header, check_sizes
+
+_LISTINGS = 5  # times `newest` looks again when every listed step was pruned under it
+
+
+class Checkpoint:
+    """One committed step. Made by `open_checkpoint`, `newest` and `Store.latest`, which verify it."""
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self.directory = directory
+        self.step = manifest.step
+        self.world_size = manifest.world_size
+        """Ranks that saved it."""
+        self.run_state: dict[str, Any] = manifest.run_state
+        self.meta: dict[str, Any] = manifest.meta
+        self._manifest = manifest
+        self._places: dict[str, dict[str, Entry]] = {}
+
+    def names(self) -> list[str]:
+        """Names of all tensors, sorted."""
+        return sorted(self._manifest.tensors)
+
+    def rank_state(self, rank: int) -> dict[str, Any] | None:
+        """State of `rank` as it was saved, None when that rank did not exist then."""
+        if not 0 <= rank < self.world_size:
+            return None
+        name = state_file(rank)
+        check_contents(self.directory, self._manifest, [name])
+        state = json.loads(read_file(self.directory / name))
+        if not isinstance(state, dict):
+            raise CheckpointError(f"{self.directory.name}/{name}: does not hold a JSON object")
+        return state
+
+    def load(self, tensors: Mapping[str, Shard], *, only: str | None = None) -> None:
+        """Fill the shards in place, reading only their rows; any world size, replicated or sharded.
+
+        Names must be those of the checkpoint exactly, or of its part that begins with `only`. CheckpointError
+        names the tensor whose name, shape or dtype differs, before anything is filled.
+        """
+        self._check_names(tensors, only or "")
+        for name, shard in tensors.items():
+            self._check_like(name, shard)
+        for name, shard in tensors.items():
+            self._fill(name, shard.tensor.detach(), shard.row_offset, shard.row_offset + shard.row_count)
+
+    def full(self, name: str) -> torch.Tensor:
+        """The whole tensor, on the CPU."""
+        entry = self._manifest.tensors.get(name)
+        if entry is None:
+            raise CheckpointError(f"{self.directory.name}: has no tensor {name!r}")
+        whole = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
+        self._fill(name, whole, 0, entry.row_count)
+        return whole
+
+    def _check_names(self, tensors: Mapping[str, Shard], prefix: str) -> None:
+        stored = {name for name in self._manifest.tensors if name.startswith(prefix)}
+        for name in sorted(stored ^ tensors.keys()):
+            where = "stored, but not wanted" if name in stored else "wanted, but not stored"
+            raise CheckpointError(f"{self.directory.name}: tensor {name!r} is {where}")
+
+    def _check_like(self, name: str, shard: Shard) -> None:
+        check_shard(name, shard)
+        entry = self._manifest.tensors[name]
+        stored = {"shape": tuple(entry.shape), "dtype": entry.dtype}
+        wanted = {"shape": tuple(shard.global_shape), "dtype": CODES[shard.tensor.dtype]}
+        for key, value in stored.items():
+            if wanted[key] != value:
+                trouble = f"has {key} {value}, not {wanted[key]}"
+                raise CheckpointError(f"{self.directory.name}: tensor {name!r} {trouble}")
+
+    def _fill(self, name: str, out: torch.Tensor, first: int, end: int) -> None:
+        """Copy rows [first, end) of the tensor into `out`, from every file that holds some of them."""
+        for shard in self._manifest.tensors[name].shards:
+            low, high = max(first, shard.rows[0]), min(end, shard.rows[1])
+            if low < high:
+                part = out[low - first : high - first] if out.ndim else out
+                self._read(shard.file, name, low - shard.rows[0], part)
+
+    def _read(self, file_name: str, name: str, row: int, out: torch.Tensor) -> None:
+        path = self.directory / file_name
+        if file_name not in self._places:
+            self._places[file_name] = check_header(self.directory, self._manifest, file_name)
+        place = self._places[file_name][name]
+        row_bytes = out.element_size() * (out[0].numel() if out.ndim else 1)
+        with naming(path), open(path, "rb", buffering=0) as file:
+            read_into(path, file, place.first + row * row_bytes, out)
+
+
+def open_checkpoint(directory: Path, *, verify: bool = True) -> Checkpoint:
+    """The checkpoint in one step's directory, for a single process.
+
+    Manifest and sizes are always checked, digests unless `verify` is off; CheckpointError names the file.
+    """
+    manifest = read_manifest(directory)
+    check = check_contents if verify else check_sizes
+    check(directory, manifest, sorted(manifest.files))
+    return Checkpoint(directory, manifest)
+
+
+def newest(
+    directory: Path, *, verify: bool = True, log: Callable[[str], None] | None = None
+) -> Checkpoint | None:
+    """The newest good checkpoint under `directory`, for a process beside a running job; None without any.
+
+    Reads only: broken ones are told to `log` and passed over. When a writer prunes what was just listed,
+    it looks again, since a newer one then exists.
+    """
+    for _ in range(_LISTINGS):
+        pruned = False
+        for step in reversed(committed_steps(directory)):
+            path = directory / step_name(step)
+            try:
+                return open_checkpoint(path, verify=verify)
+            except CheckpointError as error:
+                pruned = pruned or not path.exists()
+                if log is not None and path.exists():
+                    log(f"step {step} is passed over: {error}")
+        if not pruned:
+            return None
+    return None

@@ -1,0 +1,186 @@
+"""The checkpoints of one run: saved whole by all ranks, verified before use, pruned with care."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from training.checkpoint.attempt import Log, clean_up, discard, point_latest, quarantine
+from training.checkpoint.errors import CheckpointError, naming
+from training.checkpoint.layout import Manifest, committed_steps, read_manifest, step_name
+from training.checkpoint.peers import Peers
+from training.checkpoint.read import Checkpoint
+from training.checkpoint.shards import Shard
+from training.checkpoint.verify import check_contents, check_sizes, patiently, share_of
+from training.checkpoint.write import Save
+
+_warn = logging.getLogger(__name__).warning
+
+FEWEST = 2  # checkpoints kept at least: the newest may prove unreadable
+
+_TOLD_FROM = 1 << 30  # bytes whose verification takes long enough to announce
+
+
+class Store:
+    """The checkpoint store of one run directory. All methods but `steps` are collective over the ranks.
+
+    `log` gets one line, on rank 0, for everything a person should know (quarantine, clean-up, a LATEST that
+    could not be written). `group` is a CPU process group; without it gloo over all ranks, or a single rank.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        keep: int = FEWEST,
+        group: dist.ProcessGroup | None = None,
+        log: Log = _warn,
+    ) -> None:
+        if keep < FEWEST:
+            raise CheckpointError(f"keep is {keep}; at least {FEWEST} checkpoints are kept")
+        self.directory = directory
+        self._keep, self._log = keep, log
+        self._peers = Peers(group)
+        self._refused: set[int] = set()
+        self._peers.agree(lambda: None, lambda _: self._prepare())
+
+    def steps(self) -> list[int]:
+        """Committed steps, ascending, as this rank sees them; not verified."""
+        return committed_steps(self.directory)
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Shard],
+        rank_state: Mapping[str, Any],
+        run_state: Mapping[str, Any],
+        meta: Mapping[str, Any],
+    ) -> Path:
+        """Commit one step and prune older ones; returns its directory. A committed step is not written again.
+
+        `rank_state` is this rank's own JSON, `run_state` (JSON) must be the same on all ranks, `meta` (JSON)
+        is taken from rank 0. CheckpointError, the same on every rank, names rank, file and reason; then the
+        earlier checkpoints are untouched and nothing of this one is left.
+        """
+        attempt = Save(
+            self.directory,
+            self._peers,
+            step,
+            tensors,
+            rank_state=rank_state,
+            run_state=run_state,
+            meta=meta,
+            log=self._log,
+        )
+        written = attempt.run(lambda: self._is_committed(step))
+        if written and self._peers.rank == 0:
+            self._settle(step, attempt.identity)
+        return self.directory / step_name(step)
+
+    def latest(self) -> Checkpoint | None:
+        """The newest step that every rank can read and verify, None without any.
+
+        Each file is hashed by one rank. A step that fails is quarantined, told to `log`, and the next tried.
+        """
+        steps: list[int] = self._peers.agree(lambda: None, lambda _: self.steps())
+        return next(filter(None, map(self._verified, reversed(steps))), None)
+
+    def _prepare(self) -> None:
+        with naming(self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            with naming(self.directory):
+                clean_up(self.directory, self._log)
+        except CheckpointError as error:
+            self._log(f"left-overs of earlier writers could not be removed: {error}")
+
+    def _is_committed(self, step: int) -> bool:
+        """Whether the step needs no writing; what is there but not whole is quarantined (rank 0)."""
+        if step not in self.steps():
+            return False
+        if step not in self._refused and self._looks_whole(step):
+            return True
+        self._quarantine(step)
+        return False
+
+    def _looks_whole(self, step: int) -> bool:
+        """Whether manifest and sizes are right; digests would cost as much as the save."""
+        path = self.directory / step_name(step)
+        try:
+            manifest = read_manifest(path)
+            check_sizes(path, manifest, manifest.files)
+        except CheckpointError:
+            return False
+        return True
+
+    def _settle(self, step: int, identity: str) -> None:
+        """After the commit (rank 0): set LATEST, reread the step, prune. Failures are told, not raised."""
+        try:
+            point_latest(self.directory, step, identity)
+        except CheckpointError as error:
+            self._log(f"step {step} is committed, but LATEST could not be written: {error}")
+        if not self._looks_whole(step):
+            self._log(f"step {step} is committed, but reads back wrong; nothing is pruned")
+            return
+        for old in self._superseded(step):
+            try:
+                discard(self.directory / step_name(old))
+            except CheckpointError as error:
+                self._log(f"step {old} could not be pruned: {error}")
+
+    def _superseded(self, step: int) -> list[int]:
+        """Steps to prune: older than the newest `keep` whole ones, and never `step` itself."""
+        steps = self.steps()
+        whole = [each for each in steps if each not in self._refused and self._looks_whole(each)]
+        kept = whole[-self._keep :]
+        if len(kept) < self._keep:
+            return []
+        return [each for each in steps if each < kept[0] and each != step]
+
+    def _verified(self, step: int) -> Checkpoint | None:
+        """The checkpoint of one step when all ranks find it good (collective)."""
+        found: list[Manifest] = []
+        if not self._peers.agree(lambda: self._inspect(step, found), self._judge):
+            return None
+        return Checkpoint(self.directory / step_name(step), found[0])
+
+    def _inspect(self, step: int, found: list[Manifest]) -> dict[str, Any]:
+        """Verify this rank's share of a step's files. Returns step, attempt, and what is wrong, if any."""
+        path = self.directory / step_name(step)
+        try:
+            manifest = patiently(lambda: read_manifest(path))
+            found.append(manifest)
+            self._tell_long(manifest)
+            share = share_of(manifest, self._peers.rank, self._peers.size)
+            patiently(lambda: check_contents(path, manifest, share))
+        except CheckpointError as error:
+            return {"step": step, "attempt": None, "problem": str(error)}
+        return {"step": step, "attempt": manifest.attempt, "problem": None}
+
+    def _tell_long(self, manifest: Manifest) -> None:
+        size = sum(file.size for file in manifest.files.values())
+        if self._peers.rank == 0 and size >= _TOLD_FROM:
+            self._log(f"verifying step {manifest.step}, {size / (1 << 30):.1f} GiB")
+
+    def _judge(self, reports: list[dict[str, Any]]) -> bool:
+        """Whether all ranks found the same good checkpoint; otherwise quarantine it (rank 0)."""
+        step = reports[0]["step"]
+        problems = [f"rank {rank}: {told['problem']}" for rank, told in enumerate(reports) if told["problem"]]
+        if not problems and len({told["attempt"] for told in reports}) > 1:
+            problems = ["the ranks read different manifests"]
+        if not problems:
+            return True
+        self._refused.add(step)
+        self._log(f"step {step} is refused: {'; '.join(problems)}")
+        try:
+            self._quarantine(step)
+        except CheckpointError as error:
+            self._log(f"step {step} could not be quarantined: {error}")
+        return False
+
+    def _quarantine(self, step: int) -> None:
+        moved = quarantine(self.directory / step_name(step))
+        self._refused.discard(step)
+        self._log(f"step {step} is kept as {moved.name}")

@@ -1,0 +1,83 @@
+"""Whether a checkpoint's files are what its manifest says: size, then digest, then header, before any use."""
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from training.checkpoint.disk import file_digest, file_size
+from training.checkpoint.errors import CheckpointError, naming
+from training.checkpoint.layout import Manifest
+from training.checkpoint.tensors import Entry, byte_count, read_header
+
+_WAITS = (0.2, 1.0)  # seconds before the second and the third try of a read that failed transiently
+
+T = TypeVar("T")
+
+
+def patiently(read: Callable[[], T]) -> T:
+    """`read()`, tried again when it fails in a way that may pass by itself (EIO, a stale handle)."""
+    for wait in _WAITS:
+        try:
+            return read()
+        except CheckpointError as error:
+            if not error.transient:
+                raise
+        time.sleep(wait)
+    return read()
+
+
+def check_sizes(directory: Path, manifest: Manifest, names: Iterable[str]) -> None:
+    """CheckpointError naming the first of the files `names` that is missing or has another size."""
+    for name in names:
+        size, expected = file_size(directory / name), manifest.files[name].size
+        if size != expected:
+            raise CheckpointError(f"{directory.name}/{name}: has {size} bytes, the manifest says {expected}")
+
+
+def check_contents(directory: Path, manifest: Manifest, names: Iterable[str]) -> None:
+    """CheckpointError naming the first of the files `names` whose size, digest or header is wrong."""
+    for name in names:
+        check_sizes(directory, manifest, [name])
+        if file_digest(directory / name) != manifest.files[name].sha256:
+            raise CheckpointError(f"{directory.name}/{name}: its content does not match its digest")
+        if name.endswith(".safetensors"):
+            check_header(directory, manifest, name)
+
+
+def check_header(directory: Path, manifest: Manifest, name: str) -> dict[str, Entry]:
+    """Places of the tensors in one safetensors file, after comparing them with the manifest."""
+    path = directory / name
+    with naming(path), open(path, "rb", buffering=0) as file:
+        found = read_header(path, file)
+    expected = {
+        tensor: (entry.dtype, (shard.rows[1] - shard.rows[0], *entry.shape[1:]) if entry.shape else ())
+        for tensor, entry in manifest.tensors.items()
+        for shard in entry.shards
+        if shard.file == name
+    }
+    for tensor in sorted(found.keys() ^ expected.keys()):
+        where = "manifest" if tensor in found else "header"
+        raise CheckpointError(f"{directory.name}/{name}: tensor {tensor!r} is missing in the {where}")
+    size = manifest.files[name].size
+    for tensor, place in found.items():
+        if (place.dtype, place.shape) != expected[tensor] or not _fits(place, size):
+            raise CheckpointError(f"{directory.name}/{name}: header and manifest disagree on {tensor!r}")
+    return found
+
+
+def _fits(place: Entry, size: int) -> bool:
+    inside = place.first >= 0 and place.end <= size
+    return inside and place.end - place.first == byte_count(place.dtype, place.shape)
+
+
+def share_of(manifest: Manifest, rank: int, world_size: int) -> list[str]:
+    """The files that `rank` of `world_size` hashes, so that each is hashed once and bytes are balanced."""
+    load = [0] * world_size
+    mine = []
+    for name in sorted(manifest.files, key=lambda name: (-manifest.files[name].size, name)):
+        lightest = load.index(min(load))
+        load[lightest] += manifest.files[name].size + 1
+        if lightest == rank:
+            mine.append(name)
+    return mine

@@ -1,0 +1,129 @@
+"""One save, as every rank goes through it: describe, begin, write, commit."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from training.checkpoint.attempt import Attempt, Log
+from training.checkpoint.disk import HashedFile
+from training.checkpoint.errors import CheckpointError
+from training.checkpoint.layout import (
+    FORMAT,
+    Manifest,
+    Stored,
+    Tensor,
+    json_bytes,
+    state_file,
+    step_name,
+    tensor_file,
+)
+from training.checkpoint.peers import Peers
+from training.checkpoint.plan import Holding, assign, describe
+from training.checkpoint.shards import Shard
+from training.checkpoint.tensors import write_tensors
+
+
+class Save:
+    """One save of one step. `run` is collective; the attempt and the manifest exist on rank 0 only."""
+
+    def __init__(
+        self,
+        root: Path,
+        peers: Peers,
+        step: int,
+        tensors: Mapping[str, Shard],
+        *,
+        rank_state: Mapping[str, Any],
+        run_state: Mapping[str, Any],
+        meta: Mapping[str, Any],
+        log: Log,
+    ) -> None:
+        self._root, self._peers, self._step, self._tensors = root, peers, step, tensors
+        self._rank_state, self._run_state, self._meta = rank_state, run_state, meta
+        self._log = log
+        self._attempt: Attempt | None = None
+        self._table: dict[str, Tensor] = {}
+
+    def run(self, already_there: Callable[[], bool]) -> bool:
+        """Commit the step: True, or False when `already_there` (asked on rank 0) says it is committed.
+
+        CheckpointError on every rank when any rank fails; then nothing of the attempt is left.
+        """
+        try:
+            begun = self._peers.agree(
+                self._describe, lambda told: None if already_there() else self._begin(told)
+            )
+            if begun is None:
+                return False
+            self._peers.agree(lambda: self._write(begun), self._commit)
+            return True
+        finally:
+            self._close()
+
+    @property
+    def identity(self) -> str:
+        """The attempt's unique name (rank 0, once begun)."""
+        return self._begun.identity
+
+    @property
+    def _begun(self) -> Attempt:
+        if self._attempt is None:
+            raise CheckpointError("the save was not begun here")
+        return self._attempt
+
+    def _describe(self) -> dict[str, Any]:
+        """What this rank holds and thinks is the step and the run's state; refuses what cannot be stored."""
+        json_bytes(self._rank_state, "rank_state")
+        run_state = hashlib.sha256(json_bytes(self._run_state, "run_state")).hexdigest()
+        return {"step": self._step, "run_state": run_state, "tensors": describe(self._tensors)}
+
+    def _begin(self, told: list[dict[str, Any]]) -> dict[str, Any]:
+        """Plan who writes what, make the directory (rank 0). Returns its name and where whole tensors go."""
+        for rank, theirs in enumerate(told):
+            for key in ("step", "run_state"):
+                if theirs[key] != told[0][key]:
+                    raise CheckpointError(f"{key} of rank {rank} differs from that of rank 0")
+        json_bytes(self._meta, "meta")
+        held: list[dict[str, Holding]] = [theirs["tensors"] for theirs in told]
+        self._table = assign(held)
+        self._attempt = Attempt.begin(self._root, self._step)
+        whole = {name: entry.shards[0].file for name, entry in self._table.items() if len(entry.shards) == 1}
+        return {"directory": self._attempt.path.name, "whole": whole}
+
+    def _write(self, begun: dict[str, Any]) -> dict[str, Any]:
+        """Write and hash this rank's two files; returns their sizes and digests as JSON."""
+        directory, rank = self._root / begun["directory"], self._peers.rank
+        mine = {
+            name: shard.tensor
+            for name, shard in self._tensors.items()
+            if shard.row_count and begun["whole"].get(name, tensor_file(rank)) == tensor_file(rank)
+        }
+        with HashedFile(directory / tensor_file(rank)) as tensors:
+            write_tensors(tensors, mine)
+        with HashedFile(directory / state_file(rank)) as state:
+            state.write(json_bytes(self._rank_state, "rank_state"))
+        return {file.path.name: {"size": file.size, "sha256": file.digest} for file in (tensors, state)}
+
+    def _commit(self, written: list[dict[str, Any]]) -> str:
+        """Seal the manifest and rename the directory (rank 0)."""
+        manifest = Manifest(
+            format=FORMAT,
+            step=self._step,
+            attempt=self._begun.identity,
+            world_size=self._peers.size,
+            meta=dict(self._meta),
+            run_state=dict(self._run_state),
+            tensors=self._table,
+            files={name: Stored(**entry) for files in written for name, entry in files.items()},
+        )
+        self._begun.commit(manifest.encode())
+        return step_name(self._step)
+
+    def _close(self) -> None:
+        if self._attempt is None:
+            return
+        try:
+            self._attempt.close()
+        except CheckpointError as error:
+            self._log(f"the failed save of step {self._step} could not be removed: {error}")
