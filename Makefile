@@ -1,0 +1,75 @@
+# The front door. Every target is one line; what it does is written in tools/ (the yard command) and tests/.
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory --no-builtin-rules
+
+CELL   ?= overlays/cpu/llama-tiny
+HW     ?= cpu
+MODEL  ?= llama-tiny
+RUN    ?= $(HW)-$(MODEL)-train
+PROMPT ?= def
+ARGS   ?=
+PYTHON ?= $(or $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do command -v $$name && break; done),$(error Python 3.11 or newer is needed and none is on PATH))
+
+# A prompt may hold any character, so it travels in the environment and not through the shell's quoting.
+export PROMPT
+# Another project's `tools` package on PYTHONPATH would come before ours.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+
+.PHONY: help setup train sample run render wiring matrix-sync matrix-check job test lint format types ci lock clean purge
+
+##@ Start here
+help: ## Show this help
+	@awk 'BEGIN {FS = ":.*## "; print "make TARGET [VARIABLE=value]"} /^##@ / {print "\n" substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+setup: ## Make .venv from requirements.lock; every other target does it when needed
+	@$(PYTHON) tools/bootstrap.py $(if $(filter setup,$(MAKECMDGOALS)),,--quiet)
+
+train: setup ## Train overlays/cpu/llama-tiny on this machine; run again to continue (ARGS="--set train.steps=400")
+	@exec .venv/bin/yard run overlays/cpu/llama-tiny $(ARGS)
+
+sample: setup ## Write text from a run's checkpoint (RUN=cpu-llama-tiny-train PROMPT="class Queue")
+	@exec .venv/bin/yard sample $(RUN) --prompt "$$PROMPT" $(ARGS)
+
+##@ Cells
+run: setup ## Train any cell on this machine (CELL=overlays/cpu/llama-tiny)
+	@exec .venv/bin/yard run $(CELL) $(ARGS)
+
+render: setup ## Print a cell's manifest (CELL=...)
+	@exec .venv/bin/yard render $(CELL) $(ARGS)
+
+wiring: setup ## Prove that a cell's pods train as one job (CELL=...)
+	@exec .venv/bin/yard wiring $(CELL) $(ARGS)
+
+matrix-sync: setup ## Write the cells that overlays/matrix.yaml names
+	@exec .venv/bin/yard matrix sync $(ARGS)
+
+matrix-check: setup ## Fail when a cell differs from what overlays/matrix.yaml says
+	@exec .venv/bin/yard matrix check $(ARGS)
+
+job: ## Apply a cell to the current cluster (HW=cpu MODEL=llama-tiny)
+	@kubectl apply --server-side -k overlays/$(HW)/$(MODEL) $(ARGS)
+
+##@ Work on trainyard
+test: setup ## Run the tests (ARGS="tests/house -k lock")
+	@exec .venv/bin/python -m pytest $(ARGS)
+
+lint: setup ## Check style and format
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
+
+format: setup ## Format the code and fix what can be fixed
+	@.venv/bin/ruff check --fix . && .venv/bin/ruff format .
+
+types: setup ## Check types
+	@exec .venv/bin/mypy
+
+ci: ## Do what the continuous integration does: lint, types, tests, in a clean environment
+	@exec bash .ci/run
+
+lock: setup ## Pin the newest allowed versions of what changed in requirements*.in (ARGS=--upgrade: of all)
+	@.venv/bin/uv pip compile --quiet --cache-dir .cache/uv --universal --python-version 3.11 --generate-hashes --no-header --output-file requirements.lock requirements.in requirements-dev.in $(ARGS)
+
+clean: ## Remove caches and litter; .venv, data and runs stay
+	@rm -rf .cache build *.egg-info && find . -path ./.venv -prune -o -path ./local -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
+
+purge: clean ## Remove also .venv and local/, which holds the prepared data and ALL runs with their checkpoints
+	@rm -rf .venv local
