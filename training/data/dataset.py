@@ -1,0 +1,125 @@
+"""Reading a prepared dataset: sample i is the tokens [i*T, i*T + T) of a split, its labels one further."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from training.data.errors import DataError, nearest, reason
+from training.data.index import Index, check_sizes, read_index
+from training.data.position import PADDING
+
+NO_LABEL = -100
+_Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Arrays of int64, all [samples, sequence length].
+
+    labels: the next token; NO_LABEL where that is the first of another document, and in all of a padding row.
+    position_ids: count from 0 at each document's start and at the sample's start.
+    document_ids: 0, 1, 2, ... within the sample; tokens may attend to earlier ones of the same number.
+    """
+
+    input_ids: _Array
+    labels: _Array
+    position_ids: _Array
+    document_ids: _Array
+
+
+class TokenDataset:
+    """One split of a prepared dataset as samples of a fixed length; the files are mapped, not read."""
+
+    def __init__(self, directory: Path, index: Index, split: str, sequence_length: int) -> None:
+        self._index, self._split = index, index.splits[split]
+        self.directory = directory
+        self.sequence_length = sequence_length
+        self._shards = [np.memmap(directory / name, index.dtype, "r") for name in self._split.shards]
+        self._shard_ends = np.cumsum(self._split.shard_tokens)
+        self._starts: npt.NDArray[Any] = np.load(directory / self._split.starts, mmap_mode="r")
+
+    @classmethod
+    def open(cls, directory: Path, split: str, sequence_length: int) -> TokenDataset:
+        """Open the split "train" or "heldout" of a dataset directory; checks the index and the files' sizes.
+
+        Raises DataError when the directory is no intact dataset or the split is shorter than one sample.
+        """
+        directory = Path(directory)
+        index = read_index(directory)
+        check_sizes(directory, index)
+        if split not in index.splits:
+            raise DataError(f"dataset {directory} has no split '{split}'{nearest(split, index.splits)}")
+        tokens = index.splits[split].tokens
+        if sequence_length < 1 or tokens < sequence_length + 1:
+            raise DataError(
+                f"dataset {directory}: split '{split}' has {tokens:,} tokens, too few for one sample of "
+                f"{sequence_length:,} and its last label"
+            )
+        try:
+            return cls(directory, index, split, sequence_length)
+        except (OSError, ValueError) as error:
+            why = reason(error) if isinstance(error, OSError) else str(error)
+            raise DataError(f"dataset {directory}: cannot map split '{split}': {why}") from error
+
+    def __len__(self) -> int:
+        """Number of samples; the tail shorter than a sample and its last label is left out."""
+        return (self._split.tokens - 1) // self.sequence_length
+
+    @property
+    def digest(self) -> str:
+        """Digest of the dataset's whole content: equal on resume, or the data is another."""
+        return self._index.digest
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of the split, bos and eos of every document included."""
+        return self._split.tokens
+
+    @property
+    def vocab_size(self) -> int:
+        """The tokenizer's largest id plus one; every token is below it."""
+        return self._index.vocabulary
+
+    @property
+    def unigram_nats(self) -> float:
+        """Entropy in nats of the held-out tokens' own distribution, whichever split this is."""
+        return self._index.unigram_nats
+
+    def batch(self, indices: npt.ArrayLike) -> Batch:
+        """Read the samples of these indices, [samples]; PADDING stands for a row without labels."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        if np.any((chosen < PADDING) | (chosen >= len(self))):
+            raise IndexError(
+                f"sample indices {chosen.min()} to {chosen.max()} are not all in [0, {len(self)})"
+            )
+        length = self.sequence_length
+        first = np.maximum(chosen, 0) * length
+        tokens = np.stack([self._read(start, length + 1) for start in first.tolist()])
+        offsets = first[:, None] + np.arange(length + 1)
+        documents = np.searchsorted(self._starts, offsets, side="right") - 1
+        begins = np.maximum(self._starts[documents[:, :-1]].astype(np.int64), first[:, None])
+        unlabelled = (documents[:, 1:] != documents[:, :-1]) | (chosen < 0)[:, None]
+        return Batch(
+            input_ids=tokens[:, :-1],
+            labels=np.where(unlabelled, NO_LABEL, tokens[:, 1:]),
+            position_ids=offsets[:, :-1] - begins,
+            document_ids=documents[:, :-1] - documents[:, :1],
+        )
+
+    def _read(self, start: int, count: int) -> _Array:
+        """Return the tokens [start, start + count) of the split, across shards where need be."""
+        result = np.empty(count, dtype=np.int64)
+        shard = int(np.searchsorted(self._shard_ends, start, side="right"))
+        filled = 0
+        while filled < count:
+            offset = start + filled - (int(self._shard_ends[shard]) - len(self._shards[shard]))
+            part = self._shards[shard][offset : offset + count - filled]
+            result[filled : filled + len(part)] = part
+            filled += len(part)
+            shard += 1
+        return result

@@ -1,0 +1,21 @@
+"""The one error of the data package, and the hint that goes into its message."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class DataError(Exception):
+    """Data that cannot be used: a one-line message with what is wrong, the file, the row and the reason."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean 'x'?" for the known name closest to `name`, or an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def reason(error: OSError) -> str:
+    """Return the operating system's words for `error`, without the path that the caller names anyway."""
+    return error.strerror or str(error) or type(error).__name__

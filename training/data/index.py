@@ -1,0 +1,137 @@
+"""A dataset's index.json: what it says, and the checks of a dataset directory against it.
+
+A dataset directory holds, beside the index, for each split the token shards (flat little-endian integers),
+the documents' first positions in the split's token stream (`.npy`, uint64), and the tokenizer in
+`tokenizer/`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from training.data.errors import DataError, reason
+
+FORMAT = 1
+INDEX = "index.json"
+TOKENIZER = "tokenizer"
+TRAIN, HELDOUT = "train", "heldout"
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file's size in bytes and its digest."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split: documents, their UTF-8 bytes, their tokens (bos and eos included), and its files."""
+
+    documents: int
+    bytes: int
+    tokens: int
+    shards: list[str]
+    shard_tokens: list[int]
+    starts: str
+
+
+@dataclass(frozen=True)
+class Index:
+    """What a dataset is. `vocabulary` is its tokenizer's largest id plus one.
+
+    `unigram_nats` is the entropy of the distribution of the held-out tokens that are predicted (all but
+    bos): the held-out loss of a model that knows how frequent each token is, and nothing else.
+    """
+
+    format: int
+    settings: dict[str, Any]
+    source: dict[str, int]
+    vocabulary: int
+    bos: int
+    eos: int
+    dtype: str
+    unigram_nats: float
+    splits: dict[str, Split]
+    files: dict[str, FileEntry]
+    digest: str = ""
+
+    def content_digest(self) -> str:
+        """Return the digest over all that is in the dataset, file digests included; settings do not count."""
+        content = {key: value for key, value in asdict(self).items() if key not in ("settings", "digest")}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """Return the text of index.json, with the digest filled in."""
+        content = {**asdict(self), "digest": self.content_digest()}
+        return json.dumps(content, indent=2, sort_keys=True) + "\n"
+
+
+def read_index(directory: Path) -> Index:
+    """Read index.json and check it against its own digest; DataError when it is not intact."""
+    path = directory / INDEX
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise DataError(f"{directory} is not a prepared dataset: it has no {INDEX}") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {reason(error)}") from error
+    except ValueError as error:
+        raise DataError(f"{path} is damaged: not JSON ({error}); {_remedy(directory)}") from None
+    if isinstance(content, dict) and content.get("format") != FORMAT:
+        found = content.get("format")
+        raise DataError(f"{path} has format {found!r}, this code reads {FORMAT}; {_remedy(directory)}")
+    try:
+        splits = {name: Split(**split) for name, split in content.pop("splits").items()}
+        files = {name: FileEntry(**entry) for name, entry in content.pop("files").items()}
+        index = Index(**content, splits=splits, files=files)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is damaged: {error}; {_remedy(directory)}") from None
+    if index.digest != index.content_digest():
+        raise DataError(f"{path} is damaged: its digest does not match its content; {_remedy(directory)}")
+    return index
+
+
+def check_sizes(directory: Path, index: Index) -> None:
+    """Raise DataError naming the first file that is missing or not of the size that the index says."""
+    for name, entry in index.files.items():
+        path = directory / name
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise DataError(f"dataset file {path}: {reason(error)}; {_remedy(directory)}") from error
+        if size != entry.size:
+            raise DataError(f"dataset file {path} has {size} bytes, not {entry.size}; {_remedy(directory)}")
+
+
+def verify(directory: Path) -> Index:
+    """Check every file of a dataset, sizes, then digests; return its index. DataError names the bad file."""
+    index = read_index(directory)
+    check_sizes(directory, index)
+    for name, entry in index.files.items():
+        if digest_of(directory / name) != entry.sha256:
+            path = directory / name
+            raise DataError(f"dataset file {path} is damaged: sha256 does not match; {_remedy(directory)}")
+    return index
+
+
+def digest_of(path: Path) -> str:
+    """Return the sha256 of a file, read in blocks; DataError when it cannot be read."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as stream:
+            while block := stream.read(_BLOCK):
+                digest.update(block)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {reason(error)}") from error
+    return digest.hexdigest()
+
+
+def _remedy(directory: Path) -> str:
+    return f"remove {directory} to have it prepared anew"

@@ -1,0 +1,283 @@
+"""From documents to a dataset directory: scan, tokenizer, tokens, index, one rename.
+
+The bytes of a dataset depend on its documents and settings only: no times, paths or thread counts enter, so
+two machines that prepare the same text hold the same dataset. Its directory's name is made from the
+settings and the names, sizes and times of the source's files, so that a dataset that is there already is
+found without reading.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from training.data import shards
+from training.data import tokenizer as tokenizers_
+from training.data.errors import DataError, reason
+from training.data.index import (
+    FORMAT,
+    HELDOUT,
+    INDEX,
+    TOKENIZER,
+    TRAIN,
+    FileEntry,
+    Index,
+    Split,
+    check_sizes,
+    read_index,
+    verify,
+)
+from training.data.progress import Reporter
+from training.data.readers import Document
+from training.data.shards import SplitWriter
+from training.data.sources import Counts, Source, open_source
+from training.data.staging import commit, staging
+
+__all__ = ["prepare", "verify"]
+
+# The vocabulary of a few thousand tokens hardly moves beyond this much text; training time and memory would.
+TOKENIZER_BYTES = 64 * 1024 * 1024
+_BATCH_CHARACTERS = 1 << 20
+_SCALE = 1 << 64
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A preparation that has been decided on: nothing of the documents' content is read yet."""
+
+    source: Source
+    settings: dict[str, Any]
+    tokenizer: str
+    given: dict[str, bytes] | None
+    name: str
+
+
+@dataclass(frozen=True)
+class _Scan:
+    """The first pass: what there is, and where the line between the splits lies in the documents' hashes."""
+
+    counts: Counts
+    heldout_below: int
+    heldout_documents: int
+
+    def is_heldout(self, digest: bytes) -> bool:
+        return _hash(digest) < self.heldout_below
+
+
+def prepare(
+    source: str,
+    text_field: str,
+    heldout_fraction: float,
+    tokenizer: str,
+    vocab_size: int,
+    root: Path,
+    progress: Callable[[str], None],
+) -> Path:
+    """Return the dataset directory under `root` for this source and these settings, made if not there yet.
+
+    `tokenizer` is "train", or a directory or tokenizer.json. `progress` gets lines of text, at least one
+    every two seconds of work. Raises DataError; a preparation that fails or is killed leaves nothing that
+    reads as a dataset.
+    """
+    plan = _plan(source, text_field, heldout_fraction, tokenizer, vocab_size)
+    target = Path(root) / plan.name
+    if target.exists():
+        check_sizes(target, read_index(target))
+        return target
+    reporter = Reporter(progress)
+    try:
+        with staging(Path(root), plan.name) as directory:
+            summary = _build(plan, directory, reporter)
+            if plan.source.fingerprint() != open_source(source, text_field).fingerprint():
+                raise DataError(f"data source {source} changed while it was read; start again")
+            if not commit(directory, target):
+                check_sizes(target, read_index(target))
+                summary = "another preparation of the same dataset was first; using its result"
+    except OSError as error:
+        where = f" ({Path(error.filename).name})" if isinstance(error.filename, str) else ""
+        raise DataError(f"cannot write the dataset under {root}{where}: {reason(error)}") from error
+    reporter.say(f"{plan.name}: {summary}")
+    return target
+
+
+def _plan(source: str, text_field: str, heldout_fraction: float, tokenizer: str, vocab_size: int) -> _Plan:
+    if not 0 < heldout_fraction < 1:
+        raise DataError(f"held-out fraction {heldout_fraction} is not between 0 and 1")
+    if tokenizer == "train" and vocab_size < tokenizers_.LEAST_VOCABULARY:
+        least = f"at least {tokenizers_.LEAST_VOCABULARY}: 256 bytes and 2 special tokens"
+        raise DataError(f"vocab_size {vocab_size} is too small for a byte-level tokenizer ({least})")
+    found = open_source(source, text_field)
+    given = None if tokenizer == "train" else tokenizers_.given_files(tokenizer)
+    settings = {
+        "source": found.name,
+        "text_field": text_field,
+        "heldout_fraction": heldout_fraction,
+        "tokenizer": "train" if given is None else tokenizers_.fingerprint(given),
+        "vocab_size": vocab_size,
+    }
+    key = json.dumps([FORMAT, settings, found.fingerprint()], sort_keys=True)
+    stem = re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-")[:40] or "data"
+    return _Plan(found, settings, tokenizer, given, f"{stem}-{hashlib.sha256(key.encode()).hexdigest()[:12]}")
+
+
+def _build(plan: _Plan, directory: Path, reporter: Reporter) -> str:
+    """Fill `directory` with the whole dataset, index last; return a summary in words."""
+    begun = time.monotonic()
+    reporter.say(f"reading {plan.source.describe()}")
+    scan = _scan(plan.source, plan.settings["heldout_fraction"], reporter)
+    scanned = time.monotonic()
+    tokenizer = _tokenizer(plan, scan, reporter)
+    trained = time.monotonic()
+    index = _write_tokens(plan, scan, tokenizer, directory, reporter)
+    tokenizer.write(directory / TOKENIZER)
+    written = {
+        f"{TOKENIZER}/{name}": shards.entry_of(directory / TOKENIZER / name) for name in tokenizer.files
+    }
+    (directory / INDEX).write_text(replace(index, files={**index.files, **written}).to_json())
+    train, heldout = index.splits[TRAIN], index.splits[HELDOUT]
+    return (
+        f"{train.documents + heldout.documents:,} documents, {(train.bytes + heldout.bytes) / 1e6:,.1f} MB, "
+        f"{train.tokens + heldout.tokens:,} tokens, {heldout.tokens:,} of them held out; "
+        f"scan {scanned - begun:.1f} s, tokenizer {trained - scanned:.1f} s, "
+        f"tokens {time.monotonic() - trained:.1f} s"
+    )
+
+
+def _scan(source: Source, heldout_fraction: float, reporter: Reporter) -> _Scan:
+    """Read everything once, so that every bad row is found early, and draw the line between the splits.
+
+    A document is held out when its hash is below the fraction of the hashes' range. A small source may have
+    none there, or all: then the document of the smallest hash is held out, or that of the largest is not.
+    """
+    counts = Counts()
+    below = int(heldout_fraction * _SCALE)
+    least, most, heldout = _SCALE, -1, 0
+    for document in source.documents(counts):
+        value = _hash(_digest(document))
+        least, most = min(least, value), max(most, value)
+        heldout += value < below
+        reporter.tick(lambda: f"read {counts.documents:,} documents, {counts.bytes / 1e6:,.1f} MB")
+    skipped = f" ({counts.skipped()})" if counts.skipped() else ""
+    if counts.documents == 0:
+        raise DataError(f"data source {source.name}: no documents{skipped} in {source.describe()}")
+    if least == most:
+        found = "one document" if counts.documents == 1 else "only copies of one document"
+        raise DataError(
+            f"data source {source.name}: {found}{skipped}; two are needed, one of them to hold out"
+        )
+    if heldout == 0:
+        below, heldout = least + 1, 1
+    elif heldout == counts.documents:
+        below, heldout = most, heldout - 1
+    reporter.say(
+        f"{counts.documents:,} documents, {counts.bytes / 1e6:,.1f} MB, {heldout:,} held out by hash"
+        + (f"; left out: {counts.skipped()}" if skipped else "")
+    )
+    return _Scan(counts, below, heldout)
+
+
+def _digest(document: Document) -> bytes:
+    return hashlib.sha256(document.data).digest()
+
+
+def _hash(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "little")
+
+
+def _tokenizer(plan: _Plan, scan: _Scan, reporter: Reporter) -> tokenizers_.TextTokenizer:
+    vocab_size = plan.settings["vocab_size"]
+    if plan.given is not None:
+        return tokenizers_.load(plan.tokenizer, plan.given, vocab_size)
+    share = min(1.0, TOKENIZER_BYTES / scan.counts.bytes)
+    of_what = "the training documents" if share == 1 else f"{share:.1%} of the training documents"
+    stopped: list[bool] = []
+    begun = time.monotonic()
+
+    def text() -> str:
+        return f"training a tokenizer of {vocab_size:,} tokens on {of_what}: {time.monotonic() - begun:.0f} s"
+
+    def texts() -> Iterator[str]:
+        for document in plan.source.documents():
+            if stopped:
+                return
+            digest = _digest(document)
+            sampled = int.from_bytes(digest[8:16], "little") < share * _SCALE
+            if sampled and not scan.is_heldout(digest):
+                yield document.text
+
+    reporter.say(text())
+    return reporter.during(
+        lambda: tokenizers_.train(texts(), vocab_size), text, stop=lambda: stopped.append(True)
+    )
+
+
+def _write_tokens(
+    plan: _Plan, scan: _Scan, tokenizer: tokenizers_.TextTokenizer, directory: Path, reporter: Reporter
+) -> Index:
+    dtype = shards.token_dtype(tokenizer.vocabulary)
+    writers = {
+        name: SplitWriter(directory, name, dtype, tokenizer.vocabulary, shards.SHARD_TOKENS)
+        for name in (TRAIN, HELDOUT)
+    }
+    done = 0
+
+    def text() -> str:
+        return f"tokenized {done / 1e6:,.1f} of {scan.counts.bytes / 1e6:,.1f} MB"
+
+    with writers[TRAIN], writers[HELDOUT]:
+        for split, batch in _batches(plan.source, scan):
+            encode = functools.partial(tokenizer.encode, [document.text for document in batch], dtype)
+            encoded = reporter.during(encode, text, stop=lambda: None)
+            size = sum(len(document.data) for document in batch)
+            writers[split].append(encoded, size)
+            done += size
+            reporter.tick(text)
+        splits: dict[str, Split] = {name: writer.finish() for name, writer in writers.items()}
+    files: dict[str, FileEntry] = {**writers[TRAIN].files, **writers[HELDOUT].files}
+    counts = writers[HELDOUT].token_counts
+    counts[tokenizer.bos] -= splits[HELDOUT].documents
+    return Index(
+        format=FORMAT,
+        settings=plan.settings,
+        source={
+            "duplicates": scan.counts.duplicates,
+            "empty": scan.counts.empty,
+            "not_text": scan.counts.not_text,
+        },
+        vocabulary=tokenizer.vocabulary,
+        bos=tokenizer.bos,
+        eos=tokenizer.eos,
+        dtype=dtype,
+        unigram_nats=_entropy(counts),
+        splits=splits,
+        files=files,
+    )
+
+
+def _batches(source: Source, scan: _Scan) -> Iterator[tuple[str, list[Document]]]:
+    """Yield each split's documents, in order, in batches large enough to keep every core busy."""
+    waiting: dict[str, list[Document]] = {TRAIN: [], HELDOUT: []}
+    characters = {TRAIN: 0, HELDOUT: 0}
+    for document in source.documents():
+        split = HELDOUT if scan.is_heldout(_digest(document)) else TRAIN
+        waiting[split].append(document)
+        characters[split] += len(document.text)
+        if characters[split] >= _BATCH_CHARACTERS:
+            yield split, waiting[split]
+            waiting[split], characters[split] = [], 0
+    yield from ((split, documents) for split, documents in waiting.items() if documents)
+
+
+def _entropy(counts: np.ndarray[Any, np.dtype[np.int64]]) -> float:
+    """Return the entropy in nats of the distribution that these counts show, to six digits."""
+    shares = counts[counts > 0] / counts.sum()
+    return round(float(-(shares * np.log(shares)).sum()), 6)

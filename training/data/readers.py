@@ -1,0 +1,208 @@
+"""How one file becomes documents: whole, cut into pieces, or by rows of JSON lines and Parquet."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+from training.data.errors import DataError, nearest, reason
+
+_JSON_LINES = (".jsonl",)
+_JSON_LINES_GZIP = (".jsonl.gz", ".json.gz")
+_PARQUET = (".parquet",)
+_SHOWN_FIELDS = 8
+_KINDS: dict[type, str] = {
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
+_PARQUET_ROWS = 1024
+_LEAST_PIECE, _MOST_PIECE, _PIECES = 2 * 1024, 64 * 1024, 128
+
+
+class Document(NamedTuple):
+    """One document: its text, and the same text as UTF-8 bytes."""
+
+    text: str
+    data: bytes
+
+
+def is_rows(path: Path) -> bool:
+    """Return whether the file's name says that it holds one document a row."""
+    return path.name.lower().endswith(_JSON_LINES + _JSON_LINES_GZIP + _PARQUET)
+
+
+def rows_of(path: Path, text_field: str) -> Iterator[Document]:
+    """Yield the documents of a JSON lines or Parquet file; DataError names the first row that is not one."""
+    if path.name.lower().endswith(_PARQUET):
+        return _parquet_rows(path, text_field)
+    return _json_rows(path, text_field)
+
+
+def read_file_as_document(path: Path) -> Document | None:
+    """Return the whole file as one document, or None when it is not UTF-8 text."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {reason(error)}") from error
+    data = data.removeprefix(codecs.BOM_UTF8)
+    if b"\0" in data:
+        return None
+    try:
+        return Document(data.decode("utf-8"), data)
+    except UnicodeDecodeError:
+        return None
+
+
+def pieces_of(path: Path) -> Iterator[Document]:
+    """Yield one long text as documents, so that some of it can be held out.
+
+    About 128 pieces of 2 to 64 KiB each. A piece ends at the first blank line after its target size, or,
+    where a text has none, at a line's end after twice that size. All pieces together are the file, byte for
+    byte.
+    """
+    try:
+        target = min(max(path.stat().st_size // _PIECES, _LEAST_PIECE), _MOST_PIECE)
+        with path.open("rb") as stream:
+            yield from _cut(path, stream, target)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {reason(error)}") from error
+
+
+def _cut(path: Path, stream: IO[bytes], target: int) -> Iterator[Document]:
+    piece: list[bytes] = []
+    size, first_line = 0, 1
+    for data in _lines(stream):
+        piece.append(data)
+        size += len(data)
+        if size >= 2 * target or (size >= target and not data.strip()):
+            whole = b"".join(piece)
+            yield _decode(path, whole, first_line)
+            piece, size, first_line = [], 0, first_line + whole.count(b"\n")
+    if piece:
+        yield _decode(path, b"".join(piece), first_line)
+
+
+def _lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """Yield lines, cutting those longer than the largest piece at a character's border."""
+    rest = b""
+    while data := stream.readline(_MOST_PIECE):
+        data = rest + data
+        cut = len(data) if data.endswith(b"\n") else _character_border(data)
+        data, rest = data[:cut], data[cut:]
+        if data:
+            yield data
+    if rest:
+        yield rest
+
+
+def _character_border(data: bytes) -> int:
+    """Return the length of `data` without a UTF-8 character that its end cuts in two."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0b1100_0000 != 0b1000_0000:
+            needed = 1 if byte < 0x80 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return len(data) if needed <= back else len(data) - back
+    return len(data)
+
+
+def _decode(path: Path, data: bytes, first_line: int) -> Document:
+    if first_line == 1:
+        data = data.removeprefix(codecs.BOM_UTF8)
+    try:
+        return Document(data.decode("utf-8"), data)
+    except UnicodeDecodeError as error:
+        line = first_line + data.count(b"\n", 0, error.start)
+        raise DataError(f"{path}, line {line}: not UTF-8 text ({error.reason})") from None
+
+
+def _json_rows(path: Path, text_field: str) -> Iterator[Document]:
+    line = 0
+    try:
+        with _open_lines(path) as stream:
+            for line, data in enumerate(stream, start=1):
+                if data.strip():
+                    yield _json_row(f"{path}, line {line}", data, text_field)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}, after line {line}: damaged gzip data ({error})") from error
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {reason(error)}") from error
+
+
+def _open_lines(path: Path) -> IO[bytes]:
+    if path.name.lower().endswith(_JSON_LINES_GZIP):
+        return cast(IO[bytes], gzip.open(path, "rb"))
+    return path.open("rb")
+
+
+def _json_row(where: str, data: bytes, text_field: str) -> Document:
+    try:
+        row = json.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not UTF-8 text ({error.reason})") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: a row must be an object with the field '{text_field}', not {_kind(row)}")
+    if text_field not in row:
+        raise DataError(f"{where}: {_no_field(text_field, list(row))}")
+    return _document(where, row[text_field], text_field)
+
+
+def _parquet_rows(path: Path, text_field: str) -> Iterator[Document]:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise DataError(f"{path}: reading Parquet needs pyarrow, which is not installed") from None
+    row = 0
+    try:
+        with pq.ParquetFile(path) as table:
+            _check_column(path, table.schema_arrow, text_field)
+            for batch in table.iter_batches(batch_size=_PARQUET_ROWS, columns=[text_field]):
+                for value in batch.column(0).to_pylist():
+                    row += 1
+                    yield _document(f"{path}, row {row}", value, text_field)
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        first = str(error).partition("\n")[0]
+        raise DataError(f"{path}, after row {row}: damaged Parquet data ({first})") from error
+    except OSError as error:
+        raise DataError(f"cannot read {path}, after row {row}: {reason(error)}") from error
+
+
+def _check_column(path: Path, schema: Any, text_field: str) -> None:
+    import pyarrow as pa
+
+    if text_field not in schema.names:
+        raise DataError(f"{path}: {_no_field(text_field, schema.names)}")
+    kind = schema.field(text_field).type
+    value_kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not (pa.types.is_string(value_kind) or pa.types.is_large_string(value_kind)):
+        raise DataError(f"{path}: field '{text_field}' holds {kind}, not strings")
+
+
+def _document(where: str, value: object, text_field: str) -> Document:
+    if not isinstance(value, str):
+        raise DataError(f"{where}: field '{text_field}' is {_kind(value)}, not a string")
+    try:
+        return Document(value, value.encode("utf-8"))
+    except UnicodeEncodeError:
+        raise DataError(f"{where}: field '{text_field}' holds half a surrogate pair, not text") from None
+
+
+def _no_field(text_field: str, known: list[str]) -> str:
+    shown = ", ".join(known[:_SHOWN_FIELDS]) + (", ..." if len(known) > _SHOWN_FIELDS else "")
+    hint = nearest(text_field, known)
+    return f"no field '{text_field}' (fields: {shown or 'none'}){hint}"
+
+
+def _kind(value: object) -> str:
+    return "null" if value is None else _KINDS.get(type(value), type(value).__name__)

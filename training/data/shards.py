@@ -1,0 +1,96 @@
+"""Writing a split's tokens as shards of bounded size."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from training.data.index import FileEntry, Split, digest_of
+
+# 256 MiB of uint16: few files for a large corpus, quick to copy and to check one by one.
+SHARD_TOKENS = 1 << 27
+
+
+def token_dtype(vocabulary: int) -> str:
+    """Return the little-endian type of the token files for ids below `vocabulary`."""
+    return "<u2" if vocabulary <= 1 << 16 else "<u4"
+
+
+class SplitWriter:
+    """Appends documents to a split's token stream, shard by shard. Raises OSError."""
+
+    def __init__(self, directory: Path, split: str, dtype: str, vocabulary: int, shard_tokens: int) -> None:
+        self._directory, self._split, self._dtype = directory, split, np.dtype(dtype)
+        self._shard_tokens = shard_tokens
+        self._stream: IO[bytes] | None = None
+        self._digest = hashlib.sha256()
+        self._shards: list[int] = []
+        self._starts: list[npt.NDArray[np.uint64]] = []
+        self._documents = self._bytes = self._tokens = 0
+        self.token_counts = np.zeros(vocabulary, dtype=np.int64)
+        self.files: dict[str, FileEntry] = {}
+
+    def __enter__(self) -> SplitWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    def append(self, documents: Sequence[npt.NDArray[Any]], size: int) -> None:
+        """Append whole documents (token ids, bos and eos included) that are `size` bytes of text."""
+        lengths = np.array([len(document) for document in documents], dtype=np.uint64)
+        self._starts.append(np.uint64(self._tokens) + np.cumsum(lengths) - lengths)
+        tokens = np.concatenate(documents).astype(self._dtype, copy=False)
+        self.token_counts += np.bincount(tokens, minlength=len(self.token_counts))
+        self._documents += len(documents)
+        self._bytes += size
+        self._tokens += len(tokens)
+        while len(tokens):
+            tokens = tokens[self._write(tokens) :]
+
+    def _write(self, tokens: npt.NDArray[Any]) -> int:
+        """Write what still fits into the open shard, and return how many tokens that was."""
+        if self._stream is None:
+            self._stream = (self._directory / self._shard_name(len(self._shards))).open("wb")
+            self._digest = hashlib.sha256()
+            self._shards.append(0)
+        fitting = tokens[: self._shard_tokens - self._shards[-1]].tobytes()
+        self._stream.write(fitting)
+        self._digest.update(fitting)
+        count = len(fitting) // self._dtype.itemsize
+        self._shards[-1] += count
+        if self._shards[-1] == self._shard_tokens:
+            self._close_shard()
+        return count
+
+    def _close_shard(self) -> None:
+        if self._stream is None:
+            return
+        self._stream.close()
+        self._stream = None
+        name = self._shard_name(len(self._shards) - 1)
+        size = self._shards[-1] * self._dtype.itemsize
+        self.files[name] = FileEntry(size=size, sha256=self._digest.hexdigest())
+
+    def _shard_name(self, number: int) -> str:
+        return f"{self._split}-{number:05d}.bin"
+
+    def finish(self) -> Split:
+        """Write what is open and the documents' starts; return the split's description."""
+        self._close_shard()
+        starts = f"{self._split}-starts.npy"
+        np.save(self._directory / starts, np.concatenate(self._starts).astype("<u8"))
+        self.files[starts] = entry_of(self._directory / starts)
+        names = [self._shard_name(number) for number in range(len(self._shards))]
+        return Split(self._documents, self._bytes, self._tokens, names, self._shards, starts)
+
+
+def entry_of(path: Path) -> FileEntry:
+    """Return the index entry of a file that is complete on disk."""
+    return FileEntry(size=path.stat().st_size, sha256=digest_of(path))

@@ -1,0 +1,205 @@
+"""Where documents come from: which files a `data.source` stands for, and the documents in them.
+
+The kind of a file follows from its name: `.jsonl`, `.jsonl.gz`, `.json.gz` (JSON lines) and `.parquet` hold
+one document a row, in `text_field`; every other file is UTF-8 text.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import re
+import stat
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from training.data.errors import DataError, nearest, reason
+from training.data.readers import Document, is_rows, pieces_of, read_file_as_document, rows_of
+
+STDLIB = "python-stdlib"
+_NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__"})
+_MAGIC = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of a source: where it is, its name inside the source, its size in bytes, when it changed."""
+
+    path: Path
+    name: str
+    size: int
+    mtime_ns: int
+
+
+@dataclass
+class Counts:
+    """What one pass over a source met. `bytes` counts the UTF-8 bytes of the documents that were kept."""
+
+    documents: int = 0
+    bytes: int = 0
+    duplicates: int = 0
+    empty: int = 0
+    not_text: int = 0
+
+    def skipped(self) -> str:
+        """Return what was left out and why, as words for a message; empty when nothing was."""
+        parts = [(self.duplicates, "duplicate"), (self.empty, "empty"), (self.not_text, "not UTF-8 text")]
+        return ", ".join(f"{count:,} {what}" for count, what in parts if count)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source that was found: its files in a fixed order, nothing read yet.
+
+    `single` says that the source is one file, whose defects are errors instead of reasons to skip it, and
+    which, when it is plain text, is cut into documents. `distinct` says that identical documents are
+    dropped.
+    """
+
+    name: str
+    files: tuple[SourceFile, ...]
+    text_field: str
+    single: bool = False
+    distinct: bool = False
+
+    @property
+    def size(self) -> int:
+        """Size of all files in bytes."""
+        return sum(file.size for file in self.files)
+
+    def describe(self) -> str:
+        """Return the source's name, number of files and size in words."""
+        files = "1 file" if len(self.files) == 1 else f"{len(self.files):,} files"
+        return f"{self.name}: {files}, {self.size / 1e6:,.1f} MB"
+
+    def fingerprint(self) -> list[list[object]]:
+        """Return name, size and time of change of each file: cheap, and another when the data changed."""
+        return [[file.name, file.size, file.mtime_ns] for file in self.files]
+
+    def documents(self, counts: Counts | None = None) -> Iterator[Document]:
+        """Yield the documents in a fixed order, reading files only as they are reached.
+
+        Fills `counts` while going. Raises DataError at the first row or file that cannot be used.
+        """
+        counts = Counts() if counts is None else counts
+        seen: set[bytes] = set()
+        for document in self._raw_documents(counts):
+            if not document.data.strip():
+                counts.empty += 1
+                continue
+            if self.distinct:
+                digest = hashlib.sha256(document.data).digest()
+                if digest in seen:
+                    counts.duplicates += 1
+                    continue
+                seen.add(digest)
+            counts.documents += 1
+            counts.bytes += len(document.data)
+            yield document
+
+    def _raw_documents(self, counts: Counts) -> Iterator[Document]:
+        for file in self.files:
+            if is_rows(file.path):
+                yield from rows_of(file.path, self.text_field)
+            elif self.single:
+                yield from pieces_of(file.path)
+            else:
+                document = read_file_as_document(file.path)
+                if document is None:
+                    counts.not_text += 1
+                else:
+                    yield document
+
+
+def open_source(source: str, text_field: str = "text") -> Source:
+    """Find the files of `source`: `python-stdlib`, a directory, a glob or one file.
+
+    Only names, sizes and times are read here. Raises DataError when nothing is there to be read.
+    """
+    if source == STDLIB:
+        root = Path(sysconfig.get_path("stdlib"))
+        return Source(STDLIB, _walk(root, ".py", _NOT_LIBRARY), text_field, distinct=True)
+    if not source or "\0" in source:
+        raise DataError(f"data source {source!r} is not a path")
+    path = Path(source).expanduser()
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        if _MAGIC.search(source):
+            return _from_glob(path, text_field)
+        raise DataError(_missing(source, path)) from None
+    except OSError as error:
+        raise DataError(f"data source {source}: {reason(error)}") from error
+    if stat.S_ISDIR(mode):
+        return Source(path.resolve().name, _walk(path), text_field)
+    if not stat.S_ISREG(mode):
+        raise DataError(f"data source {source} is neither a file nor a directory")
+    return _from_file(path, text_field)
+
+
+def _missing(source: str, path: Path) -> str:
+    try:
+        siblings = os.listdir(path.parent)
+    except OSError:
+        siblings = []
+    if len(path.parts) == 1 and (hint := nearest(source, [STDLIB])):
+        return f"data source {source} does not exist{hint}"
+    return f"data source {source} does not exist{nearest(path.name, siblings)}"
+
+
+def _from_file(path: Path, text_field: str) -> Source:
+    file = _stat_file(path, path.name)
+    if file is None or file.size == 0:
+        raise DataError(f"data source {path} is empty")
+    return Source(path.name, (file,), text_field, single=True)
+
+
+def _from_glob(pattern: Path, text_field: str) -> Source:
+    root = Path(*pattern.parts[: _first_magic(pattern)])
+    found = (Path(name) for name in glob.glob(str(pattern), recursive=True))
+    files = [_stat_file(path, path.relative_to(root).as_posix()) for path in found]
+    kept = _in_order([file for file in files if file is not None])
+    if not kept:
+        raise DataError(f"data source {pattern} matches no file")
+    return Source(root.resolve().name, kept, text_field)
+
+
+def _first_magic(pattern: Path) -> int:
+    return next(index for index, part in enumerate(pattern.parts) if _MAGIC.search(part))
+
+
+def _walk(root: Path, suffix: str = "", without: frozenset[str] = frozenset()) -> tuple[SourceFile, ...]:
+    """Return the regular files below `root`, without hidden ones, sorted by relative path."""
+    files: list[SourceFile] = []
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"data source: cannot read directory {error.filename}: {reason(error)}") from error
+
+    for folder, folders, names in os.walk(root, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in without]
+        wanted = (name for name in names if not name.startswith(".") and name.endswith(suffix))
+        paths = (Path(folder, name) for name in wanted)
+        files += (file for path in paths if (file := _stat_file(path, path.relative_to(root).as_posix())))
+    if not files:
+        raise DataError(f"data source {root} holds no {suffix or 'readable'} files")
+    return _in_order(files)
+
+
+def _in_order(files: list[SourceFile]) -> tuple[SourceFile, ...]:
+    return tuple(sorted(files, key=lambda file: PurePosixPath(file.name).parts))
+
+
+def _stat_file(path: Path, name: str) -> SourceFile | None:
+    """Return the file at `path`, or None for what is not a regular file (a pipe, a link to nothing)."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataError(f"data source: cannot read {path}: {reason(error)}") from error
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return SourceFile(path, name, status.st_size, status.st_mtime_ns)

@@ -1,0 +1,181 @@
+"""The dataset's tokenizer: trained on its documents, or a given one that the model's vocabulary can hold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from training.data.errors import DataError, reason
+
+BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
+LEAST_VOCABULARY = 256 + 2
+_TOKENIZER, _CONFIG, _SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+_CARRIED = (_TOKENIZER, _CONFIG, _SPECIAL, "chat_template.jinja")
+_USUAL_BOS = (BOS, "<s>", "[CLS]")
+_USUAL_EOS = (EOS, "<|endoftext|>", "</s>", "[SEP]")
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """A tokenizer ready to encode documents, and the files that make it loadable by transformers.
+
+    `bos` and `eos` are the ids put around each document, `vocabulary` is the largest id plus one.
+    """
+
+    tokenizer: Tokenizer
+    bos: int
+    eos: int
+    vocabulary: int
+    files: dict[str, bytes]
+
+    def encode(self, texts: Sequence[str], dtype: str) -> list[npt.NDArray[Any]]:
+        """Return one array of token ids a text, framed by bos and eos, which no text can produce itself.
+
+        Raises DataError when a tokenizer makes them from plain text all the same.
+        """
+        encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        frame_left, frame_right = np.array([self.bos], dtype), np.array([self.eos], dtype)
+        bodies = [np.array(encoding.ids, dtype) for encoding in encoded]
+        for text, body in zip(texts, bodies, strict=True):
+            if np.any((body == self.bos) | (body == self.eos)):
+                start = repr(text[:60])
+                raise DataError(f"tokenizer: plain text becomes a special token in the document {start}...")
+        return [np.concatenate([frame_left, body, frame_right]) for body in bodies]
+
+    def write(self, directory: Path) -> None:
+        """Write the tokenizer's files into a new directory."""
+        directory.mkdir()
+        for name, data in self.files.items():
+            (directory / name).write_bytes(data)
+
+
+def train(texts: Iterator[str], vocab_size: int) -> TextTokenizer:
+    """Train a byte-level BPE tokenizer of at most `vocab_size` tokens, 256 bytes and 2 special ones included.
+
+    The result depends on the texts only. Few texts may give fewer tokens than asked for.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[BOS, EOS],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    bos, eos = _id(tokenizer, BOS), _id(tokenizer, EOS)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A {BOS}:1 $B:1", special_tokens=[(BOS, bos)]
+    )
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BOS, "eos_token": EOS}
+    files = {
+        _TOKENIZER: (tokenizer.to_str(pretty=True) + "\n").encode(),
+        _CONFIG: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode(),
+    }
+    return TextTokenizer(_for_encoding(tokenizer), bos, eos, _vocabulary(tokenizer), files)
+
+
+def given_files(tokenizer: str) -> dict[str, bytes]:
+    """Read the files of a given tokenizer, a directory or a tokenizer.json; DataError when there is none."""
+    path = Path(tokenizer).expanduser()
+    main = path / _TOKENIZER if path.is_dir() else path
+    names = _CARRIED if path.is_dir() else (_TOKENIZER,)
+    try:
+        files = {_TOKENIZER: main.read_bytes()}
+        files |= {name: (path / name).read_bytes() for name in names if (path / name).is_file()}
+    except FileNotFoundError:
+        hint = "it must be 'train', a directory with a tokenizer.json, or such a file"
+        raise DataError(f"tokenizer {tokenizer}: {main} does not exist; {hint}") from None
+    except OSError as error:
+        raise DataError(f"tokenizer {tokenizer}: cannot read {error.filename}: {reason(error)}") from error
+    return files
+
+
+def fingerprint(files: dict[str, bytes]) -> str:
+    """Return a digest of a tokenizer's files."""
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+
+
+def load(name: str, files: dict[str, bytes], vocab_size: int) -> TextTokenizer:
+    """Make the given tokenizer ready; DataError when it is damaged, too large, or names no end-of-text token.
+
+    A tokenizer without a bos token (GPT-2, Qwen) gets its eos token in that place.
+    """
+    try:
+        tokenizer = Tokenizer.from_str(files[_TOKENIZER].decode("utf-8"))
+    except Exception as error:  # tokenizers raises no narrower type
+        raise DataError(f"tokenizer {name}: {_TOKENIZER} cannot be loaded ({_first_line(error)})") from error
+    vocabulary = _vocabulary(tokenizer)
+    if vocabulary > vocab_size:
+        raise DataError(
+            f"tokenizer {name} has {vocabulary:,} tokens, more than the model's vocab_size of {vocab_size:,}"
+        )
+    eos = _special(name, files, tokenizer, "eos_token", _USUAL_EOS)
+    bos = _special(name, files, tokenizer, "bos_token", _USUAL_BOS) or eos
+    if eos is None or bos is None:
+        usual = ", ".join(_USUAL_EOS)
+        raise DataError(f"tokenizer {name} names no eos_token in {_CONFIG} and has none of {usual}")
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": bos, "eos_token": eos}
+    files = {_CONFIG: (json.dumps(names, indent=2, sort_keys=True) + "\n").encode(), **files}
+    return TextTokenizer(
+        _for_encoding(tokenizer), _id(tokenizer, bos), _id(tokenizer, eos), vocabulary, files
+    )
+
+
+def _special(
+    name: str, files: dict[str, bytes], tokenizer: Tokenizer, key: str, usual: tuple[str, ...]
+) -> str | None:
+    """Return the token that the tokenizer's files call `key`, else the first usual one that it has."""
+    for file in (_CONFIG, _SPECIAL):
+        token = _json_object(name, file, files.get(file, b"{}")).get(key)
+        token = token.get("content") if isinstance(token, dict) else token
+        if token is None:
+            continue
+        if tokenizer.token_to_id(token) is None:
+            raise DataError(f"tokenizer {name}: {file} names the {key} {token!r}, which {_TOKENIZER} lacks")
+        return str(token)
+    return next((token for token in usual if tokenizer.token_to_id(token) is not None), None)
+
+
+def _json_object(name: str, file: str, data: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(data)
+    except ValueError as error:
+        raise DataError(f"tokenizer {name}: {file} is not JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise DataError(f"tokenizer {name}: {file} is not a JSON object")
+    return content
+
+
+def _id(tokenizer: Tokenizer, token: str) -> int:
+    number = tokenizer.token_to_id(token)
+    if number is None:
+        raise DataError(f"tokenizer has no token {token!r}")
+    return number
+
+
+def _vocabulary(tokenizer: Tokenizer) -> int:
+    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+
+def _for_encoding(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a copy that cuts and pads nothing and reads the names of special tokens as plain text."""
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    copy.no_truncation()
+    copy.no_padding()
+    copy.encode_special_tokens = True
+    return copy
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
