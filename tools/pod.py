@@ -1,18 +1,18 @@
 """One pod as one process of this machine: its command, its environment, its directories.
 
 The environment is exactly what the pod would have: the manifest's variables and the operator's, resolved as
-the kubelet resolves them. Nothing of the user's shell is in it but this documented minimum, which on a cluster
-the image and the node give:
+the kubelet resolves them. Nothing of the user's shell is in it but this documented minimum, which on a
+cluster the image and the node give:
 
 - PATH, with the directory of the running Python first; LANG, LC_ALL, LD_LIBRARY_PATH where they are set;
 - HOME and TMPDIR: the pod's own directory, unless the pod mounts /tmp or sets HOME;
 - HOSTNAME: the pod's name, which the container runtime sets;
 - CUDA_VISIBLE_DEVICES: what a device plugin would do. A pod that asks for `nvidia.com/gpu` gets that many of
-  the GPUs that the user's own CUDA_VISIBLE_DEVICES allows, disjoint from other pods'; a pod that asks for none
-  sees none.
+  the GPUs that the user's own CUDA_VISIBLE_DEVICES allows, disjoint from other pods'; a pod that asks for
+  none sees none.
 
-The only other differences from a cluster: all pods have the address 127.0.0.1, so that it replaces a pod's host
-name in an address variable (`*ADDR`, `*ENDPOINT`, `*HOST`) and in the command, PET_LOCAL_ADDR is it and
+The only other differences from a cluster: all pods have the address 127.0.0.1, so that it replaces a pod's
+host name in an address variable (`*ADDR`, `*ENDPOINT`, `*HOST`) and in the command, PET_LOCAL_ADDR is it and
 GLOO_SOCKET_IFNAME is the loopback interface; mount paths are local directories (`tools.volumes`); requested
 cores are this machine's share of them (`tools.pod_environment`).
 """
