@@ -88,7 +88,8 @@ class Model(_Section):
     def _heads(self) -> Self:
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
-                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
+                f"hidden_size {self.hidden_size} is not a multiple of "
+                f"num_attention_heads {self.num_attention_heads}"
             )
         if self.hidden_size // self.num_attention_heads % 2:
             raise ValueError(
@@ -119,7 +120,9 @@ class Train(_Section):
     steps: Count
     global_batch_size: Count
     learning_rate: Positive
-    min_learning_rate_ratio: Annotated[float, BeforeValidator(_not_bool), Field(strict=True, ge=0, le=1)] = 0.1
+    min_learning_rate_ratio: Annotated[float, BeforeValidator(_not_bool), Field(strict=True, ge=0, le=1)] = (
+        0.1
+    )
     warmup_steps: Whole = 0
     weight_decay: NotNegative = 0.1
     beta1: Fraction = 0.9
@@ -207,9 +210,10 @@ class Config(_Section):
         steps, rest = divmod(self.train.global_batch_size, per_pass)
         if rest or not steps:
             raise ConfigError(
-                f"train.global_batch_size {self.train.global_batch_size} cannot be divided into micro batches of "
-                f"{self.parallel.micro_batch_size} on {world_size} ranks "
-                f"({self.parallel.micro_batch_size} x {world_size} = {per_pass}); {self._nearest_batch(world_size)}"
+                f"train.global_batch_size {self.train.global_batch_size} cannot be divided into micro batches "
+                f"of {self.parallel.micro_batch_size} on {world_size} ranks "
+                f"({self.parallel.micro_batch_size} x {world_size} = {per_pass}); "
+                f"{self._nearest_batch(world_size)}"
             )
         return steps
 
@@ -217,7 +221,9 @@ class Config(_Section):
         per_rank, rest = divmod(self.train.global_batch_size, world_size)
         if rest:
             return f"nearest train.global_batch_size: {max(1, per_rank) * world_size}"
-        micro = max(m for m in range(1, min(per_rank, self.parallel.micro_batch_size) + 1) if not per_rank % m)
+        micro = max(
+            m for m in range(1, min(per_rank, self.parallel.micro_batch_size) + 1) if not per_rank % m
+        )
         return f"nearest parallel.micro_batch_size: {micro}"
 
     def digest(self) -> str:
@@ -239,7 +245,9 @@ def load(directory: str | Path) -> Config:
         try:
             texts[layer] = (str(path), path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise ConfigError(f"{path}: no such file; a configuration directory holds {', '.join(FILES)}.yaml") from None
+            raise ConfigError(
+                f"{path}: no such file; a configuration directory holds {', '.join(FILES)}.yaml"
+            ) from None
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: cannot be read: {error}") from None
     return load_texts(texts)
@@ -298,10 +306,14 @@ def _check_key(path: list[str], where: str) -> None:
             raise ConfigError(f"{where}: {'.'.join(path[:depth])} is a value and has no keys below it")
         known = section.model_fields
         if part not in known:
-            raise ConfigError(f"{where}: unknown key {'.'.join(path[: depth + 1])}{_nearest(part, section, path[:depth])}")
+            raise ConfigError(
+                f"{where}: unknown key {'.'.join(path[: depth + 1])}{_nearest(part, section, path[:depth])}"
+            )
         section = _section_of(known[part].annotation)
     if section is not None and path[-1] != "rope_scaling":
-        raise ConfigError(f"{where}: {'.'.join(path)} is a section; set one of {', '.join(section.model_fields)}")
+        raise ConfigError(
+            f"{where}: {'.'.join(path)} is a section; set one of {', '.join(section.model_fields)}"
+        )
 
 
 def _section_of(annotation: Any) -> Any:
@@ -317,7 +329,9 @@ def _nearest(part: str, section: Any, prefix: list[str]) -> str:
         f"{top}.{part}" for top, field in Config.model_fields.items()
         if (inner := _section_of(field.annotation)) is not None and part in inner.model_fields
     ]  # fmt: skip
-    return f"; did you mean {elsewhere[0]}?" if elsewhere else f"; known here: {', '.join(section.model_fields)}"
+    return (
+        f"; did you mean {elsewhere[0]}?" if elsewhere else f"; known here: {', '.join(section.model_fields)}"
+    )
 
 
 def _yaml() -> YAML:
@@ -345,7 +359,10 @@ def _parse(layer: str, name: str, text: str) -> CommentedMap:
         if key not in OWNER:
             raise ConfigError(f"{name}:{line}: unknown key {key}{_nearest(str(key), Config, [])}")
         if OWNER[key] != layer:
-            raise ConfigError(f"{name}:{line}: {key} belongs in {OWNER[key]}.yaml, not in {layer}.yaml; each key has one owner")
+            raise ConfigError(
+                f"{name}:{line}: {key} belongs in {OWNER[key]}.yaml, not in {layer}.yaml; "
+                "each key has one owner"
+            )
     return document
 
 
@@ -363,7 +380,9 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _collect_lines(node: Any, name: str, path: tuple[Any, ...], lines: dict[tuple[Any, ...], tuple[str, int]]) -> None:
+def _collect_lines(
+    node: Any, name: str, path: tuple[Any, ...], lines: dict[tuple[Any, ...], tuple[str, int]]
+) -> None:
     if isinstance(node, CommentedMap):
         for key, value in node.items():
             lines[(*path, key)] = (name, node.lc.key(key)[0] + 1)
@@ -374,7 +393,11 @@ def _collect_lines(node: Any, name: str, path: tuple[Any, ...], lines: dict[tupl
             _collect_lines(value, name, (*path, index), lines)
 
 
-def _message(error: ErrorDetails, texts: Mapping[str, tuple[str, str]], lines: Mapping[tuple[Any, ...], tuple[str, int]]) -> str:
+def _message(
+    error: ErrorDetails,
+    texts: Mapping[str, tuple[str, str]],
+    lines: Mapping[tuple[Any, ...], tuple[str, int]],
+) -> str:
     loc = tuple(error["loc"])
     key = ".".join(str(part) for part in loc)
     if error["type"] == "missing":
@@ -395,7 +418,10 @@ def _message(error: ErrorDetails, texts: Mapping[str, tuple[str, str]], lines: M
         return f"{where}{key}: {reason}"
     hint = ""
     if error["type"] == "literal_error" and isinstance(error["input"], str):
-        options = [o.strip("'") for o in str(error.get("ctx", {}).get("expected", "")).replace(" or ", ", ").split(", ")]
+        options = [
+            o.strip("'")
+            for o in str(error.get("ctx", {}).get("expected", "")).replace(" or ", ", ").split(", ")
+        ]
         close = difflib.get_close_matches(error["input"], options, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
     return f"{where}{key} is {error['input']!r}: {reason[0].lower()}{reason[1:]}{hint}"

@@ -1,0 +1,140 @@
+"""A tiny model, a tiny corpus, and real runs of the trainer on them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from training.config import Config, apply_override, load_texts
+
+MODEL = """
+model: {{architecture: llama, vocab_size: 512, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2,
+        num_attention_heads: 4, num_key_value_heads: 2, tie_word_embeddings: true}}
+sequence_length: 32
+data: {{source: {source}, heldout_fraction: 0.1}}
+train: {{seed: 7, steps: 20, global_batch_size: 8, learning_rate: 1.0e-2, warmup_steps: 2, eval_every: 10,
+        eval_sequences: 8}}
+"""
+HARDWARE = "device: {type: cpu, precision: fp32, attention: eager, compile: 'off'}\n"
+CELL = "parallel: {micro_batch_size: 2, sharding: ddp}\ncheckpoint: {every: 5, keep: 2}\n"
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some hundred documents of seeded sentences."""
+    directory = tmp_path_factory.mktemp("corpus")
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefgh", k=draw.randint(2, 7))) for _ in range(200)]
+    for index in range(120):
+        lines = (" ".join(draw.choices(words, k=12)) + "." for _ in range(draw.randint(2, 9)))
+        (directory / f"{index:03d}.txt").write_text("\n".join(lines), encoding="utf-8")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="session")
+def texts(corpus: Path) -> dict[str, tuple[str, str]]:
+    """The tiny configuration as `{layer: (file name, text)}`."""
+    model = MODEL.format(source=corpus)
+    return {
+        "model": ("model.yaml", model),
+        "hardware": ("hardware.yaml", HARDWARE),
+        "cell": ("cell.yaml", CELL),
+    }
+
+
+class Job:
+    """One run of `training.pretrain` under the real torchrun, with its files."""
+
+    def __init__(self, run: Path, process: subprocess.Popen[bytes], output: Path) -> None:
+        self.run, self.process, self.output = run, process, output
+
+    def wait(self, timeout: float = 120) -> int:
+        return self.process.wait(timeout)
+
+    def records(self) -> list[dict]:
+        path = self.run / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def losses(self) -> list[float]:
+        return [record["loss"] for record in self.records()]
+
+    def failures(self) -> list[dict]:
+        return [json.loads(p.read_text()) for p in sorted((self.run / "failures").glob("*.json"))]
+
+    def until(self, condition: Callable[[], bool], timeout: float = 90) -> None:
+        """Poll for a condition; fails with the job's output when the job ends or time is up first."""
+        end = time.monotonic() + timeout
+        while not condition():
+            assert self.process.poll() is None, f"the job ended first:\n{self.text()}"
+            assert time.monotonic() < end, f"not in {timeout} s:\n{self.text()}"
+            time.sleep(0.02)
+
+    def workers(self) -> list[int]:
+        """Process ids of the job's ranks."""
+        listing = subprocess.run(["ps", "-eo", "pid,ppid"], capture_output=True, text=True, check=True).stdout
+        pairs = [tuple(map(int, line.split())) for line in listing.splitlines()[1:]]
+        return [pid for pid, parent in pairs if parent == self.process.pid]
+
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")[-4000:]
+
+
+@pytest.fixture
+def start(texts: dict[str, tuple[str, str]], data_root: Path, tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Start the trainer: `start(name, nproc=2, overrides=(...))`. Every job is ended afterwards."""
+    jobs: list[Job] = []
+
+    def starter(name: str, *, nproc: int = 1, overrides: tuple[str, ...] = (), restarts: int = 0) -> Job:
+        own = dict(texts)
+        for override in overrides:
+            own = apply_override(own, override)
+        config = tmp_path / f"{name}-config-{len(jobs)}"
+        config.mkdir()
+        for layer, (_, text) in own.items():
+            (config / f"{layer}.yaml").write_text(text)
+        output = tmp_path / f"{name}-{len(jobs)}.log"
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}",
+            f"--max-restarts={restarts}", "-m", "training.pretrain", "--config", str(config),
+        ]  # fmt: skip
+        environment = {
+            **os.environ,
+            "TRAINYARD_RUN": str(tmp_path / name),
+            "TRAINYARD_DATA": str(data_root),
+            "TRAINYARD_CPUS": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            )
+        jobs.append(Job(tmp_path / name, process, output))
+        return jobs[-1]
+
+    yield starter
+    for job in jobs:
+        for pid in job.workers():
+            os.kill(pid, signal.SIGKILL)
+        if job.process.poll() is None:
+            job.process.kill()
+        job.process.wait(30)
+
+
+@pytest.fixture(scope="session")
+def config(texts: dict[str, tuple[str, str]]) -> Config:
+    return load_texts(texts)

@@ -1,0 +1,145 @@
+"""The model at step 0: every parameter and buffer right, whatever the sharding; documents kept apart."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
+
+from training.config import Config
+from training.model import CausalLM, build_on_meta, document_mask, initialise, named_parameters
+
+CPU = torch.device("cpu")
+
+
+def _built(config: Config, attention: str = "eager", **changes: object) -> CausalLM:
+    config = config.model_copy(update={"model": config.model.model_copy(update=changes)})
+    model = build_on_meta(config, attention)
+    initialise(model, config, CPU)
+    return model
+
+
+def _batch(vocabulary: int, documents: list[int], seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """Two rows of the given document lengths: tokens, labels, positions, documents."""
+    length = sum(documents)
+    tokens = torch.randint(0, vocabulary, (2, length + 1), generator=torch.Generator().manual_seed(seed))
+    positions = torch.cat([torch.arange(n) for n in documents]).expand(2, length)
+    ids = torch.cat([torch.full((n,), i) for i, n in enumerate(documents)]).expand(2, length)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), positions.contiguous(), ids.contiguous()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tie_word_embeddings": False},
+        {
+            "hidden_size": 1024,
+            "intermediate_size": 2048,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "vocab_size": 8192,
+        },
+    ],
+)
+def test_first_loss_is_ln_of_the_vocabulary(config: Config, changes: dict) -> None:
+    model = _built(config, **changes)
+    vocabulary = model.hf.config.vocab_size
+    tokens, labels, positions, documents = _batch(vocabulary, [96, 160])
+    loss = model(tokens, labels, positions, documents).item() / labels.numel()
+    assert loss == pytest.approx(math.log(vocabulary), rel=0.02)
+
+
+def test_control_other_deviations_miss_ln_of_the_vocabulary(config: Config) -> None:
+    model = build_on_meta(config, "eager")
+    model.to_empty(device=CPU)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5, generator=torch.Generator().manual_seed(0))
+    tokens, labels, positions, documents = _batch(512, [32])
+    loss = model(tokens, labels, positions, documents).item() / labels.numel()
+    assert loss != pytest.approx(math.log(512), rel=0.02)
+
+
+def test_norms_are_one_and_rotary_tables_are_right(config: Config) -> None:
+    model = _built(config)
+    norms = [m for m in model.modules() if isinstance(m, LlamaRMSNorm)]
+    assert len(norms) == 2 * 2 + 1
+    assert all(torch.equal(n.weight, torch.ones_like(n.weight)) for n in norms)
+    rotary = [m for m in model.modules() if isinstance(m, LlamaRotaryEmbedding)]
+    expected = 1.0 / 10000.0 ** (torch.arange(0, 16, 2).float() / 16)
+    assert len(rotary) == 1
+    torch.testing.assert_close(rotary[0].inv_freq, expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(rotary[0].original_inv_freq, expected, rtol=1e-6, atol=0)
+
+
+def test_tied_head_is_one_parameter(config: Config) -> None:
+    model = _built(config)
+    assert model.hf.lm_head.weight is model.hf.model.embed_tokens.weight
+    assert len(dict(named_parameters(model))) == len(list(model.parameters()))
+
+
+def test_weights_follow_the_seed_and_nothing_else(config: Config) -> None:
+    first, second = _built(config), _built(config)
+    other = build_on_meta(config, "eager")
+    initialise(other, config.model_copy(update={"train": config.train.model_copy(update={"seed": 8})}), CPU)
+    for (name, a), (_, b), (_, c) in zip(*(named_parameters(m) for m in (first, second, other)), strict=True):
+        assert torch.equal(a, b), name
+        assert name.endswith("norm.weight") or not torch.equal(a, c), name
+
+
+def test_sharded_initialisation_on_two_ranks_equals_the_whole(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("sharded_init.py")
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        str(script),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("equal to the whole model") == 2
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_packed_documents_do_not_see_each_other(config: Config, attention: str) -> None:
+    model = _built(config, attention)
+    tokens, _, positions, documents = _batch(512, [10, 14, 8])
+    before = model.logits(tokens, positions, documents)
+    changed = tokens.clone()
+    changed[:, 12] = (changed[:, 12] + 1) % 512
+    after = model.logits(changed, positions, documents)
+    assert torch.equal(before[:, :12], after[:, :12])  # an earlier document, and earlier in the same one
+    assert torch.equal(before[:, 24:], after[:, 24:])  # a later document
+    assert not torch.equal(before[:, 12:24], after[:, 12:24])
+    mixed = model.logits(changed, positions, torch.zeros_like(documents))  # control: one document leaks
+    assert not torch.equal(
+        mixed[:, 24:], model.logits(tokens, positions, torch.zeros_like(documents))[:, 24:]
+    )
+
+
+def test_a_packed_document_has_the_logits_it_has_alone(config: Config) -> None:
+    model = _built(config)
+    tokens, _, positions, documents = _batch(512, [10, 14])
+    packed = model.logits(tokens, positions, documents)[:, 10:]
+    alone = model.logits(tokens[:, 10:], positions[:, 10:], documents[:, 10:])
+    torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_masks_of_eager_and_sdpa_agree() -> None:
+    documents = torch.tensor([[0, 0, 1, 1, 1]])
+    boolean, additive = document_mask(documents, "sdpa"), document_mask(documents, "eager")
+    assert torch.equal(boolean, additive == 0)
+    assert boolean[0, 0].int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [0, 0, 1, 0, 0],
+        [0, 0, 1, 1, 0],
+        [0, 0, 1, 1, 1],
+    ]
