@@ -349,11 +349,10 @@ def _put(program: Path, target: Path) -> Path:
 def _short(stderr: str, path: Path) -> str:
     """Return kustomize's error in one line: no logger's frame, paths relative to the overlays' parent."""
     text = " ".join(line.strip() for line in stderr.splitlines() if line.strip())
-    framed = re.search(
-        r'err=(?:("(?:[^"\\]|\\.)*")|<(.*)>)', text
-    )  # newer kubectls log what they used to print
+    # Some kubectls log what others print.
+    framed = re.search(r'err=(?:"((?:[^"\\]|\\.)*)"|<(.*)>)', text)
     if framed:
-        text = json.loads(framed[1]) if framed[1] else framed[2].strip()
+        text = (framed[1] or framed[2]).replace('\\"', '"').strip()
     text = re.sub(r"^(Error|error): ", "", text)
     for parent in path.resolve().parents:
         if (parent / "overlays").is_dir():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import io
+import json
 import os
 import re
 import tempfile
@@ -64,6 +65,7 @@ class Cell:
     nodes: int  # worker pods
     sections: Mapping[str, Any]  # the cell's own part of the trainer's configuration
     line: int  # in the matrix
+    source: tuple[str, str]  # the matrix's name, and the sections' text with its line numbers
 
     @property
     def name(self) -> str:
@@ -122,13 +124,14 @@ def load(root: Path) -> list[Cell]:
     Raises UserError that names file, line and key: YAML, an unknown hardware, model or key, a pair that is
     missing, a name that cannot be a Service's, nodes that are no number.
     """
-    entries = _entries(root)
+    text = _read(root / MATRIX, root)
+    entries = _entries(text)
     hardware, models = _components(root, "hardware"), _components(root, "model")
     cells, seen = [], set()
     for hardware_name, line, row in _rows(entries, "cells", hardware, "hardware"):
         for model_name, line_of_model, entry in _rows(row, f"cells.{hardware_name}", models, "model", line):
             seen.add((hardware_name, model_name))
-            cell = _cell(hardware_name, model_name, line_of_model, entry)
+            cell = _cell(hardware_name, model_name, line_of_model, entry, text)
             cells += [cell] if cell else []
     for pair in sorted({(h, m) for h in hardware for m in models} - seen):
         raise UserError(
@@ -186,7 +189,7 @@ def prove(root: Path, cell: Cell) -> None:
     overlays = root / "overlays"
     parts = [root / BASE, overlays / "hardware" / cell.hardware, overlays / "model" / cell.model]
     refuse_diamonds(root, f"overlays/{cell.name}", parts)
-    texts = {"cell": (f"overlays/{cell.name}/cell.yaml", cell.files()["cell.yaml"])}
+    texts = {"cell": cell.source}
     for kind, name in (("hardware", cell.hardware), ("model", cell.model)):
         path = overlays / kind / name / f"{kind}.yaml"
         texts[kind] = (path.relative_to(root).as_posix(), _read(path, root))
@@ -196,8 +199,7 @@ def prove(root: Path, cell: Cell) -> None:
         raise UserError(str(problem), f"the cell {cell.name} stands in {MATRIX}:{cell.line}") from problem
 
 
-def _entries(root: Path) -> CommentedMap:
-    text = _read(root / MATRIX, root)
+def _entries(text: str) -> CommentedMap:
     try:
         document = YAML(typ="rt").load(text)
     except YAMLError as problem:
@@ -238,7 +240,7 @@ def _rows(
         yield str(name), at, value
 
 
-def _cell(hardware: str, model: str, line: int, entry: CommentedMap) -> Cell | None:
+def _cell(hardware: str, model: str, line: int, entry: CommentedMap, text: str) -> Cell | None:
     """Return one cell of the matrix, or None where the pair has none."""
     where = f"cells.{hardware}.{model}"
     if "absent" in entry:
@@ -262,7 +264,27 @@ def _cell(hardware: str, model: str, line: int, entry: CommentedMap) -> Cell | N
         near = _line(entry, "nodes") if "nodes" in entry else line
         raise UserError(f"{MATRIX}:{near}: {where}.nodes {said}: a number of pods from 1 to 1000 is needed")
     _check_name(f"{hardware}-{model}", where, line)
-    return Cell(hardware, model, nodes, {key: _plain(entry[key]) for key in SECTIONS if key in entry}, line)
+    sections = {key: _plain(entry[key]) for key in SECTIONS if key in entry}
+    return Cell(hardware, model, nodes, sections, line, (MATRIX, _in_place(entry, sections, line, text)))
+
+
+def _in_place(entry: CommentedMap, sections: Mapping[str, Any], line: int, text: str) -> str:
+    """Return a cell's sections as a document with the matrix's line numbers, so that errors point there.
+
+    A cell in flow style ({...}) stands on one line.
+    """
+    if entry.fa.flow_style():
+        return "\n" * (line - 1) + json.dumps(sections)
+    lines = text.splitlines()
+    kept = [""] * len(lines)
+    for section in sections:
+        start, column = entry.lc.key(section)
+        kept[start] = lines[start][column:]
+        for number in range(start + 1, len(lines)):
+            if lines[number].strip() and not lines[number].startswith(" " * (column + 1)):
+                break
+            kept[number] = lines[number][column:]
+    return "\n".join(kept)
 
 
 def _check_absence(where: str, line: int, entry: CommentedMap) -> None:

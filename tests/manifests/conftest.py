@@ -1,0 +1,73 @@
+"""The renderers to test with, and copies of the manifests to break."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from tools import kustomize, repo
+
+NONE_HERE = "no kustomize or kubectl on PATH: run `make setup`, or install kustomize 5.4 or newer"
+OLDEST = "5.4.2"  # what kubectl 1.31 carries
+Objects = dict[tuple[str, str], dict[str, Any]]
+
+
+@pytest.fixture(scope="session", params=["found", OLDEST, kustomize.VERSION])
+def builder(request: pytest.FixtureRequest) -> kustomize.Renderer:
+    """Each renderer in turn: the one that a user's command takes, the oldest supported, the newest."""
+    if request.param == "found":
+        found = kustomize.find(repo.root())
+        if found is None:
+            pytest.skip(NONE_HERE)
+        return found
+    return _versioned(request.param)
+
+
+def _versioned(version: str) -> kustomize.Renderer:
+    """Return kustomize `version`, kept in the checkout's cache: the first time takes about 20 s."""
+    program = repo.root() / ".cache" / "bin" / f"kustomize-{version}"
+    if not program.exists():
+        try:
+            kustomize.go_install(repo.root(), _note, version, program.name)
+        except kustomize.Unusable as reason:
+            pytest.skip(f"kustomize {version} cannot be had here ({reason}): install Go 1.24 or newer")
+    return kustomize.Renderer((str(program), "build"), version, "built for the tests")
+
+
+def _note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+@pytest.fixture(scope="session")
+def renderer() -> kustomize.Renderer:
+    """The renderer that a user's command takes, where one is enough."""
+    found = kustomize.find(repo.root())
+    if found is None:
+        pytest.skip(NONE_HERE)
+    return found
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of base/ and overlays/ to change."""
+    root = tmp_path / "checkout"
+    for name in ("base", "overlays"):
+        shutil.copytree(repo.root() / name, root / name)
+    return root
+
+
+@pytest.fixture(scope="session")
+def objects() -> Callable[[str], Objects]:
+    """A function from rendered YAML to its objects by (kind, name)."""
+
+    def parse(text: str) -> Objects:
+        documents = YAML(typ="safe", pure=True).load_all(text)
+        return {(one["kind"], one["metadata"]["name"]): one for one in documents}
+
+    return parse

@@ -1,0 +1,301 @@
+"""The matrix: what it writes, what it refuses, and the commands that show it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tools import cli, matrix, repo
+from tools.errors import UserError
+from tools.kustomize import Renderer
+
+LEAF = "overlays/cpu/llama-tiny"
+PARALLEL = "parallel: {micro_batch_size: 8}, checkpoint: {every: 50}"
+
+
+def write_matrix(root: Path, text: str) -> None:
+    """Put `text` in the place of the matrix."""
+    (root / matrix.MATRIX).write_text(text, encoding="utf-8")
+
+
+def add_component(root: Path, kind: str, name: str) -> None:
+    """Add a hardware or model Component that is a copy of the first one."""
+    source = {"hardware": "cpu", "model": "llama-tiny"}[kind]
+    shutil.copytree(root / f"overlays/{kind}/{source}", root / f"overlays/{kind}/{name}")
+
+
+def refusal(act: Callable[[Path], object], root: Path) -> str:
+    """Return message and hint of the UserError that `act` ends in."""
+    with pytest.raises(UserError) as caught:
+        act(root)
+    assert caught.value.code == 2
+    assert "\n" not in caught.value.message
+    return f"{caught.value.message} | {caught.value.hint}"
+
+
+def bytes_of(root: Path) -> dict[str, bytes]:
+    """Return every file below overlays/."""
+    files = (path for path in (root / "overlays").rglob("*") if path.is_file())
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
+
+
+def test_this_checkout_is_in_step() -> None:
+    assert matrix.check(repo.root()).changes == []
+
+
+def test_sync_is_deterministic_and_then_has_nothing_to_do(checkout: Path) -> None:
+    before = bytes_of(checkout)
+    shutil.rmtree(checkout / LEAF)
+    written = [change.path.name for change in matrix.sync(checkout).changes]
+    assert written == ["cell.yaml", "kustomization.yaml"]
+    assert bytes_of(checkout) == before
+    stamp = (checkout / LEAF / "cell.yaml").stat().st_mtime_ns
+    assert matrix.sync(checkout).changes == []
+    assert (checkout / LEAF / "cell.yaml").stat().st_mtime_ns == stamp
+
+
+def test_new_hardware_and_model_are_a_component_and_a_line(checkout: Path, renderer: Renderer) -> None:
+    add_component(checkout, "hardware", "big")
+    add_component(checkout, "model", "other")
+    write_matrix(
+        checkout,
+        "cells:\n"
+        f"  cpu: {{llama-tiny: {{nodes: 2, {PARALLEL}}}, other: {{absent: 'too slow: 40 h an epoch'}}}}\n"
+        f"  big: {{llama-tiny: {{nodes: 4, {PARALLEL}}}, other: {{nodes: 1, {PARALLEL}}}}}\n",
+    )
+    state = matrix.sync(checkout)
+    assert [cell.name for cell in state.cells] == ["big/llama-tiny", "big/other", "cpu/llama-tiny"]
+    text = renderer.build(checkout / "overlays/big/llama-tiny")
+    assert "name: big-llama-tiny-train" in text
+    assert re.search(r"maxReplicas: 4\n.*\n    minReplicas: 4", text)
+    assert "backoffLimit: 12" in text
+    assert not (checkout / "overlays/cpu/other").exists()
+
+
+def test_cells_that_left_the_matrix_are_removed_and_nothing_else(checkout: Path) -> None:
+    add_component(checkout, "hardware", "big")
+    entry = f"{{llama-tiny: {{nodes: 2, {PARALLEL}}}}}"
+    write_matrix(checkout, f"cells:\n  cpu: {entry}\n  big: {entry}\n")
+    matrix.sync(checkout)
+    own = checkout / "overlays/big/mine"
+    own.mkdir()
+    (own / "kustomization.yaml").write_text("resources: [../llama-tiny]\n", encoding="utf-8")
+    write_matrix(checkout, f"cells:\n  cpu: {entry}\n  big: {{llama-tiny: {{absent: it is gone}}}}\n")
+    removed = matrix.sync(checkout).changes
+    assert [change.verb for change in removed] == ["remove", "remove"]
+    assert not (checkout / "overlays/big/llama-tiny").exists()
+    assert (own / "kustomization.yaml").exists()
+    assert (checkout / LEAF / "kustomization.yaml").exists()
+
+
+def test_a_hand_written_leaf_is_not_overwritten(checkout: Path) -> None:
+    path = checkout / LEAF / "kustomization.yaml"
+    path.write_text("resources: []\n", encoding="utf-8")
+    assert "kustomization.yaml was not generated" in refusal(matrix.sync, checkout)
+    assert path.read_text(encoding="utf-8") == "resources: []\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "cells: {cpu: {llama-tiny: {nodes: 2, nodes: 3}}}",
+            r"matrix\.yaml:1: not valid YAML: found duplicate key",
+        ),
+        ("cells: [\n", r"matrix\.yaml:2: not valid YAML"),
+        ("", "a mapping `cells:` is needed"),
+        ("cells: {}\ncell: {}\n", r"matrix\.yaml:2: unknown key cell "),
+        (
+            "cells:\n  cpuu: {}\n",
+            r"matrix\.yaml:2: cells\.cpuu: there is no overlays/hardware/cpuu .*did you mean cpu\?",
+        ),
+        ("cells:\n  cpu:\n    lama-tiny: {}\n", r":3: cells\.cpu\.lama-tiny: .*did you mean llama-tiny\?"),
+        ("cells:\n  cpu:\n", r":2: cells\.cpu: a mapping is needed"),
+        ("cells:\n  cpu: {}\n", r"cells\.cpu\.llama-tiny is missing .*absent: and the reason"),
+        ("cells: {}\n", r"cells\.cpu\.llama-tiny is missing"),
+        ("cells:\n  cpu:\n    llama-tiny: 2\n", r":3: cells\.cpu\.llama-tiny: a mapping is needed"),
+        (
+            "cells:\n  cpu:\n    llama-tiny:\n      node: 2\n",
+            r":4: .*unknown key node \| did you mean nodes\?",
+        ),
+        ("cells:\n  cpu:\n    llama-tiny:\n      nodes: two\n", r":4: .*nodes is 'two': a number of pods"),
+        ("cells:\n  cpu:\n    llama-tiny: {nodes: 0}\n", r":3: .*nodes is 0: a number of pods"),
+        ("cells:\n  cpu:\n    llama-tiny: {nodes: true}\n", r"nodes is True: a number of pods"),
+        ("cells:\n  cpu:\n    llama-tiny: {}\n", r":3: .*nodes is missing"),
+        ("cells:\n  cpu:\n    llama-tiny: {absent: ''}\n", r":3: .*absent: a reason is needed"),
+        ("cells:\n  cpu:\n    llama-tiny: {absent: no, nodes: 1}\n", r":3: .*absent stands alone"),
+        (
+            "cells:\n  cpu:\n    llama-tiny:\n      nodes: 2\n      device: {type: cpu}\n",
+            r":5: cells\.cpu\.llama-tiny: device belongs in hardware\.yaml; each key has one owner",
+        ),
+        (
+            "cells:\n  cpu:\n    llama-tiny:\n      nodes: 2\n      train: {steps: 5}\n",
+            r":5: cells\.cpu\.llama-tiny: train belongs in model\.yaml; each key has one owner",
+        ),
+        (
+            "cells:\n  cpu:\n    llama-tiny:\n      parallel:\n        # why\n        micro_batch_size: 8\n"
+            "        sharding: dpp\n      nodes: 2\n      checkpoint: {every: 50}\n",
+            r"^overlays/matrix\.yaml:7: parallel\.sharding is 'dpp'.*did you mean ddp\? "
+            r"\| the cell cpu/llama-tiny stands in overlays/matrix\.yaml:3",
+        ),
+        (
+            "cells:\n  cpu:\n"
+            "    llama-tiny: {nodes: 2, parallel: {micro_batch_size: 8}, checkpoint: {evry: 5, every: 5}}\n",
+            r"^overlays/matrix\.yaml:3: unknown key checkpoint\.evry; did you mean checkpoint\.every\?",
+        ),
+        (
+            "cells:\n  cpu:\n    llama-tiny:\n      nodes: 2\n      parallel: {micro_batch_size: 7}\n"
+            "      checkpoint: {every: 50}\n",
+            r"overlays/matrix\.yaml and overlays/model/llama-tiny/model\.yaml: .* is not a multiple",
+        ),
+        (
+            "cells:\n  cpu:\n    llama-tiny: {nodes: 2, checkpoint: {every: 50}}\n",
+            r"^overlays/matrix\.yaml: parallel is missing .*overlays/matrix\.yaml:3",
+        ),
+    ],
+)
+def test_a_wrong_matrix_is_one_clear_error(text: str, said: str, checkout: Path) -> None:
+    before = bytes_of(checkout)
+    write_matrix(checkout, text)
+    assert re.search(said, refusal(matrix.sync, checkout))
+    assert {**bytes_of(checkout), matrix.MATRIX: b""} == {**before, matrix.MATRIX: b""}
+
+
+def test_no_matrix(checkout: Path) -> None:
+    (checkout / matrix.MATRIX).unlink()
+    assert "overlays/matrix.yaml: No such file or directory" in refusal(matrix.check, checkout)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Big", r"Big-llama-tiny cannot be a Service's name \(DNS-1035\)"),
+        ("5p", "5p-llama-tiny cannot be"),
+        ("g5.8xlarge", r"g5\.8xlarge-llama-tiny cannot be"),
+        ("h" * 36, "has 64 characters, and a Service's name at most 63"),
+    ],
+)
+def test_names_that_no_service_can_have(name: str, said: str, checkout: Path) -> None:
+    entry = f"{{llama-tiny: {{nodes: 2, {PARALLEL}}}}}"
+    add_component(checkout, "hardware", name)
+    write_matrix(checkout, f"cells:\n  cpu: {entry}\n  {name}: {entry}\n")
+    assert re.search(
+        rf"matrix\.yaml:3: cells\.{re.escape(name)}\.llama-tiny: .*{said}", refusal(matrix.check, checkout)
+    )
+
+
+def test_the_longest_name_is_taken(checkout: Path) -> None:
+    """Control: one character less than the refused one."""
+    name = "h" * 35
+    entry = f"{{llama-tiny: {{nodes: 2, {PARALLEL}}}}}"
+    add_component(checkout, "hardware", name)
+    write_matrix(checkout, f"cells:\n  cpu: {entry}\n  {name}: {entry}\n")
+    matrix.sync(checkout)
+    assert len(f"{name}-llama-tiny-train-worker-999") == 63
+
+
+def test_a_component_reached_twice_is_refused(checkout: Path, renderer: Renderer) -> None:
+    """Two Components that both include a third: kustomize applies it twice and says nothing."""
+    shared = checkout / "overlays/feature/debug"
+    shared.mkdir(parents=True)
+    path = "/spec/pytorchReplicaSpecs/Worker/template/spec/containers/0/env/-"
+    patch = f'[{{"op": "add", "path": "{path}", "value": {{"name": "TWICE", "value": "1"}}}}]'
+    (shared / "kustomization.yaml").write_text(
+        "apiVersion: kustomize.config.k8s.io/v1alpha1\nkind: Component\n"
+        f"patches: [{{target: {{kind: PyTorchJob}}, patch: '{patch}'}}]\n",
+        encoding="utf-8",
+    )
+    for part in ("hardware/cpu", "model/llama-tiny"):
+        with (checkout / f"overlays/{part}/kustomization.yaml").open("a", encoding="utf-8") as file:
+            file.write("components: [../../feature/debug]\n")
+    assert renderer.build(checkout / LEAF).count("name: TWICE") == 2  # what is refused
+    said = refusal(matrix.check, checkout)
+    assert "overlays/feature/debug is reached twice" in said
+    assert f"{LEAF} -> overlays/hardware/cpu -> overlays/feature/debug" in said
+    assert f"{LEAF} -> overlays/model/llama-tiny -> overlays/feature/debug" in said
+
+
+@pytest.mark.parametrize(
+    ("part", "section", "owner"),
+    [
+        ("hardware/cpu/hardware.yaml", "checkpoint: {every: 7}", "cell"),
+        ("model/llama-tiny/model.yaml", "device: {type: cpu}", "hardware"),
+        ("hardware/cpu/hardware.yaml", "sequence_length: 8", "model"),
+    ],
+)
+def test_a_section_with_two_owners_is_refused(part: str, section: str, owner: str, checkout: Path) -> None:
+    path = checkout / "overlays" / part
+    text = path.read_text(encoding="utf-8")
+    path.write_text(f"{text}{section}\n", encoding="utf-8")
+    line = len(text.splitlines()) + 1
+    said = refusal(matrix.check, checkout)
+    assert f"overlays/{part}:{line}: {section.split(':')[0]} belongs in {owner}.yaml" in said
+
+
+def test_commands_show_the_difference(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(repo, "root", lambda: checkout)
+    assert cli.run(["matrix", "check"]) == 0
+    assert capsys.readouterr().out == "1 cell as in overlays/matrix.yaml: cpu/llama-tiny\n"
+    path = checkout / LEAF / "kustomization.yaml"
+    path.write_text(path.read_text(encoding="utf-8").replace("count: 2", "count: 3"), encoding="utf-8")
+    assert cli.run(["matrix", "check"]) == 1
+    shown = capsys.readouterr()
+    assert "-  - {name: train, count: 3}\n+  - {name: train, count: 2}\n" in shown.out
+    assert shown.err == "error: 1 file differs from overlays/matrix.yaml\n  hint: run: yard matrix sync\n"
+    assert cli.run(["matrix", "check", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["cells"] == ["cpu/llama-tiny"]
+    assert [change["file"] for change in told["changes"]] == [f"{LEAF}/kustomization.yaml"]
+    assert cli.run(["matrix", "sync"]) == 0
+    assert capsys.readouterr().out == f"write {LEAF}/kustomization.yaml\n1 cell, 1 file changed\n"
+    assert cli.run(["matrix", "check"]) == 0
+
+
+def test_render_prints_yaml_and_nothing_else(renderer: Renderer, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = renderer.build(repo.root() / LEAF)
+    for name in (LEAF, "cpu/llama-tiny"):
+        assert cli.run(["render", name]) == 0
+        assert capsys.readouterr() == (expected, "")
+    assert cli.run(["render", "cpu/llama-tiny", "--json"]) == 0
+    kinds = [one["kind"] for one in json.loads(capsys.readouterr().out)]
+    assert sorted(set(kinds)) == ["ConfigMap", "NetworkPolicy", "PyTorchJob", "ServiceAccount"]
+
+
+def test_render_of_an_unknown_cell_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["render", "cpu/lama-tiny"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "cpu/lama-tiny" in shown.err
+    assert "did you mean overlays/cpu/llama-tiny?" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("../../hardware/cpu,", "../../hardware/gpu,", "overlays/hardware/gpu"),
+        ("replicas:", "replica:", "replica"),
+        ("count: 2", "count: [", "line"),
+        ("- {op: replace,", "- {op: replaceit,", "replaceit"),
+    ],
+)
+def test_a_cell_that_does_not_render_is_one_clear_error(
+    old: str, new: str, said: str, checkout: Path, builder: Renderer
+) -> None:
+    path = checkout / LEAF / "kustomization.yaml"
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        builder.build(checkout / LEAF)
+    message = caught.value.message
+    assert "overlays/cpu/llama-tiny does not render: " in message
+    assert said in message.partition("does not render: ")[2]
+    assert "\n" not in message
+    assert len(message) < 800
