@@ -90,14 +90,14 @@ def local_pods(
             **_minimum(pod, mounts, directory, user),
             "CUDA_VISIBLE_DEVICES": devices[pod.name],
             **{
-                name: localised(name, mounts.translate(value), hosts)
+                name: mounts.translate(localised(name, value, hosts))
                 for name, value in environment.values.items()
             },
             "PET_LOCAL_ADDR": ADDRESS,
             "GLOO_SOCKET_IFNAME": loopback(),
         }
         final["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{final['PATH']}"
-        argv = [_local_hosts(mounts.translate(word), hosts) for word in command]
+        argv = [mounts.translate(_local_hosts(word, hosts)) for word in command]
         result.append(
             LocalPod(
                 name=pod.name,
@@ -142,9 +142,12 @@ def localised(name: str, value: str, hosts: Sequence[str]) -> str:
 
 
 def _local_hosts(text: str, hosts: Sequence[str]) -> str:
-    """Replace each host name of a pod, alone or with its domain (`.ns.svc...`), by this machine's address."""
+    """Replace each host name of a pod, alone or with its domain (`.ns.svc...`), by this machine's address.
+
+    A name behind a single slash is a part of a path, and stays.
+    """
     names = "|".join(re.escape(host) for host in sorted(hosts, key=len, reverse=True))
-    return re.sub(rf"(?<![\w.-])(?:{names})(?:\.[a-z0-9.-]*[a-z0-9])?(?![\w-])", ADDRESS, text)
+    return re.sub(rf"(?<![\w.-])(?<!(?<!/)/)(?:{names})(?:\.[a-z0-9.-]*[a-z0-9])?(?![\w-])", ADDRESS, text)
 
 
 def _minimum(pod: Pod, mounts: volumes.Volumes, directory: Path, user: Mapping[str, str]) -> dict[str, str]:

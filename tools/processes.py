@@ -36,8 +36,8 @@ def start(
     argv: Sequence[str],
     environment: Mapping[str, str] | None,
     cwd: Path,
-    stdout: int | IO[bytes],
-    stderr: int | IO[bytes],
+    stdout: int | IO[bytes] | None,
+    stderr: int | IO[bytes] | None,
 ) -> subprocess.Popen[bytes]:
     """Start `argv` in a session of its own; it is killed when this process dies.
 

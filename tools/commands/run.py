@@ -1,0 +1,57 @@
+"""Train a cell on this machine, its pods as local processes.
+
+The cell is rendered as a cluster would be given it, and its pods are started with exactly the environment
+that the training operator would inject. Run again to continue; a finished run says so.
+
+\b
+Examples:
+  yard run overlays/cpu/llama-tiny
+  yard run cpu/llama-tiny --set train.steps=800 --set train.learning_rate=0.001
+  yard run cpu/llama-tiny --pods 1 --nproc 2 --fresh
+  yard run cpu/llama-tiny --dry-run
+"""
+
+from __future__ import annotations
+
+import click
+
+from tools import local_job, local_run, output, repo
+
+
+@click.command(help=__doc__, short_help="train a cell on this machine")
+@click.argument("cell")
+@click.option(
+    "--pods",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Start N pods (replicas, elastic minimum and maximum).",
+)
+@click.option(
+    "--nproc", type=click.IntRange(1), metavar="N", help="Start N processes in each pod (nprocPerNode)."
+)
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a key of the configuration."
+)
+@click.option("--port", type=click.IntRange(1, 65535), metavar="N", help="Let the pods meet at port N.")
+@click.option("--fresh", is_flag=True, help="Remove the run first, its checkpoints included.")
+@click.option("--dry-run", is_flag=True, help="Print what would be started, and start nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan or the final report as JSON.")
+def command(
+    cell: str,
+    pods: int | None,
+    nproc: int | None,
+    settings: tuple[str, ...],
+    port: int | None,
+    fresh: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    change = local_job.Change(pods, nproc, port, settings)
+    manifests = local_job.changed(local_job.render(cell, output.note), change)
+    job = local_job.ready(manifests, repo.local(), repo.root())
+    if dry_run:
+        local_run.show_plan(job, as_json)
+        return
+    code = local_run.run(job, manifests.source, fresh, as_json)
+    if code:
+        raise click.exceptions.Exit(code)

@@ -1,0 +1,183 @@
+"""One run of a ready job on this machine: data, volumes, pods, and what is said at its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tools import output, processes, readiness, repo, report, volumes
+from tools.errors import UserError
+from tools.local_job import LocalJob
+from tools.supervisor import End, Outcome, Supervisor
+
+
+def run(job: LocalJob, cell: str, fresh: bool, as_json: bool) -> int:
+    """Train `job` until it has succeeded, failed or was stopped; return the exit code of `yard`.
+
+    Raises UserError where something is missing before the start, and for a run that failed.
+    """
+    if fresh:
+        remove(job.directory)
+    done = report.finished(job)
+    if done is not None:
+        _conclude(job, done, cell, as_json, already=True)
+        return 0
+    if job.config is not None:
+        from training.counting import parameters
+
+        readiness.check_disk(job.directory, parameters(job.config.model))
+    port = readiness.rendezvous_port(job.local)
+    with readiness.only_run(job.directory):
+        if port is not None:
+            readiness.check_port(port)
+        materialise(job)
+        prepare(job)
+        return _train(job, cell, as_json)
+
+
+def remove(run_directory: Path) -> None:
+    """Remove a run: renamed first, so that a removal cut short leaves no half of one under its name."""
+    if not run_directory.exists():
+        return
+    with readiness.only_run(run_directory):
+        doomed = run_directory.with_name(f".{run_directory.name}.removed-{time.time_ns()}")
+        run_directory.rename(doomed)
+    for leftover in run_directory.parent.glob(f".{run_directory.name}.removed-*"):
+        shutil.rmtree(leftover)
+
+
+def materialise(job: LocalJob) -> None:
+    """Write the volumes of every pod; UserError for what the manifests lack."""
+    for pod, local in zip(job.pods, job.local, strict=True):
+        missing = volumes.materialise(pod, job.manifests, repo.local(), local.directory)
+        if missing:
+            raise UserError(f"pod {pod.name} needs {missing[0]}, which is not in {job.source}")
+
+
+def prepare(job: LocalJob) -> None:
+    """Prepare the data that the job's configuration names, before any pod starts; UserError when it is bad.
+
+    The trainer would do so itself; here it is done first, so that bad data is one error and no started job.
+    """
+    config, data = job.config_directory, job.local[0].environment.get("TRAINYARD_DATA")
+    if config is None or data is None:
+        return
+    argv = [sys.executable, "-m", "training.prepare", "--config", str(config), "--data", data]
+    pod = job.local[0]
+    child = processes.start(argv, pod.environment, repo.root(), None, subprocess.PIPE)
+    assert child.stderr is not None
+    try:
+        said = child.stderr.read().decode(errors="replace")
+        child.wait()
+    finally:
+        processes.kill_tree([child])
+    if child.returncode == 0:
+        return
+    lines = [line for line in said.splitlines() if line.strip()]
+    message = lines[-1] if lines else f"preparing the data {exit_reason(child.returncode)}"
+    raise UserError(message.removeprefix("error: "), code=2 if child.returncode == 2 else 1)
+
+
+def exit_reason(code: int) -> str:
+    """Return why a helper process ended, in words."""
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"exited with code {code}"
+
+
+def show_plan(job: LocalJob, as_json: bool) -> None:
+    """Print what would be started, pod by pod; secrets are masked."""
+    plans = [
+        {
+            "pod": pod.name,
+            "command": pod.argv,
+            "directory": str(pod.cwd),
+            "environment": pod.shown_environment(),
+            "volumes": [
+                {"path": item.path, "local": str(item.local), "kind": item.kind} for item in pod.mounts
+            ],
+        }
+        for pod in job.local
+    ]
+    if as_json:
+        output.data({"job": job.name, "run": str(job.directory), "pods": plans})
+        return
+    output.line(
+        f"{job.source}: PyTorchJob {job.name}, {len(job.local)} pods, run {repo.shown(job.directory)}"
+    )
+    for pod in job.local:
+        output.line()
+        output.line(f"pod {pod.name} (in {pod.cwd})")
+        output.line(f"  command      {' '.join(pod.argv)}")
+        for name, value in sorted(pod.shown_environment().items()):
+            output.line(f"  environment  {name}={value}")
+        for mount in pod.mounts:
+            output.line(f"  volume       {mount.path} = {repo.shown(mount.local)} ({mount.kind})")
+
+
+def _train(job: LocalJob, cell: str, as_json: bool) -> int:
+    started = time.time()
+    names = ", ".join(pod.name for pod in job.local)
+    output.note(f"starting {len(job.local)} pods: {names}")
+    relay = output.note if as_json else output.line
+    outcome = Supervisor(job.local, job.directory, job.backoff_limit, relay, output.note).run()
+    if outcome.left:
+        raise UserError(f"processes that could not be ended: {sorted(outcome.left)}", code=1)
+    if outcome.end is End.STOPPED:
+        return _stopped(job, outcome, cell)
+    if outcome.end is End.FAILED:
+        raise report.failure(job, outcome, started)
+    done = report.read(job.directory)
+    if done is not None:
+        _conclude(job, done, cell, as_json, already=False)
+    elif job.config is not None:
+        raise UserError(
+            f"the pods ended without a report in {repo.shown(job.directory)}",
+            f"log: {repo.shown(job.directory / 'logs')}",
+            code=1,
+        )
+    else:
+        output.line(f"{job.name}: all pods ended well; logs: {repo.shown(job.directory / 'logs')}")
+    return 0
+
+
+def _stopped(job: LocalJob, outcome: Outcome, cell: str) -> int:
+    step = last_step(job.directory)
+    saved = newest_checkpoint(job.directory)
+    kept = f"checkpoint {repo.shown(saved)}" if saved else "no checkpoint yet"
+    output.note(f"stopped after step {step}; {kept}" if step else f"stopped; {kept}")
+    output.note(f"  to continue: {report.continue_command(cell)}")
+    return 128 + int(outcome.signal)
+
+
+def last_step(run_directory: Path) -> int | None:
+    """Return the last step in a run's metrics, or None."""
+    try:
+        with (run_directory / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
+            lines = file.read().splitlines()
+        return int(json.loads(lines[-1])["step"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return None
+
+
+def newest_checkpoint(run_directory: Path) -> Path | None:
+    """Return the newest committed checkpoint's directory, or None."""
+    found = sorted((run_directory / "checkpoints").glob("step-*/MANIFEST.json"))
+    found = [path for path in found if path.parent.name.removeprefix("step-").isdigit()]
+    return found[-1].parent if found else None
+
+
+def _conclude(job: LocalJob, done: report.Report, cell: str, as_json: bool, already: bool) -> None:
+    if as_json:
+        output.data(report.as_data(job, done, cell))
+        return
+    if already:
+        output.line(f"{job.name} has already made its {done['step']} steps.")
+    report.show(job, done, cell)

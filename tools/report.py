@@ -1,0 +1,171 @@
+"""What `yard run` says when a run has ended: its report and next commands, or the cause of its failure."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from tools import failures, output, repo, supervisor
+from tools.errors import UserError
+from tools.local_job import LocalJob
+from tools.supervisor import Outcome
+
+LAST_LINES = 3
+
+Report = dict[str, Any]
+
+
+def finished(job: LocalJob) -> Report | None:
+    """Return the report of a run that has made all its steps, or None."""
+    report = read(job.directory)
+    if report is None or job.config is None or int(report.get("step", -1)) < job.config.train.steps:
+        return None
+    return report
+
+
+def read(run_directory: Path) -> Report | None:
+    """Return a run's report.json, or None when it has none, or none that can be read."""
+    try:
+        report = json.loads((run_directory / "report.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return report if isinstance(report, dict) else None
+
+
+def show(job: LocalJob, report: Report, cell: str) -> None:
+    """Print the summary of a finished run: what it reached, where it lies, what comes next."""
+    output.line()
+    output.table(_figures(report))
+    for sample in report.get("samples") or []:
+        output.line()
+        output.line(f"  {sample['prompt']!r} continues")
+        for line in str(sample["text"]).splitlines() or [""]:
+            output.line(f"    | {line}")
+    output.line()
+    output.table(_places(job, report))
+    output.line()
+    output.table(next_commands(job, cell))
+
+
+def as_data(job: LocalJob, report: Report, cell: str) -> dict[str, Any]:
+    """Return the summary as plain data for `--json`."""
+    return {
+        "job": job.name,
+        "report": report,
+        "places": dict(_places(job, report)),
+        "next": dict(next_commands(job, cell)),
+    }
+
+
+def next_commands(job: LocalJob, cell: str) -> list[tuple[str, str]]:
+    """Return what to do next, as commands that run as printed from the checkout's root."""
+    yard = yard_command()
+    rows = []
+    if job.config is not None:
+        longer = f"--set train.steps={2 * job.config.train.steps}"
+        rows += [
+            (
+                "train further",
+                f'make train ARGS="{longer}"' if _is_first(cell) else f"{yard} run {cell} {longer}",
+            ),
+            ("more text", f"{yard} sample {job.name} --prompt {shlex.quote('def main(')}"),
+        ]
+    return [
+        *rows,
+        ("start over", f"{yard} run {cell} --fresh"),
+        ("run the tests", "make test"),
+        ("on a cluster", f"kubectl apply --server-side -k {cell}"),
+    ]
+
+
+def continue_command(cell: str) -> str:
+    """Return the command that continues a run from its last committed step."""
+    return "make train" if _is_first(cell) else f"{yard_command()} run {cell}"
+
+
+def yard_command() -> str:
+    """Return how `yard` is called from the checkout's root: by name only if that name is this very one."""
+    own = Path(sys.executable).parent / "yard"
+    on_path = shutil.which("yard")
+    if on_path is not None and Path(on_path).resolve() == own.resolve():
+        return "yard"
+    return repo.shown(own)
+
+
+def failure(job: LocalJob, outcome: Outcome, started: float) -> UserError:
+    """Return the one error of a failed run: its first cause, where it happened, and where to read more."""
+    first = failures.cause(failures.since(job.directory, started))
+    if first is not None:
+        step = "" if first.step is None else f" at step {first.step}"
+        log = job.directory / "logs" / f"rank-{first.rank:05d}.log"
+        message = f"rank {first.rank} on {first.host} failed{step} ({first.kind}): {first.message}"
+        return UserError(message, f"log: {repo.shown(log if log.exists() else first.path)}", code=1)
+    pod = outcome.pod or job.local[0].name
+    log = supervisor.log_path(job.directory, pod)
+    last = last_lines(log)
+    message = f"pod {pod} {outcome.reason}" + (f": {last}" if last else "")
+    return UserError(message, f"log: {repo.shown(log)}", code=1)
+
+
+def last_lines(log: Path, count: int = LAST_LINES) -> str:
+    """Return the last telling lines of a pod's log in one line; torchrun's own report is passed over."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    attempts = [index for index, line in enumerate(lines) if line.startswith("--- attempt ")]
+    lines = lines[attempts[-1] + 1 :] if attempts else lines
+    errors = [line.strip() for line in lines if _is_exception(line)]
+    telling = errors[:1] or [line.strip() for line in lines if line.strip()][-count:]
+    return " | ".join(telling)
+
+
+def _is_exception(line: str) -> bool:
+    """Say whether a line ends a traceback: `ValueError: ...`, also behind torchrun's rank prefix."""
+    text = line.partition("]: ")[2] or line
+    name, colon, _ = text.partition(":")
+    launcher = ("torch.distributed.elastic", "subprocess.")
+    return (
+        bool(colon)
+        and name.endswith(("Error", "Exception"))
+        and " " not in name
+        and not name.startswith(launcher)
+    )
+
+
+def _figures(report: Report) -> list[tuple[str, str]]:
+    rows = [("trained", f"{report['step']} of {report['steps']} steps in {_seconds(report.get('seconds'))}")]
+    loss = report.get("heldout_loss")
+    if loss is not None:
+        rows.append(("held-out loss", f"{loss:.4f} nats a token"))
+    for key, name in (("ln_vocab", "against chance"), ("unigram_nats", "against unigrams")):
+        if report.get(key) is not None and loss is not None:
+            what = "ln(vocabulary)" if key == "ln_vocab" else "entropy of single tokens in the same data"
+            rows.append((name, f"{report[key]:.4f} ({what}): {report[key] - loss:.2f} nats better"))
+    if report.get("tokens_per_s") is not None:
+        rows.append(("speed", f"{report['tokens_per_s']:,.0f} tokens/s"))
+    if report.get("mfu") is not None:
+        rows.append(("MFU", f"{100 * report['mfu']:.1f} % of this machine's peak"))
+    return rows
+
+
+def _seconds(value: Any) -> str:
+    if not isinstance(value, int | float):
+        return "unknown time"
+    return f"{value:.0f} s" if value < 120 else f"{value / 60:.1f} min"
+
+
+def _places(job: LocalJob, report: Report) -> list[tuple[str, str]]:
+    run = job.directory
+    rows = [("checkpoint", run / str(report["checkpoint"]))] if report.get("checkpoint") else []
+    rows += [("metrics", run / "metrics.jsonl"), ("logs", run / "logs"), ("tensorboard", run / "tensorboard")]
+    return [(name, repo.shown(path)) for name, path in rows]
+
+
+def _is_first(cell: str) -> bool:
+    """Say whether `cell` is the one that `make train` trains."""
+    return cell == "overlays/cpu/llama-tiny"
