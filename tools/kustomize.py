@@ -338,10 +338,11 @@ def _unpack(archive: IO[bytes], directory: Path) -> Path:
 
 
 def _put(program: Path, target: Path) -> Path:
-    """Move a finished program to its place in one step, so that nobody ever runs half of it."""
+    """Move a program that works to its place in one step, so that nobody ever runs half of it."""
     if not program.is_file():
         raise Unusable(f"{program.name} was not made")
     program.chmod(0o755)
+    _kustomize(program, "unpacked")
     program.replace(target)
     return target
 
