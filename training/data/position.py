@@ -103,11 +103,12 @@ def micro_batches(
 
 
 def heldout_batches(count: int, micro_batch_size: int, rank: int, world_size: int, n: int) -> list[Indices]:
-    """Return the batches in which `rank` reads its part of `count` of the n held-out samples, all when fewer.
+    """Return what `rank` reads of `count` (at most n) held-out samples: an array per batch.
 
-    The samples are evenly spaced over the split, so that few of them still stand for all its documents, and the
-    same at every world size. Every rank gets equally many batches of equal shape, as collectives and compiled
-    code need; what is missing is filled with PADDING, which a dataset turns into rows without labels.
+    The samples are evenly spaced over the split, so that few of them still stand for all its documents, and
+    the same at every world size. Every rank gets equally many batches of equal shape, as collectives and
+    compiled code need; what is missing is filled with PADDING, which a dataset turns into rows without
+    labels.
     """
     count = min(count, n)
     batches = -(-count // (micro_batch_size * world_size))

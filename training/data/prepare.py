@@ -39,13 +39,14 @@ from training.data.index import (
 from training.data.progress import Reporter
 from training.data.readers import Document
 from training.data.shards import SplitWriter
-from training.data.sources import Counts, Source, open_source
-from training.data.staging import commit, staging
+from training.data.sources import STDLIB, Counts, Source, open_source, path_of
+from training.data.staging import commit, staging, sweep
 
 __all__ = ["prepare", "verify"]
 
 # The vocabulary of a few thousand tokens hardly moves beyond this much text; training time and memory would.
 TOKENIZER_BYTES = 64 * 1024 * 1024
+_SLICE_CHARACTERS = 1 << 14
 _BATCH_CHARACTERS = 1 << 20
 _SCALE = 1 << 64
 
@@ -54,6 +55,7 @@ _SCALE = 1 << 64
 class _Plan:
     """A preparation that has been decided on: nothing of the documents' content is read yet."""
 
+    path: str
     source: Source
     settings: dict[str, Any]
     tokenizer: str
@@ -88,25 +90,37 @@ def prepare(
     every two seconds of work. Raises DataError; a preparation that fails or is killed leaves nothing that
     reads as a dataset.
     """
+    root = Path(root)
     plan = _plan(source, text_field, heldout_fraction, tokenizer, vocab_size)
-    target = Path(root) / plan.name
-    if target.exists():
-        check_sizes(target, read_index(target))
-        return target
-    reporter = Reporter(progress)
+    _refuse_inside(source, root)
     try:
-        with staging(Path(root), plan.name) as directory:
-            summary = _build(plan, directory, reporter)
-            if plan.source.fingerprint() != open_source(source, text_field).fingerprint():
-                raise DataError(f"data source {source} changed while it was read; start again")
-            if not commit(directory, target):
-                check_sizes(target, read_index(target))
-                summary = "another preparation of the same dataset was first; using its result"
+        sweep(root)
+        if not (root / plan.name).exists():
+            _make(plan, root, Reporter(progress))
     except OSError as error:
         where = f" ({Path(error.filename).name})" if isinstance(error.filename, str) else ""
         raise DataError(f"cannot write the dataset under {root}{where}: {reason(error)}") from error
+    check_sizes(root / plan.name, read_index(root / plan.name))
+    return root / plan.name
+
+
+def _refuse_inside(source: str, root: Path) -> None:
+    """Refuse a directory as source that holds `root`: each dataset would be part of the next one's text."""
+    if source != STDLIB and root.resolve().is_relative_to(path_of(source).resolve()):
+        raise DataError(
+            f"data source {source} holds the datasets' own directory {root}; name a directory below it"
+        )
+
+
+def _make(plan: _Plan, root: Path, reporter: Reporter) -> None:
+    source = plan.source
+    with staging(root, plan.name) as directory:
+        summary = _build(plan, directory, reporter)
+        if source.fingerprint() != open_source(plan.path, source.text_field).fingerprint():
+            raise DataError(f"data source {plan.path} changed while it was read; start again")
+        if not commit(directory, root / plan.name):
+            summary = "another preparation of the same dataset was first; using its result"
     reporter.say(f"{plan.name}: {summary}")
-    return target
 
 
 def _plan(source: str, text_field: str, heldout_fraction: float, tokenizer: str, vocab_size: int) -> _Plan:
@@ -126,7 +140,9 @@ def _plan(source: str, text_field: str, heldout_fraction: float, tokenizer: str,
     }
     key = json.dumps([FORMAT, settings, found.fingerprint()], sort_keys=True)
     stem = re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-")[:40] or "data"
-    return _Plan(found, settings, tokenizer, given, f"{stem}-{hashlib.sha256(key.encode()).hexdigest()[:12]}")
+    return _Plan(
+        source, found, settings, tokenizer, given, f"{stem}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    )
 
 
 def _build(plan: _Plan, directory: Path, reporter: Reporter) -> str:
@@ -210,14 +226,24 @@ def _tokenizer(plan: _Plan, scan: _Scan, reporter: Reporter) -> tokenizers_.Text
             if stopped:
                 return
             digest = _digest(document)
-            sampled = int.from_bytes(digest[8:16], "little") < share * _SCALE
-            if sampled and not scan.is_heldout(digest):
-                yield document.text
+            if not scan.is_heldout(digest):
+                yield from _sample(document.text, digest, share)
 
     reporter.say(text())
     return reporter.during(
         lambda: tokenizers_.train(texts(), vocab_size), text, stop=lambda: stopped.append(True)
     )
+
+
+def _sample(text: str, digest: bytes, share: float) -> Iterator[str]:
+    """Yield evenly spaced slices, `share` of the text in all; its hash decides which ones."""
+    if share == 1:
+        yield text
+        return
+    phase = _hash(digest[8:]) / _SCALE
+    for number, start in enumerate(range(0, len(text), _SLICE_CHARACTERS)):
+        if int((number + 1) * share + phase) > int(number * share + phase):
+            yield text[start : start + _SLICE_CHARACTERS]
 
 
 def _write_tokens(

@@ -124,7 +124,7 @@ def open_source(source: str, text_field: str = "text") -> Source:
         return Source(STDLIB, _walk(root, ".py", _NOT_LIBRARY), text_field, distinct=True)
     if not source or "\0" in source:
         raise DataError(f"data source {source!r} is not a path")
-    path = Path(source).expanduser()
+    path = path_of(source)
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -138,6 +138,11 @@ def open_source(source: str, text_field: str = "text") -> Source:
     if not stat.S_ISREG(mode):
         raise DataError(f"data source {source} is neither a file nor a directory")
     return _from_file(path, text_field)
+
+
+def path_of(source: str) -> Path:
+    """Return the path that a source or tokenizer key names; `~` stands for the home directory."""
+    return Path(os.path.expanduser(source))
 
 
 def _missing(source: str, path: Path) -> str:

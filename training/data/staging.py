@@ -58,7 +58,7 @@ def commit(directory: Path, target: Path) -> bool:
 def sweep(root: Path) -> None:
     """Remove the staging directories under `root` whose makers are dead."""
     for path in root.glob(f".*{_SUFFIX}"):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # gone already, or not ours to remove
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 if _is_dead(path, descriptor):

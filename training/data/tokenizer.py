@@ -14,6 +14,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from training.data.errors import DataError, reason
+from training.data.sources import path_of
 
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
 LEAST_VOCABULARY = 256 + 2
@@ -86,7 +87,7 @@ def train(texts: Iterator[str], vocab_size: int) -> TextTokenizer:
 
 def given_files(tokenizer: str) -> dict[str, bytes]:
     """Read the files of a given tokenizer, a directory or a tokenizer.json; DataError when there is none."""
-    path = Path(tokenizer).expanduser()
+    path = path_of(tokenizer)
     main = path / _TOKENIZER if path.is_dir() else path
     names = _CARRIED if path.is_dir() else (_TOKENIZER,)
     try:

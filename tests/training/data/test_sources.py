@@ -1,0 +1,226 @@
+"""Documents from every kind of source, in a fixed order, and one clear error for each that is bad."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from training.data.errors import DataError
+from training.data.sources import Counts, open_source
+
+
+def texts(source: object, field: str = "text") -> list[str]:
+    return [document.text for document in open_source(str(source), field).documents()]
+
+
+def error_of(source: object, field: str = "text") -> str:
+    with pytest.raises(DataError) as caught:
+        texts(source, field)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_stdlib_is_the_interpreters_library_without_duplicates(stdlib: Path) -> None:
+    source = open_source("python-stdlib")
+    counts = Counts()
+    documents = list(source.documents(counts))
+    names = [file.name for file in source.files]
+    assert names == sorted(names, key=lambda name: name.split("/"))
+    assert {"abc.py", "json/decoder.py"} <= set(names)
+    assert not [name for name in names if "site-packages" in name or "__pycache__" in name]
+    assert (stdlib / "abc.py").read_text(encoding="utf-8") in {document.text for document in documents}
+    assert len({document.data for document in documents}) == len(documents) == counts.documents
+    assert counts.documents + counts.duplicates + counts.empty + counts.not_text == len(names)
+    assert counts.bytes == sum(len(document.data) for document in documents) >= 10_000_000
+
+
+def test_directory_is_read_recursively_in_order_without_hidden_files(tmp_path: Path) -> None:
+    (tmp_path / "b" / ".git").mkdir(parents=True)
+    for name in ("b/one.txt", "a.txt", ".hidden", "b/.git/config", "b/two.md"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "image.png").write_bytes(b"\x89PNG\xff")
+    (tmp_path / "zeros.bin").write_bytes(b"text\0text")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    counts = Counts()
+    found = [document.text for document in open_source(str(tmp_path)).documents(counts)]
+    assert found == ["a.txt", "b/one.txt", "b/two.md"]
+    assert (counts.documents, counts.empty, counts.not_text) == (3, 1, 2)
+
+
+def test_a_directory_keeps_identical_documents(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).write_text("the same")
+    assert texts(tmp_path) == ["the same", "the same"]
+
+
+def test_glob_takes_what_matches_whatever_its_kind(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "rows.jsonl").write_text('{"text": "row"}\n')
+    (tmp_path / "plain.txt").write_text("plain")
+    (tmp_path / "other.md").write_text("other")
+    assert texts(tmp_path / "**" / "*.[jt]*") == ["row", "plain"]
+    assert "matches no file" in error_of(tmp_path / "*.rst")
+
+
+def test_a_file_whose_name_looks_like_a_glob_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "notes[1].txt").write_text("here")
+    assert texts(tmp_path / "notes[1].txt") == ["here"]
+
+
+def test_one_text_file_is_cut_at_blank_lines_and_nothing_is_lost(tmp_path: Path) -> None:
+    paragraphs = [f"Paragraph {number}: " + "größer, 大, 😀. " * 40 + "\n\n" for number in range(200)]
+    path = tmp_path / "book.txt"
+    path.write_text("".join(paragraphs), encoding="utf-8")
+    found = texts(path)
+    assert "".join(found) == "".join(paragraphs)
+    assert len(found) > 50
+    assert all(text.endswith("\n\n") for text in found)
+
+
+def test_one_endless_line_is_cut_between_characters(tmp_path: Path) -> None:
+    path = tmp_path / "line.txt"
+    text = "x" + "😀é" * 60_000
+    path.write_text(text, encoding="utf-8")
+    found = texts(path)
+    assert "".join(found) == text
+    assert len(found) > 1
+
+
+def test_byte_order_marks_are_not_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text", encoding="utf-8-sig")
+    (tmp_path / "rows.jsonl").write_text('{"text": "row"}', encoding="utf-8-sig")
+    assert texts(tmp_path) == ["text", "row"]
+    assert texts(tmp_path / "a.txt") == ["text"]
+
+
+ROWS = ["first", "second\nline", "drittes ☃"]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.json.gz", "rows.parquet"])
+def test_rows_are_documents(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name.endswith(".parquet"):
+        table = pa.table({"id": [1, 2, 3], "body": pa.array(ROWS).dictionary_encode()})
+        pq.write_table(table, path, row_group_size=2)
+    else:
+        lines = "\n\n".join(json.dumps({"id": 1, "body": row}) for row in ROWS).encode()
+        path.write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
+    assert texts(path, "body") == ROWS
+    assert "no field 'bdy' (fields: id, body); did you mean 'body'?" in error_of(path, "bdy")
+    assert "not a string" in error_of(path, "id") or "not strings" in error_of(path, "id")
+
+
+def test_reading_is_lazy(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "good"}\nbroken\n')
+    documents = open_source(str(path)).documents()
+    assert next(documents).text == "good"
+    with pytest.raises(DataError, match="line 2"):
+        next(documents)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"{'text': 1}", "not JSON"),
+        (b'{"text": "cut', "not JSON"),
+        (b'{"text": 5}', "field 'text' is a number, not a string"),
+        (b'{"text": null}', "field 'text' is null, not a string"),
+        (b'{"txt": "x"}', "no field 'text' (fields: txt); did you mean 'txt'?"),
+        (b"{}", "no field 'text' (fields: none)"),
+        (b'["text"]', "must be an object with the field 'text', not a list"),
+        (b'{"text": "\xff"}', "not UTF-8"),
+        (b'{"text": "\\ud800"}', "surrogate"),
+        (b"[" * 100_000, "not JSON"),
+    ],
+)
+def test_a_bad_row_is_named_by_file_and_line(tmp_path: Path, line: bytes, reason: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"text": "good"}\n\n' + line + b"\n")
+    message = error_of(path)
+    assert message.startswith(f"{path}, line 3: ")
+    assert reason in message
+
+
+def test_bad_parquet_rows_and_files(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"text": ["good", None]}), path)
+    assert error_of(path) == f"{path}, row 2: field 'text' is null, not a string"
+    pq.write_table(pa.table({"text": [str(number) * 50 for number in range(5000)]}), path, compression="zstd")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4000] + bytes(2000) + whole[6000:])
+    assert f"{path}, after row" in error_of(path)
+    path.write_bytes(whole[:-100])
+    assert f"{path}, after row 0" in error_of(path)
+
+
+def test_damaged_gzip(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    whole = gzip.compress(b"".join(json.dumps({"text": str(n)}).encode() + b"\n" for n in range(20_000)))
+    path.write_bytes(whole[: len(whole) // 2])
+    assert "damaged gzip data" in error_of(path)
+    path.write_bytes(b"no gzip at all")
+    assert "damaged gzip data" in error_of(path)
+
+
+def test_a_text_file_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "latin.txt"
+    path.write_bytes(b"one\ntwo\n" * 2000 + "größer\n".encode("latin-1"))
+    assert error_of(path).startswith(f"{path}, line 4001: not UTF-8 text")
+
+
+def test_missing_and_empty_sources(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").touch()
+    (tmp_path / "nothing").mkdir()
+    assert error_of(tmp_path / "corpsu.txt").endswith("does not exist; did you mean 'corpus.txt'?")
+    assert error_of("python-stdllib") == (
+        "data source python-stdllib does not exist; did you mean 'python-stdlib'?"
+    )
+    assert "does not exist" in error_of(tmp_path / "corpus.txt" / "below")
+    assert error_of(tmp_path / "corpus.txt").endswith("is empty")
+    assert "holds no" in error_of(tmp_path / "nothing")
+    assert "is not a path" in error_of("")
+    assert "is not a path" in error_of("a\0b")
+    os.mkfifo(tmp_path / "pipe")
+    assert "neither a file nor a directory" in error_of(tmp_path / "pipe")
+
+
+@pytest.fixture
+def as_ordinary_user() -> Iterator[Path]:
+    """A directory that everyone may enter; root, who may read anything, becomes nobody meanwhile."""
+    user, nobody = os.geteuid(), 65534
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        (Path(name) / "secret.txt").write_text("x")
+        (Path(name) / "secret.txt").chmod(0)
+        if user == 0:
+            os.seteuid(nobody)
+        try:
+            yield Path(name)
+        finally:
+            os.seteuid(user)
+
+
+def test_unreadable_files_are_named(as_ordinary_user: Path) -> None:
+    secret = as_ordinary_user / "secret.txt"
+    assert error_of(secret) == f"cannot read {secret}: Permission denied"
+    assert error_of(as_ordinary_user) == f"cannot read {secret}: Permission denied"
+
+
+def test_a_file_that_vanishes_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    source = open_source(str(tmp_path))
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(DataError, match=r"cannot read .*a\.txt: No such file"):
+        list(source.documents())
