@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -14,21 +15,22 @@ from training.data.dataset import Batch, TokenDataset
 from training.data.errors import DataError
 from training.data.index import read_index
 from training.data.position import PADDING, heldout_batches, micro_batches
+from training.data.prepare import prepare
 
 LENGTH = 48
 
 
-@pytest.fixture
-def directory(prepared: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A dataset of many small shards and both long and very short documents."""
-    monkeypatch.setattr(shards, "SHARD_TOKENS", 701)
-    root = prepared().parent / "text"
-    root.mkdir()
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of many small shards and both long and very short documents; tests only read it."""
+    source, root = tmp_path_factory.mktemp("text"), tmp_path_factory.mktemp("data")
     draw = np.random.default_rng(0)
     for number in range(150):
         words = " ".join(str(word) for word in draw.integers(0, 50, size=int(draw.choice([1, 3, 10, 150]))))
-        (root / f"{number}.txt").write_text(f"{number}: {words}")
-    return prepared(root)
+        (source / f"{number}.txt").write_text(f"{number}: {words}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "SHARD_TOKENS", 701)
+        return prepare(str(source), "text", 0.1, "train", 512, root, lambda line: None)
 
 
 def plain(directory: Path, split: str) -> list[list[int]]:
@@ -121,10 +123,11 @@ def test_opening_what_is_no_dataset(directory: Path, tmp_path: Path) -> None:
         TokenDataset.open(tmp_path, "train", LENGTH)
     with pytest.raises(DataError, match="no split 'heldut'; did you mean 'heldout'"):
         TokenDataset.open(directory, "heldut", LENGTH)
-    shard = directory / "train-00003.bin"
+    damaged = shutil.copytree(directory, tmp_path / "damaged")
+    shard = damaged / "train-00003.bin"
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(DataError, match=r"train-00003\.bin has 1401 bytes, not 1402"):
-        TokenDataset.open(directory, "train", LENGTH)
+        TokenDataset.open(damaged, "train", LENGTH)
 
 
 def test_the_digest_names_the_content(directory: Path, prepared: Callable[..., Path]) -> None:
