@@ -102,7 +102,9 @@ def run(arguments: list[str] | None = None) -> int:
         output.note("stopped")
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: drop what is buffered
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # the reader has gone: drop what is buffered
         return 1
     except Exception as problem:
         if not _is_config_error(problem):

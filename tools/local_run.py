@@ -109,7 +109,7 @@ def show_plan(job: LocalJob, as_json: bool) -> None:
         output.data({"job": job.name, "run": str(job.directory), "pods": plans})
         return
     output.line(
-        f"{job.source}: PyTorchJob {job.name}, {len(job.local)} pods, run {repo.shown(job.directory)}"
+        f"{job.source}: PyTorchJob {job.name}, {output.count(len(job.local), 'pod')}, run {repo.shown(job.directory)}"
     )
     for pod in job.local:
         output.line()
@@ -124,7 +124,7 @@ def show_plan(job: LocalJob, as_json: bool) -> None:
 def _train(job: LocalJob, cell: str, as_json: bool) -> int:
     started = time.time()
     names = ", ".join(pod.name for pod in job.local)
-    output.note(f"starting {len(job.local)} pods: {names}")
+    output.note(f"starting {output.count(len(job.local), 'pod')}: {names}")
     relay = output.note if as_json else output.line
     outcome = Supervisor(job.local, job.directory, job.backoff_limit, relay, output.note).run()
     if outcome.left:

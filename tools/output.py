@@ -33,6 +33,11 @@ def error(message: str, hint: str | None = None) -> None:
         click.echo(f"  hint: {hint}", err=True)
 
 
+def count(number: int, name: str, plural: str | None = None) -> str:
+    """Return `1 pod`, `2 pods`; `plural` where an s is not enough."""
+    return f"{number:,} {name if number == 1 else plural or name + 's'}"
+
+
 def verdict(result: Verdict, as_json: bool = False) -> None:
     """Print a verdict with its evidence and remedy; the caller exits with `result.state.exit_code`."""
     if as_json:
