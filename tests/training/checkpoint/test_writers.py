@@ -1,0 +1,231 @@
+"""Failing, competing and dead writers, and pruning."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.checkpoint.values import assert_holds, held, state, whole
+from training.checkpoint import CheckpointError, Shard, Store, newest, open_checkpoint, shards_of
+from training.checkpoint.attempt import Attempt
+
+Call = Callable[..., list[Any]]
+
+
+def put(store: Store, step: int, values_of: int | None = None) -> Path:
+    tensors = held(whole(values_of or step), 0, 1, sharded=False)
+    return store.save(step, tensors, state(step, 0), {"tokens": 1000 * step}, {})
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_every_rank_hears_of_the_full_disk_of_one(checkpoints: Path, ranks_status: Call) -> None:
+    """RLIMIT_FSIZE stops one rank's file: the save fails as a whole, naming rank, file and reason."""
+    before = names(checkpoints)
+    answers = ranks_status("save_with_limit", 2, directory=checkpoints, step=3, victim=1, limit=100)
+    assert [answer["kind"] for answer in answers] == ["CheckpointError"] * 2
+    assert answers[0]["error"] == answers[1]["error"]
+    assert answers[0]["error"].startswith("rank 1: step-00000003.")
+    assert answers[0]["error"].endswith("/rank-00001.safetensors: File too large")
+    assert names(checkpoints) == before
+    found = Store(checkpoints).latest()
+    assert found is not None
+    assert_holds(found, 2)
+
+
+def test_control_with_room_the_same_save_works(checkpoints: Path, ranks: Call) -> None:
+    ranks("save_with_limit", 2, directory=checkpoints, step=3, victim=1, limit=1 << 20)
+    assert Store(checkpoints).steps() == [2, 3]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    target = tmp_path / "disk"
+    target.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(target)]
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("mounting a small tmpfs needs root; the file size limit above covers the same path")
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(
+            f"no tmpfs can be mounted here ({mounted.stderr.strip()}); the file size limit covers the path"
+        )
+    yield target
+    subprocess.run(["umount", str(target)], check=True)
+
+
+def test_disk_full(small_disk: Path) -> None:
+    """ENOSPC in the middle of a file: nothing of the save stays, and smaller ones go on."""
+    store = Store(small_disk)
+    put(store, 1)
+    large = shards_of([("large", torch.zeros(200_000))])
+    with pytest.raises(CheckpointError, match=r"rank 0: .*rank-00000.safetensors: No space left on device"):
+        store.save(2, large, {}, {}, {})
+    assert names(small_disk) == ["LATEST", "step-00000001"]
+    put(store, 3)
+    found = store.latest()
+    assert found is not None
+    assert_holds(found, 3)
+
+
+def test_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="file/checkpoints: Not a directory"):
+        Store(tmp_path / "file" / "checkpoints")
+
+
+def test_a_committed_step_is_not_written_again(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    path = put(store, 1)
+    manifest = (path / "MANIFEST.json").read_bytes()
+    assert put(store, 1, values_of=5) == path
+    assert (path / "MANIFEST.json").read_bytes() == manifest
+    assert_holds(open_checkpoint(path), 1)
+
+
+def test_a_broken_step_is_written_again(tmp_path: Path) -> None:
+    told: list[str] = []
+    store = Store(tmp_path, log=told.append)
+    path = put(store, 1)
+    (path / "rank-00000.json").unlink()
+    assert put(store, 1) == path
+    assert_holds(open_checkpoint(path), 1)
+    assert told == ["step 1 is kept as step-00000001.bad"]
+
+
+@pytest.mark.parametrize(
+    ("states", "reason"),
+    [
+        ({"rank_state": {"x": object()}}, "rank_state is not JSON"),
+        ({"run_state": {"loss": math.nan}}, "run_state is not JSON"),
+        ({"meta": {"x": b"bytes"}}, "meta is not JSON"),
+    ],
+)
+def test_states_that_are_not_json(tmp_path: Path, states: dict[str, Any], reason: str) -> None:
+    given: dict[str, Any] = {"rank_state": {}, "run_state": {}, "meta": {}} | states
+    with pytest.raises(CheckpointError, match=reason):
+        Store(tmp_path).save(1, {}, **given)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("shard", "reason"),
+    [
+        (Shard(torch.zeros(2, 2), (4, 2), 0, False), "rows 2 to 4 are held by no rank"),
+        (Shard(torch.zeros(2, 2), (4, 2), 3, False), "is not in"),
+        (Shard(torch.zeros(2, 2), (4, 2), 0, True), "called replicated"),
+        (
+            Shard(torch.zeros(2, dtype=torch.complex64), (2,), 0, True),
+            "dtype torch.complex64 cannot be stored",
+        ),
+    ],
+)
+def test_shards_that_make_no_sense(tmp_path: Path, shard: Shard, reason: str) -> None:
+    with pytest.raises(CheckpointError, match=f"tensor 'odd': .*{reason}"):
+        Store(tmp_path).save(1, {"odd": shard}, {}, {}, {})
+    assert names(tmp_path) == []
+
+
+def test_ranks_that_disagree(tmp_path: Path, ranks_status: Call) -> None:
+    answers = ranks_status("save_with_own_run_state", 2, directory=tmp_path)
+    assert {answer["error"] for answer in answers} == {"run_state of rank 1 differs from that of rank 0"}
+    assert names(tmp_path) == []
+
+
+def test_two_writers_commit_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second job commits the step right before the first one renames: the first fails, nothing mixes."""
+    first = Store(tmp_path)
+    real = os.rename
+    raced: list[str] = []
+
+    def rename(source: Path, target: Path) -> None:
+        if not raced:
+            raced.append(Path(source).name)
+            second = Store(tmp_path, log=raced.append)
+            put(second, 1, values_of=1)
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(CheckpointError, match="step-00000001: another writer committed it meanwhile"):
+        put(first, 1, values_of=5)
+    assert raced[1] == f"{raced[0]}: left alone, another process is writing it"
+    assert names(tmp_path) == ["LATEST", "step-00000001"]
+    found = first.latest()
+    assert found is not None
+    assert_holds(found, 1)
+
+
+def test_left_overs_of_the_dead_are_removed_and_of_the_living_not(tmp_path: Path) -> None:
+    alive = Attempt.begin(tmp_path, 7)
+    dead = Attempt.begin(tmp_path, 8)
+    os.close(dead._manifest)
+    (tmp_path / "step-00000009.0a0b0c.tmp").mkdir()
+    (tmp_path / "step-00000003.0a0b0c.deleting").mkdir()
+    (tmp_path / "step-00000003.0a0b0c.deleting" / "MANIFEST.json").write_text("{}")
+    (tmp_path / "LATEST.0a0b0c.tmp").write_text("step")
+    (tmp_path / "notes.tmp").mkdir()
+    told: list[str] = []
+    store = Store(tmp_path, log=told.append)
+    assert names(tmp_path) == sorted(["notes.tmp", alive.path.name])
+    assert told == [
+        f"{alive.path.name}: left alone, another process is writing it",
+        f"{dead.path.name}: removed, its writer died before it was committed",
+    ]
+    assert store.steps() == []
+    alive.close()
+    assert names(tmp_path) == ["notes.tmp"]
+
+
+def test_pruning_keeps_what_it_must(tmp_path: Path) -> None:
+    store = Store(tmp_path, keep=3)
+    for step in (1, 2, 3, 4):
+        put(store, step)
+    assert store.steps() == [2, 3, 4]
+    (tmp_path / "step-00000003" / "MANIFEST.json").write_bytes(b"")
+    put(store, 5)
+    assert store.steps() == [2, 3, 4, 5], "a broken one does not count as kept"
+    put(Store(tmp_path), 1)
+    assert store.steps() == [1, 4, 5], "what was just committed stays, even behind newer ones"
+    with pytest.raises(CheckpointError, match="keep is 1; at least 2"):
+        Store(tmp_path, keep=1)
+
+
+def test_a_latest_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    told: list[str] = []
+    store = Store(tmp_path, log=told.append)
+    (tmp_path / "LATEST").mkdir()
+    put(store, 1)
+    assert told == [f"step 1 is committed, but LATEST could not be written: {told[0].split(': ', 1)[1]}"]
+    assert_holds(open_checkpoint(tmp_path / "step-00000001"), 1)
+
+
+def test_pruning_never_leaves_a_reader_without_a_checkpoint(tmp_path: Path, ranks: Call) -> None:
+    """While two ranks commit and prune 25 steps, a reader beside them always finds a valid checkpoint."""
+    put(Store(tmp_path), 1)
+    writer = threading.Thread(
+        target=ranks, args=("save", 2), kwargs={"directory": tmp_path, "steps": list(range(2, 27))}
+    )
+    writer.start()
+    seen: list[int] = []
+    while writer.is_alive():
+        found = newest(tmp_path)
+        assert found is not None, f"after {len(seen)} good looks"
+        seen.append(found.step)
+    writer.join()
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 3, "the reader looked while steps came and went"
+    assert Store(tmp_path).steps() == [25, 26]
+    assert json.loads((tmp_path / "step-00000026" / "MANIFEST.json").read_text())["world_size"] == 2
