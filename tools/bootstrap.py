@@ -265,8 +265,8 @@ def installer_environment(house: House) -> Dict[str, str]:
     """The caller's environment less what bends an installation, with caches inside the checkout."""
     bending = ("PYTHON", "VIRTUAL_ENV", "CONDA_", "PIP_TARGET", "PIP_PREFIX", "UV_SYSTEM_PYTHON", "UV_TARGET")
     env = {name: value for name, value in os.environ.items() if not name.startswith(bending)}
-    env.setdefault("UV_CACHE_DIR", os.path.join(house.cache, "uv"))
-    env.setdefault("PIP_CACHE_DIR", os.path.join(house.cache, "pip"))
+    env["UV_CACHE_DIR"] = env.get("UV_CACHE_DIR") or os.path.join(house.cache, "uv")
+    env["PIP_CACHE_DIR"] = env.get("PIP_CACHE_DIR") or os.path.join(house.cache, "pip")
     env["PIP_USER"] = "0"
     env["TMPDIR"] = os.path.join(house.cache, "tmp")
     return env

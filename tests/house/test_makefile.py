@@ -1,0 +1,96 @@
+"""The front door: targets of one line, all of them in the help, and nothing between a signal and yard."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGET = re.compile(r"^([a-z][a-z-]*):(?!=)")
+
+
+def recipes() -> dict[str, list[str]]:
+    """Returns each target's recipe lines."""
+    found: dict[str, list[str]] = {}
+    target = ""
+    for line in (ROOT / "Makefile").read_text(encoding="utf-8").splitlines():
+        match = TARGET.match(line)
+        if match:
+            target = match.group(1)
+            found[target] = []
+        elif line.startswith("\t"):
+            found[target].append(line.strip())
+    return found
+
+
+def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs make in the checkout, without what an outer make left in the environment."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    command = ["make", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_every_target_is_one_silent_line() -> None:
+    """Logic belongs to yard, where it can be tested."""
+    found = recipes()
+    assert {"train", "test", "ci"} <= set(found)
+    for target, lines in found.items():
+        assert len(lines) == 1, f"{target}: {lines}"
+        assert lines[0].startswith("@"), f"{target} echoes its command"
+
+
+def test_help_lists_every_target_in_groups() -> None:
+    """`make` alone prints the help."""
+    shown = make()
+    assert shown.returncode == 0, shown.stderr
+    listed = re.findall(r"(?m)^  ([a-z-]+)  +\S", shown.stdout)
+    assert sorted(listed) == sorted(recipes())
+    assert len(re.findall(r"(?m)^[A-Z]\w.*$", shown.stdout)) >= 3, "no groups"
+
+
+def test_every_target_is_phony() -> None:
+    """A file called `test` must not switch a target off."""
+    phony = re.search(r"(?m)^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert phony is not None
+    assert sorted(phony.group(1).split()) == sorted(recipes())
+
+
+@pytest.mark.parametrize("target", sorted(recipes()))
+def test_every_target_expands(target: str) -> None:
+    """`make -n` expands a recipe without running it."""
+    shown = make("-n", target)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.strip()
+
+
+def test_arguments_reach_yard() -> None:
+    """CELL and ARGS arrive in the command line, unchanged."""
+    shown = make("-n", "run", "CELL=overlays/p5/other", "ARGS=--set train.steps=5").stdout
+    assert ".venv/bin/yard run overlays/p5/other --set train.steps=5" in shown
+
+
+def test_yard_is_what_make_waits_for(tmp_path: Path) -> None:
+    """make starts yard itself, without a shell in between that would keep a signal to itself.
+
+    A prompt with quotes arrives as it is, and another project's PYTHONPATH does not.
+    """
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools/bootstrap.py").write_text("")
+    yard = tmp_path / ".venv/bin/yard"
+    yard.parent.mkdir(parents=True)
+    yard.write_text('#!/bin/sh\nps -o comm= -p $PPID\nprintf "%s|" "$@" "path=$PYTHONPATH"\nexit 3\n')
+    yard.chmod(0o755)
+    environment = os.environ | {"PYTHONPATH": "/elsewhere", "MAKEFLAGS": ""}
+    command = ["make", "sample", "RUN=some-run", 'PROMPT=it\'s "quoted" & more']
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    parent, _, arguments = done.stdout.partition("\n")
+    assert Path(parent.strip()).name == "make"
+    assert arguments == 'sample|some-run|--prompt|it\'s "quoted" & more|path=|'
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1, "one line of make's own, not more"

@@ -1,0 +1,103 @@
+"""What must not stand in any file of the tree, and what the repository's own files promise."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Put together here so that this file does not hold what it looks for.
+HOSTS = [
+    *("py" + "pi.org", "python" + "hosted.org", "proxy.go" + "lang.org", "registry.npm" + "js"),
+    *("crates" + ".io", "deb.deb" + "ian.org", "repo.mav" + "en", "download.py" + "torch.org"),
+]
+FORBIDDEN = {
+    "a package registry's host": re.compile("|".join(map(re.escape, HOSTS))),
+    "a path of the machine it was written on": re.compile(r"(?<![\w.}/-])/(?:work|root)(?![\w-])"),
+    "unfinished work": re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X)\b"),
+}
+
+
+def tree() -> list[Path]:
+    """Returns the files that git knows or would add."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout: clone the repository to run this test")
+    paths = [ROOT / name for name in listed.stdout.split("\0") if name]
+    return [path for path in paths if path.is_file()]
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_no_file_holds(what: str) -> None:
+    """Neither hosts nor machine paths nor notes to oneself."""
+    found = []
+    for path in tree():
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            if FORBIDDEN[what].search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("what", "line"),
+    [
+        ("a package registry's host", "index = https://" + "py" + "pi.org/simple"),
+        ("a path of the machine it was written on", "see /" + "work/main/README.md"),
+        ("unfinished work", "# TO" + "DO later"),
+    ],
+)
+def test_the_guard_can_fail(what: str, line: str) -> None:
+    """Control: each pattern finds its kind."""
+    assert FORBIDDEN[what].search(line)
+    assert not FORBIDDEN[what].search("work through the root of the workload in /workspace at $ROOT/work")
+
+
+def test_actions_are_pinned_and_may_only_read() -> None:
+    """A tag can be moved to other code; a commit cannot."""
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    used = re.findall(r"uses: (\S+)(.*)", workflow)
+    assert used
+    for action, comment in used:
+        assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action), action
+        assert re.fullmatch(r" # v\d+\.\d+\.\d+", comment), f"{action} does not say its version"
+    assert YAML(typ="safe").load(workflow)["permissions"] == {"contents": "read"}
+
+
+def test_continuous_integration_runs_each_target_once_in_a_clean_environment(tmp_path: Path) -> None:
+    """.ci/run, with a `make` that only notes how it was called."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
+    stand_in = tmp_path / "bin/make"
+    stand_in.parent.mkdir()
+    stand_in.write_text('#!/bin/sh\necho "called: $@"\nenv\n')
+    stand_in.chmod(0o755)
+    path = f"{stand_in.parent}:{os.environ['PATH']}"
+    given = {"PATH": path, "PYTHONPATH": "/x", "VIRTUAL_ENV": "/y", "PIP_INDEX_URL": "kept", "RANK": "3"}
+    command = ["bash", ".ci/run"]
+    done = subprocess.run(command, cwd=tmp_path, env=given, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"called: (.*)", done.stdout) == ["setup", "lint", "types", "test"]
+    assert "PIP_INDEX_URL=kept" in done.stdout
+    assert not re.search(r"(?m)^(PYTHONPATH|VIRTUAL_ENV|RANK)=", done.stdout)
+
+
+def test_continuous_integration_stops_at_the_first_failure(tmp_path: Path) -> None:
+    """A red lint is a red run."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
+    stand_in = tmp_path / "make"
+    stand_in.write_text('#!/bin/sh\necho "called: $@"\n[ "$1" != lint ]\n')
+    stand_in.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = ["bash", ".ci/run"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert re.findall(r"called: (.*)", done.stdout) == ["setup", "lint"]
