@@ -25,7 +25,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -115,7 +115,7 @@ def ensure(root: Path, progress: Progress) -> Renderer:
         return found
     for get in (go_install, download):
         try:
-            return _kustomize(get(root, progress), "got into the checkout")
+            return _kustomize(get(root, progress) / "kustomize", "got into the checkout")
         except Unusable as reason:
             reasons.append(str(reason))
     raise UserError(
@@ -125,30 +125,34 @@ def ensure(root: Path, progress: Progress) -> Renderer:
     )
 
 
-def go_install(root: Path, progress: Progress, version: str = VERSION, name: str = "kustomize") -> Path:
-    """Build kustomize `version` with the machine's Go; return the program, `root/.cache/bin/<name>`.
+def go_install(root: Path, progress: Progress, versions: Mapping[str, str] | None = None) -> Path:
+    """Build kustomize with the machine's Go; return the directory of the programs, `root/.cache/bin`.
 
-    Module cache, build cache and temporary files stand below `root/.cache/go` and are removed afterwards
-    (300 MB). Raises Unusable.
+    `versions` maps a program's name there to its version; without it `kustomize` is the pinned one. Module
+    cache, build cache and temporary files stand below `root/.cache` and are removed afterwards (300 MB).
+    Raises Unusable.
     """
     go = shutil.which("go")
     if go is None:
         raise Unusable("no go on PATH")
-    progress(f"building kustomize {version} with {go}: about half a minute, once")
-    cache = root / ".cache"
-    (cache / "bin").mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix="go-", dir=cache))
+    programs = root / ".cache" / "bin"
+    programs.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix="go-", dir=programs.parent))
     try:
-        _run_go([go, "install", "-v", f"{MODULE}@v{version}"], _go_environment(work), progress)
-        return _put(work / "bin" / "kustomize", cache / "bin" / name)
+        environment = _go_environment(work)
+        for name, version in (versions or {"kustomize": VERSION}).items():
+            progress(f"building kustomize {version} with {go}: about half a minute, once")
+            _run_go([go, "install", "-v", f"{MODULE}@v{version}"], environment, progress)
+            _put(work / "bin" / "kustomize", programs / name)
     except OSError as problem:
         raise Unusable(f"go install: {problem}") from problem
     finally:
         shutil.rmtree(work, ignore_errors=True)
+    return programs
 
 
 def download(root: Path, progress: Progress) -> Path:
-    """Fetch the pinned release archive, check its digest, return the program `root/.cache/bin/kustomize`.
+    """Fetch the pinned release archive, check its digest; return its program's directory, `root/.cache/bin`.
 
     Raises Unusable when this platform has no known digest, the network fails or the digest is another.
     """
@@ -165,10 +169,11 @@ def download(root: Path, progress: Progress) -> Path:
             if digest != DIGESTS[target]:
                 raise Unusable(f"{url}: its SHA-256 is {digest}, not {DIGESTS[target]}; it was thrown away")
             with tempfile.TemporaryDirectory(dir=directory) as unpacked:
-                return _put(_unpack(archive, Path(unpacked)), directory / "kustomize")
+                _put(_unpack(archive, Path(unpacked)), directory / "kustomize")
     except (OSError, http.client.HTTPException, tarfile.TarError) as problem:
         reason = problem.reason if isinstance(problem, urllib.error.URLError) else problem
         raise Unusable(f"{url}: {reason}") from problem
+    return directory
 
 
 def _look(root: Path, reasons: list[str]) -> Renderer | None:
@@ -337,14 +342,13 @@ def _unpack(archive: IO[bytes], directory: Path) -> Path:
     raise Unusable("the release archive holds no file kustomize")
 
 
-def _put(program: Path, target: Path) -> Path:
-    """Move a program that works to its place in one step, so that nobody ever runs half of it."""
+def _put(program: Path, target: Path) -> None:
+    """Move a program that runs to its place in one step, so that nobody ever runs half of it."""
     if not program.is_file():
         raise Unusable(f"{program.name} was not made")
     program.chmod(0o755)
-    _kustomize(program, "unpacked")
+    _ask([str(program), "version"])
     program.replace(target)
-    return target
 
 
 def _short(stderr: str, path: Path) -> str:

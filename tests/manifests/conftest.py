@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import sys
 from collections.abc import Callable
@@ -18,6 +19,13 @@ OLDEST = "5.4.2"  # what kubectl 1.31 carries
 Objects = dict[tuple[str, str], dict[str, Any]]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give time to whichever test asks first for the versions that may have to be built."""
+    for item in items:
+        if "builder" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(900))
+
+
 @pytest.fixture(scope="session", params=["found", OLDEST, kustomize.VERSION])
 def builder(request: pytest.FixtureRequest) -> kustomize.Renderer:
     """Each renderer in turn: the one that a user's command takes, the oldest supported, the newest."""
@@ -26,18 +34,29 @@ def builder(request: pytest.FixtureRequest) -> kustomize.Renderer:
         if found is None:
             pytest.skip(NONE_HERE)
         return found
-    return _versioned(request.param)
-
-
-def _versioned(version: str) -> kustomize.Renderer:
-    """Return kustomize `version`, kept in the checkout's cache: the first time takes about 20 s."""
-    program = repo.root() / ".cache" / "bin" / f"kustomize-{version}"
+    reason = _get_versions()
+    program = _program(request.param)
     if not program.exists():
-        try:
-            kustomize.go_install(repo.root(), _note, version, program.name)
-        except kustomize.Unusable as reason:
-            pytest.skip(f"kustomize {version} cannot be had here ({reason}): install Go 1.24 or newer")
-    return kustomize.Renderer((str(program), "build"), version, "built for the tests")
+        pytest.skip(f"kustomize {request.param} cannot be had here ({reason}): install Go 1.24 or newer")
+    return kustomize.Renderer((str(program), "build"), request.param, "got for the tests")
+
+
+@functools.cache
+def _get_versions() -> str | None:
+    """Get the oldest and newest versions into the cache, about 40 s once; return why that failed."""
+    versions = {_program(version).name: version for version in (OLDEST, kustomize.VERSION)}
+    missing = {name: version for name, version in versions.items() if not _program(version).exists()}
+    if not missing:
+        return None
+    try:
+        kustomize.go_install(repo.root(), _note, missing)
+    except kustomize.Unusable as reason:
+        return str(reason)
+    return None
+
+
+def _program(version: str) -> Path:
+    return repo.root() / ".cache" / "bin" / f"kustomize-{version}"
 
 
 def _note(line: str) -> None:
