@@ -69,7 +69,7 @@ lock: setup ## Pin the newest allowed versions of what changed in requirements*.
 	@.venv/bin/uv pip compile --quiet --cache-dir .cache/uv --universal --python-version 3.11 --generate-hashes --no-header --output-file requirements.lock requirements.in requirements-dev.in $(ARGS)
 
 clean: ## Remove caches and litter; .venv, data and runs stay
-	@rm -rf .cache build *.egg-info && find . -path ./.venv -prune -o -path ./local -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
+	@chmod -R u+w .cache 2>/dev/null; rm -rf .cache build *.egg-info && find . -path ./.venv -prune -o -path ./local -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf
 
 purge: clean ## Remove also .venv and local/, which holds the prepared data and ALL runs with their checkpoints
 	@rm -rf .venv local

@@ -318,6 +318,7 @@ def progress(house: House) -> Iterator[None]:
 def run_installer(house: House, command: List[str], lock: IO[str]) -> None:
     """Runs an installer to its end, its output in a file; raises SetupError when it fails."""
     log_path = os.path.join(house.cache, "install.log")
+    os.makedirs(os.path.join(house.cache, "tmp"), exist_ok=True)
     with open(log_path, "w+", errors="replace") as log:
         child = subprocess.Popen(
             command,
@@ -378,7 +379,6 @@ def installer(house: House, uv: Optional[str]) -> List[str]:
 
 def install_everything(house: House, lock: IO[str], uv: Optional[str]) -> None:
     """Installs the locked packages, then the checkout itself, into `.venv`; removes the downloads."""
-    os.makedirs(os.path.join(house.cache, "tmp"), exist_ok=True)
     install = installer(house, uv)
     locked = [
         "--require-hashes",
