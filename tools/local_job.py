@@ -13,6 +13,7 @@ from tools.cell import Manifests, name_of, parse
 from tools.errors import UserError
 from tools.operator_admission import MASTER, WORKER
 from tools.pod import GPU, LocalPod, local_pods
+from tools.supervisor import Success
 from tools.verdict import State, Verdict
 
 if TYPE_CHECKING:
@@ -45,6 +46,13 @@ class LocalJob:
     backoff_limit: int | None
     config: Config | None
     wiring: Verdict
+
+    @property
+    def success(self) -> Success:
+        """Return the operator's rule of when this job has succeeded."""
+        if self.pods[0].replica_type == MASTER.lower():
+            return Success.MASTER
+        return Success.ANY if self.manifests.job()["spec"].get("elasticPolicy") is not None else Success.ALL
 
     @property
     def config_directory(self) -> Path | None:

@@ -108,9 +108,8 @@ def show_plan(job: LocalJob, as_json: bool) -> None:
     if as_json:
         output.data({"job": job.name, "run": str(job.directory), "pods": plans})
         return
-    output.line(
-        f"{job.source}: PyTorchJob {job.name}, {output.count(len(job.local), 'pod')}, run {repo.shown(job.directory)}"
-    )
+    pods = output.count(len(job.local), "pod")
+    output.line(f"{job.source}: PyTorchJob {job.name}, {pods}, run {repo.shown(job.directory)}")
     for pod in job.local:
         output.line()
         output.line(f"pod {pod.name} (in {pod.cwd})")
@@ -126,7 +125,8 @@ def _train(job: LocalJob, cell: str, as_json: bool) -> int:
     names = ", ".join(pod.name for pod in job.local)
     output.note(f"starting {output.count(len(job.local), 'pod')}: {names}")
     relay = output.note if as_json else output.line
-    outcome = Supervisor(job.local, job.directory, job.backoff_limit, relay, output.note).run()
+    supervisor = Supervisor(job.local, job.directory, job.success, job.backoff_limit, relay, output.note)
+    outcome = supervisor.run()
     if outcome.left:
         raise UserError(f"processes that could not be ended: {sorted(outcome.left)}", code=1)
     if outcome.end is End.STOPPED:

@@ -1,7 +1,8 @@
 """Stands in for the trainer in a wiring proof: joins the job, takes part in one all-reduce, says who it is.
 
 Started by the job's own launcher, as a script or as a module; it reads its rank as any trainer would. It
-writes `<WIRING_RECORDS>/<pod>-<local rank>.json` twice: when it knows its rank, and when the all-reduce is done.
+writes `<WIRING_RECORDS>/<pod>-<local rank>.json` twice: when it knows its rank, and when the all-reduce is
+done.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Plays the kubelet for one job on this machine: starts its pods, restarts them, drains them, ends them.
 
 What it does as a cluster would: `restartPolicy` and `backoffLimit`, SIGTERM and then SIGKILL after
-terminationGracePeriodSeconds, one log a pod, the job succeeds when a worker of an elastic job exits 0.
+terminationGracePeriodSeconds, one log a pod, and the operator's rule of when a job has succeeded.
 What it does more kindly: it waits seconds, not minutes, before a restart; it gives up when two attempts of a
 pod in a row bring the run no further; and it ends the job at once when a rank records a failure that a
 restart cannot cure.
@@ -42,6 +42,14 @@ class End(enum.Enum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     STOPPED = "stopped"
+
+
+class Success(enum.Enum):
+    """Whose exit with 0 makes a job succeed (UpdateJobStatus in the operator's pytorchjob_controller.go)."""
+
+    MASTER = "the Master's"
+    ANY = "any worker's"
+    ALL = "all workers'"
 
 
 @dataclass(frozen=True)
@@ -89,16 +97,19 @@ class Supervisor:
         self,
         pods: Sequence[LocalPod],
         run_directory: Path,
+        success: Success,
         backoff_limit: int | None,
         relay: Callable[[str], None],
         note: Callable[[str], None],
     ) -> None:
-        """Prepare to run `pods`; `relay` gets the first pod's output by line, `note` what happens to pods.
+        """Prepare to run `pods`, the Master (if there is one) first.
 
+        `relay` gets the first pod's output line by line, `note` what happens to pods.
         `run_directory` holds `logs/`, `failures/` and, as signs of progress, `metrics.jsonl` and
         `checkpoints/LATEST`.
         """
         self._directory = run_directory
+        self._success = success
         self._limit = DEFAULT_BACKOFF_LIMIT if backoff_limit is None else backoff_limit
         self._relay = relay
         self._note = note
@@ -138,8 +149,8 @@ class Supervisor:
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for number, handler in before.items():  # once stopped, insisting must not cut the ending short
+                signal.signal(number, signal.SIG_IGN if self._stop.signal else handler)
 
     def _start(self, running: _Running) -> None:
         running.attempts += 1
@@ -199,7 +210,7 @@ class Supervisor:
     def _after_exit(self, running: _Running) -> Outcome | None:
         """Decide what one pod's exit means: the job's end, or (None) that it goes on, with a restart."""
         if running.exit_code == 0:
-            return self._finish_others(running)
+            return self._finish_others(running) if self._succeeded() else None
         name, code = running.pod.name, exit_text(running.exit_code or 0)
         if self._permanent():
             return None
@@ -220,8 +231,13 @@ class Supervisor:
         self._note(f"pod {name}: {code}; it starts again in {delay:.0f} s (restart {self._restarts})")
         return None
 
+    def _succeeded(self) -> bool:
+        """Say whether the pods that have exited with 0 make the job succeed."""
+        ended = [running.exit_code == 0 for running in self._pods]
+        return {Success.MASTER: ended[0], Success.ANY: any(ended), Success.ALL: all(ended)}[self._success]
+
     def _finish_others(self, first: _Running) -> Outcome:
-        """One pod has exited 0, which makes the job succeed: wait for the others as long as they may take."""
+        """The job has succeeded: wait for the pods that still run as long as they may take to end."""
         deadline = time.monotonic() + first.pod.grace
         while time.monotonic() < deadline and not self._stop.signal:
             waiting = [

@@ -1,8 +1,8 @@
 """The proof of a job's wiring: its own launch commands run here, with a probe in place of the trainer.
 
 Nothing of the manifest's own code runs: only torchrun (or python) with the manifest's options and
-environment, and `tools.probe`. All pods share this machine's address, so each rendezvous of the job gets a free
-port of its own; two pods that would not meet on a cluster do not meet here.
+environment, and `tools.probe`. All pods share this machine's address, so each rendezvous of the job gets a
+free port of its own; two pods that would not meet on a cluster do not meet here.
 """
 
 from __future__ import annotations

@@ -1,0 +1,122 @@
+"""Stands in for the trainer in tests of the runner; `DO` says what it does, on rank `ON` or on all.
+
+It knows only what a container knows: its environment. It leaves what it saw in TRAINYARD_RUN.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+RUN = Path(os.environ["TRAINYARD_RUN"])
+RANK = int(os.environ.get("RANK", "0"))
+POD = os.environ["HOSTNAME"]
+
+
+def main() -> int:
+    """Do what DO says; return the exit code."""
+    RUN.mkdir(parents=True, exist_ok=True)
+    (RUN / f"environment-{POD}.json").write_text(json.dumps(dict(os.environ)))
+    print(f"hello from {POD}", flush=True)
+    print(f"warning of {POD}", file=sys.stderr, flush=True)
+    chosen = os.environ.get("ON", str(RANK)) == str(RANK)
+    return {
+        "end": end,
+        "fail": fail,
+        "fail once": fail_once,
+        "record": record,
+        "wait": wait,
+        "orphan": orphan,
+        "finish": finish,
+    }[os.environ.get("DO", "end") if chosen else os.environ.get("ELSE", "end")]()
+
+
+def end() -> int:
+    return 0
+
+
+def fail() -> int:
+    raise ValueError("the stand-in was told to fail")
+
+
+def fail_once() -> int:
+    """Fail at the first attempt, having made a step; succeed at the second."""
+    if (RUN / "metrics.jsonl").exists():
+        return 0
+    (RUN / "metrics.jsonl").write_text('{"step": 1}\n')
+    return 3
+
+
+def record() -> int:
+    """Record a failure that a restart cannot cure, and one of its consequence, then exit."""
+    now = time.time()
+    for offset, rank, kind, message in (
+        (0.0, 1, os.environ["CLASS"], "told to"),
+        (-0.1, 0, "lost peer", "gone"),
+    ):
+        moment = now + offset
+        path = RUN / "failures" / f"{int(moment * 1000)}-rank-{rank:05d}.json"
+        path.parent.mkdir(exist_ok=True)
+        values = {"class": kind, "rank": rank, "host": "here", "step": 7, "message": message, "time": moment}
+        path.write_text(json.dumps(values))
+    return 1
+
+
+def wait() -> int:
+    """Wait for SIGTERM, leave a file that says so, and exit as a drained trainer does; has a child."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD],
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def drain(number: int, _frame: object) -> None:
+        (RUN / f"drained-{POD}").write_text(signal.Signals(number).name)
+        child.kill()
+        sys.exit(143)
+
+    signal.signal(signal.SIGTERM, drain if os.environ.get("STUBBORN") is None else signal.SIG_IGN)
+    (RUN / f"waiting-{POD}").write_text(str(os.getpid()))
+    while True:
+        time.sleep(0.05)
+
+
+def orphan() -> int:
+    """Leave a child in a session of its own behind, as a killed torchrun leaves its workers."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    (RUN / f"orphan-{POD}").write_text(str(child.pid))
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
+def finish() -> int:
+    """Write the report of a finished run."""
+    steps = int(os.environ.get("STEPS", "5"))
+    report = {
+        "step": steps,
+        "steps": steps,
+        "heldout_loss": 5.0,
+        "ln_vocab": 8.3178,
+        "unigram_nats": 6.7,
+        "tokens_per_s": 1234.5,
+        "mfu": 0.25,
+        "samples": [{"prompt": "import ", "text": "os\nimport sys"}],
+        "checkpoint": "checkpoints/step-00000005",
+        "seconds": 12.0,
+    }
+    (RUN / "report.json").write_text(json.dumps(report))
+    return 0
+
+
+CHILD = f"""
+import ctypes, time
+ctypes.CDLL(None).prctl(1, {int(signal.SIGKILL)}, 0, 0, 0)
+time.sleep(600)
+"""
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,334 @@
+"""`yard run`: a job of real processes here, its environment, its ends, and what is said and left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Job = Callable[..., dict[str, Any]]
+
+
+def one_error(text: str) -> str:
+    """Return the message of the one error in `text`; fail when there are more, or a traceback."""
+    assert "Traceback" not in text
+    errors = [line for line in text.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, text
+    return errors[0].removeprefix("error: ")
+
+
+def test_pods_have_the_operators_environment_and_nothing_of_the_users_shell(
+    checkout: Any, make_job: Job
+) -> None:
+    cell = checkout.cell(
+        make_job("clean", master=True, env={"OWN": "$(RANK) of $(WORLD_SIZE)", "DIR": "/shared/x"})
+    )
+    stray = {
+        "RANK": "9",
+        "MASTER_ADDR": "example.org",
+        "PET_NNODES": "7",
+        "PYTHONPATH": "/nowhere",
+        "STRAY": "x",
+    }
+    done = checkout.yard("run", cell, **stray, CUDA_VISIBLE_DEVICES="0,1")
+    assert done.returncode == 0, done.stderr
+    directory = checkout.run_directory("clean")
+    master, worker = (
+        json.loads((directory / f"environment-clean-{pod}-0.json").read_text())
+        for pod in ("master", "worker")
+    )
+    allowed = {
+        *("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "HOSTNAME"),
+        *("CUDA_VISIBLE_DEVICES", "PET_LOCAL_ADDR", "GLOO_SOCKET_IFNAME"),
+        *("TRAINYARD_RUN", "OWN", "DIR", "PYTHONUNBUFFERED", "MASTER_PORT", "PET_MASTER_PORT", "MASTER_ADDR"),
+        *("PET_MASTER_ADDR", "WORLD_SIZE", "RANK", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_NNODES"),
+    }
+    assert set(worker) <= allowed
+    assert worker["RANK"] == "1"
+    assert worker["OWN"] == "$(RANK) of $(WORLD_SIZE)"  # the operator's variables stand behind the user's own
+    assert (worker["MASTER_ADDR"], worker["PET_NNODES"]) == ("127.0.0.1", "2")
+    assert worker["CUDA_VISIBLE_DEVICES"] == ""
+    assert worker["DIR"] == f"{checkout.root}/local/x"
+    assert worker["HOME"].startswith(f"{checkout.root}/local/pods/clean-worker-0")
+    assert master["RANK"] == "0"
+    assert master["HOSTNAME"] == "clean-master-0"
+
+
+def test_the_first_pods_output_is_relayed_and_every_pods_is_logged(checkout: Any, make_job: Job) -> None:
+    done = checkout.yard("run", checkout.cell(make_job("logs", master=True)))
+    assert done.returncode == 0, done.stderr
+    assert "hello from logs-master-0" in done.stdout
+    assert "hello from logs-worker-0" not in done.stdout + done.stderr
+    log = (checkout.run_directory("logs") / "logs" / "pod-logs-worker-0.log").read_text()
+    assert "--- attempt 1 of logs-worker-0" in log
+    assert "hello from logs-worker-0" in log
+    assert "warning of logs-worker-0" in log
+
+
+def test_a_failed_pod_starts_again_and_the_job_goes_on(checkout: Any, make_job: Job) -> None:
+    env = {"DO": "fail once", "ON": "0"}
+    done = checkout.yard("run", checkout.cell(make_job("again", master=True, env=env)))
+    assert done.returncode == 0, done.stderr
+    log = (checkout.run_directory("again") / "logs" / "pod-again-master-0.log").read_text()
+    assert log.count("--- attempt") == 2
+    assert "exited with code 3; it starts again" in done.stderr
+
+
+def test_restarts_that_bring_nothing_end_in_one_error(checkout: Any, make_job: Job) -> None:
+    done = checkout.yard(
+        "run", checkout.cell(make_job("dies", master=True, env={"DO": "fail", "ON": "0", "ELSE": "wait"}))
+    )
+    message = one_error(done.stderr)
+    assert done.returncode == 1
+    assert "pod dies-master-0 exited with code 1, twice without a step in between" in message
+    assert "ValueError: the stand-in was told to fail" in message
+    assert "local/runs/dies/logs/pod-dies-master-0.log" in done.stderr
+    assert (
+        checkout.run_directory("dies") / "waiting-dies-worker-0"
+    ).exists()  # the other pod was up, and ended
+
+
+@pytest.mark.parametrize("kind", ["config", "nan"])
+def test_what_a_restart_cannot_cure_ends_the_job_at_once(checkout: Any, make_job: Job, kind: str) -> None:
+    env = {"DO": "record", "CLASS": kind, "ON": "1", "ELSE": "wait"}
+    done = checkout.yard("run", checkout.cell(make_job("permanent", master=True, env=env)))
+    assert one_error(done.stderr) == f"rank 1 on here failed at step 7 ({kind}): told to"
+    assert done.returncode == 1
+    log = (checkout.run_directory("permanent") / "logs" / "pod-permanent-worker-0.log").read_text()
+    assert log.count("--- attempt") == 1
+
+
+def test_backoff_limit_bounds_the_restarts(checkout: Any, make_job: Job) -> None:
+    spec = {"runPolicy": {"backoffLimit": 0}}
+    done = checkout.yard("run", checkout.cell(make_job("bound", master=True, spec=spec, env={"DO": "fail"})))
+    assert "after 0 restarts (backoffLimit 0)" in one_error(done.stderr)
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_drains_every_pod(
+    checkout: Any, make_job: Job, wait_until: Callable[..., None], number: signal.Signals
+) -> None:
+    process = checkout.start("run", checkout.cell(make_job("drains", master=True, env={"DO": "wait"})))
+    directory = checkout.run_directory("drains")
+    pods = ("drains-master-0", "drains-worker-0")
+    wait_until(lambda: all((directory / f"waiting-{pod}").exists() for pod in pods), "both pods are up")
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert [(directory / f"drained-{pod}").read_text() for pod in pods] == ["SIGTERM", "SIGTERM"]
+    assert "to continue: " in err
+
+
+def test_a_second_interrupt_ends_stubborn_pods(
+    checkout: Any, make_job: Job, wait_until: Callable[..., None]
+) -> None:
+    env = {"DO": "wait", "STUBBORN": "1"}
+    process = checkout.start("run", checkout.cell(make_job("stubborn", master=True, env=env)))
+    waiting = checkout.run_directory("stubborn") / "waiting-stubborn-worker-0"
+    wait_until(waiting.exists, "the pod is up")
+
+    def insist() -> bool:
+        process.send_signal(signal.SIGINT)
+        return process.poll() is not None
+
+    wait_until(insist, "yard ends though its pods ignore SIGTERM", seconds=15)  # their grace is 20 s
+    assert process.returncode == 130
+    assert not (checkout.run_directory("stubborn") / "drained-stubborn-worker-0").exists()
+
+
+def test_killing_yard_leaves_nothing(checkout: Any, make_job: Job, wait_until: Callable[..., None]) -> None:
+    process = checkout.start("run", checkout.cell(make_job("killed", master=True, env={"DO": "wait"})))
+    waiting = checkout.run_directory("killed") / "waiting-killed-worker-0"
+    wait_until(waiting.exists, "the pod is up")
+    assert len(checkout.processes()) >= 4  # two pods, each with a child in a session of its own
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not checkout.processes(), "the kernel has ended every process", seconds=10)
+
+
+def test_what_a_dead_pod_leaves_is_ended(
+    checkout: Any, make_job: Job, wait_until: Callable[..., None]
+) -> None:
+    process = checkout.start(
+        "run",
+        checkout.cell(make_job("orphans", master=True, env={"DO": "orphan", "ON": "0", "ELSE": "wait"})),
+    )
+    _, err = process.communicate(timeout=60)
+    assert "was killed by SIGKILL" in one_error(err)
+    orphan = int((checkout.run_directory("orphans") / "orphan-orphans-master-0").read_text())
+    wait_until(lambda: not os.path.exists(f"/proc/{orphan}"), "the orphan is gone", seconds=5)
+
+
+def test_only_one_run_at_a_time(checkout: Any, make_job: Job, wait_until: Callable[..., None]) -> None:
+    cell = checkout.cell(make_job("locked", master=True, env={"DO": "wait"}))
+    first = checkout.start("run", cell)
+    wait_until((checkout.run_directory("locked") / "waiting-locked-worker-0").exists, "the first run is up")
+    second = checkout.yard("run", cell)
+    assert second.returncode == 2
+    assert f"already being trained here, by process {first.pid}" in one_error(second.stderr)
+    first.terminate()
+    first.communicate(timeout=30)
+
+
+def test_a_taken_port_is_named_with_its_holder_and_a_free_one(checkout: Any, make_job: Job) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(1)
+        port = server.getsockname()[1]
+        job = make_job("port", command=["torchrun", "/nothing.py"], port=port)
+        done = checkout.yard("run", checkout.cell(job))
+    assert done.returncode == 2
+    assert f"port {port}, where the pods meet, is taken by process {os.getpid()} (" in one_error(done.stderr)
+    assert "--port " in done.stderr
+
+
+def test_a_finished_run_says_so_and_starts_nothing(checkout: Any, make_job: Job) -> None:
+    job, configuration = make_job("done", master=True, env={"DO": "finish", "ON": "0"}), config_map("done")
+    cell = checkout.cell(mounting(job, configuration), configuration)
+    first = checkout.yard("run", cell)
+    assert first.returncode == 0, first.stderr
+    assert "5.0000 nats a token" in first.stdout
+    assert "| os" in first.stdout
+    environment = checkout.run_directory("done") / "environment-done-master-0.json"
+    environment.unlink()
+    second = checkout.yard("run", cell)
+    assert second.returncode == 0
+    assert "has already made its 5 steps" in second.stdout
+    assert f"run {cell} --set train.steps=10" in second.stdout
+    assert not environment.exists()  # no pod was started
+    data = json.loads(checkout.yard("run", cell, "--json").stdout)
+    assert data["report"]["heldout_loss"] == 5.0
+    assert checkout.yard("run", cell, "--fresh").returncode == 0
+    assert environment.exists()
+
+
+def test_dry_run_shows_pods_masks_secrets_and_starts_nothing(checkout: Any, make_job: Job) -> None:
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "key"},
+        "stringData": {"token": "hidden"},
+    }
+    job = make_job("dry")
+    container = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    reference = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "key", "key": "token"}}}
+    container.update(command=["torchrun", "-m", "x"], env=[*container["env"], reference])
+    cell = checkout.cell(job, secret)
+    done = checkout.yard("run", cell, "--dry-run", "--pods", "3", "--nproc", "2", "--port", "4567")
+    assert done.returncode == 0, done.stderr
+    assert "pod dry-worker-2" in done.stdout
+    for line in ("PET_NNODES=3:3", "PET_NPROC_PER_NODE=2", "PET_RDZV_ENDPOINT=127.0.0.1:4567", "TOKEN=***"):
+        assert f"environment  {line}" in done.stdout
+    assert "hidden" not in done.stdout
+    assert "/shared = local (claim trainyard)" in done.stdout
+    plan = json.loads(checkout.yard("run", cell, "--dry-run", "--json").stdout)
+    assert [pod["pod"] for pod in plan["pods"]] == ["dry-worker-0", "dry-worker-1"]
+    assert not (checkout.root / "local").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "hint"),
+    [
+        (
+            {"command": ["no-such-program"], "master": True},
+            "its command no-such-program is not on this machine",
+            "",
+        ),
+        ({"elastic": False}, "it trains as 2 separate jobs", "elasticPolicy"),
+        (
+            {"elastic": False, "command": ["torchrun", "a.py"]},
+            "it hangs: 2 pods wait in 2 places",
+            "elasticPolicy",
+        ),
+        ({"spec": {"nprocPerNode": 2}}, "spec.nprocPerNode: must be a string, not 2", ""),
+        ({"name": "Upper"}, "metadata.name: 'Upper' must be", ""),
+    ],
+)
+def test_a_manifest_that_cannot_train_is_refused(
+    checkout: Any, make_job: Job, change: dict[str, Any], message: str, hint: str
+) -> None:
+    done = checkout.yard("run", checkout.cell(make_job(**{"name": "bad", **change})))
+    assert message in one_error(done.stderr)
+    assert hint in done.stderr
+    assert done.returncode in (1, 2)
+    assert not checkout.processes()
+
+
+def test_missing_references_are_named(checkout: Any, make_job: Job) -> None:
+    job = make_job("lacks", master=True)
+    container = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]
+    container["env"].append({"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "gone", "key": "token"}}})
+    done = checkout.yard("run", checkout.cell(job))
+    assert one_error(done.stderr).startswith("pod lacks-master-0 needs Secret gone with key token (for KEY)")
+    assert done.returncode == 2
+
+
+def test_settings_reach_the_configuration_or_fail_by_name(checkout: Any, make_job: Job) -> None:
+    configuration = config_map("set")
+    cell = checkout.cell(mounting(make_job("set", master=True), configuration), configuration)
+    wrong = checkout.yard("run", cell, "--set", "train.stepps=7")
+    assert "did you mean train.steps?" in one_error(wrong.stderr)
+    assert wrong.returncode == 2
+    done = checkout.yard("run", cell, "--set", "train.steps=7", "--pods", "2")
+    assert done.returncode == 1  # the stand-in writes no report
+    assert "without a report" in one_error(done.stderr)
+    for pod in ("set-master-0", "set-worker-0"):
+        assert "steps: 7" in (checkout.root / "local/pods" / pod / "config" / "model.yaml").read_text()
+    indivisible = checkout.yard("run", cell, "--pods", "3")
+    assert "cannot be divided" in one_error(indivisible.stderr)
+
+
+def test_bad_data_is_one_error_and_no_pod(checkout: Any, make_job: Job) -> None:
+    configuration = config_map("data", source="/no/such/place")
+    env = {"TRAINYARD_DATA": "/shared/data"}
+    cell = checkout.cell(mounting(make_job("data", master=True, env=env), configuration), configuration)
+    done = checkout.yard("run", cell)
+    assert "/no/such/place" in one_error(done.stderr)
+    assert done.returncode == 2
+    assert not list(checkout.run_directory("data").glob("environment-*"))
+
+
+def test_a_wrong_cell_is_named(checkout: Any, make_job: Job) -> None:
+    checkout.cell(make_job("right"))
+    done = checkout.yard("run", "test/rihgt")
+    assert one_error(done.stderr) == "no such cell: test/rihgt"
+    assert "did you mean overlays/test/right?" in done.stderr
+    assert done.returncode == 2
+
+
+def config_map(name: str, source: str = "python-stdlib") -> dict[str, Any]:
+    """Return a ConfigMap with a trainer configuration of five steps."""
+    model = f"""\
+model: {{architecture: llama, vocab_size: 512, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 1,
+  num_attention_heads: 4, num_key_value_heads: 2}}
+sequence_length: 32
+data: {{source: {source}}}
+train:
+  seed: 7
+  steps: 5
+  global_batch_size: 8
+  learning_rate: 1.0e-2
+  eval_every: 5
+  eval_sequences: 8
+"""
+    texts = {
+        "model.yaml": model,
+        "hardware.yaml": "device: {type: cpu}\n",
+        "cell.yaml": "parallel: {micro_batch_size: 2, sharding: ddp}\ncheckpoint: {every: 5}\n",
+    }
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{name}-config"}, "data": texts}
+
+
+def mounting(job: dict[str, Any], configuration: dict[str, Any]) -> dict[str, Any]:
+    """Mount the configuration at /etc/trainyard in every pod of `job`."""
+    for replica in job["spec"]["pytorchReplicaSpecs"].values():
+        spec = replica["template"]["spec"]
+        spec["volumes"].append({"name": "config", "configMap": {"name": configuration["metadata"]["name"]}})
+        spec["containers"][0]["volumeMounts"].append({"name": "config", "mountPath": "/etc/trainyard"})
+    return job
