@@ -148,7 +148,7 @@ def changes(root: Path, cells: list[Cell]) -> list[Change]:
     """
     overlays = root / "overlays"
     wanted = {overlays / cell.name / file: text for cell in cells for file, text in cell.files().items()}
-    found = {path: path.read_text(encoding="utf-8") for path in _leaf_files(root)}
+    found = {path: _read(path, root) for path in _leaf_files(root)}
     for path in sorted(wanted):
         if path in found and not found[path].startswith(MARK):
             raise UserError(
@@ -173,14 +173,16 @@ def check(root: Path) -> State:
 
 
 def sync(root: Path) -> State:
-    """Make the leaves what the matrix says; return what was changed. Each file is replaced in one step."""
+    """Make the leaves what the matrix says; return what was changed. Each file is replaced in one step.
+
+    Raises UserError as `check` does, and when a file cannot be written.
+    """
     state = check(root)
     for change in state.changes:
-        if change.new is None:
-            change.path.unlink()
-            _remove_empty(change.path.parent, root / "overlays")
-        else:
-            _write(change.path, change.new)
+        try:
+            _apply(change, root / "overlays")
+        except OSError as problem:
+            raise UserError(f"{change.path.relative_to(root)}: {problem.strerror}") from problem
     return state
 
 
@@ -329,6 +331,14 @@ def _read(path: Path, root: Path) -> str:
     except (OSError, UnicodeDecodeError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) else "not UTF-8"
         raise UserError(f"{path.relative_to(root)}: {reason}") from problem
+
+
+def _apply(change: Change, overlays: Path) -> None:
+    if change.new is None:
+        change.path.unlink()
+        _remove_empty(change.path.parent, overlays)
+    else:
+        _write(change.path, change.new)
 
 
 def _write(path: Path, text: str) -> None:

@@ -100,6 +100,12 @@ def test_a_hand_written_leaf_is_not_overwritten(checkout: Path) -> None:
     assert path.read_text(encoding="utf-8") == "resources: []\n"
 
 
+def test_a_place_that_cannot_be_written(checkout: Path) -> None:
+    shutil.rmtree(checkout / LEAF)
+    (checkout / LEAF).write_text("a file where a directory belongs\n", encoding="utf-8")
+    assert f"{LEAF}/cell.yaml: " in refusal(matrix.sync, checkout)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
