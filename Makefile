@@ -2,13 +2,14 @@
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 
-CELL   ?= overlays/cpu/llama-tiny
-HW     ?= cpu
-MODEL  ?= llama-tiny
-RUN    ?= $(HW)-$(MODEL)-train
-PROMPT ?= def
-ARGS   ?=
-PYTHON ?= $(or $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do command -v $$name && break; done),$(error Python 3.11 or newer is needed and none is on PATH))
+# Set these on make's command line; a MODEL or RUN in the environment is somebody else's.
+CELL   = overlays/cpu/llama-tiny
+HW     = cpu
+MODEL  = llama-tiny
+RUN    = $(HW)-$(MODEL)-train
+PROMPT = def
+ARGS   =
+PYTHON = $(or $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do command -v $$name && break; done),$(error Python 3.11 or newer is needed and none is on PATH))
 
 # A prompt may hold any character, so it travels in the environment and not through the shell's quoting.
 export PROMPT
