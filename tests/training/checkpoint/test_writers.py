@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from tests.training.checkpoint.values import assert_holds, held, state, whole
-from training.checkpoint import CheckpointError, Shard, Store, newest, open_checkpoint, shards_of
+from training.checkpoint import CheckpointError, Shard, Store, newest, open_checkpoint, read, shards_of
 from training.checkpoint.attempt import Attempt
+from training.checkpoint.layout import committed_steps
 
 Call = Callable[..., list[Any]]
 
@@ -210,6 +211,27 @@ def test_a_latest_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     put(store, 1)
     assert told == [f"step 1 is committed, but LATEST could not be written: {told[0].split(': ', 1)[1]}"]
     assert_holds(open_checkpoint(tmp_path / "step-00000001"), 1)
+
+
+def test_a_reader_looks_again_when_what_it_listed_was_pruned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    for step in (1, 2):
+        put(store, step)
+    listings: list[list[int]] = []
+
+    def list_then_prune(directory: Path) -> list[int]:
+        listings.append(committed_steps(directory))
+        for step in (3, 4):
+            put(store, step)
+        return listings[-1]
+
+    monkeypatch.setattr(read, "committed_steps", list_then_prune)
+    found = newest(tmp_path)
+    assert listings == [[1, 2], [3, 4]]
+    assert found is not None
+    assert_holds(found, 4)
 
 
 def test_pruning_never_leaves_a_reader_without_a_checkpoint(tmp_path: Path, ranks: Call) -> None:
