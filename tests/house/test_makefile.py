@@ -28,11 +28,12 @@ def recipes() -> dict[str, list[str]]:
     return found
 
 
-def make(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs make in the checkout, without what an outer make left in the environment."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+def make(*arguments: str, where: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs make, without what an outer make left in the environment."""
+    outer = ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS")
+    env = {name: value for name, value in os.environ.items() if name not in outer} | environment
     command = ["make", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=where, env=env, capture_output=True, text=True, timeout=60)
 
 
 def test_every_target_is_one_silent_line() -> None:
@@ -74,6 +75,12 @@ def test_arguments_reach_yard() -> None:
     assert ".venv/bin/yard run overlays/p5/other --set train.steps=5" in shown
 
 
+def test_the_environment_does_not_choose_the_cell() -> None:
+    """A variable called MODEL or HW in somebody's shell means something else."""
+    shown = make("-n", "job", HW="gpu", MODEL="theirs").stdout
+    assert shown.strip() == "kubectl apply --server-side -k overlays/cpu/llama-tiny"
+
+
 def test_yard_is_what_make_waits_for(tmp_path: Path) -> None:
     """make starts yard itself, without a shell in between that would keep a signal to itself.
 
@@ -86,11 +93,10 @@ def test_yard_is_what_make_waits_for(tmp_path: Path) -> None:
     yard.parent.mkdir(parents=True)
     yard.write_text('#!/bin/sh\nps -o comm= -p $PPID\nprintf "%s|" "$@" "path=$PYTHONPATH"\nexit 3\n')
     yard.chmod(0o755)
-    environment = os.environ | {"PYTHONPATH": "/elsewhere", "MAKEFLAGS": ""}
-    command = ["make", "sample", "RUN=some-run", 'PROMPT=it\'s "quoted" & more']
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    prompt = 'it\'s "quoted" & more'
+    done = make("sample", "RUN=some-run", f"PROMPT={prompt}", where=tmp_path, PYTHONPATH="/elsewhere")
     parent, _, arguments = done.stdout.partition("\n")
     assert Path(parent.strip()).name == "make"
-    assert arguments == 'sample|some-run|--prompt|it\'s "quoted" & more|path=|'
+    assert arguments == f"sample|some-run|--prompt|{prompt}|path=|"
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1, "one line of make's own, not more"
