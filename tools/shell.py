@@ -24,7 +24,7 @@ def simple_command(text: str, environment: Mapping[str, str]) -> tuple[list[str]
 
     Raises NotSimple.
     """
-    words = [word for word in _Reader(text, environment).words() if word != ""]
+    words = _Reader(text, environment).words()
     values = dict(environment)
     while words and (match := ASSIGNMENT.fullmatch(words[0])):
         values[match[1]] = match[2]

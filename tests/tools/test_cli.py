@@ -1,0 +1,120 @@
+"""The `yard` command itself: imports, errors, exit codes; and how `yard sample` finds a run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools import cli, output, readiness, repo
+from tools.errors import UserError
+from tools.verdict import State, Verdict
+
+HEAVY = ("torch", "pydantic", "transformers", "ruamel", "numpy", "kubernetes", "boto3")
+
+
+def test_help_imports_no_command_and_nothing_heavy() -> None:
+    code = (
+        "import json, sys; from tools.cli import run; run(['--help']);"
+        "print('\\n' + json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=repo.root(), capture_output=True, text=True, check=True
+    )
+    shown, _, names = done.stdout.rstrip().rpartition("\n")
+    assert not set(HEAVY) & set(json.loads(names))
+    for command in cli.COMMANDS.glob("[a-z]*.py"):
+        assert f"  {command.stem} " in shown
+    assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize("command", sorted(path.stem for path in cli.COMMANDS.glob("[a-z]*.py")))
+def test_every_command_has_help_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"yard {command}" in text.partition("\n")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["rnu"], "error: no such command: rnu\n  hint: did you mean run?"),
+        (["run", "--dryrun", "x"], "error: no such option: --dryrun\n  hint: did you mean --dry-run?"),
+        (["run"], "error: Missing argument 'CELL'"),
+        (["run", "x", "--pods", "0"], "error: Invalid value for '--pods'"),
+        (["wiring"], "error: give a cell, or a file with -f"),
+        (["wiring", "-f", "/no/such.yaml"], "error: /no/such.yaml: No such file or directory"),
+        (["wiring", "x", "--operator-version", "2.0.0"], "error: Invalid value for '--operator-version'"),
+        (["sample"], "error: Missing option '--prompt'"),
+        (["sample", "no-such-run", "--prompt", "x"], "error: no such run: no-such-run"),
+    ],
+)
+def test_wrong_usage_is_one_error_and_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith(message)
+    assert out == ""
+
+
+def test_a_config_error_is_an_error_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from training.config import ConfigError
+
+    def fail(**_: Any) -> None:
+        raise ConfigError("model.yaml:3: wrong")
+
+    monkeypatch.setattr(cli.yard, "main", fail)
+    assert cli.run([]) == 2
+    assert capsys.readouterr().err == "error: model.yaml:3: wrong\n"
+
+
+def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(**_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.yard, "main", interrupt)
+    assert cli.run([]) == 130
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    command = f"{sys.executable} -m tools.cli --help | true"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=repo.root(), capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+
+
+def test_verdicts_print_their_evidence(capsys: pytest.CaptureFixture[str]) -> None:
+    verdict = Verdict(State.CANNOT_TELL, "who knows", ["looked here"], "look there", {"n": 1})
+    output.verdict(verdict)
+    assert capsys.readouterr().out == "CANNOT TELL: who knows\n  looked here\n  what to do: look there\n"
+    output.verdict(verdict, as_json=True)
+    assert json.loads(capsys.readouterr().out)["n"] == 1
+    assert [state.exit_code for state in (State.PASS, State.FAIL, State.CANNOT_TELL)] == [0, 1, 3]
+
+
+def test_no_room_on_the_disk_names_both_numbers(tmp_path: Path) -> None:
+    readiness.check_disk(tmp_path / "not" / "yet", parameters=1)
+    with pytest.raises(UserError, match=rf"{tmp_path}: \d+ MB free, 48000000200 MB are needed"):
+        readiness.check_disk(tmp_path / "not" / "yet", parameters=10**15)
+
+
+def test_sample_takes_a_run_by_name_and_names_the_nearest(checkout: Any) -> None:
+    runs = checkout.root / "local" / "runs"
+    assert "error: there is no run yet" in checkout.yard("sample", "--prompt", "x").stderr
+    (runs / "cpu-tiny").mkdir(parents=True)
+    wrong = checkout.yard("sample", "cpu-tinny", "--prompt", "x")
+    assert (wrong.returncode, "did you mean cpu-tiny?" in wrong.stderr) == (2, True)
+    (runs / "other").mkdir()
+    several = checkout.yard("sample", "--prompt", "x")
+    assert "hint: runs: cpu-tiny, other" in several.stderr
+    empty = checkout.yard("sample", "other", "--prompt", "x")
+    assert "no committed checkpoint yet" in empty.stderr
+    assert "Traceback" not in empty.stderr

@@ -1,0 +1,213 @@
+"""`yard wiring`: manifests that train as one job, as several, or never; and the proof by real launchers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from tools import wiring, wiring_proof
+from tools.cell import Manifests
+from tools.errors import UserError
+from tools.verdict import State
+from tools.wiring import Analysis
+
+Job = Callable[..., dict[str, Any]]
+
+TORCHRUN = ["torchrun", "-m", "trainer"]
+STATIC = [
+    "torchrun",
+    "--nnodes=2",
+    "--node-rank=$(RANK)",
+    "--master-addr=$(MASTER_ADDR)",
+    "--master-port=1",
+    "a.py",
+]
+
+
+def analysed(job: dict[str, Any], version: str = "1.9.4") -> Analysis:
+    return wiring.analyse(job, Manifests("here", [job]), version)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"pods": 1},
+        {"pods": 1, "elastic": False},
+        {"pods": 1, "elastic": False, "command": ["python", "a.py"]},
+        {"master": True},
+        {"master": True, "command": ["python", "a.py"]},
+        {
+            "elastic": False,
+            "command": ["torchrun", "--rdzv-backend=c10d", "--rdzv-endpoint=job-worker-0:5", "a.py"],
+        },
+        {"command": ["bash", "-c", "exec torchrun --rdzv_endpoint=$PET_RDZV_ENDPOINT \\\n a.py"]},
+        {"command": ["torchrun", "--nnodes=2", "--rdzv-endpoint=job-worker-0.default.svc:23456", "a.py"]},
+        {"spec": {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 8}}},
+    ],
+)
+def test_nothing_speaks_against_these(make_job: Job, change: dict[str, Any]) -> None:
+    analysis = analysed(make_job(**{"command": TORCHRUN, **change}))
+    assert analysis.verdict.state is State.PASS, analysis.verdict
+    assert len(analysis.nodes) == change.get("pods", 2)
+    assert any("job-" in line and "rendezvous" in line for line in analysis.verdict.evidence)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            {"elastic": False},
+            "it hangs: 2 pods wait in 2 places: a job without Master and without elasticPolicy",
+        ),
+        (
+            {"elastic": False, "command": ["python", "a.py"]},
+            "it trains as 2 separate jobs: python starts without RANK",
+        ),
+        ({"command": ["python", "a.py"]}, "it trains as 2 separate jobs: python starts without RANK"),
+        (
+            {"command": ["torchrun", "--standalone", "a.py"]},
+            "separate jobs: --standalone makes each pod a world",
+        ),
+        (
+            {"command": ["torchrun", "--nnodes=1", "a.py"]},
+            "it trains as separate jobs: nnodes is 1, but there are 2",
+        ),
+        ({"elastic": False, "command": ["torchrun", "--nnodes=1", "a.py"]}, "it trains as 2 separate jobs"),
+        ({"spec": {"elasticPolicy": {"maxReplicas": 1}}}, "nnodes is 1, but there are 2 pods"),
+        ({"spec": {"elasticPolicy": {"minReplicas": 4}}}, "it never starts: it waits for 4 nodes"),
+        ({"spec": {"elasticPolicy": {"standalone": True}}}, "PET_STANDALONE is ''"),
+        ({"spec": {"elasticPolicy": {"rdzvHost": "localhost"}}}, "it hangs: 2 pods wait in 2 places"),
+        ({"spec": {"elasticPolicy": {"rdzvHost": "elsewhere"}}}, "elsewhere is none of the job's pods"),
+        ({"spec": {"elasticPolicy": {"rdzvConf": []}}}, "the operator stops on it"),
+        ({"master": True, "command": ["torchrun", "--node-rank=0", "a.py"]}, "the node ranks are not 0 to 1"),
+        (
+            {"master": True, "command": ["torchrun", "--nnodes=3", "a.py"]},
+            "it never starts: it waits for 3 nodes",
+        ),
+        (
+            {"master": True, "command": ["python", "a.py"], "spec": {"nprocPerNode": "8"}},
+            "starts one python process",
+        ),
+        ({"command": ["torchrun", "--nproc-per-node=0", "a.py"]}, "0 processes a node"),
+        ({"command": ["torchrun", "--rdzv-backend=nonsense:", "--oops", "a.py"]}, "torchrun: "),
+        ({"spec": {"nprocPerNode": 1}}, "the job is refused: spec.nprocPerNode: must be a string"),
+    ],
+)
+def test_these_fail_with_the_reason(make_job: Job, change: dict[str, Any], reason: str) -> None:
+    verdict = analysed(make_job(**{"command": TORCHRUN, **change})).verdict
+    assert verdict.state is State.FAIL, verdict
+    assert reason in verdict.summary
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"command": ["accelerate", "launch", "a.py"]}, "neither torchrun nor python"),
+        ({"command": ["bash", "-c", "cd /x && torchrun a.py"]}, "the operator &"),
+        ({"spec": {"elasticPolicy": {"rdzvBackend": "etcd"}}}, "backend etcd needs a server"),
+        ({"spec": {"runPolicy": {"suspend": True}}}, "it has no pods"),
+    ],
+)
+def test_these_cannot_be_told(make_job: Job, change: dict[str, Any], reason: str) -> None:
+    verdict = analysed(make_job(**{"command": TORCHRUN, **change})).verdict
+    assert verdict.state is State.CANNOT_TELL
+    assert reason in verdict.summary
+
+
+def test_operator_1_7_starts_fewer_processes(make_job: Job) -> None:
+    job = make_job(command=TORCHRUN, spec={"nprocPerNode": "8"})
+    assert wiring.world_size(analysed(job, "1.7.0").nodes) == 2
+    assert wiring.world_size(analysed(job, "1.8.0").nodes) == 16
+
+
+def test_a_large_job_is_proved_small_and_says_so(make_job: Job) -> None:
+    nodes = analysed(make_job(pods=16, command=TORCHRUN, spec={"nprocPerNode": "8"})).nodes
+    assert wiring_proof.scale(nodes, None, None) == wiring_proof.Scale(2, 2, whole=False)
+    assert wiring_proof.scale(nodes, 3, None) == wiring_proof.Scale(3, 8, whole=False)
+    assert wiring_proof.scale(nodes, None, 1) == wiring_proof.Scale(16, 1, whole=False)
+    for pods, nproc, message in ((17, None, "the job has 16 pods"), (16, 8, "too many for one machine")):
+        with pytest.raises(UserError, match=message):
+            wiring_proof.scale(nodes, pods, nproc)
+    small = analysed(make_job(command=TORCHRUN)).nodes
+    assert wiring_proof.scale(small, None, None) == wiring_proof.Scale(2, 1, whole=True)
+
+
+def test_an_elastic_job_is_proved_by_its_own_torchrun(checkout: Any, make_job: Job) -> None:
+    env = {"OWN": "/shared/x", "LD_PRELOAD": "/in/the/image.so", "PYTHONPATH": "/in/the/image"}
+    cell = checkout.cell(make_job("elastic", command=["torchrun", "-m", "no.such.trainer"], env=env))
+    done = checkout.yard("wiring", cell, RANK="5", PET_NNODES="9")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("PASS: elastic is one job of 2 ranks (2 pods x 1 process)")
+    for line in ("elastic-worker-0: rank ", "elastic-worker-1: rank ", "one all-reduce over 2 ranks"):
+        assert line in done.stdout
+    assert list((checkout.root / "local").iterdir()) == []
+
+
+def test_master_and_workers_are_proved_through_a_shell_and_a_pipe(checkout: Any, make_job: Job) -> None:
+    script = "exec torchrun --nnodes=$PET_NNODES --node_rank=$RANK --master_addr=$MASTER_ADDR no_such.py --x"
+    job = make_job("static", master=True, command=["bash", "-c", script])
+    path = checkout.root / "job.yaml"
+    with path.open("w") as file:
+        YAML(typ="safe").dump(job, file)
+    done = checkout.yard("wiring", "-f", str(path), "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (verdict,) = json.loads(done.stdout)
+    assert verdict["verdict"] == "PASS"
+    assert [(rank["pod"], rank["rank"]) for rank in verdict["ranks"]] == [
+        ("static-master-0", 0),
+        ("static-worker-0", 1),
+    ]
+
+
+def test_plain_python_with_a_master_is_proved(checkout: Any, make_job: Job) -> None:
+    done = checkout.yard(
+        "wiring", checkout.cell(make_job("plain", master=True, command=["python", "no_such.py"]))
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "plain-worker-0: rank 1 of 2" in done.stdout
+
+
+def test_a_launcher_that_fails_or_waits_is_a_fail(checkout: Any, make_job: Job) -> None:
+    bad = make_job("refuses", pods=1, command=["torchrun", "--start-method=none", "a.py"])
+    done = checkout.yard("wiring", checkout.cell(bad))
+    assert done.returncode == 1
+    assert "start-method" in done.stdout
+    waits = checkout.yard("wiring", checkout.cell(make_job("waits", command=TORCHRUN)), "--timeout", "1")
+    assert waits.returncode == 1
+    assert "2 of 2 pods were still waiting after 1 s" in waits.stdout
+    assert not checkout.processes()
+
+
+def test_fail_and_cannot_tell_have_their_exit_codes(checkout: Any, make_job: Job) -> None:
+    apart = checkout.yard("wiring", checkout.cell(make_job("apart", elastic=False, command=TORCHRUN)))
+    assert apart.returncode == 1
+    assert apart.stdout.startswith("FAIL: it hangs")
+    assert "what to do: give the job elasticPolicy" in apart.stdout
+    unknown = checkout.yard("wiring", checkout.cell(make_job("unknown", command=["mpirun", "a"])))
+    assert unknown.returncode == 3
+    assert unknown.stdout.startswith("CANNOT TELL: ")
+    assert "looked at: mpirun a" in unknown.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kind: Job\nmetadata: {name: x}\n", "holds no PyTorchJob (kubeflow.org/v1), only Job"),
+        ("a: [1\n", "not valid YAML"),
+        ("- 1\n", "no Kubernetes object"),
+        ("kind: PyTorchJob\n", "PyTorchJob has no metadata.name"),
+    ],
+)
+def test_files_that_hold_no_job(checkout: Any, text: str, message: str) -> None:
+    path = checkout.root / "bad.yaml"
+    path.write_text(text)
+    done = checkout.yard("wiring", "-f", str(path))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {path}")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
