@@ -210,8 +210,8 @@ class Config(_Section):
         steps, rest = divmod(self.train.global_batch_size, per_pass)
         if rest or not steps:
             raise ConfigError(
-                f"train.global_batch_size {self.train.global_batch_size} cannot be divided into micro batches "
-                f"of {self.parallel.micro_batch_size} on {world_size} ranks "
+                f"train.global_batch_size {self.train.global_batch_size} cannot be divided into micro batches"
+                f" of {self.parallel.micro_batch_size} on {world_size} ranks "
                 f"({self.parallel.micro_batch_size} x {world_size} = {per_pass}); "
                 f"{self._nearest_batch(world_size)}"
             )
@@ -265,7 +265,9 @@ def load_texts(texts: Mapping[str, tuple[str, str]]) -> Config:
     try:
         return Config.model_validate(merged)
     except ValidationError as error:
-        raise ConfigError(_message(error.errors()[0], texts, lines)) from None
+        # A misspelt key says more than the missing one it was meant to be.
+        errors = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+        raise ConfigError(_message(errors[0], texts, lines)) from None
 
 
 def apply_override(texts: Mapping[str, tuple[str, str]], assignment: str) -> dict[str, tuple[str, str]]:

@@ -24,7 +24,7 @@ class Drained(Exception):
 
 
 def classify(error: BaseException) -> str:
-    """Class of a failure: config, data, nan, drained, out of memory, communication, lost peer, storage, error."""
+    """Class: config, data, nan, drained, out of memory, communication, lost peer, storage or error."""
     from training.checkpoint import CheckpointError
     from training.data.errors import DataError
 

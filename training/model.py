@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -95,7 +96,7 @@ def summed_loss(hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor) 
     )
 
 
-def document_mask(document_ids: torch.Tensor, attention: str) -> object:
+def document_mask(document_ids: torch.Tensor, attention: str) -> Any:
     """What may attend to what: earlier positions of the same document.
 
     Returns an additive mask for eager, a boolean one for sdpa, both [batch, 1, sequence, sequence], and a
@@ -113,7 +114,7 @@ def document_mask(document_ids: torch.Tensor, attention: str) -> object:
     return torch.zeros(allowed.shape, device=document_ids.device).masked_fill_(~allowed, blocked)
 
 
-def _block_mask(document_ids: torch.Tensor, batch: int, length: int) -> object:
+def _block_mask(document_ids: torch.Tensor, batch: int, length: int) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
     def allowed(b: torch.Tensor, _h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -58,10 +59,9 @@ def join(device: Device, timeout: timedelta) -> Ranks:
     if "RANK" not in os.environ:
         return Ranks(0, 1, 0, None)
     dist.init_process_group(device.backend, timeout=timeout)
-    local_rank = int(os.environ["LOCAL_RANK"])
-    return Ranks(
-        dist.get_rank(), dist.get_world_size(), local_rank, dist.new_group(backend="gloo", timeout=timeout)
-    )
+    agreement = dist.new_group(backend="gloo", timeout=timeout)
+    assert isinstance(agreement, dist.ProcessGroup)
+    return Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]), agreement)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Parallel:
 
     @contextmanager
     def evaluating(self, device: Device) -> Iterator[None]:
-        """No gradients, no dropout. A CPU runs the blocks uncompiled: compiling them again costs more than it saves."""
+        """No gradients, no dropout. On a CPU compiling the blocks again would cost more than it saves."""
         eager = contextlib.nullcontext() if device.is_cuda else torch.compiler.set_stance("force_eager")
         self.wrapped.eval()
         try:
@@ -118,12 +118,15 @@ def parallelise(config: Config, device: Device, ranks: Ranks) -> Parallel:
     initialise(model, config, device.torch_device)
     if shard or ranks.world_size == 1:
         return Parallel(model, model, ranks)
-    wrapped = DistributedDataParallel(
-        model,
-        device_ids=[device.torch_device.index] if device.is_cuda else None,
-        gradient_as_bucket_view=True,
-        broadcast_buffers=False,
-    )
+    with warnings.catch_warnings():
+        # Newer releases rename the argument; the oldest supported one knows only this name.
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+        wrapped = DistributedDataParallel(
+            model,
+            device_ids=[device.torch_device.index] if device.is_cuda else None,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,
+        )
     return Parallel(wrapped, model, ranks)
 
 

@@ -97,6 +97,7 @@ def train(config: Config, directory: RunDir, data_root: Path, attempt: Attempt) 
 def _loop(run: Run, now: TrainState, store: Store, metrics: Metrics, attempt: Attempt) -> None:
     """Steps up to the last one, which is saved."""
     recipe = run.config.train
+    attempt.listen()
     while now.step < recipe.steps:
         attempt.step = now.step
         if _step(run, now, metrics, attempt) == "stop":
@@ -145,7 +146,7 @@ def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) -> str:
             (loss * scale).backward()
         total += loss.detach()
     grad_norm = clip_gradients(now.parallel.model, recipe.gradient_clip)
-    learning_rate = now.schedule.get_last_lr()[0]
+    learning_rate = float(now.schedule.get_last_lr()[0])
     now.optimizer.step()
     now.optimizer.zero_grad(set_to_none=True)
     now.schedule.step()
@@ -275,8 +276,8 @@ def _introduce(run: Run, now: TrainState) -> None:
     config, device, world_size = run.config, run.device, run.ranks.world_size
     blocks = f"blocks {'' if device.compile else 'not '}compiled ({device.compile_reason})"
     log.info(
-        f"{parameters(config.model):,} parameters, {world_size} ranks on {device.name()}, {device.precision}, "
-        f"{device.attention} attention, {blocks}, {config.parallel.sharding}"
+        f"{parameters(config.model):,} parameters, {world_size} ranks on {device.name()}, "
+        f"{device.precision}, {device.attention} attention, {blocks}, {config.parallel.sharding}"
     )
     log.info(
         f"{run.train.tokens:,} training tokens in {len(run.train):,} samples of {config.sequence_length}; "
@@ -330,7 +331,7 @@ def _log_to(directory: RunDir, ranks: Ranks) -> None:
 def main() -> None:
     """Command line. Exit codes: 0 done, 2 configuration or data, 143 stopped on request, 1 anything else."""
     die_with_parent()
-    attempt = Attempt().install()
+    attempt = Attempt()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--config", required=True, help="directory with model.yaml, hardware.yaml and cell.yaml"

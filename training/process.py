@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import signal
-import sys
 import threading
 import time
 
@@ -16,17 +16,17 @@ DRAINED_EXIT = 143  # 128 + SIGTERM: never 0, or the operator would count a pree
 class Attempt:
     """This process's try at the run: the step it is at, and whether it was asked to stop.
 
-    SIGTERM and SIGINT ask; the loop reads it at step boundaries. Asking twice changes nothing.
+    Once it listens, SIGTERM and SIGINT ask and the loop reads it at step boundaries; asking twice changes
+    nothing. Before that they end the process at once, for nothing can be lost yet.
     """
 
     def __init__(self) -> None:
         self.step: int | None = None
         self.stop_requested = False
 
-    def install(self) -> Attempt:
+    def listen(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._request)
-        return self
 
     def _request(self, _number: int, _frame: object) -> None:
         self.stop_requested = True
@@ -38,7 +38,7 @@ def die_with_parent() -> None:
     The kernel does it on Linux; elsewhere a thread looks once a second.
     """
     parent = os.getppid()
-    if sys.platform == "linux":
+    if platform.system() == "Linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class RunDir:
-    """Paths of one run: `run.json` is written once, `metrics.jsonl` grows, `report.json` exists when finished."""
+    """Paths of one run: run.json is written once, metrics.jsonl grows, report.json exists when finished."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

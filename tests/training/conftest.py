@@ -116,6 +116,7 @@ def start(texts: dict[str, tuple[str, str]], data_root: Path, tmp_path: Path) ->
             **os.environ,
             "TRAINYARD_RUN": str(tmp_path / name),
             "TRAINYARD_DATA": str(data_root),
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # as in base/pytorchjob
             "TRAINYARD_CPUS": "1",
             "OMP_NUM_THREADS": "1",
         }

@@ -23,11 +23,12 @@ PUBLISHED = {
 
 
 def _model(
-    layers: int, hidden: int, heads: int, kv: int, feed_forward: int, vocabulary: int, tied: bool
+    layers: int, hidden: int, heads: int, kv: int, feed_forward: int, vocabulary: int, tied: int
 ) -> Model:
     return Model(
         architecture="llama", vocab_size=vocabulary, hidden_size=hidden, intermediate_size=feed_forward,
-        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv, tie_word_embeddings=tied,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv,
+        tie_word_embeddings=bool(tied),
     )  # fmt: skip
 
 

@@ -1,0 +1,83 @@
+"""Runs of the trainer inside the test's own process, for what needs no second rank."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training import pretrain
+from training.checkpoint import newest
+from training.config import apply_override, load_texts
+from training.failure import Drained
+from training.process import Attempt
+from training.rundir import RunDir
+
+Texts = Mapping[str, tuple[str, str]]
+
+
+class Quiet(Attempt):
+    """An attempt that leaves the test process's own signal handlers alone."""
+
+    def listen(self) -> None:
+        pass
+
+
+class StopAfter(Quiet):
+    """Asks to stop after a step, as a SIGTERM at that moment would."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self._last = step
+
+    @property
+    def stop_requested(self) -> bool:
+        return self.step is not None and self.step >= self._last
+
+    @stop_requested.setter
+    def stop_requested(self, value: bool) -> None:
+        assert not value
+
+
+def run(
+    texts: Texts, overrides: tuple[str, ...], directory: Path, data_root: Path, attempt: Attempt | None = None
+) -> RunDir:
+    """Train in this process, alone; a requested stop is not an error here."""
+    for override in overrides:
+        texts = apply_override(texts, override)
+    directory.mkdir(parents=True, exist_ok=True)
+    target = RunDir(directory)
+    try:
+        pretrain.train(load_texts(texts), target, data_root, attempt or Quiet())
+    except Drained:
+        assert isinstance(attempt, StopAfter)
+    finally:
+        for handler in list(pretrain.log.handlers):
+            pretrain.log.removeHandler(handler)
+            if isinstance(handler, logging.FileHandler):
+                handler.close()
+    return target
+
+
+def records(run_dir: RunDir) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run_dir.metrics.read_text().splitlines()]
+
+
+def losses(run_dir: RunDir) -> list[float]:
+    return [record["loss"] for record in records(run_dir)]
+
+
+def tensors(run_dir: RunDir, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, torch.Tensor]:
+    """Whole tensors of the newest checkpoint: weights, moments, counts."""
+    checkpoint = newest(run_dir.checkpoints)
+    assert checkpoint is not None
+    return {name: checkpoint.full(name) for name in checkpoint.names() if wanted(name)}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    """Bitwise equality of two sets of named tensors."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

@@ -1,0 +1,59 @@
+"""The same run on other numbers of ranks, sharded or not, accumulated or not: the same curve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.training.inprocess import Texts, losses, records, run
+
+
+@pytest.fixture(scope="module")
+def alone(texts: Texts, data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """20 steps on one process: 8 samples a step in one micro batch."""
+    directory = tmp_path_factory.mktemp("alone")
+    return losses(run(texts, ("parallel.micro_batch_size=8",), directory, data_root))
+
+
+def test_accumulation_changes_nothing(
+    alone: list[float], texts: Texts, data_root: Path, tmp_path: Path
+) -> None:
+    accumulated = losses(run(texts, ("parallel.micro_batch_size=4",), tmp_path, data_root))
+    assert len(accumulated) == 20
+    assert accumulated == pytest.approx(alone, rel=1e-4)
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
+def test_two_ranks_change_nothing(alone: list[float], start: Callable, sharding: str) -> None:
+    job = start(sharding, nproc=2, overrides=(f"parallel.sharding={sharding}", "parallel.micro_batch_size=2"))
+    assert job.wait() == 0, job.text()
+    assert job.losses() == pytest.approx(alone, rel=1e-4)
+    assert all(len(record["rank_step_s"]) == 2 for record in job.records())
+
+
+def test_activation_checkpointing_changes_nothing(
+    alone: list[float], texts: Texts, data_root: Path, tmp_path: Path
+) -> None:
+    overrides = ("parallel.micro_batch_size=8", "parallel.activation_checkpointing=full")
+    assert losses(run(texts, overrides, tmp_path, data_root)) == pytest.approx(alone, rel=1e-6)
+
+
+def test_control_another_seed_is_another_curve(
+    alone: list[float], texts: Texts, data_root: Path, tmp_path: Path
+) -> None:
+    other = losses(run(texts, ("train.seed=8", "train.steps=5"), tmp_path, data_root))
+    assert other != pytest.approx(alone[:5], rel=1e-4)
+
+
+def test_the_curve_falls_and_every_step_has_its_line(texts: Texts, data_root: Path, tmp_path: Path) -> None:
+    done = run(texts, (), tmp_path, data_root)
+    lines = records(done)
+    assert [line["step"] for line in lines] == list(range(1, 21))
+    assert lines[-1]["loss"] < lines[0]["loss"] - 0.5
+    for line in lines:
+        assert 0 < line["mfu"] < 1
+        assert line["tokens_per_s"] == pytest.approx(line["tokens"] / line["step_s"])
+        assert line["tokens"] <= 8 * 32
+    assert list(done.tensorboard.glob("events.out.tfevents.*"))

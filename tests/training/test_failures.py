@@ -1,0 +1,131 @@
+"""What ends a run: bad input, values that are not finite, a full disk; one record and one class each."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.inprocess import Texts, losses, run
+from training import state
+from training.checkpoint import CheckpointError, newest
+from training.config import ConfigError
+from training.data.errors import DataError
+from training.failure import Drained, NanError, classify, record
+from training.process import Attempt
+from training.rundir import RunDir
+
+
+def test_a_loss_that_is_not_finite_stops_before_it_is_saved(
+    texts: Texts, data_root: Path, tmp_path: Path
+) -> None:
+    wild = ("train.learning_rate=1.0e+30", "train.warmup_steps=0", "checkpoint.every=1")
+    with pytest.raises(NanError, match=r"not finite at step \d"):
+        run(texts, wild, tmp_path, data_root)
+    last = newest(tmp_path / "checkpoints")
+    assert last is not None
+    assert all(torch.isfinite(last.full(n)).all() for n in last.names())
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ConfigError("x"), "config"),
+        (DataError("x"), "data"),
+        (NanError("x"), "nan"),
+        (Drained("x"), "drained"),
+        (CheckpointError("x"), "storage"),
+        (OSError(28, "No space left on device"), "storage"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "out of memory"),
+        (
+            RuntimeError("[../gloo/transport/tcp/pair.cc:545] Connection closed by peer [127.0.0.1]:1"),
+            "lost peer",
+        ),
+        (RuntimeError("NCCL error: unhandled system error"), "communication"),
+        (RuntimeError("shape mismatch"), "error"),
+    ],
+)
+def test_classes_of_failure(error: BaseException, kind: str) -> None:
+    assert classify(error) == kind
+
+
+def test_a_failure_record_names_rank_step_and_cause(tmp_path: Path) -> None:
+    try:
+        raise NanError("the loss of rank 1 is not finite at step 5")
+    except NanError as error:
+        path = record(error, 1, 5, RunDir(tmp_path))
+    saved = json.loads(path.read_text())
+    assert path.name.endswith("-rank-00001.json")
+    assert (saved["class"], saved["rank"], saved["step"]) == ("nan", 1, 5)
+    assert "test_failures.py" in saved["traceback"]
+
+
+@pytest.mark.parametrize(
+    ("override", "kind", "says"),
+    [
+        ("parallel.micro_batch_size=8", "config", "cannot be divided into micro batches of 8 on 2 ranks"),
+        ("data.source=/nowhere/at/all", "data", "/nowhere/at/all"),
+    ],
+)
+def test_bad_input_under_torchrun_is_one_record_a_rank_and_no_traceback(
+    start: Callable, override: str, kind: str, says: str
+) -> None:
+    job = start("bad", nproc=2, overrides=(override,))
+    assert job.wait() == 1  # torchrun's answer to everything
+    causes = [f for f in job.failures() if f["class"] not in ("lost peer", "communication")]
+    assert causes
+    assert {c["class"] for c in causes} == {kind}
+    assert says in causes[0]["message"]
+    assert (
+        "Traceback" not in job.text().split("torch/distributed/run.py")[0].split("Traceback (most recent")[0]
+    )
+
+
+def test_a_failed_checkpoint_is_an_alarm_and_the_run_goes_on(
+    texts: Texts, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves: list[int] = []
+    real = state.save
+
+    def failing_once(now: state.TrainState, *rest: object) -> None:
+        saves.append(now.step)
+        if len(saves) == 1:
+            raise CheckpointError("rank 0 could not write: No space left on device")
+        real(now, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(state, "save", failing_once)
+    done = run(texts, ("train.steps=12",), tmp_path, data_root)
+    assert saves == [5, 10, 12]
+    assert len(losses(done)) == 12
+    assert "step 5 was not saved" in done.rank_log(0).read_text()
+
+
+def test_a_failed_last_checkpoint_ends_the_run(
+    texts: Texts, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(now: state.TrainState, *rest: object) -> None:
+        raise CheckpointError("rank 0 could not write: No space left on device")
+
+    monkeypatch.setattr(state, "save", failing)
+    with pytest.raises(CheckpointError, match="No space left"):
+        run(texts, ("train.steps=3",), tmp_path, data_root)
+    assert not (tmp_path / "report.json").exists()
+
+
+def test_stop_requests_are_heard_only_once_the_loop_listens() -> None:
+    """Nothing is lost then, and a rank blocked in the rendezvous must not hold up the others."""
+    before = signal.getsignal(signal.SIGTERM)
+    attempt = Attempt()
+    assert signal.getsignal(signal.SIGTERM) is before
+    try:
+        attempt.listen()
+        assert not attempt.stop_requested
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        assert attempt.stop_requested
+    finally:
+        signal.signal(signal.SIGTERM, before)

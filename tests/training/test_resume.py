@@ -1,0 +1,161 @@
+"""Any stop, bitwise the same run afterwards: next losses and final weights, not only the first loss."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.training.inprocess import StopAfter, Texts, losses, run, same, tensors
+from training import state
+from training.checkpoint import Shard, newest
+from training.config import ConfigError
+from training.rundir import RunDir
+
+# Dropout, so that the random generators matter.
+DROPOUT = ("model.attention_dropout=0.1",)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(texts: Texts, data_root: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """20 steps without a stop."""
+    return run(texts, DROPOUT, tmp_path_factory.mktemp("undisturbed"), data_root)
+
+
+def _stopped_and_resumed(
+    texts: Texts, data_root: Path, directory: Path, without: str | None = None
+) -> RunDir:
+    """Stop at step 7, go on in a fresh state to step 20, leaving one part of the saved state out."""
+    run(texts, DROPOUT, directory, data_root, StopAfter(7))
+    assert newest(directory / "checkpoints").step == 7  # type: ignore[union-attr]
+    parts = dict(state.PARTS)
+    if without is not None:
+        if without == "optimizer":
+            _forget_moments(parts)
+        else:
+            parts[without] = replace(parts[without], restore=lambda now, saved: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state, "PARTS", parts)
+        return run(texts, DROPOUT, directory, data_root)
+
+
+def _forget_moments(parts: dict[str, state.Part]) -> None:
+    """Load into tensors that are then dropped: the optimizer starts with empty moments."""
+    whole = parts["optimizer"].tensors
+
+    def dropped(now: state.TrainState) -> dict[str, Shard]:
+        shards = whole(now)
+        if now.step == 0:  # restoring, not saving
+            now.optimizer.state.clear()
+        return shards
+
+    parts["optimizer"] = replace(parts["optimizer"], tensors=dropped)
+
+
+def test_a_stopped_run_goes_on_bitwise(
+    undisturbed: RunDir, texts: Texts, data_root: Path, tmp_path: Path
+) -> None:
+    resumed = _stopped_and_resumed(texts, data_root, tmp_path)
+    assert losses(resumed) == losses(undisturbed)
+    assert same(tensors(resumed), tensors(undisturbed))
+
+
+@pytest.mark.parametrize("part", ["optimizer", "schedule", "rng", "data"])
+def test_control_each_part_of_the_state_matters(
+    undisturbed: RunDir, texts: Texts, data_root: Path, tmp_path: Path, part: str
+) -> None:
+    resumed = _stopped_and_resumed(texts, data_root, tmp_path, without=part)
+    assert len(losses(resumed)) == 20
+    assert losses(resumed)[7:17] != losses(undisturbed)[7:17]
+    assert not same(tensors(resumed), tensors(undisturbed))
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> tuple[str, ...]:
+    return (*DROPOUT, "parallel.micro_batch_size=2", "train.steps=40", "train.eval_every=20")
+
+
+def test_a_killed_worker_costs_nothing(start: Callable, two_ranks: tuple[str, ...]) -> None:
+    """SIGKILL of one rank at a random step: torchrun restarts the group, which ends with the same bits."""
+    calm = start("calm", nproc=2, overrides=two_ranks)
+    assert calm.wait() == 0, calm.text()
+    struck = start("struck", nproc=2, overrides=two_ranks, restarts=1)
+    step = random.Random(11).randint(8, 25)
+    struck.until(lambda: len(struck.records()) >= step)
+    victim = struck.workers()[1]
+    os.kill(victim, signal.SIGKILL)
+    assert struck.wait() == 0, struck.text()
+    assert victim not in struck.workers()
+    assert (
+        "continuing from step" in (struck.run / "logs" / "rank-00000.log").read_text()
+    )  # it really restarted
+    assert [r["step"] for r in struck.records()] == list(range(1, 41))
+    assert struck.losses() == calm.losses()
+    assert same(tensors(RunDir(struck.run)), tensors(RunDir(calm.run)))
+
+
+def test_sigterm_saves_the_same_step_on_all_ranks_and_loses_none(
+    start: Callable, two_ranks: tuple[str, ...]
+) -> None:
+    job = start("drained", nproc=2, overrides=(*two_ranks, "checkpoint.every=1000", "train.steps=400"))
+    job.until(lambda: len(job.records()) >= 6)
+    job.process.send_signal(signal.SIGTERM)
+    job.process.send_signal(signal.SIGTERM)  # asking twice changes nothing
+    assert job.wait() != 0
+    records, reasons = job.records(), job.failures()
+    assert {reason["class"] for reason in reasons} == {"drained"}
+    assert {reason["rank"] for reason in reasons} == {0, 1}
+    stopped = {reason["step"] for reason in reasons}
+    checkpoint = newest(job.run / "checkpoints")
+    assert checkpoint is not None
+    assert stopped == {checkpoint.step} == {records[-1]["step"]}
+    assert checkpoint.world_size == 2
+    steps = checkpoint.step + 3
+    again = start("drained", nproc=2, overrides=(*two_ranks, "checkpoint.every=1000", f"train.steps={steps}"))
+    assert again.wait() == 0, again.text()
+    assert [r["step"] for r in again.records()] == list(range(1, steps + 1))
+
+
+def test_another_number_of_ranks_goes_on_with_the_same_samples(
+    start: Callable, texts: Texts, data_root: Path
+) -> None:
+    """2 sharded ranks, then 1: the curve stays the undisturbed one to rounding."""
+    first = start("shrunk", nproc=2, overrides=("parallel.sharding=fsdp", "train.steps=10"))
+    assert first.wait() == 0, first.text()
+    second = run(texts, ("train.steps=20",), first.run, data_root)
+    whole = run(texts, ("train.steps=10",), first.run.with_name("whole"), data_root)
+    whole = run(texts, ("train.steps=20",), whole.path, data_root)
+    assert losses(second) == pytest.approx(losses(whole), rel=1e-4)
+
+
+def test_a_run_directory_refuses_another_model(texts: Texts, data_root: Path, tmp_path: Path) -> None:
+    run(texts, ("train.steps=3",), tmp_path, data_root)
+    with pytest.raises(ConfigError, match=r"model\.hidden_size was 64, is 32"):
+        run(texts, ("model.hidden_size=32",), tmp_path, data_root)
+    with pytest.raises(ConfigError, match=r"train\.seed was 7, is 9"):
+        run(texts, ("train.seed=9",), tmp_path, data_root)
+
+
+def test_a_finished_run_says_so_and_goes_further_when_asked(
+    texts: Texts, data_root: Path, tmp_path: Path
+) -> None:
+    done = run(texts, ("train.steps=4",), tmp_path, data_root)
+    report, metrics = done.report.read_bytes(), done.metrics.read_bytes()
+    run(texts, ("train.steps=4",), tmp_path, data_root)
+    assert (done.report.read_bytes(), done.metrics.read_bytes()) == (report, metrics)
+    run(texts, ("train.steps=6",), tmp_path, data_root)
+    assert len(losses(done)) == 6
+    assert done.report.read_bytes() != report
+
+
+def test_a_report_lost_in_a_kill_is_made_again(texts: Texts, data_root: Path, tmp_path: Path) -> None:
+    done = run(texts, ("train.steps=4",), tmp_path, data_root)
+    before = done.report.read_bytes()
+    done.report.unlink()
+    run(texts, ("train.steps=4",), tmp_path, data_root)
+    assert done.report.read_bytes() == before
