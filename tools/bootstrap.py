@@ -198,6 +198,14 @@ def probe(path: str) -> Optional[Python]:
     return Python(path, (major, minor, micro), bool(has_pip))
 
 
+def step_out_of(venv: str) -> None:
+    """Takes `.venv` off PATH and out of this process: an activated environment cannot make itself anew."""
+    outside = [path for path in os.environ.get("PATH", "").split(os.pathsep) if not path.startswith(venv)]
+    os.environ["PATH"] = os.pathsep.join(outside)
+    if sys.executable.startswith(venv):
+        sys.executable = os.path.realpath(sys.executable)
+
+
 def find_python(need_pip: bool) -> Python:
     """The interpreter that runs this file, or the newest supported one on PATH when this one will not do."""
     names = ["python3.{}".format(minor) for minor in range(NEWEST[1], OLDEST[1] - 1, -1)]
@@ -397,6 +405,7 @@ def install_everything(house: House, lock: IO[str], uv: Optional[str]) -> None:
 def make_environment(house: House, lock: IO[str]) -> None:
     """Makes or updates `.venv` and writes the stamp."""
     began = time.monotonic()
+    step_out_of(house.venv)
     uv = find_uv()
     with_what = "uv" if uv else "pip"
     if can_update(house, uv):

@@ -59,7 +59,7 @@ class Copy:
     """A copy of the house that can be set up without a network."""
 
     def __init__(self, root: Path, wheels: Path) -> None:
-        self.root = root
+        self.root, self.python = root, sys.executable
         self.programs, self.home = root.parent / "programs", root.parent / "home"
         self.programs.mkdir()
         self.home.mkdir()
@@ -87,7 +87,7 @@ class Copy:
 
     def start(self, **environment: str) -> subprocess.Popen[str]:
         """Starts the set-up; its words come on stderr."""
-        command = [sys.executable, str(self.root / "tools/bootstrap.py")]
+        command = [self.python, str(self.root / "tools/bootstrap.py")]
         env = {"PATH": str(self.programs), "HOME": str(self.home), **self.offline, **environment}
         return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
 
@@ -188,6 +188,17 @@ def test_a_changed_lock_updates_in_place(with_uv: Copy) -> None:
     assert (code, "updating .venv" in said) == (0, True), said
     assert witness.exists()
     assert "nothing to do" in with_uv.set_up()[1]
+
+
+def test_an_activated_environment_is_made_anew_from_outside(with_uv: Copy) -> None:
+    """python3 on PATH is then the one in `.venv`, which goes away while it runs."""
+    assert with_uv.set_up()[0] == 0
+    (with_uv.root / ".venv/trainyard.json").write_text('{"state": "installing"}')
+    inside = with_uv.root / ".venv/bin"
+    with_uv.python = str(inside / "python3")
+    code, said = with_uv.set_up(PATH=f"{inside}:{with_uv.programs}", VIRTUAL_ENV=str(inside.parent))
+    assert code == 0, said
+    assert with_uv.yard() == "yard runs"
 
 
 def test_a_wrong_hash_is_refused(with_uv: Copy) -> None:
