@@ -11,10 +11,10 @@ cluster the image and the node give:
   the GPUs that the user's own CUDA_VISIBLE_DEVICES allows, disjoint from other pods'; a pod that asks for
   none sees none.
 
-The only other differences from a cluster: all pods have the address 127.0.0.1, so that it replaces a pod's
-host name in an address variable (`*ADDR`, `*ENDPOINT`, `*HOST`) and in the command, PET_LOCAL_ADDR is it and
-GLOO_SOCKET_IFNAME is the loopback interface; mount paths are local directories (`tools.volumes`); requested
-cores are this machine's share of them (`tools.pod_environment`).
+The only other differences from a cluster: pods have loopback addresses, so that 127.0.0.1 replaces a pod's
+host name in an address variable (`*ADDR`, `*ENDPOINT`, `*HOST`) and in the command, PET_LOCAL_ADDR is the
+pod's own and GLOO_SOCKET_IFNAME is the loopback interface; mount paths are local directories
+(`tools.volumes`); requested cores are this machine's share of them (`tools.pod_environment`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tools.operator_rules import Pod
 
 Object = dict[str, Any]
 
-ADDRESS = pod_environment.POD_ADDRESS
+ADDRESS = pod_environment.MACHINE
 FROM_THE_MACHINE = ("LANG", "LC_ALL", "LD_LIBRARY_PATH")
 ADDRESS_VARIABLE = re.compile(r".*(ADDR|ENDPOINT|HOST)")
 GPU = "nvidia.com/gpu"
@@ -78,9 +78,9 @@ def local_pods(
     devices = _devices(pods, user)
     hosts = [pod.name for pod in pods]
     result = []
-    for pod in pods:
+    for pod, address in zip(pods, pod_environment.addresses(len(pods)), strict=True):
         directory = shared / "pods" / pod.name
-        environment = pod_environment.resolve(pod, pod.container, manifests, share)
+        environment = pod_environment.resolve(pod, pod.container, manifests, share, address)
         mounts = volumes.plan(pod, pod.container, shared, directory)
         missing = environment.missing + mounts.missing
         if missing:
@@ -93,7 +93,7 @@ def local_pods(
                 name: mounts.translate(localised(name, value, hosts))
                 for name, value in environment.values.items()
             },
-            "PET_LOCAL_ADDR": ADDRESS,
+            "PET_LOCAL_ADDR": address,
             "GLOO_SOCKET_IFNAME": loopback(),
         }
         final["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{final['PATH']}"

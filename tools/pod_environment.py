@@ -23,7 +23,7 @@ from tools.operator_rules import Pod
 
 Object = dict[str, Any]
 
-POD_ADDRESS = "127.0.0.1"
+MACHINE = "127.0.0.1"
 VARIABLE_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 REFERENCE = re.compile(r"\$(\$|\(([^()]*)\))")
 SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
@@ -64,6 +64,25 @@ def core_share(pods: int) -> int:
     return max(1, cores() // pods)
 
 
+def addresses(count: int) -> list[str]:
+    """Return the addresses of `count` pods on this machine: each its own where loopback has that many.
+
+    torchrun numbers nodes in the order of their addresses as texts, then of process ids. With addresses that
+    grow with the pod's index, rank 0 is always in the first pod, also after that pod has been started again.
+    """
+    own = [f"127.0.{index // 100}.{100 + index % 100}" for index in range(count)]
+    return own if all(_is_here(address) for address in own) else [MACHINE] * count
+
+
+def _is_here(address: str) -> bool:
+    with socket.socket() as server:
+        try:
+            server.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
 def expand(text: str, values: Mapping[str, str]) -> str:
     """Expand `$(NAME)` in `text` from `values` by Kubernetes' rules."""
 
@@ -75,8 +94,11 @@ def expand(text: str, values: Mapping[str, str]) -> str:
     return REFERENCE.sub(replace, text)
 
 
-def resolve(pod: Pod, container: Object, manifests: Manifests, share: int) -> Environment:
-    """Return the environment of `container` in `pod`; `share` is the number of cores that the pod has here.
+def resolve(
+    pod: Pod, container: Object, manifests: Manifests, share: int, address: str = MACHINE
+) -> Environment:
+    """Return the environment of `container` in `pod`; `share` is the number of cores that the pod
+    has here, `address` its own.
 
     Objects that the manifests lack, and that are not optional, are named in `missing`.
     """
@@ -84,7 +106,7 @@ def resolve(pod: Pod, container: Object, manifests: Manifests, share: int) -> En
     for source in container.get("envFrom") or []:
         _add_source(result, source, pod, manifests)
     for entry in container.get("env") or []:
-        _add_entry(result, entry, pod, container, manifests, share)
+        _add_entry(result, entry, pod, container, manifests, share, address)
     return result
 
 
@@ -117,7 +139,13 @@ def _add_source(result: Environment, source: Object, pod: Pod, manifests: Manife
 
 
 def _add_entry(
-    result: Environment, entry: Object, pod: Pod, container: Object, manifests: Manifests, share: int
+    result: Environment,
+    entry: Object,
+    pod: Pod,
+    container: Object,
+    manifests: Manifests,
+    share: int,
+    address: str,
 ) -> None:
     name = entry["name"]
     source = entry.get("valueFrom")
@@ -125,7 +153,7 @@ def _add_entry(
         result.values[name] = expand(entry.get("value") or "", result.values)
         return
     if source.get("fieldRef") is not None:
-        result.values[name] = _field(source["fieldRef"]["fieldPath"], pod)
+        result.values[name] = _field(source["fieldRef"]["fieldPath"], pod, address)
         return
     if source.get("resourceFieldRef") is not None:
         result.values[name] = _resource(source["resourceFieldRef"], pod, container, share)
@@ -156,7 +184,7 @@ def _miss(result: Environment, what: str, ref: Object) -> None:
         result.missing.append(what)
 
 
-def _field(path: str, pod: Pod) -> str:
+def _field(path: str, pod: Pod, address: str) -> str:
     subscript = SUBSCRIPT.fullmatch(path)
     if subscript:
         return (pod.labels if subscript[1] == "labels" else pod.annotations).get(subscript[2], "")
@@ -166,10 +194,10 @@ def _field(path: str, pod: Pod) -> str:
         "metadata.uid": str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{pod.name}.{pod.namespace}")),
         "spec.nodeName": socket.gethostname(),
         "spec.serviceAccountName": pod.spec.get("serviceAccountName") or "default",
-        "status.hostIP": POD_ADDRESS,
-        "status.hostIPs": POD_ADDRESS,
-        "status.podIP": POD_ADDRESS,
-        "status.podIPs": POD_ADDRESS,
+        "status.hostIP": MACHINE,
+        "status.hostIPs": MACHINE,
+        "status.podIP": address,
+        "status.podIPs": address,
     }
     if path not in known:
         raise UserError(f"pod {pod.name}: fieldRef {path} is not known", f"known: {', '.join(known)}")

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools import output, probe, processes, repo
+from tools import output, pod_environment, probe, processes, repo
 from tools.errors import UserError
 from tools.pod import ADDRESS, FROM_THE_MACHINE, loopback
 from tools.verdict import State, Verdict
@@ -152,8 +152,8 @@ def _run(nodes: Sequence[Node], size: Scale, directory: Path, timeout: float) ->
     started: list[subprocess.Popen[bytes]] = []
     deadline = time.monotonic() + timeout
     try:
-        for node in nodes:
-            argv, environment = _command(node, size, ports[node.meeting], directory, timeout)
+        for node, address in zip(nodes, pod_environment.addresses(len(nodes)), strict=True):
+            argv, environment = _command(node, size, address, ports[node.meeting], directory, timeout)
             with (directory / f"{node.pod.name}.log").open("wb") as log:
                 started.append(processes.start(argv, environment, repo.root(), log, log))
         while time.monotonic() < deadline and not _over(started):
@@ -171,7 +171,7 @@ def _over(started: Sequence[subprocess.Popen[bytes]]) -> bool:
 
 
 def _command(
-    node: Node, size: Scale, port: int, directory: Path, timeout: float
+    node: Node, size: Scale, address: str, port: int, directory: Path, timeout: float
 ) -> tuple[list[str], dict[str, str]]:
     """Return a pod's own launch command with the probe in place of its program, and its environment."""
     environment = _environment(node, directory, timeout)
@@ -181,7 +181,7 @@ def _command(
         if node.meeting[2]:
             environment |= {"MASTER_ADDR": ADDRESS, "MASTER_PORT": str(port), "WORLD_SIZE": str(size.pods)}
         return [sys.executable, "-u", script], environment
-    options = [*torchrun.words, f"--local-addr={ADDRESS}", f"--nproc-per-node={size.processes}"]
+    options = [*torchrun.words, f"--local-addr={address}", f"--nproc-per-node={size.processes}"]
     if size.pods < node.nodes[0]:
         options.append(f"--nnodes={size.pods}")
     if torchrun.values["log-dir"] is not None:

@@ -140,6 +140,12 @@ def test_cores_are_shared_and_never_none() -> None:
     assert pod_environment.core_share(10 * cores) == 1
 
 
+def test_addresses_grow_with_the_pods_index_as_texts() -> None:
+    found = pod_environment.addresses(250)
+    assert sorted(found) == found
+    assert len(set(found)) == 250
+
+
 def test_paths_are_translated_by_components_and_longest_mount_first() -> None:
     mounts = [
         volumes.Mount("/shared/data", Path("/here/d"), "x"),
@@ -213,7 +219,7 @@ def test_pod_names_become_this_machine_only_where_they_are_addresses(make_job: J
         f"{tmp_path}/local/net-worker-0/y",
         "net-worker-01",
     ]
-    assert (values["PET_LOCAL_ADDR"], values["HOSTNAME"]) == ("127.0.0.1", "net-worker-0")
+    assert (values["PET_LOCAL_ADDR"], values["HOSTNAME"]) == ("127.0.0.100", "net-worker-0")
 
 
 def test_python_is_this_one_and_the_shell_stays_outside(make_job: Job, tmp_path: Path) -> None:
