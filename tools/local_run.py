@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import signal
 import subprocess
@@ -11,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from tools import output, processes, readiness, repo, report, volumes
+from tools import output, processes, progress, readiness, repo, report, volumes
 from tools.errors import UserError
 from tools.local_job import LocalJob
 from tools.supervisor import End, Outcome, Supervisor
@@ -148,30 +146,12 @@ def _train(job: LocalJob, cell: str, as_json: bool) -> int:
 
 
 def _stopped(job: LocalJob, outcome: Outcome, cell: str) -> int:
-    step = last_step(job.directory)
-    saved = newest_checkpoint(job.directory)
+    step = progress.last_step(job.directory)
+    saved = progress.newest_checkpoint(job.directory)
     kept = f"checkpoint {repo.shown(saved)}" if saved else "no checkpoint yet"
-    output.note(f"stopped after step {step}; {kept}" if step else f"stopped; {kept}")
+    output.note(f"stopped after step {step}; {kept}" if step is not None else f"stopped; {kept}")
     output.note(f"  to continue: {report.continue_command(cell)}")
     return 128 + int(outcome.signal)
-
-
-def last_step(run_directory: Path) -> int | None:
-    """Return the last step in a run's metrics, or None."""
-    try:
-        with (run_directory / "metrics.jsonl").open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
-            lines = file.read().splitlines()
-        return int(json.loads(lines[-1])["step"])
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
-        return None
-
-
-def newest_checkpoint(run_directory: Path) -> Path | None:
-    """Return the newest committed checkpoint's directory, or None."""
-    found = sorted((run_directory / "checkpoints").glob("step-*/MANIFEST.json"))
-    found = [path for path in found if path.parent.name.removeprefix("step-").isdigit()]
-    return found[-1].parent if found else None
 
 
 def _conclude(job: LocalJob, done: report.Report, cell: str, as_json: bool, already: bool) -> None:

@@ -15,6 +15,8 @@ from tools.local_job import LocalJob
 from tools.supervisor import Outcome
 
 LAST_LINES = 3
+LONGEST_MESSAGE = 400  # characters; compilers write pages
+METRICS_LAG = 5.0  # seconds that a step's metrics may be written after its end
 
 Report = dict[str, Any]
 
@@ -98,17 +100,26 @@ def yard_command() -> str:
 
 def failure(job: LocalJob, outcome: Outcome, started: float) -> UserError:
     """Return the one error of a failed run: its first cause, where it happened, and where to read more."""
-    first = failures.cause(failures.since(job.directory, started))
+    first = failures.cause(_last_incident(job.directory, started))
     if first is not None:
         step = "" if first.step is None else f" at step {first.step}"
         log = job.directory / "logs" / f"rank-{first.rank:05d}.log"
-        message = f"rank {first.rank} on {first.host} failed{step} ({first.kind}): {first.message}"
+        what = first.message.strip().partition("\n")[0][:LONGEST_MESSAGE]
+        message = f"rank {first.rank} on {first.host} failed{step} ({first.kind}): {what}"
         return UserError(message, f"log: {repo.shown(log if log.exists() else first.path)}", code=1)
     pod = outcome.pod or job.local[0].name
     log = supervisor.log_path(job.directory, pod)
     last = last_lines(log)
     message = f"pod {pod} {outcome.reason}" + (f": {last}" if last else "")
     return UserError(message, f"log: {repo.shown(log)}", code=1)
+
+
+def _last_incident(run_directory: Path, started: float) -> list[failures.Failure]:
+    """Return the failure records since the run last made a step; earlier ones were cured by a restart."""
+    records = failures.since(run_directory, started)
+    metrics = run_directory / "metrics.jsonl"
+    moved = metrics.stat().st_mtime - METRICS_LAG if metrics.exists() else started
+    return [record for record in records if record.time >= moved] or records
 
 
 def last_lines(log: Path, count: int = LAST_LINES) -> str:

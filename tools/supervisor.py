@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from tools import failures, processes
+from tools import failures, processes, progress
 from tools.errors import UserError
 from tools.pod import LocalPod
 
@@ -77,7 +77,7 @@ class _Running:
     exit_code: int | None = None
     start_again_at: float | None = None
     without_progress: int = 0
-    progress: str = ""
+    highest_at_start: int = 0
     partial: bytes = b""
 
 
@@ -105,8 +105,7 @@ class Supervisor:
         """Prepare to run `pods`, the Master (if there is one) first.
 
         `relay` gets the first pod's output line by line, `note` what happens to pods.
-        `run_directory` holds `logs/`, `failures/` and, as signs of progress, `metrics.jsonl` and
-        `checkpoints/LATEST`.
+        `run_directory` holds `logs/`, `failures/` and, as the sign of progress, `metrics.jsonl`.
         """
         self._directory = run_directory
         self._success = success
@@ -120,6 +119,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._stop = _Stop()
         self._restarts = 0
+        self._highest = 0
         self._started = time.time()
         self._not_ours: set[int] = set()
 
@@ -155,7 +155,7 @@ class Supervisor:
     def _start(self, running: _Running) -> None:
         running.attempts += 1
         running.exit_code = running.start_again_at = None
-        running.progress = self._progress()
+        running.highest_at_start = self._progress()
         running.log.parent.mkdir(parents=True, exist_ok=True)
         running.log_file = running.log.open("ab")
         stamp = datetime.now(UTC).isoformat(timespec="seconds")
@@ -217,7 +217,7 @@ class Supervisor:
         if not _restarts_on(running.pod.restart_policy, running.exit_code or 0):
             reason = f"{code}, and restartPolicy is {running.pod.restart_policy}"
             return Outcome(End.FAILED, reason, name)
-        moved = self._progress() != running.progress
+        moved = self._progress() > running.highest_at_start
         running.without_progress = 0 if moved else running.without_progress + 1
         if running.without_progress >= ATTEMPTS_WITHOUT_PROGRESS:
             return Outcome(End.FAILED, f"{code}, twice without a step in between", name)
@@ -339,10 +339,10 @@ class Supervisor:
         records = failures.since(self._directory, self._started)
         return any(record.kind in failures.PERMANENT for record in records)
 
-    def _progress(self) -> str:
-        """Return a text that changes whenever the run has made a step or a checkpoint."""
-        signs = [self._directory / "metrics.jsonl", self._directory / "checkpoints" / "LATEST"]
-        return " ".join(f"{path.stat().st_size}@{path.stat().st_mtime_ns}" for path in signs if path.exists())
+    def _progress(self) -> int:
+        """Return the highest step the run has ever shown; a resumed run goes back, and comes here again."""
+        self._highest = max(self._highest, progress.last_step(self._directory) or 0)
+        return self._highest
 
 
 def log_path(run_directory: Path, pod_name: str) -> Path:

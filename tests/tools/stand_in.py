@@ -53,6 +53,19 @@ def fail_once() -> int:
 def record() -> int:
     """Record a failure that a restart cannot cure, and one of its consequence, then exit."""
     now = time.time()
+    if "EARLIER" in os.environ:  # a failure that a restart has cured: the run has made a step since
+        path = RUN / "failures" / f"{int(now * 1000)}-rank-00000.json"
+        path.parent.mkdir(exist_ok=True)
+        values = {
+            "class": "error",
+            "rank": 0,
+            "host": "here",
+            "step": 3,
+            "message": "cured",
+            "time": now - 60,
+        }
+        path.write_text(json.dumps(values))
+        (RUN / "metrics.jsonl").write_text("{}\n")
     for offset, rank, kind, message in (
         (0.0, 1, os.environ["CLASS"], "told to"),
         (-0.1, 0, "lost peer", "gone"),
@@ -60,7 +73,14 @@ def record() -> int:
         moment = now + offset
         path = RUN / "failures" / f"{int(moment * 1000)}-rank-{rank:05d}.json"
         path.parent.mkdir(exist_ok=True)
-        values = {"class": kind, "rank": rank, "host": "here", "step": 7, "message": message, "time": moment}
+        values = {
+            "class": kind,
+            "rank": rank,
+            "host": "here",
+            "step": 7,
+            "message": message + "\nmore",
+            "time": moment,
+        }
         path.write_text(json.dumps(values))
     return 1
 

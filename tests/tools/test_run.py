@@ -95,7 +95,7 @@ def test_restarts_that_bring_nothing_end_in_one_error(checkout: Any, make_job: J
 
 @pytest.mark.parametrize("kind", ["config", "nan"])
 def test_what_a_restart_cannot_cure_ends_the_job_at_once(checkout: Any, make_job: Job, kind: str) -> None:
-    env = {"DO": "record", "CLASS": kind, "ON": "1", "ELSE": "wait"}
+    env = {"DO": "record", "CLASS": kind, "ON": "1", "ELSE": "wait", "EARLIER": "yes"}
     done = checkout.yard("run", checkout.cell(make_job("permanent", master=True, env=env)))
     assert one_error(done.stderr) == f"rank 1 on here failed at step 7 ({kind}): told to"
     assert done.returncode == 1

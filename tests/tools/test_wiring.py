@@ -143,7 +143,11 @@ def test_an_elastic_job_is_proved_by_its_own_torchrun(checkout: Any, make_job: J
     done = checkout.yard("wiring", cell, RANK="5", PET_NNODES="9")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("PASS: elastic is one job of 2 ranks (2 pods x 1 process)")
-    for line in ("elastic-worker-0: rank 0 of 2", "elastic-worker-1: rank 1 of 2", "one all-reduce over 2 ranks"):
+    for line in (
+        "elastic-worker-0: rank 0 of 2",
+        "elastic-worker-1: rank 1 of 2",
+        "one all-reduce over 2 ranks",
+    ):
         assert line in done.stdout
     assert list((checkout.root / "local").iterdir()) == []
 
