@@ -32,6 +32,13 @@ class Change:
     port: int | None = None
     settings: tuple[str, ...] = ()
 
+    def arguments(self, without: str | None = None) -> list[str]:
+        """Return the change as arguments of `yard run`, but for the setting of the key `without`."""
+        numbers = (("--pods", self.pods), ("--nproc", self.nproc), ("--port", self.port))
+        words = [word for name, number in numbers if number is not None for word in (name, str(number))]
+        kept = [setting for setting in self.settings if setting.partition("=")[0].strip() != without]
+        return words + [word for setting in kept for word in ("--set", setting)]
+
 
 @dataclass(frozen=True)
 class LocalJob:
@@ -46,6 +53,7 @@ class LocalJob:
     backoff_limit: int | None
     config: Config | None
     wiring: Verdict
+    change: Change
 
     @property
     def success(self) -> Success:
@@ -82,11 +90,12 @@ def changed(manifests: Manifests, change: Change) -> Manifests:
     return result
 
 
-def ready(manifests: Manifests, shared: Path, checkout: Path) -> LocalJob:
-    """Check the one job of `manifests` and return it ready to start; writes nothing.
+def ready(manifests: Manifests, change: Change, shared: Path, checkout: Path) -> LocalJob:
+    """Make `change`, check the one job of `manifests` and return it ready to start; writes nothing.
 
     `shared` stands for the claim `trainyard`. Raises UserError and the trainer's ConfigError.
     """
+    manifests = changed(manifests, change)
     job = manifests.job()
     verdict = wiring.analyse(job, manifests).verdict
     if verdict.state is State.FAIL:
@@ -107,6 +116,7 @@ def ready(manifests: Manifests, shared: Path, checkout: Path) -> LocalJob:
         backoff_limit=(job["spec"].get("runPolicy") or {}).get("backoffLimit"),
         config=config,
         wiring=verdict,
+        change=change,
     )
 
 

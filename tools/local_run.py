@@ -15,7 +15,7 @@ from tools.local_job import LocalJob
 from tools.supervisor import End, Outcome, Supervisor
 
 
-def run(job: LocalJob, cell: str, fresh: bool, as_json: bool) -> int:
+def run(job: LocalJob, fresh: bool, as_json: bool) -> int:
     """Train `job` until it has succeeded, failed or was stopped; return the exit code of `yard`.
 
     Raises UserError where something is missing before the start, and for a run that failed.
@@ -24,7 +24,7 @@ def run(job: LocalJob, cell: str, fresh: bool, as_json: bool) -> int:
         remove(job.directory)
     done = report.finished(job)
     if done is not None:
-        _conclude(job, done, cell, as_json, already=True)
+        _conclude(job, done, as_json, already=True)
         return 0
     if job.config is not None:
         from training.counting import parameters
@@ -36,7 +36,7 @@ def run(job: LocalJob, cell: str, fresh: bool, as_json: bool) -> int:
             readiness.check_port(port)
         materialise(job)
         prepare(job)
-        return _train(job, cell, as_json)
+        return _train(job, as_json)
 
 
 def remove(run_directory: Path) -> None:
@@ -118,7 +118,7 @@ def show_plan(job: LocalJob, as_json: bool) -> None:
             output.line(f"  volume       {mount.path} = {repo.shown(mount.local)} ({mount.kind})")
 
 
-def _train(job: LocalJob, cell: str, as_json: bool) -> int:
+def _train(job: LocalJob, as_json: bool) -> int:
     started = time.time()
     names = ", ".join(pod.name for pod in job.local)
     output.note(f"starting {output.count(len(job.local), 'pod')}: {names}")
@@ -128,12 +128,12 @@ def _train(job: LocalJob, cell: str, as_json: bool) -> int:
     if outcome.left:
         raise UserError(f"processes that could not be ended: {sorted(outcome.left)}", code=1)
     if outcome.end is End.STOPPED:
-        return _stopped(job, outcome, cell)
+        return _stopped(job, outcome)
     if outcome.end is End.FAILED:
         raise report.failure(job, outcome, started)
     done = report.read(job.directory)
     if done is not None:
-        _conclude(job, done, cell, as_json, already=False)
+        _conclude(job, done, as_json, already=False)
     elif job.config is not None:
         raise UserError(
             f"the pods ended without a report in {repo.shown(job.directory)}",
@@ -145,19 +145,19 @@ def _train(job: LocalJob, cell: str, as_json: bool) -> int:
     return 0
 
 
-def _stopped(job: LocalJob, outcome: Outcome, cell: str) -> int:
+def _stopped(job: LocalJob, outcome: Outcome) -> int:
     step = progress.last_step(job.directory)
     saved = progress.newest_checkpoint(job.directory)
     kept = f"checkpoint {repo.shown(saved)}" if saved else "no checkpoint yet"
     output.note(f"stopped after step {step}; {kept}" if step is not None else f"stopped; {kept}")
-    output.note(f"  to continue: {report.continue_command(cell)}")
+    output.note(f"  to continue: {report.continue_command(job)}")
     return 128 + int(outcome.signal)
 
 
-def _conclude(job: LocalJob, done: report.Report, cell: str, as_json: bool, already: bool) -> None:
+def _conclude(job: LocalJob, done: report.Report, as_json: bool, already: bool) -> None:
     if as_json:
-        output.data(report.as_data(job, done, cell))
+        output.data(report.as_data(job, done))
         return
     if already:
         output.line(f"{job.name} has already made its {done['step']} steps.")
-    report.show(job, done, cell)
+    report.show(job, done)

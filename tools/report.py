@@ -14,6 +14,7 @@ from tools.errors import UserError
 from tools.local_job import LocalJob
 from tools.supervisor import Outcome
 
+FIRST_CELL = "overlays/cpu/llama-tiny"  # what `make train` trains
 LAST_LINES = 3
 LONGEST_MESSAGE = 400  # characters; compilers write pages
 METRICS_LAG = 5.0  # seconds that a step's metrics may be written after its end
@@ -38,7 +39,7 @@ def read(run_directory: Path) -> Report | None:
     return report if isinstance(report, dict) else None
 
 
-def show(job: LocalJob, report: Report, cell: str) -> None:
+def show(job: LocalJob, report: Report) -> None:
     """Print the summary of a finished run: what it reached, where it lies, what comes next."""
     output.line()
     output.table(_figures(report))
@@ -50,43 +51,52 @@ def show(job: LocalJob, report: Report, cell: str) -> None:
     output.line()
     output.table(_places(job, report))
     output.line()
-    output.table(next_commands(job, cell))
+    output.table(next_commands(job))
 
 
-def as_data(job: LocalJob, report: Report, cell: str) -> dict[str, Any]:
+def as_data(job: LocalJob, report: Report) -> dict[str, Any]:
     """Return the summary as plain data for `--json`."""
     return {
         "job": job.name,
         "report": report,
         "places": dict(_places(job, report)),
-        "next": dict(next_commands(job, cell)),
+        "next": dict(next_commands(job)),
     }
 
 
-def next_commands(job: LocalJob, cell: str) -> list[tuple[str, str]]:
+def next_commands(job: LocalJob) -> list[tuple[str, str]]:
     """Return what to do next, as commands that run as printed from the checkout's root."""
-    yard = yard_command()
     rows = []
     if job.config is not None:
-        longer = f"--set train.steps={2 * job.config.train.steps}"
+        longer = [
+            *job.change.arguments(without="train.steps"),
+            "--set",
+            f"train.steps={2 * job.config.train.steps}",
+        ]
+        prompt = shlex.quote("def main(")
         rows += [
-            (
-                "train further",
-                f'make train ARGS="{longer}"' if _is_first(cell) else f"{yard} run {cell} {longer}",
-            ),
-            ("more text", f"{yard} sample {job.name} --prompt {shlex.quote('def main(')}"),
+            ("train further", run_command(job.source, longer)),
+            ("more text", f"{yard_command()} sample {job.name} --prompt {prompt}"),
         ]
     return [
         *rows,
-        ("start over", f"{yard} run {cell} --fresh"),
+        ("start over", run_command(job.source, [*job.change.arguments(), "--fresh"])),
         ("run the tests", "make test"),
-        ("on a cluster", f"kubectl apply --server-side -k {cell}"),
+        ("on a cluster", f"kubectl apply --server-side -k {job.source}"),
     ]
 
 
-def continue_command(cell: str) -> str:
+def continue_command(job: LocalJob) -> str:
     """Return the command that continues a run from its last committed step."""
-    return "make train" if _is_first(cell) else f"{yard_command()} run {cell}"
+    return run_command(job.source, job.change.arguments())
+
+
+def run_command(cell: str, arguments: list[str]) -> str:
+    """Return the command that runs `cell`: `make train` where it trains that cell and nothing is quoted."""
+    words = shlex.join(arguments)
+    if cell != FIRST_CELL or words != " ".join(arguments):
+        return f"{yard_command()} run {cell} {words}".rstrip()
+    return f'make train ARGS="{words}"' if words else "make train"
 
 
 def yard_command() -> str:
@@ -175,8 +185,3 @@ def _places(job: LocalJob, report: Report) -> list[tuple[str, str]]:
     rows = [("checkpoint", run / str(report["checkpoint"]))] if report.get("checkpoint") else []
     rows += [("metrics", run / "metrics.jsonl"), ("logs", run / "logs"), ("tensorboard", run / "tensorboard")]
     return [(name, repo.shown(path)) for name, path in rows]
-
-
-def _is_first(cell: str) -> bool:
-    """Say whether `cell` is the one that `make train` trains."""
-    return cell == "overlays/cpu/llama-tiny"

@@ -332,3 +332,14 @@ def mounting(job: dict[str, Any], configuration: dict[str, Any]) -> dict[str, An
         spec["volumes"].append({"name": "config", "configMap": {"name": configuration["metadata"]["name"]}})
         spec["containers"][0]["volumeMounts"].append({"name": "config", "mountPath": "/etc/trainyard"})
     return job
+
+
+def test_next_commands_keep_what_was_changed(checkout: Any, make_job: Job) -> None:
+    configuration = config_map("next")
+    env = {"DO": "finish", "ON": "0", "STEPS": "7"}
+    cell = checkout.cell(mounting(make_job("next", master=True, env=env), configuration), configuration)
+    changes = ["--set", "train.steps=7", "--set", "train.learning_rate=0.5"]
+    done = checkout.yard("run", cell, *changes)
+    assert done.returncode == 0, done.stderr
+    assert f"run {cell} --set train.learning_rate=0.5 --set train.steps=14" in done.stdout
+    assert f"run {cell} {' '.join(changes)} --fresh" in done.stdout

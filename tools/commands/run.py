@@ -47,11 +47,10 @@ def command(
     as_json: bool,
 ) -> None:
     change = local_job.Change(pods, nproc, port, settings)
-    manifests = local_job.changed(local_job.render(cell, output.note), change)
-    job = local_job.ready(manifests, repo.local(), repo.root())
+    job = local_job.ready(local_job.render(cell, output.note), change, repo.local(), repo.root())
     if dry_run:
         local_run.show_plan(job, as_json)
         return
-    code = local_run.run(job, manifests.source, fresh, as_json)
+    code = local_run.run(job, fresh, as_json)
     if code:
         raise click.exceptions.Exit(code)
