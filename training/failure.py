@@ -12,7 +12,7 @@ from pathlib import Path
 from training.config import ConfigError
 from training.rundir import RunDir, write_json
 
-PERMANENT = frozenset({"config", "data", "nan"})
+_LONGEST = 400
 
 
 class NanError(Exception):
@@ -55,6 +55,12 @@ def classify(error: BaseException) -> str:
     return "error"
 
 
+def message(error: BaseException) -> str:
+    """The error in one line of at most 400 characters; the record's traceback has all of it."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
 def record(error: BaseException, rank: int, step: int | None, run: RunDir) -> Path:
     """Write this rank's failure record and return its path."""
     now = time.time()
@@ -67,7 +73,7 @@ def record(error: BaseException, rank: int, step: int | None, run: RunDir) -> Pa
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "step": step,
-            "message": str(error) or type(error).__name__,
+            "message": message(error),
             "exception": type(error).__name__,
             "traceback": "".join(traceback.format_exception(error)),
             "time": now,

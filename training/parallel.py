@@ -84,9 +84,14 @@ class Parallel:
         else:
             yield
 
+    @property
+    def replicated(self) -> bool:
+        """Whether every rank holds the whole model."""
+        return not isinstance(self.wrapped, FSDPModule)
+
     def autocast(self, device: Device) -> AbstractContextManager[Any]:
         """bf16 compute; FSDP's own mixed precision policy does it for sharded models."""
-        return contextlib.nullcontext() if isinstance(self.wrapped, FSDPModule) else device.autocast()
+        return device.autocast() if self.replicated else contextlib.nullcontext()
 
     @contextmanager
     def evaluating(self, device: Device) -> Iterator[None]:
@@ -109,6 +114,8 @@ def parallelise(config: Config, device: Device, ranks: Ranks) -> Parallel:
     if config.parallel.activation_checkpointing == "full":
         model.hf.gradient_checkpointing_enable({"use_reentrant": False})
     if device.compile:
+        # Blocks are small enough to overlap with the exchange of gradients as they are: nothing need be split.
+        torch._dynamo.config.optimize_ddp = False
         for layer in model.hf.model.layers:
             layer.compile(fullgraph=True)
         model.head_loss = torch.compile(model.head_loss, fullgraph=True)

@@ -25,12 +25,13 @@ import transformers
 from training import failure, state
 from training.checkpoint import CheckpointError, Store
 from training.checkpoint.layout import step_name
+from training.compile_cache import CompileCache
 from training.config import Config, ConfigError, load
 from training.counting import flops_per_token, parameters
 from training.data.dataset import Batch, TokenDataset
 from training.data.errors import DataError
 from training.data.position import heldout_batches, micro_batches
-from training.device import Device, peak_flops, resolve
+from training.device import Device, peak_flops, resolve, rng_state, set_rng_state
 from training.metrics import Metrics, Pending, summary
 from training.model import IGNORE
 from training.optim import build_optimizer, build_schedule, clip_gradients
@@ -88,13 +89,20 @@ def train(config: Config, directory: RunDir, data_root: Path, attempt: Attempt) 
         config.train.steps, now.step, log.info,
     )  # fmt: skip
     _introduce(run, now)
-    _loop(run, now, store, metrics, attempt)
+    cache = CompileCache()
+    if ranks.first and device.compile and cache.begin():
+        log.warning("the compiler's cache was left half written; it is made anew")
+    ranks.barrier()
+    _compile_once(run, now)
+    _loop(run, now, store, metrics, attempt, cache)
     heldout_loss = _evaluate(run, now, metrics)
     metrics.close()
     _report(run, now, heldout_loss)
 
 
-def _loop(run: Run, now: TrainState, store: Store, metrics: Metrics, attempt: Attempt) -> None:
+def _loop(
+    run: Run, now: TrainState, store: Store, metrics: Metrics, attempt: Attempt, cache: CompileCache
+) -> None:
     """Steps up to the last one, which is saved."""
     recipe = run.config.train
     attempt.listen()
@@ -104,6 +112,8 @@ def _loop(run: Run, now: TrainState, store: Store, metrics: Metrics, attempt: At
             metrics.flush()
             _save(run, now, store, must=True)
             raise failure.Drained(f"stopped on request at step {now.step}, which is saved")
+        if run.ranks.first:
+            cache.done()
         last = now.step == recipe.steps
         evaluates = now.step % recipe.eval_every == 0 and not last
         saves = now.step % run.config.checkpoint.every == 0 or last
@@ -120,6 +130,26 @@ def _evaluate(run: Run, now: TrainState, metrics: Metrics) -> float:
     metrics.heldout(now.step, loss)
     log.info("held-out loss %.3f after step %d", loss, now.step)
     return loss
+
+
+def _compile_once(run: Run, now: TrainState) -> None:
+    """Let rank 0 compile for a CPU while the others wait, so that they find its results in the cache.
+
+    Ranks that share processors would otherwise all compile the same code at once. On CUDA each card has code of
+    its own, and a sharded model cannot run on one rank alone. State, gradients and generators stay as they were.
+    """
+    device, alone = run.device, run.ranks.world_size == 1
+    if not device.compile or device.is_cuda or alone or not now.parallel.replicated:
+        return
+    if run.ranks.first:
+        log.info("compiling on rank 0; this takes a while the first time")
+        before = rng_state(device)
+        with now.parallel.autocast(device):
+            loss = now.parallel.model(**_to_device(_batches(run, now.position)[0], device))
+        (loss * 0.0).backward()
+        now.optimizer.zero_grad(set_to_none=True)
+        set_rng_state(device, before)
+    run.ranks.barrier()
 
 
 def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) -> str:
@@ -285,8 +315,6 @@ def _introduce(run: Run, now: TrainState) -> None:
         f"{config.accumulation(world_size)} accumulated x {config.parallel.micro_batch_size}; "
         f"data position {now.position:,}"
     )
-    if now.step == 0 and run.device.compile:
-        log.info("compiling; the first step takes longer")
 
 
 def _report(run: Run, now: TrainState, heldout_loss: float) -> None:
@@ -322,10 +350,12 @@ def _log_to(directory: RunDir, ranks: Ranks) -> None:
     own = logging.FileHandler(directory.rank_log(ranks.rank))
     own.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(own)
-    log.setLevel(logging.INFO)
+    log.setLevel(logging.DEBUG)
     log.propagate = False
     if ranks.first:
-        log.addHandler(logging.StreamHandler(sys.stdout))
+        people = logging.StreamHandler(sys.stdout)
+        people.setLevel(logging.INFO)
+        log.addHandler(people)
 
 
 def main() -> None:
@@ -355,9 +385,12 @@ def _fail(error: Exception, rank: int, attempt: Attempt, directory: RunDir) -> i
     """Log and record why this rank stops; returns its exit code."""
     kind = failure.classify(error)
     known = isinstance(error, (ConfigError, DataError, CheckpointError, failure.NanError, failure.Drained))
-    log.error("rank %d: %s: %s", rank, kind, error, exc_info=None if known else error)
+    text = f"rank {rank}: {kind}: {failure.message(error)}"
+    log.error(text)
+    if not known:
+        log.debug("traceback", exc_info=error)  # only in this rank's own log
     if not log.handlers:  # failed before the logs were open
-        print(f"rank {rank}: {kind}: {error}", file=sys.stderr, flush=True)
+        print(text, file=sys.stderr, flush=True)
     try:
         failure.record(error, rank, attempt.step, directory)
     except OSError as why:

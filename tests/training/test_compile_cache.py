@@ -1,0 +1,40 @@
+"""A compiler's cache that a kill left half written is never used again; a whole one is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from training.compile_cache import CompileCache
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    (tmp_path / "inductor" / "aa").mkdir(parents=True)
+    path = tmp_path / "inductor" / "aa" / "kernel.so"
+    path.write_bytes(b"half")
+    return path
+
+
+def test_a_kill_before_the_first_step_discards_the_cache(library: Path) -> None:
+    assert not CompileCache().begin()  # killed here: done() never ran
+    assert CompileCache().begin()
+    assert not library.exists()
+
+
+def test_a_cache_that_a_step_has_run_with_is_kept(library: Path) -> None:
+    cache = CompileCache()
+    assert not cache.begin()
+    cache.done()
+    cache.done()
+    assert not CompileCache().begin()
+    assert library.exists()
+
+
+def test_torchs_own_directory_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    cache = CompileCache()
+    assert not cache.begin()
+    cache.done()
