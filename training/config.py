@@ -1,32 +1,39 @@
-"""The trainer's configuration: three files, one owner per section, no unknown keys.
+"""Reading the trainer's configuration: three files, one owner per section, no unknown keys.
 
 A cell's configuration directory holds `model.yaml`, `hardware.yaml` and `cell.yaml` (one ConfigMap each
 on a cluster). Each top-level section belongs to exactly one of them, so no value is ever merged or
 shadowed. Everything that is wrong with a configuration ends in one `ConfigError` that names file, key,
-line and, for a misspelt key, the nearest known one.
+line and, for a misspelt key, the nearest known one. The sections themselves are in `training.sections`.
 """
 
 from __future__ import annotations
 
 import difflib
-import hashlib
 import io
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Self, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+from training.sections import Config, ConfigError, Lora, Masking, Model, Section, Train
+
+__all__ = [
+    "FILES", "OWNER", "Config", "ConfigError", "Lora", "Masking", "Model", "Train",
+    "apply_override", "load", "load_texts",
+]  # fmt: skip
+
 FILES = ("model", "hardware", "cell")
 OWNER: dict[str, str] = {
     "model": "model",
     "sequence_length": "model",
+    "lora": "model",
+    "masking": "model",
     "data": "model",
     "train": "model",
     "sample": "model",
@@ -34,202 +41,6 @@ OWNER: dict[str, str] = {
     "parallel": "cell",
     "checkpoint": "cell",
 }
-
-
-class ConfigError(Exception):
-    """A configuration that cannot be used. The message is one sentence for a person."""
-
-
-def _not_bool(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("a number is needed, not a boolean")
-    return value
-
-
-Count = Annotated[int, BeforeValidator(_not_bool), Field(strict=True, gt=0)]
-Whole = Annotated[int, BeforeValidator(_not_bool), Field(strict=True, ge=0)]
-Positive = Annotated[float, BeforeValidator(_not_bool), Field(strict=True, gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, BeforeValidator(_not_bool), Field(strict=True, ge=0, allow_inf_nan=False)]
-Fraction = Annotated[float, BeforeValidator(_not_bool), Field(strict=True, ge=0, lt=1)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class RopeScaling(_Section):
-    """Llama 3.1's frequency scaling (`rope_type: llama3` of transformers)."""
-
-    rope_type: Literal["llama3"]
-    factor: Positive
-    low_freq_factor: Positive
-    high_freq_factor: Positive
-    original_max_position_embeddings: Count
-
-
-class Model(_Section):
-    """Architecture, in the names of transformers' `LlamaConfig`."""
-
-    architecture: Literal["llama"]
-    vocab_size: Count
-    hidden_size: Count
-    intermediate_size: Count
-    num_hidden_layers: Count
-    num_attention_heads: Count
-    num_key_value_heads: Count
-    rms_norm_eps: Positive = 1e-5
-    rope_theta: Positive = 10000.0
-    rope_scaling: RopeScaling | None = None
-    tie_word_embeddings: bool = False
-    attention_dropout: Fraction = 0.0
-    initializer_range: Positive = 0.02
-
-    @model_validator(mode="after")
-    def _heads(self) -> Self:
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} is not a multiple of "
-                f"num_attention_heads {self.num_attention_heads}"
-            )
-        if self.hidden_size // self.num_attention_heads % 2:
-            raise ValueError(
-                f"hidden_size / num_attention_heads is {self.hidden_size // self.num_attention_heads}, "
-                "but rotary embeddings need an even head size"
-            )
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads {self.num_key_value_heads}"
-            )
-        return self
-
-
-class Data(_Section):
-    """Where documents come from and how they become tokens."""
-
-    source: str = Field(min_length=1)
-    text_field: str = Field(default="text", min_length=1)
-    heldout_fraction: Annotated[float, BeforeValidator(_not_bool), Field(strict=True, gt=0, lt=1)] = 0.02
-    tokenizer: str = Field(default="train", min_length=1)
-
-
-class Train(_Section):
-    """The recipe. Batch sizes are in samples (sequences), steps are optimizer steps."""
-
-    seed: Whole
-    steps: Count
-    global_batch_size: Count
-    learning_rate: Positive
-    min_learning_rate_ratio: Annotated[float, BeforeValidator(_not_bool), Field(strict=True, ge=0, le=1)] = (
-        0.1
-    )
-    warmup_steps: Whole = 0
-    weight_decay: NotNegative = 0.1
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.95
-    epsilon: Positive = 1e-8
-    gradient_clip: Positive = 1.0
-    eval_every: Count
-    eval_sequences: Count
-
-    @model_validator(mode="after")
-    def _warmup(self) -> Self:
-        if self.warmup_steps >= self.steps:
-            raise ValueError(f"warmup_steps {self.warmup_steps} must be below steps {self.steps}")
-        return self
-
-
-class Sample(_Section):
-    """Continuations printed when training ends; no prompts, no samples."""
-
-    prompts: tuple[str, ...] = ()
-    max_new_tokens: Count = 48
-    temperature: NotNegative = 0.8
-
-    @model_validator(mode="before")
-    @classmethod
-    def _prompts(cls, value: Any) -> Any:
-        if isinstance(value, dict) and isinstance(value.get("prompts"), list):
-            return {**value, "prompts": tuple(value["prompts"])}
-        return value
-
-
-class Device(_Section):
-    """What the machine is. `auto` is resolved at start, on every rank alike."""
-
-    type: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
-    attention: Literal["auto", "eager", "sdpa", "flex_attention"] = "auto"
-    compile: Literal["auto", "on", "off"] = "auto"
-    log_every: Count = 1
-
-
-class Parallel(_Section):
-    """What only the pair of hardware and model can know."""
-
-    micro_batch_size: Count
-    sharding: Literal["ddp", "fsdp"] = "ddp"
-    activation_checkpointing: Literal["none", "full"] = "none"
-
-
-class Checkpoint(_Section):
-    """How often the run commits its state (in steps) and how many it keeps."""
-
-    every: Count
-    keep: Annotated[int, BeforeValidator(_not_bool), Field(strict=True, ge=2)] = 2
-
-
-class Config(_Section):
-    """A whole, checked configuration."""
-
-    model: Model
-    sequence_length: Count
-    data: Data
-    train: Train
-    sample: Sample = Sample()
-    device: Device = Device()
-    parallel: Parallel
-    checkpoint: Checkpoint
-
-    @model_validator(mode="after")
-    def _micro_batch(self) -> Self:
-        if self.train.global_batch_size % self.parallel.micro_batch_size:
-            raise ValueError(
-                f"train.global_batch_size {self.train.global_batch_size} is not a multiple of "
-                f"parallel.micro_batch_size {self.parallel.micro_batch_size}"
-            )
-        return self
-
-    def accumulation(self, world_size: int) -> int:
-        """Micro batches per rank and step: global batch / (micro batch x world size), exactly.
-
-        Raises:
-            ConfigError: when the global batch cannot be divided so.
-        """
-        per_pass = self.parallel.micro_batch_size * world_size
-        steps, rest = divmod(self.train.global_batch_size, per_pass)
-        if rest or not steps:
-            raise ConfigError(
-                f"train.global_batch_size {self.train.global_batch_size} cannot be divided into micro batches"
-                f" of {self.parallel.micro_batch_size} on {world_size} ranks "
-                f"({self.parallel.micro_batch_size} x {world_size} = {per_pass}); "
-                f"{self._nearest_batch(world_size)}"
-            )
-        return steps
-
-    def _nearest_batch(self, world_size: int) -> str:
-        per_rank, rest = divmod(self.train.global_batch_size, world_size)
-        if rest:
-            return f"nearest train.global_batch_size: {max(1, per_rank) * world_size}"
-        micro = max(
-            m for m in range(1, min(per_rank, self.parallel.micro_batch_size) + 1) if not per_rank % m
-        )
-        return f"nearest parallel.micro_batch_size: {micro}"
-
-    def digest(self) -> str:
-        """SHA-256 (hex) of the whole configuration in canonical JSON."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def load(directory: str | Path) -> Config:
@@ -303,6 +114,7 @@ def apply_override(texts: Mapping[str, tuple[str, str]], assignment: str) -> dic
 
 def _check_key(path: list[str], where: str) -> None:
     section: Any = Config
+    optional = False  # may the whole of it be set, to null
     for depth, part in enumerate(path):
         if section is None:
             raise ConfigError(f"{where}: {'.'.join(path[:depth])} is a value and has no keys below it")
@@ -311,8 +123,9 @@ def _check_key(path: list[str], where: str) -> None:
             raise ConfigError(
                 f"{where}: unknown key {'.'.join(path[: depth + 1])}{_nearest(part, section, path[:depth])}"
             )
+        optional = NoneType in get_args(known[part].annotation)
         section = _section_of(known[part].annotation)
-    if section is not None and path[-1] != "rope_scaling":
+    if section is not None and not optional:
         raise ConfigError(
             f"{where}: {'.'.join(path)} is a section; set one of {', '.join(section.model_fields)}"
         )
@@ -320,7 +133,7 @@ def _check_key(path: list[str], where: str) -> None:
 
 def _section_of(annotation: Any) -> Any:
     options = get_args(annotation) if get_origin(annotation) is UnionType else (annotation,)
-    return next((o for o in options if isinstance(o, type) and issubclass(o, _Section)), None)
+    return next((o for o in options if isinstance(o, type) and issubclass(o, Section)), None)
 
 
 def _nearest(part: str, section: Any, prefix: list[str]) -> str:
@@ -401,6 +214,8 @@ def _message(
     lines: Mapping[tuple[Any, ...], tuple[str, int]],
 ) -> str:
     loc = tuple(error["loc"])
+    if error["type"] == "key":  # it names its key itself, which may stand in another section
+        loc = tuple(error["ctx"]["key"].split("."))
     key = ".".join(str(part) for part in loc)
     if error["type"] == "missing":
         name = texts[OWNER[str(loc[0])]][0]
@@ -414,6 +229,8 @@ def _message(
             section = _section_of(section.model_fields[str(part)].annotation)
         return f"{where}unknown key {key}{_nearest(str(loc[-1]), section, [str(p) for p in loc[:-1]])}"
     reason = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "key":
+        return f"{where}{reason}"
     if not loc:
         return f"{texts['cell'][0]} and {texts['model'][0]}: {reason}"
     if error["type"] == "value_error":

@@ -1,33 +1,94 @@
 """Parameters and floating-point operations, counted from the configuration alone.
 
 Light on purpose (no torch): the tools use it to check disk space and sizes before anything starts. A test
-holds it, to the unit, against the parameters of the model that transformers builds.
+holds it, to the unit, against the parameters of the models that transformers builds.
 """
 
 from __future__ import annotations
 
-from training.config import Model
+from training.config import Lora, Model
 
 
 def parameters(model: Model) -> int:
-    """Number of trainable parameters, a tied output head counted once."""
-    head = model.hidden_size // model.num_attention_heads
-    attention = 2 * model.hidden_size * model.num_attention_heads * head  # q and o
-    attention += 2 * model.hidden_size * model.num_key_value_heads * head  # k and v
-    feed_forward = 3 * model.hidden_size * model.intermediate_size  # gate, up, down
-    layer = attention + feed_forward + 2 * model.hidden_size  # two RMS norms
-    embeddings = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
-    return model.num_hidden_layers * layer + embeddings + model.hidden_size
+    """Number of parameters, a tied output head counted once. BERT comes with its two pre-training heads."""
+    return model.num_hidden_layers * layer_parameters(model) + outer_parameters(model)
 
 
-def flops_per_token(model: Model, sequence_length: int) -> int:
+def layer_parameters(model: Model) -> int:
+    """Number of parameters of one block."""
+    shapes = linear_shapes(model)
+    weights = sum(inner * outer for inner, outer in shapes.values())
+    if model.architecture == "bert":
+        return weights + sum(outer for _, outer in shapes.values()) + 2 * 2 * model.hidden_size  # two norms
+    if model.architecture == "qwen2":  # biases on q, k and v
+        weights += sum(shapes[name][1] for name in ("q_proj", "k_proj", "v_proj"))
+    return weights + 2 * model.hidden_size  # two RMS norms
+
+
+def outer_parameters(model: Model) -> int:
+    """Number of parameters outside the blocks: embeddings, the last norm, heads."""
+    hidden, words = model.hidden_size, model.vocab_size * model.hidden_size
+    if model.bert is None:
+        return words * (1 if model.tie_word_embeddings else 2) + hidden
+    norm = 2 * hidden
+    transform = hidden * hidden + hidden + norm  # of the masked-word head, before the word table
+    heads = transform + model.vocab_size + 2 * hidden + 2  # the words' bias; is it the next sentence
+    if not model.tie_word_embeddings:
+        heads += words
+    pooler = hidden * hidden + hidden
+    return words + _positions(model) + norm + pooler + heads
+
+
+def linear_shapes(model: Model) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of each linear layer of a block, by its name in transformers."""
+    hidden, inner = model.hidden_size, model.intermediate_size
+    if model.architecture == "bert":
+        square = dict.fromkeys(("query", "key", "value", "attention.output"), (hidden, hidden))
+        return {**square, "intermediate": (hidden, inner), "output": (inner, hidden)}
+    narrow = hidden // model.num_attention_heads * model.num_key_value_heads
+    return {
+        "q_proj": (hidden, hidden),
+        "k_proj": (hidden, narrow),
+        "v_proj": (hidden, narrow),
+        "o_proj": (hidden, hidden),
+        "gate_proj": (hidden, inner),
+        "up_proj": (hidden, inner),
+        "down_proj": (inner, hidden),
+    }
+
+
+def adapter_parameters(model: Model, lora: Lora) -> int:
+    """Number of parameters that LoRA trains: rank x (inputs + outputs) of every adapted layer."""
+    shapes = linear_shapes(model)
+    return model.num_hidden_layers * lora.rank * sum(sum(shapes[name]) for name in lora.target_modules)
+
+
+def trainable_parameters(model: Model, lora: Lora | None = None) -> int:
+    """Number of parameters that receive gradients: the adapters' where there are any, else all."""
+    return parameters(model) if lora is None else adapter_parameters(model, lora)
+
+
+def flops_per_token(model: Model, sequence_length: int, lora: Lora | None = None) -> int:
     """FLOP per token of forward and backward in torchtitan's convention.
 
     6 x (parameters - input embedding) + 12 x layers x hidden size x sequence length, with no discount for
     the causal mask (torchtitan, `torchtitan/models/utils.py`). A tied head still multiplies, so with tied
-    embeddings the one matrix stays in the count.
+    embeddings the one matrix stays in the count. A frozen base needs no weight gradients, so with LoRA it
+    counts 4 a parameter, and the adapters 6 (NVIDIA NeMo's convention for LoRA).
     """
     multiplied = parameters(model)
     if not model.tie_word_embeddings:
         multiplied -= model.vocab_size * model.hidden_size
-    return 6 * multiplied + 12 * model.num_hidden_layers * model.hidden_size * sequence_length
+    if model.bert is not None:
+        multiplied -= _positions(model)
+    attention = 12 * model.num_hidden_layers * model.hidden_size * sequence_length
+    if lora is None:
+        return 6 * multiplied + attention
+    return 4 * multiplied + 6 * adapter_parameters(model, lora) + attention
+
+
+def _positions(model: Model) -> int:
+    """Number of parameters of BERT's position and segment tables, which are only looked up."""
+    if model.bert is None:
+        return 0
+    return (model.bert.max_position_embeddings + model.bert.type_vocab_size) * model.hidden_size

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
-from training.config import Config, Model
-from training.counting import flops_per_token, parameters
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertForPreTraining, BertModel, Qwen2Config, Qwen2ForCausalLM
+
+from training.config import Config, Lora, Model
+from training.counting import adapter_parameters, flops_per_token, parameters, trainable_parameters
 from training.model import build_on_meta
+from training.sections import BertShape
 
 # (published parameters, layers, hidden, heads, kv heads, feed-forward, vocabulary, tied). Architectures: the
 # config.json of each model on the Hugging Face hub (meta-llama). Counts follow from them by hand: embedding
@@ -52,3 +58,66 @@ def test_flops_per_token_in_torchtitans_convention() -> None:
 def test_tied_head_still_multiplies() -> None:
     tied = _model(*PUBLISHED["Llama 3.2 1B"][1:])
     assert flops_per_token(tied, 4096) == 6 * 1_235_814_400 + 12 * 16 * 2048 * 4096
+
+
+QWEN2: dict[str, Any] = {
+    "vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
+    "num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": False,
+}  # fmt: skip
+BERT_LARGE: dict[str, Any] = {
+    "vocab_size": 30522, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+}  # fmt: skip
+SHAPE = BertShape(max_position_embeddings=512)
+EVERYTHING: tuple[Any, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def _on_meta(build: type[nn.Module], config: object) -> nn.Module:
+    with torch.device("meta"):
+        return build(config)
+
+
+def _built(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def test_qwen2_has_biases_and_a_head_of_its_own() -> None:
+    """DeepSeek-R1-Distill-Qwen-1.5B: 1,777,088,000 parameters, 233,373,696 more than with a tied head."""
+    model = Model(architecture="qwen2", weights="/shared/models/x", **QWEN2)
+    assert parameters(model) == 1_777_088_000
+    assert _built(_on_meta(Qwen2ForCausalLM, Qwen2Config(**QWEN2))) == 1_777_088_000
+    assert parameters(model.model_copy(update={"tie_word_embeddings": True})) == 1_777_088_000 - 151936 * 1536
+
+
+def test_bert_large_with_its_two_heads() -> None:
+    """335,141,888 in the encoder with its pooler (Devlin et al. 2018: 340 M), 336,226,108 with both heads."""
+    model = Model(architecture="bert", tie_word_embeddings=True, bert=SHAPE, **BERT_LARGE)
+    config = BertConfig(**BERT_LARGE)
+    heads = 1024 * 1024 + 1024 + 2 * 1024 + 30522 + 2 * 1024 + 2
+    assert _built(_on_meta(BertModel, config)) == 335_141_888
+    assert _built(_on_meta(BertForPreTraining, config)) == parameters(model) == 335_141_888 + heads
+    untied = model.model_copy(update={"tie_word_embeddings": False})
+    assert parameters(untied) == parameters(model) + 30522 * 1024
+    looked_up = (512 + 2) * 1024
+    assert flops_per_token(model, 128) == 6 * (parameters(model) - looked_up) + 12 * 24 * 1024 * 128
+
+
+@pytest.mark.parametrize("targets", [EVERYTHING, ("q_proj", "v_proj")])
+def test_adapters_are_two_thin_matrices_for_each_layer(targets: tuple[Any, ...]) -> None:
+    model = Model(architecture="qwen2", weights="/shared/models/x", **QWEN2)
+    lora = Lora(rank=16, alpha=32, target_modules=targets)
+    modules = _on_meta(Qwen2ForCausalLM, Qwen2Config(**QWEN2)).named_modules()
+    linears = [m for name, m in modules if name.rpartition(".")[2] in targets and isinstance(m, nn.Linear)]
+    assert len(linears) == 28 * len(targets)
+    expected = sum(16 * (linear.in_features + linear.out_features) for linear in linears)
+    assert adapter_parameters(model, lora) == trainable_parameters(model, lora) == expected
+    assert trainable_parameters(model) == parameters(model)
+
+
+def test_a_frozen_base_costs_four_a_parameter() -> None:
+    """LoRA on Llama 3.1 8B at T 4096 is 32.2 GFLOP a token by NVIDIA's count, which halves the attention."""
+    model = _model(*PUBLISHED["Llama 3.1 8B"][1:])
+    lora = Lora(rank=16, alpha=32, target_modules=EVERYTHING)
+    base, attention = 4 * (8_030_261_248 - 128256 * 4096), 12 * 32 * 4096 * 4096
+    assert flops_per_token(model, 4096, lora) == base + attention + 6 * 41_943_040
+    assert base + attention / 2 == pytest.approx(32.2e9, rel=0.05)

@@ -1,0 +1,112 @@
+"""What the configuration's schema refuses, each with one line that names file, line, key and the way out."""
+
+from __future__ import annotations
+
+import pytest
+
+from training.config import Config, ConfigError, apply_override, load_texts
+
+SHAPE = """model:
+  architecture: {architecture}
+  vocab_size: 512
+  hidden_size: 64
+  intermediate_size: 128
+  num_hidden_layers: 2
+  num_attention_heads: 4
+{more}
+sequence_length: 32
+data: {{source: /shared/text}}
+train: {{seed: 7, steps: 20, global_batch_size: 8, learning_rate: 1.0e-2, eval_every: 10, eval_sequences: 8}}
+"""
+KV = "  num_key_value_heads: 2"
+WEIGHTS = f"{KV}\n  weights: /shared/models/tiny"
+LORA = "lora: {rank: 8, alpha: 16, target_modules: [q_proj, v_proj]}"
+SHORT = "  bert: {max_position_embeddings: 16}"
+BERT = "  bert: {max_position_embeddings: 32}"
+MASKING = "masking: {most: 5}"
+
+
+def texts(architecture: str, *more: str) -> dict[str, tuple[str, str]]:
+    """A configuration as `{layer: (file name, text)}`; what is indented goes into `model:`."""
+    model = SHAPE.format(architecture=architecture, more="\n".join(more))
+    cell = "parallel: {micro_batch_size: 2}\ncheckpoint: {every: 5}\n"
+    return {"model": ("model.yaml", model), "hardware": ("hardware.yaml", ""), "cell": ("cell.yaml", cell)}
+
+
+@pytest.mark.parametrize(
+    ("given", "task"),
+    [
+        (("llama", KV), "training.pretrain"),
+        (("llama", WEIGHTS), "training.finetune"),
+        (("llama", WEIGHTS, LORA), "training.finetune"),
+        (("llama", f"{KV}\n  weights: run:cpu-llama-tiny-train", LORA), "training.finetune"),
+        (("qwen2", f"{KV}\n  weights: someone/some.model-1b@0123abc", LORA), "training.finetune"),
+        (("bert", BERT, MASKING), "training.bert"),
+    ],
+)
+def test_each_configuration_is_one_entry_points(given: tuple[str, ...], task: str) -> None:
+    config = load_texts(texts(*given))
+    assert config.task == task
+    config.require_task(task)
+    for other in {"training.pretrain", "training.finetune", "training.bert"} - {task}:
+        with pytest.raises(ConfigError, match=f"{other} does not train this configuration, {task} does"):
+            config.require_task(other)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("llama",), "model.yaml:1: model.num_key_value_heads is missing"),
+        (("lama", KV), "model.yaml:2: model.architecture is 'lama': input should be 'llama', 'qwen2' or"
+         " 'bert'; did you mean llama?"),
+        (("qwen2", KV), "model.yaml:2: architecture qwen2 is fine-tuned only: model.weights is missing"),
+        (("llama", f"{KV}\n  weights: models/tiny"), "model.yaml:9: model.weights is 'models/tiny': write an"
+         " absolute directory, run:<job>, or <organisation>/<name>@<revision>"),
+        (("llama", KV, LORA), "model.yaml:9: lora adapts a trained model: model.weights is missing"),
+        (("llama", WEIGHTS, LORA.replace("rank", "r")), "model.yaml:10: unknown key lora.r"),
+        (("llama", WEIGHTS, LORA.replace("q_proj", "q_prj")),
+         "model.yaml:10: lora.target_modules.0 is 'q_prj'"),
+        (("llama", WEIGHTS, LORA.replace("q_proj", "v_proj")), "model.yaml:10: lora: target_modules names a"
+         " module twice"),
+        (("llama", KV, MASKING), "model.yaml:9: masking is for architecture bert only"),
+        (("llama", f"{KV}\n{BERT}"), "model.yaml:9: model.bert is for architecture bert only"),
+        (("bert", BERT), "model.yaml:2: architecture bert needs the section masking"),
+        (("bert", MASKING), "model.yaml:2: architecture bert needs the section model.bert"),
+        (("bert", f"{BERT}\n{KV}", MASKING), "model.yaml:9: architecture bert has no num_key_value_heads;"
+         " every head has its own"),
+        (("bert", f"{BERT}\n  rms_norm_eps: 1.0e-5", MASKING), "model.yaml:9: architecture bert has no"
+         " rms_norm_eps; model.bert.layer_norm_eps is its like"),
+        (("bert", SHORT, MASKING), "model.yaml:10: sequence_length 32 is above"
+         " model.bert.max_position_embeddings 16"),
+        (("bert", BERT, "masking: {most: 33}"), "model.yaml:9: masking.most 33 is above sequence_length 32"),
+        (("bert", BERT.replace("embeddings", "embedings"), MASKING), "model.yaml:8: unknown key"
+         " model.bert.max_position_embedings; did you mean model.bert.max_position_embeddings?"),
+        (("bert", BERT, MASKING, LORA),
+         "model.yaml:10: lora is for causal models only: architecture is bert"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_together_is_one_line(given: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_texts(texts(*given))
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_bert_has_as_many_key_heads_as_heads() -> None:
+    config: Config = load_texts(texts("bert", BERT, MASKING))
+    assert config.model.num_key_value_heads == config.model.num_attention_heads == 4
+    assert config.masking is not None
+    assert config.masking.fraction == 0.15
+
+
+def test_overrides_reach_optional_sections() -> None:
+    """A section that may be missing can be made key by key, or taken out whole; another can not."""
+    plain = texts("llama", WEIGHTS)
+    with_rank = apply_override(plain, "lora.rank=8")
+    made = apply_override(apply_override(with_rank, "lora.alpha=16"), "lora.target_modules=[q_proj]")
+    config = load_texts(made)
+    assert config.lora is not None
+    assert (config.lora.rank, config.lora.alpha, config.lora.target_modules) == (8, 16, ("q_proj",))
+    assert load_texts(apply_override(made, "lora=null")).lora is None
+    with pytest.raises(ConfigError, match="train is a section; set one of seed"):
+        apply_override(plain, "train=null")
