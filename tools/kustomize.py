@@ -21,7 +21,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -30,7 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from tools import gobuild
 from tools.errors import UserError
+from tools.gobuild import Progress, Unusable
 from tools.repo import shown
 
 VERSION = "5.8.1"  # what is got when the machine has none: February 2026
@@ -48,17 +49,10 @@ DIGESTS = {
 }
 
 PROBE_SECONDS = 20
-GO_SECONDS = 900
 NETWORK_SECONDS = 30
 PROGRESS_SECONDS = 2
 LARGEST_ARCHIVE = 64 * 2**20  # bytes; the real ones are about 6 MiB
 MESSAGE_CHARACTERS = 400
-
-Progress = Callable[[str], None]
-
-
-class Unusable(Exception):
-    """A way to a renderer that does not lead there. The message is one clause that says why."""
 
 
 @dataclass(frozen=True)
@@ -132,22 +126,16 @@ def go_install(root: Path, progress: Progress, versions: Mapping[str, str] | Non
     cache, build cache and temporary files stand below `root/.cache` and are removed afterwards (300 MB).
     Raises Unusable.
     """
-    go = shutil.which("go")
-    if go is None:
-        raise Unusable("no go on PATH")
     programs = root / ".cache" / "bin"
-    programs.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix="go-", dir=programs.parent))
-    try:
-        environment = _go_environment(work)
+    with gobuild.workshop(root) as environment:
         for name, version in (versions or {"kustomize": VERSION}).items():
-            progress(f"building kustomize {version} with {go}: about half a minute, once")
-            _run_go([go, "install", "-v", f"{MODULE}@v{version}"], environment, progress)
-            _put(work / "bin" / "kustomize", programs / name)
-    except OSError as problem:
-        raise Unusable(f"go install: {problem}") from problem
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+            progress(f"building kustomize {version} with {shutil.which('go')}: about half a minute, once")
+            built = gobuild.install(MODULE, "kustomize", version, environment, progress)
+            try:
+                programs.mkdir(exist_ok=True)
+                _put(built, programs / name)
+            except OSError as problem:
+                raise Unusable(f"go install: {problem}") from problem
     return programs
 
 
@@ -260,54 +248,6 @@ def _platform() -> str:
     machine = platform.machine().lower()
     architecture = {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
     return f"{platform.system().lower()}_{architecture}"
-
-
-def _go_environment(work: Path) -> dict[str, str]:
-    """Return an environment in which go writes below `work` only and builds for this machine."""
-    for name in ("bin", "tmp"):
-        (work / name).mkdir()
-    kept = {name: value for name, value in os.environ.items() if name not in ("GOOS", "GOARCH", "GOARM64")}
-    return {
-        **kept,
-        "GOPATH": str(work / "path"),
-        "GOMODCACHE": str(work / "modules"),
-        "GOCACHE": str(work / "build"),
-        "GOBIN": str(work / "bin"),
-        "GOTMPDIR": str(work / "tmp"),
-        "GOFLAGS": "-modcacherw",  # else nobody can delete the module cache
-        "GOWORK": "off",
-        "CGO_ENABLED": "0",
-        "TEST_TELEMETRY_DIR": str(work / "telemetry"),  # go's counters else go to the home directory
-    }
-
-
-def _run_go(command: list[str], environment: dict[str, str], progress: Progress) -> None:
-    """Run go, tell `progress` every few seconds how far it is. Raises Unusable with go's last line."""
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        cwd=environment["GOTMPDIR"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    guard = threading.Timer(GO_SECONDS, process.kill)
-    guard.start()
-    last, count, told = "", 0, time.monotonic()
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            last, count = line.strip() or last, count + 1
-            if time.monotonic() - told > PROGRESS_SECONDS:
-                progress(f"  {count} modules and packages done")
-                told = time.monotonic()
-        if process.wait() != 0:
-            raise Unusable(f"go install failed: {last}")
-    finally:
-        guard.cancel()
-        process.kill()
-        process.wait()
 
 
 def _fetch(url: str, archive: IO[bytes], progress: Progress) -> str:
