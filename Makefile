@@ -8,6 +8,7 @@ HW     = cpu
 MODEL  = llama-tiny
 RUN    = $(HW)-$(MODEL)-train
 PROMPT = def
+CLUSTER = example
 ARGS   =
 PYTHON = $(or $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do command -v $$name && break; done),$(error Python 3.11 or newer is needed and none is on PATH))
 
@@ -16,7 +17,7 @@ export PROMPT
 # Another project's `tools` package on PYTHONPATH would come before ours.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help setup train sample run render wiring matrix-sync matrix-check job test lint format types ci lock clean purge
+.PHONY: help setup train sample run render wiring matrix-sync matrix-check job platform test lint format types ci lock clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -49,6 +50,10 @@ matrix-check: setup ## Fail when a cell differs from what overlays/matrix.yaml s
 
 job: ## Apply a cell to the current cluster (HW=cpu MODEL=llama-tiny)
 	@kubectl apply --server-side -k overlays/$(HW)/$(MODEL) $(ARGS)
+
+##@ Clusters
+platform: setup ## Print a cluster's plugins, storage and queues with its facts (CLUSTER=example/storage)
+	@exec .venv/bin/yard platform $(CLUSTER) $(ARGS)
 
 ##@ Work on trainyard
 test: setup ## Run the tests (ARGS="tests/house -k lock")

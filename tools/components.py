@@ -26,9 +26,19 @@ def refuse_diamonds(root: Path, target: str, parts: Iterable[Path]) -> None:
         _walk(root, part.resolve(), target, routes)
 
 
+def reached(root: Path, target: Path) -> list[Path]:
+    """Return the local directories that the Kustomize target `target` is made of, itself first.
+
+    Raises UserError when one is reached twice, or a kustomization cannot be read.
+    """
+    routes: dict[Path, str] = {}
+    _walk(root, target.resolve(), "", routes)
+    return list(routes)
+
+
 def _walk(root: Path, directory: Path, route: str, routes: dict[Path, str]) -> None:
     name = _shown(root, directory)
-    here = f"{route} -> {name}"
+    here = f"{route} -> {name}" if route else name
     if directory in routes:
         raise UserError(
             f"{name} is reached twice and would be applied twice",

@@ -1,0 +1,271 @@
+"""Cluster facts: what is filled in, what is refused and where, and that Flux would make the same of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools import cluster, repo
+from tools.cluster import Fact
+from tools.errors import UserError
+from tools.kustomize import Renderer
+
+Parse = Callable[[str], list[dict[str, Any]]]
+
+CONFIG_MAP = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: one\ndata:\n"
+# Text, facts, and what becomes of it.
+CASES = [
+    ("a ${X} b", {"X": "1"}, "a 1 b"),
+    ("${X}${X}", {"X": "1"}, "11"),
+    ("$${X}", {"X": "1"}, "${X}"),
+    ("$$${X}", {"X": "1"}, "$1"),
+    ("$$$${X}", {"X": "1"}, "$${X}"),
+    ("$X $(X) $", {"X": "1"}, "$X $(X) $"),
+    ("$$(X) $$X x$$", {"X": "1"}, "$(X) $X x$"),
+    ("${P}", {"P": "p$a$$s${X}w\\d", "X": "1"}, "p$a$$s${X}w\\d"),
+    ("${_a1}", {"_a1": "é"}, "é"),
+]
+
+
+def make(root: Path, data: str, env: str, part: str = "storage") -> None:
+    """Write a cluster `c` whose one part holds a ConfigMap with `data` (indented lines) in base/storage/x."""
+    for path, text in {
+        f"clusters/c/{part}/kustomization.yaml": "resources: [../../../base/storage/x]\n",
+        "base/storage/x/kustomization.yaml": "resources: [one.yaml]\n",
+        "base/storage/x/one.yaml": CONFIG_MAP + data,
+        "clusters/c/cluster.env": env,
+    }.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text, encoding="utf-8")
+
+
+def rendered(root: Path, renderer: Renderer) -> str:
+    """Render the cluster `c`."""
+    return cluster.render(root, cluster.load(root, "c"), renderer)
+
+
+def refused(root: Path, renderer: Renderer) -> UserError:
+    """Return why the cluster `c` is refused."""
+    with pytest.raises(UserError) as caught:
+        rendered(root, renderer)
+    return caught.value
+
+
+@pytest.mark.parametrize(("text", "values", "expected"), CASES)
+def test_substitution(text: str, values: dict[str, str], expected: str) -> None:
+    facts = {name: Fact(value, 1) for name, value in values.items()}
+    assert cluster.substitute(text, facts) == expected
+
+
+def test_flux_makes_the_same_of_each_text(
+    flux: Callable[[list[dict[str, Any]]], list[dict[str, str]]],
+) -> None:
+    """The module that Flux's kustomize-controller substitutes with, asked for the same texts."""
+    answers = flux([{"text": text, "vars": values} for text, values, _ in CASES])
+    assert [answer["text"] for answer in answers] == [expected for _, _, expected in CASES]
+    (unset,) = flux([{"text": "${Y}", "vars": {}}])
+    assert "not set" in unset["error"]
+
+
+def test_values_arrive_whole(tmp_path: Path, renderer: Renderer, objects: Parse) -> None:
+    """A `$` in a password survives, and what looks like another fact's name in it is not looked up."""
+    password = "p$a$$s${OTHER}w$(x)"
+    make(tmp_path, "  password: ${PASSWORD}\n  text: $${OTHER} $HOME\n", f"PASSWORD={password}\nOTHER=1\n")
+    (one,) = objects(rendered(tmp_path, renderer))
+    assert one["data"] == {"password": password, "text": "${OTHER} $HOME"}
+
+
+def test_only_listed_names_are_known(
+    tmp_path: Path, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process's own environment is nobody's list of facts."""
+    monkeypatch.setenv("FROM_OUTSIDE", "value")
+    make(tmp_path, "  a: x\n  b: ${FROM_OUTSIDE}\n", "OTHER=1\n")
+    problem = refused(tmp_path, renderer)
+    assert problem.message.endswith("one.yaml:7: ${FROM_OUTSIDE} is not set in " + str(env(tmp_path)))
+
+
+def env(root: Path) -> Path:
+    """The facts' file of the cluster `c`."""
+    return root / "clusters/c/cluster.env"
+
+
+def test_unset_names_variable_place_and_nearest(tmp_path: Path, renderer: Renderer) -> None:
+    make(tmp_path, "  a: ${REGOIN}\n  b: ${ZONE}\n", "REGION=x\n")
+    problem = refused(tmp_path, renderer)
+    assert "one.yaml:6: ${REGOIN} is not set" in problem.message
+    assert problem.hint is not None
+    assert "did you mean REGION?" in problem.hint
+    assert "one.yaml:7: ${ZONE} is not set" in problem.hint
+    assert problem.code == 2
+
+
+@pytest.mark.parametrize("value", ["", "  "])
+def test_empty_names_both_places(tmp_path: Path, renderer: Renderer, value: str) -> None:
+    make(tmp_path, "  a: ${REGION}\n", f"# first line\nREGION={value}\n")
+    message = refused(tmp_path, renderer).message
+    assert "one.yaml:6: ${REGION} is empty in" in message
+    assert message.endswith("cluster.env:2")
+
+
+def test_an_empty_fact_that_nobody_uses_is_no_error(tmp_path: Path, renderer: Renderer) -> None:
+    make(tmp_path, "  a: ${REGION}\n", "REGION=x\nUNUSED=\n")
+    assert "a: x" in rendered(tmp_path, renderer)
+
+
+@pytest.mark.parametrize("reference", ["${REGION:=x}", "${1A}", "${ REGION}", "${}", "${REGION"])
+def test_anything_but_a_plain_name_is_refused(tmp_path: Path, renderer: Renderer, reference: str) -> None:
+    make(tmp_path, f"  a: 'b {reference}'\n", "REGION=x\n")
+    problem = refused(tmp_path, renderer)
+    assert f"one.yaml:6: {reference.split('}')[0]}" in problem.message
+    assert "is not ${NAME}" in problem.message
+
+
+@pytest.mark.parametrize("value", ["a #b", "a: b", "true", "0x10", "012", "'a", "{a: b}", "null"])
+def test_a_value_that_yaml_would_change_is_refused(tmp_path: Path, renderer: Renderer, value: str) -> None:
+    """Kustomize drops the quotes around the reference, so such a value would arrive as something else."""
+    make(tmp_path, '  a: "${REGION}"\n', f"REGION={value}\n")
+    assert "YAML" in refused(tmp_path, renderer).message
+
+
+def test_a_comment_is_no_use_and_an_object_may_opt_out(
+    tmp_path: Path, renderer: Renderer, objects: Parse
+) -> None:
+    make(tmp_path, "  a: ${NOT_A_FACT} $$\n  # ${NOR_THIS}\n", "A=1\n")
+    path = tmp_path / "base/storage/x/one.yaml"
+    annotation = "\n  annotations:\n    kustomize.toolkit.fluxcd.io/substitute: disabled\ndata:"
+    path.write_text(path.read_text(encoding="utf-8").replace("\ndata:", annotation), encoding="utf-8")
+    (one,) = objects(rendered(tmp_path, renderer))
+    assert one["data"] == {"a": "${NOT_A_FACT} $$"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("A=1\nB 2\n", "cluster.env:2: not NAME=value: B 2"),
+        ("A = 1\n", "cluster.env:1: not NAME=value: A = 1"),
+        ("export A=1\n", "cluster.env:1: not NAME=value: export A=1"),
+        ("A=1\n\nA=2\n", "cluster.env:3: A is set a second time, first on line 1"),
+        ("1A=1\n", "cluster.env:1: not NAME=value: 1A=1"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "cluster.env"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        cluster.read_facts(path)
+    assert caught.value.message.endswith(said)
+
+
+def test_facts_are_read_as_kustomize_reads_them(tmp_path: Path, renderer: Renderer, objects: Parse) -> None:
+    """Flux gets the values from a ConfigMap that kustomize makes of the same file."""
+    text = "\ufeff# c\n  A=1\nB=a=b c \nC=\"q\" 'q'\nD=x # no comment\r\nE=$A ${A}\n\n#F=1\nG=\n"
+    (tmp_path / "cluster.env").write_text(text, encoding="utf-8", newline="")
+    kustomization = "configMapGenerator: [{name: facts, envs: [cluster.env]}]\n"
+    (tmp_path / "kustomization.yaml").write_text(kustomization, encoding="utf-8")
+    (made,) = objects(renderer.build(tmp_path))
+    ours = {name: fact.value for name, fact in cluster.read_facts(tmp_path / "cluster.env").items()}
+    assert ours == made["data"]
+    assert len(ours) == 6
+
+
+def test_unknown_cluster_and_part_name_the_nearest() -> None:
+    for text, near in {"exmaple": "example", "example/storge": "storage"}.items():
+        with pytest.raises(UserError) as caught:
+            cluster.load(repo.root(), text)
+        assert caught.value.hint == f"did you mean {near}?"
+
+
+PROGRAM = """
+package main
+
+import (
+	"encoding/json"
+	"os"
+
+	"github.com/fluxcd/pkg/envsubst"
+)
+
+func main() {
+	var cases []struct {
+		Text string
+		Vars map[string]string
+	}
+	if err := json.NewDecoder(os.Stdin).Decode(&cases); err != nil {
+		panic(err)
+	}
+	answers := []map[string]string{}
+	for _, one := range cases {
+		text, err := envsubst.Eval(one.Text, func(name string) (string, bool) {
+			value, ok := one.Vars[name]
+			return value, ok
+		})
+		answer := map[string]string{"text": text}
+		if err != nil {
+			answer["error"] = err.Error()
+		}
+		answers = append(answers, answer)
+	}
+	if err := json.NewEncoder(os.Stdout).Encode(answers); err != nil {
+		panic(err)
+	}
+}
+"""
+MODULE = "github.com/fluxcd/pkg/envsubst"
+VERSION = "v1.8.0"  # newer than Flux 2.9.4's; it needs Go 1.26
+
+
+@pytest.fixture(scope="session")
+def flux(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[list[dict[str, Any]]], list[dict[str, str]]]:
+    """Flux's own substitution as a program, built once into the checkout's cache."""
+    program = repo.root() / ".cache" / "bin" / f"flux-envsubst-{VERSION}"
+    if not program.exists():
+        _build(program, tmp_path_factory.mktemp("flux"))
+
+    def ask(cases: list[dict[str, Any]]) -> list[dict[str, str]]:
+        done = subprocess.run(
+            [program], input=json.dumps(cases), capture_output=True, text=True, timeout=20, check=True
+        )
+        answers: list[dict[str, str]] = json.loads(done.stdout)
+        return answers
+
+    return ask
+
+
+def _build(program: Path, work: Path) -> None:
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip("no go on PATH: install Go 1.26 to compare with Flux's own substitution")
+    (work / "main.go").write_text(PROGRAM, encoding="utf-8")
+    (work / "go.mod").write_text(
+        f"module compare\n\ngo 1.26.0\n\nrequire {MODULE} {VERSION}\n", encoding="utf-8"
+    )
+    cache = repo.root() / ".cache"
+    environment = {
+        **os.environ,
+        "GOTOOLCHAIN": "local",
+        "GOFLAGS": "-mod=mod -modcacherw",
+        "GOWORK": "off",
+        "CGO_ENABLED": "0",
+        "GOPATH": str(work / "path"),
+        "GOCACHE": str(cache / "go-build"),
+        "TEST_TELEMETRY_DIR": str(work / "telemetry"),
+    }
+    done = subprocess.run(
+        [go, "build", "-o", str(program), "."], cwd=work, env=environment, capture_output=True, text=True,
+        timeout=150, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        reason = done.stderr.strip().splitlines()[-1][:200]
+        pytest.skip(
+            f"{MODULE} {VERSION} cannot be built here ({reason}): install Go 1.26, reach a Go module proxy"
+        )
