@@ -1,7 +1,7 @@
 """The compiler's cache on disk, kept over restarts and never trusted after a kill in the middle of a compile.
 
-The C++ compiler writes its libraries in place: a process killed then leaves half of one, and every later start
-would fail to load it.
+The C++ compiler writes its libraries in place: a process killed then leaves half of one, and every later
+start would fail to load it.
 """
 
 from __future__ import annotations

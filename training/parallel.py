@@ -114,7 +114,7 @@ def parallelise(config: Config, device: Device, ranks: Ranks) -> Parallel:
     if config.parallel.activation_checkpointing == "full":
         model.hf.gradient_checkpointing_enable({"use_reentrant": False})
     if device.compile:
-        # Blocks are small enough to overlap with the exchange of gradients as they are: nothing need be split.
+        # Blocks overlap with the exchange of gradients as they are: no need to split them further.
         torch._dynamo.config.optimize_ddp = False
         for layer in model.hf.model.layers:
             layer.compile(fullgraph=True)

@@ -135,8 +135,9 @@ def _evaluate(run: Run, now: TrainState, metrics: Metrics) -> float:
 def _compile_once(run: Run, now: TrainState) -> None:
     """Let rank 0 compile for a CPU while the others wait, so that they find its results in the cache.
 
-    Ranks that share processors would otherwise all compile the same code at once. On CUDA each card has code of
-    its own, and a sharded model cannot run on one rank alone. State, gradients and generators stay as they were.
+    Ranks that share processors would otherwise all compile the same code at once. On CUDA each card has code
+    of its own, and a sharded model cannot run on one rank alone. State, gradients and generators stay as they
+    were.
     """
     device, alone = run.device, run.ranks.world_size == 1
     if not device.compile or device.is_cuda or alone or not now.parallel.replicated:

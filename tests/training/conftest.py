@@ -86,9 +86,8 @@ class Job:
 
     def workers(self) -> list[int]:
         """Process ids of the job's ranks."""
-        listing = subprocess.run(["ps", "-eo", "pid,ppid"], capture_output=True, text=True, check=True).stdout
-        pairs = [tuple(map(int, line.split())) for line in listing.splitlines()[1:]]
-        return [pid for pid, parent in pairs if parent == self.process.pid]
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return sorted(map(int, children.read_text().split())) if children.exists() else []
 
     def text(self) -> str:
         return self.output.read_text(errors="replace")[-4000:]

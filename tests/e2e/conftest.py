@@ -1,0 +1,111 @@
+"""A clone of this checkout, with an environment of its own, in which the printed commands run as printed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from tools import bootstrap, kustomize, repo
+
+# The cell with small numbers in place of its own: the same keys, the same ways, a tenth of the time.
+SMALL = {
+    "overlays/model/llama-tiny/model.yaml": {
+        "sequence_length: 256": "sequence_length: 64",
+        "steps: 200": "steps: 40",
+        "warmup_steps: 20": "warmup_steps: 4",
+        "global_batch_size: 32": "global_batch_size: 4",
+        "eval_every: 100": "eval_every: 20",
+        "eval_sequences: 64": "eval_sequences: 8",
+        "max_new_tokens: 48": "max_new_tokens: 8",
+    },
+    "overlays/matrix.yaml": {"micro_batch_size: 8  ": "micro_batch_size: 2  ", "every: 50": "every: 5"},
+    "overlays/cpu/llama-tiny/cell.yaml": {
+        "micro_batch_size: 8": "micro_batch_size: 2",
+        "every: 50": "every: 5",
+    },
+}
+
+
+class Clone:
+    """A copy of the tracked tree; `run` does in it what a shell line would."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.run_directory = root / "local" / "runs" / "cpu-llama-tiny-train"
+
+    def environment(self) -> dict[str, str]:
+        kept = ("PATH", "HOME", "LANG", "TMPDIR")
+        return {name: os.environ[name] for name in kept if name in os.environ}
+
+    def start(self, line: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            ["bash", "-c", f"exec {line}"], cwd=self.root, env=self.environment(), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def run(self, line: str, timeout: float = 170) -> str:
+        """Run a line to its end and return what it printed; it must succeed."""
+        process = self.start(line)
+        output, _ = process.communicate(timeout=timeout)
+        assert process.returncode == 0, f"{line} ended with {process.returncode}:\n{output[-3000:]}"
+        return output
+
+    def processes(self) -> dict[int, str]:
+        """Live processes whose environment names this clone's volume."""
+        mark, found = f"{self.root}/local/".encode(), {}
+        for directory in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark in (directory / "environ").read_bytes():
+                    found[int(directory.name)] = (directory / "cmdline").read_bytes().decode(errors="replace")
+            except OSError:  # ended meanwhile
+                continue
+        return found
+
+
+@pytest.fixture(scope="session")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    if kustomize.find(repo.root()) is None:
+        pytest.skip("no kustomize or kubectl: run `make setup`, or install kustomize 5.4 or newer")
+    if not sys.platform.startswith("linux"):
+        pytest.skip("looks for left processes in /proc, which only Linux has")
+    root = tmp_path_factory.mktemp("clone") / "trainyard"
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listing, cwd=repo.root(), capture_output=True, text=True, check=True).stdout
+    for name in names.splitlines():
+        if (repo.root() / name).is_file():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(repo.root() / name, root / name)
+    for name, changes in SMALL.items():
+        text = (root / name).read_text()
+        for old, new in changes.items():
+            assert old in text, f"{name} no longer says {old!r}"
+            text = text.replace(old, new)
+        (root / name).write_text(text)
+    _environment(root)
+    return Clone(root)
+
+
+def _environment(root: Path) -> None:
+    """`.venv` as set-up makes it, but with this environment's packages instead of copies of them."""
+    venv.EnvBuilder(symlinks=True).create(root / ".venv")
+    prefix, own = Path(sys.prefix), root / ".venv"
+    packages = Path(sysconfig.get_path("purelib"))
+    site = own / packages.relative_to(prefix)
+    (site / "trainyard.pth").write_text(f"{packages}\n{root}\n")
+    for script in (prefix / "bin").iterdir():
+        if script.name in ("yard", "torchrun", "pytest"):
+            (own / "bin" / script.name).write_text(script.read_text().replace(str(prefix), str(own)))
+            (own / "bin" / script.name).chmod(0o755)
+    programs = repo.root() / ".cache" / "bin"
+    if programs.is_dir():
+        (root / ".cache").mkdir()
+        (root / ".cache" / "bin").symlink_to(programs)
+    house = bootstrap.House(str(root))
+    bootstrap.write_stamp(house, bootstrap.expected_stamp(house))

@@ -1,0 +1,101 @@
+"""`make train` and every other printed command, in a clone: killed, resumed, finished, sampled."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Clone
+from tools import repo
+
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/architecture.md")
+# Printed commands that are not run here, and what runs them.
+ELSEWHERE = {
+    "make test": "this very run",
+    "kubectl apply --server-side -k overlays/cpu/llama-tiny": "tests/manifests, by kubectl kustomize",
+}
+COMMAND = re.compile(r"^(?:make|kubectl|\.venv/bin/yard|yard)\b[^#\n]*", re.MULTILINE)
+
+
+def printed_commands() -> list[str]:
+    """Every command line of a fenced block, in the order of the documents."""
+    found = []
+    for name in DOCUMENTS:
+        for block in re.findall(r"```[a-z]*\n(.*?)```", (repo.root() / name).read_text(), re.DOTALL):
+            found += [match.group().strip() for match in COMMAND.finditer(block)]
+    return list(dict.fromkeys(found))
+
+
+def _steps(clone: Clone) -> list[int]:
+    path = clone.run_directory / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line)["step"] for line in lines if line.endswith("}")]
+
+
+def _killed_when(clone: Clone, condition: Callable[[], object], what: str) -> None:
+    """`make train`, and SIGKILL to yard when the condition holds; nothing may live on."""
+    process = clone.start("make train")
+    end = time.monotonic() + 150
+    while not condition():
+        assert process.poll() is None, f"make train ended before {what}: {process.communicate()[0][-3000:]}"
+        assert time.monotonic() < end, f"never: {what}"
+        time.sleep(0.02)
+    os.kill(_yard_of(process.pid), signal.SIGKILL)
+    process.communicate(timeout=30)
+    assert process.returncode != 0
+    while clone.processes():
+        assert time.monotonic() < end, f"left behind: {clone.processes()}"
+        time.sleep(0.05)
+
+
+def _yard_of(make: int) -> int:
+    children = Path(f"/proc/{make}/task/{make}/children").read_text().split()
+    return int(children[0])
+
+
+@pytest.mark.timeout(400)
+def test_make_train_survives_kills_and_finishes(clone: Clone) -> None:
+    cache = clone.run_directory / "cache"
+    _killed_when(clone, lambda: list(cache.glob("inductor/**/*.cpp")), "the compiler ran")
+    assert (cache / "inductor.dirty").exists()  # the fault happened: killed in the middle of a compile
+    _killed_when(clone, lambda: len(_steps(clone)) >= 12, "12 steps")
+    assert list((clone.run_directory / "checkpoints").glob("step-*/MANIFEST.json"))
+    output = clone.run("make train")
+    resumed = re.search(r"continuing from step (\d+)", output)
+    assert resumed, output[-3000:]
+    assert int(resumed.group(1)) % 5 == 0
+    assert _steps(clone) == list(range(1, 41))
+    for part in (
+        "held-out loss",
+        "against unigrams",
+        "tokens/s",
+        "MFU",
+        "checkpoint",
+        "metrics",
+        "make test",
+    ):
+        assert part in output
+    assert output.count(" continues") == 3
+    again = clone.run("make train")
+    assert "40 of 40" in again
+    assert _steps(clone) == list(range(1, 41))
+
+
+@pytest.mark.timeout(600)
+def test_every_printed_command_runs_as_printed(clone: Clone) -> None:
+    hardware = clone.root / "overlays" / "hardware" / "cpu" / "hardware.yaml"
+    hardware.write_text(hardware.read_text().replace("compile: auto", "compile: 'off'"))  # compiled above
+    commands = printed_commands()
+    assert "make train" in commands
+    for command in commands:
+        if command not in ELSEWHERE:
+            clone.run(command)
+    assert set(ELSEWHERE) <= set(commands)
+    assert not clone.processes()
