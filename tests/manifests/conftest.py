@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tools import kustomize, repo
+from tools import kustomize, matrix, repo
+from tools.gobuild import Unusable
 
 NONE_HERE = "no kustomize or kubectl on PATH: run `make setup`, or install kustomize 5.4 or newer"
 OLDEST = "5.4.2"  # what kubectl 1.31 carries
@@ -50,7 +51,7 @@ def _get_versions() -> str | None:
         return None
     try:
         kustomize.go_install(repo.root(), _note, missing)
-    except kustomize.Unusable as reason:
+    except Unusable as reason:
         return str(reason)
     return None
 
@@ -72,11 +73,27 @@ def renderer() -> kustomize.Renderer:
     return found
 
 
+FIRST_CELL = ("hardware/cpu", "model/llama-tiny", "cpu/llama-tiny")
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of base/ and overlays/ to change."""
+    """A copy of base/pytorchjob and of the first cell, with a matrix of that one cell, to change."""
     root = tmp_path / "checkout"
-    for name in ("base", "overlays"):
+    for name in ("base/pytorchjob", *(f"overlays/{part}" for part in FIRST_CELL)):
+        shutil.copytree(repo.root() / name, root / name)
+    text = (repo.root() / matrix.MATRIX).read_text(encoding="utf-8")
+    first, found, _ = text.partition("    llama-tiny-lora:\n")  # the second model of the first hardware
+    assert found
+    (root / matrix.MATRIX).write_text(first, encoding="utf-8")
+    return root
+
+
+@pytest.fixture
+def whole_checkout(tmp_path: Path) -> Path:
+    """A copy of all of base/pytorchjob and overlays/ to change."""
+    root = tmp_path / "checkout"
+    for name in ("base/pytorchjob", "overlays"):
         shutil.copytree(repo.root() / name, root / name)
     return root
 

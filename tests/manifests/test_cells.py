@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import copy
+import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
-from tools import matrix, repo
+from tools import machine, matrix, repo, wiring
+from tools.cell import Manifests
+from tools.facts import environment
+from tools.facts.instances import EFA, NVIDIA, Instance
 from tools.kustomize import Renderer
+from tools.verdict import State
 from training import config
 
 Objects = dict[tuple[str, str], dict[str, Any]]
 Parse = Callable[[str], Objects]
 CELLS = matrix.load(repo.root())
+ON_MACHINES = [cell for cell in CELLS if cell.instance is not None]
 # The restricted Pod Security Standard, Kubernetes v1.32.
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim"}
 VOLUMES |= {"projected", "secret"}
@@ -32,9 +39,21 @@ def cell(request: pytest.FixtureRequest) -> matrix.Cell:
 
 
 @pytest.fixture(scope="module")
-def rendered(cell: matrix.Cell, renderer: Renderer, objects: Parse) -> Objects:
+def text(cell: matrix.Cell, renderer: Renderer) -> str:
+    """The cell as the renderer of a user's command writes it."""
+    return build_once(renderer, cell.name)
+
+
+@functools.cache
+def build_once(renderer: Renderer, name: str) -> str:
+    """Render a cell, however often pytest comes back to it."""
+    return renderer.build(repo.root() / "overlays" / name)
+
+
+@pytest.fixture(scope="module")
+def rendered(text: str, objects: Parse) -> Objects:
     """The cell's objects."""
-    return objects(renderer.build(repo.root() / "overlays" / cell.name))
+    return objects(text)
 
 
 @pytest.fixture(scope="module")
@@ -64,13 +83,9 @@ def test_matrix_has_cells() -> None:
     assert "cpu/llama-tiny" in [cell.name for cell in CELLS]
 
 
-def test_bytes_are_the_same_on_every_builder(
-    cell: matrix.Cell, builder: Renderer, renderer: Renderer
-) -> None:
-    path = repo.root() / "overlays" / cell.name
-    first = builder.build(path)
-    assert first == builder.build(path)
-    assert first == renderer.build(path)
+def test_bytes_are_the_same_on_every_builder(cell: matrix.Cell, builder: Renderer, text: str) -> None:
+    """The user's own renderer a second time, the oldest and the newest."""
+    assert builder.build(repo.root() / "overlays" / cell.name) == text
 
 
 def test_cluster_facts_stay_out_of_jobs_and_cells(rendered: Objects) -> None:
@@ -221,7 +236,9 @@ def test_names_fit_the_services(job: dict[str, Any]) -> None:
     assert len(f"{name}-worker-999") <= 63
 
 
-def test_configuration_is_the_trainers(rendered: Objects, tmp_path: Path) -> None:
+def test_configuration_is_the_trainers(
+    rendered: Objects, cell: matrix.Cell, container: dict[str, Any], tmp_path: Path
+) -> None:
     """What the pod would read is a whole, valid configuration, and no section stands in two ConfigMaps."""
     maps = [one["data"] for (kind, _), one in rendered.items() if kind == "ConfigMap"]
     assert sorted(file for data in maps for file in data) == ["cell.yaml", "hardware.yaml", "model.yaml"]
@@ -229,8 +246,84 @@ def test_configuration_is_the_trainers(rendered: Objects, tmp_path: Path) -> Non
         for file, text in data.items():
             (tmp_path / file).write_text(text, encoding="utf-8")
     loaded = config.load(tmp_path)
-    assert loaded.train.steps > 0
+    assert loaded.train.steps >= loaded.checkpoint.every
     sections = [line.split(":")[0] for data in maps for text in data.values() for line in text.splitlines()]
     tops = [section for section in sections if section in config.OWNER]
     assert sorted(tops) == sorted(set(tops))
     assert set(tops) >= {"model", "parallel", "device"}
+    # The container starts the entry point that the configuration is for, and each process gets whole batches.
+    assert container["args"] == ["-m", loaded.task, "--config", "/etc/trainyard"]
+    processes = cell.instance.processes if cell.instance else 1
+    assert loaded.accumulation(cell.nodes * processes) >= 1
+
+
+def test_wiring_is_right(rendered: Objects, job: dict[str, Any], cell: matrix.Cell) -> None:
+    """One rendezvous for all pods, and as many processes as the nodes have devices; nothing is started."""
+    manifests = Manifests(cell.name, list(rendered.values()))
+    analysis = wiring.analyse(job, manifests)
+    assert analysis.verdict.state is State.PASS, analysis.verdict.summary
+    processes = cell.instance.processes if cell.instance else 1
+    assert wiring.world_size(analysis.nodes) == cell.nodes * processes
+
+
+@pytest.mark.parametrize("cell", ON_MACHINES, ids=lambda cell: cell.name, scope="module", indirect=True)
+def test_pod_asks_for_what_its_machine_has(
+    cell: matrix.Cell, job: dict[str, Any], pod: dict[str, Any], container: dict[str, Any]
+) -> None:
+    """All devices and interfaces of one machine, and processors and memory that its pods can be given."""
+    instance = cell.instance
+    assert instance is not None
+    assert job["spec"]["nprocPerNode"] == str(instance.processes)
+    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    (selector,) = term["matchExpressions"]
+    assert selector == {
+        "key": "node.kubernetes.io/instance-type",
+        "operator": "In",
+        "values": [instance.name, f"ml.{instance.name}"],
+    }
+    check_amounts(instance, container["resources"])
+    devices = {key for key in container["resources"]["limits"] if "/" in key}
+    assert {one["key"] for one in pod["tolerations"]} == devices
+    assert all(one["operator"] == "Exists" for one in pod["tolerations"])
+    (shm,) = (volume["emptyDir"] for volume in pod["volumes"] if volume["name"] == "shm")
+    assert shm["medium"] == "Memory"
+    assert gib(shm["sizeLimit"]) <= gib(container["resources"]["limits"]["memory"]) / 8
+    given = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert environment.variables(instance).items() <= given.items()
+    said = [environment.guidance(name, value, instance) for name, value in given.items()]
+    assert {one.say for one in said if one is not None} <= {environment.Say.SET}
+
+
+def check_amounts(instance: Instance, resources: dict[str, Any]) -> None:
+    """Hold requests and limits against the machine's numbers, read here once more from the fact table."""
+    requests, limits = resources["requests"], resources["limits"]
+    assert {key: value for key, value in requests.items() if key != "cpu"} == limits
+    assert "cpu" not in limits
+    assert 0.9 * instance.vcpus - 1 <= int(requests["cpu"]) < instance.allocatable_cpu_m / 1000
+    left = instance.allocatable_memory_mib - instance.hugepages_2mi_mib
+    assert 0.8 * left < gib(limits["memory"]) * 1024 < left
+    assert limits[str(instance.device_resource)] == str(instance.accelerators)
+    assert limits.get(EFA, "0") == str(instance.efa)
+    asked = int(limits.get(machine.HUGEPAGES, "0Mi").removesuffix("Mi"))
+    assert (asked > 0) == (instance.efa > 0)
+    assert asked <= instance.hugepages_2mi_mib
+
+
+def gib(quantity: str) -> int:
+    """Return a quantity in Gi as a number."""
+    assert quantity.endswith("Gi")
+    return int(quantity.removesuffix("Gi"))
+
+
+def test_images_follow_the_hardware() -> None:
+    """Each kind of device has its image, under a name that no public registry is asked for."""
+    kinds = {None: "trainer-cpu", NVIDIA: "trainer-cuda", "aws.amazon.com/neuron": "trainer-neuron"}
+    for hardware, default in matrix.read(repo.root()).machines.items():
+        path = repo.root() / f"overlays/hardware/{hardware}/kustomization.yaml"
+        (image,) = YAML(typ="safe").load(path)["images"]
+        kind = default.device_resource if default else None
+        assert image == {
+            "name": "trainer", "newName": f"localhost/trainyard/{kinds[kind]}", "newTag": "0.1.0"
+        }  # fmt: skip

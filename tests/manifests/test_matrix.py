@@ -248,7 +248,7 @@ def test_commands_show_the_difference(
 ) -> None:
     monkeypatch.setattr(repo, "root", lambda: checkout)
     assert cli.run(["matrix", "check"]) == 0
-    assert capsys.readouterr().out == "1 cell as in overlays/matrix.yaml: cpu/llama-tiny\n"
+    assert capsys.readouterr().out == "1 cell as in overlays/matrix.yaml\n  cpu: llama-tiny\n"
     path = checkout / LEAF / "kustomization.yaml"
     path.write_text(path.read_text(encoding="utf-8").replace("count: 2", "count: 3"), encoding="utf-8")
     assert cli.run(["matrix", "check"]) == 1

@@ -1,13 +1,23 @@
-"""Write the cells of overlays/matrix.yaml, or check that they are what it says."""
+"""Write the cells of overlays/matrix.yaml, check them, or print the memory that they need."""
 
 from __future__ import annotations
 
+import itertools
+
 import click
 
-from tools import matrix, output, repo
+from tools import cell_memory, matrix, output, repo
+from tools.errors import UserError
+from tools.facts.memory import GIB, Estimate
+
+EPILOG = """\b
+Examples:
+  yard matrix sync
+  yard matrix check
+  yard matrix memory p5/llama-3-1-8b"""
 
 
-@click.group(name="matrix", epilog="\b\nExamples:\n  yard matrix sync\n  yard matrix check")
+@click.group(name="matrix", epilog=EPILOG)
 def command() -> None:
     """Cells are overlays/<hardware>/<model>; overlays/matrix.yaml says which exist."""
 
@@ -41,8 +51,75 @@ def check(as_json: bool) -> int:
             f"{_count(state.changes, 'file')} {differ} from {matrix.MATRIX}", "run: yard matrix sync"
         )
     else:
-        output.line(f"{_count(state.cells, 'cell')} as in {matrix.MATRIX}: {_names(state.cells)}")
+        output.line(f"{_count(state.cells, 'cell')} as in {matrix.MATRIX}")
+        for hardware, cells in itertools.groupby(state.cells, key=lambda cell: cell.hardware):
+            output.line(f"  {hardware}: {', '.join(cell.model for cell in cells)}")
     return 1 if state.changes else 0
+
+
+@command.command()
+@click.argument("names", nargs=-1, metavar="[CELL]...")
+@click.option("--json", "as_json", is_flag=True, help="Print every term in bytes as JSON.")
+def memory(names: tuple[str, ...], as_json: bool) -> int:
+    """Print what each process of a cell needs of its device's memory, and what is there.
+
+    CELL is <hardware>/<model>; it may be a pair that has no cell because it does not fit. For each one the
+    terms are printed; without any, one line for every pair. Exit with 1 when a cell does not fit. The figures
+    are an estimate: docs/extending.md says what it counts.
+    """
+    found = matrix.read(repo.root())
+    chosen = [_pair(found, name) for name in names] if names else _pairs(found)
+    estimates = [(cell, cell_memory.of_cell(repo.root(), cell)) for cell in chosen]
+    if as_json:
+        output.data([_as_data(cell, estimate) for cell, estimate in estimates])
+    for cell, estimate in estimates if not as_json else ():
+        _print_estimate(cell, estimate, whole=bool(names))
+    expected = {cell.name for cell in (chosen if names else found.cells)}  # what was only tried need not fit
+    return 0 if all(estimate.fits for cell, estimate in estimates if cell.name in expected) else 1
+
+
+def _pairs(found: matrix.Matrix) -> list[matrix.Cell]:
+    """Return all cells, and what was tried and does not fit."""
+    tried = [one.tried for one in found.absences if one.tried is not None]
+    return sorted([*found.cells, *tried], key=lambda cell: cell.name)
+
+
+def _pair(found: matrix.Matrix, name: str) -> matrix.Cell:
+    """Return the cell that `name` means, or the one that was tried; UserError when there is neither."""
+    short = name.removeprefix("overlays/").rstrip("/")
+    pairs = {cell.name: cell for cell in _pairs(found)}
+    if short in pairs:
+        return pairs[short]
+    reason = next((one.reason for one in found.absences if one.name == short), None)
+    if reason is not None:
+        raise UserError(f"{name} has no cell: {reason}")
+    match = repo.nearest(short, pairs)
+    raise UserError(f"no such cell: {name}", f"did you mean {match}?" if match else None)
+
+
+def _print_estimate(cell: matrix.Cell, estimate: Estimate, whole: bool) -> None:
+    says = "fits" if estimate.fits else "does not fit"
+    output.line(f"{cell.name}, {cell_memory.where(cell)}: {estimate.summary()}: {says}")
+    if not whole:
+        return
+    for term in estimate.terms:
+        output.line(f"  {term.nbytes / GIB:8.2f} GiB  {term.name}: {term.how}")
+    for term in estimate.left_out:
+        output.line(
+            f"  {term.nbytes / GIB:8.2f} GiB  {term.name}, at another time and not counted: {term.how}"
+        )
+
+
+def _as_data(cell: matrix.Cell, estimate: Estimate) -> dict[str, object]:
+    return {
+        "cell": cell.name,
+        "nodes": cell.nodes,
+        "instance": cell.instance.name if cell.instance else None,
+        "fits": estimate.fits,
+        "needed": estimate.needed,
+        "there": estimate.room.nbytes,
+        "terms": [{"name": term.name, "bytes": term.nbytes, "how": term.how} for term in estimate.terms],
+    }
 
 
 def _print_json(state: matrix.State) -> None:
@@ -51,10 +128,6 @@ def _print_json(state: matrix.State) -> None:
         for change in state.changes
     ]
     output.data({"cells": [cell.name for cell in state.cells], "changes": changes})
-
-
-def _names(cells: list[matrix.Cell]) -> str:
-    return ", ".join(cell.name for cell in cells) or "none"
 
 
 def _count(things: list[matrix.Cell] | list[matrix.Change], name: str) -> str:

@@ -1,0 +1,118 @@
+"""What a pod that takes a whole machine asks for: one function from the fact table to a Component's patch.
+
+The default size of a hardware Component and every other size that a cell names come from here, so that no
+count of devices, processors or bytes is written by hand.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString as Quoted
+
+from tools.facts.environment import variables
+from tools.facts.instances import EFA, Instance
+
+HUGEPAGES = "hugepages-2Mi"
+INSTANCE_LABEL = "node.kubernetes.io/instance-type"
+# Left for a node's own pods beside a trainer: network, volumes, device plugins, logs, metrics.
+DAEMON_CPU_M, DAEMON_MEMORY_MIB = 600, 1024
+# A node's real allocatable memory differs by a percent or so between AMI releases.
+MEMORY_SHARE = 0.98
+# What the EKS user guide's NCCL test asks for; a node with the EFA driver has at least twice as many.
+HUGEPAGES_MIB = 5120
+SHM_MIB_PER_DEVICE, SHM_MOST_MIB = 8192, 65536
+
+POD = "/spec/pytorchReplicaSpecs/Worker/template/spec"
+CONTAINER = f"{POD}/containers/0"
+SHM = 2  # the place of the volume `shm` in base/pytorchjob, which the patch tests before it changes it
+
+
+def cpus(instance: Instance) -> int:
+    """Return the whole processors that are left for a trainer on a node of this type."""
+    return max(1, (instance.allocatable_cpu_m - DAEMON_CPU_M) // 1000)
+
+
+def memory_mib(instance: Instance) -> int:
+    """Return the memory, a whole number of GiB in MiB, that is left for a trainer.
+
+    The kubelet takes what is set aside as huge pages off the node's allocatable memory.
+    """
+    left = instance.allocatable_memory_mib - instance.hugepages_2mi_mib - DAEMON_MEMORY_MIB
+    return int(left * MEMORY_SHARE) // 1024 * 1024
+
+
+def shm_mib(instance: Instance) -> int:
+    """Return the size of /dev/shm: 8 GiB a device, 64 at most. It counts against the container's memory."""
+    share = memory_mib(instance) // 8 // 1024 * 1024
+    return max(1024, min(SHM_MIB_PER_DEVICE * max(1, instance.accelerators), SHM_MOST_MIB, share))
+
+
+def limits(instance: Instance) -> dict[str, str]:
+    """Return what is both requested and limited; processors are requested only."""
+    found = {"memory": _gib(memory_mib(instance))}
+    if instance.device_resource:
+        found[instance.device_resource] = str(instance.accelerators)
+    if instance.efa and instance.accelerators:
+        found[EFA] = str(instance.efa)
+    if instance.hugepages_2mi_mib:
+        found[HUGEPAGES] = f"{HUGEPAGES_MIB}Mi"
+    return found
+
+
+def taints(instance: Instance) -> list[str]:
+    """Return the keys of the taints that such nodes may carry, named like the devices they guard."""
+    return [key for key in limits(instance) if "/" in key]
+
+
+def patch(instance: Instance) -> str:
+    """Return the JSON6902 patch, as YAML, that fits base/pytorchjob to one whole machine of this type."""
+    selector = {"key": INSTANCE_LABEL, "operator": "In", "values": _flow(list(instance.node_names))}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [selector]}]}
+    found = limits(instance)
+    operations = [
+        _add("/spec/nprocPerNode", Quoted(str(instance.processes))),
+        _add(f"{POD}/affinity", {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}),
+        _add(
+            f"{CONTAINER}/resources",
+            {"requests": {"cpu": Quoted(str(cpus(instance))), **_quoted(found)}, "limits": _quoted(found)},
+        ),
+        {"op": "test", "path": f"{POD}/volumes/{SHM}/name", "value": "shm"},
+        _add(f"{POD}/volumes/{SHM}/emptyDir/sizeLimit", _gib(shm_mib(instance))),
+    ]
+    tolerations = [
+        _flow({"key": key, "operator": "Exists", "effect": "NoSchedule"}) for key in taints(instance)
+    ]
+    if tolerations:
+        operations.append(_add(f"{POD}/tolerations", tolerations))
+    for name, value in variables(instance).items():
+        operations.append(_add(f"{CONTAINER}/env/-", _flow({"name": name, "value": Quoted(value)})))
+    yaml, text = YAML(typ="rt"), io.StringIO()
+    yaml.width = 4096
+    yaml.indent(mapping=2, sequence=2, offset=0)
+    yaml.dump(operations, text)
+    return text.getvalue()
+
+
+def _add(path: str, value: Any) -> dict[str, Any]:
+    """Return an operation that sets a value whether or not there is one."""
+    return {"op": "add", "path": path, "value": value}
+
+
+def _quoted(amounts: dict[str, str]) -> dict[str, Any]:
+    """Quote plain numbers: a quantity is a string."""
+    return {key: Quoted(value) if value.isdigit() else value for key, value in amounts.items()}
+
+
+def _gib(mib: int) -> str:
+    return f"{mib // 1024}Gi"
+
+
+def _flow(value: dict[str, Any] | list[str]) -> CommentedMap | CommentedSeq:
+    """Return the value so that it is written on one line."""
+    node = CommentedMap(value) if isinstance(value, dict) else CommentedSeq(value)
+    node.fa.set_flow_style()
+    return node
