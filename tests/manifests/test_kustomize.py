@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import kustomize, repo
+from tools import gobuild, kustomize, repo
 from tools.errors import UserError
 
 KUBECTL = """#!/bin/sh
@@ -143,7 +143,7 @@ def test_the_module_as_a_program(path: Path) -> None:
 def test_a_failing_go_is_passed_over(path: Path, root: Path) -> None:
     program(path, "go", "#!/bin/sh\necho 'go: no network' >&2\nexit 1\n")
     told: list[str] = []
-    with pytest.raises(kustomize.Unusable, match="go install failed: go: no network"):
+    with pytest.raises(gobuild.Unusable, match="go install failed: go: no network"):
         kustomize.go_install(root, told.append)
     assert "about half a minute" in told[0]
     assert files_below(root) == []

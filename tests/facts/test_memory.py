@@ -1,0 +1,187 @@
+"""The memory formula: each cell fits, each absence does not, and the terms are what torch holds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaModel
+
+from tools import cell_memory, cli, matrix, repo
+from tools.errors import UserError
+from tools.facts import memory
+from tools.facts.memory import GIB, Estimate, Room, Term
+from training import parallel
+from training.config import Config, load_texts
+from training.counting import parameters
+
+ROOT = repo.root()
+FOUND = matrix.read(ROOT)
+TRIED = [one for one in FOUND.absences if one.tried is not None]
+MODEL = """
+model: {{architecture: llama, vocab_size: 512, hidden_size: {hidden}, intermediate_size: {inner},
+        num_hidden_layers: {layers}, num_attention_heads: {heads}, num_key_value_heads: {kv}}}
+sequence_length: {length}
+data: {{source: /shared/text}}
+train: {{seed: 7, steps: 20, global_batch_size: {batch}, learning_rate: 1.0e-2, eval_every: 10,
+        eval_sequences: 8}}
+"""
+CARD = Room(8, 80 * GIB, "GPU")
+
+
+def config(batch: int = 8, micro: int = 1, sharding: str = "fsdp", recompute: str = "none") -> Config:
+    """A small Llama on a GPU."""
+    shape = {"hidden": 512, "inner": 1792, "layers": 4, "heads": 8, "kv": 2, "length": 320}
+    keys = f"micro_batch_size: {micro}, sharding: {sharding}, activation_checkpointing: {recompute}"
+    return load_texts(
+        {
+            "model": ("model.yaml", MODEL.format(batch=batch, **shape)),
+            "hardware": ("hardware.yaml", "device: {type: cuda, precision: bf16, attention: sdpa}"),
+            "cell": ("cell.yaml", f"parallel: {{{keys}}}\ncheckpoint: {{every: 5}}"),
+        }
+    )
+
+
+def term(estimate: Estimate, name: str) -> Term:
+    """Return the term of that name, counted or not."""
+    (found,) = (one for one in (*estimate.terms, *estimate.left_out) if one.name == name)
+    return found
+
+
+@pytest.mark.parametrize("cell", FOUND.cells, ids=lambda cell: cell.name)
+def test_each_cell_fits(cell: matrix.Cell) -> None:
+    estimate = cell_memory.of_cell(ROOT, cell)
+    assert estimate.fits, estimate.summary()
+    assert estimate.needed == sum(one.nbytes for one in estimate.terms)
+    assert all(one.nbytes > 0 and one.how for one in estimate.terms)
+
+
+@pytest.mark.parametrize("absence", TRIED, ids=lambda one: one.name)
+def test_each_absence_does_not_fit_and_says_by_how_much(absence: matrix.Absence) -> None:
+    assert absence.tried is not None
+    estimate = cell_memory.of_cell(ROOT, absence.tried)
+    assert not estimate.fits
+    assert absence.reason == f"{estimate.summary()}, on {cell_memory.where(absence.tried)}"
+
+
+def test_what_is_absent_without_a_number_is_not_for_want_of_memory() -> None:
+    assert {one.name for one in FOUND.absences if one.tried is None} == {
+        "trn1/llama-tiny-lora", "trn1/deepseek-r1-distill-qwen-1-5b-lora",
+    }  # fmt: skip
+
+
+def test_the_trainer_gathers_as_the_formula_says() -> None:
+    assert memory.KEEP_GATHERED_BELOW == parallel.KEEP_GATHERED_BELOW
+
+
+def test_states_are_what_torch_holds() -> None:
+    """Weights, gradients and Adam's moments of a real model after a real step, to the byte."""
+    wanted = config(sharding="ddp")
+    shape = wanted.model
+    model = LlamaModel(_hf(wanted, layers=shape.num_hidden_layers))
+    head = torch.nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
+    held = [*model.parameters(), *head.parameters()]
+    optimizer = torch.optim.AdamW(held, fused=True)
+    head(model(input_ids=torch.arange(8)[None]).last_hidden_state).sum().backward()
+    optimizer.step()
+    estimate = memory.estimate(wanted, 1, CARD)
+    assert term(estimate, "weights").nbytes == sum(p.nbytes for p in held)
+    assert term(estimate, "gradients").nbytes == sum(p.grad.nbytes for p in held if p.grad is not None)
+    states = [state for one in optimizer.state.values() for state in one.values() if state.dim()]
+    assert term(estimate, "optimizer").nbytes == sum(state.nbytes for state in states)
+
+
+def test_activations_are_what_a_compiled_block_keeps() -> None:
+    """Counted from the tensors that autograd saves of bf16 blocks, in graphs as the compiler cuts them."""
+    wanted = config()
+    model = LlamaModel(_hf(wanted, layers=wanted.model.num_hidden_layers)).to(torch.bfloat16)
+    for layer in model.layers:
+        layer.compile(fullgraph=True, backend="aot_eager_decomp_partition")
+    length = wanted.sequence_length
+    inputs = torch.randn(1, length, wanted.model.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(inputs_embeds=inputs, position_ids=torch.arange(length)[None])
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    measured = sum(storage.nbytes() for address, storage in saved.items() if address not in own)
+    counted = term(memory.estimate(wanted, 1, CARD), "activations").nbytes
+    assert counted <= measured <= 1.1 * counted
+
+
+def _hf(wanted: Config, layers: int) -> LlamaConfig:
+    shape = wanted.model
+    return LlamaConfig(
+        vocab_size=shape.vocab_size, hidden_size=shape.hidden_size, num_hidden_layers=layers,
+        intermediate_size=shape.intermediate_size, num_attention_heads=shape.num_attention_heads,
+        num_key_value_heads=shape.num_key_value_heads, attn_implementation="sdpa", use_cache=False,
+    )  # fmt: skip
+
+
+def test_more_processes_share_the_states() -> None:
+    one, four = (memory.estimate(config(batch=8 * nodes), nodes, CARD) for nodes in (1, 4))
+    for name in ("weights", "gradients", "optimizer"):
+        assert term(one, name).nbytes == pytest.approx(4 * term(four, name).nbytes, abs=8)
+    assert term(one, "activations") == term(four, "activations")
+
+
+def test_accumulation_keeps_whole_gradients_of_a_sharded_model_only() -> None:
+    count = parameters(config().model)
+    assert term(memory.estimate(config(batch=32), 1, CARD), "accumulated gradients").nbytes == 4 * count
+    for other in (config(batch=8), config(batch=32, sharding="ddp")):
+        names = [one.name for one in memory.estimate(other, 1, CARD).terms]
+        assert "accumulated gradients" not in names
+
+
+def test_recomputing_keeps_the_blocks_inputs_and_one_block() -> None:
+    whole, less = (
+        term(memory.estimate(config(recompute=how), 1, CARD), "activations").nbytes
+        for how in ("none", "full")
+    )
+    assert less == 320 * 4 * 512 * 2 + whole // 4
+
+
+def test_the_larger_peak_counts() -> None:
+    """Logits of many sequences outgrow the exchange of gradients; with one short one it is the other way."""
+    many, few = memory.estimate(config(64, 8), 1, CARD), memory.estimate(config(), 1, CARD)
+    assert "logits" in [one.name for one in many.terms]
+    assert "gradient exchange" in [one.name for one in many.left_out]
+    assert few.needed == sum(one.nbytes for one in few.terms) >= sum(one.nbytes for one in few.steady)
+
+
+def test_the_command_prints_the_terms(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["matrix", "memory", "overlays/p5/llama-3-1-8b"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("p5/llama-3-1-8b, 4 x p5en.48xlarge: ")
+    assert "GiB  optimizer: 8.03 G x 8 B / 32: Adam's two moments\n" in shown
+    assert cli.run(["matrix", "memory", "g5/llama-3-1-70b"]) == 1
+    assert "22.4 there: does not fit\n" in capsys.readouterr().out
+    assert cli.run(["matrix", "memory"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(FOUND.cells) + len(TRIED)
+    assert cli.run(["matrix", "memory", "g5/llama-3-1-8b", "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told["needed"] == sum(one["bytes"] for one in told["terms"]) < told["there"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("trn1/llama-tiny-lora", "trn1/llama-tiny-lora has no cell: LoRA is trained on CPUs and GPUs"),
+        ("p5/llama-3-1-9b", "did you mean p5/llama-3-1-8b?"),
+    ],
+)
+def test_a_pair_without_an_estimate(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["matrix", "memory", name]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_batch_that_cannot_be_divided_names_the_cell() -> None:
+    cell = next(one for one in FOUND.cells if one.name == "p5/llama-3-1-70b")
+    with pytest.raises(UserError, match=r"cells\.p5\.llama-3-1-70b: train\.global_batch_size 64 cannot"):
+        cell_memory.of_cell(ROOT, replace(cell, nodes=7))
