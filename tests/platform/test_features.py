@@ -1,0 +1,289 @@
+"""Feature Components: each above one cell of every hardware, and what a job then says, and still says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools import matrix, operator_admission, repo
+from tools.cell import Manifests
+from tools.kustomize import Renderer
+
+Object = dict[str, Any]
+Parse = Callable[[str], list[Object]]
+
+NAMES = sorted(path.name for path in (repo.root() / "overlays/feature").iterdir() if path.is_dir())
+SMALLEST = "cpu/llama-tiny"
+# The first cell of each hardware, and the one that everybody starts with.
+CELLS = sorted(
+    {SMALLEST, *{cell.hardware: cell.name for cell in reversed(matrix.load(repo.root()))}.values()}
+)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the manifests, for users' directories beside them."""
+    root = tmp_path_factory.mktemp("features")
+    for name in ("base", "overlays"):
+        shutil.copytree(repo.root() / name, root / name)
+    return root
+
+
+@pytest.fixture(scope="module")
+def above(tree: Path, renderer: Renderer, objects: Parse) -> Callable[..., list[Object]]:
+    """A function from a cell and Components to the objects of a user's directory that puts them together."""
+    cache: dict[tuple[str, ...], list[Object]] = {}
+
+    def build(cell: str, *features: str, prefix: str = "") -> list[Object]:
+        key = (cell, prefix, *features)
+        if key not in cache:
+            mine = tree / "users" / "-".join(key).replace("/", "-")
+            mine.mkdir(parents=True)
+            document = {
+                "resources": [f"../../overlays/{cell}"],
+                "components": [f"../../{feature}" for feature in features],
+                "namePrefix": prefix,
+            }
+            (mine / "kustomization.yaml").write_text(json.dumps(document), encoding="utf-8")
+            cache[key] = objects(renderer.build(mine))
+        return cache[key]
+
+    return build
+
+
+def of_kind(made: list[Object], kind: str) -> Object:
+    """Return the one object of a kind."""
+    (found,) = (one for one in made if one["kind"] == kind)
+    return found
+
+
+def pod_of(job: Object) -> Object:
+    """Return a PyTorchJob's pod."""
+    spec: Object = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    return spec
+
+
+def environment(pod: Object) -> dict[str, Any]:
+    """Return the one container's variables with a value; each name stands there once."""
+    entries = pod["containers"][0]["env"]
+    assert len({entry["name"] for entry in entries}) == len(entries)
+    return {entry["name"]: entry.get("value") for entry in entries}
+
+
+def test_cells_of_every_hardware_are_tried() -> None:
+    assert len(CELLS) >= 2
+    assert {path.name for path in (repo.root() / "overlays/hardware").iterdir()} == {
+        c.split("/")[0] for c in CELLS
+    }
+    assert set(NAMES) == {
+        *("kueue", "volcano", "hyperpod", "hyperpod-job", "spot", "profile", "s3-data", "local-nvme"),
+    }
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("feature", [name for name in NAMES if name != "hyperpod-job"])
+def test_a_feature_adds_and_takes_nothing_away(
+    feature: str,
+    cell: str,
+    above: Callable[..., list[Object]],
+    loose: Callable[[Object], list[str]],
+    faults: Callable[[Object], list[str]],
+) -> None:
+    plain = of_kind(above(cell), "PyTorchJob")
+    made = above(cell, f"overlays/feature/{feature}")
+    job = of_kind(made, "PyTorchJob")
+    assert job != plain
+    assert lost(plain, job) <= CHANGED.get(feature, set())
+    assert loose(pod_of(job)) == []
+    assert [fault for one in made for fault in faults(one)] == []
+    assert operator_admission.rejections(job, "1.9.4") == []
+    assert Manifests(cell, made).job() == job
+    environment(pod_of(job))
+
+
+# What a feature may change, not only add.
+CHANGED = {
+    "spot": {"spec.runPolicy.backoffLimit"},
+    "local-nvme": {"spec.pytorchReplicaSpecs.Worker.template.spec.containers[0].env[5].value"},
+}
+
+
+def lost(before: Any, after: Any, path: str = "") -> set[str]:
+    """Return the paths of what stood in `before` and does not stand in `after`."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        parts = [lost(value, after.get(key), f"{path}.{key}".lstrip(".")) for key, value in before.items()]
+        return set().union(*parts)
+    if isinstance(before, list) and isinstance(after, list):
+        padded = after + [None] * len(before)
+        parts = [lost(value, padded[index], f"{path}[{index}]") for index, value in enumerate(before)]
+        return set().union(*parts)
+    return set() if before == after else {path}
+
+
+def test_lost_sees_what_is_missing(above: Callable[..., list[Object]]) -> None:
+    """Control: a job without its image is not taken for one that only has more."""
+    job = of_kind(above(SMALLEST), "PyTorchJob")
+    broken = json.loads(json.dumps(job))
+    del pod_of(broken)["containers"][0]["image"]
+    assert lost(job, broken) == {"spec.pytorchReplicaSpecs.Worker.template.spec.containers[0].image"}
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_kueue_has_the_queue_and_leaves_suspend_alone(cell: str, above: Callable[..., list[Object]]) -> None:
+    """What git does not set, no reconciliation puts back: only Kueue suspends and resumes."""
+    job = of_kind(above(cell, "overlays/feature/kueue"), "PyTorchJob")
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == queue("kueue", "LocalQueue")
+    assert "suspend" not in job["spec"]["runPolicy"]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_volcano_waits_for_all_pods(cell: str, above: Callable[..., list[Object]]) -> None:
+    """The operator takes all replicas where minAvailable is not given."""
+    job = of_kind(above(cell, "overlays/feature/volcano"), "PyTorchJob")
+    assert job["spec"]["runPolicy"]["schedulingPolicy"] == {"queue": queue("volcano", "Queue")}
+    assert "schedulerName" not in pod_of(job)
+
+
+def queue(plugin: str, kind: str) -> str:
+    """Return the name of the queue that base/plugins has."""
+    for path in (repo.root() / "base/plugins" / plugin / "queue").glob("queue*.yaml"):
+        for document in path.read_text(encoding="utf-8").split("---\n"):
+            if f"kind: {kind}\n" in document:
+                return document.split("  name: ")[1].splitlines()[0]
+    raise AssertionError(f"no {kind} in {plugin}")
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_hyperpod_resumes_by_strings(cell: str, above: Callable[..., list[Object]]) -> None:
+    job = of_kind(above(cell, "overlays/feature/hyperpod"), "PyTorchJob")
+    assert job["metadata"]["annotations"] == {
+        "sagemaker.amazonaws.com/enable-job-auto-resume": "true",
+        "sagemaker.amazonaws.com/job-max-retry-count": "2",
+    }
+    assert job["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == "OnFailure"
+    assert pod_of(job)["nodeSelector"] == {"sagemaker.amazonaws.com/node-health-status": "Schedulable"}
+    assert operator_admission.rejections(job, "1.8.1") == []
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_spot_prefers_and_still_requires_the_machine(cell: str, above: Callable[..., list[Object]]) -> None:
+    plain = pod_of(of_kind(above(cell), "PyTorchJob"))
+    pod = pod_of(of_kind(above(cell, "overlays/feature/spot"), "PyTorchJob"))
+    affinity = pod["affinity"]["nodeAffinity"]
+    wanted = [
+        one["preference"]["matchExpressions"][0]
+        for one in affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    ]
+    assert {(one["key"], *one["values"]) for one in wanted} == {
+        ("karpenter.sh/capacity-type", "spot"),
+        ("eks.amazonaws.com/capacityType", "SPOT"),
+    }
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    assert affinity.get(required) == plain.get("affinity", {}).get("nodeAffinity", {}).get(required)
+    assert pod["terminationGracePeriodSeconds"] <= 120  # the notice
+    assert int(environment(pod)["PET_SHUTDOWN_TIMEOUT"]) < pod["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_profile_writes_to_the_run(cell: str, above: Callable[..., list[Object]]) -> None:
+    pod = pod_of(of_kind(above(cell, "overlays/feature/profile"), "PyTorchJob"))
+    names = [entry["name"] for entry in pod["containers"][0]["env"]]
+    assert names.index("TRAINYARD_RUN") < names.index("TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+    assert environment(pod)["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"].startswith("$(TRAINYARD_RUN)/")
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_data_and_scratch_are_mounted(cell: str, above: Callable[..., list[Object]]) -> None:
+    features = ("overlays/feature/s3-data", "overlays/feature/local-nvme")
+    pod = pod_of(of_kind(above(cell, *features), "PyTorchJob"))
+    mounts = {mount["name"]: mount for mount in pod["containers"][0]["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert mounts.keys() == volumes.keys()
+    assert mounts["s3"]["readOnly"] is volumes["s3"]["persistentVolumeClaim"]["readOnly"] is True
+    assert mounts["s3"]["mountPath"] == "/shared/text"
+    claim = volumes["nvme"]["ephemeral"]["volumeClaimTemplate"]["spec"]
+    assert claim["storageClassName"] == "trainyard-local-nvme"
+    variables = environment(pod)
+    assert variables["TORCHINDUCTOR_CACHE_DIR"].startswith(mounts["nvme"]["mountPath"])
+    assert variables["TMPDIR"] == mounts["nvme"]["mountPath"]
+
+
+def test_s3_is_mounted_where_models_look() -> None:
+    models = (repo.root() / "overlays/model").glob("*/model.yaml")
+    assert any("source: /shared/text " in path.read_text(encoding="utf-8") for path in models)
+
+
+def test_all_features_of_one_job_go_together(
+    above: Callable[..., list[Object]], faults: Callable[[Object], list[str]]
+) -> None:
+    some = [f"overlays/feature/{name}" for name in ("kueue", "spot", "profile", "s3-data", "local-nvme")]
+    for cell in CELLS:
+        made = above(cell, *some, prefix="we-")
+        job = of_kind(made, "PyTorchJob")
+        assert [fault for one in made for fault in faults(one)] == []
+        assert operator_admission.rejections(job, "1.9.4") == []
+        assert job["metadata"]["name"].startswith("we-")
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_hyperpod_job_is_the_same_pod(
+    cell: str, above: Callable[..., list[Object]], loose: Callable[[Object], list[str]]
+) -> None:
+    """The other operator's kind: same image, resources and volumes, its own launcher and labels."""
+    plain = of_kind(above(cell, prefix="we-"), "PyTorchJob")
+    made = above(cell, "overlays/feature/hyperpod-job", prefix="we-")
+    job = of_kind(made, "HyperPodPyTorchJob")
+    assert not [one for one in made if one["kind"] == "PyTorchJob"]
+    assert job["apiVersion"] == "sagemaker.amazonaws.com/v1"
+    name = job["metadata"]["name"]
+    assert name == plain["metadata"]["name"]
+    (replica,) = job["spec"]["replicaSpecs"]
+    assert replica["replicas"] == plain["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"]
+    pod, before = replica["template"]["spec"], pod_of(plain)
+    assert loose(pod) == []
+    assert pod["volumes"] == before["volumes"]
+    assert pod["serviceAccountName"] == before["serviceAccountName"]
+    assert pod.get("affinity") == before.get("affinity")
+    (container,), (own,) = pod["containers"], before["containers"]
+    assert {key: container[key] for key in ("image", "resources", "volumeMounts")} == {
+        key: own[key] for key in ("image", "resources", "volumeMounts")
+    }
+    assert container["command"] == ["hyperpodrun"]
+    assert container["args"][-len(own["args"]) :] == own["args"]
+    variables = environment(pod)
+    assert variables["PET_NNODES"] == str(replica["replicas"])
+    assert variables["PET_NPROC_PER_NODE"] == job["spec"]["nprocPerNode"]
+    assert f"--shutdown-timeout={variables['PET_SHUTDOWN_TIMEOUT']}" in container["args"]
+    field = container["env"][0]["valueFrom"]["fieldRef"]["fieldPath"]
+    policy = of_kind(made, "NetworkPolicy")["spec"]
+    assert field == "metadata.labels['HPJob']"
+    assert policy["podSelector"]["matchLabels"] == {"HPJob": name}
+    assert policy["ingress"][0]["from"][0]["podSelector"]["matchLabels"] == {"HPJob": name}
+    assert {one["containerPort"] for one in container["ports"]} == {
+        one["port"] for one in policy["ingress"][1]["ports"]
+    }
+
+
+def test_components_are_the_same_on_the_oldest_and_newest_kustomize(
+    tree: Path, above: Callable[..., list[Object]], objects: Parse
+) -> None:
+    """Kinds are changed and references followed by rules that kustomize does not promise."""
+    programs = [repo.root() / ".cache/bin" / f"kustomize-{version}" for version in ("5.4.2", "5.8.1")]
+    if not all(program.exists() for program in programs):
+        pytest.skip(
+            "the two kustomize versions are not built: run tests/manifests first, with Go 1.24 or newer"
+        )
+    for component in ("overlays/feature/hyperpod-job", "base/services/prepare", "base/services/nccl-test"):
+        made = above(SMALLEST, component, prefix="we-")
+        mine = tree / "users" / f"{SMALLEST}-we--{component}".replace("/", "-")
+        for program in programs:
+            done = subprocess.run(
+                [program, "build", mine], capture_output=True, text=True, timeout=60, check=True
+            )
+            assert objects(done.stdout) == made
