@@ -20,6 +20,8 @@ def run(job: LocalJob, fresh: bool, as_json: bool) -> int:
 
     Raises UserError where something is missing before the start, and for a run that failed.
     """
+    if job.config is not None:
+        readiness.check_entry_point(job.config.task, job.source)
     if fresh:
         remove(job.directory)
     done = report.finished(job)

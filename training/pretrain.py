@@ -61,6 +61,7 @@ class Run:
 
 def train(config: Config, directory: RunDir, data_root: Path, attempt: Attempt) -> None:
     """The whole run on this rank, from joining the job to the report."""
+    config.require_task("training.pretrain")
     device = resolve(config)
     ranks = join(device, COLLECTIVE_TIMEOUT)
     _log_to(directory, ranks)

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from tools import readiness
+from tools.errors import UserError
+
 Job = Callable[..., dict[str, Any]]
 
 
@@ -343,3 +346,9 @@ def test_next_commands_keep_what_was_changed(checkout: Any, make_job: Job) -> No
     assert done.returncode == 0, done.stderr
     assert f"run {cell} --set train.learning_rate=0.5 --set train.steps=14" in done.stdout
     assert f"run {cell} {' '.join(changes)} --fresh" in done.stdout
+
+
+def test_a_cell_whose_trainer_is_not_here_is_refused_before_anything_starts() -> None:
+    readiness.check_entry_point("training.pretrain", "overlays/cpu/llama-tiny")
+    with pytest.raises(UserError, match=r"trained by training\.nothing, which this checkout does not have"):
+        readiness.check_entry_point("training.nothing", "overlays/cpu/other")

@@ -129,3 +129,10 @@ def test_stop_requests_are_heard_only_once_the_loop_listens() -> None:
         assert attempt.stop_requested
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_configuration_of_another_entry_point_is_refused(
+    texts: Texts, data_root: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"training\.finetune does: model\.weights is set"):
+        run(texts, ("model.weights=/somewhere",), tmp_path, data_root)
