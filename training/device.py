@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import shutil
 import sys
@@ -26,7 +27,7 @@ from training.config import Config, ConfigError
 # Dense BF16 peaks, FLOP/s per device, without structured sparsity. Sources: NVIDIA's data sheets of each card
 # (A10G: AWS's variant of the A10, 70 TFLOPS tensor; L4, L40S, B200: half of the figure "with sparsity");
 # Trainium: AWS Neuron documentation, trn1 architecture, 190 TFLOPS a chip of two cores.
-# Matched in this order as substrings of the device name.
+# Matched in this order, as whole words of the device's name.
 PEAK_BF16: tuple[tuple[str, float], ...] = (
     ("H100 PCIe", 756e12),
     ("H100 NVL", 835e12),
@@ -194,8 +195,14 @@ def peak_flops(device: Device) -> tuple[float | None, str]:
     if not device.is_cuda:
         return _measure_matmul(device), "measured"
     table = PEAK_BF16 if device.precision == "bf16" else PEAK_FP32
-    name = device.name()
-    return next(((peak, "data sheet") for key, peak in table if key in name), (None, f"unknown card {name}"))
+    return card_peak(device.name(), table)
+
+
+def card_peak(name: str, table: tuple[tuple[str, float], ...] = PEAK_BF16) -> tuple[float | None, str]:
+    """Peak FLOP/s of a card by the name that CUDA gives it, as whole words: an L40 is not an L4."""
+    known = (peak for key, peak in table if re.search(rf"\b{re.escape(key)}\b", name))
+    peak = next(known, None)
+    return (peak, "data sheet") if peak else (None, f"unknown card {name}")
 
 
 def _measure_matmul(device: Device, size: int = 1024, rounds: int = 12) -> float:

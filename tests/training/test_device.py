@@ -1,0 +1,87 @@
+"""What a rank decides about its device: threads, precision, attention, compiling, peak."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from training.config import Config, ConfigError, apply_override, load_texts
+from training.device import card_peak, cpu_threads, peak_flops, resolve
+
+Texts = dict[str, tuple[str, str]]
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA A10G", 70e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA A100-SXM4-40GB", 312e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA B200", 2250e12),
+        ("NVIDIA L40", None),
+        ("Tesla T4", None),
+        ("NVIDIA GeForce RTX 4090", None),
+    ],
+)
+def test_peaks_of_cards_and_unknown_ones(name: str, peak: float | None) -> None:
+    assert card_peak(name)[0] == peak
+
+
+def _resolved(texts: Texts, *overrides: str) -> Config:
+    for override in overrides:
+        texts = apply_override(texts, override)
+    return load_texts(texts)
+
+
+def test_a_cpus_peak_is_measured(config: Config) -> None:
+    peak, source = peak_flops(resolve(config))
+    assert source == "measured"
+    assert peak is not None
+    assert peak > 1e9
+
+
+def test_threads_are_the_pods_processors_over_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    for granted, local, expected in (
+        ("4", "1", 4),
+        ("4", "2", 2),
+        ("16", "2", 4),
+        ("1", "4", 1),
+        ("", "2", 4),
+    ):
+        monkeypatch.setenv("TRAINYARD_CPUS", granted)
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+        assert cpu_threads() == expected
+
+
+@pytest.mark.parametrize(("length", "attention"), [("32", "eager"), ("512", "eager"), ("1024", "sdpa")])
+def test_plain_attention_up_to_512_tokens_on_a_cpu(texts: Texts, length: str, attention: str) -> None:
+    config = _resolved(texts, f"sequence_length={length}", "device.attention=auto")
+    assert resolve(config).attention == attention
+
+
+def test_without_a_compiler_auto_runs_uncompiled_and_on_is_refused(
+    texts: Texts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    device = resolve(_resolved(texts, "device.compile=auto"))
+    assert not device.compile
+    assert "install g++" in device.compile_reason
+    with pytest.raises(ConfigError, match=r"device\.compile is on, but this machine cannot compile"):
+        resolve(_resolved(texts, "device.compile=on"))
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="this machine has a CUDA device, which the test needs absent"
+)
+def test_cuda_without_a_card_is_refused(texts: Texts) -> None:
+    with pytest.raises(ConfigError, match=r"device\.type is cuda, but torch sees no CUDA device"):
+        resolve(_resolved(texts, "device.type=cuda"))
