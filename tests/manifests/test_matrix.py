@@ -93,6 +93,55 @@ def test_cells_that_left_the_matrix_are_removed_and_nothing_else(checkout: Path)
     assert (checkout / LEAF / "kustomization.yaml").exists()
 
 
+def test_sizes_are_components_of_their_own(checkout: Path, renderer: Renderer) -> None:
+    """A size that a cell names is written beside its hardware, and removed when no cell names it any more."""
+    plain = f"cells: {{cpu: {{llama-tiny: {{nodes: 2, {PARALLEL}}}}}}}\n"
+    write_matrix(checkout, plain.replace("nodes: 2", "nodes: 2, instance: c7i.8xlarge"))
+    written = [change.path.relative_to(checkout).as_posix() for change in matrix.sync(checkout).changes]
+    size = "overlays/hardware/cpu/c7i.8xlarge"
+    assert written == [
+        f"{LEAF}/cell.yaml",
+        f"{LEAF}/kustomization.yaml",
+        f"{size}/kustomization.yaml",
+        f"{size}/pytorchjob.yaml",
+    ]
+    text = renderer.build(checkout / LEAF)
+    assert "- c7i.8xlarge\n" in text
+    assert "- ml.c7i.8xlarge\n" in text
+    assert "memory: 54Gi" in text  # in the place of the hardware's own 3 GiB
+    assert "memory: 3Gi" not in text
+    own = checkout / size / "pytorchjob.yaml"
+    own.write_text(own.read_text(encoding="utf-8").replace("54Gi", "55Gi"), encoding="utf-8")
+    (change,) = matrix.check(checkout).changes
+    assert "-      memory: 55Gi\n" in change.diff(checkout)
+    write_matrix(checkout, plain)
+    matrix.sync(checkout)
+    assert not (checkout / size).exists()
+    assert "c7i.8xlarge" not in renderer.build(checkout / LEAF)
+
+
+def test_a_hand_written_size_is_not_overwritten(checkout: Path) -> None:
+    path = checkout / "overlays/hardware/cpu/c7i.8xlarge/pytorchjob.yaml"
+    path.parent.mkdir()
+    path.write_text("[]\n", encoding="utf-8")
+    write_matrix(
+        checkout, f"cells: {{cpu: {{llama-tiny: {{nodes: 2, instance: c7i.8xlarge, {PARALLEL}}}}}}}\n"
+    )
+    assert "c7i.8xlarge/pytorchjob.yaml was not generated" in refusal(matrix.sync, checkout)
+    assert path.read_text(encoding="utf-8") == "[]\n"
+
+
+def test_a_hardware_with_an_unknown_machine(checkout: Path) -> None:
+    path = checkout / "overlays/hardware/cpu/kustomization.yaml"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(
+        f"{text}metadata: {{annotations: {{trainyard/instance: c7.8xlarge}}}}\n", encoding="utf-8"
+    )
+    said = refusal(matrix.check, checkout)
+    assert "overlays/hardware/cpu/kustomization.yaml: trainyard/instance: unknown instance type c7.8x" in said
+    assert "did you mean c7i.8xlarge?" in said
+
+
 def test_a_hand_written_leaf_is_not_overwritten(checkout: Path) -> None:
     path = checkout / LEAF / "kustomization.yaml"
     path.write_text("resources: []\n", encoding="utf-8")
@@ -162,6 +211,23 @@ def test_a_place_that_cannot_be_written(checkout: Path) -> None:
         (
             "cells:\n  cpu:\n    llama-tiny: {nodes: 2, checkpoint: {every: 50}}\n",
             r"^overlays/matrix\.yaml: parallel is missing .*overlays/matrix\.yaml:3",
+        ),
+        (
+            "cells:\n  cpu:\n    llama-tiny:\n      nodes: 2\n      instance: c7i.8xlrge\n",
+            r":5: cells\.cpu\.llama-tiny\.instance: unknown instance type c7i\.8xlrge \| did you mean c7i",
+        ),
+        (
+            "cells:\n  cpu:\n    llama-tiny: {nodes: 2, instance: p5.48xlarge}\n",
+            r"\.instance: p5\.48xlarge has nvidia\.com/gpu, and the trainer of cpu is made for none",
+        ),
+        (
+            f"cells:\n  cpu:\n    llama-tiny: {{nodes: 3, instance: c7i.8xlarge, {PARALLEL}}}\n",
+            r":3: cells\.cpu\.llama-tiny: train\.global_batch_size 32 cannot be divided .* on 3 ranks",
+        ),
+        ("cells:\n  cpu:\n    llama-tiny: {absent: no, tried: 1}\n", r":3: .*\.tried: a mapping is needed"),
+        (
+            "cells:\n  cpu:\n    llama-tiny: {absent: no, tried: {node: 1}}\n",
+            r":3: .*unknown key node \| did",
         ),
     ],
 )

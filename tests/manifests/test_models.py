@@ -1,0 +1,98 @@
+"""The model Components: each is the published architecture, counted to the unit, and says so."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tools import repo
+from training.config import Config, load_texts
+from training.counting import adapter_parameters, parameters
+
+MODELS = repo.root() / "overlays/model"
+NAMES = sorted(path.parent.name for path in MODELS.glob("*/model.yaml"))
+# Published (or, for the tiny ones, own) parameter counts; and the adapters' where only they are trained.
+COUNTS = {
+    "llama-tiny": (4_196_608, None),
+    "llama-3-2-1b": (1_235_814_400, None),
+    "llama-3-2-3b": (3_212_749_824, None),
+    "llama-3-1-8b": (8_030_261_248, None),
+    "llama-3-1-70b": (70_553_706_496, None),
+    "llama-2-7b": (6_738_415_616, None),
+    "llama-2-13b": (13_015_864_320, None),
+    "llama-2-70b": (68_976_648_192, None),
+    "llama-tiny-lora": (4_196_608, 155_648),
+    "deepseek-r1-distill-qwen-1-5b-lora": (1_777_088_000, 18_464_768),
+    "llama-3-1-8b-lora": (8_030_261_248, 41_943_040),
+    "llama-3-1-70b-lora": (70_553_706_496, 207_093_760),
+    "bert-tiny": (4_378_114, None),
+    "bert-large": (336_226_108, None),
+}
+# (theta, rope factor, key/value heads, vocabulary, tied) of the published config.json files.
+DETAILS = {
+    "llama-3-2-1b": (500000.0, 32.0, 8, 128256, True),
+    "llama-3-2-3b": (500000.0, 32.0, 8, 128256, True),
+    "llama-3-1-8b": (500000.0, 8.0, 8, 128256, False),
+    "llama-3-1-70b": (500000.0, 8.0, 8, 128256, False),
+    "llama-2-7b": (10000.0, None, 32, 32000, False),
+    "llama-2-13b": (10000.0, None, 40, 32000, False),
+    "llama-2-70b": (10000.0, None, 8, 32000, False),
+    "deepseek-r1-distill-qwen-1-5b-lora": (10000.0, None, 2, 151936, False),
+}
+CELL = "parallel: {micro_batch_size: 1}\ncheckpoint: {every: 5}\n"
+
+
+def text_of(name: str) -> str:
+    """Return a model's configuration as it stands in its Component."""
+    return (MODELS / name / "model.yaml").read_text(encoding="utf-8")
+
+
+def load(name: str) -> Config:
+    """Return a model's configuration with the least that hardware and cell must say."""
+    texts = {"model": (name, text_of(name)), "hardware": ("hardware", ""), "cell": ("cell", CELL)}
+    return load_texts(texts)
+
+
+def test_every_model_is_here() -> None:
+    assert set(NAMES) == set(COUNTS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_counts(name: str) -> None:
+    config = load(name)
+    whole, trained = COUNTS[name]
+    assert parameters(config.model) == whole
+    assert (adapter_parameters(config.model, config.lora) if config.lora else None) == trained
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "llama-tiny"])
+def test_the_head_of_the_file_gives_counts_and_sources(name: str) -> None:
+    """What a reader is told first is what the configuration makes, and where it comes from."""
+    head = text_of(name).partition("\nmodel:")[0]
+    whole, trained = COUNTS[name]
+    if name != "llama-tiny-lora":
+        assert f"{whole:,}" in head
+        assert (trained is None) or f"{trained:,}" in head
+    assert bool(re.search(r"config\.json of [\w.-]+/[\w.-]+ on the Hugging Face hub", head)) == (
+        "tiny" not in name
+    )
+
+
+@pytest.mark.parametrize("name", DETAILS)
+def test_positions_heads_and_words_are_the_published_ones(name: str) -> None:
+    model = load(name).model
+    scaling = model.rope_scaling
+    found = (model.rope_theta, scaling.factor if scaling else None)
+    assert (*found, model.num_key_value_heads, model.vocab_size, model.tie_word_embeddings) == DETAILS[name]
+    if scaling:
+        assert (scaling.low_freq_factor, scaling.high_freq_factor) == (1.0, 4.0)
+        assert scaling.original_max_position_embeddings == 8192
+
+
+def test_an_adapters_base_is_the_model_of_that_name() -> None:
+    """The tiny adapter goes on the tiny model's own run, the others on what they are named after."""
+    for name in ("llama-tiny", "llama-3-1-8b", "llama-3-1-70b"):
+        base, adapted = load(name).model, load(f"{name}-lora").model
+        assert adapted.model_copy(update={"weights": None}) == base
+    assert load("llama-tiny-lora").model.weights == "run:cpu-llama-tiny-train"
