@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.training.inprocess import Texts, losses, records, run
+from tests.training.inprocess import Texts, losses, records, run, tensors
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,16 @@ def test_activation_checkpointing_changes_nothing(
 ) -> None:
     overrides = ("parallel.micro_batch_size=8", "parallel.activation_checkpointing=full")
     assert losses(run(texts, overrides, tmp_path, data_root)) == pytest.approx(alone, rel=1e-6)
+
+
+def test_bf16_computes_over_fp32_masters(
+    alone: list[float], texts: Texts, data_root: Path, tmp_path: Path
+) -> None:
+    overrides = ("parallel.micro_batch_size=8", "device.precision=bf16")
+    done = run(texts, overrides, tmp_path, data_root)
+    assert losses(done) != alone
+    assert losses(done) == pytest.approx(alone, rel=0.02)
+    assert {tensor.dtype for tensor in tensors(done).values()} == {torch.float32}
 
 
 def test_control_another_seed_is_another_curve(
