@@ -70,9 +70,10 @@ def load_texts(texts: Mapping[str, tuple[str, str]]) -> Config:
     lines: dict[tuple[Any, ...], tuple[str, int]] = {}
     for layer in FILES:
         name, text = texts[layer]
-        for key, value in _parse(layer, name, text).items():
+        document = _parse(layer, name, text)
+        for key, value in document.items():
             merged[key] = _plain(value)
-        _collect_lines(_parse(layer, name, text), name, (), lines)
+        _collect_lines(document, name, (), lines)
     try:
         return Config.model_validate(merged)
     except ValidationError as error:

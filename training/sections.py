@@ -311,12 +311,14 @@ class Config(Section):
         return PRETRAIN if self.model.weights is None else FINETUNE
 
     def require_task(self, module: str) -> None:
-        """Refuse a configuration that is another entry point's.
+        """Refuse a configuration of another entry point, or for a device that this one has no code for.
 
         Raises:
             ConfigError: names the module that this configuration is for, and the key that says so.
         """
         if self.task == module:
+            if module == PRETRAIN and self.device.type == "neuron":
+                raise ConfigError(f"device.type is neuron, and {module} trains on cpu and cuda")
             return
         reason = {
             BERT: "model.architecture is bert",
