@@ -42,9 +42,11 @@ class _Reader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         """Refuse a key that stands there twice: the last would win without a word."""
         seen = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise ConstructorError(None, None, "found a key that is no scalar", key.start_mark)
             if key.value in seen:
                 raise ConstructorError(None, None, f"found duplicate key {key.value!r}", key.start_mark)
-            seen.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+            seen.add(key.value)
         found: dict[Any, Any] = super().construct_mapping(node, deep)
         return found
 
