@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from tools import matrix, operator_admission, repo
+from tools import matrix, operator_admission, repo, wiring
 from tools.cell import Manifests
 from tools.kustomize import Renderer
+from tools.verdict import State
 
 Object = dict[str, Any]
 Parse = Callable[[str], list[Object]]
@@ -103,7 +104,7 @@ def test_a_feature_adds_and_takes_nothing_away(
     assert loose(pod_of(job)) == []
     assert [fault for one in made for fault in faults(one)] == []
     assert operator_admission.rejections(job, "1.9.4") == []
-    assert Manifests(cell, made).job() == job
+    assert wiring.analyse(job, Manifests(cell, made)).verdict.state is State.PASS
     environment(pod_of(job))
 
 
