@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from training.config import Config, ConfigError, load
 from training.data.errors import DataError
 from training.data.prepare import prepare
-
-
-class Ranks(Protocol):
-    """What is needed of `training.parallel.Ranks`; named here so that preparing needs no torch."""
-
-    @property
-    def first(self) -> bool: ...
-    @property
-    def local_rank(self) -> int: ...
-    def sum(self, values: list[float]) -> list[float]: ...
+from training.waiting import Ranks, while_others_wait
 
 
 def prepare_for(config: Config, root: Path, progress: Callable[[str], None]) -> Path:
@@ -43,28 +32,8 @@ def prepare_together(config: Config, ranks: Ranks, root: Path, progress: Callabl
     The others keep answering meanwhile, so that no collective times out however long it takes.
     """
     for leader in (ranks.first, ranks.local_rank == 0):
-        _while_others_wait(ranks, (lambda: prepare_for(config, root, progress)) if leader else None)
+        while_others_wait(ranks, (lambda: prepare_for(config, root, progress)) if leader else None)
     return prepare_for(config, root, progress)
-
-
-def _while_others_wait(ranks: Ranks, work: Callable[[], Path] | None) -> None:
-    errors: list[Exception] = []
-
-    def guarded() -> None:
-        try:
-            if work:
-                work()
-        except Exception as error:  # noqa: BLE001 - raised again in the thread that waits
-            errors.append(error)
-
-    worker = threading.Thread(target=guarded)
-    worker.start()
-    while True:
-        worker.join(timeout=0.2)
-        if errors:
-            raise errors[0]
-        if ranks.sum([float(worker.is_alive())]) == [0.0]:
-            return
 
 
 def main() -> None:

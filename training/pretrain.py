@@ -41,6 +41,7 @@ from training.process import DRAINED_EXIT, Attempt, die_with_parent
 from training.rundir import RunDir, read_json, write_json
 from training.sample import continuations
 from training.state import TrainState, check_same_run, rank_seed
+from training.waiting import while_others_wait
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 log = logging.getLogger("trainyard")
@@ -98,7 +99,7 @@ def train(config: Config, directory: RunDir, data_root: Path, attempt: Attempt) 
     _loop(run, now, store, metrics, attempt, cache)
     heldout_loss = _evaluate(run, now, metrics)
     metrics.close()
-    _report(run, now, heldout_loss)
+    while_others_wait(ranks, (lambda: _report(run, now, heldout_loss)) if ranks.first else None)
 
 
 def _loop(
@@ -320,31 +321,29 @@ def _introduce(run: Run, now: TrainState) -> None:
 
 
 def _report(run: Run, now: TrainState, heldout_loss: float) -> None:
-    """Rank 0 samples from the committed checkpoint and writes report.json; the others wait."""
-    if run.ranks.first:
-        config, directory = run.config, run.directory
-        wanted = config.sample
-        texts = continuations(
-            directory, wanted.prompts, wanted.max_new_tokens, wanted.temperature, config.train.seed
-        )
-        ln_vocab = math.log(config.model.vocab_size)
-        report = {
-            "step": now.step,
-            "steps": config.train.steps,
-            "heldout_loss": heldout_loss,
-            "ln_vocab": ln_vocab,
-            "unigram_nats": run.heldout.unigram_nats,
-            **summary(directory),
-            "tokens": now.tokens,
-            "samples": [{"prompt": prompt, "text": text} for prompt, text in texts],
-            "checkpoint": f"checkpoints/{step_name(now.step)}",
-        }
-        write_json(directory.report, report)
-        log.info(
-            f"finished at step {now.step}: held-out loss {heldout_loss:.3f}, "
-            f"unigram entropy {run.heldout.unigram_nats:.3f}, ln(V) {ln_vocab:.3f}"
-        )
-    run.ranks.barrier()
+    """Rank 0 samples from the committed checkpoint and writes report.json."""
+    config, directory = run.config, run.directory
+    wanted = config.sample
+    texts = continuations(
+        directory, wanted.prompts, wanted.max_new_tokens, wanted.temperature, config.train.seed
+    )
+    ln_vocab = math.log(config.model.vocab_size)
+    report = {
+        "step": now.step,
+        "steps": config.train.steps,
+        "heldout_loss": heldout_loss,
+        "ln_vocab": ln_vocab,
+        "unigram_nats": run.heldout.unigram_nats,
+        **summary(directory),
+        "tokens": now.tokens,
+        "samples": [{"prompt": prompt, "text": text} for prompt, text in texts],
+        "checkpoint": f"checkpoints/{step_name(now.step)}",
+    }
+    write_json(directory.report, report)
+    log.info(
+        f"finished at step {now.step}: held-out loss {heldout_loss:.3f}, "
+        f"unigram entropy {run.heldout.unigram_nats:.3f}, ln(V) {ln_vocab:.3f}"
+    )
 
 
 def _log_to(directory: RunDir, ranks: Ranks) -> None:
