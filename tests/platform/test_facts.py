@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tools import cluster, repo
+from tools import cli, cluster, repo
 from tools.cluster import Fact
 from tools.errors import UserError
 from tools.kustomize import Renderer
@@ -181,6 +181,26 @@ def test_unknown_cluster_and_part_name_the_nearest() -> None:
         with pytest.raises(UserError) as caught:
             cluster.load(repo.root(), text)
         assert caught.value.hint == f"did you mean {near}?"
+
+
+def test_the_command_prints_yaml_or_json_and_the_next_step(
+    capsys: pytest.CaptureFixture[str], objects: Parse
+) -> None:
+    assert cli.run(["platform", "example/storage"]) == 0
+    text, said = capsys.readouterr()
+    assert "kubectl apply --server-side -f -" in said
+    assert cli.run(["platform", "example/storage", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == objects(text)
+
+
+def test_the_command_has_one_line_for_a_wrong_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["platform", "exampel"]) == 2
+    text, said = capsys.readouterr()
+    assert text == ""
+    assert said.splitlines() == [
+        "error: no such cluster: clusters/exampel has no cluster.env",
+        "  hint: did you mean example?",
+    ]
 
 
 PROGRAM = """

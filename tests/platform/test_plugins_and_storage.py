@@ -168,11 +168,34 @@ def test_one_claim_for_a_team(built: Callable[[str], list[Object]]) -> None:
     assert not [text for text in texts if re.search(r"^kind: PersistentVolumeClaim", text, re.M)]
 
 
+# kubernetes-sigs/aws-fsx-csi-driver v1.9.0, pkg/driver/controller.go. The API server takes any name.
+LUSTRE = {
+    *(
+        "subnetId",
+        "securityGroupIds",
+        "autoImportPolicy",
+        "s3ImportPath",
+        "s3ExportPath",
+        "deploymentType",
+        "kmsKeyId",
+    ),
+    *("perUnitStorageThroughput", "storageType", "driveCacheType", "automaticBackupRetentionDays"),
+    *(
+        "dailyAutomaticBackupStartTime",
+        "copyTagsToBackups",
+        "dataCompressionType",
+        "weeklyMaintenanceStartTime",
+    ),
+    *("fileSystemTypeVersion", "extraTags", "efaEnabled", "metadataConfigurationMode", "metadataIops"),
+}
+
+
 def test_lustre_is_what_was_asked_for(built: Callable[[str], list[Object]]) -> None:
     kinds = {one["kind"]: one for one in built("base/storage/fsx-dynamic")}
     parameters = kinds["StorageClass"]["parameters"]
     assert parameters["deploymentType"] == "PERSISTENT_2"
     assert parameters["dataCompressionType"] == "LZ4"
+    assert set(parameters) <= LUSTRE
     assert all(isinstance(value, str) for value in parameters.values())
     gib = int(kinds["PersistentVolumeClaim"]["spec"]["resources"]["requests"]["storage"].removesuffix("Gi"))
     assert gib == 1200 or gib % 2400 == 0  # other sizes are rounded up by the driver, and paid for
