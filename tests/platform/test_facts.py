@@ -74,6 +74,21 @@ def test_flux_makes_the_same_of_each_text(
     assert "not set" in unset["error"]
 
 
+def test_flux_makes_the_same_of_the_example(
+    flux: Callable[[list[dict[str, Any]]], list[dict[str, str]]], renderer: Renderer
+) -> None:
+    """What the command prints is, byte for byte, what Flux's substitution makes of the same build."""
+    found = cluster.load(repo.root(), "example")
+    values = {name: fact.value for name, fact in found.facts.items()}
+    parts = [part for part in found.parts if part.name != "plugins"]  # it has remote bases
+    assert len(parts) == 2
+    for part in parts:
+        (answer,) = flux([{"text": renderer.build(part), "vars": values}])
+        ours = cluster.render(repo.root(), cluster.load(repo.root(), f"example/{part.name}"), renderer)
+        assert ours == answer["text"]
+        assert "${" not in ours
+
+
 def test_values_arrive_whole(tmp_path: Path, renderer: Renderer, objects: Parse) -> None:
     """A `$` in a password survives, and what looks like another fact's name in it is not looked up."""
     password = "p$a$$s${OTHER}w$(x)"
