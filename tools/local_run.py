@@ -14,6 +14,8 @@ from tools.errors import UserError
 from tools.local_job import LocalJob
 from tools.supervisor import End, Outcome, Supervisor
 
+KEPT = (".lock", "cache")  # what a fresh start leaves in the run directory
+
 
 def run(job: LocalJob, fresh: bool, as_json: bool) -> int:
     """Train `job` until it has succeeded, failed or was stopped; return the exit code of `yard`.
@@ -22,9 +24,7 @@ def run(job: LocalJob, fresh: bool, as_json: bool) -> int:
     """
     if job.config is not None:
         readiness.check_entry_point(job.config.task, job.source)
-    if fresh:
-        remove(job.directory)
-    done = report.finished(job)
+    done = None if fresh else report.finished(job)
     if done is not None:
         _conclude(job, done, as_json, already=True)
         return 0
@@ -38,16 +38,24 @@ def run(job: LocalJob, fresh: bool, as_json: bool) -> int:
             readiness.check_port(port)
         materialise(job)
         prepare(job)
+        if fresh:  # last, so that a mistake in what was asked costs no run
+            clear(job.directory)
         return _train(job, as_json)
 
 
-def remove(run_directory: Path) -> None:
-    """Remove a run: renamed first, so that a removal cut short leaves no half of one under its name."""
-    if not run_directory.exists():
-        return
-    with readiness.only_run(run_directory):
-        doomed = run_directory.with_name(f".{run_directory.name}.removed-{time.time_ns()}")
-        run_directory.rename(doomed)
+def clear(run_directory: Path) -> None:
+    """Remove what a run has made; its lock is held, and what it compiled stays good.
+
+    Everything is renamed before it is deleted: first what says that the run is finished, then what it could
+    go on from, so that a removal cut short leaves nothing that is taken for a run.
+    """
+    doomed = run_directory.with_name(f".{run_directory.name}.removed-{time.time_ns()}")
+    doomed.mkdir()
+    first = ["report.json", "checkpoints"]
+    rest = [path.name for path in run_directory.iterdir() if path.name not in (*KEPT, *first)]
+    for name in (*first, *rest):
+        if (run_directory / name).exists():
+            (run_directory / name).rename(doomed / name)
     for leftover in run_directory.parent.glob(f".{run_directory.name}.removed-*"):
         shutil.rmtree(leftover)
 

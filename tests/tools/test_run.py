@@ -207,8 +207,15 @@ def test_a_finished_run_says_so_and_starts_nothing(checkout: Any, make_job: Job)
     assert not environment.exists()  # no pod was started
     data = json.loads(checkout.yard("run", cell, "--json").stdout)
     assert data["report"]["heldout_loss"] == 5.0
+    with socket.socket() as taken:  # a fresh start that cannot start costs nothing
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        refused = checkout.yard("run", cell, "--fresh", "--port", str(taken.getsockname()[1]))
+    assert refused.returncode == 2
+    assert (checkout.run_directory("done") / "report.json").exists()
     assert checkout.yard("run", cell, "--fresh").returncode == 0
     assert environment.exists()
+    assert not list(checkout.run_directory("done").parent.glob(".*removed*"))
 
 
 def test_dry_run_shows_pods_masks_secrets_and_starts_nothing(checkout: Any, make_job: Job) -> None:
