@@ -14,6 +14,7 @@ import pytest
 from tools import matrix, operator_admission, repo, wiring
 from tools.cell import Manifests
 from tools.kustomize import Renderer
+from tools.preflight.judge import judge
 from tools.verdict import State
 
 Object = dict[str, Any]
@@ -105,6 +106,7 @@ def test_a_feature_adds_and_takes_nothing_away(
     assert [fault for one in made for fault in faults(one)] == []
     assert operator_admission.rejections(job, "1.9.4") == []
     assert wiring.analyse(job, Manifests(cell, made)).verdict.state is State.PASS
+    assert judge(Manifests(cell, made)).of(State.FAIL) == []
     environment(pod_of(job))
 
 
@@ -247,6 +249,7 @@ def test_hyperpod_job_is_the_same_pod(
     (replica,) = job["spec"]["replicaSpecs"]
     assert replica["replicas"] == plain["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"]
     pod, before = replica["template"]["spec"], pod_of(plain)
+    assert judge(Manifests(cell, made)).of(State.FAIL) == []
     assert loose(pod) == []
     assert pod["volumes"] == before["volumes"]
     assert pod["serviceAccountName"] == before["serviceAccountName"]

@@ -22,6 +22,7 @@ from tools import operator_admission, repo, wiring
 from tools.cell import Manifests
 from tools.facts.instances import HYPERPOD_PREFIX, INSTANCES
 from tools.kustomize import Renderer
+from tools.preflight.judge import judge
 from tools.verdict import State
 from training import prepare
 from training.data.dataset import TokenDataset
@@ -109,6 +110,7 @@ def check(
 ) -> None:
     """Hold objects against their schemas, the restricted standard, and each other."""
     assert {name: faults(one) for name, one in made.items() if faults(one)} == {}
+    assert judge(Manifests("service", list(made.values()))).of(State.FAIL) == []
     assert pods(made)
     for pod in pods(made):
         assert loose(pod) == []
