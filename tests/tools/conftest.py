@@ -34,7 +34,7 @@ def _replica(count: int, command: list[str], env: dict[str, str], port: int) -> 
         "image": "localhost/none",
         "command": command,
         "env": [{"name": name, "value": value} for name, value in env.items()],
-        "volumeMounts": [{"name": "shared", "mountPath": "/shared"}, {"name": "tmp", "mountPath": "/tmp"}],
+        "volumeMounts": [{"name": "shared", "mountPath": "/shared"}, {"name": "tmp", "mountPath": "/scratch"}],
     }
     container["ports"] = [{"name": "pytorchjob-port", "containerPort": port}]
     volumes = [
@@ -68,7 +68,7 @@ def make_job() -> MakeJob:
     ) -> Object:
         meeting = port or _free_port()  # several tests, and a real run, may share this machine
         words = command or ["python", str(STAND_IN)]
-        values = {"HOME": "/tmp", "TRAINYARD_RUN": f"/shared/runs/{name}", **(env or {})}
+        values = {"HOME": "/scratch", "TRAINYARD_RUN": f"/shared/runs/{name}", **(env or {})}
         replicas = {"Worker": _replica(pods - master, words, values, meeting)}
         if master:
             replicas = {"Master": _replica(1, words, values, meeting), **replicas}
