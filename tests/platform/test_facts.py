@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tools import cli, cluster, repo
+from tools import cli, cluster, gobuild, repo
 from tools.cluster import Fact
 from tools.errors import UserError
 from tools.kustomize import Renderer
@@ -277,30 +275,23 @@ def flux(
 
 
 def _build(program: Path, work: Path) -> None:
-    go = shutil.which("go")
-    if go is None:
-        pytest.skip("no go on PATH: install Go 1.26 to compare with Flux's own substitution")
     (work / "main.go").write_text(PROGRAM, encoding="utf-8")
     (work / "go.mod").write_text(
         f"module compare\n\ngo 1.26.0\n\nrequire {MODULE} {VERSION}\n", encoding="utf-8"
     )
-    cache = repo.root() / ".cache"
-    environment = {
-        **os.environ,
-        "GOTOOLCHAIN": "local",
-        "GOFLAGS": "-mod=mod -modcacherw",
-        "GOWORK": "off",
-        "CGO_ENABLED": "0",
-        "GOPATH": str(work / "path"),
-        "GOCACHE": str(cache / "go-build"),
-        "TEST_TELEMETRY_DIR": str(work / "telemetry"),
-    }
-    done = subprocess.run(
-        [go, "build", "-o", str(program), "."], cwd=work, env=environment, capture_output=True, text=True,
-        timeout=150, check=False,
-    )  # fmt: skip
-    if done.returncode != 0:
-        reason = done.stderr.strip().splitlines()[-1][:200]
+    try:
+        with gobuild.workshop(repo.root()) as environment:
+            environment = {**environment, "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=mod -modcacherw"}
+            made = Path(environment["GOBIN"]) / program.name
+            command = ["go", "build", "-o", str(made), "."]
+            done = subprocess.run(
+                command, cwd=work, env=environment, capture_output=True, text=True, timeout=150, check=False
+            )
+            if done.returncode != 0:
+                raise gobuild.Unusable(done.stderr.strip().splitlines()[-1][:200])
+            program.parent.mkdir(parents=True, exist_ok=True)
+            made.replace(program)
+    except gobuild.Unusable as reason:
         pytest.skip(
-            f"{MODULE} {VERSION} cannot be built here ({reason}): install Go 1.26, reach a Go module proxy"
+            f"{MODULE} {VERSION} cannot be built here ({reason}): install Go 1.26, reach a module proxy"
         )

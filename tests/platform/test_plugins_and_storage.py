@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tools import cluster, repo
+from tools import cluster, gobuild, repo
 from tools.facts.instances import EFA, HYPERPOD_PREFIX, INSTANCES, NEURON, NVIDIA
 from tools.kustomize import Renderer
 
@@ -246,6 +247,57 @@ def test_example_cluster_renders_offline_but_for_remote_bases(renderer: Renderer
         made = objects(cluster.render(ROOT, cluster.load(ROOT, f"example/{part}"), renderer))
         assert made
         assert "${" not in repr(made)
+
+
+# Where the Go module proxy has what a remote base names: module, version, and what our patches leave behind.
+MODULES = {
+    "base/plugins/training-operator": (
+        "github.com/kubeflow/trainer",
+        "1.9.4",
+        "- --enable-scheme=pytorchjob",
+    ),
+    "base/plugins/fsx-csi": ("sigs.k8s.io/aws-fsx-csi-driver", "1.9.0", "fsGroupPolicy: File"),
+}
+
+
+@pytest.mark.parametrize("name", REMOTE)
+@pytest.mark.timeout(300)
+def test_patches_find_their_objects_upstream(name: str, checkout: Path, renderer: Renderer) -> None:
+    """The remote base rendered from the Go module of its version; the operator's commit is its tag's."""
+    module, version, left = MODULES[name]
+    path = checkout / name / "kustomization.yaml"
+    text = path.read_text(encoding="utf-8")
+    found = re.search(r"https://\S+?//(\S+)\?ref=([0-9a-f]{40})", text)
+    assert found is not None
+    try:
+        with gobuild.workshop(repo.root()) as environment:
+            upstream = gobuild.module(module, version, environment, print)
+            shutil.copytree(upstream / found[1].split("/")[0], checkout / "upstream" / found[1].split("/")[0])
+            info = Path(environment["GOMODCACHE"]) / "cache/download" / module / f"@v/v{version}.info"
+            tagged = json.loads(info.read_text(encoding="utf-8")).get("Origin", {}).get("Hash")
+    except gobuild.Unusable as reason:
+        pytest.skip(f"{module} v{version} cannot be had here ({reason}): install Go, reach a Go module proxy")
+    writable(checkout / "upstream")
+    path.write_text(text.replace(found[0], f"../../../upstream/{found[1]}"), encoding="utf-8")
+    assert left in renderer.build(path.parent)
+    if name == "base/plugins/training-operator":
+        assert tagged == found[2]
+        assert gang(checkout, renderer).count("- --gang-scheduler-name=volcano") == 1
+
+
+def gang(checkout: Path, renderer: Renderer) -> str:
+    """Render the operator with Volcano's Component beside it."""
+    mine = checkout / "mine"
+    mine.mkdir()
+    text = "resources: [../base/plugins/training-operator]\ncomponents: [../base/plugins/volcano/gang]\n"
+    (mine / "kustomization.yaml").write_text(text, encoding="utf-8")
+    return renderer.build(mine)
+
+
+def writable(directory: Path) -> None:
+    """Let the test's directory be removed: Go's copies are read-only."""
+    for path in [directory, *directory.rglob("*")]:
+        path.chmod(path.stat().st_mode | 0o200)
 
 
 @pytest.mark.parametrize("name", REMOTE)
