@@ -1,0 +1,133 @@
+"""Objects of Flux's, Kueue's and Volcano's kinds, held against these projects' own definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+from ruamel.yaml import YAML
+
+from tools import cluster, gobuild, repo
+from tools.kustomize import Renderer
+
+Object = dict[str, Any]
+Parse = Callable[[str], list[Object]]
+Types = dict[tuple[str, str], Object]
+
+ROOT = repo.root()
+TARGETS = ("kueue", "kueue/queue", "volcano", "volcano/queue", "s3-csi")
+# Go module, its version, and where it has the definitions; the versions of base/plugins and of Flux 2.9.4.
+MODULES = {
+    ("sigs.k8s.io/kueue", "0.19.2"): (
+        "config/components/crd/bases/kueue.x-k8s.io_clusterqueues.yaml",
+        "config/components/crd/bases/kueue.x-k8s.io_localqueues.yaml",
+        "config/components/crd/bases/kueue.x-k8s.io_resourceflavors.yaml",
+    ),
+    ("volcano.sh/volcano", "1.15.1"): ("config/crd/volcano/bases/scheduling.volcano.sh_queues.yaml",),
+    ("github.com/fluxcd/source-controller", "1.9.1"): (
+        "config/crd/bases/source.toolkit.fluxcd.io_helmrepositories.yaml",
+        "config/crd/bases/source.toolkit.fluxcd.io_ocirepositories.yaml",
+    ),
+    ("github.com/fluxcd/helm-controller", "1.6.3"): (
+        "config/crd/bases/helm.toolkit.fluxcd.io_helmreleases.yaml",
+    ),
+}
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def types() -> Types:
+    """The kinds' schemas, made strict, by apiVersion and kind."""
+    found: Types = {}
+    try:
+        with gobuild.workshop(ROOT) as environment:
+            for (module, version), files in MODULES.items():
+                directory = gobuild.module(module, version, environment, print)
+                for file in files:
+                    found |= schemas(YAML(typ="safe", pure=True).load(directory / file))
+    except gobuild.Unusable as reason:
+        pytest.skip(f"no definitions of these kinds ({reason}): install Go, reach a Go module proxy")
+    return found
+
+
+def schemas(definition: Object) -> Types:
+    """Return the schemas of a CustomResourceDefinition."""
+    spec = definition["spec"]
+    found = {}
+    for version in spec["versions"]:
+        schema = strict(version["schema"]["openAPIV3Schema"])
+        schema["properties"]["metadata"] = {"type": "object"}
+        found[f"{spec['group']}/{version['name']}", spec["names"]["kind"]] = schema
+    return found
+
+
+def strict(schema: Any) -> Any:
+    """Return a schema that takes no field which it does not name, as `kubectl apply` does."""
+    if isinstance(schema, list):
+        return [strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: strict(value) for key, value in schema.items()}
+    is_open = made.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in made
+    return (
+        made
+        if not isinstance(made.get("properties"), dict) or is_open
+        else {**made, "additionalProperties": False}
+    )
+
+
+def misfits(one: Object, types: Types) -> list[str]:
+    """Return where an object does not fit its type."""
+    schema = types[one["apiVersion"], one["kind"]]
+    return [f"{list(error.path)}: {error.message}" for error in Draft202012Validator(schema).iter_errors(one)]
+
+
+@pytest.fixture(scope="module")
+def made(renderer: Renderer, objects: Parse) -> list[Object]:
+    """All objects of the targets, with the example's facts."""
+    facts = cluster.read_facts(ROOT / "clusters/example/cluster.env")
+    texts = [renderer.build(ROOT / "base/plugins" / name) for name in TARGETS]
+    return [one for text in texts for one in objects(cluster.substitute(text, facts))]
+
+
+def test_every_object_fits_its_type(made: list[Object], types: Types) -> None:
+    assert {
+        f"{one['kind']}/{one['metadata']['name']}": misfits(one, types) for one in made if misfits(one, types)
+    } == {}
+    assert len(made) == 10
+
+
+def test_a_field_or_type_that_is_not_theirs_is_seen(made: list[Object], types: Types) -> None:
+    """Control: one letter more in each kind's spec, and a version that is a number."""
+    for one in made:
+        if "spec" in one:
+            assert len(misfits({**one, "spec": {**one["spec"], "intervall": "1h"}}, types)) == 1
+    (volcano,) = (
+        one for one in made if one["kind"] == "HelmRelease" and one["metadata"]["name"] == "volcano"
+    )
+    chart = {**volcano["spec"]["chart"]["spec"], "version": 1.15}
+    assert misfits({**volcano, "spec": {**volcano["spec"], "chart": {"spec": chart}}}, types) != []
+
+
+def test_kueue_runs_the_operators_jobs_only(made: list[Object]) -> None:
+    """Its own configuration stands in a string of the release, where no schema looks."""
+    (release,) = (one for one in made if one["kind"] == "HelmRelease" and one["metadata"]["name"] == "kueue")
+    text = release["spec"]["values"]["managerConfig"]["controllerManagerConfigYaml"]
+    configuration = YAML(typ="safe", pure=True).load(text)
+    assert configuration["apiVersion"] == "config.kueue.x-k8s.io/v1beta2"
+    assert "kubeflow.org/pytorchjob" in configuration["integrations"]["frameworks"]
+    (queue,) = (one for one in made if one["kind"] == "ClusterQueue")
+    (group,) = queue["spec"]["resourceGroups"]
+    excluded = tuple(configuration["resources"]["excludeResourcePrefixes"])
+    asked = {
+        "cpu",
+        "memory",
+        "nvidia.com/gpu",
+        "aws.amazon.com/neuron",
+        "vpc.amazonaws.com/efa",
+        "hugepages-2Mi",
+    }
+    assert {name for name in asked if not name.startswith(excluded)} == set(group["coveredResources"])
