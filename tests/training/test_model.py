@@ -12,7 +12,9 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from training.config import Config
+from training.device import resolve
 from training.model import CausalLM, build_on_meta, document_mask, initialise, named_parameters
+from training.sections import Device
 
 CPU = torch.device("cpu")
 
@@ -143,3 +145,18 @@ def test_masks_of_eager_and_sdpa_agree() -> None:
         [0, 0, 1, 1, 0],
         [0, 0, 1, 1, 1],
     ]
+
+
+def test_flex_attention_computes_what_plain_attention_does(config: Config) -> None:
+    """What a GPU runs, here by its CPU implementation: packed documents, grouped queries, forward."""
+    if not resolve(config.model_copy(update={"device": Device(compile="auto")})).compile:
+        pytest.skip("flex_attention compiles itself: install g++ and Python's development files")
+    tokens, _, positions, documents = _batch(512, [100, 156])
+    flex, plain = (_built(config, name, hidden_size=128) for name in ("flex_attention", "eager"))
+    with torch.no_grad():
+        torch.testing.assert_close(
+            flex.logits(tokens, positions, documents),
+            plain.logits(tokens, positions, documents),
+            rtol=1e-4,
+            atol=1e-5,
+        )
