@@ -34,7 +34,10 @@ def _replica(count: int, command: list[str], env: dict[str, str], port: int) -> 
         "image": "localhost/none",
         "command": command,
         "env": [{"name": name, "value": value} for name, value in env.items()],
-        "volumeMounts": [{"name": "shared", "mountPath": "/shared"}, {"name": "tmp", "mountPath": "/scratch"}],
+        "volumeMounts": [
+            {"name": "shared", "mountPath": "/shared"},
+            {"name": "tmp", "mountPath": "/scratch"},
+        ],
     }
     container["ports"] = [{"name": "pytorchjob-port", "containerPort": port}]
     volumes = [
