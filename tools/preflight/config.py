@@ -8,10 +8,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tools.preflight.rule import Place, bad, good, rule
+from tools.preflight.storage import save_seconds
 from tools.preflight.subject import Subject, Template
 from tools.preflight.words import literals, words
 from tools.verdict import Verdict
 from training.config import FILES, Config, ConfigError, load_texts
+from training.counting import trainable_parameters
 
 # Owners on the Hugging Face hub whose models are given to those only who have accepted their terms.
 GATED = re.compile(
@@ -24,6 +26,7 @@ TOKEN_NAMES = (
     "HUGGINGFACE_TOKEN",
     "HF_TOKEN_PATH",
 )
+BYTES_SAVED = 12  # a parameter: fp32 weight and two moments
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
@@ -69,6 +72,32 @@ def config_checkpoint(subject: Subject) -> Iterator[Verdict]:
             yield good(place, f"every {every} of {steps} steps")
         else:
             yield bad(place, f"every {every} steps, and train.steps is {steps}", f"at most {steps}")
+
+
+@rule("save-time", "a checkpoint larger than the network can carry in the time given is never whole")
+def save_time(subject: Subject) -> Iterator[Verdict]:
+    """The checkpoint can be written between SIGTERM and SIGKILL, at least at the network's full speed.
+
+    Judged for trainyard's trainer: what is trained, in fp32 with Adam's two moments (12 bytes a parameter),
+    over the network of all nodes together, against the time that torchrun gives its workers. It is a lower
+    bound: one step comes before it, and no file system takes the whole network.
+    """
+    for template, texts in _configured(subject):
+        loaded, machines = _loaded(texts), template.selected.known
+        if isinstance(loaded, ConfigError) or not machines or template.selected.unknown:
+            continue
+        size = BYTES_SAVED * trainable_parameters(loaded.model, loaded.lora)
+        speed = template.nodes * max(one.network_mbps for one in machines) * 1e6 / 8
+        need, given = size / speed, save_seconds(template)
+        shown = (
+            f"{size / 2**30:,.1f} GiB over {template.nodes} x {machines[0].name}: {need:,.1f} s of {given} s"
+        )
+        place = Place(template.object, f"{template.spec_path}.terminationGracePeriodSeconds", shown)
+        if need < given:
+            yield good(place, "the network can carry a checkpoint in the time given")
+        else:
+            remedy = f"PET_SHUTDOWN_TIMEOUT and the grace period well above {need:,.0f} s, or more nodes"
+            yield bad(place, f"a checkpoint takes {need:,.0f} s at least, and {given} s are given", remedy)
 
 
 @rule("gated-model", "a model that needs a token is refused after the nodes are up")

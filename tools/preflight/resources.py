@@ -215,7 +215,7 @@ def efa_all_or_none(subject: Subject) -> Iterator[Verdict]:
     for template in subject.training():
         count, selected = efa(template), template.selected
         name, devices = accelerators(template)
-        if template.nodes < 2 or not name or selected.unknown:
+        if template.nodes < 2 or not name or selected.unknown or count != count.to_integral_value():
             continue
         whole = [one for one in selected.known if one.efa > 0 and _devices(one, name) == devices]
         if not whole:

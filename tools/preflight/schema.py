@@ -23,7 +23,7 @@ def schema(subject: Subject) -> Iterator[Verdict]:
         place = Place("all objects", ".cache/schemas")
         yield unclear(place, "the schemas are not built on this machine", schemas.HOW)
         return
-    for item in subject.objects:
+    for item in subject.every:
         faults = known.faults(item)
         place = Place(title(item), "apiVersion", item.get("apiVersion"))
         if faults is None:

@@ -93,6 +93,21 @@ POD = {
 }
 META = {"name": str, "namespace": str, "labels": TEXTS, "annotations": TEXTS}
 TEMPLATE = {"metadata": META, "spec!": POD}
+# What other objects have that rules read.
+OBJECTS: dict[str, Any] = {
+    "ConfigMap": {"data": TEXTS, "binaryData": TEXTS},
+    "Secret": {"data": TEXTS, "stringData": TEXTS},
+    "NetworkPolicy": {
+        "spec": {
+            "podSelector": {"matchLabels": TEXTS, "matchExpressions": [{}]},
+            "policyTypes": [str],
+            "ingress": [{"from": [{"podSelector": {"matchLabels": TEXTS}}], "ports": [{}]}],
+        }
+    },
+    "Service": {"spec": {"type": str, "ports": [{"port": int, "targetPort": (str, int)}]}},
+    "PersistentVolumeClaim": {"spec": {"accessModes": [str]}},
+    "PyTorchJob": {"spec": {"elasticPolicy": {"minReplicas": int, "maxReplicas": int}}},
+}
 
 _NAMES = {str: "a text in quotes", int: "a whole number", bool: "true or false", dict: "a mapping"}
 
@@ -104,12 +119,12 @@ def misshapes(value: Any, shape: Any, path: str) -> Iterator[Misshape]:
     elif isinstance(shape, list):
         yield from _list(value, shape[0], path)
     elif not _is(value, shape):
-        yield Misshape(path, value, _NAMES.get(shape, "a number or a text"))
+        yield Misshape(path.lstrip("."), value, _NAMES.get(shape, "a number or a text"))
 
 
 def _mapping(value: Any, shape: dict[str, Any], path: str) -> Iterator[Misshape]:
     if not isinstance(value, dict):
-        yield Misshape(path, value, "a mapping")
+        yield Misshape(path.lstrip("."), value, "a mapping")
         return
     for key, inner in shape.items():
         if key == "*":
@@ -121,12 +136,12 @@ def _mapping(value: Any, shape: dict[str, Any], path: str) -> Iterator[Misshape]
         if value.get(name) is not None:
             yield from misshapes(value[name], inner, f"{path}.{name}")
         elif name != key:
-            yield Misshape(f"{path}.{name}", None, "something: it is missing")
+            yield Misshape(f"{path}.{name}".lstrip("."), None, "something: it is missing")
 
 
 def _list(value: Any, inner: Any, path: str) -> Iterator[Misshape]:
     if not isinstance(value, list):
-        yield Misshape(path, value, "a list")
+        yield Misshape(path.lstrip("."), value, "a list")
         return
     for index, item in enumerate(value):
         yield from misshapes(item, inner, f"{path}[{index}]")

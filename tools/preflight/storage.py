@@ -201,6 +201,15 @@ def grace_period(subject: Subject) -> Iterator[Verdict]:
             yield bad(place, f"killed after {limit} s, and {need} s are needed", f"more than {need} s")
 
 
+def save_seconds(template: Template) -> int:
+    """Return the seconds that the workers have between SIGTERM and SIGKILL."""
+    _, container = template.trainer()
+    grace = template.spec.get("terminationGracePeriodSeconds")
+    said = _shutdown(container)
+    limit = (KUBERNETES_DEFAULT if grace is None else int(grace)) - _pre_stop(container)
+    return min(limit, TORCHRUN_DEFAULT if said is None else said)
+
+
 def _shutdown(container: dict[str, object]) -> int | None:
     given = option(words(container), ("shutdown-timeout",))
     text = given[1] if given else literals(container).get("PET_SHUTDOWN_TIMEOUT", "")

@@ -11,7 +11,7 @@ from tools import operator_rules, wiring
 from tools.cell import Manifests, name_of
 from tools.facts.instances import INSTANCES, Instance
 from tools.operator_admission import rejections
-from tools.preflight.shapes import META, TEMPLATE, Misshape, misshapes
+from tools.preflight.shapes import META, OBJECTS, TEMPLATE, Misshape, misshapes
 from tools.wiring import Analysis
 
 Object = dict[str, Any]
@@ -142,16 +142,20 @@ class Job:
 
 @dataclass
 class Subject:
-    """Everything that is in one manifest, parsed once for all rules."""
+    """Everything that is in one manifest, parsed once for all rules.
+
+    `manifests` has the objects whose shape the rules can rely on, `every` all of them.
+    """
 
     manifests: Manifests
+    every: list[Object]
     templates: list[Template] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
     misshapen: list[tuple[Object, Misshape]] = field(default_factory=list)
 
     @property
     def objects(self) -> list[Object]:
-        """Return all objects, in file order."""
+        """Return the objects of a sound shape, in file order."""
         return self.manifests.objects
 
     def training(self) -> list[Template]:
@@ -169,17 +173,27 @@ class Subject:
 
 def subject(manifests: Manifests) -> Subject:
     """Look through the objects once: pods, jobs, and what has a shape that no rule could read."""
-    result = Subject(manifests)
-    for item in manifests.objects:
-        faults = list(misshapes(item.get("metadata"), META, "metadata"))
+    every = [_without_nulls(item) for item in manifests.objects]
+    result = Subject(Manifests(manifests.source, []), every)
+    for item in every:
+        faults = list(misshapes(item["metadata"], META, "metadata"))
+        faults += list(misshapes(item, OBJECTS.get(item["kind"], {}), ""))
         found, wrong = _templates(item)
         result.misshapen += [(item, fault) for fault in [*faults, *wrong]]
-        if faults or wrong:
-            continue
-        result.templates += found
-        if item.get("kind") == "PyTorchJob" and item.get("apiVersion") == "kubeflow.org/v1" and found:
-            result.jobs.append(_job(item, found, manifests))
+        if not faults and not wrong:
+            result.manifests.objects.append(item)
+            result.templates += found
+    for item in result.manifests.jobs():
+        templates = [template for template in result.templates if template.item is item]
+        result.jobs.append(_job(item, templates, result.manifests))
     return result
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a copy without keys that are null: to the API server they are not there."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def title(item: Object) -> str:
