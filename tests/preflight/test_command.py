@@ -1,0 +1,132 @@
+"""`yard preflight`: exit codes, what it prints, JSON, and that it stays offline."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tools import repo, schemas
+from tools.cli import run
+from tools.commands.preflight import command
+from tools.preflight import pages
+from tools.preflight.judge import rules
+from tools.schemas import Schemas
+
+CORPUS = Path(__file__).parent / "corpus"
+GOOD = str(CORPUS / "good" / "worker-only-c10d.yaml")
+BAD = str(CORPUS / "bad" / "worker-only-no-elastic.yaml")
+UNCLEAR = str(CORPUS / "good" / "command-substitution.yaml")
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch, known: Schemas) -> None:
+    """No connection may be made, to anything."""
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("preflight opened a connection")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["-f", GOOD], 0),
+        (["-f", BAD], 1),
+        (["-f", UNCLEAR], 3),
+        (["-f", UNCLEAR, "-f", BAD], 1),
+        (["-f", GOOD, "-f", UNCLEAR], 3),
+        (["overlays/cpu/llama-tiny"], 0),
+        (["cpu/llama-tiny", "-f", GOOD], 0),
+        ([], 2),
+        (["cpu/llama-tin"], 2),
+        (["--all", "cpu/llama-tiny"], 2),
+        (["-f", "/nowhere.yaml"], 2),
+        (["-f", __file__], 2),
+    ],
+)
+def test_exit_codes(arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["preflight", *arguments]) == code
+    said = capsys.readouterr()
+    assert ("error: " in said.err) == (code == 2)
+    assert "Traceback" not in said.out + said.err
+
+
+def test_failures_come_first_with_evidence_reason_and_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["preflight", "-f", BAD]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"FAIL: {BAD}: 1 failed, 0 cannot be told, ")
+    assert lines[1].startswith("  FAIL wiring: it hangs: 2 pods wait in 2 places: a job without Master")
+    assert any("two-trainings-worker-1" in line for line in lines)
+    assert any(line.strip().startswith("why: ") for line in lines)
+    assert any(line.strip().startswith("what to do: ") for line in lines)
+    assert "PASS" not in "".join(lines)
+    assert "  needs from the cluster: PersistentVolumeClaim fsx-team" in lines
+
+
+def test_what_passed_is_printed_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["preflight", "-f", GOOD, "-v"]) == 0
+    said = capsys.readouterr().out
+    assert "  PASS wiring: mnist-cpu forms one world" in said
+    assert run(["preflight", "-f", GOOD]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_standard_input(known: Schemas) -> None:
+    done = CliRunner().invoke(command, ["-"], input=Path(BAD).read_text(encoding="utf-8"))
+    assert done.exit_code == 1
+    assert done.output.startswith("FAIL: standard input: 1 failed")
+
+
+def test_json_has_rule_object_path_value_and_evidence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["preflight", "-f", str(CORPUS / "bad" / "cpu-all-vcpus.yaml"), "--json"]) == 1
+    (one,) = json.loads(capsys.readouterr().out)
+    assert one["verdict"] == "FAIL"
+    (found,) = [item for item in one["verdicts"] if item["verdict"] == "FAIL"]
+    assert found["rule"] == "cpu-fits"
+    assert found["object"] == "PyTorchJob/qwen-g5"
+    assert found["value"] == "32000m"
+    assert "31850m" in found["summary"]
+    assert found["evidence"]
+    assert "31850m" in found["remedy"]
+    assert {item["rule"] for item in one["verdicts"]} <= set(rules())
+
+
+@pytest.mark.parametrize("name", ["token-in-env", "aws-key-in-args", "token-in-config-map", "wandb-key"])
+def test_a_secret_is_never_printed_whole(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = CORPUS / "bad" / f"{name}.yaml"
+    assert run(["preflight", "-f", str(path), "-v", "--json"]) == 1
+    said = capsys.readouterr().out
+    text = path.read_text(encoding="utf-8")
+    secrets = ("AbCdEfGhIj", "AKIAIOSFODNN7", "q7RtYuIoPa", "0123456789abcdef")
+    (secret,) = [one for one in secrets if one in text]
+    assert secret not in said
+    assert "characters)" in said
+
+
+def test_without_schemas_it_cannot_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The schemas are not fetched behind the user's back; the way to get them is said."""
+    monkeypatch.setattr(schemas, "find", lambda root: None)
+    assert run(["preflight", "-f", GOOD]) == 3
+    said = capsys.readouterr().out
+    assert "CANNOT TELL schema: the schemas are not built on this machine" in said
+    assert "what to do: python -m tools.schemas" in said
+
+
+def test_the_page_is_current() -> None:
+    """`python -m tools.preflight.pages` writes it."""
+    assert pages.path() == repo.root() / "docs" / "preflight.md"
+    assert pages.path().read_text(encoding="utf-8") == pages.page()
+    for rule in rules().values():
+        assert f"\n## {rule.id}\n" in pages.page()
+        assert len(rule.page.splitlines()) >= 1
+        assert rule.page
+        assert "\n" not in rule.reason
+        assert len(rule.reason) < 120

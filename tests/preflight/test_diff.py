@@ -1,0 +1,134 @@
+"""`yard diff` with a kubectl that answers what a test wants; a real API server is the cluster suite's."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tools import kustomize, repo
+from tools.cli import run
+
+Answer = Callable[..., Path]
+RENDERED = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n"
+
+
+@pytest.fixture
+def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answer:
+    """A function that puts a kubectl on PATH, which notes how it was called; the note's directory comes back."""
+
+    def put(code: int, out: str = "", err: str = "") -> Path:
+        for name, text in (("out", out), ("err", err)):
+            (tmp_path / name).write_text(text, encoding="utf-8")
+        program = tmp_path / "kubectl"
+        program.write_text(
+            f'#!/bin/sh\ncd {tmp_path}\necho "$@" > asked\ncat > given\n'
+            f'echo "$KUBECTL_EXTERNAL_DIFF" > differ\ncat out\ncat err >&2\nexit {code}\n'
+        )
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        return tmp_path
+
+    renderer = kustomize.Renderer(("true",), "5.8.1", "of this test")
+    monkeypatch.setattr(kustomize.Renderer, "build", lambda self, path: RENDERED)
+    monkeypatch.setattr(kustomize, "ensure", lambda root, progress: renderer)
+    return put
+
+
+def test_no_difference(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
+    noted = answer(0)
+    assert run(["diff", "cpu/llama-tiny"]) == 0
+    assert capsys.readouterr().out == "overlays/cpu/llama-tiny: no difference\n"
+    asked = (noted / "asked").read_text(encoding="utf-8")
+    assert asked == "diff --server-side --field-manager=kubectl -f -\n"
+    assert (noted / "given").read_text(encoding="utf-8") == RENDERED
+
+
+def test_differences_are_shown(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
+    answer(1, "-  replicas: 2\n+  replicas: 4\n", "Warning: something is deprecated\n")
+    assert run(["diff", "overlays/cpu/llama-tiny"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "-  replicas: 2\n+  replicas: 4\noverlays/cpu/llama-tiny: differs from the cluster\n"
+    assert said.err == "Warning: something is deprecated\n"
+
+
+def test_the_users_own_differ_is_not_used(answer: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pager or a coloured diff has other exit codes."""
+    monkeypatch.setenv("KUBECTL_EXTERNAL_DIFF", "meld")
+    noted = answer(0)
+    assert run(["diff", "cpu/llama-tiny"]) == 0
+    assert (noted / "differ").read_text(encoding="utf-8") == "diff -u -N\n"
+
+
+def test_namespace_and_context_are_passed_on(answer: Answer) -> None:
+    noted = answer(0)
+    assert run(["diff", "cpu/llama-tiny", "-n", "team-a", "--context", "staging"]) == 0
+    assert (noted / "asked").read_text(encoding="utf-8").endswith("--namespace=team-a --context=staging\n")
+
+
+def test_json(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
+    answer(1, "+ a\n")
+    assert run(["diff", "cpu/llama-tiny", "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said == {"cell": "overlays/cpu/llama-tiny", "differs": True, "diff": "+ a\n"}
+
+
+@pytest.mark.parametrize(
+    ("code", "err", "message", "hint"),
+    [
+        (
+            2,
+            "The connection to the server 127.0.0.1:1 was refused\nconnection refused\n",
+            "refused",
+            "cluster up",
+        ),
+        (2, 'error: context "x" does not exist\n', 'context "x" does not exist', "get-contexts"),
+        (
+            2,
+            'resource mapping not found: no matches for kind "PyTorchJob"\n',
+            "PyTorchJob",
+            "training operator",
+        ),
+        (2, 'error: pytorchjobs is forbidden: User "a" cannot patch\n', "forbidden", "auth can-i"),
+        (
+            3,
+            'Error from server (NotFound): namespaces "b" not found\n',
+            '"b" not found',
+            "make the namespace",
+        ),
+        (1, "error: something else\n", "something else", ""),
+        (9, "", "without a word", ""),
+    ],
+)
+def test_an_error_is_no_difference(
+    code: int, err: str, message: str, hint: str, answer: Answer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer(code, "", err)
+    assert run(["diff", "cpu/llama-tiny"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: kubectl diff: ")
+    assert message in said.err
+    assert hint in said.err
+    assert ("hint" in said.err) == bool(hint)
+
+
+def test_no_kubectl(
+    answer: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert run(["diff", "cpu/llama-tiny"]) == 2
+    assert "error: no kubectl on PATH" in capsys.readouterr().err
+
+
+def test_an_unknown_cell_is_said_before_kubectl_is_asked(
+    answer: Answer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noted = answer(0)
+    assert run(["diff", "cpu/llama-tin"]) == 2
+    assert "did you mean overlays/cpu/llama-tiny?" in capsys.readouterr().err
+    assert not (noted / "asked").exists()
+    assert repo.cells()
