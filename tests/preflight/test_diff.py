@@ -18,7 +18,7 @@ RENDERED = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n"
 
 @pytest.fixture
 def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answer:
-    """A function that puts a kubectl on PATH, which notes how it was called; the note's directory comes back."""
+    """A function that puts a kubectl on PATH, which notes how it was called, and returns where."""
 
     def put(code: int, out: str = "", err: str = "") -> Path:
         for name, text in (("out", out), ("err", err)):

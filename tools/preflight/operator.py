@@ -85,8 +85,8 @@ def wiring(subject: Subject) -> Iterator[Verdict]:
     """All pods of a job find each other and form one world of ranks.
 
     The pods, their environment and torchrun's options are worked out as the operator and torchrun do. A job
-    with only Workers and no elasticPolicy gets no rendezvous from the operator: each pod waits or trains by itself, and
-    the log looks right. `yard wiring` starts the launchers on top of this.
+    with only Workers and no elasticPolicy gets no rendezvous from the operator: each pod waits or
+    trains by itself. `yard wiring` starts the launchers on top of this.
     """
     for job in subject.jobs:
         if job.analysis is None:
