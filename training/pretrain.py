@@ -38,6 +38,7 @@ from training.optim import build_optimizer, build_schedule, clip_gradients
 from training.parallel import Parallel, Ranks, join, parallelise
 from training.prepare import prepare_together
 from training.process import DRAINED_EXIT, Attempt, die_with_parent
+from training.profiling import Profile
 from training.rundir import RunDir, read_json, write_json
 from training.sample import continuations
 from training.state import TrainState, check_same_run, rank_seed
@@ -107,15 +108,19 @@ def _loop(
 ) -> None:
     """Steps up to the last one, which is saved."""
     recipe = run.config.train
+    profile = Profile(run.directory.path / "profile", run.ranks.rank)
     attempt.listen()
     while now.step < recipe.steps:
         attempt.step = now.step
+        profile.before(now.step + 1)
         if _step(run, now, metrics, attempt) == "stop":
             metrics.flush()
             _save(run, now, store, must=True)
             raise failure.Drained(f"stopped on request at step {now.step}, which is saved")
         if run.ranks.first:
             cache.done()
+        if written := profile.after(now.step):
+            log.info("profile written to %s", written)
         last = now.step == recipe.steps
         evaluates = now.step % recipe.eval_every == 0 and not last
         saves = now.step % run.config.checkpoint.every == 0 or last

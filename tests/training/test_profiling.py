@@ -1,0 +1,35 @@
+"""A profile holds the steps that were asked for, and nothing is recorded unasked."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.training.inprocess import Texts, losses, run
+from training.config import ConfigError
+from training.profiling import Profile
+
+
+def test_the_asked_steps_are_written_and_change_nothing(
+    texts: Texts, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calm = run(texts, ("train.steps=5",), tmp_path / "calm", data_root)
+    assert not (calm.path / "profile").exists()
+    monkeypatch.setenv("TRAINYARD_PROFILE", "2:2")
+    watched = run(texts, ("train.steps=5",), tmp_path / "watched", data_root)
+    trace = json.loads(gzip.decompress((watched.path / "profile" / "rank-00000.json.gz").read_bytes()))
+    updates = [e for e in trace["traceEvents"] if str(e.get("name", "")).startswith("Optimizer.step")]
+    assert len(updates) == 2
+    assert losses(watched) == losses(calm)
+
+
+@pytest.mark.parametrize("asked", ["20", "0:3", "3:0", "a:b", "-1:2"])
+def test_a_range_that_is_none_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    monkeypatch.setenv("TRAINYARD_PROFILE", asked)
+    with pytest.raises(ConfigError, match="write <first step>:<steps>"):
+        Profile(tmp_path, 0)
