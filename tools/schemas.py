@@ -109,14 +109,16 @@ def ensure(root: Path, progress: Progress) -> Schemas:
     try:
         definitions = _native(root, progress)
         crd = YAML(typ="safe", pure=True).load(_operator_crd(root, progress))
-    except Unusable as reason:
+    except (Unusable, OSError) as reason:
         raise UserError(f"the schemas cannot be had: {reason}", "this needs the network, once") from reason
-    directory.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="schemas-", dir=directory.parent))
     try:
         _write(work, definitions, crd)
         shutil.rmtree(directory, ignore_errors=True)
         work.replace(directory)
+    except OSError as problem:
+        if find(root) is None:  # else another process was here first
+            raise UserError(f"{repo.shown(directory)}: {problem.strerror}") from problem
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return Schemas(directory)

@@ -17,7 +17,8 @@ from tools.preflight.subject import Job, Subject, Template, title
 from tools.preflight.words import command, literals, script
 from tools.verdict import Verdict
 
-TEMPLATE_MARK = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*[^}]*\}|\{\{.*?\}\}")
+ENV_MARK = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*[^}]*\}")
+TEMPLATE_MARK = re.compile(ENV_MARK.pattern + r"|\{\{.*?\}\}")
 SHELL_MARK = re.compile(r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][^}]*\})")
 ENVIRONMENT_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 FREE_TEXT = ("data", "stringData", "binaryData", "annotations")
@@ -177,7 +178,8 @@ def template_left(subject: Subject) -> Iterator[Verdict]:
             in_words = re.search(r"\.(command|args)\[\d+\]$", path)
             if in_words and text not in words.values():
                 continue
-            match = (SHELL_MARK if in_words and templates else TEMPLATE_MARK).search(text)
+            mark = SHELL_MARK if in_words and templates else ENV_MARK if ".env[" in path else TEMPLATE_MARK
+            match = mark.search(text)
             if match:
                 found = True
                 yield bad(

@@ -38,6 +38,7 @@ SECRET_NAME = re.compile(
     r"(?:^|_)(?:TOKEN|PASSWORD|PASSWD|SECRET|API_?KEY|SECRET_KEY|SECRET_ACCESS_KEY|ACCESS_KEY|ACCESS_KEY_ID)$"
 )
 SECRET_OPTION = re.compile(r"^--?(?:[a-z0-9]+[-_])*(?:token|password|api[-_]?key|secret[-_]key)(?:=(.+))?$")
+LONGEST_HARMLESS = 7  # characters: a tokenizer's [PAD] and </s> are tokens of another kind
 HARMLESS = re.compile(r"^(?:$|\$[({A-Za-z]|<.*>$|true$|false$|[0-9]+$|/|none$|null$)", re.IGNORECASE)
 
 
@@ -212,14 +213,15 @@ def _named_secrets(container: dict[str, Any]) -> list[tuple[str, str, str]]:
     found = []
     for entry in container.get("env") or []:
         value = entry.get("value")
-        if value and SECRET_NAME.search(entry["name"].upper()) and not HARMLESS.match(value.strip()):
+        secret = SECRET_NAME.search(entry["name"].upper())
+        if value and secret and len(value) > LONGEST_HARMLESS and not HARMLESS.match(value.strip()):
             found.append((f"env[{entry['name']}].value", value, f"the value of {entry['name']}"))
     words = [*(container.get("command") or []), *(container.get("args") or [])]
     for index, word in enumerate(words):
         match = SECRET_OPTION.match(word)
         following = words[index + 1] if index + 1 < len(words) else ""
         value = (match[1] or ("" if following.startswith("-") else following)) if match else ""
-        if value and len(value) > 7 and not HARMLESS.match(value):
+        if value and len(value) > LONGEST_HARMLESS and not HARMLESS.match(value):
             found.append(("args", value, f"the value of {word.partition('=')[0]}"))
     return found
 
@@ -253,7 +255,7 @@ def _decoded(text: Any) -> str:
     "exposed", "TensorBoard and the rendezvous know no password; the rendezvous runs code from whoever comes"
 )
 def exposed(subject: Subject) -> Iterator[Verdict]:
-    """No Service of type LoadBalancer or NodePort, and no Ingress, on ports 6006, 23456, 29400 or 29500.
+    """No Service of type LoadBalancer or NodePort leads to port 6006, 23456, 29400 or 29500.
 
     torchrun's agents unpickle what they find in the rendezvous store, so that reaching it is running code.
     """

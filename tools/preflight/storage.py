@@ -23,7 +23,7 @@ SAVE = (
     ),
     *("save-path", "save", "output-dir", "checkpoint-folder"),
 )
-RESUME = ("resume-from-checkpoint", "resume-from", "resume", "load-dir", "load", "load-path", "resume-path")
+RESUME = ("resume-from-checkpoint", "resume-from", "resume", "resume-path")
 INTERVAL = (
     *(
         "checkpoint-freq",
@@ -74,11 +74,17 @@ def checkpoint_shared(subject: Subject) -> Iterator[Verdict]:
 def _directory(container: dict[str, object]) -> tuple[str, str] | None:
     given = option(words(container), SAVE)
     values = literals(container)
-    if given is not None and given[1]:
+    if given is not None and given[1] and _is_path(given):
         value = given[1]
         bare = value.strip("${}()")
         return given[0], values.get(bare, value) if value.startswith("$") else value
     return next(((name, values[name]) for name in VARIABLES if values.get(name)), None)
+
+
+def _is_path(given: tuple[str, str]) -> bool:
+    """Say whether an option's value is a path: `--save true` is none, `--checkpoint-dir out` is one."""
+    name, value = given
+    return any(mark in value for mark in "/$") or any(word in name for word in ("dir", "path", "folder"))
 
 
 def _storage(template: Template, container: dict[str, object], directory: str) -> str:

@@ -1,0 +1,82 @@
+"""Features above a cell, and services beside it, raise no alarm; and the benchmark counts what there is."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tools import kustomize, repo
+from tools.cell import parse
+from tools.preflight import benchmark
+from tools.preflight.judge import judge, rules
+from tools.schemas import Schemas
+from tools.verdict import State
+
+FEATURES = sorted(
+    path.parent.name for path in (repo.root() / "overlays/feature").glob("*/kustomization.yaml")
+)
+SERVICES = sorted(path.parent.name for path in (repo.root() / "base/services").glob("*/kustomization.yaml"))
+# What these manifests leave open, and rightly so.
+OPEN = {"hyperpod": {"auto-resume"}, "hyperpod-job": {"schema"}}
+LEAF = """apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [../../{cell}]
+components: [../../feature/{feature}]
+"""
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of base/ and overlays/ to add leaves to."""
+    root = tmp_path_factory.mktemp("features")
+    for name in ("base", "overlays"):
+        shutil.copytree(repo.root() / name, root / name)
+    return root
+
+
+@pytest.fixture(scope="module")
+def renderer() -> kustomize.Renderer:
+    """The renderer that a user's command takes."""
+    found = kustomize.find(repo.root())
+    if found is None:
+        pytest.skip("no kustomize or kubectl on PATH: run `make setup`, or install kustomize 5.4 or newer")
+    return found
+
+
+@pytest.mark.parametrize("cell", ["cpu/llama-tiny", "p5/llama-3-1-8b"])
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_feature_above_a_cell_raises_no_alarm(
+    feature: str, cell: str, tree: Path, renderer: kustomize.Renderer, known: Schemas
+) -> None:
+    leaf = tree / "overlays" / "mine" / f"{feature}-{cell.replace('/', '-')}"
+    leaf.mkdir(parents=True)
+    (leaf / "kustomization.yaml").write_text(LEAF.format(cell=cell, feature=feature), encoding="utf-8")
+    judged = judge(parse(renderer.build(leaf), feature))
+    assert [(one.details["rule"], one.summary) for one in judged.of(State.FAIL)] == []
+    assert {one.details["rule"] for one in judged.of(State.CANNOT_TELL)} == OPEN.get(feature, set())
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_raises_no_alarm(service: str, renderer: kustomize.Renderer, known: Schemas) -> None:
+    manifests = parse(renderer.build(repo.root() / "base/services" / service), service)
+    judged = judge(manifests)
+    assert [(one.details["rule"], one.summary) for one in judged.of(State.FAIL)] == []
+    assert bool(judged.verdicts) == bool(manifests.objects)  # a Component renders to nothing by itself
+
+
+def test_there_are_features_and_services() -> None:
+    """Else the tests above would be none."""
+    assert len(FEATURES) >= 7
+    assert len(SERVICES) >= 3
+
+
+def test_the_benchmark_measures_what_it_says(renderer: kustomize.Renderer) -> None:
+    rows = dict(benchmark.measure(["overlays/cpu/llama-tiny", "overlays/p5/llama-3-1-8b"]))
+    assert rows["cells"] == "2"
+    assert int(rows["objects"]) >= 10
+    assert rows["rules"] == str(len(rules()))
+    assert int(rows["verdicts"]) > 2 * 30
+    assert float(rows["seconds to render all"]) > 0
+    assert float(rows["seconds to preflight all"]) > 0

@@ -1,0 +1,40 @@
+"""Measure how long it takes to render and to judge every cell, and print it as a table.
+
+python -m tools.preflight.benchmark
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from tools import kustomize, output, repo
+from tools.cell import parse
+from tools.preflight.judge import judge, rules
+
+PRINTED = "{:<32}{:>12}"
+
+
+def measure(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Render and judge the cells once each; return the table's rows. Judging starts with reading the YAML."""
+    renderer = kustomize.ensure(repo.root(), output.note)
+    count = len(rules())  # their modules are imported before the clock starts
+    start = time.perf_counter()
+    texts = {name: renderer.build(repo.root() / name) for name in names}
+    rendered = time.perf_counter()
+    judged = [judge(parse(text, name)) for name, text in texts.items()]
+    done = time.perf_counter()
+    objects = sum(len(parse(text, name).objects) for name, text in texts.items())
+    return [
+        ("cells", f"{len(names)}"),
+        ("objects", f"{objects}"),
+        ("rules", f"{count}"),
+        ("verdicts", f"{sum(len(one.verdicts) for one in judged)}"),
+        ("seconds to render all", f"{rendered - start:.2f}"),
+        ("seconds to preflight all", f"{done - rendered:.2f}"),
+    ]
+
+
+if __name__ == "__main__":
+    for name, value in measure(repo.cells()):
+        output.line(PRINTED.format(name, value))
