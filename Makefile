@@ -17,7 +17,7 @@ export PROMPT
 # Another project's `tools` package on PYTHONPATH would come before ours.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help setup train sample run render wiring matrix-sync matrix-check job platform test lint format types ci lock clean purge
+.PHONY: help setup train sample run render wiring matrix-sync matrix-check job platform preflight test bench-cells lint format types ci lock clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -42,6 +42,9 @@ render: setup ## Print a cell's manifest (CELL=...)
 wiring: setup ## Prove that a cell's pods train as one job (CELL=...)
 	@exec .venv/bin/yard wiring $(CELL) $(ARGS)
 
+preflight: setup ## Judge every cell by all rules, offline, before anything is paid for
+	@exec .venv/bin/yard preflight --all $(ARGS)
+
 matrix-sync: setup ## Write the cells that overlays/matrix.yaml names
 	@exec .venv/bin/yard matrix sync $(ARGS)
 
@@ -58,6 +61,9 @@ platform: setup ## Print a cluster's plugins, storage and queues with its facts 
 ##@ Work on trainyard
 test: setup ## Run the tests (ARGS="tests/house -k lock")
 	@exec .venv/bin/python -m pytest $(ARGS)
+
+bench-cells: setup ## Time rendering and judging every cell
+	@exec .venv/bin/python -m tests.benchmarks.cells $(ARGS)
 
 lint: setup ## Check style and format
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
