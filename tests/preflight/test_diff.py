@@ -69,6 +69,13 @@ def test_namespace_and_context_are_passed_on(answer: Answer) -> None:
     assert (noted / "asked").read_text(encoding="utf-8").endswith("--namespace=team-a --context=staging\n")
 
 
+def test_flux_is_asked_as_flux(answer: Answer) -> None:
+    """Whoever does not own the fields gets a conflict instead of a difference."""
+    noted = answer(0)
+    assert run(["diff", "cpu/llama-tiny", "--field-manager", "kustomize-controller"]) == 0
+    assert "--field-manager=kustomize-controller" in (noted / "asked").read_text(encoding="utf-8")
+
+
 def test_json(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
     answer(1, "+ a\n")
     assert run(["diff", "cpu/llama-tiny", "--json"]) == 1
@@ -99,6 +106,7 @@ def test_json(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
             '"b" not found',
             "make the namespace",
         ),
+        (2, 'error: Apply failed with 1 conflict: conflict with "x"\n', "Apply failed", "--field-manager"),
         (1, "error: something else\n", "something else", ""),
         (9, "", "without a word", ""),
     ],

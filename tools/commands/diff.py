@@ -2,12 +2,13 @@
 
 The cell is rendered and given to `kubectl diff --server-side`: the API server itself says what the objects
 would become, with its defaults and with the fields that others own, so that a cell that is applied already
-shows no difference. Nothing is changed.
+shows no difference. Nothing is changed. What Flux has applied is asked for as Flux.
 
 \b
 Examples:
   yard diff overlays/p5/llama-3-1-8b
   yard diff cpu/llama-tiny -n team-a --context staging
+  yard diff cpu/llama-tiny --field-manager kustomize-controller
 
 \b
 Exit codes: 0 no difference, 1 differences, 2 it could not be found out.
@@ -23,7 +24,7 @@ import click
 from tools import kustomize, output, repo
 from tools.errors import UserError
 
-FIELD_MANAGER = "kubectl"  # that of `kubectl apply --server-side`: another one would own nothing yet
+FIELD_MANAGER = "kubectl"  # that of `kubectl apply --server-side`
 HINTS = {
     "connection refused": "is the cluster up, and its address in the kubeconfig right?",
     "no such host": "is the cluster's address in the kubeconfig right?",
@@ -32,7 +33,7 @@ HINTS = {
     "does not exist": "kubectl config get-contexts lists the contexts that there are",
     "no matches for kind": "the training operator's CRD is not installed on this cluster",
     "ensure CRDs are installed": "the training operator's CRD is not installed on this cluster",
-    "conflict": "another field manager owns these fields: see kubectl get ... --show-managed-fields",
+    "conflict": "another manager owns these fields; ask as that one: --field-manager kustomize-controller",
     "orbidden": "the user of this context may not do that: kubectl auth can-i patch pytorchjobs",
     "nauthorized": "the credentials of this context have run out",
     'namespaces "': "make the namespace first",
@@ -43,11 +44,19 @@ HINTS = {
 @click.argument("cell")
 @click.option("-n", "--namespace", metavar="NAME", help="The namespace to look in.")
 @click.option("--context", metavar="NAME", help="The kubeconfig's context.")
+@click.option(
+    "--field-manager",
+    "manager",
+    metavar="NAME",
+    default=FIELD_MANAGER,
+    show_default=True,
+    help="Who would apply it; Flux is kustomize-controller.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
-def command(cell: str, namespace: str | None, context: str | None, as_json: bool) -> None:
+def command(cell: str, namespace: str | None, context: str | None, manager: str, as_json: bool) -> None:
     path = repo.cell_path(cell)
     text = kustomize.ensure(repo.root(), output.note).build(path)
-    done = _kubectl_diff(text, namespace, context)
+    done = _kubectl_diff(text, namespace, context, manager)
     if done.returncode not in (0, 1) or (done.returncode == 1 and not done.stdout.strip()):
         raise _failure(done.stderr)
     differs = done.returncode == 1
@@ -63,10 +72,10 @@ def command(cell: str, namespace: str | None, context: str | None, as_json: bool
 
 
 def _kubectl_diff(
-    manifests: str, namespace: str | None, context: str | None
+    manifests: str, namespace: str | None, context: str | None, manager: str
 ) -> subprocess.CompletedProcess[str]:
     """Run kubectl; its exit code is 0 for no difference, 1 for differences, more for an error."""
-    words = ["kubectl", "diff", "--server-side", f"--field-manager={FIELD_MANAGER}", "-f", "-"]
+    words = ["kubectl", "diff", "--server-side", f"--field-manager={manager}", "-f", "-"]
     words += [f"--namespace={namespace}"] if namespace else []
     words += [f"--context={context}"] if context else []
     environment = {**os.environ, "KUBECTL_EXTERNAL_DIFF": "diff -u -N"}
