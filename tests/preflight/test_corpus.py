@@ -21,6 +21,7 @@ from tools.verdict import State
 
 CORPUS = Path(__file__).parent / "corpus"
 BAD = sorted((CORPUS / "bad").glob("*.yaml"))
+UNCLEAR = sorted((CORPUS / "unclear").glob("*.yaml"))
 GOOD = sorted((CORPUS / "good").glob("*.yaml"))
 # What a wrong hand or a template engine leaves in the place of a value.
 RUBBISH: list[Any] = [
@@ -86,6 +87,16 @@ def test_good_manifest_raises_no_alarm(path: Path, known: Schemas) -> None:
     assert judged.of(State.PASS)
 
 
+@pytest.mark.parametrize("path", UNCLEAR, ids=names)
+def test_what_cannot_be_told_is_not_guessed(path: Path, known: Schemas) -> None:
+    said = re.search(r"^# open: .*(?:\n#   .*)*\n# rule: (\S+)\n", path.read_text(encoding="utf-8"))
+    assert said
+    judged = judge(read(path))
+    assert judged.state is State.CANNOT_TELL, [one.summary for one in judged.of(State.FAIL)]
+    assert {one.details["rule"] for one in judged.of(State.CANNOT_TELL)} == {said[1]}
+    assert judged.state.exit_code == 3
+
+
 def test_the_corpus_is_whole() -> None:
     """Each rule has a bad example, and no example names a rule that is not there."""
     examples = [bad(path) for path in BAD]
@@ -93,6 +104,7 @@ def test_the_corpus_is_whole() -> None:
     assert all(example.also <= set(rules()) for example in examples)
     assert len(BAD) >= 60
     assert len(GOOD) >= 20
+    assert len(UNCLEAR) >= 8
     assert len({example.fault for example in examples}) == len(BAD)
 
 
