@@ -6,6 +6,7 @@ import copy
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -188,7 +189,7 @@ def test_a_module_is_fetched_below_the_checkout_only(tmp_path: Path, monkeypatch
 
 
 def test_the_module_as_a_program(known: Schemas) -> None:
-    command = [str(repo.root() / ".venv/bin/python"), "-m", "tools.schemas"]
+    command = [sys.executable, "-m", "tools.schemas"]
     done = subprocess.run(command, cwd=repo.root(), capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert done.stdout == f"{known.directory}\n"

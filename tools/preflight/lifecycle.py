@@ -161,7 +161,7 @@ def readiness(subject: Subject) -> Iterator[Verdict]:
 def old_labels(subject: Subject) -> Iterator[Verdict]:
     """Selectors use training.kubeflow.org/job-name and the like.
 
-    Pods have had no label `pytorch-job-name` or `pytorch-replica-type` since the operators were united (1.3);
+    `pytorch-job-name` and `pytorch-replica-type` are labels of the former pytorch-operator; no pod has them;
     a Service, NetworkPolicy or affinity that selects by them is silently empty.
     """
     old = ("pytorch-job-name", "pytorch-replica-type", "pytorch-replica-index")

@@ -17,7 +17,7 @@ def types(subject: Subject) -> Iterator[Verdict]:
     The classics are `value: 1` or `value: true` for a variable (texts need quotes), an annotation `true`
     where HyperPod reads the text "true", `replicas: "2"`, and `args` as one text. YAML is read as kubectl
     reads it, so that `yes` and `on` are booleans here too. Objects with such a fault are not looked at by
-    the other rules.
+    the other rules, but for `schema`.
     """
     for item, fault in subject.misshapen:
         yield bad(
@@ -39,9 +39,9 @@ def api_version(subject: Subject) -> Iterator[Verdict]:
     """
     for item in subject.objects:
         kind, version = str(item.get("kind")), item.get("apiVersion")
-        known = _SERVED.get(kind)
-        if known is None or version in _OTHERS.get(kind, ()):
-            continue
+        known, group = _SERVED.get(kind), str(version).rpartition("/")[0]
+        if known is None or group not in (known.rpartition("/")[0], "extensions"):
+            continue  # a kind of another group may have this name too
         place = Place(title(item), "apiVersion", version)
         if version == known:
             yield good(place, f"{kind} {version} is served")
@@ -60,8 +60,6 @@ _SERVED = {
     "NetworkPolicy": "networking.k8s.io/v1",
     "PodDisruptionBudget": "policy/v1",
 }
-# Kinds of these names that belong to others.
-_OTHERS = {"Job": ("batch.volcano.sh/v1alpha1",)}
 
 
 @rule("admission", "the API server or the operator's webhook refuses the job")

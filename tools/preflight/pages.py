@@ -26,7 +26,7 @@ with the object, the path and the value that it looked at.
 | 3 | nothing failed, and something could not be told from the manifest |
 
 A rule that does not apply says nothing. What a job needs and does not bring along (claims, Secrets) is listed
-as such: whether it is there is a question for the cluster, which `yard diff` asks.
+as such.
 """
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from tools import operator_rules
 from tools.operator_admission import OperatorFault
 from tools.preflight.rule import Place, bad, good, rule
-from tools.preflight.subject import Job, Subject, Template, title
+from tools.preflight.subject import Job, Subject, Template, known_kind, title
 from tools.verdict import Verdict
 
 # Capabilities that the baseline Pod Security Standard lets a container add (Kubernetes v1.35).
@@ -288,6 +288,8 @@ def network_policy(subject: Subject) -> Iterator[Verdict]:
     The rendezvous is on 23456, and gloo and NCCL then listen on ports of their own choice.
     """
     for item in subject.manifests.of_kind("NetworkPolicy"):
+        if known_kind(item) != "NetworkPolicy":
+            continue
         found = item.get("spec")
         spec: dict[str, Any] = found if isinstance(found, dict) else {}
         for template in subject.training():

@@ -24,6 +24,15 @@ TEMPLATES = {
     "Job": ("spec", "template"),
     "CronJob": ("spec", "jobTemplate", "spec", "template"),
 }
+# Kinds of these names in other API groups are other things: Volcano has a Job, Calico a NetworkPolicy.
+GROUPS = {
+    **dict.fromkeys(("Pod", "Service", "ConfigMap", "Secret", "PersistentVolumeClaim"), ""),
+    **dict.fromkeys(("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet"), "apps"),
+    **dict.fromkeys(("Job", "CronJob"), "batch"),
+    "NetworkPolicy": "networking.k8s.io",
+    "PyTorchJob": "kubeflow.org",
+    "HyperPodPyTorchJob": "sagemaker.amazonaws.com",
+}
 TRAINING = ("PyTorchJob", "HyperPodPyTorchJob")
 INSTANCE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
 EFA = "vpc.amazonaws.com/efa"
@@ -177,7 +186,7 @@ def subject(manifests: Manifests) -> Subject:
     result = Subject(Manifests(manifests.source, []), every)
     for item in every:
         faults = list(misshapes(item["metadata"], META, "metadata"))
-        faults += list(misshapes(item, OBJECTS.get(item["kind"], {}), ""))
+        faults += list(misshapes(item, OBJECTS.get(known_kind(item), {}), ""))
         found, wrong = _templates(item)
         result.misshapen += [(item, fault) for fault in [*faults, *wrong]]
         if not faults and not wrong:
@@ -194,6 +203,12 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
+def known_kind(item: Object) -> str:
+    """Return the kind where the rules know it, by its API group too; else an empty text."""
+    kind, group = str(item.get("kind")), str(item.get("apiVersion")).rpartition("/")[0]
+    return kind if GROUPS.get(kind) == group else ""
 
 
 def title(item: Object) -> str:
@@ -246,7 +261,7 @@ def _with_nodes(template: Template, nodes: int) -> Template:
 
 def _places(item: Object, wrong: list[Misshape]) -> Iterator[tuple[str, str, int, Any]]:
     """Yield path, role, replicas and template of each pod template; add to `wrong` what is in the way."""
-    kind = str(item.get("kind"))
+    kind = known_kind(item)
     if kind == "Pod":
         yield "", "", 1, {"metadata": item.get("metadata"), "spec": item.get("spec")}
     elif kind in TEMPLATES:
