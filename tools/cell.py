@@ -150,6 +150,9 @@ def _objects(document: Any, where: str) -> list[Object]:
     if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
         raise UserError(f"{where}: no Kubernetes object (a mapping with a kind)")
     metadata = document.get("metadata")
+    if isinstance(metadata, dict) and isinstance(metadata.get("generateName"), str):
+        # The API server would append five characters of its own.
+        metadata.setdefault("name", f"{metadata['generateName']}00000")
     if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
         raise UserError(f"{where}: {document['kind']} has no metadata.name")
     return [document]
