@@ -199,7 +199,7 @@ def service_account(subject: Subject) -> Iterator[Verdict]:
 
 @rule("object-twice", "of two objects with one name the last wins, without a word")
 def object_twice(subject: Subject) -> Iterator[Verdict]:
-    """Each object stands once: kind, namespace and name."""
+    """Each object stands once: kind, namespace and name. Names that the API server completes are left out."""
     keys = [
         (
             str(item.get("apiVersion")),
@@ -208,6 +208,7 @@ def object_twice(subject: Subject) -> Iterator[Verdict]:
             name_of(item),
         )
         for item in subject.objects
+        if "generateName" not in item["metadata"]
     ]
     for (_, kind, namespace, name), count in Counter(keys).items():
         place = Place(f"{kind}/{name}", "metadata.name", f"{namespace}/{name}" if namespace else name)
