@@ -17,7 +17,7 @@ export PROMPT
 # Another project's `tools` package on PYTHONPATH would come before ours.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help setup train sample run render wiring matrix-sync matrix-check job platform preflight test bench-cells lint format types ci lock clean purge
+.PHONY: help setup train sample run render wiring matrix-sync matrix-check job platform preflight diff test bench-cells lint format types ci lock clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -43,13 +43,16 @@ wiring: setup ## Prove that a cell's pods train as one job (CELL=...)
 	@exec .venv/bin/yard wiring $(CELL) $(ARGS)
 
 preflight: setup ## Judge every cell by all rules, offline, before anything is paid for
-	@exec .venv/bin/yard preflight --all $(ARGS)
+	@.venv/bin/python -m tools.schemas >/dev/null && exec .venv/bin/yard preflight --all $(ARGS)
 
 matrix-sync: setup ## Write the cells that overlays/matrix.yaml names
 	@exec .venv/bin/yard matrix sync $(ARGS)
 
 matrix-check: setup ## Fail when a cell differs from what overlays/matrix.yaml says
 	@exec .venv/bin/yard matrix check $(ARGS)
+
+diff: setup ## Show what applying a cell would change on the current cluster (CELL=...)
+	@exec .venv/bin/yard diff $(CELL) $(ARGS)
 
 job: ## Apply a cell to the current cluster (HW=cpu MODEL=llama-tiny)
 	@kubectl apply --server-side -k overlays/$(HW)/$(MODEL) $(ARGS)
@@ -63,7 +66,7 @@ test: setup ## Run the tests (ARGS="tests/house -k lock")
 	@exec .venv/bin/python -m pytest $(ARGS)
 
 bench-cells: setup ## Time rendering and judging every cell
-	@exec .venv/bin/python -m tests.benchmarks.cells $(ARGS)
+	@exec .venv/bin/python -m tools.preflight.benchmark
 
 lint: setup ## Check style and format
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .

@@ -25,7 +25,6 @@ SMALL = {
         "eval_sequences: 64": "eval_sequences: 8",
         "max_new_tokens: 48": "max_new_tokens: 8",
     },
-    "overlays/matrix.yaml": {"micro_batch_size: 8  ": "micro_batch_size: 2  ", "every: 50": "every: 5"},
     "overlays/cpu/llama-tiny/cell.yaml": {
         "micro_batch_size: 8": "micro_batch_size: 2",
         "every: 50": "every: 5",
@@ -39,6 +38,20 @@ class Clone:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.run_directory = root / "local" / "runs" / "cpu-llama-tiny-train"
+
+    def shrink(self) -> None:
+        """Put the small numbers in."""
+        for name, changes in SMALL.items():
+            text = (repo.root() / name).read_text()
+            for old, new in changes.items():
+                assert old in text, f"{name} no longer says {old!r}"
+                text = text.replace(old, new)
+            (self.root / name).write_text(text)
+
+    def restore(self) -> None:
+        """Put the committed numbers back: the other cells of the same model need them."""
+        for name in SMALL:
+            shutil.copy2(repo.root() / name, self.root / name)
 
     def environment(self) -> dict[str, str]:
         kept = ("PATH", "HOME", "LANG", "TMPDIR")
@@ -82,12 +95,6 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
         if (repo.root() / name).is_file():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(repo.root() / name, root / name)
-    for name, changes in SMALL.items():
-        text = (root / name).read_text()
-        for old, new in changes.items():
-            assert old in text, f"{name} no longer says {old!r}"
-            text = text.replace(old, new)
-        (root / name).write_text(text)
     _environment(root)
     return Clone(root)
 
