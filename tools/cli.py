@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import functools
-import importlib
 import os
 import sys
 from pathlib import Path
@@ -13,7 +11,7 @@ import click
 
 from tools import __version__, output
 from tools.errors import UserError
-from tools.repo import nearest
+from tools.lazygroup import LazyGroup
 
 COMMANDS = Path(__file__).resolve().parent / "commands"
 
@@ -29,46 +27,10 @@ Examples:
 Exit codes: 0 good, 1 bad verdict or failed run, 2 bad input, 3 cannot tell, 130 after Ctrl-C."""
 
 
-class LazyGroup(click.Group):
-    """A group whose commands are the modules of `tools/commands`, imported when they are called."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands' names, sorted."""
-        return sorted(path.stem for path in COMMANDS.glob("*.py") if not path.stem.startswith("_"))
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return one command, or None when there is no such module."""
-        if cmd_name not in self.list_commands(ctx):
-            return None
-        module = importlib.import_module(f"tools.commands.{cmd_name}")
-        command: click.Command = module.command
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command of `args[0]`; an unknown one is an error that names the nearest."""
-        name = args[0]
-        if not name.startswith("-") and name not in self.list_commands(ctx):
-            names = self.list_commands(ctx)
-            match = nearest(name, names)
-            hint = f"did you mean {match}?" if match else "commands: " + ", ".join(names)
-            raise UserError(f"no such command: {name}", hint)
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands with the first line of each module's docstring, without importing any."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, _summary(name)) for name in self.list_commands(ctx)])
-
-
-def _summary(name: str) -> str:
-    source = (COMMANDS / f"{name}.py").read_text(encoding="utf-8")
-    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
-
-
 @click.command(
     cls=LazyGroup,
+    directory=COMMANDS,
+    package="tools.commands",
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

@@ -23,21 +23,9 @@ import click
 
 from tools import kustomize, output, repo
 from tools.errors import UserError
+from tools.kubectl import HINTS, Kubectl, missing
 
 FIELD_MANAGER = "kubectl"  # that of `kubectl apply --server-side`
-HINTS = {
-    "connection refused": "is the cluster up, and its address in the kubeconfig right?",
-    "no such host": "is the cluster's address in the kubeconfig right?",
-    "no configuration has been provided": "this machine has no kubeconfig with a current context",
-    "current-context is not set": "choose a context: kubectl config use-context NAME",
-    "does not exist": "kubectl config get-contexts lists the contexts that there are",
-    "no matches for kind": "the training operator's CRD is not installed on this cluster",
-    "ensure CRDs are installed": "the training operator's CRD is not installed on this cluster",
-    "conflict": "another manager owns these fields; ask as that one: --field-manager kustomize-controller",
-    "orbidden": "the user of this context may not do that: kubectl auth can-i patch pytorchjobs",
-    "nauthorized": "the credentials of this context have run out",
-    'namespaces "': "make the namespace first",
-}
 
 
 @click.command(help=__doc__, short_help="what a cell would change on the cluster")
@@ -75,17 +63,16 @@ def _kubectl_diff(
     manifests: str, namespace: str | None, context: str | None, manager: str
 ) -> subprocess.CompletedProcess[str]:
     """Run kubectl; its exit code is 0 for no difference, 1 for differences, more for an error."""
-    words = ["kubectl", "diff", "--server-side", f"--field-manager={manager}", "-f", "-"]
-    words += [f"--namespace={namespace}"] if namespace else []
-    words += [f"--context={context}"] if context else []
+    words = Kubectl(context, namespace).words(
+        "diff", "--server-side", f"--field-manager={manager}", "-f", "-"
+    )
     environment = {**os.environ, "KUBECTL_EXTERNAL_DIFF": "diff -u -N"}
     try:
         return subprocess.run(
             words, input=manifests, env=environment, capture_output=True, text=True, check=False
         )
     except FileNotFoundError:
-        hint = "install kubectl 1.31 or newer (https://kubernetes.io/docs/tasks/tools/)"
-        raise UserError("no kubectl on PATH", hint) from None
+        raise missing() from None
     except OSError as problem:
         raise UserError(f"kubectl does not run: {problem.strerror}") from problem
 
