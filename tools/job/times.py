@@ -1,0 +1,34 @@
+"""Moments as the API writes them, and durations as people read them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+
+def moment(text: Any) -> datetime | None:
+    """Return the time that the API wrote (RFC 3339), in UTC, or None where there is none."""
+    if not text:
+        return None
+    try:
+        found = datetime.fromisoformat(str(text).replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+
+
+def epoch(seconds: float) -> datetime:
+    """Return the moment that lies `seconds` after 1970 began."""
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def duration(seconds: float) -> str:
+    """Return `45 s`, `12 min`, `3 h 05 min` or `2 d 4 h`."""
+    whole = round(max(0.0, seconds))
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min"
+    if whole < 172800:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
