@@ -125,12 +125,21 @@ def _decode(path: Path, data: bytes, first_line: int) -> Document:
 
 
 def _json_rows(path: Path, text_field: str) -> Iterator[Document]:
+    for where, data in json_lines(path):
+        row = json_object(where, data, f"the field '{text_field}'")
+        if text_field not in row:
+            raise DataError(f"{where}: {no_field(text_field, list(row))}")
+        yield _document(where, row[text_field], text_field)
+
+
+def json_lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield each line that is not blank, with the words that name it in a message."""
     line = 0
     try:
         with _open_lines(path) as stream:
             for line, data in enumerate(stream, start=1):
                 if data.strip():
-                    yield _json_row(f"{path}, line {line}", data, text_field)
+                    yield f"{path}, line {line}", data
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path}, after line {line}: damaged gzip data ({error})") from error
     except OSError as error:
@@ -143,7 +152,8 @@ def _open_lines(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def _json_row(where: str, data: bytes, text_field: str) -> Document:
+def json_object(where: str, data: bytes, wanted: str) -> dict[str, Any]:
+    """Return the object that a line holds; DataError, which names the `wanted` fields, when it holds none."""
     try:
         row = json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -151,26 +161,31 @@ def _json_row(where: str, data: bytes, text_field: str) -> Document:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not JSON ({error})") from None
     if not isinstance(row, dict):
-        raise DataError(f"{where}: a row must be an object with the field '{text_field}', not {_kind(row)}")
-    if text_field not in row:
-        raise DataError(f"{where}: {_no_field(text_field, list(row))}")
-    return _document(where, row[text_field], text_field)
+        raise DataError(f"{where}: a row must be an object with {wanted}, not {kind_of(row)}")
+    return row
 
 
 def _parquet_rows(path: Path, text_field: str) -> Iterator[Document]:
+    for where, row in parquet_rows(path, text_field):
+        yield _document(where, row[text_field], text_field)
+
+
+def parquet_rows(path: Path, text_field: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each row as an object, with the words that name it; of `text_field` only, where one is given."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
         raise DataError(f"{path}: reading Parquet needs pyarrow, which is not installed") from None
-    row = 0
+    row, columns = 0, None if text_field is None else [text_field]
     try:
         with pq.ParquetFile(path) as table:
-            _check_column(path, table.schema_arrow, text_field)
-            for batch in table.iter_batches(batch_size=_PARQUET_ROWS, columns=[text_field]):
-                for value in batch.column(0).to_pylist():
+            if text_field is not None:
+                _check_column(path, table.schema_arrow, text_field)
+            for batch in table.iter_batches(batch_size=_PARQUET_ROWS, columns=columns):
+                for value in batch.to_pylist():
                     row += 1
-                    yield _document(f"{path}, row {row}", value, text_field)
+                    yield f"{path}, row {row}", value
     except (pa.ArrowException, UnicodeDecodeError) as error:
         first = str(error).partition("\n")[0]
         raise DataError(f"{path}, after row {row}: damaged Parquet data ({first})") from error
@@ -182,7 +197,7 @@ def _check_column(path: Path, schema: Any, text_field: str) -> None:
     import pyarrow as pa
 
     if text_field not in schema.names:
-        raise DataError(f"{path}: {_no_field(text_field, schema.names)}")
+        raise DataError(f"{path}: {no_field(text_field, schema.names)}")
     kind = schema.field(text_field).type
     value_kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(value_kind) or pa.types.is_large_string(value_kind)):
@@ -191,18 +206,20 @@ def _check_column(path: Path, schema: Any, text_field: str) -> None:
 
 def _document(where: str, value: object, text_field: str) -> Document:
     if not isinstance(value, str):
-        raise DataError(f"{where}: field '{text_field}' is {_kind(value)}, not a string")
+        raise DataError(f"{where}: field '{text_field}' is {kind_of(value)}, not a string")
     try:
         return Document(value, value.encode("utf-8"))
     except UnicodeEncodeError:
         raise DataError(f"{where}: field '{text_field}' holds half a surrogate pair, not text") from None
 
 
-def _no_field(text_field: str, known: list[str]) -> str:
+def no_field(text_field: str, known: list[str]) -> str:
+    """Return that a row lacks the field, which ones it has, and the nearest of them."""
     shown = ", ".join(known[:_SHOWN_FIELDS]) + (", ..." if len(known) > _SHOWN_FIELDS else "")
     hint = nearest(text_field, known)
     return f"no field '{text_field}' (fields: {shown or 'none'}){hint}"
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """Return the kind of a value as JSON names it, with its article."""
     return "null" if value is None else _KINDS.get(type(value), type(value).__name__)
