@@ -19,7 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from training.device import Device
 from training.failure import NanError
-from training.parallel import Ranks
+from training.ranks import Ranks
 from training.rundir import RunDir
 
 _LINE_EVERY = 2.0  # seconds between lines for a person
@@ -27,12 +27,17 @@ _LINE_EVERY = 2.0  # seconds between lines for a person
 
 @dataclass(frozen=True)
 class Pending:
-    """A step with its values still on the device: this rank's summed loss, the global count of tokens."""
+    """A step with its values still on the device: this rank's loss sums, and the counts they are divided by.
+
+    losses: [number of losses]; counts and tokens are those of the global batch of `sequences` samples.
+    """
 
     step: int
-    loss: torch.Tensor
+    losses: torch.Tensor
+    counts: tuple[int, ...]
     grad_norm: torch.Tensor
     tokens: int
+    sequences: int
     learning_rate: float
     data_wait_s: float
     start: Any
@@ -44,10 +49,11 @@ class Metrics:
     """Collects steps, agrees on their global values, writes them. Only rank 0 has files."""
 
     def __init__(
-        self, run: RunDir, ranks: Ranks, device: Device, flops_per_token: int, peak: float | None,
-        peak_source: str, steps: int, resumed_at: int, say: Callable[[str], None],
+        self, run: RunDir, ranks: Ranks, device: Device, losses: tuple[str, ...], flops_per_token: int,
+        peak: float | None, peak_source: str, steps: int, resumed_at: int, say: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._ranks, self._device, self._say = ranks, device, say
+        self._losses = losses
         self._flops_per_token, self._peak, self._peak_source = flops_per_token, peak, peak_source
         self._steps = steps
         self._pending: list[Pending] = []
@@ -73,7 +79,7 @@ class Metrics:
         if not self._pending:
             return
         rows = [self._row(p) for p in self._pending]
-        width = 1 + 2 * self._ranks.world_size
+        width = len(self._losses) + 2 * self._ranks.world_size
         flat = self._ranks.sum([value for row in rows for value in row])
         for index, pending in enumerate(self._pending):
             self._write(pending, flat[index * width : (index + 1) * width])
@@ -82,50 +88,62 @@ class Metrics:
             self._file.flush()
 
     def _row(self, pending: Pending) -> list[float]:
-        """[loss sum, seconds of each rank before the exchange, whether each rank's loss was not finite]."""
-        loss = pending.loss.item()
+        """[loss sums, ranks' seconds before the exchange, whether a rank's losses were not finite]."""
+        losses = pending.losses.tolist()
+        finite = all(map(math.isfinite, losses))
         world, rank = self._ranks.world_size, self._ranks.rank
-        row = [loss if math.isfinite(loss) else 0.0] + [0.0] * (2 * world)
-        row[1 + rank] = self._device.seconds(pending.start, pending.before_exchange)
-        row[1 + world + rank] = 0.0 if math.isfinite(loss) else 1.0
-        return row
+        seconds, broken = [0.0] * world, [0.0] * world
+        seconds[rank] = self._device.seconds(pending.start, pending.before_exchange)
+        broken[rank] = float(not finite)
+        return [*(losses if finite else [0.0] * len(losses)), *seconds, *broken]
 
     def _write(self, pending: Pending, row: list[float]) -> None:
-        world = self._ranks.world_size
+        world, kinds = self._ranks.world_size, len(self._losses)
+        sums, rank_seconds, flags = row[:kinds], row[kinds : kinds + world], row[kinds + world :]
         grad_norm = pending.grad_norm.item()
-        broken = [rank for rank in range(world) if row[1 + world + rank]]
+        broken = [rank for rank in range(world) if flags[rank]]
         if broken or not math.isfinite(grad_norm):
             what = f"the loss of rank {broken[0]}" if broken else f"the gradient norm ({grad_norm})"
             raise NanError(
                 f"{what} is not finite at step {pending.step}; nothing of this step was saved. "
                 "Lower train.learning_rate or train.gradient_clip, or look at the batch of that step"
             )
+        means = [total / count for total, count in zip(sums, pending.counts, strict=True)]
         step_s = self._device.seconds(pending.start, pending.end)
         rate = pending.tokens / step_s
         record = {
             "step": pending.step,
-            "loss": row[0] / pending.tokens,
+            "loss": sum(means),
+            **self._parts(means),
             "lr": pending.learning_rate,
             "grad_norm": grad_norm,
             "tokens": pending.tokens,
             "tokens_per_s": rate,
+            "sequences_per_s": pending.sequences / step_s,
             "mfu": rate * self._flops_per_token / self._peak if self._peak else None,
             "memory_gib": self._device.memory_gib(),
             "data_wait_s": pending.data_wait_s,
             "step_s": step_s,
-            "rank_step_s": row[1 : 1 + world],
+            "rank_step_s": rank_seconds,
             "time": time.time(),
         }
         self._recent = [*self._recent[-49:], record]
         if self._file and self._events:
             self._file.write(json.dumps(record) + "\n")
-            for key in ("loss", "lr", "grad_norm", "tokens_per_s", "mfu", "memory_gib", "step_s"):
+            shown = ("loss", "lr", "grad_norm", "tokens_per_s", "mfu", "memory_gib", "step_s")
+            for key in (*shown, *self._parts(means)):
                 if record[key] is not None:
                     self._events.add_scalar(f"train/{key}", record[key], pending.step)
         last = pending.step == self._steps
         if last or time.monotonic() - self._said_at >= _LINE_EVERY:
             self._said_at = time.monotonic()
             self._say(self._line(record))
+
+    def _parts(self, means: list[float]) -> dict[str, float]:
+        """Each loss under a name of its own, where there are several."""
+        if len(means) == 1:
+            return {}
+        return {f"{name}_loss": mean for name, mean in zip(self._losses, means, strict=True)}
 
     def _line(self, record: dict[str, Any]) -> str:
         """One step for a person; speeds are medians of the last steps."""
@@ -135,10 +153,13 @@ class Metrics:
         if self._peak:
             share = rate * self._flops_per_token / self._peak
             mfu = f"MFU {share:.1%} of {self._peak / 1e12:.3g} TFLOP/s {self._peak_source}"
+        parts = [f"{name} {record[f'{name}_loss']:.3f}" for name in self._losses if len(self._losses) > 1]
+        sequences = statistics.median(r["sequences_per_s"] for r in self._recent)
+        speed = f"{rate:,.0f} tokens/s" + (f"  {sequences:,.1f} sequences/s" if parts else "")
         return (
             f"step {record['step']:>{len(str(self._steps))}}/{self._steps}  loss {record['loss']:.3f}  "
-            f"lr {record['lr']:.2e}  {rate:,.0f} tokens/s  {mfu}  {record['memory_gib']:.1f} GiB  "
-            f"ETA {int(left) // 60}:{int(left) % 60:02d}"
+            f"{''.join(f'{part}  ' for part in parts)}lr {record['lr']:.2e}  {speed}  {mfu}  "
+            f"{record['memory_gib']:.1f} GiB  ETA {int(left) // 60}:{int(left) % 60:02d}"
         )
 
     def heldout(self, step: int, loss: float) -> None:

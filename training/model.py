@@ -21,6 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from training.checkpoint import shards_of
 from training.config import Config
 from training.counting import parameters
+from training.task import Trainable
 
 IGNORE = -100  # label of a position without a target
 _BLOCK = 2**20  # elements initialised from one generator
@@ -52,7 +53,7 @@ def hf_config(config: Config, attention: str = "eager") -> LlamaConfig:
     )
 
 
-class CausalLM(nn.Module):
+class CausalLM(Trainable):
     """A causal language model that returns its summed loss, so that the head and the loss compile as one."""
 
     def __init__(self, config: Config, attention: str) -> None:
@@ -61,6 +62,14 @@ class CausalLM(nn.Module):
         self.hf = LlamaForCausalLM(hf_config(config, attention))
         self.head_loss = summed_loss
 
+    def blocks(self) -> list[nn.Module]:
+        """The decoder layers."""
+        return list(self.hf.model.layers)
+
+    def compile_outside(self) -> None:
+        """Compile the head and the loss as one, which never holds all logits in fp32 at once."""
+        self.head_loss = torch.compile(self.head_loss, fullgraph=True)
+
     def forward(
         self,
         input_ids: torch.Tensor,
@@ -68,7 +77,7 @@ class CausalLM(nn.Module):
         position_ids: torch.Tensor,
         document_ids: torch.Tensor,
     ) -> torch.Tensor:
-        """Sum of the cross-entropy in nats over positions with a label, fp32.
+        """Sum of the cross-entropy in nats over positions with a label, fp32 [1].
 
         All arguments are int64 [batch, sequence]; labels are the next tokens, or IGNORE.
         """
@@ -76,7 +85,7 @@ class CausalLM(nn.Module):
         hidden = self.hf.model(
             input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False
         ).last_hidden_state
-        return self.head_loss(hidden, self.hf.lm_head.weight, labels)
+        return self.head_loss(hidden, self.hf.lm_head.weight, labels).unsqueeze(0)
 
     def logits(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, document_ids: torch.Tensor
@@ -137,6 +146,11 @@ def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Parameters under the names transformers gives them, whatever wraps the model; a tied one once."""
     for name, parameter in model.named_parameters():
         yield name.removeprefix("module.").removeprefix("hf.").replace("_orig_mod.", ""), parameter
+
+
+def trained_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The named parameters that receive gradients."""
+    return ((name, parameter) for name, parameter in named_parameters(model) if parameter.requires_grad)
 
 
 def initialise(model: CausalLM, config: Config, device: torch.device) -> None:

@@ -9,14 +9,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from training.config import Train
-from training.model import named_parameters
+from training.model import trained_parameters
 
 
 def build_optimizer(model: nn.Module, recipe: Train) -> torch.optim.AdamW:
     """Fused AdamW; matrices decay, vectors (norms) do not."""
     matrices: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []
-    for _, parameter in named_parameters(model):
+    for _, parameter in trained_parameters(model):
         (matrices if parameter.ndim >= 2 else vectors).append(parameter)
     groups = [
         {"params": matrices, "weight_decay": recipe.weight_decay},

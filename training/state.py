@@ -13,8 +13,9 @@ from torch.distributed.tensor import DTensor
 from training.checkpoint import Checkpoint, Shard, Store, shards_of
 from training.config import Config, ConfigError
 from training.device import Device, rng_state, set_rng_state
-from training.model import named_parameters
+from training.model import trained_parameters
 from training.parallel import Parallel
+from training.task import Feed
 
 
 @dataclass
@@ -25,6 +26,7 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LambdaLR
     device: Device
+    feed: Feed
     seed: int
     step: int = 0
     position: int = 0
@@ -42,13 +44,13 @@ class Part:
 
 
 def _model_tensors(state: TrainState) -> dict[str, Shard]:
-    return shards_of([(f"model.{n}", p.detach()) for n, p in named_parameters(state.parallel.model)])
+    return shards_of([(f"model.{n}", p.detach()) for n, p in trained_parameters(state.parallel.model)])
 
 
 def _optimizer_tensors(state: TrainState) -> dict[str, Shard]:
     """Moments and step counts under `optimizer.<parameter>.<name>`; made here before the first step."""
     named = []
-    for name, parameter in named_parameters(state.parallel.model):
+    for name, parameter in trained_parameters(state.parallel.model):
         moments = state.optimizer.state[parameter]
         if not moments:
             moments["step"] = torch.zeros((), dtype=torch.float32, device=_plain(parameter).device)
@@ -111,6 +113,7 @@ PARTS: dict[str, Part] = {
     "schedule": Part(save=_save_schedule, restore=_restore_schedule),
     "rng": Part(save=_save_rng, restore=_restore_rng, per_rank=True),
     "data": Part(save=_save_data, restore=_restore_data),
+    "feed": Part(save=lambda state: state.feed.state(), per_rank=True),
     "counters": Part(save=_save_counters, restore=_restore_counters),
 }
 
@@ -144,6 +147,12 @@ def restore(state: TrainState, checkpoint: Checkpoint, rank: int) -> None:
             part.restore(state, own[name])
         elif not part.per_rank:
             part.restore(state, checkpoint.run_state[name])
+
+    def of_rank(writer: int) -> dict[str, Any]:
+        saved = checkpoint.rank_state(writer)
+        return {} if saved is None else saved["feed"]
+
+    state.feed.restore(state.position, checkpoint.world_size, of_rank)
     if own is None:
         torch.manual_seed(rank_seed(state.seed, rank, state.step))
 

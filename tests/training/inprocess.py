@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from training import pretrain
+from training import loop, pretrain
 from training.checkpoint import newest
 from training.config import apply_override, load_texts
 from training.failure import Drained
@@ -52,12 +52,12 @@ def run(
     directory.mkdir(parents=True, exist_ok=True)
     target = RunDir(directory)
     try:
-        pretrain.train(load_texts(texts), target, data_root, attempt or Quiet())
+        loop.train(pretrain.TASK, load_texts(texts), target, data_root, attempt or Quiet())
     except Drained:
         assert isinstance(attempt, StopAfter)
     finally:
-        for handler in list(pretrain.log.handlers):
-            pretrain.log.removeHandler(handler)
+        for handler in list(loop.log.handlers):
+            loop.log.removeHandler(handler)
             if isinstance(handler, logging.FileHandler):
                 handler.close()
     return target

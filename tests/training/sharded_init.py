@@ -11,7 +11,9 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 from training.config import load_texts
 from training.device import resolve
 from training.model import build_on_meta, initialise, named_parameters
-from training.parallel import join, parallelise
+from training.parallel import parallelise
+from training.pretrain import TASK
+from training.ranks import join
 
 MODEL = """
 model: {architecture: llama, vocab_size: 515, hidden_size: 64, intermediate_size: 129, num_hidden_layers: 2,
@@ -27,7 +29,7 @@ CELL = "parallel: {micro_batch_size: 2, sharding: fsdp}\ncheckpoint: {every: 5}\
 def main() -> None:
     config = load_texts({"model": ("m", MODEL), "hardware": ("h", HARDWARE), "cell": ("c", CELL)})
     device = resolve(config)
-    sharded = parallelise(config, device, join(device, timedelta(seconds=60))).model
+    sharded = parallelise(TASK, config, device, join(device, timedelta(seconds=60))).model
     whole = build_on_meta(config, "eager")
     initialise(whole, config, torch.device("cpu"))
     expected = dict(named_parameters(whole))

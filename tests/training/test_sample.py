@@ -14,7 +14,10 @@ from tests.training.inprocess import Texts, run
 from training.checkpoint import CheckpointError, newest
 from training.config import load_texts
 from training.device import resolve
-from training.parallel import Ranks, parallelise
+from training.model import CausalLM
+from training.parallel import parallelise
+from training.pretrain import TASK
+from training.ranks import Ranks
 from training.rundir import RunDir
 from training.sample import continuations, load_model
 
@@ -49,7 +52,8 @@ def test_cached_generation_equals_the_trainers_logits(trained: RunDir, texts: Te
     assert checkpoint is not None
     sampler = load_model(checkpoint)
     config = load_texts(texts)
-    trainer = parallelise(config, resolve(config), Ranks(0, 1, 0, None)).model
+    trainer = parallelise(TASK, config, resolve(config), Ranks(0, 1, 0, None)).model
+    assert isinstance(trainer, CausalLM)
     trainer.hf.load_state_dict(sampler.state_dict())
     ids = torch.randint(0, 500, (1, 20), generator=torch.Generator().manual_seed(1))
     positions = torch.arange(20)[None]

@@ -31,6 +31,23 @@ class Batch:
     position_ids: _Array
     document_ids: _Array
 
+    def arrays(self) -> dict[str, _Array]:
+        """The model's arguments by name."""
+        return {
+            "input_ids": self.input_ids,
+            "labels": self.labels,
+            "position_ids": self.position_ids,
+            "document_ids": self.document_ids,
+        }
+
+    def counts(self) -> tuple[int, ...]:
+        """One loss, over the positions with a label."""
+        return (self.tokens(),)
+
+    def tokens(self) -> int:
+        """Positions with a label."""
+        return int((self.labels != NO_LABEL).sum())
+
 
 class TokenDataset:
     """One split of a prepared dataset as samples of a fixed length; the files are mapped, not read."""
@@ -90,8 +107,11 @@ class TokenDataset:
         """Entropy in nats of the held-out tokens' own distribution, whichever split this is."""
         return self._index.unigram_nats
 
-    def batch(self, indices: npt.ArrayLike) -> Batch:
-        """Read the samples of these indices, [samples]; PADDING stands for a row without labels."""
+    def batch(self, indices: npt.ArrayLike, _epochs: npt.ArrayLike | None = None) -> Batch:
+        """Read the samples of these indices, [samples]; PADDING stands for a row without labels.
+
+        They are the same in every epoch.
+        """
         chosen = np.asarray(indices, dtype=np.int64)
         if np.any((chosen < PADDING) | (chosen >= len(self))):
             raise IndexError(

@@ -63,12 +63,8 @@ def _feistel(
     return right * a + left
 
 
-def sample_indices(seed: int, position: int, count: int, n: int) -> Indices:
-    """Return the samples at positions [position, position + count), across epochs; shape [count]."""
-    return _samples_at(np.arange(position, position + count, dtype=np.int64), seed, n)
-
-
-def _samples_at(positions: Indices, seed: int, n: int) -> Indices:
+def samples_at(positions: Indices, seed: int, n: int) -> Indices:
+    """Return the samples that stand at these positions, across epochs; shape kept, one dimension."""
     epochs = positions // n
     result = np.empty_like(positions)
     for epoch in np.unique(epochs).tolist():
@@ -78,15 +74,9 @@ def _samples_at(positions: Indices, seed: int, n: int) -> Indices:
 
 
 def micro_batches(
-    seed: int,
-    position: int,
-    global_batch_size: int,
-    micro_batch_size: int,
-    rank: int,
-    world_size: int,
-    n: int,
+    position: int, global_batch_size: int, micro_batch_size: int, rank: int, world_size: int
 ) -> list[Indices]:
-    """Return what `rank` reads in the step that starts at `position`: an array per accumulation step.
+    """Return the positions that `rank` reads in the step from `position` on: an array per accumulation.
 
     Micro batch m of a rank covers the positions from position + (m * world_size + rank) * micro_batch_size
     on. The global batch, and the order of the micro batches in it, so does not depend on the world size.
@@ -98,8 +88,7 @@ def micro_batches(
             f"x world size {world_size}"
         )
     firsts = position + (np.arange(share, dtype=np.int64) * world_size + rank) * micro_batch_size
-    positions = firsts[:, None] + np.arange(micro_batch_size, dtype=np.int64)
-    return list(_samples_at(positions, seed, n))
+    return list(firsts[:, None] + np.arange(micro_batch_size, dtype=np.int64))
 
 
 def heldout_batches(count: int, micro_batch_size: int, rank: int, world_size: int, n: int) -> list[Indices]:

@@ -14,7 +14,7 @@ from training.data import shards
 from training.data.dataset import Batch, TokenDataset
 from training.data.errors import DataError
 from training.data.index import read_index
-from training.data.position import PADDING, heldout_batches, micro_batches
+from training.data.position import PADDING, heldout_batches, micro_batches, samples_at
 from training.data.prepare import prepare
 
 LENGTH = 48
@@ -145,13 +145,14 @@ def test_an_epoch_by_ranks_that_change_in_number_gives_back_the_whole_text(direc
     while position + batch_size <= n:
         world_size = world_sizes[position // (2 * batch_size) % len(world_sizes)]
         for rank in range(world_size):
-            for indices in micro_batches(3, position, batch_size, 2, rank, world_size, n):
+            for places in micro_batches(position, batch_size, 2, rank, world_size):
+                indices = samples_at(places, 3, n)
                 samples[indices] = dataset.batch(indices).input_ids
                 np.add.at(times_read, indices, 1)
         position += batch_size
-    rest = micro_batches(3, position, n - position, 1, 0, 1, n)
-    samples[np.concatenate(rest)] = dataset.batch(np.concatenate(rest)).input_ids
-    np.add.at(times_read, np.concatenate(rest), 1)
+    rest = samples_at(np.arange(position, n), 3, n)
+    samples[rest] = dataset.batch(rest).input_ids
+    np.add.at(times_read, rest, 1)
     stream = [token for document in plain(directory, "train") for token in document]
     assert position > 12 * batch_size
     assert (times_read == 1).all()

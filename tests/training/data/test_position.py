@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from training.data.errors import DataError
-from training.data.position import heldout_batches, micro_batches, permute, sample_indices
+from training.data.position import heldout_batches, micro_batches, permute, samples_at
 
 SIZES = [*range(1, 70), 97, 127, 128, 129, 1000, 1021, 1024, 4096, 5003]
 
@@ -90,27 +90,29 @@ def test_all_orders_of_few_samples_occur() -> None:
     assert max(found.values()) < 160
 
 
+def samples(seed: int, position: int, count: int, n: int) -> list[int]:
+    return samples_at(np.arange(position, position + count), seed, n).tolist()
+
+
 def test_positions_run_over_the_borders_of_epochs() -> None:
     n, seed = 7, 11
     expected = order(n, seed, 0) + order(n, seed, 1) + order(n, seed, 2)
-    assert sample_indices(seed, 0, 21, n).tolist() == expected
-    assert sample_indices(seed, 5, 10, n).tolist() == expected[5:15]
-    assert sample_indices(seed, 13, 0, n).tolist() == []
-    assert sample_indices(seed, 0, 4, 1).tolist() == [0, 0, 0, 0]
+    assert samples(seed, 0, 21, n) == expected
+    assert samples(seed, 5, 10, n) == expected[5:15]
+    assert samples(seed, 13, 0, n) == []
+    assert samples(seed, 0, 4, 1) == [0, 0, 0, 0]
 
 
 def read(seed: int, position: int, global_size: int, micro: int, world_size: int, n: int) -> list[list[int]]:
     """The micro batches of one step in their global order: by accumulation step, then by rank."""
-    ranks = [
-        micro_batches(seed, position, global_size, micro, rank, world_size, n) for rank in range(world_size)
-    ]
-    return [indices.tolist() for step in zip(*ranks, strict=True) for indices in step]
+    ranks = [micro_batches(position, global_size, micro, rank, world_size) for rank in range(world_size)]
+    return [samples_at(places, seed, n).tolist() for step in zip(*ranks, strict=True) for places in step]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_a_global_batch_does_not_depend_on_the_world_size(world_size: int) -> None:
     for position in (0, 96, 104):
-        flat = sample_indices(1, position, 16, 110).reshape(8, 2).tolist()
+        flat = np.reshape(samples(1, position, 16, 110), (8, 2)).tolist()
         assert read(1, position, 16, 2, world_size, 110) == flat
 
 
@@ -136,7 +138,7 @@ def test_every_sample_is_read_exactly_once_an_epoch_through_resumes(world_sizes:
 def test_a_batch_that_does_not_divide_is_refused() -> None:
     for global_size, micro, world_size in ((8, 3, 1), (8, 2, 3), (2, 2, 2)):
         with pytest.raises(DataError, match=f"global batch size {global_size} is no multiple of micro batch"):
-            micro_batches(0, 0, global_size, micro, 0, world_size, 100)
+            micro_batches(0, global_size, micro, 0, world_size)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

@@ -1,0 +1,48 @@
+"""Who this process is in the job, and how ranks agree with each other on the host."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from training.device import Device
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Who this process is. `group` carries host-side agreement (CPU tensors) apart from gradients."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    group: dist.ProcessGroup | None
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Element-wise sum over ranks, in float64, on every rank."""
+        if self.group is None:
+            return values
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, group=self.group)
+        return tensor.tolist()
+
+    def barrier(self) -> None:
+        if self.group is not None:
+            dist.barrier(group=self.group)
+
+
+def join(device: Device, timeout: timedelta) -> Ranks:
+    """Join the job that torchrun's environment describes; a process started alone is rank 0 of 1."""
+    if "RANK" not in os.environ:
+        return Ranks(0, 1, 0, None)
+    dist.init_process_group(device.backend, timeout=timeout)
+    agreement = dist.new_group(backend="gloo", timeout=timeout)
+    assert isinstance(agreement, dist.ProcessGroup)
+    return Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]), agreement)

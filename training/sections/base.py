@@ -1,0 +1,45 @@
+"""What every section is made of: number types that convert nothing silently, errors that name their key."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used. The message is one sentence for a person."""
+
+
+def not_bool(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a number is needed, not a boolean")
+    return value
+
+
+Count = Annotated[int, BeforeValidator(not_bool), Field(strict=True, gt=0)]
+Whole = Annotated[int, BeforeValidator(not_bool), Field(strict=True, ge=0)]
+Positive = Annotated[float, BeforeValidator(not_bool), Field(strict=True, gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, BeforeValidator(not_bool), Field(strict=True, ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, BeforeValidator(not_bool), Field(strict=True, ge=0, lt=1)]
+Share = Annotated[float, BeforeValidator(not_bool), Field(strict=True, ge=0, le=1)]
+Inside = Annotated[float, BeforeValidator(not_bool), Field(strict=True, gt=0, lt=1)]
+
+
+def wrong(key: str, message: str) -> PydanticCustomError:
+    """An error that belongs to a dotted key, which may stand in another section than the one checked."""
+    return PydanticCustomError("key", "{message}", {"key": key, "message": message})
+
+
+def with_tuple(value: Any, key: str) -> Any:
+    """Give a YAML list as the tuple that a frozen section holds."""
+    if isinstance(value, dict) and isinstance(value.get(key), list):
+        return {**value, key: tuple(value[key])}
+    return value
+
+
+class Section(BaseModel):
+    """One mapping of the configuration: no unknown keys, no silent conversion, no change once read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

@@ -1,0 +1,46 @@
+"""How it is trained: the recipe, and the samples at its end."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pydantic import model_validator
+
+from training.sections.base import Count, Fraction, NotNegative, Positive, Section, Share, Whole, with_tuple
+
+
+class Train(Section):
+    """The recipe. Batch sizes are in samples (sequences), steps are optimizer steps."""
+
+    seed: Whole
+    steps: Count
+    global_batch_size: Count
+    learning_rate: Positive
+    min_learning_rate_ratio: Share = 0.1
+    warmup_steps: Whole = 0
+    weight_decay: NotNegative = 0.1
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    epsilon: Positive = 1e-8
+    gradient_clip: Positive = 1.0
+    eval_every: Count
+    eval_sequences: Count
+
+    @model_validator(mode="after")
+    def _warmup(self) -> Self:
+        if self.warmup_steps >= self.steps:
+            raise ValueError(f"warmup_steps {self.warmup_steps} must be below steps {self.steps}")
+        return self
+
+
+class Sample(Section):
+    """Continuations printed when training ends; no prompts, no samples."""
+
+    prompts: tuple[str, ...] = ()
+    max_new_tokens: Count = 48
+    temperature: NotNegative = 0.8
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prompts(cls, value: Any) -> Any:
+        return with_tuple(value, "prompts")
