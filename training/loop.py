@@ -60,7 +60,7 @@ def train(task: Task, config: Config, directory: RunDir, data_root: Path, attemp
     ranks = join(device, COLLECTIVE_TIMEOUT)
     _log_to(directory, ranks)
     config.accumulation(ranks.world_size)
-    feed = task.open(config, ranks, data_root, log.info)
+    feed = task.open(config, ranks, data_root, directory, log.info)
     run = Run(task, config, directory, device, ranks, feed, _meta(task, config, device, ranks, feed))
     _claim(run)
 

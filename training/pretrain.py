@@ -32,7 +32,9 @@ class Pretrain:
     module = "training.pretrain"
     losses = ("loss",)
 
-    def open(self, config: Config, ranks: Ranks, data: Path, say: Callable[[str], None]) -> Feed:
+    def open(
+        self, config: Config, ranks: Ranks, data: Path, run: RunDir, say: Callable[[str], None]
+    ) -> Feed:
         directory = prepare_together(config, ranks, data, say)
         train = TokenDataset.open(directory, "train", config.sequence_length)
         heldout = TokenDataset.open(directory, "heldout", config.sequence_length)

@@ -110,8 +110,10 @@ class Task(Protocol):
         """Names of the model's loss sums, in its order."""
         ...
 
-    def open(self, config: Config, ranks: Ranks, data: Path, say: Callable[[str], None]) -> Feed:
-        """The data, prepared when it is not there yet, on all ranks together."""
+    def open(
+        self, config: Config, ranks: Ranks, data: Path, run: RunDir, say: Callable[[str], None]
+    ) -> Feed:
+        """The data, prepared under `data` when it is not there yet, on all ranks together, for one run."""
         ...
 
     def build(self, config: Config, device: Device) -> Trainable:
