@@ -9,7 +9,10 @@ from typing import Any
 
 
 class RunDir:
-    """Paths of one run: run.json is written once, metrics.jsonl grows, report.json exists when finished."""
+    """Paths of one run: run.json is written once, metrics.jsonl grows, report.json exists when finished.
+
+    end.json says how the last try of any pod ended, and why.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -19,6 +22,8 @@ class RunDir:
         self.tensorboard = self.path / "tensorboard"
         self.logs = self.path / "logs"
         self.failures = self.path / "failures"
+        self.heartbeat = self.path / "heartbeat"
+        self.end = self.path / "end.json"
         self.report = self.path / "report.json"
 
     def rank_log(self, rank: int) -> Path:

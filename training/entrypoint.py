@@ -1,0 +1,309 @@
+"""Process 1 of a trainer's pod: `python -m training.entrypoint torchrun ...`.
+
+torchrun exits with 1 whatever happened. This starts it, passes SIGTERM on to it, ends what it leaves behind,
+looks after the heartbeats of this pod's ranks (`training.watch`), ends the pod early when a rank records what
+no restart can cure, writes `<run>/end.json` (`training.end`) and exits with the code of the failure's class
+(`training.failure.CODES`). It imports nothing heavy and needs no file but what it writes below TRAINYARD_RUN.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+
+from training import autopsy, end, failure, heartbeat, watch
+from training.autopsy import Death
+from training.end import Start
+from training.failure import CODES, PERMANENT, Failure
+from training.process import adopt_orphans, children, tied_to
+from training.rundir import RunDir
+
+TICK = 0.25  # seconds between looks at the child
+LOOK = 1.0  # seconds between looks at heartbeats and failure records
+LOOK_AGAIN = 5.0  # seconds between two looks into ranks that are late
+RECORD_SECONDS = 1.0  # what other ranks have to write their records once one says that nothing can be cured
+END_SECONDS = 15.0  # from SIGTERM to SIGKILL for a job that nothing can cure
+HUNG_SECONDS = 60.0  # what torchrun has to notice that a hung rank was killed; its own wait for others is 30
+VICTIM_SECONDS = 3.0  # how long a pod that only saw consequences waits for the record of their cause
+CHUNK = 65536
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as shells have it
+
+
+class Pod:
+    """One start of a pod: its launcher, from the first line of output to the exit code."""
+
+    def __init__(self, words: Sequence[str], limits: watch.Limits) -> None:
+        run = os.environ.get("TRAINYARD_RUN")
+        self._words = list(words)
+        self._run = RunDir(run) if run else None
+        self._start = Start(
+            pod=os.environ.get("HOSTNAME") or socket.gethostname(), id=uuid.uuid4().hex, time=time.time()
+        )
+        self._watch = watch.Watch(self._run, self._start.id, limits) if self._run else None
+        self._output = autopsy.Output()
+        self._memory_kills = autopsy.memory_kills()
+        self._selector = selectors.DefaultSelector()
+        self._halves: dict[int, bytes] = {}
+        self._stopping: float | None = None  # when it was asked to stop
+        self._ending: float | None = None  # when a record was seen that nothing can cure
+        self._hung: float | None = None  # when a hung rank was killed
+        self._look_again = 0.0  # when ranks that are late, and may only wait, are looked at again
+        self._restarts = 0
+        self._code: int | None = None
+
+    def run(self) -> int:
+        """Run the launcher to its end; returns the pod's exit code."""
+        already = end.permanent_end()
+        if already is not None:
+            _say(f"this pod's last try ended with {already}, which another try cannot cure")
+            return CODES[already]
+        adopt_orphans()
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._asked_to_stop)
+        try:
+            self._child = self._launch()
+        except OSError as problem:
+            _say(f"{self._words[0]} does not start: {problem.strerror}")
+            return NOT_FOUND if isinstance(problem, FileNotFoundError) else NOT_EXECUTABLE
+        if self._stopping is not None:  # asked before there was anybody to pass it on to
+            self._signal(signal.SIGTERM)
+        looked = 0.0
+        while self._code is None:
+            self._read(TICK)
+            self._reap()
+            if self._code is None and time.monotonic() - looked >= LOOK:
+                looked = time.monotonic()
+                self._look()
+        self._end_rest()
+        return self._conclude()
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        child = subprocess.Popen(
+            self._words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, heartbeat.ATTEMPT: self._start.id},
+            start_new_session=True,
+            preexec_fn=tied_to(os.getpid()),
+        )
+        for stream, target in ((child.stdout, sys.stdout), (child.stderr, sys.stderr)):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+            self._selector.register(stream, selectors.EVENT_READ, target.fileno())
+        return child
+
+    def _asked_to_stop(self, _number: int, _frame: object) -> None:
+        """Pass the first request on, as SIGTERM; torchrun would cut its own ending short at a second one."""
+        if self._stopping is None:
+            self._stopping = time.monotonic()
+            self._signal(signal.SIGTERM)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, AttributeError):
+            os.kill(self._child.pid, number)
+
+    def _read(self, seconds: float) -> None:
+        """Wait up to `seconds` for output, and pass on what is there."""
+        if not self._selector.get_map():
+            time.sleep(seconds)
+            return
+        for key, _ in self._selector.select(seconds):
+            stream = key.fileobj
+            assert not isinstance(stream, int)
+            try:
+                chunk = os.read(key.fd, CHUNK)
+            except BlockingIOError:
+                continue
+            if not chunk:
+                self._selector.unregister(stream)
+                continue
+            _pass_on(key.data, chunk)
+            self._take(key.data, chunk)
+
+    def _take(self, target: int, chunk: bytes) -> None:
+        *lines, self._halves[target] = (self._halves.get(target, b"") + chunk).split(b"\n")
+        for line in lines:
+            death = self._output.take(line.decode(errors="replace"))
+            if death is not None:
+                self._died(death)
+
+    def _reap(self) -> None:
+        """Collect every dead child: the launcher's code is kept, orphans are only waited for."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._child.pid:
+                self._code = self._child.returncode = os.waitstatus_to_exitcode(status)
+
+    def _look(self) -> None:
+        """Once a second: records that nothing can cure, and ranks that hang."""
+        now = time.monotonic()
+        if self._ending is not None:
+            if now - self._ending > END_SECONDS:
+                self._signal(signal.SIGKILL)
+        elif self._incurable():
+            time.sleep(RECORD_SECONDS)
+            self._ending = now
+            self._signal(signal.SIGTERM)
+        else:
+            self._guard(now)
+
+    def _incurable(self) -> bool:
+        return any(record.kind in PERMANENT for record in self._records())
+
+    def _guard(self, now: float) -> None:
+        """Kill ranks that hang, and the launcher when it does not notice."""
+        late = self._watch.late() if self._watch else []
+        if not late:
+            self._hung = None
+        elif self._hung is not None:
+            if now - self._hung > HUNG_SECONDS:
+                self._signal(signal.SIGKILL)
+        elif self._watch and now >= self._look_again:
+            for record in self._watch.hung(late):
+                self._hung = now
+                _say(f"rank {record.rank} hangs: {record.message}; it is killed")
+                self._write(record)
+                watch.kill(record.pid)
+            self._look_again = now + LOOK_AGAIN
+
+    def _died(self, death: Death) -> None:
+        """Record a worker that left no record itself: it was killed, or failed outside the trainer."""
+        self._restarts += 1
+        host = socket.gethostname()
+        if any((record.pid, record.host) == (death.pid, host) for record in self._records()):
+            return
+        known = self._watch.rank_of(death.pid) if self._watch else None
+        kind, message, exception = self._why_it_died(death)
+        self._write(
+            Failure(
+                kind=kind,
+                rank=known.rank if known else death.local_rank,
+                host=host,
+                pid=death.pid,
+                step=known.step if known else None,
+                message=message,
+                exception=exception,
+                time=time.time(),
+                phase=known.phase if known else None,
+            )
+        )
+
+    def _why_it_died(self, death: Death) -> tuple[str, str, str]:
+        """Class, message and exception of a worker's end, from its exit code and the pod's output."""
+        how = autopsy.end_in_words(death.code)
+        if death.code == -signal.SIGKILL:
+            if self._killed_for_memory():
+                return "out of memory", f"{how} for memory: the container was at its limit", ""
+            return "killed", how, ""
+        printed = self._output.exception()
+        if death.code > 0 and printed is not None:
+            text = ": ".join(printed)
+            return failure.classify_text(text), failure.one_line(text), printed[0]
+        if death.code == -signal.SIGABRT:  # how NCCL's watchdog ends a process
+            return failure.classify_text("\n".join(self._output.last())), how, ""
+        return "error", how, ""
+
+    def _killed_for_memory(self) -> bool:
+        """Whether the kernel has killed for memory since this was asked last."""
+        before, self._memory_kills = self._memory_kills, autopsy.memory_kills()
+        return (self._memory_kills or 0) > (before or 0)
+
+    def _records(self) -> list[Failure]:
+        return failure.since(self._run, self._start.time) if self._run else []
+
+    def _write(self, record: Failure) -> None:
+        if self._run:
+            with _told("failure record"):
+                failure.write(record, self._run)
+
+    def _end_rest(self) -> None:
+        """Read what is left of the output, and kill what the launcher has left behind."""
+        deadline = time.monotonic() + END_SECONDS
+        while time.monotonic() < deadline and (left := children()):
+            for pid in left:
+                watch.kill(pid)
+            self._read(0.05)
+            self._reap()
+        while self._selector.get_map() and self._selector.select(0.0):
+            self._read(0.0)
+        self._selector.close()
+
+    def _conclude(self) -> int:
+        assert self._code is not None
+        finished = end.conclude(
+            self._start,
+            self._code,
+            self._incident(),
+            self._output,
+            stopping=self._stopping is not None,
+            out_of_memory=self._killed_for_memory(),
+        )
+        if self._run:
+            with _told("end record"):
+                end.write(finished, self._run, self._restarts)
+        end.remember(finished)
+        if finished.kind != "done":
+            _say(f"{finished.summary()} (exit code {finished.code})")
+        return finished.code
+
+    def _incident(self) -> list[Failure]:
+        """The records of what ended this pod; where all are consequences, their cause may still come."""
+        deadline = time.monotonic() + VICTIM_SECONDS
+        while self._run and self._code != 0:
+            records = failure.incident(self._run, self._start.time)
+            told = not records or any(not failure.is_consequence(item.kind) for item in records)
+            if told or self._stopping is not None or time.monotonic() > deadline:
+                return records
+            time.sleep(TICK)
+        return []
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as why:
+        _say(f"no {what} could be written: {why}")
+
+
+def _pass_on(target: int, chunk: bytes) -> None:
+    with contextlib.suppress(OSError):  # nobody reads any more; the run goes on
+        rest = memoryview(chunk)
+        while rest:
+            rest = rest[os.write(target, rest) :]
+
+
+def _say(text: str) -> None:
+    print(f"entrypoint: {text}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Command line. Exit codes: `training.failure.CODES`; 126 and 127 when the command does not start."""
+    words = sys.argv[1:]
+    if not words or words[0].startswith("-"):
+        _say("write the command to start: python -m training.entrypoint torchrun -m training.pretrain ...")
+        sys.exit(2)
+    try:
+        limits = watch.Limits.of(os.environ)
+    except ValueError as problem:
+        _say(str(problem))
+        sys.exit(CODES["config"])
+    sys.exit(Pod(words, limits).run())
+
+
+if __name__ == "__main__":
+    main()
