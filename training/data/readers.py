@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import gzip
 import json
+import os
 import zlib
-from collections.abc import Iterator
-from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import IO, Any, Literal, NamedTuple, Protocol
 
 from training.data.errors import DataError, nearest, reason
 
@@ -28,6 +30,14 @@ _PARQUET_ROWS = 1024
 _LEAST_PIECE, _MOST_PIECE, _PIECES = 2 * 1024, 64 * 1024, 128
 
 
+class Place(Protocol):
+    """What a reader needs of a file; a `Path` is one. As text it says where the file is."""
+
+    @property
+    def name(self) -> str: ...
+    def open(self, mode: Literal["rb"]) -> IO[bytes]: ...
+
+
 class Document(NamedTuple):
     """One document: its text, and the same text as UTF-8 bytes."""
 
@@ -35,22 +45,28 @@ class Document(NamedTuple):
     data: bytes
 
 
-def is_rows(path: Path) -> bool:
+def is_rows(path: Place) -> bool:
     """Return whether the file's name says that it holds one document a row."""
     return path.name.lower().endswith(_JSON_LINES + _JSON_LINES_GZIP + _PARQUET)
 
 
-def rows_of(path: Path, text_field: str) -> Iterator[Document]:
+def is_parquet(path: Place) -> bool:
+    """Return whether the file's name says that it is a Parquet table."""
+    return path.name.lower().endswith(_PARQUET)
+
+
+def rows_of(path: Place, text_field: str) -> Iterator[Document]:
     """Yield the documents of a JSON lines or Parquet file; DataError names the first row that is not one."""
-    if path.name.lower().endswith(_PARQUET):
+    if is_parquet(path):
         return _parquet_rows(path, text_field)
     return _json_rows(path, text_field)
 
 
-def read_file_as_document(path: Path) -> Document | None:
+def read_file_as_document(path: Place) -> Document | None:
     """Return the whole file as one document, or None when it is not UTF-8 text."""
     try:
-        data = path.read_bytes()
+        with path.open("rb") as stream:
+            data = stream.read()
     except OSError as error:
         raise DataError(f"cannot read {path}: {reason(error)}") from error
     data = data.removeprefix(codecs.BOM_UTF8)
@@ -62,7 +78,7 @@ def read_file_as_document(path: Path) -> Document | None:
         return None
 
 
-def pieces_of(path: Path) -> Iterator[Document]:
+def pieces_of(path: Place) -> Iterator[Document]:
     """Yield one long text as documents, so that some of it can be held out.
 
     About 128 pieces of 2 to 64 KiB each. A piece ends at the first blank line after its target size, or,
@@ -70,14 +86,15 @@ def pieces_of(path: Path) -> Iterator[Document]:
     byte.
     """
     try:
-        target = min(max(path.stat().st_size // _PIECES, _LEAST_PIECE), _MOST_PIECE)
         with path.open("rb") as stream:
-            yield from _cut(path, stream, target)
+            size = stream.seek(0, os.SEEK_END)
+            stream.seek(0)
+            yield from _cut(path, stream, min(max(size // _PIECES, _LEAST_PIECE), _MOST_PIECE))
     except OSError as error:
         raise DataError(f"cannot read {path}: {reason(error)}") from error
 
 
-def _cut(path: Path, stream: IO[bytes], target: int) -> Iterator[Document]:
+def _cut(path: Place, stream: IO[bytes], target: int) -> Iterator[Document]:
     piece: list[bytes] = []
     size, first_line = 0, 1
     for data in _lines(stream):
@@ -114,7 +131,7 @@ def _character_border(data: bytes) -> int:
     return len(data)
 
 
-def _decode(path: Path, data: bytes, first_line: int) -> Document:
+def _decode(path: Place, data: bytes, first_line: int) -> Document:
     if first_line == 1:
         data = data.removeprefix(codecs.BOM_UTF8)
     try:
@@ -124,7 +141,7 @@ def _decode(path: Path, data: bytes, first_line: int) -> Document:
         raise DataError(f"{path}, line {line}: not UTF-8 text ({error.reason})") from None
 
 
-def _json_rows(path: Path, text_field: str) -> Iterator[Document]:
+def _json_rows(path: Place, text_field: str) -> Iterator[Document]:
     for where, data in json_lines(path):
         row = json_object(where, data, f"the field '{text_field}'")
         if text_field not in row:
@@ -132,11 +149,11 @@ def _json_rows(path: Path, text_field: str) -> Iterator[Document]:
         yield _document(where, row[text_field], text_field)
 
 
-def json_lines(path: Path) -> Iterator[tuple[str, bytes]]:
+def json_lines(path: Place) -> Iterator[tuple[str, bytes]]:
     """Yield each line that is not blank, with the words that name it in a message."""
     line = 0
     try:
-        with _open_lines(path) as stream:
+        with path.open("rb") as file, _lines_in(path, file) as stream:
             for line, data in enumerate(stream, start=1):
                 if data.strip():
                     yield f"{path}, line {line}", data
@@ -146,10 +163,9 @@ def json_lines(path: Path) -> Iterator[tuple[str, bytes]]:
         raise DataError(f"cannot read {path}: {reason(error)}") from error
 
 
-def _open_lines(path: Path) -> IO[bytes]:
-    if path.name.lower().endswith(_JSON_LINES_GZIP):
-        return cast(IO[bytes], gzip.open(path, "rb"))
-    return path.open("rb")
+def _lines_in(path: Place, file: IO[bytes]) -> AbstractContextManager[Iterable[bytes]]:
+    zipped = path.name.lower().endswith(_JSON_LINES_GZIP)
+    return gzip.GzipFile(fileobj=file, mode="rb") if zipped else contextlib.nullcontext(file)
 
 
 def json_object(where: str, data: bytes, wanted: str) -> dict[str, Any]:
@@ -165,12 +181,12 @@ def json_object(where: str, data: bytes, wanted: str) -> dict[str, Any]:
     return row
 
 
-def _parquet_rows(path: Path, text_field: str) -> Iterator[Document]:
+def _parquet_rows(path: Place, text_field: str) -> Iterator[Document]:
     for where, row in parquet_rows(path, text_field):
         yield _document(where, row[text_field], text_field)
 
 
-def parquet_rows(path: Path, text_field: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+def parquet_rows(path: Place, text_field: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each row as an object, with the words that name it; of `text_field` only, where one is given."""
     try:
         import pyarrow as pa
@@ -179,7 +195,7 @@ def parquet_rows(path: Path, text_field: str | None = None) -> Iterator[tuple[st
         raise DataError(f"{path}: reading Parquet needs pyarrow, which is not installed") from None
     row, columns = 0, None if text_field is None else [text_field]
     try:
-        with pq.ParquetFile(path) as table:
+        with path.open("rb") as file, pq.ParquetFile(file) as table:
             if text_field is not None:
                 _check_column(path, table.schema_arrow, text_field)
             for batch in table.iter_batches(batch_size=_PARQUET_ROWS, columns=columns):
@@ -193,7 +209,7 @@ def parquet_rows(path: Path, text_field: str | None = None) -> Iterator[tuple[st
         raise DataError(f"cannot read {path}, after row {row}: {reason(error)}") from error
 
 
-def _check_column(path: Path, schema: Any, text_field: str) -> None:
+def _check_column(path: Place, schema: Any, text_field: str) -> None:
     import pyarrow as pa
 
     if text_field not in schema.names:

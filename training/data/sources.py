@@ -1,7 +1,8 @@
 """Where documents come from: which files a `data.source` stands for, and the documents in them.
 
 The kind of a file follows from its name: `.jsonl`, `.jsonl.gz`, `.json.gz` (JSON lines) and `.parquet` hold
-one document a row, in `text_field`; every other file is UTF-8 text.
+one document a row, in `text_field`; every other file is UTF-8 text. A source may be several, one a line:
+paths, globs, URLs with ranges, files of the hub (`training.data.stream.places`).
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import re
 import stat
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from training.data.errors import DataError, nearest, reason
-from training.data.readers import Document, is_rows, pieces_of, read_file_as_document, rows_of
+from training.data.readers import Document, Place, is_rows, pieces_of, read_file_as_document, rows_of
+from training.data.stream.places import RemotePlace, is_remote, title_of, urls_of
 
 STDLIB = "python-stdlib"
 _NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__"})
@@ -26,9 +28,12 @@ _MAGIC = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a source: where it is, its name inside the source, its size in bytes, when it changed."""
+    """One file of a source: where it is, its name inside the source, its size in bytes, when it changed.
 
-    path: Path
+    A remote one has its URL as name, and no size or time: its URL stands for the same bytes always.
+    """
+
+    path: Place
     name: str
     size: int
     mtime_ns: int
@@ -70,10 +75,15 @@ class Source:
         """Size of all files in bytes."""
         return sum(file.size for file in self.files)
 
+    @property
+    def remote(self) -> bool:
+        """Whether any file is read over the network."""
+        return any(isinstance(file.path, RemotePlace) for file in self.files)
+
     def describe(self) -> str:
         """Return the source's name, number of files and size in words."""
         files = "1 file" if len(self.files) == 1 else f"{len(self.files):,} files"
-        return f"{self.name}: {files}, {self.size / 1e6:,.1f} MB"
+        return f"{self.name}: {files}, {'over HTTP' if self.remote else f'{self.size / 1e6:,.1f} MB'}"
 
     def fingerprint(self) -> list[list[object]]:
         """Return name, size and time of change of each file: cheap, and another when the data changed."""
@@ -115,10 +125,19 @@ class Source:
 
 
 def open_source(source: str, text_field: str = "text") -> Source:
-    """Find the files of `source`: `python-stdlib`, a directory, a glob or one file.
+    """Find the files of `source`: `python-stdlib`, a directory, a glob, one file, URLs, or several of them.
 
     Only names, sizes and times are read here. Raises DataError when nothing is there to be read.
     """
+    parts = [part for part in source.split("\n") if part]
+    if len(parts) > 1:
+        found = [open_source(part, text_field) for part in parts]
+        files = tuple(
+            _with_origin(file, part) for one, part in zip(found, parts, strict=True) for file in one.files
+        )
+        return Source(found[0].name, files, text_field)
+    if is_remote(source):
+        return _from_urls(source, text_field)
     if source == STDLIB:
         root = Path(sysconfig.get_path("stdlib"))
         return Source(STDLIB, _walk(root, ".py", _NOT_LIBRARY), text_field, distinct=True)
@@ -138,6 +157,16 @@ def open_source(source: str, text_field: str = "text") -> Source:
     if not stat.S_ISREG(mode):
         raise DataError(f"data source {source} is neither a file nor a directory")
     return _from_file(path, text_field)
+
+
+def _with_origin(file: SourceFile, part: str) -> SourceFile:
+    """Return the file under a name that says which of several sources it is from."""
+    return file if is_remote(part) else replace(file, name=f"{Path(part).name}:{file.name}")
+
+
+def _from_urls(source: str, text_field: str) -> Source:
+    files = tuple(SourceFile(RemotePlace(url), url, 0, 0) for url in urls_of(source))
+    return Source(title_of(source), files, text_field, single=len(files) == 1)
 
 
 def path_of(source: str) -> Path:
