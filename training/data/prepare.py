@@ -64,7 +64,7 @@ class _Plan:
 
 
 @dataclass(frozen=True)
-class _Scan:
+class Scan:
     """The first pass: what there is, and where the line between the splits lies in the documents' hashes."""
 
     counts: Counts
@@ -92,7 +92,7 @@ def prepare(
     """
     root = Path(root)
     plan = _plan(source, text_field, heldout_fraction, tokenizer, vocab_size)
-    _refuse_inside(source, root)
+    refuse_inside(source, root)
     try:
         sweep(root)
         if not (root / plan.name).exists():
@@ -104,7 +104,7 @@ def prepare(
     return root / plan.name
 
 
-def _refuse_inside(source: str, root: Path) -> None:
+def refuse_inside(source: str, root: Path) -> None:
     """Refuse a directory as source that holds `root`: each dataset would be part of the next one's text."""
     if source != STDLIB and root.resolve().is_relative_to(path_of(source).resolve()):
         raise DataError(
@@ -138,18 +138,21 @@ def _plan(source: str, text_field: str, heldout_fraction: float, tokenizer: str,
         "tokenizer": "train" if given is None else tokenizers_.fingerprint(given),
         "vocab_size": vocab_size,
     }
-    key = json.dumps([FORMAT, settings, found.fingerprint()], sort_keys=True)
-    stem = re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-")[:40] or "data"
-    return _Plan(
-        source, found, settings, tokenizer, given, f"{stem}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-    )
+    return _Plan(source, found, settings, tokenizer, given, directory_name(found, settings))
+
+
+def directory_name(source: Source, settings: dict[str, Any]) -> str:
+    """Return the name of the dataset that these settings make of this source as it is now."""
+    key = json.dumps([FORMAT, settings, source.fingerprint()], sort_keys=True)
+    stem = re.sub(r"[^a-z0-9]+", "-", source.name.lower()).strip("-")[:40] or "data"
+    return f"{stem}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
 def _build(plan: _Plan, directory: Path, reporter: Reporter) -> str:
     """Fill `directory` with the whole dataset, index last; return a summary in words."""
     begun = time.monotonic()
     reporter.say(f"reading {plan.source.describe()}")
-    scan = _scan(plan.source, plan.settings["heldout_fraction"], reporter)
+    scan = scan_source(plan.source, plan.settings["heldout_fraction"], reporter)
     scanned = time.monotonic()
     tokenizer = _tokenizer(plan, scan, reporter)
     trained = time.monotonic()
@@ -168,7 +171,7 @@ def _build(plan: _Plan, directory: Path, reporter: Reporter) -> str:
     )
 
 
-def _scan(source: Source, heldout_fraction: float, reporter: Reporter) -> _Scan:
+def scan_source(source: Source, heldout_fraction: float, reporter: Reporter) -> Scan:
     """Read everything once, so that every bad row is found early, and draw the line between the splits.
 
     A document is held out when its hash is below the fraction of the hashes' range. A small source may have
@@ -178,7 +181,7 @@ def _scan(source: Source, heldout_fraction: float, reporter: Reporter) -> _Scan:
     below = int(heldout_fraction * _SCALE)
     least, most, heldout = _SCALE, -1, 0
     for document in source.documents(counts):
-        value = _hash(_digest(document))
+        value = _hash(document_digest(document))
         least, most = min(least, value), max(most, value)
         heldout += value < below
         reporter.tick(lambda: f"read {counts.documents:,} documents, {counts.bytes / 1e6:,.1f} MB")
@@ -198,10 +201,11 @@ def _scan(source: Source, heldout_fraction: float, reporter: Reporter) -> _Scan:
         f"{counts.documents:,} documents, {counts.bytes / 1e6:,.1f} MB, {heldout:,} held out by hash"
         + (f"; left out: {counts.skipped()}" if skipped else "")
     )
-    return _Scan(counts, below, heldout)
+    return Scan(counts, below, heldout)
 
 
-def _digest(document: Document) -> bytes:
+def document_digest(document: Document) -> bytes:
+    """Return the digest of what a document says: equal ones fall on the same side of the held-out line."""
     return hashlib.sha256(document.data).digest()
 
 
@@ -209,10 +213,23 @@ def _hash(digest: bytes) -> int:
     return int.from_bytes(digest[:8], "little")
 
 
-def _tokenizer(plan: _Plan, scan: _Scan, reporter: Reporter) -> tokenizers_.TextTokenizer:
+def _tokenizer(plan: _Plan, scan: Scan, reporter: Reporter) -> tokenizers_.TextTokenizer:
     vocab_size = plan.settings["vocab_size"]
     if plan.given is not None:
         return tokenizers_.load(plan.tokenizer, plan.given, vocab_size)
+    return trained_tokenizer(
+        plan.source, scan, vocab_size, lambda texts, size: tokenizers_.train(texts(), size), reporter
+    )
+
+
+def trained_tokenizer(
+    source: Source,
+    scan: Scan,
+    vocab_size: int,
+    train: Callable[[Callable[[], Iterator[str]], int], tokenizers_.TextTokenizer],
+    reporter: Reporter,
+) -> tokenizers_.TextTokenizer:
+    """Return what `train` makes of the training documents' texts (or enough of them) and the vocabulary."""
     share = min(1.0, TOKENIZER_BYTES / scan.counts.bytes)
     of_what = "the training documents" if share == 1 else f"{share:.1%} of the training documents"
     stopped: list[bool] = []
@@ -222,20 +239,18 @@ def _tokenizer(plan: _Plan, scan: _Scan, reporter: Reporter) -> tokenizers_.Text
         return f"training a tokenizer of {vocab_size:,} tokens on {of_what}: {time.monotonic() - begun:.0f} s"
 
     def texts() -> Iterator[str]:
-        for document in plan.source.documents():
+        for document in source.documents():
             if stopped:
                 return
-            digest = _digest(document)
+            digest = document_digest(document)
             if not scan.is_heldout(digest):
-                yield from _sample(document.text, digest, share)
+                yield from slices_of(document.text, digest, share)
 
     reporter.say(text())
-    return reporter.during(
-        lambda: tokenizers_.train(texts(), vocab_size), text, stop=lambda: stopped.append(True)
-    )
+    return reporter.during(lambda: train(texts, vocab_size), text, stop=lambda: stopped.append(True))
 
 
-def _sample(text: str, digest: bytes, share: float) -> Iterator[str]:
+def slices_of(text: str, digest: bytes, share: float) -> Iterator[str]:
     """Yield evenly spaced slices, `share` of the text in all; its hash decides which ones."""
     if share == 1:
         yield text
@@ -247,7 +262,7 @@ def _sample(text: str, digest: bytes, share: float) -> Iterator[str]:
 
 
 def _write_tokens(
-    plan: _Plan, scan: _Scan, tokenizer: tokenizers_.TextTokenizer, directory: Path, reporter: Reporter
+    plan: _Plan, scan: Scan, tokenizer: tokenizers_.TextTokenizer, directory: Path, reporter: Reporter
 ) -> Index:
     dtype = shards.token_dtype(tokenizer.vocabulary)
     writers = {
@@ -260,7 +275,7 @@ def _write_tokens(
         return f"tokenized {done / 1e6:,.1f} of {scan.counts.bytes / 1e6:,.1f} MB"
 
     with writers[TRAIN], writers[HELDOUT]:
-        for split, batch in _batches(plan.source, scan):
+        for split, batch in split_batches(plan.source, scan):
             encode = functools.partial(tokenizer.encode, [document.text for document in batch], dtype)
             encoded = reporter.during(encode, text, stop=lambda: None)
             size = sum(len(document.data) for document in batch)
@@ -283,18 +298,18 @@ def _write_tokens(
         bos=tokenizer.bos,
         eos=tokenizer.eos,
         dtype=dtype,
-        unigram_nats=_entropy(counts),
+        unigram_nats=entropy(counts),
         splits=splits,
         files=files,
     )
 
 
-def _batches(source: Source, scan: _Scan) -> Iterator[tuple[str, list[Document]]]:
+def split_batches(source: Source, scan: Scan) -> Iterator[tuple[str, list[Document]]]:
     """Yield each split's documents, in order, in batches large enough to keep every core busy."""
     waiting: dict[str, list[Document]] = {TRAIN: [], HELDOUT: []}
     characters = {TRAIN: 0, HELDOUT: 0}
     for document in source.documents():
-        split = HELDOUT if scan.is_heldout(_digest(document)) else TRAIN
+        split = HELDOUT if scan.is_heldout(document_digest(document)) else TRAIN
         waiting[split].append(document)
         characters[split] += len(document.text)
         if characters[split] >= _BATCH_CHARACTERS:
@@ -303,7 +318,7 @@ def _batches(source: Source, scan: _Scan) -> Iterator[tuple[str, list[Document]]
     yield from ((split, documents) for split, documents in waiting.items() if documents)
 
 
-def _entropy(counts: np.ndarray[Any, np.dtype[np.int64]]) -> float:
+def entropy(counts: np.ndarray[Any, np.dtype[np.int64]]) -> float:
     """Return the entropy in nats of the distribution that these counts show, to six digits."""
     shares = counts[counts > 0] / counts.sum()
     return round(float(-(shares * np.log(shares)).sum()), 6)

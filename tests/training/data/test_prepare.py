@@ -190,7 +190,7 @@ def test_large_text_trains_the_tokenizer_on_a_sample(
     assert contents(first) == contents(prepared(root=tmp_path / "again"))
     text = "x" * 100_000
     for share in (0.1, 0.37, 0.9):
-        sampled = sum(map(len, prepare_module._sample(text, bytes(range(32)), share)))
+        sampled = sum(map(len, prepare_module.slices_of(text, bytes(range(32)), share)))
         assert sampled == pytest.approx(share * len(text), abs=1000)
 
 
