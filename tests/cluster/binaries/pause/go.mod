@@ -1,0 +1,3 @@
+module trainyard.test/cluster/pause
+
+go 1.26.0

@@ -1,0 +1,108 @@
+"""The test cluster as fixtures. `make test-cluster` runs these tests; `make test` passes them by."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import build
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.kube import Kube
+from tests.cluster.sandbox import Sandbox, Unsupported
+from tools import kustomize, repo
+from tools.cell import Manifests, parse
+
+HERE = Path(__file__).parent
+FOREIGN = "TRAINYARD_TEST_KUBECONFIG"
+COLD_SECONDS = 1800
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Collect these tests only when they are asked for by path: they build and start a whole cluster."""
+    asked = (Path(str(word).split("::")[0]).resolve() for word in config.args)
+    return None if any(path == HERE or HERE in path.parents for path in asked) else True
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give time to whatever test comes first, which starts the cluster, and perhaps builds it."""
+    for item in items:
+        if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(COLD_SECONDS))
+
+
+@pytest.fixture(scope="session")
+def say(request: pytest.FixtureRequest) -> build.Progress:
+    """A function that prints a line at once, past pytest's capture."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def line(text: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(f"\n{text}", end="", flush=True)
+
+    return line
+
+
+@pytest.fixture(scope="session")
+def control_plane(say: build.Progress) -> Iterator[ControlPlane]:
+    """The processes of a control plane of our own; skipped where another cluster is given or none can be."""
+    if os.environ.get(FOREIGN):
+        pytest.skip(f"needs to reach into the control plane: unset {FOREIGN}")
+    try:
+        programs = build.ensure(say)
+        sandbox = Sandbox()
+    except (build.CannotBuild, Unsupported) as problem:
+        pytest.skip(str(problem))
+    try:
+        plane = ControlPlane(sandbox, programs)
+        plane.start()
+        yield plane
+    finally:
+        sandbox.close()
+
+
+@pytest.fixture(scope="session")
+def kube(request: pytest.FixtureRequest) -> Kube:
+    """The cluster to test on: the one that TRAINYARD_TEST_KUBECONFIG names, or our own."""
+    foreign = os.environ.get(FOREIGN)
+    if foreign:
+        program = shutil.which("kubectl")
+        if program is None:
+            pytest.skip("no kubectl on PATH: install kubectl 1.31 or newer")
+        return Kube(Path(program), Path(foreign))
+    plane: ControlPlane = request.getfixturevalue("control_plane")
+    return plane.kube
+
+
+@pytest.fixture(scope="session")
+def fake(request: pytest.FixtureRequest) -> None:
+    """kwok, which plays the kubelet of nodes with its annotation; our own cluster has it."""
+    if os.environ.get(FOREIGN):
+        pytest.skip(f"needs kwok, which only our own cluster is known to have: unset {FOREIGN}")
+    request.getfixturevalue("control_plane")
+
+
+@pytest.fixture
+def namespace(kube: Kube) -> Iterator[str]:
+    """A namespace of the test's own, that enforces the `restricted` Pod Security standard."""
+    name = f"t-{uuid.uuid4().hex[:8]}"
+    kube.make_namespace(name, enforce="restricted")
+    yield name
+    kube.delete_namespace(name)
+
+
+@pytest.fixture(scope="session")
+def rendered() -> dict[str, str]:
+    """Every cell's YAML by the cell's name."""
+    renderer = kustomize.ensure(repo.root(), print)
+    return {name: renderer.build(repo.root() / name) for name in repo.cells()}
+
+
+@pytest.fixture(scope="session")
+def cells(rendered: dict[str, str]) -> list[Manifests]:
+    """Every cell's objects."""
+    return [parse(text, name) for name, text in rendered.items()]

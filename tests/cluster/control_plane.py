@@ -1,0 +1,245 @@
+"""A real control plane: etcd, API server, controller manager, scheduler, the training operator and kwok.
+
+The flags and the order were found by trying: the controller manager ends when it comes before the API
+server's RBAC bootstrap, and the API server holds its port for a
+minute when etcd ends first and it is asked politely.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from tests.cluster.build import Programs
+from tests.cluster.kube import Kube
+from tests.cluster.pki import Pki
+from tests.cluster.sandbox import BRIDGE_ADDRESS, CannotStart, Process, Sandbox
+
+SERVICES = "10.96.0.0/16"
+DNS_SERVICE = "10.96.0.10"
+OPERATOR_NAMESPACE = "kubeflow"
+OPERATOR_PORT = 19443
+OPERATOR_SECRET = "training-operator-webhook-cert"
+# Without cloud, routes and the bootstrap of nodes by tokens, which nothing here does.
+CONTROLLERS = "*,-node-route-controller,-cloud-node-lifecycle-controller,-bootstrap-signer-controller"
+KWOK_ANNOTATION = "kwok.x-k8s.io/node"
+# C has the same results as the Python loader in a tenth of the time: the operator's CRDs are 4 MB.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class ControlPlane:
+    """The processes of a control plane in a sandbox. `kube` asks it."""
+
+    def __init__(self, sandbox: Sandbox, programs: Programs) -> None:
+        self.sandbox, self.programs = sandbox, programs
+        self.times: dict[str, float] = {}
+        self._started = time.monotonic()
+        self._server = f"https://{BRIDGE_ADDRESS}:6443"
+        names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost"]
+        names = [*(f"DNS:{name}" for name in names), "IP:127.0.0.1", "IP:10.96.0.1", f"IP:{BRIDGE_ADDRESS}"]
+        self.pki = Pki(sandbox.root / "pki", self._server, names)
+        self.kube = Kube(self._kubectl(), self.pki.path("admin.kubeconfig"))
+
+    def start(self) -> None:
+        """Start everything, in the order in which it can come up; raises CannotStart."""
+        self.start_etcd()
+        self.start_api_server()
+        self.start_controllers()
+        self.start_operator()
+        self.start_kwok()
+
+    def start_etcd(self) -> Process:
+        """Start etcd; its data lies in the sandbox and is not synced to the disk."""
+        client, peer = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
+        return self._start(
+            "etcd",
+            *("--name=default", f"--data-dir={self.sandbox.root / 'etcd'}", "--unsafe-no-fsync"),
+            *(f"--listen-client-urls={client}", f"--advertise-client-urls={client}"),
+            *(f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}"),
+            *(f"--initial-cluster=default={peer}", "--log-level=warn"),
+        )
+
+    def start_api_server(self) -> Process:
+        """Start the API server and wait until it is ready."""
+        pki = self.pki
+        process = self._start(
+            "kube-apiserver",
+            *("--etcd-servers=http://127.0.0.1:2379", "--secure-port=6443"),
+            *(f"--bind-address={BRIDGE_ADDRESS}", f"--advertise-address={BRIDGE_ADDRESS}"),
+            *(f"--tls-cert-file={pki.path('apiserver.crt')}", f"--client-ca-file={pki.path('ca.crt')}"),
+            f"--tls-private-key-file={pki.path('apiserver.key')}",
+            f"--kubelet-client-certificate={pki.path('kubelet-client.crt')}",
+            f"--kubelet-client-key={pki.path('kubelet-client.key')}",
+            "--kubelet-preferred-address-types=InternalIP",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={pki.path('sa.key')}",
+            f"--service-account-signing-key-file={pki.path('sa.key')}",
+            *(f"--service-cluster-ip-range={SERVICES}", "--authorization-mode=Node,RBAC"),
+            *("--enable-admission-plugins=NodeRestriction", "--allow-privileged=true"),
+            *("--endpoint-reconciler-type=lease", "--max-requests-inflight=2000"),
+        )
+        self._wait("the API server", self._is_ready, 60, process)
+        return process
+
+    def start_controllers(self) -> None:
+        """Start the controller manager and the scheduler; wait for the first ServiceAccount."""
+        pki = self.pki
+        manager = self._start(
+            "kube-controller-manager",
+            *self._identity("admin"),
+            *(f"--root-ca-file={pki.path('ca.crt')}", f"--controllers={CONTROLLERS}"),
+            f"--service-account-private-key-file={pki.path('sa.key')}",
+            *("--leader-elect=false", "--bind-address=127.0.0.1", "--secure-port=10257"),
+            f"--cluster-signing-cert-file={pki.path('ca.crt')}",
+            f"--cluster-signing-key-file={pki.path('ca.key')}",
+        )
+        scheduler = self._start(
+            "kube-scheduler",
+            *self._identity("scheduler"),
+            *("--leader-elect=false", "--bind-address=127.0.0.1", "--secure-port=10259"),
+        )
+        self._wait(
+            "the default ServiceAccount",
+            lambda: self.kube.get("serviceaccount", "default") is not None,
+            60,
+            manager,
+            scheduler,
+        )
+
+    def start_operator(self) -> None:
+        """Apply upstream's manifests and start the operator beside the API server, which calls it there.
+
+        Only its Deployment is not applied: the process runs here, with the Deployment's ServiceAccount.
+        The kubelet's part, to put the Secret's certificate into the container's folder, is done here too.
+        """
+        self.kube.apply(self._operator_manifests(), "default", "--force-conflicts")
+        crd = ("wait", "--for=condition=Established", "crd/pytorchjobs.kubeflow.org", "--timeout=60s")
+        self.kube.run(*crd, timeout=70)
+        operator = self._run_operator()
+        certificates = self._operator_home / "k8s-webhook-server/serving-certs"
+        self._wait("the operator's certificate", lambda: self._put_certificate(certificates), 60, operator)
+        self._wait("the operator's webhook", self._webhook_answers, 120, operator)
+
+    def restart_operator(self) -> None:
+        """Kill the operator and start it again; its certificate is there already."""
+        self.process("training-operator").kill()
+        operator = self._run_operator()
+        self._wait("the operator's webhook", self._webhook_answers, 120, operator)
+
+    def restart_api_server(self) -> None:
+        """Kill the API server and start it again on the same etcd."""
+        self.process("kube-apiserver").kill()
+        self.start_api_server()
+
+    def start_kwok(self) -> None:
+        """Start kwok, which plays the kubelet of every node that has its annotation."""
+        stages = ["node/fast/node-initialize", "node/heartbeat-with-lease/node-heartbeat-with-lease"]
+        stages += ["pod/fast/pod-ready", "pod/fast/pod-complete", "pod/fast/pod-delete"]
+        texts = [(self.programs.kwok_stages / f"{name}.yaml").read_text(encoding="utf-8") for name in stages]
+        config = self.sandbox.root / "kwok.yaml"
+        config.write_text("\n---\n".join(texts), encoding="utf-8")
+        kwok = self._start(
+            "kwok",
+            *(f"--kubeconfig={self.kube.kubeconfig}", f"--config={config}"),
+            f"--manage-nodes-with-annotation-selector={KWOK_ANNOTATION}=fake",
+            *("--node-ip=10.99.255.1", "--node-lease-duration-seconds=40"),
+        )
+        time.sleep(0.1)
+        if not kwok.alive():
+            raise CannotStart(f"kwok: {kwok.tail()}")
+
+    def process(self, name: str) -> Process:
+        """Return the running program `name`."""
+        return next(one for one in self.sandbox.processes if one.name == name)
+
+    def _start(self, name: str, *words: str) -> Process:
+        return self.sandbox.start(name, [self.programs.path(name), *words])
+
+    def _identity(self, client: str) -> Sequence[str]:
+        kubeconfig = self.pki.path(f"{client}.kubeconfig")
+        flags = ("kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig")
+        return [f"--{flag}={kubeconfig}" for flag in flags]
+
+    def _wait(self, what: str, ready: Any, seconds: float, *needs: Process) -> None:
+        self.sandbox.wait(what, ready, seconds, needs)
+        self.times[what] = time.monotonic() - self._started
+
+    def _is_ready(self) -> bool:
+        return self.kube.call("get", "--raw=/readyz", "--request-timeout=5s").out.strip() == "ok"
+
+    def _kubectl(self) -> Path:
+        """Write the `kubectl` that reaches this cluster from outside its network."""
+        script = self.sandbox.root / "bin/kubectl"
+        command = [*self.sandbox.enter("net"), str(self.programs.path("kubectl"))]
+        kubeconfig = shlex.quote(str(self.pki.path("admin.kubeconfig")))
+        variable = f'export KUBECONFIG="${{KUBECONFIG:-{kubeconfig}}}"'
+        lines = ("#!/bin/sh", variable, f'exec {shlex.join(command)} "$@"')
+        script.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        script.chmod(0o755)
+        return script
+
+    @property
+    def _operator_home(self) -> Path:
+        return self.sandbox.root / "operator"
+
+    def _operator_manifests(self) -> str:
+        text = self.kube.run("kustomize", str(self.programs.operator_manifests / "overlays/standalone"))
+        kept = []
+        for item in yaml.load_all(text, Loader=_LOADER):
+            if item["kind"] == "Deployment":
+                continue
+            if item["kind"] == "Service":
+                item["spec"] = {"type": "ExternalName", "externalName": "localhost"}
+            for webhook in item.get("webhooks") or []:
+                webhook["clientConfig"]["service"]["port"] = OPERATOR_PORT
+            kept.append(item)
+        return str(yaml.dump_all(kept, Dumper=_DUMPER))
+
+    def _run_operator(self) -> Process:
+        """Start the operator with a /tmp of its own: its certificate's folder is fixed, and is below it."""
+        self._operator_home.mkdir(exist_ok=True)
+        (self._operator_home / "k8s-webhook-server/serving-certs").mkdir(parents=True, exist_ok=True)
+        words = ("create", "token", "training-operator", "-n", OPERATOR_NAMESPACE, "--duration=24h")
+        token = self.kube.run(*words)
+        self.pki.kubeconfig(self._operator_home / "kubeconfig", {"token": token.strip()})
+        script = 'exec 3<"$1"; mount --bind "$2" /tmp; shift 2; exec /proc/self/fd/3 "$@"'
+        flags = ["--kubeconfig=/tmp/kubeconfig", "--enable-scheme=pytorchjob"]
+        flags += [f"--webhook-server-port={OPERATOR_PORT}"]
+        flags += ["--metrics-bind-address=127.0.0.1:18090"]
+        flags += ["--health-probe-bind-address=127.0.0.1:18091"]
+        program = self.programs.path("training-operator")
+        argv: list[str | Path] = ["unshare", "--mount", "sh", "-c", script, "operator"]
+        argv += [program, self._operator_home, *flags]
+        environment = {**os.environ, "MY_POD_NAMESPACE": OPERATOR_NAMESPACE}
+        return self.sandbox.start("training-operator", argv, environment)
+
+    def _put_certificate(self, folder: Path) -> bool:
+        secret = self.kube.get("secret", OPERATOR_SECRET, OPERATOR_NAMESPACE)
+        data = (secret or {}).get("data") or {}
+        if "tls.crt" not in data:
+            return False
+        for name in ("ca.crt", "tls.key", "tls.crt"):
+            part = folder / f"{name}.part"
+            part.write_bytes(base64.b64decode(data[name]))
+            part.rename(folder / name)
+        return True
+
+    def _webhook_answers(self) -> bool:
+        """Say whether a job without its container is refused by the operator, and not for want of it."""
+        template = {"spec": {"containers": [{"name": "other", "image": "none"}]}}
+        job = {
+            "apiVersion": "kubeflow.org/v1",
+            "kind": "PyTorchJob",
+            "metadata": {"name": "probe", "namespace": "default"},
+            "spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": 1, "template": template}}},
+        }
+        done = self.kube.call("create", "--dry-run=server", "-f", "-", given=yaml.safe_dump(job))
+        return "denied the request" in done.err and "failed calling webhook" not in done.err

@@ -1,0 +1,192 @@
+"""Every cell on a real API server: admitted without a word, no differences, unchanged by another apply."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.kube import Done, Kube, shared_claim
+from tools import operator_rules
+from tools.cell import Manifests, name_of
+from tools.cli import run
+
+CELL = "overlays/cpu/llama-tiny"
+NAMESPACE = "t-cells"
+
+
+@pytest.fixture(scope="module")
+def applied(kube: Kube, rendered: dict[str, str]) -> Iterator[dict[str, Done]]:
+    """What kubectl said when every cell was applied to one namespace that enforces `restricted`."""
+    kube.make_namespace(NAMESPACE, enforce="restricted")
+    kube.apply(shared_claim(NAMESPACE), NAMESPACE)
+    yield {name: kube.apply(text, NAMESPACE) for name, text in rendered.items()}
+    kube.delete_namespace(NAMESPACE)
+    kube.call("delete", "pv", f"{NAMESPACE}-trainyard", "--wait=false")
+
+
+@pytest.fixture
+def asked(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `yard` find this cluster's kubectl and kubeconfig."""
+    for name in ("PATH", "KUBECONFIG"):
+        monkeypatch.setenv(name, kube.environment[name])
+
+
+def test_every_object_is_admitted_without_a_warning(
+    kube: Kube, cells: list[Manifests], applied: dict[str, Done]
+) -> None:
+    assert len(applied) == len(cells) > 40
+    for cell in cells:
+        done = applied[cell.source]
+        assert done.err == "", f"{cell.source}: {done.err}"
+        assert done.out.count("serverside-applied") == len(cell.objects)
+
+
+def test_the_operator_makes_every_pod_of_every_cell(
+    kube: Kube, cells: list[Manifests], applied: dict[str, Done]
+) -> None:
+    """Pods are what the restricted standard is about, and only the operator makes them."""
+    expected = {pod.name for cell in cells for pod in operator_rules.pods(cell.job())}
+    kube.wait(
+        f"{len(expected)} pods",
+        lambda: {name_of(pod) for pod in kube.list("pods", NAMESPACE)} == expected,
+        120,
+    )
+    refused = [
+        event["message"]
+        for event in kube.list("events", NAMESPACE)
+        if event["type"] == "Warning" and event["reason"] != "FailedScheduling"
+    ]
+    assert refused == []
+
+
+def test_a_privileged_pod_is_refused_there(
+    kube: Kube, cells: list[Manifests], applied: dict[str, Done]
+) -> None:
+    """Control: the namespace does enforce something."""
+    job = cells[0].job()
+    pod = operator_rules.pods(job)[0]
+    spec = json.loads(json.dumps(pod.spec))
+    spec["containers"][0]["securityContext"]["privileged"] = True
+    spec["containers"][0]["securityContext"].pop("allowPrivilegeEscalation")
+    text = json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "control"}, "spec": spec})
+    done = kube.call("create", "--dry-run=server", "-n", NAMESPACE, "-f", "-", given=text)
+    assert done.code != 0
+    assert "violates PodSecurity" in done.err
+
+
+def test_yard_diff_of_what_is_applied_shows_nothing_twice(
+    applied: dict[str, Done], asked: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in applied:
+        for _ in range(2):
+            code = run(["diff", name, "-n", NAMESPACE])
+            said = capsys.readouterr()
+            assert (code, said.out, said.err) == (0, f"{name}: no difference\n", ""), name
+
+
+def test_kubectl_diff_twice_shows_nothing(kube: Kube, applied: dict[str, Done]) -> None:
+    """Also for somebody who does not know of server-side apply."""
+    for name in [one for one in applied if "llama-tiny" in one]:
+        for more in ((), ("--server-side",)):
+            for _ in range(2):
+                done = kube.call("diff", "-k", name, "-n", NAMESPACE, *more)
+                assert (done.code, done.out) == (0, ""), f"{name} {more}: {done.err}"
+
+
+def test_applying_twice_changes_nothing(
+    kube: Kube, cells: list[Manifests], rendered: dict[str, str], applied: dict[str, Done]
+) -> None:
+    before = _versions(kube, cells)
+    assert len(before) == sum(len(cell.objects) for cell in cells)
+    for text in rendered.values():
+        assert kube.apply(text, NAMESPACE).err == ""
+    assert _versions(kube, cells) == before
+
+
+def test_yard_diff_shows_a_changed_key(
+    kube: Kube, rendered: dict[str, str], namespace: str, asked: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The cluster has another value than the cell: the difference is shown, with exit code 1."""
+    kube.apply(rendered[CELL].replace("backoffLimit: 6", "backoffLimit: 7"), namespace)
+    assert run(["diff", CELL, "-n", namespace, "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["differs"]
+    lines = [
+        line for line in answer["diff"].splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")
+    ]
+    lines = [line for line in lines if "generation:" not in line]
+    assert [line.replace(" ", "") for line in lines] == ["-backoffLimit:7", "+backoffLimit:6"]
+    kube.apply(rendered[CELL], namespace)
+    assert run(["diff", CELL, "-n", namespace]) == 0
+
+
+def test_yard_diff_before_the_first_apply_shows_every_object(
+    namespace: str, cells: list[Manifests], asked: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["diff", CELL, "-n", namespace]) == 1
+    shown = capsys.readouterr().out
+    cell = next(one for one in cells if one.source == CELL)
+    for item in cell.objects:
+        assert f"+kind: {item['kind']}" in shown
+        assert f"+  name: {name_of(item)}" in shown
+
+
+def test_yard_diff_of_fields_that_flux_owns(
+    kube: Kube, rendered: dict[str, str], namespace: str, asked: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Asked as somebody else it is an error with the way out; asked as Flux, a difference."""
+    kube.apply(
+        rendered[CELL].replace("backoffLimit: 6", "backoffLimit: 7"),
+        namespace,
+        "--field-manager=kustomize-controller",
+    )
+    assert run(["diff", CELL, "-n", namespace]) == 2
+    assert "--field-manager kustomize-controller" in capsys.readouterr().err
+    assert run(["diff", CELL, "-n", namespace, "--field-manager", "kustomize-controller"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "hint"),
+    [
+        ({"server": "https://10.99.0.1:1"}, "is the cluster up"),
+        ({"namespace": "t-nowhere"}, "make the namespace first"),
+        ({"token": "t-wrong"}, "have run out"),
+    ],
+    ids=["no server", "no namespace", "no credentials"],
+)
+def test_yard_diff_that_cannot_ask_is_no_difference(
+    kube: Kube,
+    change: dict[str, str],
+    hint: str,
+    asked: None,
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = json.loads(kube.run("config", "view", "--raw", "-o", "json"))
+    if "server" in change:
+        config["clusters"][0]["cluster"]["server"] = change["server"]
+    if "token" in change:
+        config["users"][0]["user"] = {"token": change["token"]}
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    assert run(["diff", CELL, "-n", change.get("namespace", "default")]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: kubectl diff: ")
+    assert hint in said.err
+
+
+def _versions(kube: Kube, cells: list[Manifests]) -> dict[tuple[str, str], str]:
+    """Return the resourceVersion of every object that a cell made."""
+    wanted = {(item["kind"], name_of(item)) for cell in cells for item in cell.objects}
+    kinds = ",".join(sorted({kind.lower() for kind, _ in wanted}))
+    return {
+        (item["kind"], name_of(item)): item["metadata"]["resourceVersion"]
+        for item in kube.list(kinds, NAMESPACE)
+        if (item["kind"], name_of(item)) in wanted
+    }

@@ -1,0 +1,159 @@
+"""The bad manifests of preflight's corpus, given to a real API server and operator.
+
+Most are admitted: that is why preflight exists. For each of these the test finds out what happens next on a
+cluster with free machines of every type, and prints the table. kwok's nodes mount nothing and run nothing, so
+"placed" says only that the machines are taken and paid for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from tests.cluster.build import Progress
+from tests.cluster.kube import Kube, KubectlError, Object, condition, shared_claim
+from tests.cluster.machines import fake_node
+from tools import repo
+from tools.facts.instances import instance
+
+BAD = sorted((repo.root() / "tests/preflight/corpus/bad").glob("*.yaml"))
+RULE = re.compile(r"^# rule: (\S+)", re.MULTILINE)
+SETTLED_SECONDS = 120
+# Machines of the types that the corpus names, more of each than all of its pods need.
+MACHINES = {"p5.48xlarge": 160, "p5en.48xlarge": 12, "trn1.32xlarge": 20, "g5.12xlarge": 16, "g5.2xlarge": 8}
+MACHINES |= {"g5.8xlarge": 80, "m5.12xlarge": 60, "m5.2xlarge": 8}
+# The rules whose examples the API server or the webhook refuses by itself.
+SERVER_RULES: set[str] = set()
+NOWHERE = ("", "")
+REFUSED, NO_PODS, WAITS, PLACED, NO_JOB = "refused", "no pods", "waits", "placed", "no job"
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What became of one bad manifest on the cluster, with the cluster's own words."""
+
+    name: str
+    rule: str
+    fate: str
+    words: str
+
+
+@pytest.fixture(scope="module")
+def fates(kube: Kube, fake: None, say: Progress) -> Iterator[dict[str, Fate]]:
+    """Every bad manifest applied in a namespace of its own, and what became of it."""
+    kube.apply(_machines(), "default")
+    namespaces = {path.stem: f"t-c-{number}" for number, path in enumerate(BAD)}
+    kube.apply([_namespace(name) for name in [*namespaces.values(), "team-a"]], "default")
+    refusals = {path.stem: _apply(kube, path, namespaces[path.stem]) for path in BAD}
+    admitted = {path.stem: _job(path, namespaces[path.stem]) for path in BAD if not refusals[path.stem]}
+    kube.wait(
+        "the fate of every job", lambda: len(_settled(kube, admitted)) == len(admitted), SETTLED_SECONDS
+    )
+    settled = {name: (REFUSED, words) for name, words in refusals.items() if words} | _settled(kube, admitted)
+    rules = {path.stem: RULE.findall(path.read_text(encoding="utf-8"))[0] for path in BAD}
+    found = {name: Fate(name, rules[name], *fate) for name, fate in settled.items()}
+    for one in sorted(found.values(), key=lambda one: (one.fate, one.rule)):
+        say(f"{one.fate:8} {one.rule:24} {one.name:32} {one.words[:90]}")
+    yield found
+    for name in namespaces.values():
+        kube.delete_namespace(name)
+    kube.call("delete", "nodes", "--selector=trainyard-test=kwok-corpus", "--wait=false")
+
+
+def test_every_bad_manifest_has_a_fate(fates: dict[str, Fate]) -> None:
+    assert len(fates) == len(BAD) > 100
+    count = Counter(one.fate for one in fates.values())
+    assert set(count) <= {REFUSED, NO_PODS, WAITS, PLACED, NO_JOB}
+    # What preflight refuses and the server lets through, to fail later and dearer: most of it.
+    assert count[REFUSED] < len(BAD) / 2
+    assert count[PLACED] > len(BAD) / 3
+
+
+def test_what_the_server_refuses_is_of_the_rules_that_say_so(fates: dict[str, Fate]) -> None:
+    """A refusal for another reason would be a mistake of the corpus."""
+    refused = {one.rule for one in fates.values() if one.fate == REFUSED}
+    assert refused <= SERVER_RULES
+
+
+def _machines() -> list[Object]:
+    return [
+        fake_node(instance(kind), f"{kind.replace('.', '-')}-c{number}", {"trainyard-test": "kwok-corpus"})
+        for kind, count in MACHINES.items()
+        for number in range(count)
+    ]
+
+
+def _namespace(name: str) -> Object:
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+
+
+def _objects(path: Path) -> list[Object]:
+    return [one for one in yaml.safe_load_all(path.read_text(encoding="utf-8")) if one]
+
+
+def _job(path: Path, namespace: str) -> tuple[str, str] | None:
+    """Return namespace and name of a file's PyTorchJob."""
+    for item in _objects(path):
+        if item["kind"] == "PyTorchJob":
+            metadata = item["metadata"]
+            return metadata.get("namespace", namespace), str(metadata["name"])
+    return None
+
+
+def _apply(kube: Kube, path: Path, namespace: str) -> str:
+    """Apply a file with the claims that it takes for granted; return the server's refusal, or nothing."""
+    objects = _objects(path)
+    own = {item["metadata"]["name"] for item in objects if item["kind"] == "PersistentVolumeClaim"}
+    wanted = set(re.findall(r"claimName: (\S+)", path.read_text(encoding="utf-8"))) - own
+    for name in wanted:
+        kube.apply(shared_claim(namespace, name), namespace)
+    try:
+        for item in objects:
+            item["metadata"].setdefault("namespace", namespace)
+        kube.apply(objects, "")
+    except KubectlError as problem:
+        return str(problem).removeprefix("kubectl apply: ").splitlines()[-1]
+    return ""
+
+
+def _settled(kube: Kube, admitted: dict[str, tuple[str, str] | None]) -> dict[str, tuple[str, str]]:
+    """Return fate and words of each admitted file, as far as they are known by now."""
+    pods: dict[Any, list[Object]] = {}
+    for pod in kube.list("pods"):
+        metadata = pod["metadata"]
+        job = (metadata.get("labels") or {}).get("training.kubeflow.org/job-name")
+        pods.setdefault((metadata["namespace"], job), []).append(pod)
+    warnings = {
+        (event["metadata"]["namespace"], event["involvedObject"]["name"]): event["message"]
+        for event in kube.list("events")
+        if event["type"] == "Warning" and event["involvedObject"]["kind"] == "PyTorchJob"
+    }
+    jobs = {(one["metadata"]["namespace"], one["metadata"]["name"]): one for one in kube.list("pytorchjobs")}
+    known = {
+        name: _fate(job, pods.get(job, []), warnings.get(job or NOWHERE), jobs.get(job or NOWHERE))
+        for name, job in admitted.items()
+    }
+    return {name: fate for name, fate in known.items() if fate is not None}
+
+
+def _fate(
+    key: tuple[str, str] | None, pods: list[Object], warning: str | None, job: Object | None
+) -> tuple[str, str] | None:
+    if key is None:
+        return NO_JOB, ""
+    if not pods and warning:
+        return NO_PODS, warning
+    if not pods and condition(job or {}, "Suspended"):
+        return NO_PODS, "suspended"
+    if pods and all(pod["status"]["phase"] == "Running" for pod in pods):
+        return PLACED, f"{len(pods)} pods"
+    conditions = [one for pod in pods for one in pod["status"].get("conditions") or []]
+    waits = [one["message"] for one in conditions if one.get("reason") == "Unschedulable"]
+    return (WAITS, waits[0]) if waits else None

@@ -1,0 +1,170 @@
+"""Cells placed by the real scheduler on nodes that look like the machines of tools/facts.
+
+kwok plays the kubelets. NetworkPolicy objects are only checked for what they select: to enforce them takes a
+network plugin that does (on EKS the VPC CNI with its policies switched on), and there is none here.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tests.cluster.kube import Kube, Object, shared_claim
+from tests.cluster.machines import INSTANCE_TYPE, fake_node
+from tools import operator_rules
+from tools.cell import Manifests, name_of
+from tools.facts.instances import instance
+
+NAMESPACE = "t-placement"
+CPU_NODE = "m5.xlarge"  # for cells that ask for no kind of node
+
+
+def wanted_type(job: Object) -> str:
+    """Return the instance type that a job's pods select."""
+    spec = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    affinity = spec.get("affinity", {}).get("nodeAffinity", {})
+    terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [])
+    for rule in (rule for term in terms for rule in term.get("matchExpressions", [])):
+        if rule["key"] == INSTANCE_TYPE:
+            return str(rule["values"][0])
+    return CPU_NODE
+
+
+def nodes_for(cells: Sequence[Manifests]) -> list[Object]:
+    """Return exactly as many nodes as the cells have pods, of the types that these ask for."""
+    types = [wanted_type(cell.job()) for cell in cells for _ in operator_rules.pods(cell.job())]
+    numbered = ((kind, number) for kind, count in sorted(Counter(types).items()) for number in range(count))
+    return [fake_node(instance(kind), f"{kind.replace('.', '-')}-{number}") for kind, number in numbered]
+
+
+@pytest.fixture(scope="module")
+def placed(
+    kube: Kube, fake: None, cells: list[Manifests], rendered: dict[str, str]
+) -> Iterator[list[Object]]:
+    """Every cell's pods, all cells at once, on exactly the nodes that they need."""
+    accelerated = [cell for cell in cells if wanted_type(cell.job()) != CPU_NODE]
+    kube.make_namespace(NAMESPACE, enforce="restricted")
+    kube.apply(shared_claim(NAMESPACE), NAMESPACE)
+    kube.apply(nodes_for(accelerated), NAMESPACE)
+    for cell in accelerated:
+        kube.apply(rendered[cell.source], NAMESPACE)
+    expected = sum(len(operator_rules.pods(cell.job())) for cell in accelerated)
+    seconds = kube.wait(
+        f"{expected} pods on their nodes",
+        lambda: sum(pod["status"]["phase"] == "Running" for pod in kube.list("pods", NAMESPACE)) == expected,
+        120,
+    )
+    print(
+        f"{len(accelerated)} cells, {expected} pods: placed and running {seconds:.1f} s after the last apply"
+    )
+    yield kube.list("pods", NAMESPACE)
+    kube.delete_namespace(NAMESPACE)
+    kube.call("delete", "pv", f"{NAMESPACE}-trainyard", "--wait=false")
+    kube.call("delete", "nodes", "--selector=trainyard-test=kwok")
+
+
+def test_every_pod_is_on_a_node_of_its_kind(kube: Kube, cells: list[Manifests], placed: list[Object]) -> None:
+    types = {name_of(node): node["metadata"]["labels"][INSTANCE_TYPE] for node in kube.list("nodes")}
+    on = {name_of(pod): types[pod["spec"]["nodeName"]] for pod in placed}
+    for cell in cells:
+        wanted = wanted_type(cell.job())
+        if wanted != CPU_NODE:
+            pods = [pod.name for pod in operator_rules.pods(cell.job())]
+            assert {on[name] for name in pods} == {wanted}, cell.source
+    assert len(set(types.values())) >= 8
+
+
+def test_every_pod_has_a_node_to_itself(placed: list[Object]) -> None:
+    """A cell asks for what its machine can give: all of it."""
+    used = Counter(pod["spec"]["nodeName"] for pod in placed)
+    assert set(used.values()) == {1}
+
+
+def test_one_more_pod_than_fits_waits(kube: Kube, cells: list[Manifests], placed: list[Object]) -> None:
+    """And the scheduler names a resource that the cell asks for."""
+    more = [_copy(cell) for cell in cells if wanted_type(cell.job()) != CPU_NODE]
+    kube.apply(more, NAMESPACE)
+    waiting: dict[str, str] = {}
+
+    def judged() -> bool:
+        pods = kube.list("pods", NAMESPACE, "trainyard-test=extra")
+        waiting.update({name_of(pod): _scheduling(pod) for pod in pods})
+        return len(waiting) == len(more) and all(waiting.values())
+
+    kube.wait("a verdict on every extra pod", judged, 60)
+    for pod in more:
+        short = set(re.findall(r"Insufficient ([\w./-]+?)[,. ]", waiting[name_of(pod)] + " "))
+        devices = {key for key in pod["spec"]["containers"][0]["resources"]["limits"] if "/" in key}
+        assert devices & short, f"{name_of(pod)}: {waiting[name_of(pod)]}"
+
+
+def test_a_pod_of_another_kind_of_machine_waits(
+    kube: Kube, cells: list[Manifests], placed: list[Object]
+) -> None:
+    """Control: a free node of the wrong type is not taken."""
+    kube.apply([fake_node(instance("g5.48xlarge"), "free-g5", {INSTANCE_TYPE: "g5.elsewhere"})], NAMESPACE)
+    pod = _copy(next(cell for cell in cells if wanted_type(cell.job()) == "g5.48xlarge"), "control")
+    kube.apply([pod], NAMESPACE)
+
+    kube.wait("a verdict", lambda: _message(kube, name_of(pod), NAMESPACE) != "", 60)
+    assert "affinity/selector" in _message(kube, name_of(pod), NAMESPACE)
+
+
+def test_cpu_cells_share_a_node_until_it_is_full(
+    kube: Kube, fake: None, rendered: dict[str, str], cells: list[Manifests], namespace: str
+) -> None:
+    """3.92 processors hold three pods of one; the fourth waits."""
+    cell = next(one for one in cells if one.source == "overlays/cpu/llama-tiny")
+    kube.apply(shared_claim(namespace), namespace)
+    kube.apply([fake_node(instance(CPU_NODE), "cpu-0")], namespace)
+    kube.apply(rendered[cell.source], namespace)
+    kube.apply([_copy(cell, "third")], namespace)
+
+    def running() -> int:
+        return sum(pod["status"]["phase"] == "Running" for pod in kube.list("pods", namespace))
+
+    kube.wait("three pods on the node", lambda: running() == 3, 60)
+    kube.apply([_copy(cell, "fourth")], namespace)
+    fourth = f"fourth-{name_of(cell.job())}"
+    kube.wait("a verdict", lambda: _message(kube, fourth, namespace) != "", 60)
+    assert "Insufficient cpu" in _message(kube, fourth, namespace)
+    assert running() == 3
+    kube.call("delete", "node", "cpu-0")
+
+
+def test_network_policies_select_the_pods_of_their_job_and_no_others(
+    kube: Kube, cells: list[Manifests], placed: list[Object]
+) -> None:
+    for cell in cells:
+        job = cell.job()
+        if wanted_type(job) == CPU_NODE:
+            continue
+        for policy in cell.of_kind("NetworkPolicy"):
+            spec = (kube.get("networkpolicy", name_of(policy), NAMESPACE) or {})["spec"]
+            peers = [peer["podSelector"] for rule in spec["ingress"] for peer in rule["from"]]
+            for chosen in [spec["podSelector"], *peers]:
+                labels = chosen["matchLabels"].items()
+                selected = {name_of(pod) for pod in placed if labels <= pod["metadata"]["labels"].items()}
+                assert selected == {pod.name for pod in operator_rules.pods(job)}
+
+
+def _message(kube: Kube, name: str, namespace: str) -> str:
+    return _scheduling(kube.get("pod", name, namespace) or {})
+
+
+def _scheduling(pod: Object) -> str:
+    """Return why the scheduler did not place a pod, or nothing."""
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    waits = (one for one in conditions if one["type"] == "PodScheduled" and one["status"] == "False")
+    return next((str(one.get("message", "")) for one in waits), "")
+
+
+def _copy(cell: Manifests, prefix: str = "extra") -> Object:
+    """Return a pod like the cell's first, under another name and without its job's labels."""
+    pod = operator_rules.pods(cell.job())[0]
+    metadata = {"name": f"{prefix}-{pod.job}", "labels": {"trainyard-test": "extra"}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": copy.deepcopy(pod.spec)}
