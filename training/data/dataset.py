@@ -12,6 +12,7 @@ import numpy.typing as npt
 from training.data.errors import DataError, nearest, reason
 from training.data.index import Index, check_sizes, read_index
 from training.data.position import PADDING
+from training.data.shards import TokenShards
 
 NO_LABEL = -100
 _Array = npt.NDArray[np.int64]
@@ -56,8 +57,7 @@ class TokenDataset:
         self._index, self._split = index, index.splits[split]
         self.directory = directory
         self.sequence_length = sequence_length
-        self._shards = [np.memmap(directory / name, index.dtype, "r") for name in self._split.shards]
-        self._shard_ends = np.cumsum(self._split.shard_tokens)
+        self._tokens = TokenShards(directory, self._split, index.dtype)
         self._starts: npt.NDArray[Any] = np.load(directory / self._split.starts, mmap_mode="r")
 
     @classmethod
@@ -119,7 +119,7 @@ class TokenDataset:
             )
         length = self.sequence_length
         first = np.maximum(chosen, 0) * length
-        tokens = np.stack([self._read(start, length + 1) for start in first.tolist()])
+        tokens = np.stack([self.read(start, length + 1) for start in first.tolist()])
         offsets = first[:, None] + np.arange(length + 1)
         documents = np.searchsorted(self._starts, offsets, side="right") - 1
         begins = np.maximum(self._starts[documents[:, :-1]].astype(np.int64), first[:, None])
@@ -131,15 +131,11 @@ class TokenDataset:
             document_ids=documents[:, :-1] - documents[:, :1],
         )
 
-    def _read(self, start: int, count: int) -> _Array:
+    def document(self, number: int) -> tuple[int, int]:
+        """Return a document's first position in the split's token stream, and the one behind its last."""
+        start, end = self._starts[number], self._starts[number + 1 : number + 2]
+        return int(start), int(end[0]) if len(end) else self.tokens
+
+    def read(self, start: int, count: int) -> _Array:
         """Return the tokens [start, start + count) of the split, across shards where need be."""
-        result = np.empty(count, dtype=np.int64)
-        shard = int(np.searchsorted(self._shard_ends, start, side="right"))
-        filled = 0
-        while filled < count:
-            offset = start + filled - (int(self._shard_ends[shard]) - len(self._shards[shard]))
-            part = self._shards[shard][offset : offset + count - filled]
-            result[filled : filled + len(part)] = part
-            filled += len(part)
-            shard += 1
-        return result
+        return self._tokens.read(start, count)

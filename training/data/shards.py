@@ -1,4 +1,4 @@
-"""Writing a split's tokens as shards of bounded size."""
+"""A split's tokens as shards of bounded size: writing them, and reading them at random."""
 
 from __future__ import annotations
 
@@ -89,6 +89,27 @@ class SplitWriter:
         self.files[starts] = entry_of(self._directory / starts)
         names = [self._shard_name(number) for number in range(len(self._shards))]
         return Split(self._documents, self._bytes, self._tokens, names, self._shards, starts)
+
+
+class TokenShards:
+    """A split's token stream, read at random; the files are mapped, not read. Raises OSError, ValueError."""
+
+    def __init__(self, directory: Path, split: Split, dtype: str) -> None:
+        self._shards = [np.memmap(directory / name, dtype, "r") for name in split.shards]
+        self._ends = np.cumsum(split.shard_tokens)
+
+    def read(self, start: int, count: int) -> npt.NDArray[np.int64]:
+        """Return the tokens [start, start + count) of the split, across shards where need be."""
+        result = np.empty(count, dtype=np.int64)
+        shard = int(np.searchsorted(self._ends, start, side="right"))
+        filled = 0
+        while filled < count:
+            offset = start + filled - (int(self._ends[shard]) - len(self._shards[shard]))
+            part = self._shards[shard][offset : offset + count - filled]
+            result[filled : filled + len(part)] = part
+            filled += len(part)
+            shard += 1
+        return result
 
 
 def entry_of(path: Path) -> FileEntry:
