@@ -18,8 +18,9 @@ from training.data.sources import path_of
 
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
 LEAST_VOCABULARY = 256 + 2
-_TOKENIZER, _CONFIG, _SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
-_CARRIED = (_TOKENIZER, _CONFIG, _SPECIAL, "chat_template.jinja")
+_TOKENIZER, CONFIG, SPECIAL = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+TEMPLATE = "chat_template.jinja"
+_CARRIED = (_TOKENIZER, CONFIG, SPECIAL, TEMPLATE)
 _USUAL_BOS = (BOS, "<s>", "[CLS]")
 _USUAL_EOS = (EOS, "<|endoftext|>", "</s>", "[SEP]")
 
@@ -80,7 +81,7 @@ def train(texts: Iterator[str], vocab_size: int) -> TextTokenizer:
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BOS, "eos_token": EOS}
     files = {
         _TOKENIZER: (tokenizer.to_str(pretty=True) + "\n").encode(),
-        _CONFIG: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode(),
+        CONFIG: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode(),
     }
     return TextTokenizer(_for_encoding(tokenizer), bos, eos, _vocabulary(tokenizer), files)
 
@@ -125,9 +126,9 @@ def load(name: str, files: dict[str, bytes], vocab_size: int) -> TextTokenizer:
     bos = _special(name, files, tokenizer, "bos_token", _USUAL_BOS) or eos
     if eos is None or bos is None:
         usual = ", ".join(_USUAL_EOS)
-        raise DataError(f"tokenizer {name} names no eos_token in {_CONFIG} and has none of {usual}")
+        raise DataError(f"tokenizer {name} names no eos_token in {CONFIG} and has none of {usual}")
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": bos, "eos_token": eos}
-    files = {_CONFIG: (json.dumps(names, indent=2, sort_keys=True) + "\n").encode(), **files}
+    files = {CONFIG: (json.dumps(names, indent=2, sort_keys=True) + "\n").encode(), **files}
     return TextTokenizer(
         _for_encoding(tokenizer), _id(tokenizer, bos), _id(tokenizer, eos), vocabulary, files
     )
@@ -137,8 +138,8 @@ def _special(
     name: str, files: dict[str, bytes], tokenizer: Tokenizer, key: str, usual: tuple[str, ...]
 ) -> str | None:
     """Return the token that the tokenizer's files call `key`, else the first usual one that it has."""
-    for file in (_CONFIG, _SPECIAL):
-        token = _json_object(name, file, files.get(file, b"{}")).get(key)
+    for file in (CONFIG, SPECIAL):
+        token = json_object(name, file, files.get(file, b"{}")).get(key)
         token = token.get("content") if isinstance(token, dict) else token
         if token is None:
             continue
@@ -148,7 +149,8 @@ def _special(
     return next((token for token in usual if tokenizer.token_to_id(token) is not None), None)
 
 
-def _json_object(name: str, file: str, data: bytes) -> dict[str, Any]:
+def json_object(name: str, file: str, data: bytes) -> dict[str, Any]:
+    """Return the JSON object of a tokenizer's file; DataError when it is none."""
     try:
         content = json.loads(data)
     except ValueError as error:

@@ -66,6 +66,15 @@ class Config(Section):
             raise wrong("lora", "lora adapts a trained model: model.weights is missing")
         return self
 
+    @model_validator(mode="after")
+    def _keys_of_examples(self) -> Self:
+        if self.task == FINETUNE:
+            return self
+        for key in ("packing", "overlong", "bad_rows", "chat_template"):
+            if getattr(self.data, key) != Data.model_fields[key].default:
+                raise wrong(f"data.{key}", f"data.{key} is for fine-tuning only, and {self.task} trains this")
+        return self
+
     @property
     def task(self) -> str:
         """The module that trains this: training.pretrain, training.finetune or training.bert."""

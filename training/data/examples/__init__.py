@@ -1,0 +1,1 @@
+"""Examples to fine-tune on, from chats, prompts or text to packed samples; imports no torch."""

@@ -1,0 +1,119 @@
+"""Reading prepared examples: a sample is the examples laid into it, each a document of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from training.data.dataset import NO_LABEL, Batch, TokenDataset
+from training.data.errors import DataError
+from training.data.examples.writer import learned_file, order_file, samples_file
+from training.data.position import PADDING
+
+_Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ExampleBatch(Batch):
+    """A batch of examples: labels stand where the next token is learned; `read` tokens are no padding."""
+
+    read: int
+
+    def tokens(self) -> int:
+        """Tokens of examples, learned or not."""
+        return self.read
+
+    def counts(self) -> tuple[int, ...]:
+        """One loss, over the positions with a label."""
+        return (int((self.labels != NO_LABEL).sum()),)
+
+
+class ExampleDataset:
+    """One split of prepared examples as samples of a fixed length; the files are mapped, not read."""
+
+    def __init__(self, stream: TokenDataset, split: str, sequence_length: int) -> None:
+        self._stream, self.sequence_length = stream, sequence_length
+        self.directory = stream.directory
+        self._learned, self._order, self._samples = (
+            np.load(self.directory / name(split), mmap_mode="r")
+            for name in (learned_file, order_file, samples_file)
+        )
+
+    @classmethod
+    def open(cls, directory: Path, split: str, sequence_length: int) -> ExampleDataset:
+        """Open the split "train" or "heldout" of a dataset directory; checks the index and the files' sizes.
+
+        Raises DataError when the directory is no intact dataset of examples.
+        """
+        stream = TokenDataset.open(directory, split, 1)
+        try:
+            return cls(stream, split, sequence_length)
+        except (OSError, ValueError) as error:
+            raise DataError(f"dataset {directory}: split '{split}' holds no examples: {error}") from error
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self._samples) - 1
+
+    @property
+    def digest(self) -> str:
+        """Digest of the dataset's whole content: equal on resume, or the data is another."""
+        return self._stream.digest
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of the split's examples."""
+        return self._stream.tokens
+
+    @property
+    def unigram_nats(self) -> float:
+        """Entropy in nats of the held-out learned tokens' own distribution, whichever split this is."""
+        return self._stream.unigram_nats
+
+    def examples(self, index: int) -> list[tuple[_Array, npt.NDArray[np.bool_]]]:
+        """Return the examples of a sample: token ids and whether each is learned, both [tokens]."""
+        first, end = self._samples[index : index + 2].tolist()
+        return [self._example(number) for number in self._order[first:end].tolist()]
+
+    def _example(self, number: int) -> tuple[_Array, npt.NDArray[np.bool_]]:
+        start, end = self._stream.document(number)
+        learned = np.zeros(end - start, dtype=bool)
+        # A key of the array's own type: any other would have the whole array converted.
+        span = int(np.searchsorted(self._learned[1], np.uint64(start), side="right"))
+        while span < self._learned.shape[1] and self._learned[0, span] < end:
+            first, last = self._learned[:, span].tolist()
+            learned[first - start : last - start] = True
+            span += 1
+        return self._stream.read(start, end - start), learned
+
+    def batch(self, indices: npt.ArrayLike, _epochs: npt.ArrayLike | None = None) -> ExampleBatch:
+        """Read the samples of these indices, [samples]; PADDING stands for a row without labels.
+
+        They are the same in every epoch. What is left of a sample is a document of its own without labels.
+        """
+        chosen = np.asarray(indices, dtype=np.int64)
+        if np.any((chosen < PADDING) | (chosen >= len(self))):
+            raise IndexError(
+                f"sample indices {chosen.min()} to {chosen.max()} are not all in [0, {len(self)})"
+            )
+        shape = len(chosen), self.sequence_length
+        ids, labels = np.zeros(shape, np.int64), np.full(shape, NO_LABEL, np.int64)
+        positions, documents = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        read = 0
+        for row, sample in enumerate(chosen.tolist()):
+            at = 0
+            examples = [] if sample == PADDING else self.examples(sample)
+            for document, (tokens, learned) in enumerate(examples):
+                end = at + len(tokens)
+                ids[row, at:end] = tokens
+                labels[row, at : end - 1] = np.where(learned[1:], tokens[1:], NO_LABEL)
+                positions[row, at:end] = np.arange(len(tokens))
+                documents[row, at:end] = document
+                at = end
+            positions[row, at:] = np.arange(self.sequence_length - at)
+            documents[row, at:] = len(examples)
+            read += at
+        return ExampleBatch(ids, labels, positions, documents, read)

@@ -1,0 +1,116 @@
+"""Examples as token ids, and which of the tokens are learned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Encoding, Tokenizer
+
+from training.data.examples.example import BadRow, Example
+from training.data.examples.template import ChatTemplate, Span
+from training.data.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One example: token ids and, for each, whether a model learns to write it; both [tokens].
+
+    `size` is its text in UTF-8 bytes. `border` counts the tokens that are the assistant's only in part.
+    """
+
+    tokens: npt.NDArray[Any]
+    learned: npt.NDArray[np.bool_]
+    size: int
+    border: int = 0
+
+
+class Encoder:
+    """Encodes examples with one tokenizer and, for chats, one template.
+
+    In chats the template's special tokens are tokens, and a message that holds the name of one is refused: it
+    could end a turn that it is part of. In text and in prompts such names are plain text, and the example is
+    framed by the tokenizer's begin-of-text token, if it has one, and its end-of-text token.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, template: ChatTemplate, dtype: str) -> None:
+        self._text, self.template, self._dtype = tokenizer, template, dtype
+        self._chat = _with_exact_offsets(tokenizer.tokenizer)
+        added = self._chat.get_added_tokens_decoder().values()
+        self._special = sorted(token.content for token in added if token.special)
+
+    def encode(self, examples: Sequence[Example]) -> list[Encoded | BadRow]:
+        """Return each example encoded, or the reason why it cannot be, in their order."""
+        chats = iter(self._chats([example for example in examples if example.messages]))
+        framed = iter(self._framed([example for example in examples if not example.messages]))
+        return [next(chats if example.messages else framed) for example in examples]
+
+    def _chats(self, examples: Sequence[Example]) -> Iterator[Encoded | BadRow]:
+        written = [self._written(example) for example in examples]
+        texts = [item[0] for item in written if not isinstance(item, BadRow)]
+        encodings = iter(self._chat.encode_batch(texts, add_special_tokens=False))
+        for item in written:
+            if isinstance(item, BadRow):
+                yield item
+                continue
+            (text, spans), encoding = item, next(encodings)
+            learned, border = _learned(encoding, spans)
+            yield Encoded(np.array(encoding.ids, self._dtype), learned, len(text.encode()), border)
+
+    def _written(self, example: Example) -> tuple[str, list[Span]] | BadRow:
+        for number, message in enumerate(example.messages):
+            held = next((token for token in self._special if token in message["content"]), None)
+            if held is not None:
+                return BadRow(f"{example.where}: messages[{number}] holds the special token {held!r}")
+        try:
+            return self.template.render_learned(example.where, example.messages, example.learned_from)
+        except BadRow as error:
+            return error
+
+    def _framed(self, examples: Sequence[Example]) -> Iterator[Encoded | BadRow]:
+        """Encode pieces one by one, for a prompt is encoded without what comes behind it."""
+        texts = [text for example in examples for text, _ in example.pieces]
+        encodings = iter(self._text.tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        for example in examples:
+            yield self._in_frame(example, [next(encodings).ids for _ in example.pieces])
+
+    def _in_frame(self, example: Example, pieces: list[list[int]]) -> Encoded | BadRow:
+        bos, eos = self._text.bos, self._text.eos
+        ids, learned = ([bos], [False]) if bos != eos else ([], [])
+        for (text, is_learned), piece in zip(example.pieces, pieces, strict=True):
+            if bos in piece or eos in piece:
+                return BadRow(f"{example.where}: plain text becomes a special token in {text[:60]!r}...")
+            ids += piece
+            learned += [is_learned] * len(piece)
+        size = sum(len(text.encode()) for text, _ in example.pieces)
+        return Encoded(np.array([*ids, eos], self._dtype), np.array([*learned, True]), size)
+
+
+def _learned(encoding: Encoding, spans: list[Span]) -> tuple[npt.NDArray[np.bool_], int]:
+    """Mark the tokens that share a character with a span; count those that lie only partly in it."""
+    offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+    learned, border = np.zeros(len(offsets), dtype=bool), 0
+    for start, end in spans:
+        touching = (offsets[:, 0] < end) & (offsets[:, 1] > start)
+        border += int((touching & ((offsets[:, 0] < start) | (offsets[:, 1] > end))).sum())
+        learned |= touching
+    return learned, border
+
+
+def _with_exact_offsets(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a copy that reads special tokens as such, with offsets that hold a token's leading space too."""
+    copy = Tokenizer.from_str(json.dumps(_untrimmed(json.loads(tokenizer.to_str()))))
+    copy.encode_special_tokens = False
+    return copy
+
+
+def _untrimmed(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_untrimmed(item) for item in node]
+    if isinstance(node, dict):
+        return {key: False if key == "trim_offsets" else _untrimmed(value) for key, value in node.items()}
+    return node

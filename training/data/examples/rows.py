@@ -1,0 +1,120 @@
+"""Where examples come from: files of rows, texts, a data set of the hub, or Python's own help."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from training.data.errors import DataError
+from training.data.examples import python_help
+from training.data.examples.example import BadRow
+from training.data.readers import (
+    is_parquet,
+    is_rows,
+    json_lines,
+    json_object,
+    parquet_rows,
+    pieces_of,
+    read_file_as_document,
+)
+from training.data.sources import Source, open_source
+
+PYTHON_HELP = "python-help"
+_HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[\w.-]+)(?::(?P<split>[\w.\[\]%:-]+))?")
+_COMMIT = re.compile(r"[0-9a-f]{7,40}")
+_WANTED = "messages, or prompt and completion, or text"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: its place in words, and its fields."""
+
+    where: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A source of rows that was found; nothing is read yet.
+
+    `fingerprint` is another when the content is. `read` yields rows in a fixed order, or the BadRow that
+    stands in a row's place, and raises DataError where it cannot go on.
+    """
+
+    name: str
+    about: str
+    fingerprint: Callable[[], object]
+    read: Callable[[], Iterator[Row | BadRow]]
+
+
+def open_rows(source: str, text_field: str) -> Rows:
+    """Find `source`: `python-help`, a file, a directory, a glob, or `<organisation>/<name>@<commit>[:split]`.
+
+    Raises DataError when nothing is there to be read.
+    """
+    if source == PYTHON_HELP:
+        return Rows(source, source, python_help.fingerprint, _python_help)
+    if found := _HUB.fullmatch(source):
+        return _hub(source, found["name"], found["revision"], found["split"] or "train")
+    files = open_source(source, text_field)
+    return Rows(
+        files.name, files.describe(), lambda: open_source(source, text_field).fingerprint(),
+        lambda: _file_rows(files),
+    )  # fmt: skip
+
+
+def _python_help() -> Iterator[Row]:
+    for where, messages in python_help.chats():
+        yield Row(where, {"messages": messages})
+
+
+def _file_rows(source: Source) -> Iterator[Row | BadRow]:
+    for file in source.files:
+        if is_parquet(file.path):
+            yield from (Row(where, fields) for where, fields in parquet_rows(file.path))
+        elif is_rows(file.path):
+            yield from (_json_row(where, data) for where, data in json_lines(file.path))
+        elif source.single:
+            for number, piece in enumerate(pieces_of(file.path), start=1):
+                yield Row(f"{file.path}, piece {number}", {source.text_field: piece.text})
+        else:
+            document = read_file_as_document(file.path)
+            yield (
+                BadRow(f"{file.path}: not UTF-8 text")
+                if document is None
+                else Row(str(file.path), {source.text_field: document.text})
+            )
+
+
+def _json_row(where: str, data: bytes) -> Row | BadRow:
+    try:
+        return Row(where, json_object(where, data, _WANTED))
+    except DataError as error:
+        return BadRow(str(error))
+
+
+def _hub(source: str, name: str, revision: str, split: str) -> Rows:
+    if not _COMMIT.fullmatch(revision):
+        raise DataError(
+            f"data source {source}: {revision!r} is a branch or a tag, which can move; "
+            f"name a commit of {name}, seven hexadecimal digits or more"
+        )
+
+    def read() -> Iterator[Row]:
+        for number, fields in enumerate(_hub_rows(source, name, revision, split), start=1):
+            yield Row(f"{source}, row {number}", fields)
+
+    return Rows(name.partition("/")[2], source, lambda: [name, revision, split], read)
+
+
+def _hub_rows(source: str, name: str, revision: str, split: str) -> Iterator[dict[str, Any]]:
+    """Read a split row by row; what the library raises becomes one sentence that names the source."""
+    import datasets
+
+    try:
+        yield from datasets.load_dataset(name, revision=revision, split=split, streaming=True)
+    except Exception as error:  # the hub, its files and their readers raise no common type
+        first = str(error).strip().partition("\n")[0]
+        raise DataError(f"data source {source}: {type(error).__name__}: {first}") from error

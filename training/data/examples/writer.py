@@ -1,0 +1,92 @@
+"""Writing one split of examples: their tokens, which of them are learned, and the samples they make up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from training.data import shards
+from training.data.examples.encode import Encoded
+from training.data.examples.packing import alone, pack
+from training.data.index import FileEntry, Split
+
+
+def learned_file(split: str) -> str:
+    """Name of the learned spans, uint64 [2, spans]: first and end positions in the split's token stream."""
+    return f"{split}-learned.npy"
+
+
+def order_file(split: str) -> str:
+    """Name of the examples' numbers in the order of the samples that hold them, uint64 [examples]."""
+    return f"{split}-order.npy"
+
+
+def samples_file(split: str) -> str:
+    """Name of where each sample begins in the order, uint64 [samples + 1]."""
+    return f"{split}-samples.npy"
+
+
+class ExampleWriter:
+    """Appends examples to a split. `label_counts` counts the learned tokens by id, [vocabulary]."""
+
+    def __init__(self, directory: Path, split: str, dtype: str, vocabulary: int) -> None:
+        self._directory, self._split = directory, split
+        self._tokens = shards.SplitWriter(directory, split, dtype, vocabulary, shards.SHARD_TOKENS)
+        self._lengths: list[int] = []
+        self._spans: list[npt.NDArray[np.uint64]] = []
+        self._position = 0
+        self.label_counts = np.zeros(vocabulary, dtype=np.int64)
+        self.samples = 0
+        self.files: dict[str, FileEntry] = {}
+
+    def __enter__(self) -> ExampleWriter:
+        self._tokens.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._tokens.__exit__()
+
+    @property
+    def examples(self) -> int:
+        """Number of examples so far."""
+        return len(self._lengths)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens so far."""
+        return self._position
+
+    def append(self, examples: Sequence[Encoded]) -> None:
+        """Append examples, at least one."""
+        self._tokens.append([example.tokens for example in examples], sum(e.size for e in examples))
+        for example in examples:
+            self._spans.append(_spans(example.learned) + np.uint64(self._position))
+            labels = example.tokens[1:][example.learned[1:]]
+            self.label_counts += np.bincount(labels, minlength=len(self.label_counts))
+            self._lengths.append(len(example.tokens))
+            self._position += len(example.tokens)
+
+    def finish(self, sequence_length: int, packing: bool) -> Split:
+        """Lay the examples into samples and write what is open; return the split's description."""
+        split = self._tokens.finish()
+        samples = pack(self._lengths, sequence_length) if packing else list(alone(self.examples))
+        self.samples = len(samples)
+        self.files = dict(self._tokens.files)
+        self._save(learned_file(self._split), np.concatenate(self._spans, axis=1))
+        self._save(order_file(self._split), np.concatenate([np.array(sample) for sample in samples]))
+        self._save(samples_file(self._split), np.cumsum([0, *map(len, samples)]))
+        return split
+
+    def _save(self, name: str, array: npt.NDArray[Any]) -> None:
+        np.save(self._directory / name, array.astype("<u8"))
+        self.files[name] = shards.entry_of(self._directory / name)
+
+
+def _spans(learned: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:
+    """Return the runs of True as [2, runs] of first and end."""
+    edges = np.flatnonzero(np.diff(learned.astype(np.int8), prepend=0, append=0))
+    return edges.reshape(-1, 2).T.astype(np.uint64)
