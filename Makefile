@@ -17,11 +17,11 @@ export PROMPT
 # Another project's `tools` package on PYTHONPATH would come before ours.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help setup train sample run render wiring matrix-sync matrix-check job platform preflight diff test bench-cells lint format types ci lock clean purge
+.PHONY: help setup train sample run render wiring matrix-sync matrix-check job platform preflight diff test test-cluster test-cluster-all bench-cells lint format types ci lock clean purge
 
 ##@ Start here
 help: ## Show this help
-	@awk 'BEGIN {FS = ":.*## "; print "make TARGET [VARIABLE=value]"} /^##@ / {print "\n" substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk 'BEGIN {FS = ":.*## "; print "make TARGET [VARIABLE=value]"} /^##@ / {print "\n" substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: ## Make .venv from requirements.lock; every other target does it when needed
 	@$(PYTHON) tools/bootstrap.py $(if $(filter setup,$(MAKECMDGOALS)),,--quiet)
@@ -64,6 +64,12 @@ platform: setup ## Print a cluster's plugins, storage and queues with its facts 
 ##@ Work on trainyard
 test: setup ## Run the tests (ARGS="tests/house -k lock")
 	@exec .venv/bin/python -m pytest $(ARGS)
+
+test-cluster: setup ## Run the tests on a real cluster, made here for them (minutes; builds it once)
+	@.venv/bin/python -m tests.cluster build && exec .venv/bin/python -m pytest tests/cluster -m "not cluster_all" $(ARGS)
+
+test-cluster-all: setup ## Run them with the long ones: faults, scale (up to an hour)
+	@.venv/bin/python -m tests.cluster build && exec .venv/bin/python -m pytest tests/cluster $(ARGS)
 
 bench-cells: setup ## Time rendering and judging every cell
 	@exec .venv/bin/python -m tools.preflight.benchmark

@@ -141,6 +141,15 @@ class Sandbox:
             raise CannotStart(f"{' '.join(map(str, argv))}: {done.stderr.strip() or done.stdout.strip()}")
         return done.stdout
 
+    def call_outside(self, *words: str) -> None:
+        """Run a short program in the cluster's network, with this machine's process numbers and files.
+
+        Raises CannotStart with its complaint.
+        """
+        done = subprocess.run([*self.enter("net"), *words], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise CannotStart(f"{' '.join(words)}: {done.stderr.strip()}")
+
     def wait(
         self, what: str, ready: Callable[[], bool], seconds: float, needs: Sequence[Process] = ()
     ) -> None:
