@@ -1,33 +1,29 @@
-"""The model: transformers' Llama built on meta, wholly initialised, with its loss.
-
-Initial weights depend on (seed, parameter name, rows) only. Every rank fills just the rows it holds, and any
-number of ranks, sharded or not, starts from the same bits.
-"""
+"""The causal language model: transformers' Llama or Qwen2 on meta, wholly initialised, with its loss."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn import functional
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
-from training.checkpoint import shards_of
 from training.config import Config
 from training.counting import parameters
+from training.initial import fill_normal
 from training.task import Trainable
 
 IGNORE = -100  # label of a position without a target
-_BLOCK = 2**20  # elements initialised from one generator
+CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config}
+MODELS = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM}
 
 
-def hf_config(config: Config, attention: str = "eager") -> LlamaConfig:
+def hf_config(config: Config, attention: str = "eager") -> LlamaConfig | Qwen2Config:
     """transformers' configuration of the model."""
     model = config.model
     rope: dict[str, object] = {"rope_type": "default", "rope_theta": model.rope_theta}
@@ -35,7 +31,7 @@ def hf_config(config: Config, attention: str = "eager") -> LlamaConfig:
     if model.rope_scaling is not None:
         rope = {**model.rope_scaling.model_dump(), "rope_theta": model.rope_theta}
         longest = int(model.rope_scaling.original_max_position_embeddings * model.rope_scaling.factor)
-    return LlamaConfig(
+    return CONFIGS[model.architecture](
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
         intermediate_size=model.intermediate_size,
@@ -59,7 +55,7 @@ class CausalLM(Trainable):
     def __init__(self, config: Config, attention: str) -> None:
         super().__init__()
         self.attention = attention
-        self.hf = LlamaForCausalLM(hf_config(config, attention))
+        self.hf = MODELS[config.model.architecture](hf_config(config, attention))
         self.head_loss = summed_loss
 
     def blocks(self) -> list[nn.Module]:
@@ -159,19 +155,27 @@ def initialise(model: CausalLM, config: Config, device: torch.device) -> None:
     Matrices are normal with `initializer_range`; the two projections back into the residual stream are
     divided by sqrt(2 x layers) (Radford et al. 2019, section 2.3); the output head's deviation is at most
     1 / (2 sqrt(hidden size)), which keeps the first logits' deviation near one half and so the first loss
-    within about one percent of ln(vocabulary). Norms are 1. Rotary tables come from transformers' own rule.
+    within about one percent of ln(vocabulary). Norms are 1, biases 0.
     """
-    model.to_empty(device=device)
-    if config.model.tie_word_embeddings:  # leaving meta gives each module a tensor of its own
-        model.hf.lm_head.weight = model.hf.model.embed_tokens.weight
+    materialise(model, config, device)
     with torch.no_grad():
         for name, parameter in named_parameters(model):
             if name.endswith("norm.weight"):
                 parameter.fill_(1.0)
+            elif name.endswith(".bias"):
+                parameter.zero_()
             else:
-                _fill_normal(name, parameter, config.train.seed, _deviation(name, config))
-        for module in model.modules():
-            _fill_buffers(module)
+                fill_normal(name, parameter, config.train.seed, _deviation(name, config))
+
+
+@torch.no_grad()
+def materialise(model: Trainable, config: Config, device: torch.device) -> None:
+    """Give memory to a model on meta, sharded or whole, and its buffers the values of transformers' rule."""
+    model.to_empty(device=device)
+    if config.model.tie_word_embeddings:  # leaving meta gives each module a tensor of its own
+        model.hf.lm_head.weight = model.hf.model.embed_tokens.weight
+    for module in model.modules():
+        _fill_buffers(module)
 
 
 def _deviation(name: str, config: Config) -> float:
@@ -183,32 +187,12 @@ def _deviation(name: str, config: Config) -> float:
     return base
 
 
-def _fill_normal(name: str, parameter: nn.Parameter, seed: int, deviation: float) -> None:
-    """Fill the local rows block by block; a block's generator is keyed by (seed, name, block)."""
-    shard = shards_of([(name, parameter)])[name]
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter.data
-    rows, width = local.shape[0], math.prod(local.shape[1:])
-    block_rows = max(1, _BLOCK // width)
-    row = shard.row_offset
-    while row < shard.row_offset + rows:
-        block = row // block_rows
-        key = hashlib.sha256(f"{seed}/{name}/{block}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(key[:7], "little"))
-        count = min(block_rows, shard.global_shape[0] - block * block_rows)
-        values = torch.randn(count, width, generator=generator).mul_(deviation)
-        first = row - block * block_rows
-        take = min(count - first, shard.row_offset + rows - row)
-        start = row - shard.row_offset
-        local[start : start + take].copy_(values[first : first + take].view(take, *local.shape[1:]))
-        row += take
-
-
 def _fill_buffers(module: nn.Module) -> None:
     own = dict(module.named_buffers(recurse=False))
     if not own:
         return
-    if not isinstance(module, LlamaRotaryEmbedding):
+    if not isinstance(module, LlamaRotaryEmbedding | Qwen2RotaryEmbedding):
         raise AssertionError(f"{type(module).__name__} has buffers {sorted(own)} that no rule initialises")
-    fresh = LlamaRotaryEmbedding(module.config)
+    fresh = type(module)(module.config)
     for name, value in fresh.named_buffers(recurse=False):
         own[name].copy_(value)

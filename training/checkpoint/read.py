@@ -9,7 +9,15 @@ import torch
 
 from training.checkpoint.disk import read_file
 from training.checkpoint.errors import CheckpointError, naming
-from training.checkpoint.layout import Manifest, committed_steps, read_manifest, state_file, step_name
+from training.checkpoint.layout import (
+    Manifest,
+    Tensor,
+    committed_steps,
+    read_manifest,
+    rows_of,
+    state_file,
+    step_name,
+)
 from training.checkpoint.shards import Shard, check_shard
 from training.checkpoint.tensors import CODES, DTYPES, Entry, read_into
 from training.checkpoint.verify import check_contents, check_header, check_sizes
@@ -33,6 +41,11 @@ class Checkpoint:
     def names(self) -> list[str]:
         """Names of all tensors, sorted."""
         return sorted(self._manifest.tensors)
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What is stored under each name: dtype, shape, and where."""
+        return self._manifest.tensors
 
     def rank_state(self, rank: int) -> dict[str, Any] | None:
         """State of `rank` as it was saved, None when that rank did not exist then."""
@@ -65,6 +78,10 @@ class Checkpoint:
         whole = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
         self._fill(name, whole, 0, entry.row_count)
         return whole
+
+    def read(self, name: str, row: int, out: torch.Tensor) -> None:
+        """Fill `out` (of the tensor's dtype) with its rows from `row` on, from whatever files hold them."""
+        self._fill(name, out, row, row + rows_of(tuple(out.shape)))
 
     def _check_names(self, tensors: Mapping[str, Shard], prefix: str) -> None:
         stored = {name for name in self._manifest.tensors if name.startswith(prefix)}

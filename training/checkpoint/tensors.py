@@ -99,7 +99,9 @@ def read_header(path: Path, file: FileIO) -> dict[str, Entry]:
         length = int.from_bytes(file.read(8), "little")
         text = file.read(length) if length <= _LONGEST_HEADER else b""
     try:
-        return _places(json.loads(text), 8 + length)
+        entries = json.loads(text)
+        entries.pop("__metadata__", None)  # free text of the file's writer
+        return _places(entries, 8 + length)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path.parent.name}/{path.name}: damaged safetensors header") from error
 
