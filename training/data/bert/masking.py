@@ -1,0 +1,64 @@
+"""Which tokens of a sample are guessed, and what stands in their place (Devlin et al. 2018, section 3.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from training.data.bert.wordpiece import Vocabulary
+
+_Ids = npt.NDArray[np.int64]
+MASKED, REPLACED = 0.8, 0.1  # the rest of the chosen tokens stays as it is
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How many are chosen: `fraction` of a sample, at least one, at most `most`; in whole words or not."""
+
+    fraction: float
+    most: int
+    whole_words: bool
+
+
+def mask(tokens: _Ids, rules: Rules, vocabulary: Vocabulary, draw: np.random.Generator) -> tuple[_Ids, _Ids]:
+    """Mask a sample of any length in place; return the chosen positions, ascending, and their tokens.
+
+    Of the chosen tokens 80 % become [MASK], 10 % a random word piece, 10 % stay. The special tokens are never
+    chosen. The share is taken of the whole sample, special tokens included, as in the paper's own code.
+    """
+    wanted = min(rules.most, max(1, round(len(tokens) * rules.fraction)))
+    able = np.flatnonzero(vocabulary.ordinary[tokens])
+    chosen = _whole_words(tokens, able, wanted, rules.most, vocabulary, draw) if rules.whole_words else (
+        draw.permutation(able)[:wanted]
+    )  # fmt: skip
+    positions = np.sort(chosen)
+    original = tokens[positions]
+    fate = draw.random(len(positions))
+    random = vocabulary.words[draw.integers(0, len(vocabulary.words), len(positions))]
+    kept_or_random = np.where(fate < MASKED + REPLACED, random, original)
+    tokens[positions] = np.where(fate < MASKED, vocabulary.mask, kept_or_random)
+    return positions, original
+
+
+def _whole_words(
+    tokens: _Ids, able: _Ids, wanted: int, most: int, vocabulary: Vocabulary, draw: np.random.Generator
+) -> _Ids:
+    """Words in random order, each with all its pieces; one that would exceed `wanted` is passed over.
+
+    A sample of nothing but longer words gives the first of them, up to `most` pieces.
+    """
+    follows = np.zeros(len(able), dtype=bool)
+    follows[1:] = vocabulary.inside[tokens[able[1:]]] & (np.diff(able) == 1)
+    words = np.split(able, np.flatnonzero(~follows)[1:])
+    order = draw.permutation(len(words))
+    taken: list[_Ids] = []
+    left = wanted
+    for word in (words[number] for number in order.tolist()):
+        if len(word) <= left:
+            taken.append(word)
+            left -= len(word)
+        if not left:
+            break
+    return np.concatenate(taken) if taken else words[int(order[0])][:most]

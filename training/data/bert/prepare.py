@@ -1,0 +1,207 @@
+"""From documents to a dataset of sentences: scan, tokenizer, tokens and sentence ends, index, one rename.
+
+Beside what every dataset holds, a split has, as flat little-endian integers of 64 bits: the first token of
+each sentence (`-sentences.bin`), the first sentence of each document (`-documents.bin`), both with one entry
+more for the end, and the first sentence and the one behind the last of each sample (`-runs.bin`). Tokens have
+no special ones among them: those are put around a pair when it is read.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from training.data import shards
+from training.data import tokenizer as tokenizers_
+from training.data.bert import wordpiece
+from training.data.bert.pairs import FRAME, PairWriter
+from training.data.bert.sentences import sentences_of
+from training.data.errors import DataError, reason
+from training.data.index import FORMAT, HELDOUT, INDEX, TOKENIZER, TRAIN, Index, check_sizes, read_index
+from training.data.prepare import (
+    Scan,
+    directory_name,
+    entropy,
+    refuse_inside,
+    scan_source,
+    split_batches,
+    trained_tokenizer,
+)
+from training.data.progress import Reporter
+from training.data.readers import Document
+from training.data.shards import SplitWriter
+from training.data.sources import Source, open_source
+from training.data.staging import commit, staging, sweep
+from training.data.tokenizer import TextTokenizer
+
+_Ids = npt.NDArray[Any]
+
+
+def prepare(
+    source: str,
+    text_field: str,
+    heldout_fraction: float,
+    tokenizer: str,
+    vocab_size: int,
+    sequence_length: int,
+    root: Path,
+    progress: Callable[[str], None],
+) -> Path:
+    """Return the dataset directory under `root` for this source and these settings, made if not there yet.
+
+    Samples are laid out for one sequence length; the rest is as in `training.data.prepare.prepare`.
+    """
+    root = Path(root)
+    found = open_source(source, text_field)
+    given = None if tokenizer == "train" else tokenizers_.given_files(tokenizer)
+    settings = {
+        "kind": "sentence pairs",
+        "source": found.name,
+        "text_field": text_field,
+        "heldout_fraction": heldout_fraction,
+        "tokenizer": "train" if given is None else tokenizers_.fingerprint(given),
+        "vocab_size": vocab_size,
+        "sequence_length": sequence_length,
+    }
+    target = root / directory_name(found, settings)
+    refuse_inside(source, root)
+    try:
+        sweep(root)
+        if not target.exists():
+            _make(found, source, settings, (tokenizer, given), target, Reporter(progress))
+    except OSError as error:
+        where = f" ({Path(error.filename).name})" if isinstance(error.filename, str) else ""
+        raise DataError(f"cannot write the dataset under {root}{where}: {reason(error)}") from error
+    check_sizes(target, read_index(target))
+    return target
+
+
+def _make(
+    source: Source,
+    path: str,
+    settings: dict[str, Any],
+    tokenizer: tuple[str, dict[str, bytes] | None],
+    target: Path,
+    reporter: Reporter,
+) -> None:
+    begun = time.monotonic()
+    with staging(target.parent, target.name) as directory:
+        reporter.say(f"reading {source.describe()}")
+        scan = scan_source(source, settings["heldout_fraction"], reporter)
+        words = _tokenizer(source, scan, settings["vocab_size"], *tokenizer, reporter)
+        vocabulary = wordpiece.vocabulary_of(tokenizer[0], words.tokenizer)
+        summary = _write(source, scan, words, vocabulary, settings, directory, reporter)
+        if source.fingerprint() != open_source(path, source.text_field).fingerprint():
+            raise DataError(f"data source {path} changed while it was read; start again")
+        if not commit(directory, target):
+            summary = "another preparation of the same dataset was first; using its result"
+    reporter.say(f"{target.name}: {summary}; {time.monotonic() - begun:.1f} s")
+
+
+def _tokenizer(
+    source: Source, scan: Scan, vocab_size: int, name: str, given: dict[str, bytes] | None, reporter: Reporter
+) -> TextTokenizer:
+    if given is not None:
+        return tokenizers_.load(name, given, vocab_size)
+    return trained_tokenizer(source, scan, vocab_size, wordpiece.train, reporter)
+
+
+def _write(
+    source: Source,
+    scan: Scan,
+    tokenizer: TextTokenizer,
+    vocabulary: wordpiece.Vocabulary,
+    settings: dict[str, Any],
+    directory: Path,
+    reporter: Reporter,
+) -> str:
+    """Fill `directory` with the whole dataset, index last; return a summary in words."""
+    dtype = shards.token_dtype(tokenizer.vocabulary)
+    room = settings["sequence_length"] - FRAME
+    tokens = {
+        name: SplitWriter(directory, name, dtype, tokenizer.vocabulary, shards.SHARD_TOKENS)
+        for name in (TRAIN, HELDOUT)
+    }
+    pairs = {name: PairWriter(directory, name, room) for name in (TRAIN, HELDOUT)}
+    done = 0
+
+    def text() -> str:
+        return f"tokenized {done / 1e6:,.1f} of {scan.counts.bytes / 1e6:,.1f} MB"
+
+    with tokens[TRAIN], tokens[HELDOUT], pairs[TRAIN], pairs[HELDOUT]:
+        for split, batch in split_batches(source, scan):
+            encode = functools.partial(encoded, tokenizer, vocabulary, batch, room // 2, dtype)
+            for document, sentences in zip(batch, reporter.during(encode, text, lambda: None), strict=True):
+                if sentences:
+                    pairs[split].append([len(sentence) for sentence in sentences])
+                    tokens[split].append([np.concatenate(sentences)], len(document.data))
+                done += len(document.data)
+            reporter.tick(text)
+        _check_enough(source, pairs, settings)
+        files = {name: entry for writer in pairs.values() for name, entry in writer.finish().items()}
+        splits = {name: writer.finish() for name, writer in tokens.items()}
+    tokenizer.write(directory / TOKENIZER)
+    for name in tokenizer.files:
+        files[f"{TOKENIZER}/{name}"] = shards.entry_of(directory / TOKENIZER / name)
+    counts = scan.counts
+    index = Index(
+        format=FORMAT,
+        settings=settings,
+        source={"duplicates": counts.duplicates, "empty": counts.empty, "not_text": counts.not_text},
+        vocabulary=tokenizer.vocabulary,
+        bos=vocabulary.cls,
+        eos=vocabulary.sep,
+        dtype=dtype,
+        unigram_nats=entropy(tokens[HELDOUT].token_counts),
+        splits=splits,
+        files={**files, **tokens[TRAIN].files, **tokens[HELDOUT].files},
+    )
+    (directory / INDEX).write_text(index.to_json())
+    return (
+        f"{splits[TRAIN].documents + splits[HELDOUT].documents:,} documents, "
+        f"{splits[TRAIN].tokens + splits[HELDOUT].tokens:,} tokens, {splits[HELDOUT].tokens:,} held out; "
+        f"{pairs[TRAIN].samples + pairs[HELDOUT].samples:,} samples of {settings['sequence_length']}"
+    )
+
+
+def encoded(
+    tokenizer: TextTokenizer,
+    vocabulary: wordpiece.Vocabulary,
+    documents: Sequence[Document],
+    longest: int,
+    dtype: str,
+) -> list[list[_Ids]]:
+    """Return each document as its sentences' tokens, a sentence of more than `longest` in pieces.
+
+    So any two neighbours fit into a sequence. Raises DataError where plain text becomes a special token.
+    """
+    sentences = [list(sentences_of(document.text)) for document in documents]
+    encodings = iter(tokenizer.tokenizer.encode_batch_fast(list(chain(*sentences)), add_special_tokens=False))
+    result: list[list[_Ids]] = []
+    for texts in sentences:
+        pieces: list[_Ids] = []
+        for text in texts:
+            ids = np.array(next(encodings).ids, dtype)
+            if not vocabulary.ordinary[ids].all():
+                raise DataError(f"tokenizer: plain text becomes a special token in {text[:60]!r}...")
+            pieces += [ids[start : start + longest] for start in range(0, len(ids), longest)]
+        result.append(pieces)
+    return result
+
+
+def _check_enough(source: Source, pairs: dict[str, PairWriter], settings: dict[str, Any]) -> None:
+    for split, writer in pairs.items():
+        if writer.documents < 2 or not writer.samples:
+            raise DataError(
+                f"data source {source.name}: {writer.documents} documents with {writer.samples} pairs of "
+                f"sentences in the split '{split}'; each side needs two documents, as the next sentence may "
+                "come from another one: take more text, or change data.heldout_fraction "
+                f"({settings['heldout_fraction']})"
+            )
