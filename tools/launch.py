@@ -1,9 +1,10 @@
 """How a container's command starts Python processes: with which launcher, options and program.
 
 Known forms: `torchrun`, `python -m torch.distributed.run`, `python -m torch.distributed.launch`, plain
-`python`, and each of them behind `sh -c` or `bash -c` as a single command. Anything else is said to be
-unknown, with what was looked at. torchrun's options are those of torch/distributed/run.py; a test holds
-`OPTIONS` and `FLAGS` against the parser of the installed torch.
+`python`, each of them behind `sh -c` or `bash -c` as a single command, and behind this project's entrypoint
+(`python -m training.entrypoint`). Anything else is said to be unknown, with what was looked at. torchrun's
+options are those of torch/distributed/run.py; a test holds `OPTIONS` and `FLAGS` against the parser of the
+installed torch.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NoReturn
 from tools.shell import NotSimple, simple_command
 
 SHELLS = ("sh", "bash", "dash", "ash")
+ENTRYPOINT = "training.entrypoint"  # starts the command that follows, with the same environment
 MODULES = ("torch.distributed.run", "torch.distributed.launch")
 OPTIONS = {
     "nnodes": "1:1",
@@ -110,9 +112,11 @@ def read(command: Sequence[str], environment: Mapping[str, str]) -> Launch:
     """
     words, values = list(command), dict(environment)
     shown = " ".join(words)
-    if _name(words[0]) in SHELLS:
+    words = _behind_entrypoint(words)
+    if words and _name(words[0]) in SHELLS:
         try:
             words, values = _behind_shell(words, values)
+            words = _behind_entrypoint(words)
         except NotSimple as reason:
             return Launch(words, values, unknown=f"{_name(command[0])} script: {reason}", shown=shown)
     if not words:
@@ -127,6 +131,15 @@ def read(command: Sequence[str], environment: Mapping[str, str]) -> Launch:
     if module is not None and module.split(".")[0] in ("accelerate", "deepspeed", "torch"):
         return Launch(words, values, unknown=f"python -m {module} is a launcher of its own", shown=shown)
     return Launch(words, values, shown=shown)
+
+
+def _behind_entrypoint(words: list[str]) -> list[str]:
+    """Return the command that the entrypoint starts, or the words themselves where they are another's."""
+    if words and _name(words[0]).startswith("python"):
+        module, rest = _python_module(words[1:])
+        if module == ENTRYPOINT:
+            return rest
+    return words
 
 
 def _behind_shell(words: list[str], values: dict[str, str]) -> tuple[list[str], dict[str, str]]:

@@ -9,15 +9,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tools import failures, output, repo, supervisor
+from tools import output, repo, supervisor
 from tools.errors import UserError
 from tools.local_job import LocalJob
 from tools.supervisor import Outcome
+from training import failure as failures
+from training.rundir import RunDir
 
 FIRST_CELL = "overlays/cpu/llama-tiny"  # what `make train` trains
 LAST_LINES = 3
 LONGEST_MESSAGE = 400  # characters; compilers write pages
-METRICS_LAG = 5.0  # seconds that a step's metrics may be written after its end
 
 Report = dict[str, Any]
 
@@ -110,26 +111,19 @@ def yard_command() -> str:
 
 def failure(job: LocalJob, outcome: Outcome, started: float) -> UserError:
     """Return the one error of a failed run: its first cause, where it happened, and where to read more."""
-    first = failures.cause(_last_incident(job.directory, started))
+    first = failures.cause(failures.incident(RunDir(job.directory), started))
     if first is not None:
         step = "" if first.step is None else f" at step {first.step}"
         log = job.directory / "logs" / f"rank-{first.rank:05d}.log"
         what = first.message.strip().partition("\n")[0][:LONGEST_MESSAGE]
         message = f"rank {first.rank} on {first.host} failed{step} ({first.kind}): {what}"
-        return UserError(message, f"log: {repo.shown(log if log.exists() else first.path)}", code=1)
+        seen = log if log.exists() or first.path is None else first.path
+        return UserError(message, f"log: {repo.shown(seen)}", code=1)
     pod = outcome.pod or job.local[0].name
     log = supervisor.log_path(job.directory, pod)
     last = last_lines(log)
     message = f"pod {pod} {outcome.reason}" + (f": {last}" if last else "")
     return UserError(message, f"log: {repo.shown(log)}", code=1)
-
-
-def _last_incident(run_directory: Path, started: float) -> list[failures.Failure]:
-    """Return the failure records since the run last made a step; earlier ones were cured by a restart."""
-    records = failures.since(run_directory, started)
-    metrics = run_directory / "metrics.jsonl"
-    moved = metrics.stat().st_mtime - METRICS_LAG if metrics.exists() else started
-    return [record for record in records if record.time >= moved] or records
 
 
 def last_lines(log: Path, count: int = LAST_LINES) -> str:

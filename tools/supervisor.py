@@ -3,8 +3,8 @@
 What it does as a cluster would: `restartPolicy` and `backoffLimit`, SIGTERM and then SIGKILL after
 terminationGracePeriodSeconds, one log a pod, and the operator's rule of when a job has succeeded.
 What it does more kindly: it waits seconds, not minutes, before a restart; it gives up when two attempts of a
-pod in a row bring the run no further; and it ends the job at once when a rank records a failure that a
-restart cannot cure.
+pod in a row bring the run no further; and it ends the job at once when a pod's exit code says that a restart
+cannot cure its failure (`training.failure.CODES`).
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from tools import failures, processes, progress
+from tools import processes, progress
 from tools.errors import UserError
 from tools.pod import LocalPod
+from training.failure import CODES, PERMANENT
 
-TICK = 0.2  # seconds between looks at processes and failure records
-RECORD_SECONDS = 1.0  # what a failing rank has to write its log once its record stands
+TICK = 0.2  # seconds between looks at processes
 LONGEST_BACKOFF = 8.0
 DEFAULT_BACKOFF_LIMIT = 6
 ATTEMPTS_WITHOUT_PROGRESS = 2
 INSIST_SECONDS = 0.5  # a second Ctrl-C that soon is the first one, passed on by a wrapper
 CHUNK = 65536
+PERMANENT_CODES = frozenset(CODES[kind] for kind in PERMANENT)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -105,7 +106,7 @@ class Supervisor:
         """Prepare to run `pods`, the Master (if there is one) first.
 
         `relay` gets the first pod's output line by line, `note` what happens to pods.
-        `run_directory` holds `logs/`, `failures/` and, as the sign of progress, `metrics.jsonl`.
+        `run_directory` holds `logs/` and, as the sign of progress, `metrics.jsonl`.
         """
         self._directory = run_directory
         self._success = success
@@ -120,7 +121,6 @@ class Supervisor:
         self._stop = _Stop()
         self._restarts = 0
         self._highest = 0
-        self._started = time.time()
         self._not_ours: set[int] = set()
 
     def run(self) -> Outcome:
@@ -174,17 +174,10 @@ class Supervisor:
             self._selector.register(stream, selectors.EVENT_READ, (running, is_output))
 
     def _watch(self) -> Outcome:
-        seen_permanent: float | None = None
         while True:
             self._read(TICK)
             if self._stop.signal:
                 return self._drain()
-            if seen_permanent is None and self._permanent():
-                seen_permanent = time.monotonic()
-            if seen_permanent is not None:
-                if time.monotonic() - seen_permanent > RECORD_SECONDS:
-                    return Outcome(End.FAILED, "a restart cannot cure this")
-                continue
             outcome = self._look_at_pods()
             if outcome is not None:
                 return outcome
@@ -212,8 +205,8 @@ class Supervisor:
         if running.exit_code == 0:
             return self._finish_others(running) if self._succeeded() else None
         name, code = running.pod.name, exit_text(running.exit_code or 0)
-        if self._permanent():
-            return None
+        if running.exit_code in PERMANENT_CODES:
+            return Outcome(End.FAILED, f"{code}, which a restart cannot cure", name)
         if not _restarts_on(running.pod.restart_policy, running.exit_code or 0):
             reason = f"{code}, and restartPolicy is {running.pod.restart_policy}"
             return Outcome(End.FAILED, reason, name)
@@ -334,10 +327,6 @@ class Supervisor:
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(stream.fileno(), CHUNK):
                 self._take(running, chunk, is_output)
-
-    def _permanent(self) -> bool:
-        records = failures.since(self._directory, self._started)
-        return any(record.kind in failures.PERMANENT for record in records)
 
     def _progress(self) -> int:
         """Return the highest step the run has ever shown; a resumed run goes back, and comes here again."""

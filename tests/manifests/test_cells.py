@@ -105,7 +105,7 @@ def test_job_is_one_world(job: dict[str, Any], cell: matrix.Cell, container: dic
     worker = spec["pytorchReplicaSpecs"]["Worker"]
     assert worker["replicas"] == elastic["minReplicas"] == elastic["maxReplicas"] == cell.nodes
     assert container["name"] == "pytorch"
-    assert container["command"] == ["torchrun"]
+    assert container["command"] == ["python", "-m", "training.entrypoint", "torchrun"]
     words = [*container["command"], *container["args"]]
     assert not [word for word in words if re.match(r"--(nnodes|nproc|rdzv|standalone|master|node)", word)]
 

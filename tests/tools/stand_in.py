@@ -51,7 +51,7 @@ def fail_once() -> int:
 
 
 def record() -> int:
-    """Record a failure that a restart cannot cure, and one of its consequence, then exit."""
+    """Record a failure and one of its consequence, then exit with the code that CODE says."""
     now = time.time()
     if "EARLIER" in os.environ:  # a failure that a restart has cured: the run has made a step since
         path = RUN / "failures" / f"{int(now * 1000)}-rank-00000.json"
@@ -65,7 +65,7 @@ def record() -> int:
             "time": now - 60,
         }
         path.write_text(json.dumps(values))
-        (RUN / "metrics.jsonl").write_text("{}\n")
+        (RUN / "metrics.jsonl").write_text(json.dumps({"step": 4, "time": now}) + "\n")
     for offset, rank, kind, message in (
         (0.0, 1, os.environ["CLASS"], "told to"),
         (-0.1, 0, "lost peer", "gone"),
@@ -82,7 +82,7 @@ def record() -> int:
             "time": moment,
         }
         path.write_text(json.dumps(values))
-    return 1
+    return int(os.environ["CODE"])
 
 
 def wait() -> int:
@@ -90,9 +90,11 @@ def wait() -> int:
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD],
         start_new_session=True,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
+    assert child.stdout is not None
+    child.stdout.readline()  # from now on it dies with this process
 
     def drain(number: int, _frame: object) -> None:
         (RUN / f"drained-{POD}").write_text(signal.Signals(number).name)
@@ -135,6 +137,7 @@ def finish() -> int:
 CHILD = f"""
 import ctypes, time
 ctypes.CDLL(None).prctl(1, {int(signal.SIGKILL)}, 0, 0, 0)
+print("tied", flush=True)
 time.sleep(600)
 """
 

@@ -13,6 +13,7 @@ import pytest
 
 from tools import readiness
 from tools.errors import UserError
+from training.failure import CODES
 
 Job = Callable[..., dict[str, Any]]
 
@@ -98,7 +99,14 @@ def test_restarts_that_bring_nothing_end_in_one_error(checkout: Any, make_job: J
 
 @pytest.mark.parametrize("kind", ["config", "nan"])
 def test_what_a_restart_cannot_cure_ends_the_job_at_once(checkout: Any, make_job: Job, kind: str) -> None:
-    env = {"DO": "record", "CLASS": kind, "ON": "1", "ELSE": "wait", "EARLIER": "yes"}
+    env = {
+        "DO": "record",
+        "CLASS": kind,
+        "CODE": str(CODES[kind]),
+        "ON": "1",
+        "ELSE": "wait",
+        "EARLIER": "yes",
+    }
     done = checkout.yard("run", checkout.cell(make_job("permanent", master=True, env=env)))
     assert one_error(done.stderr) == f"rank 1 on here failed at step 7 ({kind}): told to"
     assert done.returncode == 1
@@ -147,8 +155,8 @@ def test_a_second_interrupt_ends_stubborn_pods(
 
 def test_killing_yard_leaves_nothing(checkout: Any, make_job: Job, wait_until: Callable[..., None]) -> None:
     process = checkout.start("run", checkout.cell(make_job("killed", master=True, env={"DO": "wait"})))
-    waiting = checkout.run_directory("killed") / "waiting-killed-worker-0"
-    wait_until(waiting.exists, "the pod is up")
+    waiting = [checkout.run_directory("killed") / f"waiting-killed-{pod}-0" for pod in ("master", "worker")]
+    wait_until(lambda: all(path.exists() for path in waiting), "both pods are up")
     assert len(checkout.processes()) >= 4  # two pods, each with a child in a session of its own
     process.kill()
     process.communicate()
