@@ -1,6 +1,6 @@
 """Why no node takes a pod: recomputed from nodes and requests, never read from the scheduler's message.
 
-The rules are those of kube-scheduler's filters (kubernetes pkg/scheduler/framework/plugins, v1.36): node name,
+The rules are those of kube-scheduler (kubernetes pkg/scheduler/framework/plugins, v1.36): node name,
 cordon, taints, node selector and affinity, the zone of a bound volume, required pod anti-affinity by host,
 resources, and the number of pods. What is not computed is named in `ignored`.
 """
@@ -164,7 +164,7 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 def requests(spec: Object) -> dict[str, Decimal]:
     """Return what a pod requests, by resource: its containers together or its largest init container.
 
-    The overhead comes on top. An init container that restarts always runs beside the others and counts as one.
+    The overhead comes on top. An init container that restarts always runs beside the others and counts so.
     """
     init = spec.get("initContainers") or []
     sidecars = [one for one in init if one.get("restartPolicy") == "Always"]

@@ -1,0 +1,28 @@
+"""Submit a job to a cluster, watch it, and find out why it does not train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tools.lazygroup import LazyGroup
+
+EPILOG = """\b
+Examples:
+  yard job why cpu-llama-tiny-train
+  yard job why overlays/p5/llama-3-1-8b -n team-a --context staging
+
+\b
+JOB is a job's name, a cell, or nothing where the namespace has only one job."""
+
+
+@click.group(
+    name="job",
+    cls=LazyGroup,
+    directory=Path(__file__).resolve().parents[1] / "job/commands",
+    package="tools.job.commands",
+    epilog=EPILOG,
+)
+def command() -> None:
+    """Jobs on a cluster, from submit to why."""

@@ -1,0 +1,172 @@
+"""Causes before any pod exists: suspended, queued, refused by the API server, or no operator to make them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+from tools.job.cause import Cause, Layer, short
+from tools.job.placement import name_of, requests, shown
+from tools.job.snapshot import Snapshot, event_time
+from tools.job.times import duration, moment
+from tools.preflight.amounts import amount
+
+Object = dict[str, Any]
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+PATIENCE = 30.0  # seconds that operator and scheduler have before their silence says something
+OPERATOR_IMAGE = "training-operator"
+FAILED_TO_CREATE = ("FailedCreatePod", "FailedCreateService", "FailedCreate")
+
+
+def is_over(snapshot: Snapshot) -> bool:
+    """Say whether the job has ended, well or not."""
+    return snapshot.condition("Succeeded") is not None or snapshot.condition("Failed") is not None
+
+
+def suspended(snapshot: Snapshot) -> Iterator[Cause]:
+    """The job waits in a queue, or somebody has suspended it."""
+    if is_over(snapshot) or not (snapshot.job["spec"].get("runPolicy") or {}).get("suspend"):
+        return
+    metadata = snapshot.job["metadata"]
+    queue = (metadata.get("labels") or {}).get(QUEUE_LABEL)
+    at = moment((snapshot.condition("Suspended") or {}).get("lastTransitionTime"))
+    if queue is None:
+        evidence = ["spec.runPolicy.suspend: true"]
+        yield Cause("suspended", Layer.JOB, "the job is suspended", evidence, at=at)
+        return
+    yield Cause(
+        "queue", Layer.JOB, f"Kueue has not admitted the job to queue {queue}", _kueue(snapshot, queue), at=at
+    )
+
+
+def _kueue(snapshot: Snapshot, queue: str) -> list[str]:
+    found = [f"label {QUEUE_LABEL}: {queue}, spec.runPolicy.suspend: true"]
+    if snapshot.saw("LocalQueue") and snapshot.find("LocalQueue", queue) is None:
+        return [*found, f"there is no LocalQueue {queue} in namespace {snapshot.namespace}"]
+    for workload in snapshot.of("Workload"):
+        owners = [owner.get("uid") for owner in workload["metadata"].get("ownerReferences") or []]
+        if snapshot.uid not in owners:
+            continue
+        for condition in (workload.get("status") or {}).get("conditions") or []:
+            if condition["type"] in ("QuotaReserved", "Admitted") and condition["status"] != "True":
+                found.append(
+                    short(f"Workload {workload['metadata']['name']}: {condition.get('message', '')}")
+                )
+    return found
+
+
+def gang(snapshot: Snapshot) -> Iterator[Cause]:
+    """A gang scheduler has not let the group of pods in."""
+    if is_over(snapshot) or len(snapshot.pods) >= snapshot.replicas:
+        return
+    for group in snapshot.of("PodGroup"):
+        phase = (group.get("status") or {}).get("phase")
+        if group["metadata"]["name"] == snapshot.name and phase in (None, "Pending"):
+            least = (group.get("spec") or {}).get("minMember")
+            conditions = (group.get("status") or {}).get("conditions") or []
+            said = [short(one["message"]) for one in conditions[-1:] if one.get("message")]
+            evidence = [f"PodGroup {snapshot.name}: phase {phase or 'none'}, minMember {least}", *said]
+            summary = (
+                f"the gang of {least} pods is not admitted to queue {group['spec'].get('queue', 'default')}"
+            )
+            yield Cause("queue", Layer.JOB, summary, evidence)
+
+
+def operator(snapshot: Snapshot) -> Iterator[Cause]:
+    """The operator has not looked at the job: it is down, or it does not watch this namespace."""
+    status = snapshot.job.get("status") or {}
+    age = snapshot.age(moment(snapshot.job["metadata"].get("creationTimestamp"))) or 0.0
+    if status.get("conditions") or age < PATIENCE or snapshot.pods:
+        return
+    evidence = [f"no condition {duration(age)} after the job was made"]
+    if "others" not in snapshot.unseen:
+        evidence += _operator_pods(snapshot)
+    yield Cause("operator", Layer.JOB, "the training operator has not taken the job up", evidence)
+
+
+def _operator_pods(snapshot: Snapshot) -> list[str]:
+    found = []
+    for pod in snapshot.others:
+        images = [str(one.get("image")) for one in pod["spec"].get("containers") or []]
+        if any(OPERATOR_IMAGE in image for image in images):
+            name = f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}"
+            statuses = (pod.get("status") or {}).get("containerStatuses") or []
+            ready = bool(statuses) and all(one.get("ready") for one in statuses)
+            state = pod["status"].get("phase", "Unknown") if not ready else "Ready"
+            found.append(f"operator pod {name}: {state}")
+    return found or ["no pod of the cluster runs an image called training-operator"]
+
+
+def refused(snapshot: Snapshot) -> Iterator[Cause]:
+    """The API server refuses the pods that the operator asks for."""
+    if is_over(snapshot) or len(snapshot.pods) >= snapshot.replicas:
+        return
+    yield from quota(snapshot)
+    events = [
+        event
+        for event in snapshot.events("PyTorchJob", snapshot.name)
+        if event.get("reason") in FAILED_TO_CREATE and event.get("type") == "Warning"
+    ]
+    if not events:
+        return
+    message = str(events[-1].get("message", ""))
+    kind, summary = _refusal(message)
+    if kind != "quota":
+        yield Cause(kind, Layer.JOB, summary, [short(f"event: {message}")], at=event_time(events[-1]))
+
+
+REFUSALS = (
+    (r"exceeded quota|quota", "quota", "the namespace's quota is used up"),
+    (r"violates PodSecurity", "pod-security", "the namespace's Pod Security level refuses the pod"),
+    (r"failed calling webhook|webhook.*(?:connection refused|deadline exceeded|no endpoints)", "webhook",
+     "an admission webhook does not answer"),
+    (r"admission webhook .* denied|denied the request", "refused", "an admission webhook refuses the pod"),
+    (r"serviceaccounts? \"[^\"]*\" not found|service account .* not found|error looking up service account",
+     "serviceaccount-missing", "the pod's ServiceAccount does not exist"),
+    (r".", "refused", "the API server refuses the pod"),
+)  # fmt: skip
+
+
+def _refusal(message: str) -> tuple[str, str]:
+    for pattern, kind, summary in REFUSALS:
+        if re.search(pattern, message):
+            return kind, summary
+    return "refused", "the API server refuses the pod"
+
+
+def quota(snapshot: Snapshot) -> Iterator[Cause]:
+    """A ResourceQuota has no room for one more pod: what it leaves against what a pod asks for."""
+    wanted = _wanted(snapshot)
+    for item in snapshot.of("ResourceQuota"):
+        status = item.get("status") or {}
+        hard, used = status.get("hard") or {}, status.get("used") or {}
+        for key, most in sorted(hard.items()):
+            need = wanted.get(key)
+            left = (amount(most) or Decimal(0)) - (amount(used.get(key, 0)) or Decimal(0))
+            if need is not None and need > left:
+                resource = key.removeprefix("requests.").removeprefix("limits.")
+                evidence = [
+                    f"ResourceQuota {item['metadata']['name']}: {key} {used.get(key, 0)} of {most} used,"
+                    f" a pod needs {shown(resource, need)}"
+                ]
+                summary = f"the namespace's quota leaves {shown(resource, left)} {name_of(resource)}"
+                yield Cause("quota", Layer.JOB, summary, evidence)
+                return
+
+
+def _wanted(snapshot: Snapshot) -> dict[str, Decimal]:
+    """Return what one more pod takes of each thing that a quota can limit."""
+    specs = (snapshot.job["spec"].get("pytorchReplicaSpecs") or {}).values()
+    most: dict[str, Decimal] = {"pods": Decimal(1), "count/pods": Decimal(1)}
+    for replica in specs:
+        spec = (replica.get("template") or {}).get("spec") or {}
+        limits = [(one.get("resources") or {}).get("limits") or {} for one in spec.get("containers") or []]
+        for resource, value in requests(spec).items():
+            for key in (f"requests.{resource}", resource):
+                most[key] = max(most.get(key, Decimal(0)), value)
+        for resource in ("cpu", "memory"):
+            total = sum((amount(one.get(resource, 0)) or Decimal(0) for one in limits), Decimal(0))
+            most[f"limits.{resource}"] = max(most.get(f"limits.{resource}", Decimal(0)), total)
+    return most

@@ -1,0 +1,240 @@
+"""Takes a snapshot of a job from a live cluster, and looks into its run directory through one of its pods."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tools.errors import UserError
+from tools.job import probe
+from tools.job.before import QUEUE_LABEL
+from tools.job.placing import claim_names
+from tools.job.pod import JobPod
+from tools.job.snapshot import CURRENT, PREVIOUS, Log, Snapshot, own_pods
+from tools.job.starting import needed
+from tools.kubectl import Kubectl
+from tools.operator_admission import DEFAULT_CONTAINER
+
+Object = dict[str, Any]
+TAIL = 400  # lines of each log
+LOGS = 32  # pods whose logs are read: of a larger job those that have failed, and the first
+AT_ONCE = 6
+RUN_VARIABLE = "TRAINYARD_RUN"
+LIVE = "--field-selector=spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+# What is asked for of the namespace, and of the cluster.
+NAMESPACED = {
+    "Event": ("events",),
+    "Service": ("services",),
+    "NetworkPolicy": ("networkpolicies",),
+    "PersistentVolumeClaim": ("persistentvolumeclaims",),
+    "ResourceQuota": ("resourcequotas",),
+}
+GLOBAL = {
+    "Node": ("nodes",),
+    "StorageClass": ("storageclasses",),
+    "PersistentVolume": ("persistentvolumes",),
+}
+QUEUES = {
+    "LocalQueue": ("localqueues.kueue.x-k8s.io",),
+    "Workload": ("workloads.kueue.x-k8s.io",),
+    "PodGroup": ("podgroups.scheduling.volcano.sh",),
+}
+
+
+def collect(kubectl: Kubectl, name: str, *, logs: bool = True, run: bool = True) -> Snapshot:
+    """Return everything that the cluster tells about the job `name`.
+
+    Raises UserError where the job itself is not seen. Whatever else is not seen stands in `unseen`.
+    """
+    job = kubectl.json("get", "pytorchjob", name)
+    namespace = job["metadata"]["namespace"]
+    here = Kubectl(kubectl.context, namespace)
+    taker = _Taker(here)
+    wanted = {"all pods": ("pods", "--all-namespaces", LIVE), "own pods": ("pods", _label(name))}
+    taker.take({**wanted, **NAMESPACED, **GLOBAL, **_queues(job)})
+    objects, unseen = taker.objects, taker.unseen
+    own = objects.pop("own pods", [])
+    everyone = objects.pop("all pods", [])
+    _rename(unseen, "own pods", "Pod")
+    _rename(unseen, "all pods", "others")
+    objects["Pod"] = own_pods(own, name)
+    mine = {pod["metadata"]["uid"] for pod in objects["Pod"]}
+    pods = [JobPod(pod) for pod in objects["Pod"]]
+    _keep_bound(objects, pods)
+    _references(here, job, pods, objects, unseen)
+    found = _logs(here, pods, unseen) if logs else []
+    seen = look(here, pods, unseen) if run else None
+    return Snapshot(
+        taken=datetime.now(UTC),
+        namespace=namespace,
+        job=job,
+        objects=objects,
+        others=[pod for pod in everyone if pod["metadata"]["uid"] not in mine],
+        logs=found,
+        run=seen,
+        unseen=unseen,
+    )
+
+
+class _Taker:
+    """Asks several questions at once; what is refused is noted with the reason."""
+
+    def __init__(self, kubectl: Kubectl) -> None:
+        self._kubectl = kubectl
+        self.objects: dict[str, list[Object]] = {}
+        self.unseen: dict[str, str] = {}
+
+    def take(self, wanted: dict[str, tuple[str, ...]]) -> None:
+        def one(kind: str) -> None:
+            try:
+                self.objects[kind] = self._kubectl.items(*wanted[kind])
+            except UserError as problem:
+                self.unseen[kind] = problem.message
+
+        _each(one, wanted)
+
+
+def _each(work: Callable[[Any], None], items: Iterable[Any]) -> None:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for done in [pool.submit(work, item) for item in items]:
+            done.result()
+
+
+def _label(name: str) -> str:
+    return f"--selector=training.kubeflow.org/job-name={name}"
+
+
+def _rename(unseen: dict[str, str], old: str, new: str) -> None:
+    if old in unseen:
+        unseen[new] = unseen.pop(old)
+
+
+def _queues(job: Object) -> dict[str, tuple[str, ...]]:
+    """Return the kinds of queues that this job has to do with: most clusters have none of them."""
+    templates = [one.get("template") or {} for one in job["spec"]["pytorchReplicaSpecs"].values()]
+    volcano = any((one.get("spec") or {}).get("schedulerName") == "volcano" for one in templates)
+    kueue = QUEUE_LABEL in (job["metadata"].get("labels") or {})
+    volcano = volcano or bool((job["spec"].get("runPolicy") or {}).get("schedulingPolicy"))
+    return {
+        kind: words
+        for kind, words in QUEUES.items()
+        if (kind == "PodGroup" and volcano) or (kind != "PodGroup" and kueue)
+    }
+
+
+def _keep_bound(objects: dict[str, list[Object]], pods: list[JobPod]) -> None:
+    """Keep the volumes of this job's claims only."""
+    names = {name for pod in pods for name in claim_names(pod)}
+    claims = [one for one in objects.get("PersistentVolumeClaim", []) if one["metadata"]["name"] in names]
+    bound = {one["spec"].get("volumeName") for one in claims}
+    if "PersistentVolume" in objects:
+        volumes = objects["PersistentVolume"]
+        objects["PersistentVolume"] = [one for one in volumes if one["metadata"]["name"] in bound]
+
+
+def _references(
+    kubectl: Kubectl,
+    job: Object,
+    pods: list[JobPod],
+    objects: dict[str, list[Object]],
+    unseen: dict[str, str],
+) -> None:
+    """Look up the ConfigMaps and secrets that the pods name: of those the keys, of these the name only."""
+    specs = [pod.spec for pod in pods] or [
+        replica["template"]["spec"] for replica in job["spec"]["pytorchReplicaSpecs"].values()
+    ]
+    names: dict[str, set[str]] = {"ConfigMap": set(), "Secret": set()}
+    for spec in specs:
+        for kind, name, _key, _where in needed(spec):
+            names[kind].add(name)
+    try:
+        wanted = ("configmap", *sorted(names["ConfigMap"]), "--ignore-not-found")
+        found = kubectl.items(*wanted) if names["ConfigMap"] else []
+        objects["ConfigMap"] = [
+            {
+                "metadata": {"name": one["metadata"]["name"]},
+                "keys": sorted([*(one.get("data") or {}), *(one.get("binaryData") or {})]),
+            }
+            for one in found
+        ]
+    except UserError as problem:
+        unseen["ConfigMap"] = problem.message
+    try:
+        secrets = []
+        for name in sorted(names["Secret"]):
+            if kubectl.text("get", "secret", name, "--ignore-not-found", "--output=name").strip():
+                secrets.append({"metadata": {"name": name}})
+        objects["Secret"] = secrets
+    except UserError as problem:
+        unseen["Secret"] = problem.message
+
+
+def _logs(kubectl: Kubectl, pods: list[JobPod], unseen: dict[str, str]) -> list[Log]:
+    """Return the ends of the pods' logs; of a large job those of the pods that have failed, and the first."""
+    chosen = sorted(pods, key=lambda pod: (not (pod.restarts or pod.end), pod.index))[:LOGS]
+    wanted = [
+        (pod, which)
+        for pod in chosen
+        for which in (CURRENT, PREVIOUS)
+        if (which is CURRENT and (pod.running or pod.end)) or (which is PREVIOUS and pod.restarts)
+    ]
+    found: list[Log] = []
+
+    def read(one: tuple[JobPod, str]) -> None:
+        pod, which = one
+        words = ["logs", pod.name, f"--container={container_name(pod)}", f"--tail={TAIL}", "--timestamps"]
+        done = kubectl.run(*words, *(["--previous"] if which is PREVIOUS else []))
+        if done.returncode == 0:
+            found.append(Log(pod.name, which, done.stdout))
+        else:
+            unseen[f"log of {pod.short}"] = (done.stderr.strip().splitlines() or ["no answer"])[-1]
+
+    _each(read, wanted)
+    return sorted(found, key=lambda log: (log.pod, log.which))
+
+
+def container_name(pod: JobPod) -> str:
+    """Return the name of the training container."""
+    return str(pod.container_spec.get("name", DEFAULT_CONTAINER))
+
+
+def look(kubectl: Kubectl, pods: list[JobPod], unseen: dict[str, str]) -> Object | None:
+    """Return what stands in the run directory, seen from the first pod that runs."""
+    if not any(_names_run(pod) for pod in pods):
+        unseen["run directory"] = f"no pod sets {RUN_VARIABLE}: the trainer is not trainyard's"
+        return None
+    for pod in pods:
+        if pod.running and _names_run(pod):
+            return _look_from(kubectl, pod, unseen)
+    unseen["run directory"] = "no pod of the job runs to look from"
+    return None
+
+
+def _names_run(pod: JobPod) -> bool:
+    return any(entry.get("name") == RUN_VARIABLE for entry in pod.container_spec.get("env") or [])
+
+
+def _look_from(kubectl: Kubectl, pod: JobPod, unseen: dict[str, str]) -> Object | None:
+    script = Path(probe.__file__).read_text(encoding="utf-8")
+    words = ("sh", "-c", f'exec python3 - "${RUN_VARIABLE}"')
+    try:
+        text = in_pod(kubectl, pod, *words, stdin=script)
+        found = json.loads(text)
+        return found if isinstance(found, dict) else None
+    except UserError as problem:
+        unseen["run directory"] = problem.message
+    except ValueError:
+        unseen["run directory"] = f"{pod.short} answered with something else than JSON"
+    return None
+
+
+def in_pod(kubectl: Kubectl, pod: JobPod, *words: str, stdin: str | None = None) -> str:
+    """Run a command in a pod's training container and return what it prints; UserError where it fails."""
+    options = ["--stdin"] if stdin is not None else []
+    return kubectl.text(
+        "exec", pod.name, f"--container={container_name(pod)}", *options, "--", *words, stdin=stdin
+    )

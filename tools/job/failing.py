@@ -1,0 +1,254 @@
+"""Causes of a job whose processes have failed: who failed first, of what, and who is only a victim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from tools.job import loglines, signs
+from tools.job.cause import Cause, Layer, short
+from tools.job.pod import End, JobPod
+from tools.job.progress import last_moved
+from tools.job.snapshot import CURRENT, PREVIOUS, Snapshot
+from tools.job.times import epoch, moment
+from training.failure import CODES, Failure
+from training.failure import cause as first_of
+
+Object = dict[str, Any]
+METRICS_LAG = 5.0  # seconds that a step's metrics may be written after its end
+DISRUPTIONS = {
+    "PreemptionByScheduler": ("preempted", "a pod of higher priority took its place"),
+    "PreemptionByKubeScheduler": ("preempted", "a pod of higher priority took its place"),
+    "EvictionByEvictionAPI": ("drained", "its node was drained"),
+    "DeletionByTaintManager": ("node-lost", "its node was lost or tainted"),
+    "DeletionByPodGC": ("node-lost", "its node is gone"),
+    "TerminationByKubelet": ("evicted", "the kubelet ended it"),
+}
+# Codes by which shells and kernels say how a process ended: 128 + the signal.
+SIGNALS = {134: "memory-fault", 135: "memory-fault", 136: "memory-fault", 137: "killed", 139: "memory-fault"}
+CLASSES = {code: kind for kind, code in CODES.items() if kind not in ("done", "error")}
+# What the words of `why` are for the classes of the trainer.
+WORDS = {"out of memory": "oom-device", "lost peer": "lost-peer", "error": "crash", "upload": "upload"}
+SUMMARIES = {
+    "config": "the configuration is wrong",
+    "data": "the training data cannot be used",
+    "nan": "the loss or a gradient is not finite",
+    "oom-device": "an accelerator's memory is used up",
+    "oom-host": "the container's memory is used up",
+    "shared-memory": "/dev/shm is used up",
+    "storage": "the volume fails",
+    "storage-full": "the volume is full",
+    "checkpoint": "a checkpoint cannot be read",
+    "device": "an accelerator fails",
+    "efa": "EFA does not start",
+    "hub-auth": "the model hub refuses access",
+    "hub-unreachable": "the model hub is not reached",
+    "rendezvous-dns": "the name of the rendezvous host does not resolve",
+    "rendezvous": "the rendezvous host does not answer",
+    "port-taken": "the rendezvous port is taken",
+    "collective-timeout": "a rank did not come to a collective",
+    "lost-peer": "another rank went away",
+    "communication": "the ranks' communication failed",
+    "hang": "a rank hangs",
+    "killed": "the process was killed from outside",
+    "memory-fault": "native code crashed",
+    "code": "the program does not start",
+    "drained": "the pod was asked to stop",
+    "upload": "the finished model could not be uploaded",
+    "image-architecture": "the image is not built for the node's processor",
+    "command": "the image has no such program",
+}
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A pod that has failed and has not come back: how it ended, and where its last words stand."""
+
+    pod: JobPod
+    end: End | None
+    which: str  # CURRENT | PREVIOUS
+
+
+def failures(snapshot: Snapshot) -> Iterator[Cause]:
+    """The failure that led to the job's state, told by records, pods and logs together."""
+    failed = failed_pods(snapshot)
+    records = list(current_records(snapshot))
+    if not failed and not (records and snapshot.condition("Failed")):
+        return
+    found = [_from_record(record) for record in [first_of(records)] if record]
+    for one in failed:
+        told = _from_status(one) or _from_log(snapshot, one) or _from_code(snapshot, one)
+        found += [told] if told else []
+    yield from _without_victims_doubled(found)
+
+
+def failed_pods(snapshot: Snapshot) -> list[Failed]:
+    """Return the pods that have failed and not come back: no step was taken since."""
+    moved = last_moved(snapshot)
+    found = []
+    for pod in snapshot.pods:
+        end = pod.end
+        if pod.phase == "Failed" or (pod.ended_for_good and end and end.code != 0):
+            found.append(Failed(pod, end, CURRENT))
+        elif pod.waiting[0] == "CrashLoopBackOff" or (pod.restarts and end and _not_since(end, pod, moved)):
+            found.append(Failed(pod, end, PREVIOUS if pod.restarts else CURRENT))
+    return found
+
+
+def _not_since(end: End, pod: JobPod, moved: datetime | None) -> bool:
+    """Say whether a restarted container has not been seen to get on since it ended."""
+    if end.code == 0 or end.at is None:
+        return False
+    if pod.running:
+        return pod.restarts > 1 and (moved is None or moved <= end.at)
+    return moved is None or moved <= end.at
+
+
+def current_records(snapshot: Snapshot) -> Iterator[Failure]:
+    """Yield the trainer's failure records that no step came after, and that are this job's."""
+    moved = last_moved(snapshot)
+    made = moment(snapshot.job["metadata"].get("creationTimestamp"))
+    for item in ((snapshot.run or {}).get("failures") or {}).values():
+        record = _record(item)
+        if record is None or (made and record.time < made.timestamp() - 1):
+            continue
+        if moved is None or record.time >= moved.timestamp() - METRICS_LAG:
+            yield record
+
+
+def _record(item: Object) -> Failure | None:
+    try:
+        return Failure(
+            kind=str(item["class"]),
+            rank=int(item["rank"]),
+            host=str(item["host"]),
+            pid=int(item.get("pid") or 0),
+            step=item.get("step"),
+            message=str(item["message"]),
+            exception=str(item.get("exception") or ""),
+            time=float(item["time"]),
+            phase=item.get("phase"),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _from_record(record: Failure) -> Cause:
+    kind = signs.refine(record.kind, f"{record.exception}: {record.message}")
+    where = "" if record.step is None else f" at step {record.step}"
+    phase = f" while {record.phase}" if record.phase else ""
+    evidence = [
+        short(f"rank {record.rank} on {record.host}{where}{phase}: {record.exception}: {record.message}"),
+        f"from the run's failure records, written {epoch(record.time):%H:%M:%S} UTC",
+    ]
+    at = epoch(record.time)
+    return Cause(
+        kind, _layer(kind), _summary(kind, f"rank {record.rank}"), evidence, record.host, record.rank, at
+    )
+
+
+def _from_status(failed: Failed) -> Cause | None:
+    """Return what the pod's own status says, where it says more than an exit code."""
+    pod, end = failed.pod, failed.end
+    at = end.at if end else None
+    if end and end.reason == "OOMKilled":
+        limit = ((pod.container_spec.get("resources") or {}).get("limits") or {}).get("memory", "no limit")
+        evidence = [f"{pod.short} on {pod.node}: OOMKilled, exit code {end.code}, memory limit {limit}"]
+        return Cause("oom-host", Layer.FAILED, _summary("oom-host", pod.short), evidence, pod.name, at=at)
+    disruption = pod.condition("DisruptionTarget")
+    if disruption and disruption.get("status") == "True":
+        kind, summary = DISRUPTIONS.get(str(disruption.get("reason")), ("drained", "it was disrupted"))
+        if kind == "evicted" and pod.status.get("reason") not in (None, "Evicted", "Preempting"):
+            kind = "drained"
+        evidence = [short(f"{pod.short}: {disruption.get('reason')}: {disruption.get('message', '')}")]
+        return Cause(kind, Layer.FAILED, f"{pod.short}: {summary}", evidence, pod.name, at=at)
+    reason = str(pod.status.get("reason") or "")
+    message = str(pod.status.get("message") or "")
+    evidence = [short(f"{pod.short} on {pod.node}: {reason}: {message}")]
+    if reason == "Evicted":
+        summary = f"{pod.short} was evicted by its node"
+        return Cause("evicted", Layer.FAILED, summary, evidence, pod.name, at=at)
+    if reason in ("UnexpectedAdmissionError", "NodeAffinity") or reason.startswith("OutOf"):
+        summary = f"the node {pod.node} refused {pod.short}"
+        return Cause("node-refused", Layer.FAILED, summary, evidence, pod.name, at=at)
+    if reason in ("NodeLost", "NodeShutdown", "Terminated", "Shutdown"):
+        return Cause("node-lost", Layer.FAILED, f"{pod.short}: its node is gone", evidence, pod.name, at=at)
+    if reason == "DeadlineExceeded":
+        return Cause("deadline", Layer.FAILED, f"{pod.short} took too long", evidence, pod.name, at=at)
+    return None
+
+
+def _from_log(snapshot: Snapshot, failed: Failed) -> Cause | None:
+    """Return what the log of the failed container says."""
+    pod = failed.pod
+    text = snapshot.log(pod.name, failed.which) or snapshot.log(pod.name, CURRENT)
+    found = signs.first_cause(loglines.read(text, pod.name))
+    if found is None:
+        return None
+    end = failed.end
+    at = found.line.time or (end.at if end else None)
+    code = f", exit code {end.code}" if end else ""
+    evidence = [short(f"{pod.short} on {pod.node}: {found.line.text.strip()}"), f"from the pod's log{code}"]
+    kind = found.kind
+    if kind == "crash" and end and end.code in SIGNALS:
+        kind = SIGNALS[end.code]
+    who = pod.short if found.rank is None else f"rank {found.rank}"
+    return Cause(kind, _layer(kind), _summary(kind, who), evidence, pod.name, found.rank, at)
+
+
+def _from_code(snapshot: Snapshot, failed: Failed) -> Cause | None:
+    """Return what the exit code says, where nothing says more."""
+    pod, end = failed.pod, failed.end
+    if end is None:
+        return None
+    kind = WORDS.get(CLASSES.get(end.code, ""), CLASSES.get(end.code))
+    kind = kind or SIGNALS.get(end.code) or ("drained" if end.code == 143 else None)
+    kind = kind or ("command" if end.code in (126, 127) or end.reason == "StartError" else "crash")
+    if "exec format error" in end.message:
+        kind = "image-architecture"
+    lines = [line for line in snapshot.log(pod.name, failed.which).splitlines() if line.strip()]
+    last = f", last line: {lines[-1].strip()}" if lines else ", its log is empty or was not seen"
+    evidence = [short(f"{pod.short} on {pod.node}: exit code {end.code} {end.reason}{last} {end.message}")]
+    summary = _summary(kind, pod.short) if kind != "crash" else f"{pod.short} failed with code {end.code}"
+    # An exit code without a class may be anything's consequence.
+    layer = Layer.VICTIM if kind == "crash" else _layer(kind)
+    return Cause(kind, layer, summary, evidence, pod.name, at=end.at)
+
+
+def _layer(kind: str) -> Layer:
+    return Layer.VICTIM if kind in signs.VICTIMS and kind != "drained" else Layer.FAILED
+
+
+def _summary(kind: str, who: str) -> str:
+    return f"{who}: {SUMMARIES.get(kind, 'an error that is no known class')}"
+
+
+def _without_victims_doubled(found: list[Cause]) -> Iterator[Cause]:
+    """Yield each kind once, the earliest of it; what a drain ends is no failure when another cause stands."""
+    seen = set()
+    own = [one for one in found if one.kind != "drained" and one.layer is Layer.FAILED]
+    for one in sorted(found, key=lambda one: one.order):
+        if one.kind == "drained" and own:
+            continue
+        if one.kind not in seen:
+            seen.add(one.kind)
+            yield one
+
+
+def ended(snapshot: Snapshot) -> Iterator[Cause]:
+    """The operator's own reason for failing the job, where no pod and no record is left to tell more."""
+    condition = snapshot.condition("Failed")
+    told = [*failed_pods(snapshot), *current_records(snapshot)]
+    if condition is None or told:
+        return
+    message = str(condition.get("message", ""))
+    at = moment(condition.get("lastTransitionTime"))
+    evidence = [short(f"condition Failed: {condition.get('reason')}: {message}")]
+    if "deadline" in message.lower():
+        summary = "the job took longer than activeDeadlineSeconds"
+        yield Cause("deadline", Layer.FAILED, summary, evidence, at=at)
+    elif "backoff" in message.lower():
+        summary = "the job's restarts are used up, and what failed has left nothing behind"
+        yield Cause("backoff", Layer.VICTIM, summary, evidence, at=at)

@@ -1,0 +1,243 @@
+"""Causes of a pod that has no node."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+from tools.job.before import PATIENCE, is_over
+from tools.job.cause import Cause, Layer, short
+from tools.job.placement import FIRST, Fit, Nodes, Obstacle, name_of, requests, shown
+from tools.job.pod import JobPod
+from tools.job.snapshot import Snapshot, event_time
+from tools.job.times import duration
+from tools.output import count
+
+Object = dict[str, Any]
+SHOWN_NODES = 4
+DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
+
+
+def waiting(snapshot: Snapshot) -> list[JobPod]:
+    """Return the pods that wait for a node."""
+    if is_over(snapshot):
+        return []
+    return [pod for pod in snapshot.pods if pod.phase == "Pending" and pod.node is None and not pod.deleted]
+
+
+def claims(snapshot: Snapshot) -> Iterator[Cause]:
+    """A claim that the pod mounts does not exist, or has no volume."""
+    for pod in waiting(snapshot)[:1]:
+        for name in claim_names(pod):
+            if not snapshot.saw("PersistentVolumeClaim"):
+                return
+            claim = snapshot.find("PersistentVolumeClaim", name)
+            if claim is None:
+                summary = f"the claim {name} does not exist in namespace {snapshot.namespace}"
+                yield Cause("claim-missing", Layer.BLOCKED, summary, [f"{pod.short} mounts it"], pod.name)
+            elif (claim.get("status") or {}).get("phase") == "Lost":
+                evidence = [f"claim {name}: phase Lost"]
+                yield Cause(
+                    "claim-pending", Layer.BLOCKED, f"the volume of claim {name} is gone", evidence, pod.name
+                )
+            elif (claim.get("status") or {}).get("phase") != "Bound":
+                yield from _unbound(snapshot, pod, claim)
+
+
+def _unbound(snapshot: Snapshot, pod: JobPod, claim: Object) -> Iterator[Cause]:
+    """A claim without a volume is a cause, unless its class waits for the pod to have a node."""
+    name = claim["metadata"]["name"]
+    events = [
+        event for event in snapshot.events("PersistentVolumeClaim", name) if event.get("type") == "Warning"
+    ]
+    said = [short(f"event: {event.get('message', '')}") for event in events[-1:]]
+    wanted = claim["spec"].get("storageClassName")
+    classes = {item["metadata"]["name"]: item for item in snapshot.of("StorageClass")}
+    default = [
+        key
+        for key, item in classes.items()
+        if (item["metadata"].get("annotations") or {}).get(DEFAULT_CLASS) == "true"
+    ]
+    if wanted is None and default:
+        wanted = default[0]
+    if snapshot.saw("StorageClass") and wanted is None and not claim["spec"].get("volumeName"):
+        fact = f"claim {name} names no storage class, and the cluster has no default one"
+    elif snapshot.saw("StorageClass") and wanted and wanted not in classes:
+        has = ", ".join(sorted(classes)) or "none"
+        fact = f"claim {name} asks for storage class {wanted}, which does not exist; there are: {has}"
+    elif classes.get(wanted or "", {}).get("volumeBindingMode") == "WaitForFirstConsumer" and not said:
+        return
+    else:
+        fact = f"claim {name} of class {wanted or 'none'} is Pending"
+    summary = f"the claim {name} has no volume"
+    at = event_time(events[-1]) if events else None
+    yield Cause("claim-pending", Layer.BLOCKED, summary, [fact, *said], pod.name, at=at)
+
+
+def claim_names(pod: JobPod) -> list[str]:
+    """Return the claims that a pod mounts."""
+    sources = [volume.get("persistentVolumeClaim") for volume in pod.spec.get("volumes") or []]
+    return [source["claimName"] for source in sources if source]
+
+
+def gated(snapshot: Snapshot) -> Iterator[Cause]:
+    """A scheduling gate holds the pods back: a queue has not let them in."""
+    for pod in waiting(snapshot):
+        gates = [str(gate["name"]) for gate in pod.spec.get("schedulingGates") or []]
+        if gates:
+            evidence = [f"{pod.short}: schedulingGates {', '.join(gates)}"]
+            yield Cause(
+                "queue", Layer.BLOCKED, "the pods are gated and wait to be let in", evidence, pod.name
+            )
+            return
+
+
+def scheduler(snapshot: Snapshot) -> Iterator[Cause]:
+    """No scheduler has looked at the pod."""
+    for pod in waiting(snapshot):
+        age = snapshot.age(pod.created) or 0.0
+        if pod.condition("PodScheduled") is None and age > PATIENCE and not pod.spec.get("schedulingGates"):
+            name = pod.spec.get("schedulerName", "default-scheduler")
+            evidence = [
+                f"{pod.short}: spec.schedulerName {name}, no PodScheduled condition in {duration(age)}"
+            ]
+            summary = f"the scheduler {name} has not looked at the pods"
+            yield Cause("scheduler-absent", Layer.BLOCKED, summary, evidence, pod.name)
+            return
+
+
+def unschedulable(snapshot: Snapshot) -> Iterator[Cause]:
+    """No node takes the pod, by our own arithmetic over nodes and requests."""
+    pods = [pod for pod in waiting(snapshot) if not pod.spec.get("schedulingGates")]
+    if not pods or not snapshot.saw("Node") or "others" in snapshot.unseen:
+        return
+    nodes = all_nodes(snapshot)
+    if not nodes.nodes:
+        summary = "the cluster has no node"
+        yield Cause("unschedulable/no-nodes", Layer.BLOCKED, summary, ["0 nodes"], pods[0].name)
+        return
+    for pod in pods:
+        fit = nodes.fit(pod.item, bound_volumes(snapshot, pod))
+        if not fit.open:
+            yield _cause(snapshot, nodes, pod, fit, len(pods))
+            return
+
+
+def all_nodes(snapshot: Snapshot) -> Nodes:
+    """Return the nodes with everything that runs on them."""
+    return Nodes(snapshot.of("Node"), [*snapshot.others, *(pod.item for pod in snapshot.pods)])
+
+
+def bound_volumes(snapshot: Snapshot, pod: JobPod) -> list[Object]:
+    """Return the volumes that a pod's claims are bound to."""
+    found = [snapshot.find("PersistentVolumeClaim", name) for name in claim_names(pod)]
+    names = [claim["spec"].get("volumeName") for claim in found if claim]
+    volumes = [snapshot.find("PersistentVolume", name) for name in names if name]
+    return [volume for volume in volumes if volume]
+
+
+def _cause(snapshot: Snapshot, nodes: Nodes, pod: JobPod, fit: Fit, number: int) -> Cause:
+    nearest = fit.nearest()
+    kind = _kind(nearest)
+    if kind == "resource":
+        kind = _scarcest(nearest)
+    waits = f"{number} of {count(snapshot.replicas, 'pod')} {'has' if number == 1 else 'have'} no node"
+    facts = [
+        f"{node}: {_fact(found, kind)}{_holders(nodes, node, kind)}"
+        for node, found in sorted(nearest.items())[:SHOWN_NODES]
+    ]
+    rest = len(nearest) - SHOWN_NODES
+    facts += [f"and {rest} more nodes alike"] if rest > 0 else []
+    others = len(fit.obstacles) - len(nearest)
+    facts += [f"{count(others, 'other node')} would not do: {_others(fit, nearest)}"] if others else []
+    summary, advice = _words(kind, nearest, pod)
+    return Cause(
+        f"unschedulable/{kind}", Layer.BLOCKED, f"{waits}: {summary}", facts, pod.name,
+        at=pod.created, advice=advice,
+    )  # fmt: skip
+
+
+def _kind(nearest: dict[str, list[Obstacle]]) -> str:
+    """Return the kind of obstacle that the nearest nodes share."""
+    from tools.job.placement import ORDER
+
+    return min((one.kind for found in nearest.values() for one in found), key=ORDER.index)
+
+
+def _scarcest(nearest: dict[str, list[Obstacle]]) -> str:
+    """Return the resource that is missing where the fewest are: devices are named before CPUs and memory."""
+    least = min(len(found) for found in nearest.values())
+    short_of = Counter(
+        one.resource for found in nearest.values() if len(found) == least for one in found if one.resource
+    )
+    rank = {name: place for place, name in enumerate(FIRST)}
+    return min(short_of, key=lambda name: (rank.get(name, len(FIRST)), -short_of[name], name))
+
+
+def _fact(found: list[Obstacle], kind: str) -> str:
+    chosen = [one for one in found if kind in (one.kind, one.resource)]
+    return (chosen or found)[0].fact
+
+
+def _holders(nodes: Nodes, node: str, resource: str) -> str:
+    """Return who holds a node's resource, the largest two."""
+    held = {
+        f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}": requests(pod["spec"]).get(
+            resource, Decimal(0)
+        )
+        for pod in nodes.on(node)
+    }
+    largest = sorted((one for one in held.items() if one[1] > 0), key=lambda one: -one[1])[:2]
+    if not largest:
+        return ""
+    return f" (held by {', '.join(f'{name}: {shown(resource, value)}' for name, value in largest)})"
+
+
+def _others(fit: Fit, nearest: dict[str, list[Obstacle]]) -> str:
+    kinds = Counter(found[0].kind for node, found in fit.obstacles.items() if found and node not in nearest)
+    return ", ".join(f"{number} by {kind}" for kind, number in kinds.most_common())
+
+
+def _words(kind: str, nearest: dict[str, list[Obstacle]], pod: JobPod) -> tuple[str, str | None]:
+    """Return the summary of one kind of obstacle, and the advice where it differs from the usual one."""
+    total = count(len(nearest), "node")
+    plain = {
+        "selector": (
+            "no node has the labels that the pod selects",
+            "correct nodeSelector, or label the nodes",
+        ),
+        "affinity": (
+            "no node is of the kind that the pod's affinity asks for",
+            "add nodes of that instance type, or choose another hardware",
+        ),
+        "zone": (
+            "the pod's volume is in another zone than the nodes",
+            "have nodes in the volume's zone, or a volume that all zones reach",
+        ),
+        "not ready": (
+            f"{total} that would do: not ready",
+            "kubectl describe node says what the kubelet lacks",
+        ),
+        "cordoned": (f"{total} that would do: cordoned", "kubectl uncordon NODE, when it may be used again"),
+        "taint": (
+            f"{total} that would do: tainted, and the pod does not tolerate it",
+            "add the toleration, if these nodes are meant for this job",
+        ),
+        "pods": (f"{total} that would do: full of pods", "raise maxPods (prefix delegation), or add nodes"),
+        "apart": ("the pod may not be beside its like", "add nodes, or drop the anti-affinity"),
+        "name": ("the node that the pod names does not exist", "take spec.nodeName out"),
+    }
+    if kind in plain:
+        return plain[kind]
+    wanted = requests(pod.spec)[kind]
+    amounts = f"{shown(kind, wanted)} {name_of(kind)}"
+    never = all(one.never for found in nearest.values() for one in found if one.resource == kind)
+    if never:
+        where = "device plugin on the nodes? else " if "/" in kind else ""
+        return (
+            f"no node is large enough for {amounts}",
+            f"{where}ask for what a node of that type can give: yard preflight knows it",
+        )
+    return f"not enough {name_of(kind)} are free on any node ({amounts} wanted)", None

@@ -1,0 +1,108 @@
+"""Looks into a run directory and prints what stands there as one JSON object: `python3 - RUN_DIRECTORY`.
+
+It is sent to a pod that mounts the run's volume, through `kubectl exec`, or run on this machine where the
+volume is mounted. So it needs only Python's own library, of 3.8 or newer, and it only reads. A file that is
+not whole is left out, for its writer may be at it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+TAIL = 262144  # bytes of metrics.jsonl that are read, from its end
+RECORDS = 400  # of the metrics, at most
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return a JSON object, None for one that is not there or not whole."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def tail(path: Path, size: int) -> list[str]:
+    """Return the whole lines in the last `size` bytes of a file."""
+    try:
+        with path.open("rb") as file:
+            length = file.seek(0, os.SEEK_END)
+            file.seek(max(0, length - size))
+            data = file.read()
+    except OSError:
+        return []
+    lines = data.decode("utf-8", "replace").splitlines()
+    return lines[1:] if length > size else lines
+
+
+def every(directory: Path, pattern: str) -> dict[str, dict[str, Any]]:
+    """Return the JSON objects of a directory by name, in the order of their names."""
+    found = [(path.name, read_json(path)) for path in sorted(directory.glob(pattern))]
+    return {name: value for name, value in found if value is not None}
+
+
+def checkpoints(directory: Path) -> list[dict[str, Any]]:
+    """Return the committed checkpoints: step, when, and bytes as the manifest has them."""
+    found = []
+    for path in sorted(directory.glob("step-*/MANIFEST.json")):
+        number = path.parent.name[len("step-") :]
+        manifest = read_json(path)
+        if number.isdigit() and manifest is not None:
+            files = manifest.get("files") or {}
+            sizes = [one.get("size", 0) for one in (files.values() if isinstance(files, dict) else files)]
+            found.append({"step": int(number), "time": path.stat().st_mtime, "bytes": sum(sizes)})
+    return sorted(found, key=lambda one: one["step"])
+
+
+def memory() -> dict[str, int]:
+    """Return the container's memory: limit, current, and how often the kernel has killed for it."""
+    found: dict[str, int] = {}
+    names = {
+        "limit": ("memory.max", "memory/memory.limit_in_bytes"),
+        "current": ("memory.current", "memory/memory.usage_in_bytes"),
+    }
+    for key, paths in names.items():
+        for name in paths:
+            try:
+                text = (CGROUP / name).read_text().strip()
+            except OSError:
+                continue
+            if text.isdigit():
+                found[key] = int(text)
+                break
+    for line in tail(CGROUP / "memory.events", 4096):
+        if line.startswith("oom_kill "):
+            found["oom_kills"] = int(line.split()[1])
+    return found
+
+
+def look(run: Path) -> dict[str, Any]:
+    """Return what stands in the run directory `run`."""
+    metrics = tail(run / "metrics.jsonl", TAIL)[-RECORDS:]
+    info = read_json(run / "run.json") or {}
+    configured = info.get("config") or {}
+    return {
+        "directory": str(run),
+        "exists": run.is_dir(),
+        "now": time.time(),
+        "steps": (configured.get("train") or {}).get("steps"),
+        "world_size": info.get("world_size"),
+        "heartbeats": every(run / "heartbeat", "rank-*.json"),
+        "failures": every(run / "failures", "*.json"),
+        "end": read_json(run / "end.json"),
+        "report": read_json(run / "report.json"),
+        "checkpoints": checkpoints(run / "checkpoints"),
+        "quarantined": sorted(path.name for path in (run / "checkpoints").glob("*.bad*")),
+        "metrics": metrics,
+        "memory": memory(),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(look(Path(sys.argv[1]))))

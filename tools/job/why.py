@@ -1,0 +1,179 @@
+"""Why a job is where it is: one cause first, `healthy`, or `cannot tell` with what was looked at."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tools.job import before, failing, placing, progress, running, starting
+from tools.job.cause import Cause, Rule
+from tools.job.snapshot import Snapshot
+from tools.job.times import duration, moment
+from tools.output import count
+from tools.verdict import State, Verdict
+from training.watch import Limits
+
+# Every rule looks for itself; the layer of what it finds says what explains what.
+RULES: tuple[Rule, ...] = (
+    *(before.suspended, before.gang, before.operator, before.refused),
+    *(placing.claims, placing.gated, placing.scheduler, placing.unschedulable),
+    *(starting.references, starting.images, starting.container_errors, starting.mounts),
+    *(failing.failures, failing.ended),
+    *(running.lost_nodes, running.network, running.hang),
+    *(running.straggler, running.data_wait, running.slow_network, running.slowdown),
+)
+NEW = 60.0  # seconds that a pod has for a node, and a container for its first sign of life
+PULL = 1800.0  # seconds that a large image may take
+QUIET = 300.0  # seconds after which a log that says nothing proves nothing
+
+
+class Answer(enum.Enum):
+    """What can be said of a job; the value is how it is printed."""
+
+    HEALTHY = "healthy"
+    CAUSE = "cause"
+    CANNOT_TELL = "cannot tell"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The answer: `causes` in order, the first one explains the job; `looked` is what it rests on."""
+
+    state: Answer
+    summary: str
+    causes: list[Cause] = field(default_factory=list)
+    looked: list[str] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return the answer as a verdict: healthy is PASS, a cause is FAIL."""
+        if self.state is not Answer.CAUSE:
+            state = State.PASS if self.state is Answer.HEALTHY else State.CANNOT_TELL
+            return Verdict(state, self.summary, self.looked, details=self._details())
+        first = self.causes[0]
+        return Verdict(
+            State.FAIL, f"{first.kind}: {first.summary}", first.evidence, first.remedy, self._details()
+        )
+
+    def _details(self) -> dict[str, Any]:
+        return {
+            "state": self.state.value,
+            "cause": self.causes[0].kind if self.causes else None,
+            "causes": [cause.as_dict() for cause in self.causes],
+            "looked_at": self.looked,
+        }
+
+
+def explain(snapshot: Snapshot, rules: Iterable[Rule] = RULES) -> Explanation:
+    """Apply every rule and put what is found in order."""
+    looked = looked_at(snapshot)
+    if done := snapshot.condition("Succeeded"):
+        return Explanation(Answer.HEALTHY, f"succeeded at {done.get('lastTransitionTime')}", looked=looked)
+    causes = sorted((cause for rule in rules for cause in rule(snapshot)), key=lambda cause: cause.order)
+    if causes:
+        return Explanation(Answer.CAUSE, causes[0].summary, _distinct(causes), looked)
+    good = _healthy(snapshot)
+    if good:
+        return Explanation(Answer.HEALTHY, good, looked=looked)
+    return Explanation(Answer.CANNOT_TELL, _unclear(snapshot), looked=looked)
+
+
+def _distinct(causes: list[Cause]) -> list[Cause]:
+    """Return each kind once, its first."""
+    seen: dict[str, Cause] = {}
+    for cause in causes:
+        seen.setdefault(cause.kind, cause)
+    return list(seen.values())
+
+
+def _healthy(snapshot: Snapshot) -> str | None:
+    """Return what goes well, None where nothing shows that it does."""
+    if snapshot.condition("Failed"):
+        return None
+    pods = snapshot.pods
+    age = snapshot.age(moment(snapshot.job["metadata"].get("creationTimestamp"))) or 0.0
+    if len(pods) < snapshot.replicas:
+        return f"starting: {len(pods)} of {count(snapshot.replicas, 'pod')} made" if age < NEW else None
+    waiting = [pod for pod in pods if not pod.running]
+    if waiting:
+        return _starting(snapshot)
+    return _moving(snapshot)
+
+
+def _starting(snapshot: Snapshot) -> str | None:
+    for pod in (pod for pod in snapshot.pods if not pod.running):
+        age = snapshot.age(pod.created) or 0.0
+        if pod.deleted:
+            return f"{pod.short} is being deleted and will be made again"
+        if pod.node is None:
+            return f"{pod.short} waits for a node since {duration(age)}" if age < NEW else None
+        reasons = [event.get("reason") for event in snapshot.events("Pod", pod.name)]
+        if reasons and reasons[-1] == "Pulling" and age < PULL:
+            return f"{pod.short}: its image is being pulled since {duration(age)}"
+        if age < NEW:
+            return f"{pod.short} is starting since {duration(age)}"
+    return None
+
+
+def _moving(snapshot: Snapshot) -> str | None:
+    now = progress.of(snapshot)
+    last = now.last
+    if now.beats:
+        oldest = min(now.beats, key=lambda beat: beat.time)
+        silent = now.now.timestamp() - oldest.time
+        if silent <= Limits().for_(oldest):
+            step = f" step {now.step}" if now.step is not None else ""
+            return f"{now.phase}{step}, every rank has been heard of within {duration(silent)}"
+        return None
+    if last is not None and last.time is not None:
+        silent = now.now.timestamp() - last.time
+        if silent <= max(QUIET, 20 * _pace(now)):
+            return f"step {last.step}, {duration(silent)} ago ({now.source})"
+        return None
+    newest = running.newest_line(snapshot)
+    quiet = snapshot.age(newest)
+    started = min((pod.started for pod in snapshot.pods if pod.started), default=None)
+    age = snapshot.age(started) or 0.0
+    if quiet is not None and quiet < QUIET:
+        return f"running since {duration(age)}, no step yet, the last line was written {duration(quiet)} ago"
+    return f"running since {duration(age)}, too new for a sign of life" if age < NEW else None
+
+
+def _pace(now: progress.Progress) -> float:
+    """Return the seconds between the newest two steps' lines, 0 where they are not known."""
+    times = [record.time for record in now.records if record.time is not None][-20:]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    return max(gaps, default=0.0)
+
+
+def _unclear(snapshot: Snapshot) -> str:
+    """Return what is known of a job that nothing explains."""
+    if snapshot.condition("Failed"):
+        return "the job has failed, and nothing that is left says why"
+    waiting = [pod for pod in snapshot.pods if not pod.running]
+    if waiting:
+        pod = waiting[0]
+        age = snapshot.age(pod.created) or 0.0
+        return f"{pod.short} is {pod.phase} since {duration(age)}, and nothing that was seen stops it"
+    now = progress.of(snapshot)
+    if now.moved is not None:
+        silent = (now.now - now.moved).total_seconds()
+        return f"no step for {duration(silent)}: hung, or in a long phase that leaves no trace"
+    return "the pods run, and nothing shows whether they get on"
+
+
+def looked_at(snapshot: Snapshot) -> list[str]:
+    """Return what the answer rests on, and what could not be seen."""
+    pods = snapshot.pods
+    phases = ", ".join(f"{pod.short} {pod.phase}" for pod in pods[:4])
+    rest = f" and {len(pods) - 4} more" if len(pods) > 4 else ""
+    now = progress.of(snapshot)
+    found = [
+        f"{count(len(pods), 'pod')} of {snapshot.replicas}: {phases or 'none'}{rest}",
+        f"{count(len(snapshot.of('Node')), 'node')}, {count(len(snapshot.of('Event')), 'event')},"
+        f" {count(len(snapshot.logs), 'log')}, progress from {now.source}",
+    ]
+    return [*found, *(f"not seen: {what}: {reason}" for what, reason in snapshot.unseen.items())]
