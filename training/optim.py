@@ -1,39 +1,46 @@
-"""AdamW with decay groups, and warm-up + cosine."""
+"""AdamW or LAMB with decay groups, and the learning rate's warm-up and decay."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from training.config import Train
+from training.lamb import Lamb
 from training.model import trained_parameters
 
 
-def build_optimizer(model: nn.Module, recipe: Train) -> torch.optim.AdamW:
-    """Fused AdamW; matrices decay, vectors (norms) do not."""
+def build_optimizer(model: nn.Module, recipe: Train, *, fused: bool = True) -> torch.optim.Optimizer:
+    """AdamW, fused where the device has that, or LAMB; matrices decay, vectors (norms, biases) do not."""
     matrices: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []
     for _, parameter in trained_parameters(model):
         (matrices if parameter.ndim >= 2 else vectors).append(parameter)
-    groups = [
-        {"params": matrices, "weight_decay": recipe.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        groups, lr=recipe.learning_rate, betas=(recipe.beta1, recipe.beta2), eps=recipe.epsilon, fused=True
-    )
+    decaying: dict[str, Any] = {"params": matrices, "weight_decay": recipe.weight_decay}
+    plain: dict[str, Any] = {"params": vectors, "weight_decay": 0.0}
+    rate, betas, epsilon = recipe.learning_rate, (recipe.beta1, recipe.beta2), recipe.epsilon
+    if recipe.optimizer == "lamb":
+        return Lamb([{**decaying, "adapt": True}, {**plain, "adapt": False}], rate, betas, epsilon)
+    return torch.optim.AdamW([decaying, plain], lr=rate, betas=betas, eps=epsilon, fused=fused)
 
 
 def learning_rate_factor(step: int, recipe: Train) -> float:
-    """Share of the peak learning rate at a step (from 0): linear warm-up, then cosine down to the minimum."""
+    """Share of the peak learning rate at a step (from 0): linear warm-up, then down to the minimum.
+
+    It decays over the steps after the warm-up, as in transformers' schedules: `linear` with 1 - progress,
+    `polynomial` with a power of that.
+    """
     if step < recipe.warmup_steps:
         return (step + 1) / recipe.warmup_steps
     progress = min(1.0, (step - recipe.warmup_steps) / max(1, recipe.steps - recipe.warmup_steps))
     low = recipe.min_learning_rate_ratio
-    return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress))
+    if recipe.schedule == "cosine":
+        return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress))
+    return low + (1 - low) * (1 - progress) ** (recipe.schedule_power or 1.0)
 
 
 def build_schedule(optimizer: torch.optim.Optimizer, recipe: Train) -> torch.optim.lr_scheduler.LambdaLR:

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from training.sections.base import Count, Fraction, NotNegative, Positive, Section, Share, Whole, with_tuple
+from training.sections.base import (
+    Count,
+    Fraction,
+    NotNegative,
+    Positive,
+    Section,
+    Share,
+    Whole,
+    with_tuple,
+    wrong,
+)
 
 
 class Train(Section):
-    """The recipe. Batch sizes are in samples (sequences), steps are optimizer steps."""
+    """The recipe. Batch sizes are in samples (sequences), steps are optimizer steps.
+
+    The learning rate rises linearly over `warmup_steps` and then falls by `schedule` to its minimum;
+    `schedule_power` is the exponent of a polynomial one.
+    """
 
     seed: Whole
     steps: Count
     global_batch_size: Count
+    optimizer: Literal["adamw", "lamb"] = "adamw"
     learning_rate: Positive
+    schedule: Literal["cosine", "linear", "polynomial"] = "cosine"
+    schedule_power: Positive | None = None
     min_learning_rate_ratio: Share = 0.1
     warmup_steps: Whole = 0
     weight_decay: NotNegative = 0.1
@@ -25,6 +42,18 @@ class Train(Section):
     gradient_clip: Positive = 1.0
     eval_every: Count
     eval_sequences: Count
+
+    @model_validator(mode="after")
+    def _power(self) -> Self:
+        if (self.schedule == "polynomial") != (self.schedule_power is not None):
+            given = self.schedule_power is not None
+            raise wrong(
+                "train.schedule_power" if given else "train.schedule",
+                f"train.schedule_power is for schedule polynomial only, schedule is {self.schedule}"
+                if given
+                else "train.schedule polynomial needs train.schedule_power; 1.0 is linear",
+            )
+        return self
 
     @model_validator(mode="after")
     def _warmup(self) -> Self:

@@ -1,0 +1,54 @@
+"""Pre-train BERT on masked words and next sentences: `torchrun -m training.bert --config DIR`.
+
+Reads TRAINYARD_RUN (the run directory) and TRAINYARD_DATA (where datasets are prepared). The run continues
+from its newest good checkpoint, whatever number of ranks wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training import rank
+from training.bert_data import prepare_for, reference, splits_of
+from training.bert_model import PretrainingBert, build_on_meta, initialise
+from training.config import Config
+from training.device import Device
+from training.feed import IndexedFeed
+from training.prepare import together
+from training.ranks import Ranks
+from training.rundir import RunDir
+from training.task import Feed, Task, Trainable
+
+
+class Bert:
+    """Masked words and next sentences; every weight is drawn from the seed or comes from model.weights."""
+
+    module = "training.bert"
+    losses = ("mlm", "nsp")
+
+    def open(self, config: Config, ranks: Ranks, data: Path, run: RunDir, say: Callable[[str], None]) -> Feed:
+        directory = together(ranks, lambda: prepare_for(config, data, say))
+        return IndexedFeed(*splits_of(config, directory), config, ranks, reference(config, directory))
+
+    def build(self, config: Config, device: Device) -> PretrainingBert:
+        return build_on_meta(config, device.attention)
+
+    def initialise(self, model: Trainable, config: Config, device: torch.device, ranks: Ranks) -> None:
+        assert isinstance(model, PretrainingBert)
+        initialise(model, config, device)
+
+    def origin(self, config: Config) -> dict[str, Any]:
+        return {}
+
+    def samples(self, config: Config, directory: RunDir) -> list[dict[str, str]]:
+        return []
+
+
+TASK: Task = Bert()
+
+if __name__ == "__main__":
+    rank.main(TASK, __doc__)

@@ -1,0 +1,57 @@
+"""The data of one BERT run as its configuration says: prepared, opened, and what no skill scores on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from training.config import Config
+from training.data.bert.masking import Rules
+from training.data.bert.pairs import SentencePairs
+from training.data.bert.prepare import prepare
+from training.data.bert.wordpiece import read_vocabulary
+from training.data.index import HELDOUT, TOKENIZER, TRAIN, Index, read_index
+
+# Cuts, second sentences and masks of the held-out samples are the same in every run.
+HELDOUT_SEED = 0
+
+
+def prepare_for(config: Config, root: Path, progress: Callable[[str], None]) -> Path:
+    """Directory of the configuration's dataset under `root`, made when it is not there yet."""
+    return prepare(
+        source=config.data.source,
+        text_field=config.data.text_field,
+        heldout_fraction=config.data.heldout_fraction,
+        tokenizer=config.data.tokenizer,
+        vocab_size=config.model.vocab_size,
+        sequence_length=config.sequence_length,
+        root=root,
+        progress=progress,
+    )
+
+
+def splits_of(config: Config, directory: Path) -> tuple[SentencePairs, SentencePairs]:
+    """The training and the held-out split of a prepared dataset."""
+    index = read_index(directory)
+    return (
+        _split(config, directory, index, TRAIN, config.train.seed),
+        _split(config, directory, index, HELDOUT, HELDOUT_SEED),
+    )
+
+
+def _split(config: Config, directory: Path, index: Index, split: str, seed: int) -> SentencePairs:
+    masking = config.masking
+    assert masking is not None
+    rules = Rules(masking.fraction, masking.most, masking.whole_words)
+    vocabulary = read_vocabulary(directory / TOKENIZER)
+    return SentencePairs(directory, index, split, config.sequence_length, rules, vocabulary, seed)
+
+
+def reference(config: Config, directory: Path) -> dict[str, float]:
+    """Both losses together, of a model that knows each word's frequency, and of one that knows nothing."""
+    guess = math.log(2)
+    return {
+        "unigram_nats": read_index(directory).unigram_nats + guess,
+        "ln_vocab": math.log(config.model.vocab_size) + guess,
+    }

@@ -1,0 +1,80 @@
+"""LAMB: Adam whose step is scaled, matrix by matrix, to the matrix's own norm. For very large batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+
+class Lamb(torch.optim.Optimizer):
+    """LAMB (You et al. 2019, Large Batch Optimization for Deep Learning, arXiv 1904.00962, algorithm 2).
+
+    With bias correction, decoupled decay inside the scaled step, and no scaling of groups whose `adapt` is
+    false (biases and norms), as in NVIDIA's FusedLAMB, with which BERT's recipe is published; gradients are
+    expected to be clipped before. The step is computed in the gradients' own memory, which it overwrites.
+    Sharded parameters (all on one mesh) need one small all-reduce a step for their norms.
+    """
+
+    def __init__(
+        self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float
+    ) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0, "adapt": True})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Take one step; the gradients hold it afterwards."""
+        moved = [
+            (group, parameter, self._update(group, parameter))
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        adapted = [(parameter, update) for group, parameter, update in moved if group["adapt"]]
+        ratios = iter(_trust_ratios(adapted))
+        for group, parameter, update in moved:
+            own = _local(parameter)
+            if group["adapt"]:
+                own.addcmul_(update, next(ratios), value=-group["lr"])
+            else:
+                own.add_(update, alpha=-group["lr"])
+
+    def _update(self, group: dict[str, Any], parameter: torch.Tensor) -> torch.Tensor:
+        """Adam's step of this rank's rows, decay included, before learning rate and scaling."""
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=_local(parameter).device)
+            state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        assert parameter.grad is not None
+        gradient, mean, square = map(_local, (parameter.grad, state["exp_avg"], state["exp_avg_sq"]))
+        beta1, beta2 = group["betas"]
+        state["step"] += 1
+        mean.lerp_(gradient, 1 - beta1)
+        square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        deviation = (square / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])
+        torch.div(mean, deviation.mul_(1 - beta1 ** state["step"]), out=gradient)
+        return gradient.add_(_local(parameter), alpha=group["weight_decay"])
+
+
+def _trust_ratios(adapted: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+    """Norm of each parameter over the norm of its update, over all of its rows; 1 where either is 0."""
+    if not adapted:
+        return []
+    squares = torch.stack(
+        [_local(parameter).square().sum() for parameter, _ in adapted]
+        + [update.square().sum() for _, update in adapted]
+    )
+    first = adapted[0][0]
+    if isinstance(first, DTensor):
+        dist.all_reduce(squares, group=first.device_mesh.get_group())
+    weights, updates = squares.sqrt().chunk(2)
+    ratios = torch.where((weights > 0) & (updates > 0), weights / updates, torch.ones_like(weights))
+    return list(ratios.unbind())
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
