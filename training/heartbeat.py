@@ -1,7 +1,8 @@
 """What a rank is doing, in a file of its own: `<run>/heartbeat/rank-00000.json`.
 
-Only the thread that trains writes it, when it gets on, so that a rank that hangs falls silent. It is written
-when the phase changes and else about once a second, without waiting for the device.
+It is written by the code that gets on, never by a clock, so that a rank that hangs falls silent: when the
+phase changes and else about once a second, without waiting for the device. A process has one, which `begin`
+makes; before that, and in a process that is no rank, the functions below do nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Literal, get_args
 ATTEMPT = "TRAINYARD_ATTEMPT"  # set by training.entrypoint: the pod's start that a heartbeat belongs to
 DUMP_SIGNAL = signal.SIGUSR2  # a rank that beats answers it with the stacks of its threads
 INTERVAL = 1.0  # seconds between two writings within a phase
+SETTLED = 2  # beats after which a phase of steps is in its stride: compilers and connections are behind it
 SHARE = 0.01  # of a rank's time that writing may take: on a slow file system it is written less often
 
 Phase = Literal[
@@ -32,10 +34,11 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 @dataclass(frozen=True)
 class Beat:
-    """One heartbeat. `time` is in seconds since the epoch, `longest_s` the longest gap within this phase.
+    """One heartbeat. `time` is in seconds since the epoch.
 
-    `count` grows with each writing, so that a reader sees progress without comparing clocks. `attempt` is
-    empty where no entrypoint started the rank.
+    `beats` counts those in this phase so far, `longest_s` is the longest time between two of them once it is
+    SETTLED. `count` grows with each writing, so that a reader sees progress without comparing clocks.
+    `attempt` is empty where no entrypoint started the rank.
     """
 
     rank: int
@@ -45,6 +48,7 @@ class Beat:
     host: str
     pid: int
     attempt: str
+    beats: int
     longest_s: float
     count: int
 
@@ -58,7 +62,8 @@ class Heartbeat:
         self._rank = rank
         self._phase: Phase = "joining"
         self._step: int | None = None
-        self._longest = 0.0
+        self._beats = dict.fromkeys(PHASES, 0)
+        self._longest = dict.fromkeys(PHASES, 0.0)
         self._count = 0
         self._last_call = time.monotonic()
         self._written_at = -INTERVAL
@@ -71,7 +76,9 @@ class Heartbeat:
 
     def answer_with_stacks(self) -> None:
         """From now on DUMP_SIGNAL appends the stacks of all threads to this rank's `.stacks` file."""
-        if self._stacks is not None:
+        if self._stacks is None:
+            return
+        with contextlib.suppress(OSError):
             self._stacks.parent.mkdir(parents=True, exist_ok=True)
             file = self._stacks.open("ab")  # open for as long as the process lives
             faulthandler.register(DUMP_SIGNAL, file=file, all_threads=True)
@@ -81,27 +88,29 @@ class Heartbeat:
         if phase == self._phase and self._count:
             self.beat(step)
             return
-        self._phase, self._longest, self._last_call = phase, 0.0, time.monotonic()
+        self._phase, self._last_call = phase, time.monotonic()
         self._step = self._step if step is None else step
         self._write()
 
     def beat(self, step: int | None = None) -> None:
         """Say that the rank gets on, at `step` when it is given."""
-        now = time.monotonic()
-        self._longest = max(self._longest, now - self._last_call)
+        now, phase = time.monotonic(), self._phase
+        if self._beats[phase] >= SETTLED:
+            self._longest[phase] = max(self._longest[phase], now - self._last_call)
+        self._beats[phase] += 1
         self._last_call = now
         self._step = self._step if step is None else step
-        if now - self._written_at >= max(INTERVAL, self._cost / SHARE):
+        due = now - self._written_at >= max(INTERVAL, self._cost / SHARE)
+        if due or self._beats[phase] == SETTLED:
             self._write()
 
     @contextlib.contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
         """Be in a phase for a while, then back in the one before; an error leaves the phase as it is."""
-        before, longest = self._phase, self._longest
+        before = self._phase
         self.enter(phase)
         yield
         self.enter(before)
-        self._longest = longest
 
     def _write(self) -> None:
         """Write the file whole or not at all. A heartbeat that cannot be written must not end a run."""
@@ -111,7 +120,8 @@ class Heartbeat:
             return
         beat = Beat(
             self._rank, self._phase, self._step, time.time(), socket.gethostname(), os.getpid(),
-            os.environ.get(ATTEMPT, ""), round(self._longest, 3), self._count,
+            os.environ.get(ATTEMPT, ""), self._beats[self._phase], round(self._longest[self._phase], 3),
+            self._count,
         )  # fmt: skip
         temporary = self._path.with_suffix(".tmp")
         with contextlib.suppress(OSError):
@@ -119,6 +129,37 @@ class Heartbeat:
             temporary.write_text(json.dumps(asdict(beat)), encoding="utf-8")
             os.replace(temporary, self._path)
         self._cost = time.monotonic() - self._written_at
+
+
+_own = Heartbeat(None)
+
+
+def begin(directory: Path, rank: int) -> None:
+    """Make this process's heartbeat, in phase joining, and answer DUMP_SIGNAL from now on."""
+    global _own
+    _own = Heartbeat(directory, rank)
+    _own.answer_with_stacks()
+    _own.enter("joining")
+
+
+def enter(phase: Phase, step: int | None = None) -> None:
+    """Go over to a phase."""
+    _own.enter(phase, step)
+
+
+def beat(step: int | None = None) -> None:
+    """Say that this process gets on."""
+    _own.beat(step)
+
+
+def during(phase: Phase) -> contextlib.AbstractContextManager[None]:
+    """Be in a phase for a while, then back in the one before."""
+    return _own.during(phase)
+
+
+def current() -> Phase:
+    """What this process is doing."""
+    return _own.phase
 
 
 def path_of(directory: Path, rank: int) -> Path:

@@ -12,25 +12,21 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from training.heartbeat import Heartbeat
-
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-DRAINED_EXIT = 143  # 128 + SIGTERM: never 0, or the operator would count a preempted pod as done
 _LINUX = sys.platform.startswith("linux")
 _LIBC = ctypes.CDLL(None, use_errno=True) if _LINUX else None
 
 
 class Attempt:
-    """This process's try at the run: the step it is at, its heartbeat, and whether it was asked to stop.
+    """This process's try at the run: the step it is at, and whether it was asked to stop.
 
     Once it listens, SIGTERM and SIGINT ask and the loop reads it at step boundaries; asking twice changes
     nothing. Before that they end the process at once, for nothing can be lost yet.
     """
 
-    def __init__(self, heart: Heartbeat | None = None) -> None:
+    def __init__(self) -> None:
         self.step: int | None = None
-        self.heart = heart or Heartbeat(None)
         self.stop_requested = False
 
     def listen(self) -> None:

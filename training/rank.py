@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from training import failure
+from training import failure, heartbeat
 from training.checkpoint import CheckpointError
 from training.config import ConfigError, load
 from training.data.errors import DataError
 from training.loop import log, train
-from training.process import DRAINED_EXIT, Attempt, die_with_parent
+from training.process import Attempt, die_with_parent
 from training.rundir import RunDir
 from training.task import Task
 
@@ -23,7 +23,7 @@ from training.task import Task
 def main(task: Task, about: str | None) -> None:
     """Command line of a task's module; `about` is its help.
 
-    Exit codes: 0 done, 2 configuration or data, 143 stopped on request, 1 anything else.
+    Exit codes: `training.failure.CODES`.
     """
     die_with_parent()
     attempt = Attempt()
@@ -37,11 +37,13 @@ def main(task: Task, about: str | None) -> None:
     rank = int(os.environ.get("RANK", "0"))
     try:
         directory.path.mkdir(parents=True, exist_ok=True)
+        heartbeat.begin(directory.heartbeat, rank)
         train(task, load(arguments.config), directory, data_root, attempt)
     except Exception as error:  # noqa: BLE001 - every end of a rank leaves its record
         sys.exit(_fail(error, rank, attempt, directory))
     finally:
         logging.shutdown()
+    heartbeat.enter("done")
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -57,9 +59,7 @@ def _fail(error: Exception, rank: int, attempt: Attempt, directory: RunDir) -> i
     if not log.handlers:  # failed before the logs were open
         print(text, file=sys.stderr, flush=True)
     try:
-        failure.record(error, rank, attempt.step, directory)
+        failure.record(error, rank, attempt.step, directory, heartbeat.current())
     except OSError as why:
         print(f"rank {rank}: no failure record could be written: {why}", file=sys.stderr, flush=True)
-    if kind == "drained":
-        return DRAINED_EXIT
-    return 2 if kind in ("config", "data") else 1
+    return failure.CODES[kind]

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from training import heartbeat
+
 
 class Ranks(Protocol):
     """What is needed of `training.parallel.Ranks`; named here so that preparing data needs no torch."""
@@ -21,7 +23,7 @@ def while_others_wait(ranks: Ranks, work: Callable[[], object] | None) -> None:
     """Do `work` where there is any; return on every rank when all of it is done. Its error is raised here.
 
     The ranks that wait ask five times a second, so none of them sits in one collective for as long as the
-    work takes.
+    work takes. Their heartbeats go on; that of a rank that works is the work's own.
     """
     errors: list[Exception] = []
 
@@ -40,3 +42,5 @@ def while_others_wait(ranks: Ranks, work: Callable[[], object] | None) -> None:
             raise errors[0]
         if ranks.sum([float(worker.is_alive())]) == [0.0]:
             return
+        if work is None:
+            heartbeat.beat()

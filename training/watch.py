@@ -31,13 +31,15 @@ _STEPS = ("training", "evaluating")
 # Where a thread is that waits for other ranks or for the device: nothing that it does itself.
 _WAITS = re.compile(
     r"/torch/distributed/|/torch/autograd/graph\.py.* in _engine_run_backward|/torch/cuda/.* in synchronize|"
-    r"/training/(?:metrics|device)\.py|/training/loop\.py.* in evaluate"
+    r"/training/(?:metrics\.py|device)|/training/loop\.py.* in evaluate"
 )
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds of silence that a rank may take: between two steps, and in a phase that is one long step.
+    """Seconds of silence that a rank may take: between two steps, and in what is one long step.
+
+    Long are the first two steps of a phase too, in which code is compiled and connections are made.
 
     Zero seconds between steps switches the guard off.
     """
@@ -55,7 +57,8 @@ class Limits:
 
     def for_(self, beat: Beat) -> float:
         """Seconds after which a rank with this heartbeat is late."""
-        return max(self.step if beat.phase in _STEPS else self.long, SLOWER * beat.longest_s)
+        stepping = beat.phase in _STEPS and beat.beats >= heartbeat.SETTLED
+        return max(self.step if stepping else self.long, SLOWER * beat.longest_s)
 
 
 @dataclass(frozen=True)
