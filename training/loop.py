@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import transformers
 
-from training import failure, state
+from training import failure, heartbeat, state
 from training.checkpoint import CheckpointError, Store
 from training.checkpoint.layout import step_name
 from training.compile_cache import CompileCache
@@ -60,7 +60,9 @@ def train(task: Task, config: Config, directory: RunDir, data_root: Path, attemp
     ranks = join(device, COLLECTIVE_TIMEOUT)
     _log_to(directory, ranks)
     config.accumulation(ranks.world_size)
-    feed = task.open(config, ranks, data_root, directory, log.info)
+    heartbeat.enter("preparing data")
+    feed = task.open(config, ranks, data_root, directory, _say)
+    heartbeat.enter("loading")
     run = Run(task, config, directory, device, ranks, feed, _meta(task, config, device, ranks, feed))
     _claim(run)
 
@@ -95,6 +97,7 @@ def train(task: Task, config: Config, directory: RunDir, data_root: Path, attemp
     heldout_loss = _evaluate(run, now, metrics)
     metrics.close()
     feed.close()
+    heartbeat.enter("sampling")
     while_others_wait(ranks, (lambda: _report(run, now, heldout_loss)) if ranks.first else None)
 
 
@@ -105,6 +108,7 @@ def _loop(
     recipe = run.config.train
     profile = Profile(run.directory.path / "profile", run.ranks.rank)
     attempt.listen()
+    heartbeat.enter("compiling" if run.device.compile else "training", now.step)
     while now.step < recipe.steps:
         attempt.step = now.step
         profile.before(now.step + 1)
@@ -112,6 +116,7 @@ def _loop(
             metrics.flush()
             _save(run, now, store, must=True)
             raise failure.Drained(f"stopped on request at step {now.step}, which is saved")
+        heartbeat.enter("training", now.step)
         if run.ranks.first:
             cache.done()
         if written := profile.after(now.step):
@@ -146,6 +151,7 @@ def _compile_once(run: Run, now: TrainState) -> None:
     device, alone = run.device, run.ranks.world_size == 1
     if not device.compile or device.is_cuda or alone or not now.parallel.replicated:
         return
+    heartbeat.enter("compiling")
     if run.ranks.first:
         log.info("compiling on rank 0; this takes a while the first time")
         before = rng_state(device)
@@ -181,6 +187,7 @@ def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) -> str:
                 before_exchange = device.mark()
             (losses * scale).sum().backward()
         totals += losses.detach()
+        heartbeat.beat()
     grad_norm = clip_gradients(now.parallel.model, recipe.gradient_clip)
     learning_rate = float(now.schedule.get_last_lr()[0])
     now.optimizer.step()
@@ -225,11 +232,12 @@ def evaluate(
     Every rank makes the same number of passes, for sharded weights are gathered together.
     """
     sums, counts = torch.zeros(len(losses), dtype=torch.float64), [0] * len(losses)
-    with parallel.evaluating(device):
+    with parallel.evaluating(device), heartbeat.during("evaluating"):
         for batch in feed.heldout(sequences):
             with parallel.autocast(device):
                 sums += parallel.wrapped(**_to_device(batch, device)).double().cpu()
             counts = [before + more for before, more in zip(counts, batch.counts(), strict=True)]
+            heartbeat.beat()
     together = parallel.ranks.sum([*sums.tolist(), *counts])
     pairs = zip(together[: len(losses)], together[len(losses) :], strict=True)
     return {name: total / count for name, (total, count) in zip(losses, pairs, strict=True)}
@@ -239,7 +247,8 @@ def _save(run: Run, now: TrainState, store: Store, *, must: bool) -> None:
     """Commit a checkpoint. A failed one is an alarm; a failed last one ends the run."""
     started = time.perf_counter()
     try:
-        state.save(now, store, run.meta)
+        with heartbeat.during("saving"):
+            state.save(now, store, run.meta)
     except CheckpointError as error:
         if must:
             raise
@@ -318,6 +327,12 @@ def _report(run: Run, now: TrainState, heldout_loss: float) -> None:
     write_json(directory.report, report)
     known = "".join(f", {name} {value:.3f}" for name, value in reference.items())
     log.info(f"finished at step {now.step}: held-out loss {heldout_loss:.3f}{known}")
+
+
+def _say(line: str) -> None:
+    """Log a line of progress, which is a sign of life."""
+    heartbeat.beat()
+    log.info(line)
 
 
 def _log_to(directory: RunDir, ranks: Ranks) -> None:
