@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 from training.config import Config, ConfigError, load
 from training.data.errors import DataError
 from training.data.prepare import prepare
+from training.rundir import RunDir
+from training.sections import FINETUNE
 from training.waiting import Ranks, while_others_wait
 
 
@@ -26,14 +29,14 @@ def prepare_for(config: Config, root: Path, progress: Callable[[str], None]) -> 
     )
 
 
-def prepare_together(config: Config, ranks: Ranks, root: Path, progress: Callable[[str], None]) -> Path:
-    """The dataset on every rank: rank 0 makes it, then one rank of each node that does not see it.
+def together(ranks: Ranks, make: Callable[[], Path]) -> Path:
+    """What `make` makes, on every rank: rank 0 makes it, then one rank of each node that does not see it.
 
     The others keep answering meanwhile, so that no collective times out however long it takes.
     """
     for leader in (ranks.first, ranks.local_rank == 0):
-        while_others_wait(ranks, (lambda: prepare_for(config, root, progress)) if leader else None)
-    return prepare_for(config, root, progress)
+        while_others_wait(ranks, make if leader else None)
+    return make()
 
 
 def main() -> None:
@@ -43,12 +46,47 @@ def main() -> None:
         "--config", required=True, help="directory with model.yaml, hardware.yaml and cell.yaml"
     )
     parser.add_argument("--data", required=True, type=Path, help="directory that holds prepared datasets")
+    parser.add_argument(
+        "--show-example",
+        action="store_true",
+        help="print one example and what of it is learned; prepare nothing",
+    )
     arguments = parser.parse_args()
+    run = RunDir(os.environ.get("TRAINYARD_RUN", "local/runs/prepare"))
     try:
-        prepare_for(load(arguments.config), arguments.data, lambda line: print(line, flush=True))
+        _main(load(arguments.config), arguments.data, run, arguments.show_example)
     except (ConfigError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _main(config: Config, root: Path, run: RunDir, show_example: bool) -> None:
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    if config.task == FINETUNE:
+        _examples(config, root, run, show_example, say)
+    elif show_example:
+        raise ConfigError(
+            f"only fine-tuning has examples to show, and {config.task} trains this configuration"
+        )
+    else:
+        prepare_for(config, root, say)
+
+
+def _examples(
+    config: Config, root: Path, run: RunDir, show_example: bool, say: Callable[[str], None]
+) -> None:
+    from training import examples  # base weights are torch's business, which other data does not need
+    from training.checkpoint import CheckpointError
+
+    try:
+        if show_example:
+            say(examples.show_example(config, run, say))
+        else:
+            examples.prepare_for(config, root, run, say)
+    except CheckpointError as error:  # the base cannot be reached
+        raise ConfigError(str(error)) from error
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from training.data.dataset import TokenDataset
 from training.device import Device
 from training.feed import IndexedFeed
 from training.model import CausalLM, build_on_meta, initialise
-from training.prepare import prepare_together
+from training.prepare import prepare_for, together
 from training.ranks import Ranks
 from training.rundir import RunDir
 from training.sample import continuations
@@ -35,7 +35,7 @@ class Pretrain:
     def open(
         self, config: Config, ranks: Ranks, data: Path, run: RunDir, say: Callable[[str], None]
     ) -> Feed:
-        directory = prepare_together(config, ranks, data, say)
+        directory = together(ranks, lambda: prepare_for(config, data, say))
         train = TokenDataset.open(directory, "train", config.sequence_length)
         heldout = TokenDataset.open(directory, "heldout", config.sequence_length)
         reference = {"unigram_nats": heldout.unigram_nats, "ln_vocab": math.log(config.model.vocab_size)}

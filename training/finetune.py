@@ -1,0 +1,76 @@
+"""Fine-tune a causal language model: `torchrun -m training.finetune --config DIR`.
+
+Starts from `model.weights`, a directory, a pinned revision of the hub or another run; trains adapters where
+the configuration has a section `lora`, else every weight. Reads TRAINYARD_RUN (the run directory) and
+TRAINYARD_DATA (where datasets are prepared). The run continues from its newest good checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training import lora, rank
+from training.config import Config
+from training.data.examples.dataset import ExampleDataset
+from training.data.examples.prepare import prepare_examples
+from training.device import Device
+from training.examples import settings_of, tokenizer_of
+from training.feed import IndexedFeed
+from training.model import CausalLM, build_on_meta
+from training.prepare import together
+from training.ranks import Ranks
+from training.rundir import RunDir
+from training.task import Feed, Task, Trainable
+from training.weights import Weights, open_weights
+
+
+class Finetune:
+    """The assistant's tokens are predicted, from published weights or another run's."""
+
+    module = "training.finetune"
+    losses = ("loss",)
+
+    def __init__(self) -> None:
+        self._weights: Weights | None = None
+
+    @property
+    def weights(self) -> Weights:
+        """The base, once `open` has opened it."""
+        assert self._weights is not None
+        return self._weights
+
+    def open(self, config: Config, ranks: Ranks, data: Path, run: RunDir, say: Callable[[str], None]) -> Feed:
+        self._weights = open_weights(config, run, ranks, say)
+        say(lora.describe(config))
+        settings = settings_of(config, tokenizer_of(config, run, ranks, say))
+        directory = together(ranks, lambda: prepare_examples(settings, data, say))
+        train = ExampleDataset.open(directory, "train", config.sequence_length)
+        heldout = ExampleDataset.open(directory, "heldout", config.sequence_length)
+        reference = {"unigram_nats": heldout.unigram_nats, "ln_vocab": math.log(config.model.vocab_size)}
+        return IndexedFeed(train, heldout, config, ranks, reference)
+
+    def build(self, config: Config, device: Device) -> CausalLM:
+        model = build_on_meta(config, device.attention)
+        if config.lora is not None:
+            lora.adapt(model, config, device.precision)
+        return model
+
+    def initialise(self, model: Trainable, config: Config, device: torch.device, ranks: Ranks) -> None:
+        self.weights.load(model, config, device)
+
+    def origin(self, config: Config) -> dict[str, Any]:
+        return self.weights.origin
+
+    def samples(self, config: Config, directory: RunDir) -> list[dict[str, str]]:
+        return []
+
+
+TASK: Task = Finetune()
+
+if __name__ == "__main__":
+    rank.main(TASK, __doc__)
