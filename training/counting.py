@@ -58,9 +58,26 @@ def linear_shapes(model: Model) -> dict[str, tuple[int, int]]:
 
 
 def adapter_parameters(model: Model, lora: Lora) -> int:
-    """Number of parameters that LoRA trains: rank x (inputs + outputs) of every adapted layer."""
+    """Number of parameters that LoRA trains: rank x (inputs + outputs) of adapted layers; saved modules."""
     shapes = linear_shapes(model)
-    return model.num_hidden_layers * lora.rank * sum(sum(shapes[name]) for name in lora.target_modules)
+    low_rank = model.num_hidden_layers * lora.rank * sum(sum(shapes[name]) for name in lora.target_modules)
+    return low_rank + saved_parameters(model, lora)
+
+
+def saved_parameters(model: Model, lora: Lora) -> int:
+    """Number of parameters of the modules that are trained whole beside the adapters."""
+    shapes = linear_shapes(model)
+    biased = ("q_proj", "k_proj", "v_proj") if model.architecture == "qwen2" else ()
+    inside = {
+        name: inner * outer + (outer if name in biased else 0) for name, (inner, outer) in shapes.items()
+    }
+    inside |= dict.fromkeys(("input_layernorm", "post_attention_layernorm"), model.hidden_size)
+    words = model.vocab_size * model.hidden_size
+    outside = {"embed_tokens": words, "lm_head": words, "norm": model.hidden_size}
+    return sum(
+        outside[name] if name in outside else model.num_hidden_layers * inside[name]
+        for name in lora.modules_to_save
+    )
 
 
 def trainable_parameters(model: Model, lora: Lora | None = None) -> int:

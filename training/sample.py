@@ -6,17 +6,18 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from training.checkpoint import Checkpoint, CheckpointError, newest, open_checkpoint
+from training.checkpoint import Checkpoint, CheckpointError, newest, open_checkpoint, shards_of
 from training.checkpoint.layout import step_name
 from training.config import Config, ConfigError
-from training.model import hf_config
+from training.lora import adapt
+from training.model import build_on_meta, materialise, trained_parameters
 from training.rundir import RunDir
+from training.tokenizer import load_tokenizer
+from training.weights import open_weights
 
 
 def continuations(
@@ -26,23 +27,27 @@ def continuations(
     temperature: float,
     seed: int,
     step: int | None = None,
+    base: bool = False,
 ) -> Iterator[tuple[str, str]]:
     """Yield (prompt, continuation) for each prompt, from the newest committed checkpoint or that of `step`.
 
-    Temperature 0 is greedy. The same seed gives the same text.
+    Temperature 0 is greedy. The same seed gives the same text. `base` takes the weights that a fine-tuned run
+    began with.
 
     Raises:
         CheckpointError: there is no such checkpoint, or it does not verify.
+        WeightsError: the base of a fine-tuned run is gone or is another one now.
     """
     if not prompts:
         return
-    checkpoint = _checkpoint(run, step)
-    model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint, run)
+    checkpoint = checkpoint_of(run, step)
+    model, tokenizer = load_model(checkpoint, run, base=base), load_tokenizer(checkpoint, run)
     for prompt in prompts:
         yield prompt, _continue(model, tokenizer, prompt, max_new_tokens, temperature, seed)
 
 
-def _checkpoint(run: RunDir, step: int | None) -> Checkpoint:
+def checkpoint_of(run: RunDir, step: int | None = None) -> Checkpoint:
+    """The run's newest good checkpoint, or that of `step`; CheckpointError when there is none."""
     if step is not None:
         return open_checkpoint(run.checkpoints / step_name(step))
     checkpoint = newest(run.checkpoints)
@@ -51,58 +56,34 @@ def _checkpoint(run: RunDir, step: int | None) -> Checkpoint:
     return checkpoint
 
 
-def load_model(checkpoint: Checkpoint) -> LlamaForCausalLM:
-    """The checkpoint's model in fp32 on the CPU, ready to generate."""
-    config = Config.model_validate_json(json.dumps(checkpoint.meta["config"]))
-    with torch.device("meta"):
-        model = LlamaForCausalLM(hf_config(config, "sdpa"))
-    weights = {
-        n.removeprefix(
-            "model.",
-        ): checkpoint.full(n)
-        for n in checkpoint.names()
-        if n.startswith("model.")
-    }
-    return _with_weights(model, weights, config)
+def load_model(checkpoint: Checkpoint, run: RunDir, *, base: bool = False) -> PreTrainedModel:
+    """The checkpoint's model in fp32 on the CPU, ready to generate; `base` leaves it as training found it.
+
+    Raises:
+        WeightsError, CheckpointError: the base of a fine-tuned run is gone or is another one now.
+    """
+    config = config_of(checkpoint)
+    model = build_on_meta(config, "sdpa")
+    if config.lora is not None:
+        adapt(model, config, "fp32")
+    if config.lora is not None or base:
+        open_weights(config, run).load(model, config, torch.device("cpu"))
+    else:
+        materialise(model, config, torch.device("cpu"))
+    if not base:
+        trained = [(f"model.{name}", parameter.detach()) for name, parameter in trained_parameters(model)]
+        checkpoint.load(shards_of(trained), only="model.")
+    return model.hf.eval()
 
 
-def _with_weights(
-    model: LlamaForCausalLM, weights: dict[str, torch.Tensor], config: Config
-) -> LlamaForCausalLM:
-    model.to_empty(device="cpu")
-    if config.model.tie_word_embeddings:
-        model.lm_head.weight = model.model.embed_tokens.weight
-    own = dict(model.named_parameters())
-    if own.keys() != weights.keys():
-        raise CheckpointError(
-            f"the checkpoint's parameters differ from the model's: {sorted(own.keys() ^ weights.keys())[:3]}"
-        )
-    with torch.no_grad():
-        for name, value in weights.items():
-            own[name].copy_(value)
-    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
-    return model.eval()
-
-
-def load_tokenizer(checkpoint: Checkpoint, run: RunDir) -> PreTrainedTokenizerBase:
-    """The tokenizer of the dataset that the run was trained on."""
-    directory = dataset_directory(checkpoint.meta, run)
-    return PreTrainedTokenizerFast.from_pretrained(directory / "tokenizer")
-
-
-def dataset_directory(meta: dict[str, Any], run: RunDir) -> Path:
-    """Where the run's dataset is now: where it was, or beside the run (a volume may be mounted elsewhere)."""
-    recorded = Path(meta["dataset_directory"])
-    beside = run.path.resolve().parent.parent / "data" / recorded.name
-    for directory in (recorded, beside):
-        if (directory / "index.json").exists():
-            return directory
-    raise CheckpointError(f"the run's dataset is neither at {recorded} nor at {beside}")
+def config_of(checkpoint: Checkpoint) -> Config:
+    """The configuration that the checkpoint was trained with."""
+    return Config.model_validate_json(json.dumps(checkpoint.meta["config"]))
 
 
 @torch.no_grad()
 def _continue(
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompt: str,
     max_new_tokens: int,
@@ -110,8 +91,9 @@ def _continue(
     seed: int,
 ) -> str:
     ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]
-    begin = torch.tensor([[tokenizer.bos_token_id]])
-    ids = torch.cat([begin, ids.to(begin.dtype)], dim=1)
+    first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    if not ids.numel() or ids[0, 0] != first:  # a chat template has begun the text already
+        ids = torch.cat([torch.tensor([[first]]), ids.to(torch.int64)], dim=1)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         out = model.generate(
@@ -143,7 +125,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
     given = parser.parse_args(None if arguments is None else list(arguments))
     run = RunDir(given.run)
     try:
-        settings = Config.model_validate_json(json.dumps(_checkpoint(run, given.step).meta["config"])).sample
+        settings = config_of(checkpoint_of(run, given.step)).sample
         texts = list(
             continuations(
                 run,

@@ -40,7 +40,7 @@ def test_the_report_holds_what_the_run_is_judged_by(trained: RunDir) -> None:
 def test_sampling_uses_the_checkpoints_weights(trained: RunDir) -> None:
     checkpoint = newest(trained.checkpoints)
     assert checkpoint is not None
-    model = load_model(checkpoint)
+    model = load_model(checkpoint, trained)
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, checkpoint.full(f"model.{name}")), name
 
@@ -50,7 +50,7 @@ def test_cached_generation_equals_the_trainers_logits(trained: RunDir, texts: Te
 
     checkpoint = newest(trained.checkpoints)
     assert checkpoint is not None
-    sampler = load_model(checkpoint)
+    sampler = load_model(checkpoint, trained)
     config = load_texts(texts)
     trainer = parallelise(TASK, config, resolve(config), Ranks(0, 1, 0, None)).model
     assert isinstance(trainer, CausalLM)

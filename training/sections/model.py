@@ -11,6 +11,11 @@ from training.sections.base import Count, Fraction, Positive, Section, with_tupl
 
 # The linear layers of a Llama or Qwen2 block, in transformers' names.
 LinearName = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+# What can be trained whole beside the adapters.
+ModuleName = Literal[
+    "embed_tokens", "lm_head", "norm", "input_layernorm", "post_attention_layernorm",
+    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+]  # fmt: skip
 WEIGHTS = re.compile(r"/\S+|run:[a-z0-9][a-z0-9.-]*|[\w.-]+/[\w.-]+@[\w.-]+")
 NOT_IN_BERT = {
     "rms_norm_eps": "model.bert.layer_norm_eps is its like",
@@ -115,20 +120,28 @@ class Model(Section):
 
 
 class Lora(Section):
-    """Low-rank adapters in the names of peft's `LoraConfig`: only they are trained, the base is frozen."""
+    """Low-rank adapters in the names of peft's `LoraConfig`: only they are trained, the base is frozen.
+
+    `modules_to_save` are trained whole, in copies of their own that are saved with the adapters.
+    """
 
     rank: Count
     alpha: Count
     dropout: Fraction = 0.0
     target_modules: tuple[LinearName, ...] = Field(min_length=1)
+    modules_to_save: tuple[ModuleName, ...] = ()
 
     @model_validator(mode="before")
     @classmethod
-    def _target_modules(cls, value: Any) -> Any:
-        return with_tuple(value, "target_modules")
+    def _lists(cls, value: Any) -> Any:
+        return with_tuple(with_tuple(value, "target_modules"), "modules_to_save")
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
-        if len(set(self.target_modules)) < len(self.target_modules):
-            raise ValueError("target_modules names a module twice")
+        for key in ("target_modules", "modules_to_save"):
+            if len(set(getattr(self, key))) < len(getattr(self, key)):
+                raise ValueError(f"{key} names a module twice")
+        for name in self.modules_to_save:
+            if name in self.target_modules:
+                raise ValueError(f"modules_to_save and target_modules both name {name}")
         return self

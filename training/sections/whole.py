@@ -53,6 +53,12 @@ class Config(Section):
                 f"sequence_length {self.sequence_length} is above model.bert.max_position_embeddings "
                 f"{bert.max_position_embeddings}",
             )
+        if bert is not None and self.device.attention == "flex_attention":
+            raise wrong(
+                "device.attention",
+                "device.attention is flex_attention, which has no dropout and no masks for BERT; "
+                "nearest value: sdpa",
+            )
         if self.masking is not None and self.masking.most > self.sequence_length:
             raise wrong(
                 "masking.most",
@@ -64,6 +70,13 @@ class Config(Section):
             raise wrong("lora", "lora is for causal models only: architecture is bert")
         if self.model.weights is None:
             raise wrong("lora", "lora adapts a trained model: model.weights is missing")
+        for name in ("embed_tokens", "lm_head"):
+            if self.model.tie_word_embeddings and name in self.lora.modules_to_save:
+                raise wrong(
+                    "lora.modules_to_save",
+                    f"lora.modules_to_save names {name}, but tie_word_embeddings makes embed_tokens and "
+                    "lm_head one table, and an adapter cannot hold it twice",
+                )
         return self
 
     @model_validator(mode="after")
@@ -89,8 +102,6 @@ class Config(Section):
             ConfigError: names the module that this configuration is for, and the key that says so.
         """
         if self.task == module:
-            if module == PRETRAIN and self.device.type == "neuron":
-                raise ConfigError(f"device.type is neuron, and {module} trains on cpu and cuda")
             return
         reason = {
             BERT: "model.architecture is bert",

@@ -1,0 +1,27 @@
+"""The tokenizer of a run: that of the dataset it was trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from training.checkpoint import Checkpoint, CheckpointError
+from training.rundir import RunDir
+
+
+def load_tokenizer(checkpoint: Checkpoint, run: RunDir) -> PreTrainedTokenizerBase:
+    """The tokenizer of the dataset that the run was trained on."""
+    directory = dataset_directory(checkpoint.meta, run)
+    return PreTrainedTokenizerFast.from_pretrained(directory / "tokenizer")
+
+
+def dataset_directory(meta: dict[str, Any], run: RunDir) -> Path:
+    """Where the run's dataset is now: where it was, or beside the run (a volume may be mounted elsewhere)."""
+    recorded = Path(meta["dataset_directory"])
+    beside = run.path.resolve().parent.parent / "data" / recorded.name
+    for directory in (recorded, beside):
+        if (directory / "index.json").exists():
+            return directory
+    raise CheckpointError(f"the run's dataset is neither at {recorded} nor at {beside}")

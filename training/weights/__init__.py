@@ -1,0 +1,7 @@
+"""Base weights from a directory, the Hugging Face hub or another run: checked, identified, loaded by rows."""
+
+from training.weights.errors import WeightsError
+from training.weights.tensors import Tensors, fill
+from training.weights.weights import Weights, open_weights
+
+__all__ = ["Tensors", "Weights", "WeightsError", "fill", "open_weights"]

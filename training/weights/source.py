@@ -1,0 +1,107 @@
+"""Where `model.weights` points: a directory, a pinned revision of the hub, a checkpoint of another run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from training.checkpoint import Checkpoint, CheckpointError
+from training.checkpoint.layout import Manifest, committed_steps, read_manifest, step_name
+from training.checkpoint.verify import check_contents, share_of
+from training.rundir import RunDir
+from training.waiting import while_others_wait
+from training.weights.errors import WeightsError
+from training.weights.hub import cache_directory, download
+from training.weights.team import Team
+
+Say = Callable[[str], None]
+RUN = "run:"
+
+
+def is_run(weights: str) -> bool:
+    """Whether the value names another run of this project."""
+    return weights.startswith(RUN)
+
+
+def locate_directory(weights: str, run: RunDir, team: Team, say: Say) -> Path:
+    """The directory of published weights, downloaded when the value is a hub id: by one process of each node.
+
+    The first rank goes first, so that nodes with a shared cache find everything there.
+
+    Raises:
+        WeightsError, CheckpointError: see `download`; or there is no such directory.
+    """
+    if weights.startswith("/"):
+        directory = Path(weights)
+        if not directory.is_dir():
+            raise WeightsError(
+                f"model.weights: {directory} {'is no directory' if directory.exists() else 'does not exist'}"
+            )
+        return directory
+    repository, _, revision = weights.partition("@")
+    cache = cache_directory(run.path.resolve().parent.parent)
+    fetched: list[Path] = []
+
+    def fetch() -> None:
+        fetched.append(download(repository, revision, cache, say))
+
+    if team.ranks is None:
+        fetch()
+        return fetched[0]
+    for leader in (team.ranks.first, team.ranks.local_rank == 0):
+        while_others_wait(team.ranks, fetch if leader else None)
+    return fetched[0] if fetched else download(repository, revision, cache, say, offline=True)
+
+
+def open_run(weights: str, run: RunDir, step: int | None, team: Team, say: Say) -> Checkpoint:
+    """The newest checkpoint of another run that verifies, or that of `step`, which this run began with.
+
+    Each file is hashed by one rank.
+
+    Raises:
+        WeightsError: there is no such run, it has no checkpoint yet, or not that step any more.
+        CheckpointError: none verifies.
+    """
+    name = weights.removeprefix(RUN)
+    other = RunDir(run.path.resolve().parent / name)
+    steps: list[int] = team.first(lambda: committed_steps(other.checkpoints))
+    if not steps:
+        raise WeightsError(f"model.weights: {other.path} {_nothing(other)}")
+    if step is not None and step not in steps:
+        raise WeightsError(
+            f"model.weights: this run began with step {step} of {name}, which is gone (newest: {steps[-1]}). "
+            "Start anew with --fresh or another name"
+        )
+    troubles = []
+    for each in reversed(steps) if step is None else [step]:
+        directory = other.checkpoints / step_name(each)
+        manifests: list[Manifest] = []
+        reports = team.all(partial(_verified, directory, manifests, team))
+        found = [report["problem"] for report in reports if report["problem"]]
+        if not found and len({report["attempt"] for report in reports}) == 1:
+            return Checkpoint(directory, manifests[0])
+        troubles.append(f"step {each}: {found[0] if found else 'the ranks read different manifests'}")
+        say(f"weights {weights}: {troubles[-1]}")
+    raise CheckpointError(f"{other.checkpoints}: no checkpoint is good: {troubles[0]}")
+
+
+def _verified(directory: Path, into: list[Manifest], team: Team) -> dict[str, Any]:
+    """Verify this rank's share of the files: what is wrong, if anything, and who wrote the step."""
+    try:
+        manifest = read_manifest(directory)
+        check_contents(directory, manifest, share_of(manifest, team.rank, team.size))
+    except CheckpointError as error:
+        return {"problem": str(error), "attempt": None}
+    into.append(manifest)
+    return {"problem": None, "attempt": manifest.attempt}
+
+
+def _nothing(other: RunDir) -> str:
+    if not other.path.is_dir():
+        beside = sorted(path.name for path in other.path.parent.glob("*") if (path / "run.json").exists())
+        return "does not exist; train it first" + (
+            f" (runs there: {', '.join(beside[:5])})" if beside else ""
+        )
+    return "has no checkpoint yet; train it first"

@@ -1,0 +1,274 @@
+"""Named tensors wherever they lie, read by rows, so that a rank reads only what it keeps.
+
+The files are read, not mapped: mapped pages would count as this process's memory, and a read error of a
+network file system would be a SIGBUS (see `training.checkpoint.tensors`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from training.checkpoint import Checkpoint, CheckpointError, shards_of
+from training.checkpoint.disk import CHUNK, file_size
+from training.checkpoint.errors import naming
+from training.checkpoint.layout import canonical, rows_of
+from training.checkpoint.tensors import DTYPES, Entry, byte_count, byte_view, read_header, read_into
+from training.weights.errors import WeightsError
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+_NUMBERS = ("F32", "BF16", "F16", "F64")
+_PICKLED = (".bin", ".pth", ".pt", ".ckpt")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a stored tensor is: safetensors' dtype code, and its shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return byte_count(self.dtype, self.shape)
+
+
+class Tensors(Protocol):
+    """A set of named tensors that can be read by rows of dimension 0 (a 0-d tensor is one row)."""
+
+    @property
+    def place(self) -> str:
+        """Where they lie, for messages."""
+        ...
+
+    @property
+    def kinds(self) -> Mapping[str, Kind]:
+        """What there is, by name."""
+        ...
+
+    def read(self, name: str, row: int, out: torch.Tensor) -> None:
+        """Fill `out` (on the CPU, contiguous, of the tensor's own dtype) with the rows from `row` on."""
+        ...
+
+
+class SafetensorsDirectory:
+    """The safetensors files of a directory: those that its index lists, the single one, or all.
+
+    Raises:
+        WeightsError: there are none, only pickled ones, or the index does not fit them.
+        CheckpointError: a file is damaged or cannot be read.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.place = str(directory)
+        self._places: dict[str, tuple[Path, Entry]] = {}
+        index = _index(directory)
+        for path in _files(directory, index):
+            self._add(path, index)
+        for name in index or {}:
+            if name not in self._places:
+                raise WeightsError(f"{directory / INDEX}: names {name}, which no listed file holds")
+        self.kinds = {name: Kind(entry.dtype, entry.shape) for name, (_, entry) in self._places.items()}
+
+    def read(self, name: str, row: int, out: torch.Tensor) -> None:
+        path, entry = self._places[name]
+        row_bytes = (entry.end - entry.first) // max(1, rows_of(entry.shape))
+        with naming(path), open(path, "rb", buffering=0) as file:
+            read_into(path, file, entry.first + row * row_bytes, out)
+
+    def _add(self, path: Path, index: Mapping[str, str] | None) -> None:
+        size = file_size(path.resolve())  # a hub snapshot holds links
+        with naming(path), open(path, "rb", buffering=0) as file:
+            entries = read_header(path, file)
+        for name, entry in entries.items():
+            if index is not None and index.get(name) != path.name:
+                continue  # an old copy that the index does not mean
+            if entry.dtype not in DTYPES:
+                raise WeightsError(f"{path}: tensor {name} has dtype {entry.dtype}, which is not supported")
+            if not all(isinstance(n, int) and n >= 0 for n in (*entry.shape, entry.first, entry.end)):
+                raise CheckpointError(f"{path}: tensor {name} has no sensible shape and place")
+            if entry.end > size:
+                raise CheckpointError(f"{path}: ends at {size:,} bytes, but holds {name} up to {entry.end:,}")
+            if entry.end - entry.first != byte_count(entry.dtype, entry.shape):
+                raise CheckpointError(f"{path}: tensor {name} has not as many bytes as its shape says")
+            if name in self._places:
+                raise WeightsError(f"tensor {name} is in {self._places[name][0]} and in {path}")
+            self._places[name] = (path, entry)
+
+
+class CheckpointTensors:
+    """The model's tensors in a checkpoint of this project, under their names in safetensors files."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self.directory = checkpoint.directory
+        self.place = str(checkpoint.directory)
+        self.kinds = {
+            name.removeprefix("model."): Kind(stored.dtype, stored.shape)
+            for name, stored in checkpoint.tensors.items()
+            if name.startswith("model.")
+        }
+
+    def read(self, name: str, row: int, out: torch.Tensor) -> None:
+        self._checkpoint.read(f"model.{name}", row, out)
+
+
+def _index(directory: Path) -> dict[str, str] | None:
+    """File of each tensor as the index says; None without an index."""
+    path = directory / INDEX
+    if not path.exists():
+        return None
+    places = read_object(path).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise WeightsError(f"{path}: has no weight_map")
+    for name, file in places.items():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise WeightsError(f"{path}: the file of {name} is {file!r}; a plain file name is needed")
+    return places
+
+
+def _files(directory: Path, index: Mapping[str, str] | None) -> list[Path]:
+    if index is not None:
+        files = [directory / name for name in sorted(set(index.values()))]
+        for path in files:
+            if not path.exists():
+                raise WeightsError(f"{path} is missing; {INDEX} lists it")
+        return files
+    if (directory / SINGLE).exists():
+        return [directory / SINGLE]
+    files = sorted(directory.glob("*.safetensors"))
+    if (directory / "adapter_config.json").exists():
+        raise WeightsError(f"{directory} holds an adapter, not a model; merge it into its base first")
+    if not files:
+        raise WeightsError(f"{directory}: {_no_files(directory)}")
+    return files
+
+
+def _no_files(directory: Path) -> str:
+    pickled = sorted(path.name for path in directory.iterdir() if path.suffix in _PICKLED)
+    if not pickled:
+        return "holds no *.safetensors"
+    return (
+        f"holds {pickled[0]}, but no *.safetensors; pickled files can run code when they are opened and are "
+        "never read: convert them with transformers (from_pretrained, save_pretrained) where you trust them"
+    )
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a small file of published weights; WeightsError when it is not one."""
+    with naming(path):
+        data = path.read_bytes()
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{path}: is not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise WeightsError(f"{path}: is not a JSON object")
+    return value
+
+
+def chunks(tensors: Tensors, name: str, first: int, end: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield rows [first, end) of a tensor in its own dtype as (row, rows): some MiB a time, in one buffer."""
+    kind = tensors.kinds[name]
+    dtype, width = DTYPES[kind.dtype], math.prod(kind.shape[1:])
+    if not kind.shape:
+        buffer = torch.empty((), dtype=dtype)
+        tensors.read(name, 0, buffer)
+        yield 0, buffer
+        return
+    step = max(1, CHUNK // max(1, width * dtype.itemsize))
+    buffer = torch.empty((min(step, max(0, end - first)), *kind.shape[1:]), dtype=dtype)
+    for row in range(first, end, step):
+        part = buffer[: min(step, end - row)]
+        tensors.read(name, row, part)
+        yield row, part
+
+
+def whole(tensors: Tensors, name: str) -> torch.Tensor:
+    """The whole tensor on the CPU, in its own dtype."""
+    kind = tensors.kinds[name]
+    out = torch.empty(kind.shape, dtype=DTYPES[kind.dtype])
+    tensors.read(name, 0, out)
+    return out
+
+
+@torch.no_grad()
+def fill(parameters: Mapping[str, torch.Tensor], tensors: Tensors) -> None:
+    """Fill each parameter (whole or FSDP2's shard, any device and floating type) from the tensor of its name.
+
+    Only the rows that this rank keeps are read. Names and shapes must have been checked.
+    """
+    for name, parameter in parameters.items():
+        shard = shards_of([(name, parameter)])[name]
+        for row, part in chunks(tensors, name, shard.row_offset, shard.row_offset + shard.row_count):
+            at = row - shard.row_offset
+            target = shard.tensor[at : at + part.shape[0]] if part.ndim else shard.tensor
+            target.copy_(part)
+
+
+def check_shapes(
+    wanted: Mapping[str, tuple[int, ...]], tensors: Tensors, ignored: Collection[str] = ()
+) -> None:
+    """Refuse tensors whose names are not the wanted ones, or with another shape or no floating-point numbers.
+
+    Raises:
+        WeightsError: names the first tensors that are missing, unexpected, or different.
+    """
+    found = {name: kind for name, kind in tensors.kinds.items() if name not in ignored}
+    for name in sorted(wanted.keys() & found.keys()):
+        if found[name].shape != wanted[name]:
+            shapes = f"has shape {list(found[name].shape)}, the model needs {list(wanted[name])}"
+            raise WeightsError(f"{tensors.place}: tensor {name} {shapes}")
+        if found[name].dtype not in _NUMBERS:
+            trouble = f"has dtype {found[name].dtype}; {', '.join(_NUMBERS)} can be loaded"
+            raise WeightsError(f"{tensors.place}: tensor {name} {trouble}")
+    missing, unexpected = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
+    troubles = [f"{_some(missing)} missing"] if missing else []
+    troubles += [f"{_some(unexpected)} unexpected"] if unexpected else []
+    if troubles:
+        raise WeightsError(f"{tensors.place}: {'; '.join(troubles)}")
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    listed = f"{', '.join(names[:3])}{more}"
+    return f"tensors {listed} are" if len(names) > 1 else f"tensor {listed} is"
+
+
+def share(tensors: Tensors, names: list[str], rank: int, world_size: int) -> list[str]:
+    """The names that `rank` of `world_size` reads, so that each is read once and bytes are balanced."""
+    load = [0] * world_size
+    mine = []
+    for name in sorted(names, key=lambda name: (-tensors.kinds[name].nbytes, name)):
+        lightest = load.index(min(load))
+        load[lightest] += tensors.kinds[name].nbytes + 1
+        if lightest == rank:
+            mine.append(name)
+    return mine
+
+
+def hashes(tensors: Tensors, names: list[str], tell: Callable[[int], None]) -> dict[str, str]:
+    """SHA-256 of each tensor's bytes; `tell` gets the number of bytes of every piece that is done."""
+    found = {}
+    for name in names:
+        digest = hashlib.sha256()
+        for _, part in chunks(tensors, name, 0, rows_of(tensors.kinds[name].shape)):
+            view = byte_view(part)
+            digest.update(view)
+            tell(len(view))
+        found[name] = digest.hexdigest()
+    return found
+
+
+def digest_of(kinds: Mapping[str, Kind], hashed: Mapping[str, str]) -> str:
+    """One digest of a set of tensors: of their names, dtypes, shapes and bytes, however they are laid out."""
+    table = {name: [kinds[name].dtype, list(kinds[name].shape), sha] for name, sha in hashed.items()}
+    return hashlib.sha256(canonical(table)).hexdigest()

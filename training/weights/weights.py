@@ -1,0 +1,188 @@
+"""Base weights, opened: checked against the configuration, identified by a digest, loaded rank by rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from training import lora
+from training.config import Config
+from training.model import build_on_meta, materialise, named_parameters
+from training.ranks import Ranks
+from training.rundir import RunDir, read_json
+from training.task import Trainable
+from training.tokenizer import dataset_directory
+from training.weights.architecture import check_architecture, check_same_model
+from training.weights.errors import WeightsError
+from training.weights.source import RUN, is_run, locate_directory, open_run
+from training.weights.team import Team
+from training.weights.tensors import (
+    CheckpointTensors,
+    SafetensorsDirectory,
+    Tensors,
+    check_shapes,
+    digest_of,
+    fill,
+    hashes,
+    share,
+    whole,
+)
+
+Say = Callable[[str], None]
+HEAD, WORDS = "lm_head.weight", "model.embed_tokens.weight"
+_TELL_EVERY_S = 5.0
+
+
+class Weights:
+    """Checked base weights. Made by `open_weights`."""
+
+    def __init__(
+        self, tensors: Tensors, directory: Path, tokenizer: Path | None, origin: dict[str, Any]
+    ) -> None:
+        self.tensors = tensors
+        """Every tensor there is, by name."""
+        self.directory = directory
+        """Where the files lie: the directory, the hub's snapshot, or the checkpoint."""
+        self.tokenizer = tokenizer
+        """A directory with the base's tokenizer, None when it has none."""
+        self.origin = origin
+        """What identifies the base, for run.json and each checkpoint: `weights` is the digest."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over names, dtypes, shapes and bytes of the tensors, however files divide them."""
+        return str(self.origin["weights"])
+
+    def load(self, model: Trainable, config: Config, device: torch.device) -> None:
+        """Give memory and values to every parameter and buffer of a causal model on meta, sharded or whole.
+
+        Each rank reads only the rows that it keeps. Adapters get their start.
+        """
+        materialise(model, config, device)
+        lora.initialise(model, config.train.seed)
+        self.fill(model)
+
+    def fill(self, model: nn.Module) -> None:
+        """Fill all parameters that the base has; the others stay as they are."""
+        for name, parameter in named_parameters(model):
+            stored = lora.base_name(name)
+            if stored is not None:
+                fill({stored: parameter}, self.tensors)
+
+    def full(self, name: str) -> torch.Tensor:
+        """A whole tensor on the CPU, in its own dtype."""
+        return whole(self.tensors, name)
+
+
+def open_weights(
+    config: Config,
+    run: RunDir,
+    ranks: Ranks | None = None,
+    say: Say = lambda line: None,
+    check: Callable[[Tensors, Config], None] | None = None,
+) -> Weights:
+    """Find what `model.weights` names, check it against the configuration, and identify it by its content.
+
+    All ranks call it together (`ranks`), or one process alone. A run that began with other weights, as its
+    run.json says, is refused. `check` refuses wrong tensors; without it, what is no causal model.
+
+    Raises:
+        WeightsError: no access, no such revision, directory or run; another architecture; missing, unexpected
+            or misshapen tensors; other weights than the run began with.
+        CheckpointError: files that cannot be read or are damaged.
+    """
+    named = config.model.weights
+    assert named is not None
+    team = Team(ranks)
+    began: dict[str, Any] = team.first(lambda: _began_with(run))
+    if is_run(named):
+        checkpoint = open_run(named, run, began.get("base_step"), team, say)
+        _check_run(checkpoint.meta["config"], config, named)
+        tensors: Tensors = CheckpointTensors(checkpoint)
+        directory, origin = checkpoint.directory, {"base_step": checkpoint.step}
+        tokenizer = (
+            dataset_directory(checkpoint.meta, RunDir(checkpoint.directory.parent.parent)) / "tokenizer"
+        )
+    else:
+        directory, origin = locate_directory(named, run, team, say), {}
+        check_architecture(directory, config.model)
+        tensors, tokenizer = SafetensorsDirectory(directory), directory
+    (check or check_causal)(tensors, config)
+    digest = _digest(tensors, config, team, say)
+    if began and began["weights"] != digest:
+        raise WeightsError(
+            f"{run.path} began with weights {began['weights'][:12]}, and {named} holds {digest[:12]} now. "
+            "Put them back, or start anew with --fresh or another name"
+        )
+    has_tokenizer = (tokenizer / "tokenizer.json").exists()
+    return Weights(tensors, directory, tokenizer if has_tokenizer else None, {"weights": digest, **origin})
+
+
+def check_causal(tensors: Tensors, config: Config) -> None:
+    """Refuse tensors that are not exactly the causal model's; WeightsError names them."""
+    wanted = {name: tuple(p.shape) for name, p in named_parameters(build_on_meta(config, "eager"))}
+    try:
+        check_shapes(wanted, tensors, ignored=_ignored(tensors, config))
+    except WeightsError as error:
+        untied = HEAD not in tensors.kinds and not config.model.tie_word_embeddings
+        hint = f"; without {HEAD} the head is the table of words: set model.tie_word_embeddings: true"
+        raise WeightsError(f"{error}{hint if untied else ''}") from None
+
+
+def _ignored(tensors: Tensors, config: Config) -> set[str]:
+    """Tensors that say nothing new: old files hold rotary tables, and a tied head twice."""
+    ignored = {name for name in tensors.kinds if name.endswith(".rotary_emb.inv_freq")}
+    return ignored | ({HEAD} if config.model.tie_word_embeddings and HEAD in tensors.kinds else set())
+
+
+def _began_with(run: RunDir) -> dict[str, Any]:
+    """What run.json says of the base, empty before the run has begun."""
+    if not run.run.exists():
+        return {}
+    first = read_json(run.run)
+    return {key: first[key] for key in ("weights", "base_step") if key in first}
+
+
+def _check_run(theirs: dict[str, Any], config: Config, named: str) -> None:
+    if theirs["lora"] is not None:
+        name = named.removeprefix(RUN)
+        raise WeightsError(
+            f"model.weights: {named} trained adapters and holds no whole model; "
+            f"yard checkpoint export {name} --merge --to DIRECTORY makes one"
+        )
+    check_same_model(theirs["model"], config.model, f"model.weights: {named}")
+
+
+def _digest(tensors: Tensors, config: Config, team: Team, say: Say) -> str:
+    """The content's digest; each tensor is read by one rank. A tied head must be the table of words."""
+    ignored = _ignored(tensors, config)
+    names = sorted(name for name in tensors.kinds if name not in ignored or name == HEAD)
+    mine = share(tensors, names, team.rank, team.size)
+    progress = _Progress(sum(tensors.kinds[name].nbytes for name in mine), say)
+    parts: list[dict[str, str]] = team.all(lambda: hashes(tensors, mine, progress.add))
+    hashed = {name: sha for part in parts for name, sha in part.items()}
+    if HEAD in ignored and hashed.pop(HEAD) != hashed[WORDS]:
+        raise WeightsError(
+            f"{tensors.place}: {HEAD} differs from {WORDS}, but model.tie_word_embeddings makes them one: "
+            "set it to false"
+        )
+    return digest_of(tensors.kinds, hashed)
+
+
+class _Progress:
+    """A line every few seconds while a lot is read."""
+
+    def __init__(self, total: int, say: Say) -> None:
+        self._total, self._say = total, say
+        self._done, self._told = 0, time.monotonic()
+
+    def add(self, count: int) -> None:
+        self._done += count
+        if time.monotonic() - self._told > _TELL_EVERY_S:
+            self._told = time.monotonic()
+            self._say(f"identifying the base weights: {self._done >> 20:,} of {self._total >> 20:,} MiB")
