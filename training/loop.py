@@ -10,6 +10,8 @@ import logging
 import platform
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -24,8 +26,8 @@ from training.checkpoint.layout import step_name
 from training.compile_cache import CompileCache
 from training.config import Config
 from training.counting import flops_per_token, parameters
-from training.device import Device, peak_flops, resolve, rng_state, set_rng_state
-from training.metrics import Metrics, Pending, summary
+from training.device import Device, resolve
+from training.metrics import Metrics, Pending, first_heldout, summary
 from training.optim import build_optimizer, build_schedule, clip_gradients
 from training.parallel import Parallel, parallelise
 from training.process import Attempt
@@ -33,7 +35,7 @@ from training.profiling import Profile
 from training.ranks import Ranks, join
 from training.rundir import RunDir, read_json, write_json
 from training.state import TrainState, check_same_run, rank_seed
-from training.task import Batch, Feed, Task
+from training.task import Feed, Task
 from training.waiting import while_others_wait
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -65,12 +67,19 @@ def train(task: Task, config: Config, directory: RunDir, data_root: Path, attemp
     heartbeat.enter("loading")
     run = Run(task, config, directory, device, ranks, feed, _meta(task, config, device, ranks, feed))
     _claim(run)
+    with _cache_claimed(run):
+        _train(run, attempt)
 
-    torch.manual_seed(rank_seed(config.train.seed, ranks.rank))
+
+def _train(run: Run, attempt: Attempt) -> None:
+    """Build, restore, step to the end, report."""
+    task, config, directory = run.task, run.config, run.directory
+    device, ranks = run.device, run.ranks
+    device.seed(rank_seed(config.train.seed, ranks.rank))
     parallel = parallelise(task, config, device, ranks)
-    optimizer = build_optimizer(parallel.model, config.train)
+    optimizer = build_optimizer(parallel.model, config.train, fused=device.fuses_optimizer)
     schedule = build_schedule(optimizer, config.train)
-    now = TrainState(parallel, optimizer, schedule, device, feed, config.train.seed)
+    now = TrainState(parallel, optimizer, schedule, device, run.feed, config.train.seed)
     store = Store(directory.checkpoints, keep=config.checkpoint.keep, group=ranks.group, log=log.warning)
     checkpoint = store.latest()
     if checkpoint is not None:
@@ -88,17 +97,44 @@ def train(task: Task, config: Config, directory: RunDir, data_root: Path, attemp
         config.train.steps, now.step, log.info,
     )  # fmt: skip
     _introduce(run, now)
+    if device.extracts_graphs:
+        _show_graphs(run, now, metrics, attempt)
+        return
     cache = CompileCache()
     if ranks.first and device.compile and cache.begin():
         log.warning("the compiler's cache was left half written; it is made anew")
     ranks.barrier()
     _compile_once(run, now)
+    if now.step == 0 and config.model.weights is not None:
+        _evaluate(run, now, metrics)  # what the base knows already
     _loop(run, now, store, metrics, attempt, cache)
     heldout_loss = _evaluate(run, now, metrics)
     metrics.close()
-    feed.close()
+    run.feed.close()
     heartbeat.enter("sampling")
     while_others_wait(ranks, (lambda: _report(run, now, heldout_loss)) if ranks.first else None)
+
+
+@contextmanager
+def _cache_claimed(run: Run) -> Iterator[None]:
+    """Hold the device's compile cache for this job, on rank 0 for all."""
+    with ExitStack() as held:
+        claim = run.device.cache_claimed(run.directory.path)
+        while_others_wait(run.ranks, (lambda: held.enter_context(claim)) if run.ranks.first else None)
+        yield
+
+
+def _show_graphs(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) -> None:
+    """Let a compiler see every graph of a run: two steps, for the first has its own, and held-out data.
+
+    Nothing is computed, so nothing is logged, saved or reported.
+    """
+    for _ in range(2):
+        _step(run, now, metrics, attempt)
+    evaluate(now.parallel, run.device, run.feed, run.config.train.eval_sequences, run.task.losses)
+    metrics.close()
+    run.feed.close()
+    log.info("the graphs of 2 steps and of held-out data have been shown to the compiler")
 
 
 def _loop(
@@ -154,19 +190,19 @@ def _compile_once(run: Run, now: TrainState) -> None:
     heartbeat.enter("compiling")
     if run.ranks.first:
         log.info("compiling on rank 0; this takes a while the first time")
-        before = rng_state(device)
+        before = device.rng_state()
         with now.parallel.autocast(device):
-            losses = now.parallel.model(**_to_device(run.feed.batches(now.position)[0], device))
+            losses = now.parallel.model(**device.put(run.feed.batches(now.position)[0].arrays()))
         (losses * 0.0).sum().backward()
         now.optimizer.zero_grad(set_to_none=True)
-        set_rng_state(device, before)
+        device.set_rng_state(before)
     run.ranks.barrier()
 
 
 def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) -> str:
     """One optimizer step over the global batch; returns "stop" instead when any rank was asked to stop."""
     device, ranks, recipe = run.device, run.ranks, run.config.train
-    start = device.mark()
+    start, graphs = device.mark(), device.graphs_compiled()
     began = time.perf_counter()
     batches = run.feed.batches(now.position)
     data_wait = time.perf_counter() - began
@@ -182,16 +218,19 @@ def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) -> str:
         last = index == len(batches) - 1
         with now.parallel.exchange(last):
             with now.parallel.autocast(device):
-                losses = now.parallel.wrapped(**_to_device(batch, device))
+                losses = now.parallel.wrapped(**device.put(batch.arrays()))
             if last:
                 before_exchange = device.mark()
             (losses * scale).sum().backward()
         totals += losses.detach()
         heartbeat.beat()
+        device.micro_batch_done()
+    now.parallel.exchange_rest(device)
     grad_norm = clip_gradients(now.parallel.model, recipe.gradient_clip)
     learning_rate = float(now.schedule.get_last_lr()[0])
     now.optimizer.step()
     now.optimizer.zero_grad(set_to_none=True)
+    device.step_done()
     now.schedule.step()
     now.step += 1
     now.position += recipe.global_batch_size
@@ -209,19 +248,10 @@ def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) -> str:
             start,
             before_exchange,
             device.mark(),
+            None if graphs is None else (device.graphs_compiled() or 0) - graphs,
         )
     )
     return "go on"
-
-
-def _to_device(batch: Batch, device: Device) -> dict[str, torch.Tensor]:
-    arrays = batch.arrays()
-    if not device.is_cuda:
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
-    return {
-        name: torch.from_numpy(array).pin_memory().to(device.torch_device, non_blocking=True)
-        for name, array in arrays.items()
-    }
 
 
 def evaluate(
@@ -235,7 +265,7 @@ def evaluate(
     with parallel.evaluating(device), heartbeat.during("evaluating"):
         for batch in feed.heldout(sequences):
             with parallel.autocast(device):
-                sums += parallel.wrapped(**_to_device(batch, device)).double().cpu()
+                sums += parallel.wrapped(**device.put(batch.arrays())).cpu().double()
             counts = [before + more for before, more in zip(counts, batch.counts(), strict=True)]
             heartbeat.beat()
     together = parallel.ranks.sum([*sums.tolist(), *counts])
@@ -292,7 +322,7 @@ def _claim(run: Run) -> None:
 
 def _total_peak(device: Device, ranks: Ranks) -> tuple[float | None, str]:
     ranks.barrier()  # measured peaks are only true when all ranks are busy
-    peak, source = peak_flops(device)
+    peak, source = device.peak_flops()
     total, known = ranks.sum([peak or 0.0, float(peak is not None)])
     return (total if known == ranks.world_size else None), source
 
@@ -318,6 +348,7 @@ def _report(run: Run, now: TrainState, heldout_loss: float) -> None:
         "step": now.step,
         "steps": config.train.steps,
         "heldout_loss": heldout_loss,
+        **({} if config.model.weights is None else {"heldout_loss_before": first_heldout(directory)}),
         **reference,
         **summary(directory),
         "tokens": now.tokens,

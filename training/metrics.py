@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class Pending:
     start: Any
     before_exchange: Any
     end: Any
+    graphs: int | None = None  # compiled in this step, where whole graphs are
 
 
 class Metrics:
@@ -59,9 +61,10 @@ class Metrics:
         self._pending: list[Pending] = []
         self._recent: list[dict[str, Any]] = []
         self._said_at = 0.0
-        self._file, self._events = None, None
+        self._run, self._file, self._events = run, None, None
         if ranks.first:
-            _drop_after(run, resumed_at)
+            _drop_after(run.metrics, resumed_at)
+            _drop_after(run.heldout, resumed_at)
             self._file = run.metrics.open("a", encoding="utf-8")
             self._events = SummaryWriter(
                 str(run.tensorboard), purge_step=resumed_at + 1 if resumed_at else None
@@ -125,6 +128,7 @@ class Metrics:
             "data_wait_s": pending.data_wait_s,
             "step_s": step_s,
             "rank_step_s": rank_seconds,
+            **({} if pending.graphs is None else {"graphs_compiled": pending.graphs}),
             "time": time.time(),
         }
         self._recent = [*self._recent[-49:], record]
@@ -164,6 +168,8 @@ class Metrics:
 
     def heldout(self, step: int, loss: float) -> None:
         if self._events:
+            with self._run.heldout.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, "loss": loss, "time": time.time()}) + "\n")
             self._events.add_scalar("heldout/loss", loss, step)
 
     def close(self) -> None:
@@ -172,14 +178,14 @@ class Metrics:
             self._events.close()
 
 
-def _drop_after(run: RunDir, step: int) -> None:
+def _drop_after(log: Path, step: int) -> None:
     """Forget logged steps that the resumed checkpoint does not hold; they will be taken again."""
-    if not run.metrics.exists():
+    if not log.exists():
         return
-    kept = [line for line in run.metrics.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
-    temporary = run.metrics.with_suffix(".tmp")
+    kept = [line for line in log.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
+    temporary = log.with_suffix(".tmp")
     temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
-    os.replace(temporary, run.metrics)
+    os.replace(temporary, log)
 
 
 def _step_of(line: str) -> float:
@@ -187,6 +193,12 @@ def _step_of(line: str) -> float:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
         return math.inf  # the half line of a killed process
+
+
+def first_heldout(run: RunDir) -> float | None:
+    """Held-out loss before the first step, in nats a prediction, where it was measured."""
+    records = [json.loads(line) for line in run.heldout.read_text(encoding="utf-8").splitlines()]
+    return next((record["loss"] for record in records if record["step"] == 0), None)
 
 
 def summary(run: RunDir) -> dict[str, float | None]:

@@ -46,6 +46,12 @@ class Parallel:
         else:
             yield
 
+    def exchange_rest(self, device: Device) -> None:
+        """Exchange gradients after the backward passes, where the device does it so."""
+        if not device.wraps:
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            device.exchange(gradients, self.ranks.group, self.ranks.world_size)
+
     @property
     def replicated(self) -> bool:
         """Whether every rank holds the whole model."""
@@ -84,8 +90,9 @@ def parallelise(task: Task, config: Config, device: Device, ranks: Ranks) -> Par
     shard = config.parallel.sharding == "fsdp" and ranks.group is not None
     if shard:
         _shard(model, config, device, ranks)
-    task.initialise(model, config, device.torch_device, ranks)
-    if shard or ranks.world_size == 1:
+    task.initialise(model, config, device.birthplace, ranks)
+    device.settle(model)
+    if shard or ranks.world_size == 1 or not device.wraps:
         return Parallel(model, model, ranks)
     with warnings.catch_warnings():
         # Newer releases rename the argument; the oldest supported one knows only this name.

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from training.checkpoint import Checkpoint, Shard, Store, shards_of
 from training.config import Config, ConfigError
-from training.device import Device, rng_state, set_rng_state
+from training.device import Device
 from training.model import trained_parameters
 from training.parallel import Parallel
 from training.task import Feed
@@ -81,12 +81,11 @@ def _restore_schedule(state: TrainState, saved: dict[str, Any]) -> None:
 
 
 def _save_rng(state: TrainState) -> dict[str, Any]:
-    return {k: base64.b64encode(v.numpy().tobytes()).decode() for k, v in rng_state(state.device).items()}
+    return {k: base64.b64encode(v.numpy().tobytes()).decode() for k, v in state.device.rng_state().items()}
 
 
 def _restore_rng(state: TrainState, saved: dict[str, Any]) -> None:
-    set_rng_state(
-        state.device,
+    state.device.set_rng_state(
         {k: torch.frombuffer(bytearray(base64.b64decode(v)), dtype=torch.uint8) for k, v in saved.items()},
     )
 
@@ -154,7 +153,7 @@ def restore(state: TrainState, checkpoint: Checkpoint, rank: int) -> None:
 
     state.feed.restore(state.position, checkpoint.world_size, of_rank)
     if own is None:
-        torch.manual_seed(rank_seed(state.seed, rank, state.step))
+        state.device.seed(rank_seed(state.seed, rank, state.step))
 
 
 def rank_seed(seed: int, rank: int, step: int = 0) -> int:
@@ -165,6 +164,7 @@ def rank_seed(seed: int, rank: int, step: int = 0) -> int:
 # What may differ between the run's first configuration and the one it goes on with. Everything else would
 # make it another run.
 MAY_CHANGE = ("train.steps", "train.learning_rate", "train.min_learning_rate_ratio", "train.warmup_steps",
+              "train.schedule", "train.schedule_power",
               "train.weight_decay", "train.gradient_clip", "train.eval_every", "train.eval_sequences",
               "sample", "device", "parallel", "checkpoint", "data.source")  # fmt: skip
 

@@ -92,15 +92,6 @@ def test_what_does_not_fit_together_is_one_line(given: tuple[str, ...], message:
     assert "\n" not in str(caught.value)
 
 
-def test_a_device_without_code_is_refused_and_not_replaced() -> None:
-    """On a Trainium node the processor must not quietly take the device's place."""
-    given = texts("llama", KV)
-    load_texts(given).require_task("training.pretrain")
-    given["hardware"] = ("hardware.yaml", "device: {type: neuron}")
-    with pytest.raises(ConfigError, match=r"device\.type is neuron, and training\.pretrain trains on cpu"):
-        load_texts(given).require_task("training.pretrain")
-
-
 def test_bert_has_as_many_key_heads_as_heads() -> None:
     config: Config = load_texts(texts("bert", BERT, MASKING))
     assert config.model.num_key_value_heads == config.model.num_attention_heads == 4

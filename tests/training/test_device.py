@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from training.config import Config, ConfigError, apply_override, load_texts
-from training.device import card_peak, cpu_threads, peak_flops, resolve
+from training.device import card_peak, cpu_threads, resolve
 
 Texts = dict[str, tuple[str, str]]
 
@@ -41,7 +41,7 @@ def _resolved(texts: Texts, *overrides: str) -> Config:
 
 
 def test_a_cpus_peak_is_measured(config: Config) -> None:
-    peak, source = peak_flops(resolve(config))
+    peak, source = resolve(config).peak_flops()
     assert source == "measured"
     assert peak is not None
     assert peak > 1e9

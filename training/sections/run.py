@@ -10,12 +10,17 @@ from training.sections.base import Count, Section, not_bool
 
 
 class Device(Section):
-    """What the machine is. `auto` is resolved at start, on every rank alike."""
+    """What the machine is. `auto` is resolved at start, on every rank alike.
+
+    `cacheset` names the directory of compiled graphs that jobs on neuron share one after the other; `auto` is
+    one for all configurations with equal graphs.
+    """
 
     type: Literal["auto", "cpu", "cuda", "neuron"] = "auto"
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     attention: Literal["auto", "eager", "sdpa", "flex_attention"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
+    cacheset: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "auto"
     log_every: Count = 1
 
 

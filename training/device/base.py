@@ -1,0 +1,132 @@
+"""What the loop asks of a device, and the answers of one that works eagerly on tensors in host memory."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Device:
+    """A rank's device with every `auto` of the configuration resolved."""
+
+    torch_device: torch.device
+    precision: str  # bf16 | fp32
+    attention: str  # eager | sdpa | flex_attention
+    compile: bool
+    compile_reason: str  # why blocks are compiled, or not
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.torch_device.type == "cuda"
+
+    @property
+    def backend(self) -> str:
+        """Collectives, as torch.distributed names them: always gloo for tensors in host memory."""
+        return "gloo"
+
+    @property
+    def birthplace(self) -> torch.device:
+        """Where a model's memory and first values are made, before `settle`."""
+        return self.torch_device
+
+    @property
+    def fuses_optimizer(self) -> bool:
+        """Whether torch has a fused optimizer step for this device."""
+        return True
+
+    @property
+    def wraps(self) -> bool:
+        """Whether DistributedDataParallel exchanges gradients; else the loop calls `exchange`."""
+        return True
+
+    @property
+    def extracts_graphs(self) -> bool:
+        """Whether a compiler only collects graphs from this run: nothing is computed, values mean nothing."""
+        return False
+
+    def settle(self, model: nn.Module) -> None:
+        """Bring an initialised model to this device; tied tensors stay tied."""
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """bf16 compute over fp32 parameters; nothing in fp32."""
+        if self.precision != "bf16":
+            return contextlib.nullcontext()
+        return torch.autocast(self.torch_device.type, dtype=torch.bfloat16)
+
+    def put(self, arrays: Mapping[str, npt.NDArray[np.int64]]) -> dict[str, torch.Tensor]:
+        """One micro batch's arrays as tensors of this device."""
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def micro_batch_done(self) -> None:
+        """A forward and backward pass has been written down: a lazy device begins to run it."""
+
+    def step_done(self) -> None:
+        """A whole optimizer step has been written down: a lazy device begins to run it."""
+
+    def exchange(
+        self, gradients: Sequence[torch.Tensor], group: dist.ProcessGroup | None, world_size: int
+    ) -> None:
+        """Replace gradients by their mean over all ranks, where `wraps` is False; `group` is the host's."""
+
+    def graphs_compiled(self) -> int | None:
+        """Whole graphs compiled so far by this process; None where there are no such graphs."""
+        return None
+
+    @contextmanager
+    def cache_claimed(self, run: Path) -> Iterator[None]:
+        """Hold this run's claim on a compile cache that other runs could reach; rank 0 alone calls it.
+
+        Raises:
+            ConfigError: another job uses the cache.
+        """
+        yield
+
+    def mark(self) -> Any:
+        """A point in this device's queue of work, for `seconds`."""
+        return time.perf_counter()
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Seconds between two marks; waits for the second one."""
+        return float(end - start)
+
+    def synchronize(self) -> None:
+        """Wait for all work handed to the device."""
+
+    def memory_gib(self) -> float:
+        """Peak memory of this rank in GiB: allocated on the card, or else resident in the process."""
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+    def name(self) -> str:
+        """The device in words."""
+        raise NotImplementedError
+
+    def peak_flops(self) -> tuple[float | None, str]:
+        """Peak FLOP/s of this rank's device at the run's precision, and where the figure comes from."""
+        raise NotImplementedError
+
+    def seed(self, value: int) -> None:
+        """Seed every random generator that training may draw from on this rank."""
+        torch.manual_seed(value)
+
+    def rng_state(self) -> dict[str, torch.Tensor]:
+        """State of every random generator that training may draw from on this rank, as byte tensors."""
+        return {"cpu": torch.get_rng_state()}
+
+    def set_rng_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Put back what `rng_state` returned; a state of a device this rank does not have is left out."""
+        torch.set_rng_state(state["cpu"])
