@@ -120,7 +120,7 @@ class ControlPlane:
         Only its Deployment is not applied: the process runs here, with the Deployment's ServiceAccount.
         The kubelet's part, to put the Secret's certificate into the container's folder, is done here too.
         """
-        self.kube.apply(self._operator_manifests(), "default", "--force-conflicts")
+        self.kube.apply(self._operator_manifests(), None, "--force-conflicts")
         crd = ("wait", "--for=condition=Established", "crd/pytorchjobs.kubeflow.org", "--timeout=60s")
         self.kube.run(*crd, timeout=70)
         operator = self._run_operator()

@@ -65,10 +65,14 @@ class Kube:
             raise KubectlError(f"kubectl {' '.join(words)}: {done.err.strip() or done.out.strip()}")
         return done.out
 
-    def apply(self, objects: str | Iterable[Object], namespace: str, *more: str) -> Done:
-        """Apply YAML, or objects, on the server's side; raises KubectlError."""
+    def apply(self, objects: str | Iterable[Object], namespace: str | None, *more: str) -> Done:
+        """Apply YAML, or objects, on the server's side, into `namespace` unless they name theirs (None).
+
+        Raises KubectlError.
+        """
         text = objects if isinstance(objects, str) else yaml.safe_dump_all(objects)
-        words = ("apply", "--server-side", f"--namespace={namespace}", "-f", "-", *more)
+        where = [f"--namespace={namespace}"] if namespace else []
+        words = ("apply", "--server-side", *where, "-f", "-", *more)
         done = self.call(*words, given=text)
         if done.code != 0:
             raise KubectlError(f"kubectl apply: {done.err.strip()}")

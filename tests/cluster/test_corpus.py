@@ -117,7 +117,7 @@ def _apply(kube: Kube, path: Path, namespace: str) -> str:
     try:
         for item in objects:
             item["metadata"].setdefault("namespace", namespace)
-        kube.apply(objects, "")
+        kube.apply(objects, None)
     except KubectlError as problem:
         return str(problem).removeprefix("kubectl apply: ").splitlines()[-1]
     return ""
