@@ -15,7 +15,7 @@ from training.data.examples.packing import cut
 from training.data.examples.prepare import ExampleSettings, Plan, plan_of, prepare_examples
 from training.ranks import Ranks
 from training.rundir import RunDir, read_json
-from training.sample import dataset_directory
+from training.tokenizer import dataset_directory
 from training.weights.source import RUN, is_run, locate_directory
 from training.weights.team import Team
 

@@ -25,6 +25,7 @@ from training.model import CausalLM, build_on_meta
 from training.prepare import together
 from training.ranks import Ranks
 from training.rundir import RunDir
+from training.sample import continuations
 from training.task import Feed, Task, Trainable
 from training.weights import Weights, open_weights
 
@@ -67,7 +68,15 @@ class Finetune:
         return self.weights.origin
 
     def samples(self, config: Config, directory: RunDir) -> list[dict[str, str]]:
-        return []
+        """Each prompt with what the base wrote (`before`) and what the model writes now."""
+        wanted = config.sample
+        how = wanted.prompts, wanted.max_new_tokens, wanted.temperature, config.train.seed
+        before = continuations(directory, *how, base=True)
+        after = continuations(directory, *how)
+        return [
+            {"prompt": prompt, "before": old, "text": new}
+            for (prompt, old), (_, new) in zip(list(before), after, strict=True)
+        ]
 
 
 TASK: Task = Finetune()

@@ -16,7 +16,7 @@ from training.config import Config, ConfigError
 from training.lora import adapt
 from training.model import build_on_meta, materialise, trained_parameters
 from training.rundir import RunDir
-from training.tokenizer import load_tokenizer
+from training.tokenizer import dataset_directory, load_tokenizer, prompt_ids
 from training.weights import open_weights
 
 
@@ -31,8 +31,8 @@ def continuations(
 ) -> Iterator[tuple[str, str]]:
     """Yield (prompt, continuation) for each prompt, from the newest committed checkpoint or that of `step`.
 
-    Temperature 0 is greedy. The same seed gives the same text. `base` takes the weights that a fine-tuned run
-    began with.
+    Temperature 0 is greedy. The same seed gives the same text. A run that learned from chats takes a prompt
+    as a user's message. `base` takes the weights that a fine-tuned run began with.
 
     Raises:
         CheckpointError: there is no such checkpoint, or it does not verify.
@@ -42,8 +42,10 @@ def continuations(
         return
     checkpoint = checkpoint_of(run, step)
     model, tokenizer = load_model(checkpoint, run, base=base), load_tokenizer(checkpoint, run)
+    dataset = dataset_directory(checkpoint.meta, run)
     for prompt in prompts:
-        yield prompt, _continue(model, tokenizer, prompt, max_new_tokens, temperature, seed)
+        ids = torch.tensor([prompt_ids(dataset, tokenizer, prompt)])
+        yield prompt, _continue(model, tokenizer, ids, max_new_tokens, temperature, seed)
 
 
 def checkpoint_of(run: RunDir, step: int | None = None) -> Checkpoint:
@@ -85,15 +87,11 @@ def config_of(checkpoint: Checkpoint) -> Config:
 def _continue(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompt: str,
+    ids: torch.Tensor,
     max_new_tokens: int,
     temperature: float,
     seed: int,
 ) -> str:
-    ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]
-    first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    if not ids.numel() or ids[0, 0] != first:  # a chat template has begun the text already
-        ids = torch.cat([torch.tensor([[first]]), ids.to(torch.int64)], dim=1)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         out = model.generate(
