@@ -19,6 +19,7 @@ class RunDir:
         self.run = self.path / "run.json"
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
+        self.heldout = self.path / "heldout.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.logs = self.path / "logs"
         self.failures = self.path / "failures"
