@@ -1,0 +1,131 @@
+"""Print the logs of a job's pods, merged in time order, each line with its pod.
+
+With --first-failure only the lines around the first failure that is no consequence of another one. With
+--volume the log that a rank has written into the run directory, which outlives its pod.
+
+\b
+Examples:
+  yard job logs cpu-llama-tiny-train
+  yard job logs --rank 3 --follow
+  yard job logs --first-failure
+  yard job logs --previous --since 10m --grep 'loss|error'
+  yard job logs --rank 1 --volume --tail 50
+
+\b
+Exit codes: 0 printed, 1 no failure was found (--first-failure), 3 a log was not seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import click
+
+from tools import output
+from tools.errors import UserError
+from tools.job import collect, find, logs, options
+from tools.job.loglines import Line
+from tools.job.logs import Wanted
+from tools.job.pod import JobPod
+from tools.job.runners import rank_zero, ranks
+from tools.job.snapshot import Snapshot
+from tools.kubectl import Kubectl
+
+
+@click.command(help=__doc__, short_help="the logs of all ranks, or of one")
+@options.job
+@options.cluster
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only the pod of this rank.")
+@click.option("-f", "--follow", is_flag=True, help="Go on printing what is written.")
+@click.option("-p", "--previous", is_flag=True, help="Of the container before the last restart.")
+@click.option("--since", metavar="TIME", help="Only lines newer than 30s, 5m or 2h.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each log.")
+@click.option("--grep", metavar="REGEX", help="Only lines that match.")
+@click.option("--first-failure", is_flag=True, help="Only the lines around the first failure.")
+@click.option("--volume", is_flag=True, help="The rank's own log in the run directory (with --rank).")
+def command(
+    kubectl: Kubectl,
+    job: str | None,
+    rank: int | None,
+    follow: bool,
+    previous: bool,
+    since: str | None,
+    tail: int | None,
+    grep: str | None,
+    first_failure: bool,
+    volume: bool,
+) -> None:
+    wanted = Wanted(previous, _since(since), tail, _pattern(grep))
+    if first_failure and follow:
+        raise UserError("--first-failure looks back, --follow ahead: give one of them")
+    if volume and rank is None:
+        raise UserError("--volume reads the log of one rank", "add --rank N")
+    seen = collect.collect(kubectl, find.job_name(kubectl, job), logs=rank is not None, run=rank is not None)
+    here = Kubectl(kubectl.context, seen.namespace)
+    pods = seen.pods
+    if not pods:
+        raise UserError(f"{seen.name} has no pods", "yard job why says what it waits for", code=3)
+    if volume:
+        assert rank is not None
+        click.echo(logs.from_volume(here, pods, rank, tail), nl=False)
+        return
+    chosen = pods if rank is None else [pod_of(seen, rank)]
+    if follow:
+        _print_all(logs.follow(here, chosen, wanted), chosen)
+        return
+    lines, unseen = logs.once(here, chosen, wanted)
+    if first_failure:
+        _print_failure(lines, chosen)
+    else:
+        _print_all(lines, chosen)
+    for name, reason in unseen.items():
+        output.note(f"{name}: not seen: {reason}")
+    if unseen:
+        raise click.exceptions.Exit(3)
+
+
+def pod_of(seen: Snapshot, rank: int) -> JobPod:
+    """Return the pod of a rank; UserError where nothing says which it is."""
+    names = ranks(seen)
+    if rank in names:
+        return next(pod for pod in seen.pods if pod.name == names[rank])
+    first = rank_zero(seen)
+    if rank == 0 and first is not None and first.certain:
+        return first.pod
+    world = (
+        f"ranks with a heartbeat: {', '.join(map(str, sorted(names)))}"
+        if names
+        else "no rank has a heartbeat"
+    )
+    raise UserError(f"which pod holds rank {rank} cannot be told: {world}", code=3)
+
+
+def _since(text: str | None) -> str | None:
+    if text and not re.fullmatch(r"(\d+(\.\d+)?(s|m|h))+", text):
+        raise UserError(f"--since {text}: not a time", "write 30s, 5m or 1h30m")
+    return text
+
+
+def _pattern(text: str | None) -> re.Pattern[str] | None:
+    try:
+        return re.compile(text) if text else None
+    except re.error as problem:
+        raise UserError(f"--grep {text}: {problem}") from None
+
+
+def _print_all(lines: Iterable[Line], pods: list[JobPod]) -> None:
+    by_name = {pod.name: pod for pod in pods}
+    width = max(len(pod.short) for pod in pods)
+    for line in lines:
+        output.line(logs.prefixed(line, by_name, width))
+
+
+def _print_failure(lines: Iterable[Line], pods: list[JobPod]) -> None:
+    found = logs.first_failure(lines)
+    if found is None:
+        output.line("no line of any log reports a failure")
+        raise click.exceptions.Exit(1)
+    around, sign = found
+    output.line(f"{sign.kind}: first seen in {sign.line.pod}")
+    _print_all(around, pods)

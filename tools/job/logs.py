@@ -1,0 +1,100 @@
+"""The logs of a job's pods: merged in time order, followed, filtered, or the first failure alone."""
+
+from __future__ import annotations
+
+import queue
+import re
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from tools.errors import UserError
+from tools.job import loglines, signs
+from tools.job.collect import container_name, in_pod
+from tools.job.loglines import Line
+from tools.job.pod import JobPod
+from tools.kubectl import Kubectl
+
+BEFORE = 5  # lines that are shown before a failure
+AFTER = 15
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which lines: of the container before (`previous`), since `5m`, the last `tail`, matching `grep`."""
+
+    previous: bool = False
+    since: str | None = None
+    tail: int | None = None
+    grep: re.Pattern[str] | None = None
+
+    def words(self) -> list[str]:
+        """Return the options of `kubectl logs`."""
+        found = ["--timestamps"]
+        found += ["--previous"] if self.previous else []
+        found += [f"--since={self.since}"] if self.since else []
+        return [*found, f"--tail={self.tail if self.tail is not None else -1}"]
+
+    def matches(self, line: Line) -> bool:
+        """Say whether a line is asked for."""
+        return self.grep is None or self.grep.search(line.text) is not None
+
+
+def once(kubectl: Kubectl, pods: list[JobPod], wanted: Wanted) -> tuple[Iterator[Line], dict[str, str]]:
+    """Return the pods' lines merged by time, and why a pod's log was not seen."""
+    logs, unseen = [], {}
+    for pod in pods:
+        done = kubectl.run("logs", pod.name, f"--container={container_name(pod)}", *wanted.words())
+        if done.returncode == 0:
+            logs.append(loglines.read(done.stdout, pod.name))
+        else:
+            unseen[pod.name] = (done.stderr.strip().splitlines() or ["no answer"])[-1]
+    return filter(wanted.matches, loglines.merged(logs)), unseen
+
+
+def follow(kubectl: Kubectl, pods: list[JobPod], wanted: Wanted) -> Iterator[Line]:
+    """Yield the pods' lines as they are written, until every container has ended."""
+    lines: queue.Queue[Line | None] = queue.Queue(maxsize=10000)
+
+    def read(pod: JobPod) -> None:
+        words = ("logs", pod.name, f"--container={container_name(pod)}", "--follow", *wanted.words())
+        for text in kubectl.lines(*words):
+            lines.put(loglines.line_of(text, pod.name))
+        lines.put(None)
+
+    for pod in pods:
+        threading.Thread(target=read, args=(pod,), daemon=True).start()
+    open_ = len(pods)
+    while open_:
+        line = lines.get()
+        if line is None:
+            open_ -= 1
+        elif wanted.matches(line):
+            yield line
+
+
+def from_volume(kubectl: Kubectl, pods: list[JobPod], rank: int, tail: int | None) -> str:
+    """Return a rank's own log from the run directory, read through a pod that runs."""
+    for pod in (pod for pod in pods if pod.running):
+        count = f"-n {tail}" if tail is not None else "-n +1"
+        file = f'"$TRAINYARD_RUN/logs/rank-{rank:05d}.log"'
+        return in_pod(kubectl, pod, "sh", "-c", f"exec tail {count} {file}")
+    raise UserError("no pod of the job runs to read the volume from", code=3)
+
+
+def first_failure(lines: Iterable[Line]) -> tuple[list[Line], signs.Found] | None:
+    """Return the lines around the first failure that is no consequence of another, None without one."""
+    everything = list(lines)
+    found = signs.first_cause(everything)
+    if found is None:
+        return None
+    own = [line for line in everything if line.pod == found.line.pod]
+    at = next(index for index, line in enumerate(own) if line is found.line)
+    return own[max(0, at - BEFORE) : at + AFTER], found
+
+
+def prefixed(line: Line, pods: dict[str, JobPod], width: int) -> str:
+    """Return a line with its pod, and its rank where the line names it."""
+    pod = pods.get(line.pod)
+    name = pod.short if pod else line.pod
+    return f"{name:<{width}} | {line.text}"
