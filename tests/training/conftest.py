@@ -57,10 +57,11 @@ def texts(corpus: Path) -> dict[str, tuple[str, str]]:
 
 
 class Job:
-    """One run of `training.pretrain` under the real torchrun, with its files."""
+    """One run of the trainer under the real torchrun, with its files."""
 
     def __init__(self, run: Path, process: subprocess.Popen[bytes], output: Path) -> None:
         self.run, self.process, self.output = run, process, output
+        self.behind_entrypoint = "training.entrypoint" in process.args
 
     def wait(self, timeout: float = 120) -> int:
         return self.process.wait(timeout)
@@ -86,8 +87,15 @@ class Job:
 
     def workers(self) -> list[int]:
         """Process ids of the job's ranks."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return sorted(map(int, children.read_text().split())) if children.exists() else []
+        agents = self._children(self.process.pid) if self.behind_entrypoint else [self.process.pid]
+        return [pid for agent in agents for pid in self._children(agent)]
+
+    def _children(self, pid: int) -> list[int]:
+        path = Path(f"/proc/{pid}/task/{pid}/children")
+        return sorted(map(int, path.read_text().split())) if path.exists() else []
+
+    def end(self) -> dict:
+        return json.loads((self.run / "end.json").read_text())
 
     def text(self) -> str:
         return self.output.read_text(errors="replace")[-4000:]
@@ -95,10 +103,22 @@ class Job:
 
 @pytest.fixture
 def start(texts: dict[str, tuple[str, str]], data_root: Path, tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Start the trainer: `start(name, nproc=2, overrides=(...))`. Every job is ended afterwards."""
+    """Start the trainer: `start(name, nproc=2, overrides=(...))`. Every job is ended afterwards.
+
+    With `entrypoint` it starts as in a pod; `variables` are added to its environment.
+    """
     jobs: list[Job] = []
 
-    def starter(name: str, *, nproc: int = 1, overrides: tuple[str, ...] = (), restarts: int = 0) -> Job:
+    def starter(
+        name: str,
+        *,
+        nproc: int = 1,
+        overrides: tuple[str, ...] = (),
+        restarts: int = 0,
+        module: str = "training.pretrain",
+        entrypoint: bool = False,
+        **variables: str,
+    ) -> Job:
         own = dict(texts)
         for override in overrides:
             own = apply_override(own, override)
@@ -109,8 +129,10 @@ def start(texts: dict[str, tuple[str, str]], data_root: Path, tmp_path: Path) ->
         output = tmp_path / f"{name}-{len(jobs)}.log"
         command = [
             sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}",
-            f"--max-restarts={restarts}", "-m", "training.pretrain", "--config", str(config),
+            f"--max-restarts={restarts}", "-m", module, "--config", str(config),
         ]  # fmt: skip
+        if entrypoint:
+            command = [sys.executable, "-m", "training.entrypoint", *command]
         environment = {
             **os.environ,
             "TRAINYARD_RUN": str(tmp_path / name),
@@ -118,6 +140,7 @@ def start(texts: dict[str, tuple[str, str]], data_root: Path, tmp_path: Path) ->
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # as in base/pytorchjob
             "TRAINYARD_CPUS": "1",
             "OMP_NUM_THREADS": "1",
+            **variables,
         }
         with output.open("wb") as file:
             process = subprocess.Popen(

@@ -16,6 +16,7 @@ from training.config import apply_override, load_texts
 from training.failure import Drained
 from training.process import Attempt
 from training.rundir import RunDir
+from training.task import Task
 
 Texts = Mapping[str, tuple[str, str]]
 
@@ -44,7 +45,12 @@ class StopAfter(Quiet):
 
 
 def run(
-    texts: Texts, overrides: tuple[str, ...], directory: Path, data_root: Path, attempt: Attempt | None = None
+    texts: Texts,
+    overrides: tuple[str, ...],
+    directory: Path,
+    data_root: Path,
+    attempt: Attempt | None = None,
+    task: Task = pretrain.TASK,
 ) -> RunDir:
     """Train in this process, alone; a requested stop is not an error here."""
     for override in overrides:
@@ -52,7 +58,7 @@ def run(
     directory.mkdir(parents=True, exist_ok=True)
     target = RunDir(directory)
     try:
-        loop.train(pretrain.TASK, load_texts(texts), target, data_root, attempt or Quiet())
+        loop.train(task, load_texts(texts), target, data_root, attempt or Quiet())
     except Drained:
         assert isinstance(attempt, StopAfter)
     finally:

@@ -1,0 +1,150 @@
+"""Runs of training.bert: the same curve however it is divided, bitwise over any stop, learning what there is."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.training import inprocess
+from tests.training.inprocess import StopAfter, Texts, losses, records, same, tensors
+from training.bert import TASK
+from training.process import Attempt
+from training.rundir import RunDir
+
+MODULE = "training.bert"
+CALM = ("model.attention_dropout=0.0", "model.bert.hidden_dropout=0.0")
+LAMB = (
+    "train.optimizer=lamb",
+    "train.learning_rate=0.05",
+    "train.schedule=polynomial",
+    "train.schedule_power=0.5",
+)
+
+
+def run(
+    texts: Texts, overrides: tuple[str, ...], directory: Path, data_root: Path, attempt: Attempt | None = None
+) -> RunDir:
+    return inprocess.run(texts, overrides, directory, data_root, attempt, TASK)
+
+
+@pytest.fixture(scope="module", params=["adamw", "lamb"])
+def optimizer(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Overrides for the optimizer and its published schedule."""
+    return LAMB if request.param == "lamb" else ()
+
+
+@pytest.fixture(scope="module")
+def alone(
+    texts: Texts, data_root: Path, tmp_path_factory: pytest.TempPathFactory, optimizer: tuple[str, ...]
+) -> RunDir:
+    """20 steps without dropout on one process: 8 samples a step in one micro batch."""
+    overrides = (*CALM, *optimizer, "parallel.micro_batch_size=8")
+    return run(texts, overrides, tmp_path_factory.mktemp("alone"), data_root)
+
+
+def parts(run_dir: RunDir) -> list[tuple[float, float, float]]:
+    return [(r["loss"], r["mlm_loss"], r["nsp_loss"]) for r in records(run_dir)]
+
+
+def test_the_first_step_knows_nothing_and_the_last_one_more(alone: RunDir) -> None:
+    first, *_, last = records(alone)
+    assert first["mlm_loss"] == pytest.approx(math.log(512), rel=0.03)
+    assert first["nsp_loss"] == pytest.approx(math.log(2), rel=0.1)
+    assert first["loss"] == pytest.approx(math.log(512) + math.log(2), rel=0.03)
+    assert last["loss"] < first["loss"] - 0.5
+    report = json.loads(alone.report.read_text())
+    assert report["heldout_loss"] < report["ln_vocab"] == pytest.approx(math.log(512) + math.log(2))
+
+
+def test_every_step_has_its_losses_rate_and_speed(alone: RunDir) -> None:
+    """What the tutorials of the published recipes print, and in the line for people too."""
+    for line in records(alone):
+        assert line["loss"] == pytest.approx(line["mlm_loss"] + line["nsp_loss"])
+        assert line["sequences_per_s"] == pytest.approx(8 / line["step_s"])
+        assert 0 < line["tokens"] <= 8 * 32
+        assert line["lr"] > 0
+    said = alone.rank_log(0).read_text()
+    assert " mlm " in said
+    assert " nsp " in said
+    assert " sequences/s" in said
+    assert "held-out loss" in said
+
+
+def test_accumulation_changes_nothing(
+    alone: RunDir, texts: Texts, data_root: Path, tmp_path: Path, optimizer: tuple[str, ...]
+) -> None:
+    """Micro batches hold unequal numbers of masked words: each counts as much as in one batch."""
+    overrides = (*CALM, *optimizer, "parallel.micro_batch_size=2")
+    divided = run(texts, overrides, tmp_path, data_root)
+    assert [x for row in parts(divided) for x in row] == pytest.approx(
+        [x for row in parts(alone) for x in row], rel=1e-4
+    )
+
+
+def test_two_ranks_change_nothing(alone: RunDir, start: Callable, optimizer: tuple[str, ...]) -> None:
+    """Plain AdamW with whole models, LAMB with sharded ones, whose norms are then of all shards."""
+    sharding = "fsdp" if optimizer else "ddp"
+    overrides = (*CALM, *optimizer, f"parallel.sharding={sharding}")
+    job = start("two", nproc=2, overrides=overrides, module=MODULE)
+    assert job.wait() == 0, job.text()
+    assert job.losses() == pytest.approx(losses(alone), rel=1e-4)
+
+
+def test_a_stopped_run_goes_on_bitwise(
+    texts: Texts, data_root: Path, tmp_path: Path, optimizer: tuple[str, ...]
+) -> None:
+    """With dropout: losses of all later steps, weights, moments; masks are drawn by position alone."""
+    whole = run(texts, optimizer, tmp_path / "whole", data_root)
+    run(texts, optimizer, tmp_path / "stopped", data_root, StopAfter(7))
+    resumed = run(texts, optimizer, tmp_path / "stopped", data_root)
+    assert parts(resumed) == parts(whole)
+    assert same(tensors(resumed), tensors(whole))
+    assert (
+        json.loads(resumed.report.read_text())["heldout_loss"]
+        == (json.loads(whole.report.read_text())["heldout_loss"])
+    )
+
+
+def test_a_killed_rank_costs_nothing(start: Callable) -> None:
+    """SIGKILL of one of two sharded ranks with LAMB and dropout; torchrun starts both again: the same bits."""
+    overrides = (*LAMB, "parallel.sharding=fsdp", "train.steps=30", "checkpoint.every=4")
+    calm = start("calm", nproc=2, overrides=overrides, module=MODULE)
+    assert calm.wait() == 0, calm.text()
+    struck = start("struck", nproc=2, overrides=overrides, restarts=1, module=MODULE)
+    struck.until(lambda: len(struck.records()) >= 9)
+    os.kill(struck.workers()[1], 9)
+    assert struck.wait() == 0, struck.text()
+    assert "continuing from step" in (struck.run / "logs" / "rank-00000.log").read_text()
+    assert struck.losses() == calm.losses()
+    assert same(tensors(RunDir(struck.run)), tensors(RunDir(calm.run)))
+
+
+def test_held_out_masks_are_the_same_for_every_seed(texts: Texts, data_root: Path, tmp_path: Path) -> None:
+    """Two models of different seeds are judged on the very same guesses: by the counts and the batches."""
+    from training.bert_data import splits_of
+    from training.config import apply_override, load_texts
+
+    directory = next(p for p in data_root.iterdir() if (p / "train-runs.bin").exists())
+    one, two = (splits_of(load_texts(t), directory) for t in (texts, apply_override(texts, "train.seed=8")))
+    arrays = [
+        [split.batch(range(4), [0] * 4).arrays()["input_ids"].tolist() for split in s] for s in (one, two)
+    ]
+    assert arrays[0][1] == arrays[1][1]
+    assert arrays[0][0] != arrays[1][0]  # control: training data differ
+
+
+def test_a_very_large_batch_needs_no_more_memory_for_its_samples(texts: Texts, data_root: Path) -> None:
+    """A step of 65,536 samples on 16 ranks is held at once: 32 rows of 512 tokens a rank and micro batch."""
+    from training.bert_data import splits_of
+    from training.config import load_texts
+
+    directory = next(p for p in data_root.iterdir() if (p / "train-runs.bin").exists())
+    train, _ = splits_of(load_texts(texts), directory)
+    batch = train.batch([0] * 64, range(64))
+    held = sum(array.nbytes for array in vars(batch).values())
+    assert held / 64 <= 4 * (32 + 2 * 6 + 3)
