@@ -11,13 +11,19 @@ from pathlib import Path
 from training.config import Config, ConfigError, load
 from training.data.errors import DataError
 from training.data.prepare import prepare
+from training.data.stream.open import prepare_first
 from training.rundir import RunDir
 from training.sections import FINETUNE
 from training.waiting import Ranks, while_others_wait
 
 
 def prepare_for(config: Config, root: Path, progress: Callable[[str], None]) -> Path:
-    """Directory of the configuration's dataset under `root`, made when it is not there yet."""
+    """Directory of the configuration's dataset under `root`, made when it is not there yet.
+
+    For a stream it is the dataset of its first part.
+    """
+    if config.data.stream is not None:
+        return prepare_first(config, root, progress)
     return prepare(
         source=config.data.source,
         text_field=config.data.text_field,

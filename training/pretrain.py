@@ -16,6 +16,7 @@ import torch
 from training import rank
 from training.config import Config
 from training.data.dataset import TokenDataset
+from training.data.stream.open import open_stream
 from training.device import Device
 from training.feed import IndexedFeed
 from training.model import CausalLM, build_on_meta, initialise
@@ -36,6 +37,8 @@ class Pretrain:
         self, config: Config, ranks: Ranks, data: Path, run: RunDir, say: Callable[[str], None]
     ) -> Feed:
         directory = together(ranks, lambda: prepare_for(config, data, say))
+        if config.data.stream is not None:
+            return open_stream(config, directory, ranks, say)
         train = TokenDataset.open(directory, "train", config.sequence_length)
         heldout = TokenDataset.open(directory, "heldout", config.sequence_length)
         reference = {"unigram_nats": heldout.unigram_nats, "ln_vocab": math.log(config.model.vocab_size)}

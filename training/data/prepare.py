@@ -8,13 +8,15 @@ found without reading.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +38,14 @@ from training.data.index import (
     read_index,
     verify,
 )
+from training.data.journal import Journal
 from training.data.progress import Reporter
 from training.data.readers import Document
 from training.data.shards import SplitWriter
 from training.data.sources import STDLIB, Counts, Source, open_source, path_of
 from training.data.staging import commit, staging, sweep
+from training.data.stream.places import is_remote
+from training.data.workers import Tokens, Workers, processors
 
 __all__ = ["prepare", "verify"]
 
@@ -48,6 +53,8 @@ __all__ = ["prepare", "verify"]
 TOKENIZER_BYTES = 64 * 1024 * 1024
 _SLICE_CHARACTERS = 1 << 14
 _BATCH_CHARACTERS = 1 << 20
+# Below this much text processes would take longer to start than they save.
+PROCESSES_BYTES = 64 * 1024 * 1024
 _SCALE = 1 << 64
 
 
@@ -61,6 +68,7 @@ class _Plan:
     tokenizer: str
     given: dict[str, bytes] | None
     name: str
+    workers: int | None
 
 
 @dataclass(frozen=True)
@@ -83,15 +91,19 @@ def prepare(
     vocab_size: int,
     root: Path,
     progress: Callable[[str], None],
+    first_bytes: int | None = None,
+    workers: int | None = None,
 ) -> Path:
     """Return the dataset directory under `root` for this source and these settings, made if not there yet.
 
     `tokenizer` is "train", or a directory or tokenizer.json. `progress` gets lines of text, at least one
-    every two seconds of work. Raises DataError; a preparation that fails or is killed leaves nothing that
-    reads as a dataset.
+    every two seconds of work. With `first_bytes` only the source's first documents are taken, that many bytes
+    of text. `workers` is the number of processes that tokenise a large source; one a processor without it.
+    Raises DataError; a preparation that fails or is killed leaves nothing that reads as a dataset, and one
+    that was killed goes on where it was.
     """
     root = Path(root)
-    plan = _plan(source, text_field, heldout_fraction, tokenizer, vocab_size)
+    plan = _plan(source, text_field, heldout_fraction, tokenizer, vocab_size, first_bytes, workers)
     refuse_inside(source, root)
     try:
         sweep(root)
@@ -106,24 +118,39 @@ def prepare(
 
 def refuse_inside(source: str, root: Path) -> None:
     """Refuse a directory as source that holds `root`: each dataset would be part of the next one's text."""
-    if source != STDLIB and root.resolve().is_relative_to(path_of(source).resolve()):
-        raise DataError(
-            f"data source {source} holds the datasets' own directory {root}; name a directory below it"
-        )
+    for part in source.split("\n"):
+        local = part and part != STDLIB and not is_remote(part)
+        if local and root.resolve().is_relative_to(path_of(part).resolve()):
+            raise DataError(
+                f"data source {part} holds the datasets' own directory {root}; name a directory below it"
+            )
 
 
 def _make(plan: _Plan, root: Path, reporter: Reporter) -> None:
     source = plan.source
-    with staging(root, plan.name) as directory:
-        summary = _build(plan, directory, reporter)
-        if source.fingerprint() != open_source(plan.path, source.text_field).fingerprint():
+    with staging(root, plan.name, adopt=True) as directory:
+        journal = Journal(directory)
+        summary = _build(plan, directory, journal, reporter)
+        if (
+            not source.remote
+            and source.fingerprint() != open_source(plan.path, source.text_field).fingerprint()
+        ):
             raise DataError(f"data source {plan.path} changed while it was read; start again")
+        journal.close()
         if not commit(directory, root / plan.name):
             summary = "another preparation of the same dataset was first; using its result"
     reporter.say(f"{plan.name}: {summary}")
 
 
-def _plan(source: str, text_field: str, heldout_fraction: float, tokenizer: str, vocab_size: int) -> _Plan:
+def _plan(
+    source: str,
+    text_field: str,
+    heldout_fraction: float,
+    tokenizer: str,
+    vocab_size: int,
+    first_bytes: int | None,
+    workers: int | None,
+) -> _Plan:
     if not 0 < heldout_fraction < 1:
         raise DataError(f"held-out fraction {heldout_fraction} is not between 0 and 1")
     if tokenizer == "train" and vocab_size < tokenizers_.LEAST_VOCABULARY:
@@ -138,7 +165,9 @@ def _plan(source: str, text_field: str, heldout_fraction: float, tokenizer: str,
         "tokenizer": "train" if given is None else tokenizers_.fingerprint(given),
         "vocab_size": vocab_size,
     }
-    return _Plan(source, found, settings, tokenizer, given, directory_name(found, settings))
+    if first_bytes is not None:
+        settings["first_bytes"] = first_bytes
+    return _Plan(source, found, settings, tokenizer, given, directory_name(found, settings), workers)
 
 
 def directory_name(source: Source, settings: dict[str, Any]) -> str:
@@ -148,16 +177,25 @@ def directory_name(source: Source, settings: dict[str, Any]) -> str:
     return f"{stem}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
-def _build(plan: _Plan, directory: Path, reporter: Reporter) -> str:
+def _build(plan: _Plan, directory: Path, journal: Journal, reporter: Reporter) -> str:
     """Fill `directory` with the whole dataset, index last; return a summary in words."""
     begun = time.monotonic()
     reporter.say(f"reading {plan.source.describe()}")
-    scan = scan_source(plan.source, plan.settings["heldout_fraction"], reporter)
-    scanned = time.monotonic()
-    tokenizer = _tokenizer(plan, scan, reporter)
+    source = _at_hand(plan, journal, reporter)
+    try:
+        scan, tokenizer, writers = _resumed(plan, directory, journal.saved)
+        reporter.say(f"going on after {sum(journal.saved['documents'].values()):,} documents")
+    except (KeyError, ValueError, TypeError, OSError, DataError):  # nothing was done, or it was damaged since
+        journal.forget()
+        scan = scan_source(source, plan.settings["heldout_fraction"], reporter)
+        scanned = time.monotonic()
+        tokenizer = _tokenizer(plan, source, scan, reporter)
+        tokenizer.write(directory / TOKENIZER)
+        writers = _writers(directory, tokenizer)
+    else:
+        scanned = time.monotonic()
     trained = time.monotonic()
-    index = _write_tokens(plan, scan, tokenizer, directory, reporter)
-    tokenizer.write(directory / TOKENIZER)
+    index = _write_tokens(plan, source, scan, tokenizer, writers, journal, reporter)
     written = {
         f"{TOKENIZER}/{name}": shards.entry_of(directory / TOKENIZER / name) for name in tokenizer.files
     }
@@ -169,6 +207,37 @@ def _build(plan: _Plan, directory: Path, reporter: Reporter) -> str:
         f"scan {scanned - begun:.1f} s, tokenizer {trained - scanned:.1f} s, "
         f"tokens {time.monotonic() - trained:.1f} s"
     )
+
+
+def _at_hand(plan: _Plan, journal: Journal, reporter: Reporter) -> Source:
+    """Return the source as files that lie here, for they are read more than once."""
+    first = plan.settings.get("first_bytes")
+    if first is not None:
+        return journal.first_part(plan.source, first, reporter)
+    return journal.fetch(plan.source, reporter) if plan.source.remote else plan.source
+
+
+def _writers(directory: Path, tokenizer: tokenizers_.TextTokenizer) -> dict[str, SplitWriter]:
+    dtype, vocabulary = shards.token_dtype(tokenizer.vocabulary), tokenizer.vocabulary
+    return {
+        name: SplitWriter(directory, name, dtype, vocabulary, shards.SHARD_TOKENS)
+        for name in (TRAIN, HELDOUT)
+    }
+
+
+def _resumed(
+    plan: _Plan, directory: Path, saved: dict[str, Any]
+) -> tuple[Scan, tokenizers_.TextTokenizer, dict[str, SplitWriter]]:
+    """Take up what a killed preparation has done. Raises when there is nothing, or it is not as it was."""
+    scan = Scan(Counts(**saved["scan"]["counts"]), saved["scan"]["below"], saved["scan"]["heldout"])
+    files = tokenizers_.given_files(str(directory / TOKENIZER))
+    if tokenizers_.fingerprint(files) != saved["tokenizer"]:
+        raise ValueError("the tokenizer is not what was written")
+    tokenizer = tokenizers_.load(plan.tokenizer, files, plan.settings["vocab_size"])
+    writers = _writers(directory, tokenizer)
+    for name, writer in writers.items():
+        writer.resume(saved["splits"][name])
+    return scan, tokenizer, writers
 
 
 def scan_source(source: Source, heldout_fraction: float, reporter: Reporter) -> Scan:
@@ -213,12 +282,12 @@ def _hash(digest: bytes) -> int:
     return int.from_bytes(digest[:8], "little")
 
 
-def _tokenizer(plan: _Plan, scan: Scan, reporter: Reporter) -> tokenizers_.TextTokenizer:
+def _tokenizer(plan: _Plan, source: Source, scan: Scan, reporter: Reporter) -> tokenizers_.TextTokenizer:
     vocab_size = plan.settings["vocab_size"]
     if plan.given is not None:
         return tokenizers_.load(plan.tokenizer, plan.given, vocab_size)
     return trained_tokenizer(
-        plan.source, scan, vocab_size, lambda texts, size: tokenizers_.train(texts(), size), reporter
+        source, scan, vocab_size, lambda texts, size: tokenizers_.train(texts(), size), reporter
     )
 
 
@@ -262,33 +331,35 @@ def slices_of(text: str, digest: bytes, share: float) -> Iterator[str]:
 
 
 def _write_tokens(
-    plan: _Plan, scan: Scan, tokenizer: tokenizers_.TextTokenizer, directory: Path, reporter: Reporter
+    plan: _Plan,
+    source: Source,
+    scan: Scan,
+    tokenizer: tokenizers_.TextTokenizer,
+    writers: dict[str, SplitWriter],
+    journal: Journal,
+    reporter: Reporter,
 ) -> Index:
     dtype = shards.token_dtype(tokenizer.vocabulary)
-    writers = {
-        name: SplitWriter(directory, name, dtype, tokenizer.vocabulary, shards.SHARD_TOKENS)
-        for name in (TRAIN, HELDOUT)
-    }
-    done = 0
+    done, number = journal.saved.get("done", 0), journal.saved.get("batches", 0)
 
     def text() -> str:
         return f"tokenized {done / 1e6:,.1f} of {scan.counts.bytes / 1e6:,.1f} MB"
 
-    with writers[TRAIN], writers[HELDOUT]:
-        for split, batch in split_batches(plan.source, scan):
-            encode = functools.partial(tokenizer.encode, [document.text for document in batch], dtype)
-            encoded = reporter.during(encode, text, stop=lambda: None)
-            size = sum(len(document.data) for document in batch)
+    batches = itertools.islice(split_batches(source, scan), number, None)
+    with writers[TRAIN], writers[HELDOUT], _encoding(plan, tokenizer, dtype, scan, reporter) as encode:
+        for split, size, encoded in encode(batches, text):
             writers[split].append(encoded, size)
-            done += size
+            done, number = done + size, number + 1
             reporter.tick(text)
+            if journal.due():
+                journal.write(_entry(scan, tokenizer, writers, done, number))
         splits: dict[str, Split] = {name: writer.finish() for name, writer in writers.items()}
     files: dict[str, FileEntry] = {**writers[TRAIN].files, **writers[HELDOUT].files}
     counts = writers[HELDOUT].token_counts
     counts[tokenizer.bos] -= splits[HELDOUT].documents
     return Index(
         format=FORMAT,
-        settings=plan.settings,
+        settings={**plan.settings, "heldout_below": scan.heldout_below},
         source={
             "duplicates": scan.counts.duplicates,
             "empty": scan.counts.empty,
@@ -302,6 +373,64 @@ def _write_tokens(
         splits=splits,
         files=files,
     )
+
+
+def _entry(
+    scan: Scan, tokenizer: tokenizers_.TextTokenizer, writers: dict[str, SplitWriter], done: int, batches: int
+) -> dict[str, Any]:
+    """Bring the writers' files to disk and return what `_resumed` needs."""
+    splits = {name: writer.checkpoint() for name, writer in writers.items()}
+    return {
+        "scan": {
+            "counts": asdict(scan.counts), "below": scan.heldout_below, "heldout": scan.heldout_documents,
+        },
+        "tokenizer": tokenizers_.fingerprint(tokenizer.files),
+        "splits": splits,
+        "documents": {name: split["documents"] for name, split in splits.items()},
+        "done": done,
+        "batches": batches,
+    }  # fmt: skip
+
+
+_Batches = Iterator[tuple[str, list[Document]]]
+_Encode = Callable[[_Batches, Callable[[], str]], Iterator[tuple[str, int, Tokens]]]
+
+
+@contextlib.contextmanager
+def _encoding(
+    plan: _Plan, tokenizer: tokenizers_.TextTokenizer, dtype: str, scan: Scan, reporter: Reporter
+) -> Iterator[_Encode]:
+    """Give a function that turns batches into tokens, in order: here, or in processes for much text."""
+    count = plan.workers or (processors() if scan.counts.bytes >= PROCESSES_BYTES else 1)
+    if count == 1:
+        yield lambda batches, text: _encoded_here(tokenizer, dtype, batches, reporter, text)
+        return
+    with contextlib.closing(Workers(tokenizer, dtype, count)) as workers:
+
+        def encode(batches: _Batches, text: Callable[[], str]) -> Iterator[tuple[str, int, Tokens]]:
+            keyed = (
+                ((split, _size(batch)), [document.text for document in batch]) for split, batch in batches
+            )
+            for (split, size), tokens in workers.encode(keyed, lambda: reporter.tick(text)):
+                yield split, size, tokens
+
+        yield encode
+
+
+def _encoded_here(
+    tokenizer: tokenizers_.TextTokenizer,
+    dtype: str,
+    batches: _Batches,
+    reporter: Reporter,
+    text: Callable[[], str],
+) -> Iterator[tuple[str, int, Tokens]]:
+    for split, batch in batches:
+        encode = functools.partial(tokenizer.encode, [document.text for document in batch], dtype)
+        yield split, _size(batch), reporter.during(encode, text, stop=lambda: None)
+
+
+def _size(batch: list[Document]) -> int:
+    return sum(len(document.data) for document in batch)
 
 
 def split_batches(source: Source, scan: Scan) -> Iterator[tuple[str, list[Document]]]:

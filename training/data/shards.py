@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,6 +16,7 @@ from training.data.index import FileEntry, Split, digest_of
 
 # 256 MiB of uint16: few files for a large corpus, quick to copy and to check one by one.
 SHARD_TOKENS = 1 << 27
+_BLOCK = 1 << 20
 
 
 def token_dtype(vocabulary: int) -> str:
@@ -22,7 +25,10 @@ def token_dtype(vocabulary: int) -> str:
 
 
 class SplitWriter:
-    """Appends documents to a split's token stream, shard by shard. Raises OSError."""
+    """Appends documents to a split's token stream, shard by shard. Raises OSError.
+
+    `checkpoint` says how far it has come; a new writer goes on from there with `resume`, to the same bytes.
+    """
 
     def __init__(self, directory: Path, split: str, dtype: str, vocabulary: int, shard_tokens: int) -> None:
         self._directory, self._split, self._dtype = directory, split, np.dtype(dtype)
@@ -31,6 +37,7 @@ class SplitWriter:
         self._digest = hashlib.sha256()
         self._shards: list[int] = []
         self._starts: list[npt.NDArray[np.uint64]] = []
+        self._starts_kept, self._starts_name = 0, f"{split}-starts.partial"
         self._documents = self._bytes = self._tokens = 0
         self.token_counts = np.zeros(vocabulary, dtype=np.int64)
         self.files: dict[str, FileEntry] = {}
@@ -53,6 +60,61 @@ class SplitWriter:
         self._tokens += len(tokens)
         while len(tokens):
             tokens = tokens[self._write(tokens) :]
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Bring all that was appended to disk, and return what `resume` needs."""
+        with (self._directory / self._starts_name).open("ab") as stream:
+            for starts in self._starts[self._starts_kept :]:
+                stream.write(starts.astype("<u8").tobytes())
+            stream.flush()
+            os.fsync(stream.fileno())
+        self._starts_kept = len(self._starts)
+        if self._stream is not None:
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+        return {
+            "shards": self._shards,
+            "open": self._digest.hexdigest() if self._stream is not None else None,
+            "files": {name: asdict(entry) for name, entry in self.files.items()},
+            "documents": self._documents,
+            "bytes": self._bytes,
+            "tokens": self._tokens,
+        }
+
+    def resume(self, saved: dict[str, Any]) -> None:
+        """Take up a writer that ended after `checkpoint`: later bytes are cut off, earlier ones checked.
+
+        Raises ValueError when what lies there is not what was written.
+        """
+        self._shards, self._documents = list(saved["shards"]), saved["documents"]
+        self._bytes, self._tokens = saved["bytes"], saved["tokens"]
+        self.files = {name: FileEntry(**entry) for name, entry in saved["files"].items()}
+        path = self._directory / self._starts_name
+        os.truncate(path, self._documents * 8)
+        self._starts = [np.fromfile(path, "<u8")]
+        self._starts_kept = 1
+        for number, count in enumerate(self._shards):
+            name = self._shard_name(number)
+            last = number == len(self._shards) - 1 and saved["open"] is not None
+            os.truncate(self._directory / name, count * self._dtype.itemsize)
+            digest = self._count(self._directory / name)
+            if digest.hexdigest() != (saved["open"] if last else self.files[name].sha256):
+                raise ValueError(f"{name} is not what was written")
+            if last:
+                self._digest = digest
+                self._stream = (self._directory / name).open("ab")
+        if len(self._starts[0]) != self._documents or sum(self._shards) != self._tokens:
+            raise ValueError(f"{self._split} is not what was written")
+
+    def _count(self, path: Path) -> Any:
+        """Count the tokens of a shard that is there already; return its running digest."""
+        digest = hashlib.sha256()
+        with path.open("rb") as stream:
+            while block := stream.read(_BLOCK):
+                digest.update(block)
+                tokens = np.frombuffer(block, self._dtype)
+                self.token_counts += np.bincount(tokens, minlength=len(self.token_counts))
+        return digest
 
     def _write(self, tokens: npt.NDArray[Any]) -> int:
         """Write what still fits into the open shard, and return how many tokens that was."""
@@ -87,6 +149,7 @@ class SplitWriter:
         starts = f"{self._split}-starts.npy"
         np.save(self._directory / starts, np.concatenate(self._starts).astype("<u8"))
         self.files[starts] = entry_of(self._directory / starts)
+        (self._directory / self._starts_name).unlink(missing_ok=True)
         names = [self._shard_name(number) for number in range(len(self._shards))]
         return Split(self._documents, self._bytes, self._tokens, names, self._shards, starts)
 

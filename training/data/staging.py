@@ -2,7 +2,7 @@
 
 A directory is made as `.<name>.<random>.preparing` beside its final place and renamed when complete. Its
 maker holds an advisory lock on it; the kernel drops the lock with the process, so an unlocked one is a dead
-leftover.
+leftover. One that holds a journal of what is done in it can be taken up by the next maker.
 """
 
 from __future__ import annotations
@@ -17,26 +17,45 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+JOURNAL = "journal.json"
 _SUFFIX = ".preparing"
 _ATTEMPTS = 20
 # On a file system without such locks a leftover is told from live work by its age only.
 _UNLOCKABLE_AGE_S = 24 * 3600
+_RESUMABLE_AGE_S = 7 * 24 * 3600
 
 
 @contextlib.contextmanager
-def staging(root: Path, name: str) -> Iterator[Path]:
+def staging(root: Path, name: str, adopt: bool = False) -> Iterator[Path]:
     """Make a locked directory under `root` in which `name` can be built; remove it if it is not committed.
 
-    Removes the leftovers of dead makers first. Raises OSError.
+    With `adopt` a dead maker's directory for the same name is taken up where there is one with a journal, and
+    Ctrl-C leaves such a one behind. Removes other leftovers of dead makers first. Raises OSError.
     """
     root.mkdir(parents=True, exist_ok=True)
     sweep(root)
-    directory, descriptor = _make(root, name)
+    directory, descriptor = (_adopted(root, name) if adopt else None) or _make(root, name)
     try:
         yield directory
-    finally:
+    except BaseException as error:
+        if isinstance(error, Exception) or not (directory / JOURNAL).exists():
+            shutil.rmtree(directory, ignore_errors=True)
+        raise
+    else:
         shutil.rmtree(directory, ignore_errors=True)
+    finally:
         os.close(descriptor)
+
+
+def _adopted(root: Path, name: str) -> tuple[Path, int] | None:
+    """Lock and return a dead maker's directory for `name` that holds a journal."""
+    for path in sorted(root.glob(f".{name}.*{_SUFFIX}")):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            if (path / JOURNAL).exists() and _is_dead(path, descriptor) and _still_at(path, descriptor):
+                return path, descriptor
+            os.close(descriptor)
+    return None
 
 
 def commit(directory: Path, target: Path) -> bool:
@@ -56,15 +75,24 @@ def commit(directory: Path, target: Path) -> bool:
 
 
 def sweep(root: Path) -> None:
-    """Remove the staging directories under `root` whose makers are dead."""
+    """Remove the staging directories under `root` whose makers are dead and whose work nobody can take up."""
     for path in root.glob(f".*{_SUFFIX}"):
         with contextlib.suppress(OSError):  # gone already, or not ours to remove
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             try:
-                if _is_dead(path, descriptor):
+                if _is_dead(path, descriptor) and not _resumable(path):
                     shutil.rmtree(path, ignore_errors=True)
             finally:
                 os.close(descriptor)
+
+
+def _resumable(path: Path) -> bool:
+    """Whether a dead maker's work is still wanted: journaled, not too old, not done since."""
+    with contextlib.suppress(FileNotFoundError):
+        age = time.time() - (path / JOURNAL).stat().st_mtime
+        name = path.name[1:].removesuffix(_SUFFIX).rpartition(".")[0]
+        return age < _RESUMABLE_AGE_S and not (path.parent / name).exists()
+    return False
 
 
 def _make(root: Path, name: str) -> tuple[Path, int]:

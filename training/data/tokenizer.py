@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from training.data.errors import DataError, reason
 from training.data.sources import path_of
+from training.data.words import Words, words_of
 
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
 LEAST_VOCABULARY = 256 + 2
@@ -43,14 +45,29 @@ class TextTokenizer:
 
         Raises DataError when a tokenizer makes them from plain text all the same.
         """
-        encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         frame_left, frame_right = np.array([self.bos], dtype), np.array([self.eos], dtype)
-        bodies = [np.array(encoding.ids, dtype) for encoding in encoded]
+        bodies = self._bodies(texts, dtype)
         for text, body in zip(texts, bodies, strict=True):
             if np.any((body == self.bos) | (body == self.eos)):
                 start = repr(text[:60])
                 raise DataError(f"tokenizer: plain text becomes a special token in the document {start}...")
         return [np.concatenate([frame_left, body, frame_right]) for body in bodies]
+
+    def _bodies(self, texts: Sequence[str], dtype: str) -> list[npt.NDArray[Any]]:
+        words = self._words
+        by_words = [words is not None and text.isascii() for text in texts]
+        others = [text for text, short in zip(texts, by_words, strict=True) if not short]
+        encoded = iter(self.tokenizer.encode_batch_fast(others, add_special_tokens=False) if others else ())
+        return [
+            words.encode(text).astype(dtype)
+            if words is not None and short
+            else np.array(next(encoded).ids, dtype)
+            for text, short in zip(texts, by_words, strict=True)
+        ]
+
+    @functools.cached_property
+    def _words(self) -> Words | None:
+        return words_of(self.tokenizer)
 
     def write(self, directory: Path) -> None:
         """Write the tokenizer's files into a new directory."""

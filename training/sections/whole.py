@@ -88,6 +88,22 @@ class Config(Section):
                 raise wrong(f"data.{key}", f"data.{key} is for fine-tuning only, and {self.task} trains this")
         return self
 
+    @model_validator(mode="after")
+    def _stream(self) -> Self:
+        stream, batch = self.data.stream, self.train.global_batch_size
+        if stream is None:
+            return self
+        if self.task != PRETRAIN:
+            raise wrong("data.stream", f"data.stream is for {PRETRAIN} only, and this is for {self.task}")
+        if stream.lanes is not None and batch % stream.lanes:
+            near = max(n for n in range(1, min(stream.lanes, batch) + 1) if batch % n == 0)
+            raise wrong(
+                "data.stream.lanes",
+                f"data.stream.lanes {stream.lanes} does not divide train.global_batch_size {batch}; "
+                f"nearest: {near}",
+            )
+        return self
+
     @property
     def task(self) -> str:
         """The module that trains this: training.pretrain, training.finetune or training.bert."""

@@ -23,7 +23,6 @@ from training.data.errors import DataError
 
 # RFC 9110 and 6585: the request may succeed when it is made again.
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
-_CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -190,7 +189,7 @@ class RemoteFile(io.RawIOBase):
             answer.close()
             self._trials.answered(answer.status_code, answer.headers)
             return False
-        self._answer, self._body = answer, answer.iter_raw(_CHUNK)
+        self._answer, self._body = answer, answer.iter_raw()
         self._check_same(answer)
         if answer.status_code == 200 and self._position:
             self._skip(self._position)
