@@ -17,7 +17,7 @@ export PROMPT
 # Another project's `tools` package on PYTHONPATH would come before ours.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help setup train sample run render wiring matrix-sync matrix-check job platform preflight diff test test-cluster test-cluster-all bench-cells lint format types ci lock clean purge
+.PHONY: help setup train finetune sample run render wiring matrix-sync matrix-check job platform preflight diff test test-cluster test-cluster-all bench-cells lint format types ci lock clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -28,6 +28,9 @@ setup: ## Make .venv from requirements.lock; every other target does it when nee
 
 train: setup ## Train overlays/cpu/llama-tiny on this machine; run again to continue (ARGS="--set train.steps=400")
 	@exec .venv/bin/yard run overlays/cpu/llama-tiny $(ARGS)
+
+finetune: setup ## Fine-tune the model that `make train` made, on Python's own help; run again to continue
+	@exec .venv/bin/yard run overlays/cpu/llama-tiny-lora $(ARGS)
 
 sample: setup ## Write text from a run's checkpoint (RUN=cpu-llama-tiny-train PROMPT="class Queue")
 	@exec .venv/bin/yard sample $(RUN) --prompt "$$PROMPT" $(ARGS)

@@ -24,6 +24,7 @@ def run(job: LocalJob, fresh: bool, as_json: bool) -> int:
     """
     if job.config is not None:
         readiness.check_entry_point(job.config.task, job.source)
+        readiness.check_base(job.config, job.directory, job.source)
     done = None if fresh else report.finished(job)
     if done is not None:
         _conclude(job, done, as_json, already=True)
@@ -68,7 +69,17 @@ def materialise(job: LocalJob) -> None:
             raise UserError(f"pod {pod.name} needs {missing[0]}, which is not in {job.source}")
 
 
-def prepare(job: LocalJob) -> None:
+def show_example(job: LocalJob) -> None:
+    """Print an example that `job` would be fine-tuned on, as the trainer reads it; nothing is trained."""
+    if job.config is None:
+        raise UserError(f"{job.source}: holds no trainer configuration, so there is no example to show")
+    readiness.check_base(job.config, job.directory, job.source)
+    with readiness.only_run(job.directory):
+        materialise(job)
+        prepare(job, "--show-example")
+
+
+def prepare(job: LocalJob, *options: str) -> None:
     """Prepare the data that the job's configuration names, before any pod starts; UserError when it is bad.
 
     The trainer would do so itself; here it is done first, so that bad data is one error and no started job.
@@ -76,7 +87,7 @@ def prepare(job: LocalJob) -> None:
     config, data = job.config_directory, job.local[0].environment.get("TRAINYARD_DATA")
     if config is None or data is None:
         return
-    argv = [sys.executable, "-m", "training.prepare", "--config", str(config), "--data", data]
+    argv = [sys.executable, "-m", "training.prepare", "--config", str(config), "--data", data, *options]
     pod = job.local[0]
     child = processes.start(argv, pod.environment, repo.root(), None, subprocess.PIPE)
     assert child.stderr is not None

@@ -10,10 +10,14 @@ import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tools import processes
+from tools import processes, progress, repo, report
 from tools.errors import UserError
 from tools.pod import ADDRESS, LocalPod
+
+if TYPE_CHECKING:
+    from training.config import Config
 
 MEGABYTE = 10**6
 CHECKPOINTS_AT_ONCE = 4  # two kept, one being written, one report of weights
@@ -21,6 +25,7 @@ BYTES_A_PARAMETER = 12  # fp32 master weight and two fp32 moments
 OTHER_FILES = 200 * MEGABYTE  # data, logs, compiled kernels
 LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp
 PORTS_TO_TRY = 100
+OTHER_RUN = "run:"  # before a run's name in model.weights
 
 
 def check_disk(directory: Path, parameters: int) -> None:
@@ -43,6 +48,19 @@ def check_entry_point(module: str, source: str) -> None:
             f"{source} is trained by {module}, which this checkout does not have",
             "`yard render` and `yard wiring` work on it; overlays/cpu/llama-tiny trains here",
         )
+
+
+def check_base(config: Config, run_directory: Path, source: str) -> None:
+    """Raise UserError, with the command that makes it, when a run that `config` starts from is not there."""
+    weights = config.model.weights or ""
+    if not weights.startswith(OTHER_RUN):
+        return
+    name = weights.removeprefix(OTHER_RUN)
+    if progress.newest_checkpoint(run_directory.parent / name) is not None:
+        return
+    cells = {cell.removeprefix("overlays/").replace("/", "-") + "-train": cell for cell in repo.cells()}
+    remedy = f"{report.run_command(cells[name], [])} trains it" if name in cells else "train it first"
+    raise UserError(f"{source} starts from the run {name}, which has no checkpoint here yet", remedy)
 
 
 def rendezvous_port(pods: list[LocalPod]) -> int | None:

@@ -16,7 +16,9 @@ from tools.supervisor import Outcome
 from training import failure as failures
 from training.rundir import RunDir
 
-FIRST_CELL = "overlays/cpu/llama-tiny"  # what `make train` trains
+FIRST_CELL = "overlays/cpu/llama-tiny"
+# Cells with a make target of their own.
+TARGETS = {FIRST_CELL: "train", "overlays/cpu/llama-tiny-lora": "finetune"}
 LAST_LINES = 3
 LONGEST_MESSAGE = 400  # characters; compilers write pages
 
@@ -46,13 +48,21 @@ def show(job: LocalJob, report: Report) -> None:
     output.table(_figures(report))
     for sample in report.get("samples") or []:
         output.line()
-        output.line(f"  {sample['prompt']!r} continues")
-        for line in str(sample["text"]).splitlines() or [""]:
-            output.line(f"    | {line}")
+        if "before" in sample:
+            _show_text(f"{sample['prompt']!r} before", sample["before"])
+            _show_text(f"{sample['prompt']!r} after", sample["text"])
+        else:
+            _show_text(f"{sample['prompt']!r} continues", sample["text"])
     output.line()
     output.table(_places(job, report))
     output.line()
     output.table(next_commands(job))
+
+
+def _show_text(title: str, text: str) -> None:
+    output.line(f"  {title}")
+    for line in text.splitlines() or [""]:
+        output.line(f"    | {line}")
 
 
 def as_data(job: LocalJob, report: Report) -> dict[str, Any]:
@@ -74,11 +84,14 @@ def next_commands(job: LocalJob) -> list[tuple[str, str]]:
             "--set",
             f"train.steps={2 * job.config.train.steps}",
         ]
-        prompt = shlex.quote("def main(")
+        own = job.config.sample.prompts
+        prompt = shlex.quote(own[0] if own and job.config.model.weights else "def main(")
         rows += [
             ("train further", run_command(job.source, longer)),
             ("more text", f"{yard_command()} sample {job.name} --prompt {prompt}"),
         ]
+        if job.source == FIRST_CELL:
+            rows.append(("fine-tune it", "make finetune"))
     return [
         *rows,
         ("start over", run_command(job.source, [*job.change.arguments(), "--fresh"])),
@@ -93,11 +106,11 @@ def continue_command(job: LocalJob) -> str:
 
 
 def run_command(cell: str, arguments: list[str]) -> str:
-    """Return the command that runs `cell`: `make train` where it trains that cell and nothing is quoted."""
+    """Return the command that runs `cell`: its make target where it has one and nothing is quoted."""
     words = shlex.join(arguments)
-    if cell != FIRST_CELL or words != " ".join(arguments):
+    if cell not in TARGETS or words != " ".join(arguments):
         return f"{yard_command()} run {cell} {words}".rstrip()
-    return f'make train ARGS="{words}"' if words else "make train"
+    return f'make {TARGETS[cell]} ARGS="{words}"' if words else f"make {TARGETS[cell]}"
 
 
 def yard_command() -> str:
@@ -157,6 +170,9 @@ def _figures(report: Report) -> list[tuple[str, str]]:
     loss = report.get("heldout_loss")
     if loss is not None:
         rows.append(("held-out loss", f"{loss:.4f} nats a token"))
+    before = report.get("heldout_loss_before")
+    if before is not None and loss is not None:
+        rows.append(("before", f"{before:.4f} nats a token with the weights it started from"))
     for key, name in (("ln_vocab", "against chance"), ("unigram_nats", "against unigrams")):
         if report.get(key) is not None and loss is not None:
             what = "ln(vocabulary)" if key == "ln_vocab" else "entropy of single tokens in the same data"

@@ -9,6 +9,7 @@ Examples:
   yard run cpu/llama-tiny --set train.steps=800 --set train.learning_rate=0.001
   yard run cpu/llama-tiny --pods 1 --nproc 2 --fresh
   yard run cpu/llama-tiny --dry-run
+  yard run cpu/llama-tiny-lora --show-example
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ from tools import local_job, local_run, output, repo
 @click.option("--port", type=click.IntRange(1, 65535), metavar="N", help="Let the pods meet at port N.")
 @click.option("--fresh", is_flag=True, help="Remove the run first, its checkpoints included.")
 @click.option("--dry-run", is_flag=True, help="Print what would be started, and start nothing.")
+@click.option(
+    "--show-example", is_flag=True, help="Print one example of fine-tuning and what of it is learned."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan or the final report as JSON.")
 def command(
     cell: str,
@@ -44,12 +48,18 @@ def command(
     port: int | None,
     fresh: bool,
     dry_run: bool,
+    show_example: bool,
     as_json: bool,
 ) -> None:
     change = local_job.Change(pods, nproc, port, settings)
     job = local_job.ready(local_job.render(cell, output.note), change, repo.local(), repo.root())
     if dry_run:
         local_run.show_plan(job, as_json)
+        return
+    if show_example:
+        if as_json:
+            raise click.UsageError("an example is shown to people: --show-example goes without --json")
+        local_run.show_example(job)
         return
     code = local_run.run(job, fresh, as_json)
     if code:
