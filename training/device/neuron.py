@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,9 +73,6 @@ class Neuron(Device):
             for name, buffer in list(module.named_buffers(recurse=False)):
                 module._buffers[name] = moved.setdefault(id(buffer), buffer.to(self.torch_device))
         self.step_done()
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        return super().autocast()
 
     def put(self, arrays: Mapping[str, npt.NDArray[np.int64]]) -> dict[str, torch.Tensor]:
         return {name: torch.from_numpy(array).to(self.torch_device) for name, array in arrays.items()}
@@ -151,15 +148,18 @@ class Neuron(Device):
     def rng_state(self) -> dict[str, torch.Tensor]:
         import torch_xla.core.xla_model as xm
 
-        own = torch.tensor([xm.get_rng_state(str(self.torch_device))]).view(torch.uint8)
-        return {**super().rng_state(), "xla": own}
+        seed = xm.get_rng_state(str(self.torch_device)).to_bytes(8, "little")
+        return {
+            **super().rng_state(),
+            "xla": torch.tensor(list(own.to_bytes(8, "little")), dtype=torch.uint8),
+        }
 
     def set_rng_state(self, state: dict[str, torch.Tensor]) -> None:
         import torch_xla.core.xla_model as xm
 
         super().set_rng_state(state)
         if "xla" in state:
-            xm.set_rng_state(int(state["xla"].view(torch.int64).item()), str(self.torch_device))
+            xm.set_rng_state(int.from_bytes(state["xla"].tolist(), "little"), str(self.torch_device))
 
 
 def is_here() -> bool:
