@@ -149,10 +149,7 @@ class Neuron(Device):
         import torch_xla.core.xla_model as xm
 
         seed = xm.get_rng_state(str(self.torch_device)).to_bytes(8, "little")
-        return {
-            **super().rng_state(),
-            "xla": torch.tensor(list(own.to_bytes(8, "little")), dtype=torch.uint8),
-        }
+        return {**super().rng_state(), "xla": torch.tensor(list(seed), dtype=torch.uint8)}
 
     def set_rng_state(self, state: dict[str, torch.Tensor]) -> None:
         import torch_xla.core.xla_model as xm
