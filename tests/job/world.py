@@ -299,7 +299,7 @@ class World:
         """One rank's heartbeat."""
         host = self.name(rank * len(self.pods) // world)
         values = {"rank": rank, "phase": phase, "step": step, "time": time, "host": host}
-        return {**values, "pid": 10 + rank, "attempt": "a", "longest_s": 1.5, "count": 30}
+        return {**values, "pid": 10 + rank, "attempt": "a", "beats": 50, "longest_s": 1.5, "count": 30}
 
     def stop_rank(self, rank: int, seconds: float, **changed: Any) -> None:
         """A rank has been silent for so long; the others too, but for a moment more."""

@@ -76,7 +76,7 @@ def short(text: str) -> str:
 
 
 REMEDIES = {
-    "suspended": "resume it: yard job submit CELL --resume, or set spec.runPolicy.suspend to false",
+    "suspended": "set spec.runPolicy.suspend to false; the run goes on from its newest checkpoint",
     "queue": (
         "wait, or look at the queue: kubectl get workloads,localqueues; a smaller job may be let in first"
     ),

@@ -204,17 +204,18 @@ def container_name(pod: JobPod) -> str:
 
 def look(kubectl: Kubectl, pods: list[JobPod], unseen: dict[str, str]) -> Object | None:
     """Return what stands in the run directory, seen from the first pod that runs."""
-    if not any(_names_run(pod) for pod in pods):
+    if not any(names_run(pod) for pod in pods):
         unseen["run directory"] = f"no pod sets {RUN_VARIABLE}: the trainer is not trainyard's"
         return None
     for pod in pods:
-        if pod.running and _names_run(pod):
+        if pod.running and names_run(pod):
             return _look_from(kubectl, pod, unseen)
     unseen["run directory"] = "no pod of the job runs to look from"
     return None
 
 
-def _names_run(pod: JobPod) -> bool:
+def names_run(pod: JobPod) -> bool:
+    """Say whether a pod's trainer has a run directory."""
     return any(entry.get("name") == RUN_VARIABLE for entry in pod.container_spec.get("env") or [])
 
 

@@ -75,7 +75,9 @@ def _newest(records: list[Record]) -> float:
 
 
 def _beat(item: Mapping[str, Any]) -> Beat | None:
+    """Return a heartbeat. An image of another release may lack a value: the limits are then longer."""
+    values = {"step": None, "pid": 0, "attempt": "", "beats": 0, "longest_s": 0.0, "count": 0, **item}
     try:
-        return Beat(**{name: item[name] for name in Beat.__dataclass_fields__})
+        return Beat(**{name: values[name] for name in Beat.__dataclass_fields__})
     except (KeyError, TypeError):
         return None

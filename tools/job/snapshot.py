@@ -8,6 +8,7 @@ the reason: nothing is ever concluded from its absence.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from tools.operator_rules import LABEL
 Object = dict[str, Any]
 FILE = "snapshot.json"
 CURRENT, PREVIOUS = "current", "previous"
+SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|KEY|CREDENTIAL", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -109,14 +111,17 @@ class Snapshot:
         return None if moment is None else (self.taken - moment).total_seconds()
 
     def save(self, directory: Path) -> None:
-        """Keep the snapshot as files: snapshot.json and one file for each log."""
+        """Keep the snapshot as files: snapshot.json and one file for each log.
+
+        The values of environment variables that are called a token, key, secret or password are left out.
+        """
         directory.mkdir(parents=True, exist_ok=True)
         value = {
             "taken": self.taken.isoformat(),
             "namespace": self.namespace,
-            "job": self.job,
-            "objects": self.objects,
-            "others": self.others,
+            "job": _without_secrets(self.job),
+            "objects": _without_secrets(self.objects),
+            "others": _without_secrets(self.others),
             "run": self.run,
             "unseen": self.unseen,
         }
@@ -147,6 +152,18 @@ def load(directory: Path) -> Snapshot:
         ) from None
     except (ValueError, KeyError, TypeError) as problem:
         raise UserError(f"{path}: not a whole snapshot: {problem!r}") from None
+
+
+def _without_secrets(value: Any) -> Any:
+    """Return a copy without the values of environment variables whose names say that they are secret."""
+    if isinstance(value, list):
+        return [_without_secrets(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: _without_secrets(item) for key, item in value.items() if key != "managedFields"}
+    if "value" in found and SECRET.search(str(found.get("name", ""))):
+        found["value"] = "left out"
+    return found
 
 
 def _log(path: Path) -> Log:

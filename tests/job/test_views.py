@@ -1,0 +1,216 @@
+"""Logs merged and searched, rank 0, status, the snapshot as files, the look into a run directory."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from tests.job.conftest import NewWorld
+from tests.job.situations import STEP
+from tools import cli
+from tools.cli import run
+from tools.job import cause, loglines, logs, probe, signs, status
+from tools.job.runners import rank_zero
+from tools.job.snapshot import load
+from tools.job.status import Status
+from tools.job.why import explain
+
+EARLY, LATE = "2026-11-21T12:00:01.1Z", "2026-11-21T12:00:01.2Z"
+
+
+def test_logs_are_merged_by_time_and_a_traceback_stays_together() -> None:
+    first = loglines.read(f"{EARLY} one\n{LATE} three\n", "a")
+    second = loglines.read("2026-11-21T12:00:01.15Z two\nof its own\n", "b")
+    assert [line.text for line in loglines.merged([first, second])] == ["one", "two", "of its own", "three"]
+
+
+@pytest.mark.parametrize(
+    ("text", "rank"),
+    [
+        ("[rank3]: Traceback", 3),
+        ("[default12]:step 1", 12),
+        ("[0]:LOG x", 0),
+        ("rank 5: data: no", 5),
+        ("step 3", None),
+        ("[12:00:01]: x", None),
+    ],
+)
+def test_the_rank_that_a_line_names(text: str, rank: int | None) -> None:
+    assert loglines.line_of(f"{EARLY} {text}").rank == rank
+
+
+def test_colours_and_overwritten_bars_are_dropped() -> None:
+    assert loglines.line_of("\x1b[31mred\x1b[0m").text == "red"
+    assert loglines.line_of("10%\r20%\r30%").text == "30%"
+
+
+def test_first_failure_is_the_cause_and_not_the_victims() -> None:
+    victim = loglines.read(
+        f"{EARLY} [rank0]: RuntimeError: gloo: Connection closed by peer [10.0.0.7]:1\n", "a"
+    )
+    own = loglines.read(f"{EARLY} step 1\n{LATE} [rank9]: torch.OutOfMemoryError: CUDA out of memory\n", "b")
+    found = logs.first_failure(loglines.merged([victim, own]))
+    assert found is not None
+    around, sign = found
+    assert (sign.kind, sign.line.pod, sign.rank) == ("oom-device", "b", 9)
+    assert {line.pod for line in around} == {"b"}
+
+
+def test_a_log_without_failures_has_none() -> None:
+    lines = loglines.read(
+        "INFO config file not found\nWARNING loss is nan in warm-up, skipped\nstep 1 loss 2\n"
+    )
+    assert logs.first_failure(lines) is None
+
+
+@pytest.mark.parametrize(("own", "message", "kind"), [
+    ("storage", "No space left on device", "storage-full"),
+    ("communication", "Name or service not known", "rendezvous-dns"),
+    ("communication", "Watchdog caught collective operation timeout", "collective-timeout"),
+    ("error", "KeyError: 'x'", "crash"),
+    ("error", "CUDA error: uncorrectable ECC error", "device"),
+    ("out of memory", "DefaultCPUAllocator: can't allocate memory", "oom-host"),
+    ("out of memory", "CUDA out of memory", "oom-device"),
+    ("config", "checkpoint.every: no such file", "config"),
+])  # fmt: skip
+def test_the_trainers_classes_are_refined_but_never_turned_round(own: str, message: str, kind: str) -> None:
+    assert signs.refine(own, message) == kind
+
+
+def test_rank_zero_by_heartbeat(world: NewWorld) -> None:
+    made = world()
+    made.training()
+    assert made.run is not None
+    beats = made.run["heartbeats"]
+    beats["rank-00000.json"]["host"], beats["rank-00001.json"]["host"] = made.name(1), made.name(0)
+    found = rank_zero(made.snapshot())
+    assert found is not None
+    assert (found.pod.index, found.certain) == (1, True), "the rendezvous gave rank 0 to worker-1"
+
+
+def test_rank_zero_by_its_log_also_when_it_has_ended(world: NewWorld) -> None:
+    made = world()
+    made.ended(1, 0, *(STEP.format(n=n) for n in range(5)), reason="Completed")
+    made.ended(0, 0, "done", reason="Completed")
+    found = rank_zero(made.snapshot())
+    assert found is not None
+    assert (found.pod.index, found.certain) == (1, True)
+
+
+def test_rank_zero_by_label_alone_is_a_guess(world: NewWorld) -> None:
+    found = rank_zero(world().snapshot())
+    assert found is not None
+    assert (found.pod.index, found.certain) == (0, False)
+    assert "label" in found.how
+
+
+def test_two_logs_that_claim_rank_zero_decide_nothing(world: NewWorld) -> None:
+    made = world()
+    for index in (0, 1):
+        made.log(index, STEP.format(n=1))
+    found = rank_zero(made.snapshot())
+    assert found is not None
+    assert not found.certain
+
+
+def test_status_says_what_is_known(world: NewWorld) -> None:
+    made = world("g5/llama-2-7b")
+    made.training(ranks=32)
+    assert made.run is not None
+    made.run["checkpoints"] = [{"step": 50, "time": 0.0, "bytes": 1}]
+    made.event("Pod", made.name(2), "Pulled", "image is there", warning=False, seconds=90)
+    found = Status(made.snapshot()).as_dict()
+    training = found["training"]
+    assert (training["step"], training["steps"], training["phase"]) == (100, 400, "training")
+    assert training["seconds_left"] == [300, 300]
+    assert [pod["ranks"] for pod in found["pods"]] == [list(range(8 * n, 8 * n + 8)) for n in range(4)]
+    shown = "\n".join(status.lines(Status(made.snapshot())))
+    for part in (
+        "step 100/400",
+        "MFU 40.0%",
+        "5 min to 5 min left",
+        "newest of step 50",
+        "24-31",
+        "90 s ago: Pulled",
+    ):
+        assert part in shown, shown
+    assert "uid-job" in shown
+
+
+def test_status_without_anything_seen_claims_nothing(world: NewWorld) -> None:
+    made = world()
+    made.unseen["run directory"] = "forbidden"
+    shown = "\n".join(status.lines(Status(made.snapshot())))
+    assert "nothing is seen of it" in shown
+    assert "not seen: run directory: forbidden" in shown
+    assert "step" not in shown
+
+
+def test_a_kept_snapshot_gives_the_same_answer(
+    world: NewWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = world()
+    made.crash_looping(1, 137, STEP.format(n=7), reason="OOMKilled")
+    token = {"name": "WANDB_API_KEY", "value": "not-for-others"}
+    made.container(0)["env"].append(token)
+    snapshot = made.snapshot()
+    snapshot.save(tmp_path / "kept")
+    assert explain(load(tmp_path / "kept")).causes == explain(snapshot).causes
+    kept = "".join(path.read_text() for path in (tmp_path / "kept").iterdir())
+    assert "not-for-others" not in kept
+    assert run(["job", "why", "--from", str(tmp_path / "kept"), "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert (said["cause"], said["uid"], said["verdict"]) == ("oom-host", "uid-job", "FAIL")
+    assert run(["job", "why", "--from", str(tmp_path / "none")]) == 2
+    (tmp_path / "kept/snapshot.json").write_text("{")
+    assert run(["job", "why", "--from", str(tmp_path / "kept")]) == 2
+    assert "not a whole snapshot" in capsys.readouterr().err
+
+
+def test_the_probe_reads_a_run_directory_and_skips_what_is_half_written(tmp_path: Path) -> None:
+    """As it is sent to a pod: a script on standard input, with nothing of this project to import."""
+    whole = {
+        "heartbeat/rank-00000.json": '{"rank": 0, "phase": "training"}',
+        "heartbeat/rank-00001.json": '{"rank": 1, "pha',
+        "failures/17-rank-00001.json": '{"class": "nan"}',
+        "checkpoints/step-00000050/MANIFEST.json": '{"files": {"a": {"size": 7}}}',
+        "checkpoints/step-00000100.ab.tmp/MANIFEST.json": "{}",
+        "run.json": '{"world_size": 2, "config": {"train": {"steps": 400}}}',
+        "metrics.jsonl": '{"step": 1}\n{"step": 2}\n',
+    }
+    for name, text in whole.items():
+        path = tmp_path / "run" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    script = Path(probe.__file__).read_text()
+    done = subprocess.run(
+        [sys.executable, "-I", "-", str(tmp_path / "run")],
+        input=script,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout)
+    assert list(found["heartbeats"]) == ["rank-00000.json"]
+    assert found["failures"] == {"17-rank-00001.json": {"class": "nan"}}
+    assert [(one["step"], one["bytes"]) for one in found["checkpoints"]] == [(50, 7)]
+    assert (found["steps"], found["world_size"], len(found["metrics"])) == (400, 2, 2)
+
+
+def test_every_command_that_a_remedy_names_exists() -> None:
+    texts = [*cause.REMEDIES.values()]
+    for text in texts:
+        for words in re.findall(r"yard ((?:[a-z0-9-]+ ?)+)", text):
+            group: click.Command = cli.yard
+            for word in words.split():
+                if not isinstance(group, click.Group):
+                    break
+                found = group.get_command(click.Context(group), word)
+                assert found is not None, f"yard {words}: {text}"
+                group = found
