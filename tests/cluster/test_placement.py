@@ -97,7 +97,7 @@ def test_one_more_pod_than_fits_waits(kube: Kube, cells: list[Manifests], placed
 
     kube.wait("a verdict on every extra pod", judged, 60)
     for pod in more:
-        short = set(re.findall(r"Insufficient ([\w./-]+?)[,. ]", waiting[name_of(pod)] + " "))
+        short = {name.strip(".") for name in re.findall(r"Insufficient ([\w./-]+)", waiting[name_of(pod)])}
         devices = {key for key in pod["spec"]["containers"][0]["resources"]["limits"] if "/" in key}
         assert devices & short, f"{name_of(pod)}: {waiting[name_of(pod)]}"
 
