@@ -268,6 +268,11 @@ def hashes(tensors: Tensors, names: list[str], tell: Callable[[int], None]) -> d
     return found
 
 
+def hash_of(tensor: torch.Tensor) -> str:
+    """SHA-256 of the bytes of a contiguous CPU tensor."""
+    return hashlib.sha256(byte_view(tensor)).hexdigest()
+
+
 def digest_of(kinds: Mapping[str, Kind], hashed: Mapping[str, str]) -> str:
     """One digest of a set of tensors: of their names, dtypes, shapes and bytes, however they are laid out."""
     table = {name: [kinds[name].dtype, list(kinds[name].shape), sha] for name, sha in hashed.items()}

@@ -29,12 +29,14 @@ from training.weights.tensors import (
     digest_of,
     fill,
     hashes,
+    read_object,
     share,
     whole,
 )
 
 Say = Callable[[str], None]
 HEAD, WORDS = "lm_head.weight", "model.embed_tokens.weight"
+CONFIG, GENERATION, FILES = "config.json", "generation_config.json", "base_files"
 _TELL_EVERY_S = 5.0
 
 
@@ -51,7 +53,8 @@ class Weights:
         self.tokenizer = tokenizer
         """A directory with the base's tokenizer, None when it has none."""
         self.origin = origin
-        """What identifies the base, for run.json and each checkpoint: `weights` is the digest."""
+        """What the base was, for run.json and each checkpoint: `weights` is the digest, `base_step` its step
+        when it is a run, `base_files` what its config.json and generation_config.json said."""
 
     @property
     def digest(self) -> str:
@@ -104,13 +107,16 @@ def open_weights(
         checkpoint = open_run(named, run, began.get("base_step"), team, say)
         _check_run(checkpoint.meta["config"], config, named)
         tensors: Tensors = CheckpointTensors(checkpoint)
-        directory, origin = checkpoint.directory, {"base_step": checkpoint.step}
+        directory = checkpoint.directory
+        origin = {"base_step": checkpoint.step, FILES: checkpoint.meta.get(FILES, {})}
         tokenizer = (
             dataset_directory(checkpoint.meta, RunDir(checkpoint.directory.parent.parent)) / "tokenizer"
         )
     else:
-        directory, origin = locate_directory(named, run, team, say), {}
+        directory = locate_directory(named, run, team, say)
         check_architecture(directory, config.model)
+        present = (name for name in (CONFIG, GENERATION) if (directory / name).exists())
+        origin = {FILES: {name: read_object(directory / name) for name in present}}
         tensors, tokenizer = SafetensorsDirectory(directory), directory
     (check or check_causal)(tensors, config)
     digest = _digest(tensors, config, team, say)

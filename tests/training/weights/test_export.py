@@ -1,0 +1,196 @@
+"""What leaves a run is what it trained: the libraries alone load it and give the trainer's logits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.training.weights.bases import (
+    LLAMA,
+    LORA,
+    QWEN2,
+    adapted,
+    commit,
+    configuration,
+    logits,
+    pretrained,
+    publish,
+    token_ids,
+    trainers,
+)
+from training.checkpoint import CheckpointError
+from training.export import ExportError, export_run, main
+from training.rundir import RunDir
+from training.weights import WeightsError, open_weights
+
+SAVED = {**LORA, "modules_to_save": ["embed_tokens", "norm"]}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path / "runs" / "mine")
+
+
+@dataclass(frozen=True)
+class Case:
+    """An exported directory, what loads it, and how near its logits must be to the trainer's."""
+
+    directory: Path
+    base: Path | None
+    logits: torch.Tensor
+    within: float
+
+
+def _cases(root: Path, dataset: Path) -> dict[str, Case]:
+    """One export of each kind."""
+    cases = {}
+    for name, model in (("llama", LLAMA), ("qwen2", QWEN2)):
+        base = root / f"{name}-base"
+        publish(base, torch.bfloat16 if name == "qwen2" else torch.float32, **model)
+        run = RunDir(root / "runs" / f"{name}-lora")
+        trained = adapted(run, configuration(str(base), SAVED if name == "qwen2" else LORA, **model), dataset)
+        export_run(run.path, root / f"{name}-adapter")
+        export_run(run.path, root / f"{name}-merged", merge=True, shard_bytes=40_000)
+        ours = logits(trained, token_ids())
+        cases[f"{name} merged"] = Case(root / f"{name}-merged", None, ours, 1e-5)
+        cases[f"{name} adapter"] = Case(root / f"{name}-adapter", base, ours, 0)
+        whole = RunDir(root / "runs" / f"{name}-whole")
+        config = configuration(str(base), **model)
+        tuned = trainers(config, whole)
+        with torch.no_grad():
+            tuned.hf.model.norm.weight.add_(0.1)
+        commit(whole, config, tuned, dataset, **open_weights(config, whole).origin)
+        export_run(whole.path, root / f"{name}-tuned", shard_bytes=60_000)
+        cases[f"{name} tuned"] = Case(root / f"{name}-tuned", None, logits(tuned, token_ids()), 0)
+    begun = pretrained(RunDir(root / "runs" / "begun"), dataset)
+    export_run(root / "runs" / "begun", root / "begun")
+    cases["pre-trained"] = Case(root / "begun", None, logits(begun, token_ids()), 0)
+    return cases
+
+
+def test_a_clean_process_gives_the_trainers_logits_and_generates(tmp_path: Path, dataset: Path) -> None:
+    torch.set_num_threads(1)
+    cases = _cases(tmp_path, dataset)
+    wanted = [
+        {
+            "directory": str(case.directory), "base": case.base and str(case.base),
+            "ids": token_ids().tolist(), "out": str(tmp_path / f"{name}.safetensors"),
+        }
+        for name, case in cases.items()
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("reload.py")), json.dumps(wanted)],
+        capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name, case in cases.items():
+        theirs = load_file(tmp_path / f"{name}.safetensors")["logits"]
+        assert theirs.dtype == torch.float32, name
+        apart = (theirs - case.logits).abs().max().item()
+        assert apart <= case.within, f"{name}: {apart}"
+    plain = load_file(tmp_path / "llama tuned.safetensors")["logits"]  # control: the cases do differ
+    assert (plain - cases["llama merged"].logits).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model", [LLAMA, QWEN2], ids=["llama", "qwen2"])
+def test_weights_that_were_imported_are_exported_byte_for_byte(
+    tmp_path: Path, run: RunDir, dataset: Path, model: dict[str, Any], dtype: str
+) -> None:
+    publish(tmp_path / "base", getattr(torch, dtype), **model)
+    config = configuration(str(tmp_path / "base"), **model)
+    opened = open_weights(config, run)
+    commit(run, config, trainers(config, run), dataset, **opened.origin)
+    written = export_run(run.path, tmp_path / "out", dtype=dtype)
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("base", "out"))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert tensor.dtype == after[name].dtype
+        assert torch.equal(tensor.view(torch.uint8), after[name].view(torch.uint8)), name
+    assert written.digest == opened.digest
+    said, says = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("base", "out"))
+    assert says == said
+    assert (tmp_path / "out" / "generation_config.json").exists()
+    names = {path.name for path in (dataset / "tokenizer").iterdir()}
+    assert names < {path.name for path in (tmp_path / "out").iterdir()}
+
+
+def test_an_exported_model_is_a_base_again(tmp_path: Path, run: RunDir, dataset: Path) -> None:
+    pretrained(RunDir(tmp_path / "runs" / "first"), dataset)
+    written = export_run(tmp_path / "runs" / "first", tmp_path / "out", shard_bytes=60_000)
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 2
+    assert open_weights(configuration(str(tmp_path / "out")), run).digest == written.digest
+    assert open_weights(configuration("run:first"), run).digest == written.digest
+
+
+def test_merging_needs_the_very_base(tmp_path: Path, run: RunDir, dataset: Path) -> None:
+    publish(tmp_path / "base")
+    adapted(run, configuration(str(tmp_path / "base"), LORA), dataset)
+    publish(tmp_path / "base", hidden_size=64, dtype=torch.bfloat16)
+    with pytest.raises(WeightsError, match="began with weights"):
+        export_run(run.path, tmp_path / "out", merge=True)
+    assert not (tmp_path / "out").exists()
+    assert export_run(run.path, tmp_path / "adapter").kind == "adapter"  # it holds nothing of the base
+
+
+def test_refused_exports_leave_nothing(tmp_path: Path, run: RunDir, dataset: Path) -> None:
+    with pytest.raises(CheckpointError, match="no committed checkpoint"):
+        export_run(run.path, tmp_path / "out")
+    pretrained(run, dataset)
+    with pytest.raises(ExportError, match="nothing to merge"):
+        export_run(run.path, tmp_path / "out", merge=True)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "note").write_text("mine")
+    with pytest.raises(ExportError, match="is not empty"):
+        export_run(run.path, tmp_path / "full")
+    with pytest.raises(ExportError, match="is a file"):
+        export_run(run.path, tmp_path / "full" / "note")
+    with pytest.raises(ExportError, match="cannot be written"):
+        export_run(run.path, tmp_path / "full" / "note" / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["full", "runs"]
+    assert (tmp_path / "full" / "note").read_text() == "mine"
+    export_run(run.path, tmp_path / "full" / "out")  # control
+
+
+def test_a_failure_midway_leaves_nothing(
+    tmp_path: Path, run: RunDir, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fills when the third file is written."""
+    pretrained(run, dataset)
+    calls: list[int] = []
+
+    def full(*arguments: Any, **more: Any) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device")
+        save_file(*arguments, **more)
+
+    monkeypatch.setattr("training.export.save_file", full)
+    with pytest.raises(ExportError, match="out cannot be written: No space left on device"):
+        export_run(run.path, tmp_path / "out", shard_bytes=60_000)
+    assert len(calls) == 3
+    assert [p.name for p in tmp_path.iterdir()] == ["runs"]
+
+
+def test_the_command_line_says_what_was_written(
+    tmp_path: Path, run: RunDir, dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretrained(run, dataset)
+    main(["--run", str(run.path), "--to", str(tmp_path / "out")])
+    said = json.loads(capsys.readouterr().out)
+    assert said["directory"] == str(tmp_path / "out")
+    assert (said["kind"], said["step"], said["tensors"]) == ("model", 20, 20)
+    with pytest.raises(SystemExit) as left:
+        main(["--run", str(run.path), "--to", str(tmp_path / "out")])
+    assert left.value.code == 2
+    assert capsys.readouterr().err.startswith("error: ")

@@ -1,0 +1,236 @@
+"""A run's checkpoint in the world's format: `python -m training.export --run DIR --to DIR [--merge]`.
+
+A run that trained every weight becomes a Hugging Face directory; a run that trained adapters becomes a peft
+adapter or, merged, a Hugging Face directory too. The directory appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from training.checkpoint import Checkpoint, CheckpointError
+from training.checkpoint.tensors import CODES
+from training.config import Config, ConfigError
+from training.data.staging import commit, staging
+from training.lora import ADAPTER, adapter_name, base_name, peft_config
+from training.model import MODELS, build_on_meta, hf_config, named_parameters
+from training.rundir import RunDir, write_json
+from training.sample import checkpoint_of, config_of
+from training.tokenizer import dataset_directory, load_tokenizer
+from training.weights import Weights, open_weights
+from training.weights.tensors import INDEX, SINGLE, Kind, digest_of, hash_of
+from training.weights.weights import CONFIG, FILES, GENERATION
+
+Say = Callable[[str], None]
+SHARD_BYTES = 4 << 30  # of one safetensors file, and so of what is held in memory
+NUMBERS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class ExportError(Exception):
+    """What was asked for cannot be exported, or not there; one sentence."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    directory: str
+    kind: str  # model | merged model | adapter
+    step: int
+    tensors: int
+    nbytes: int
+    digest: str  # over names, dtypes, shapes and bytes, as `model.weights` is identified
+
+
+def export_run(
+    run_directory: Path,
+    to: Path,
+    merge: bool = False,
+    step: int | None = None,
+    dtype: str = "float32",
+    say: Say = lambda line: None,
+    shard_bytes: int = SHARD_BYTES,
+) -> Exported:
+    """Write a run's newest good checkpoint, or that of `step`, to the directory `to`, with its tokenizer.
+
+    `merge` adds the adapters to their base. Weights are written in `dtype`; fp32, in which they were trained,
+    loses nothing. Adapters are always fp32. At most `shard_bytes` of weights are in memory at a time.
+
+    Raises:
+        ExportError: `to` is in the way or cannot be written, or `merge` makes no sense.
+        CheckpointError: there is no such checkpoint, or it is damaged.
+        WeightsError: the base to merge with is gone or is another one now.
+    """
+    run = RunDir(run_directory)
+    if to.is_dir() and any(to.iterdir()):
+        raise ExportError(f"{to} is not empty; name a directory that does not exist yet")
+    if to.exists() and not to.is_dir():
+        raise ExportError(f"{to} is a file; name a directory that does not exist yet")
+    checkpoint = checkpoint_of(run, step)
+    config = config_of(checkpoint)
+    if config.model.architecture not in MODELS:
+        raise ExportError(f"a {config.model.architecture} run cannot be exported; {', '.join(MODELS)} can")
+    if merge and config.lora is None:
+        raise ExportError(f"{run.path} trained every weight, there is nothing to merge; leave --merge out")
+    tokenizer = load_tokenizer(checkpoint, run)
+    try:
+        with staging(to.resolve().parent, to.name) as directory:
+            if config.lora is not None and not merge:
+                written = _write_adapter(directory, checkpoint, config)
+            else:
+                base = open_weights(config, run, say=say) if merge else None
+                written = _write_model(
+                    directory, _Values(checkpoint, config, base, dtype), tokenizer, say, shard_bytes
+                )
+            _copy_tokenizer(dataset_directory(checkpoint.meta, run) / "tokenizer", directory)
+            if not commit(directory, to.resolve()):
+                raise ExportError(f"{to} was filled by someone else meanwhile")
+    except OSError as error:
+        raise ExportError(f"{to} cannot be written: {error.strerror or error}") from error
+    kind = "adapter" if config.lora is not None and not merge else "merged model" if merge else "model"
+    return Exported(str(to.resolve()), kind, checkpoint.step, *written)
+
+
+class _Values:
+    """The tensors of the exported model by their names in the world, made one at a time."""
+
+    def __init__(self, checkpoint: Checkpoint, config: Config, base: Weights | None, dtype: str) -> None:
+        self.checkpoint, self.config, self.dtype = checkpoint, config, NUMBERS[dtype]
+        self._base = base
+        self._trained = {
+            stored: name for name in checkpoint.names()
+            if name.startswith("model.") and (stored := base_name(name.removeprefix("model."))) is not None
+        }  # fmt: skip
+
+    def kinds(self) -> dict[str, Kind]:
+        """What there will be, by name: the model's parameters, a tied one once."""
+        parameters = named_parameters(build_on_meta(self.config, "eager"))
+        return {name: Kind(CODES[self.dtype], tuple(parameter.shape)) for name, parameter in parameters}
+
+    @torch.no_grad()
+    def value(self, name: str) -> torch.Tensor:
+        """The tensor in the exported type: trained, or the base's, with its adapter added in fp32."""
+        if name in self._trained:
+            return self.checkpoint.full(self._trained[name]).to(self.dtype)
+        assert self._base is not None
+        whole = self._base.full(name)
+        lora, (module, _, last) = self.config.lora, name.rpartition(".")
+        a, b = (f"model.{module}.lora_{side}.{ADAPTER}.weight" for side in "AB")
+        if lora is None or last != "weight" or a not in self.checkpoint.tensors:
+            return whole.to(self.dtype)
+        delta = self.checkpoint.full(b) @ self.checkpoint.full(a) * (lora.alpha / lora.rank)
+        return (whole.float() + delta).to(self.dtype)
+
+
+def _write_model(
+    directory: Path, values: _Values, tokenizer: PreTrainedTokenizerBase, say: Say, shard_bytes: int
+) -> tuple[int, int, str]:
+    """Write weights and both configurations; returns number of tensors, bytes and digest."""
+    kinds = values.kinds()
+    files = _divide(kinds, shard_bytes)
+    hashed: dict[str, str] = {}
+    for number, (file, names) in enumerate(files.items(), 1):
+        tensors = {name: values.value(name).contiguous() for name in names}
+        hashed |= {name: hash_of(tensor) for name, tensor in tensors.items()}
+        save_file(tensors, directory / file, metadata={"format": "pt"})
+        if len(files) > 1:
+            say(f"{number} of {len(files)} files written")
+    total = sum(kind.nbytes for kind in kinds.values())
+    if len(files) > 1:
+        places = {name: file for file, names in files.items() for name in names}
+        write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+    _write_configuration(directory, values, tokenizer)
+    return len(kinds), total, digest_of(kinds, hashed)
+
+
+def _divide(kinds: Mapping[str, Kind], shard_bytes: int) -> dict[str, list[str]]:
+    """Names of the tensors of each file, in order; only a single tensor can exceed `shard_bytes`."""
+    groups: list[list[str]] = []
+    filled = shard_bytes
+    for name, kind in kinds.items():
+        if filled + kind.nbytes > shard_bytes:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += kind.nbytes
+    if len(groups) == 1:
+        return {SINGLE: groups[0]}
+    return {f"model-{at:05d}-of-{len(groups):05d}.safetensors": names for at, names in enumerate(groups, 1)}
+
+
+def _write_configuration(directory: Path, values: _Values, tokenizer: PreTrainedTokenizerBase) -> None:
+    """config.json and generation_config.json: what the base said where it said so, else what was trained."""
+    said: dict[str, Any] = values.checkpoint.meta.get(FILES, {})
+    name = str(values.dtype).removeprefix("torch.")
+    special = {
+        key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }  # fmt: skip
+    if CONFIG in said:
+        kept = {key: value for key, value in said[CONFIG].items() if key not in ("torch_dtype", "auto_map")}
+        write_json(directory / CONFIG, {**kept, "dtype": name})
+    else:
+        ours = hf_config(values.config)
+        ours.update({**special, "use_cache": True, "dtype": name})
+        ours.architectures = [MODELS[values.config.model.architecture].__name__]
+        ours.save_pretrained(directory)
+    if GENERATION in said:
+        write_json(directory / GENERATION, said[GENERATION])
+    else:
+        GenerationConfig(**special).save_pretrained(directory)
+
+
+def _write_adapter(directory: Path, checkpoint: Checkpoint, config: Config) -> tuple[int, int, str]:
+    """Write a peft adapter; returns number of tensors, bytes and digest."""
+    assert config.lora is not None
+    assert config.model.weights is not None
+    names = [name for name in checkpoint.names() if name.startswith("model.")]
+    tensors = {adapter_name(name.removeprefix("model.")): checkpoint.full(name) for name in names}
+    save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    base, _, revision = config.model.weights.partition("@")
+    settings = peft_config(
+        config.lora, base_model_name_or_path=base, revision=revision or None, inference_mode=True
+    )
+    settings.save_pretrained(str(directory))
+    kinds = {name: Kind(CODES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
+    hashed = {name: hash_of(tensor) for name, tensor in tensors.items()}
+    return len(tensors), sum(kind.nbytes for kind in kinds.values()), digest_of(kinds, hashed)
+
+
+def _copy_tokenizer(source: Path, directory: Path) -> None:
+    for path in sorted(source.iterdir()):
+        (directory / path.name).write_bytes(path.read_bytes())
+
+
+def main(arguments: Iterable[str] | None = None) -> None:
+    """Command line: what was written, as JSON; exit 2 with one line on standard error when it cannot be."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", required=True, type=Path, help="run directory")
+    parser.add_argument("--to", required=True, type=Path, help="directory to make")
+    parser.add_argument("--merge", action="store_true", help="add adapters to their base")
+    parser.add_argument("--step", type=int, help="checkpoint of this step instead of the newest")
+    parser.add_argument("--dtype", choices=sorted(NUMBERS), default="float32")
+    given = parser.parse_args(None if arguments is None else list(arguments))
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    try:
+        written = export_run(given.run, given.to, given.merge, given.step, given.dtype, say)
+    except (ExportError, CheckpointError, ConfigError) as error:
+        say(f"error: {error}")
+        sys.exit(2)
+    print(json.dumps(asdict(written)))
+
+
+if __name__ == "__main__":
+    main()
