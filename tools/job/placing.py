@@ -116,7 +116,9 @@ def unschedulable(snapshot: Snapshot) -> Iterator[Cause]:
     nodes = all_nodes(snapshot)
     if not nodes.nodes:
         summary = "the cluster has no node"
-        yield Cause("unschedulable/no-nodes", Layer.BLOCKED, summary, ["0 nodes"], pods[0].name)
+        yield Cause(
+            "unschedulable/no-nodes", Layer.BLOCKED, summary, ["0 nodes"], pods[0].name, advice="add nodes"
+        )
         return
     for pod in pods:
         fit = nodes.fit(pod.item, bound_volumes(snapshot, pod))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from tools.job import metrics, progress, runners
@@ -19,6 +20,11 @@ class Status:
     """What is known of a job; None and empty lists where nothing is."""
 
     snapshot: Snapshot
+
+    @property
+    def made(self) -> datetime | None:
+        """Return when the job was made."""
+        return moment(self.snapshot.job["metadata"].get("creationTimestamp"))
 
     @property
     def state(self) -> str:
@@ -80,7 +86,7 @@ class Status:
     def as_dict(self) -> Object:
         """Return all of it for JSON."""
         seen = self.snapshot
-        age = seen.age(moment(seen.job["metadata"].get("creationTimestamp"))) or 0
+        age = seen.age(self.made) or 0
         return {
             "job": seen.name,
             "namespace": seen.namespace,
