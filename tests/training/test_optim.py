@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -109,7 +110,7 @@ def test_schedules_rise_to_the_peak_and_fall_to_the_minimum(
     assert rates[10] == 1.0
     assert rates[60] == pytest.approx(half)
     assert rates[110] == 0.0
-    assert all(a > b for a, b in zip(rates[10:], rates[11:], strict=False))
+    assert all(a > b for a, b in pairwise(rates[10:]))
     floor = wanted.model_copy(update={"min_learning_rate_ratio": 0.2})
     assert learning_rate_factor(110, floor) == pytest.approx(0.2)
     assert learning_rate_factor(60, floor) == pytest.approx(0.2 + 0.8 * half)

@@ -1,10 +1,11 @@
-"""Runs of training.bert: the same curve however it is divided, bitwise over any stop, learning what there is."""
+"""Runs of training.bert: the same curve however it is divided, bitwise over any stop."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,11 @@ import pytest
 from tests.training import inprocess
 from tests.training.inprocess import StopAfter, Texts, losses, records, same, tensors
 from training.bert import TASK
+from training.bert_data import splits_of
+from training.config import apply_override, load_texts
+from training.feed import IndexedFeed
 from training.process import Attempt
+from training.ranks import Ranks
 from training.rundir import RunDir
 
 MODULE = "training.bert"
@@ -111,7 +116,7 @@ def test_a_stopped_run_goes_on_bitwise(
 
 
 def test_a_killed_rank_costs_nothing(start: Callable) -> None:
-    """SIGKILL of one of two sharded ranks with LAMB and dropout; torchrun starts both again: the same bits."""
+    """SIGKILL of one of two sharded ranks, with LAMB and dropout; both start again: the same bits."""
     overrides = (*LAMB, "parallel.sharding=fsdp", "train.steps=30", "checkpoint.every=4")
     calm = start("calm", nproc=2, overrides=overrides, module=MODULE)
     assert calm.wait() == 0, calm.text()
@@ -124,27 +129,42 @@ def test_a_killed_rank_costs_nothing(start: Callable) -> None:
     assert same(tensors(RunDir(struck.run)), tensors(RunDir(calm.run)))
 
 
-def test_held_out_masks_are_the_same_for_every_seed(texts: Texts, data_root: Path, tmp_path: Path) -> None:
-    """Two models of different seeds are judged on the very same guesses: by the counts and the batches."""
-    from training.bert_data import splits_of
-    from training.config import apply_override, load_texts
+def test_held_out_samples_are_the_same_for_every_seed(texts: Texts, alone: RunDir) -> None:
+    """Models of different seeds are judged on the very same pairs and masks; they train on different ones."""
+    directory = Path(json.loads(alone.run.read_text())["dataset_directory"])
+    one, two = (
+        [
+            split.batch(range(4), [0] * 4).arrays()["input_ids"].tolist()
+            for split in splits_of(config, directory)
+        ]
+        for config in (load_texts(texts), load_texts(apply_override(texts, "train.seed=8")))
+    )
+    assert one[1] == two[1]
+    assert one[0] != two[0]
 
-    directory = next(p for p in data_root.iterdir() if (p / "train-runs.bin").exists())
-    one, two = (splits_of(load_texts(t), directory) for t in (texts, apply_override(texts, "train.seed=8")))
-    arrays = [
-        [split.batch(range(4), [0] * 4).arrays()["input_ids"].tolist() for split in s] for s in (one, two)
-    ]
-    assert arrays[0][1] == arrays[1][1]
-    assert arrays[0][0] != arrays[1][0]  # control: training data differ
+
+def test_a_very_large_batch_is_the_sum_of_its_parts(texts: Texts, data_root: Path, tmp_path: Path) -> None:
+    """256 micro batches of one sample make the steps that one of 256 makes."""
+    overrides = (*CALM, "train.global_batch_size=256", "train.steps=3", "train.warmup_steps=0")
+    divided, whole = (
+        run(texts, (*overrides, f"parallel.micro_batch_size={size}"), tmp_path / str(size), data_root)
+        for size in (1, 256)
+    )
+    assert losses(divided) == pytest.approx(losses(whole), rel=1e-4)
 
 
-def test_a_very_large_batch_needs_no_more_memory_for_its_samples(texts: Texts, data_root: Path) -> None:
-    """A step of 65,536 samples on 16 ranks is held at once: 32 rows of 512 tokens a rank and micro batch."""
-    from training.bert_data import splits_of
-    from training.config import load_texts
-
-    directory = next(p for p in data_root.iterdir() if (p / "train-runs.bin").exists())
-    train, _ = splits_of(load_texts(texts), directory)
-    batch = train.batch([0] * 64, range(64))
-    held = sum(array.nbytes for array in vars(batch).values())
-    assert held / 64 <= 4 * (32 + 2 * 6 + 3)
+def test_a_very_large_batch_needs_hardly_more_memory(texts: Texts, data_root: Path, alone: RunDir) -> None:
+    """A rank's share of 65,536 samples on 16 ranks, which a step holds at once: 4 bytes a token and mask."""
+    large = (*CALM, "train.global_batch_size=65536", "parallel.micro_batch_size=64")
+    changed = texts
+    for override in large:
+        changed = apply_override(changed, override)
+    config, ranks = load_texts(changed), Ranks(3, 16, 3, None)
+    directory = Path(json.loads(alone.run.read_text())["dataset_directory"])
+    feed = IndexedFeed(*splits_of(config, directory), config, ranks, {})
+    tracemalloc.start()
+    batches = feed.batches(0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(batches) == 64
+    assert peak < 1.5 * 4096 * 4 * (32 + 2 * 6 + 3)
