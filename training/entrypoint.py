@@ -176,15 +176,15 @@ class Pod:
             for record in self._watch.hung(late):
                 self._hung = now
                 _say(f"rank {record.rank} hangs: {record.message}; it is killed")
-                self._write(record)
+                if not self._has_record(record.pid):  # else it hangs in its own ending
+                    self._write(record)
                 watch.kill(record.pid)
             self._look_again = now + LOOK_AGAIN
 
     def _died(self, death: Death) -> None:
         """Record a worker that left no record itself: it was killed, or failed outside the trainer."""
         self._restarts += 1
-        host = socket.gethostname()
-        if any((record.pid, record.host) == (death.pid, host) for record in self._records()):
+        if self._has_record(death.pid):
             return
         known = self._watch.rank_of(death.pid) if self._watch else None
         kind, message, exception = self._why_it_died(death)
@@ -192,7 +192,7 @@ class Pod:
             Failure(
                 kind=kind,
                 rank=known.rank if known else death.local_rank,
-                host=host,
+                host=socket.gethostname(),
                 pid=death.pid,
                 step=known.step if known else None,
                 message=message,
@@ -224,6 +224,11 @@ class Pod:
 
     def _records(self) -> list[Failure]:
         return failure.since(self._run, self._start.time) if self._run else []
+
+    def _has_record(self, pid: int) -> bool:
+        """Whether one of this pod's processes has left a record."""
+        host = socket.gethostname()
+        return any((record.pid, record.host) == (pid, host) for record in self._records())
 
     def _write(self, record: Failure) -> None:
         if self._run:

@@ -25,6 +25,7 @@ STEP_VARIABLE, LONG_VARIABLE = "TRAINYARD_HANG_SECONDS", "TRAINYARD_LONG_SECONDS
 STEP_SECONDS, LONG_SECONDS = 180.0, 1800.0
 SLOWER = 5.0  # a rank is late after so many times its own longest gap, if that is more
 WAITING = 1.5  # how much longer a rank is left alone that only waits for others: theirs is found first
+AFTER_DEATH = 60.0  # seconds without judgement after a rank died: the launcher ends and restarts the others
 _ANSWER = 2.0  # seconds that a rank has to write its stacks
 _RESCAN = 5.0  # seconds between two looks for ranks that are new here
 _STEPS = ("training", "evaluating")
@@ -83,6 +84,7 @@ class Watch:
         self._directory, self._attempt, self._limits = run.heartbeat, attempt, limits
         self._known: set[Path] = set()
         self._seen: dict[int, _Seen] = {}
+        self._dead: dict[int, float] = {}
         self._scanned = 0.0
 
     def ranks(self) -> list[Beat]:
@@ -99,12 +101,16 @@ class Watch:
         return next((beat for beat in self.ranks() if beat.pid == pid), None)
 
     def late(self) -> list[Late]:
-        """The living ranks that have been silent for longer than their phase allows."""
+        """The living ranks that have been silent for longer than their phase allows.
+
+        None for a while after one of them died, when the others have nothing left to do but to end.
+        """
         if not self._limits.step:
             return []
         now, found = time.monotonic(), []
         for beat in self.ranks():
             if state_of(beat.pid) in (None, "Z"):
+                self._dead.setdefault(beat.pid, now)
                 continue
             seen = self._seen.get(beat.pid)
             if seen is None or seen.count != beat.count:
@@ -113,7 +119,7 @@ class Watch:
             limit = self._limits.for_(beat)
             if now - seen.at > limit:
                 found.append(Late(beat, now - seen.at, limit))
-        return found
+        return [] if any(now - died < AFTER_DEATH for died in self._dead.values()) else found
 
     def hung(self, late: list[Late]) -> list[Failure]:
         """The records of those among the late ranks that hold up the others; none while that is unclear.

@@ -61,7 +61,7 @@ class Job:
 
     def __init__(self, run: Path, process: subprocess.Popen[bytes], output: Path) -> None:
         self.run, self.process, self.output = run, process, output
-        self.behind_entrypoint = "training.entrypoint" in process.args
+        self.behind_entrypoint = "training.entrypoint" in str(process.args)
 
     def wait(self, timeout: float = 120) -> int:
         return self.process.wait(timeout)

@@ -1,0 +1,118 @@
+"""Stands in for torchrun with its ranks, without torch: does what its first argument says, as rank 0.
+
+With a second argument it starts another rank, which does what that says.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from training import failure, heartbeat
+from training.failure import Failure
+from training.rundir import RunDir
+
+RUN = RunDir(os.environ["TRAINYARD_RUN"])
+
+
+def main() -> int:
+    what, *others = sys.argv[1:]
+    rank = int(os.environ.get("RANK", "0"))
+    child = None
+    if others:
+        child = subprocess.Popen(
+            [sys.executable, __file__, *others], env={**os.environ, "RANK": str(rank + 1)}
+        )
+    heartbeat.begin(RUN.heartbeat, rank)
+    code = globals()[what.replace(" ", "_")](rank)
+    if child is not None:
+        code = code or child.wait()
+    return int(code < 0 or code)
+
+
+def step(rank: int) -> int:
+    """Make steps, twenty a second, for as long as there is nobody to stop it."""
+    heartbeat.enter("training", 0)
+    for number in range(1, 100_000):
+        heartbeat.beat(number)
+        time.sleep(0.05)
+    return 0
+
+
+def a_few_steps(rank: int) -> int:
+    heartbeat.enter("training", 0)
+    for number in range(1, 40):
+        heartbeat.beat(number)
+        time.sleep(0.05)
+    return 0
+
+
+def hang(rank: int) -> int:
+    """Make some steps, then none."""
+    a_few_steps(rank)
+    forever = threading.Event()
+    forever.wait(60)
+    return 0
+
+
+def save_for_long(rank: int) -> int:
+    a_few_steps(rank)
+    with heartbeat.during("saving"):
+        time.sleep(6)
+    return 0
+
+
+def print_lines(rank: int) -> int:
+    print("to stdout", flush=True)
+    print("to stderr", file=sys.stderr, flush=True)
+    return 0
+
+
+def refuse(rank: int) -> int:
+    """Fail as a rank does whose configuration is wrong, while the launcher goes on."""
+    record("config", rank, None, "model.yaml:3: unknown key")
+    time.sleep(60)
+    return 1
+
+
+def wait_for_sigterm(rank: int) -> int:
+    heard: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    (RUN.path / "ready").write_text(str(os.getpid()))
+    while not heard:
+        time.sleep(0.02)
+    time.sleep(0.5)  # further requests would be heard here
+    (RUN.path / "heard").write_text(" ".join(map(str, heard)))
+    record("drained", rank, 3, "stopped on request at step 3")
+    return 1
+
+
+def eat_memory(rank: int) -> int:
+    held = [b"x" * (1 << 20) for _ in range(1 << 10)]
+    return len(held)
+
+
+def leave_orphans(rank: int) -> int:
+    """Leave a process behind that has a session of its own, and one that is already dead."""
+    for text in ("import time; time.sleep(600)", "pass"):
+        start = f"subprocess.Popen([sys.executable, '-c', {text!r}], start_new_session=True)"
+        subprocess.run([sys.executable, "-c", f"import subprocess, sys; {start}"], check=True)
+    time.sleep(1)
+    parent = os.getppid()
+    with open(f"/proc/{parent}/task/{parent}/children", encoding="ascii") as file:
+        (RUN.path / "children").write_text(file.read())
+    return 0
+
+
+def record(kind: str, rank: int, step: int | None, message: str) -> None:
+    host, phase = socket.gethostname(), heartbeat.current()
+    failure.write(Failure(kind, rank, host, os.getpid(), step, message, "", time.time(), phase), RUN)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,289 @@
+"""A pod's first process: signals, orphans, one record and one code for each end, ranks that hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from training import end, failure
+from training.autopsy import Output
+from training.end import Start
+from training.failure import CODES, PERMANENT, Failure
+from training.process import state_of
+from training.rundir import RunDir
+
+LAUNCHED = Path(__file__).with_name("launched.py")
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="adopting orphans needs Linux")
+
+
+class Pod:
+    """One start of the entrypoint around `launched.py`."""
+
+    def __init__(self, run: Path, *what: str, behind: str = "exec", **variables: str) -> None:
+        self.run = run
+        run.mkdir(exist_ok=True)
+        entrypoint = [sys.executable, "-m", "training.entrypoint"]
+        command = ["sh", "-c", f'{behind} "$@"', "sh", *entrypoint, sys.executable, str(LAUNCHED), *what]
+        environment = {**os.environ, "TRAINYARD_RUN": str(run), "PYTHONPATH": ".", **variables}
+        self.process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def wait(self) -> int:
+        self.out, self.err = self.process.communicate(timeout=60)
+        return self.process.returncode
+
+    def end(self) -> dict:
+        return json.loads((self.run / "end.json").read_text())
+
+    def until_exists(self, name: str) -> None:
+        deadline = time.monotonic() + 30
+        while not (self.run / name).exists():
+            assert time.monotonic() < deadline
+            assert self.process.poll() is None
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Iterator[Callable[..., Pod]]:
+    """Start a pod in the test's own run directory: `pod("hang", TRAINYARD_HANG_SECONDS="1")`."""
+    pods: list[Pod] = []
+
+    def starter(*what: str, behind: str = "exec", **variables: str) -> Pod:
+        pods.append(Pod(tmp_path / "run", *what, behind=behind, **variables))
+        return pods[-1]
+
+    yield starter
+    for one in pods:
+        one.process.kill()
+        one.process.communicate()
+
+
+def test_output_is_passed_on_and_a_good_end_is_zero(pod: Callable[..., Pod]) -> None:
+    one = pod("print lines")
+    assert one.wait() == 0
+    assert one.out == "to stdout\n"
+    assert one.err == "to stderr\n"
+    assert (one.end()["class"], one.end()["code"]) == ("done", 0)
+
+
+def test_sigterm_is_passed_on_once_and_ends_in_143(pod: Callable[..., Pod]) -> None:
+    """With zero the operator would count a drained pod as done; torchrun asked twice cuts its end short."""
+    one = pod("wait for sigterm")
+    one.until_exists("ready")
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        one.process.send_signal(number)
+        time.sleep(0.05)
+    assert one.wait() == 143
+    assert (one.run / "heard").read_text() == str(int(signal.SIGTERM))
+    record = one.end()
+    assert (record["class"], record["rank"], record["step"]) == ("drained", 0, 3)
+
+
+@linux
+def test_orphans_are_adopted_reaped_and_ended(pod: Callable[..., Pod]) -> None:
+    one = pod("leave orphans")
+    assert one.wait() == 0
+    children = (one.run / "children").read_text().split()
+    assert len(children) == 2  # the launcher and the orphan that lives; the dead one has been waited for
+    for pid in map(int, children):
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_what_nothing_can_cure_ends_the_pod_early_and_its_restarts_at_once(
+    pod: Callable[..., Pod], tmp_path: Path
+) -> None:
+    """A restarted container knows its pod by POD_UID; a new pod of the same run tries again."""
+    own = {"POD_UID": "1234", "TMPDIR": str(tmp_path)}
+    first = pod("refuse", **own)
+    assert first.wait() == CODES["config"]
+    record = first.end()
+    assert (record["class"], record["permanent"], record["rank"]) == ("config", True, 0)
+    assert record["message"] == "model.yaml:3: unknown key"
+    again = pod("print lines", **own)
+    assert again.wait() == CODES["config"]
+    assert again.out == ""
+    fresh = pod("print lines", POD_UID="5678", TMPDIR=str(tmp_path))
+    assert fresh.wait() == 0
+
+
+def test_a_hung_rank_is_named_and_killed_and_nothing_else_is(tmp_path: Path) -> None:
+    """Control: without the guard the same rank hangs on. Ranks in a long phase or that step are left alone."""
+    guarded = Pod(tmp_path / "guarded", "step", "hang", TRAINYARD_HANG_SECONDS="1")
+    control = Pod(tmp_path / "control", "hang", TRAINYARD_HANG_SECONDS="0")
+    saving = Pod(tmp_path / "saving", "save for long", TRAINYARD_HANG_SECONDS="1")
+    try:
+        guarded.until_exists("failures")
+        (path,) = (guarded.run / "failures").glob("*.json")
+        record = json.loads(path.read_text())
+        assert (record["class"], record["rank"], record["phase"]) == ("hang", 1, "training")
+        assert 10 < record["step"] < 40  # of the last heartbeat, which is a second old at most
+        assert "in wait" in record["message"]
+        assert "in hang" in record["traceback"]
+        assert not Path(f"/proc/{record['pid']}").exists() or state_of(record["pid"]) == "Z"
+        assert saving.wait() == 0
+        assert control.process.poll() is None
+        assert guarded.process.poll() is None
+        assert len(list((guarded.run / "failures").iterdir())) == 1
+        assert not (control.run / "failures").exists()
+        assert not (saving.run / "failures").exists()
+    finally:
+        for one in (guarded, control, saving):
+            one.process.kill()
+            one.process.communicate()
+
+
+def test_a_kill_for_memory_is_told_from_another(pod: Callable[..., Pod], tmp_path: Path) -> None:
+    group = Path("/sys/fs/cgroup/memory") / f"trainyard-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        pytest.skip("no cgroup for memory can be made: run as root on cgroup v1")
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(200 << 20))
+        one = pod("eat memory", behind=f"echo 0 > {group}/cgroup.procs; exec")
+        assert one.wait() == CODES["out of memory"]
+        assert "at its limit" in one.end()["message"]
+    finally:
+        group.rmdir()
+    other = pod("wait for sigterm")
+    other.until_exists("ready")
+    os.kill(int((other.run / "ready").read_text()), signal.SIGKILL)
+    assert other.wait() == CODES["killed"]
+
+
+def test_a_command_that_does_not_start(tmp_path: Path) -> None:
+    def codes(*words: str, **variables: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "training.entrypoint", *words],
+            env={**os.environ, **variables}, capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stderr
+
+    assert codes()[0] == 2
+    assert codes("no-such-program")[0] == 127
+    code, text = codes("true", TRAINYARD_HANG_SECONDS="soon")
+    assert code == CODES["config"]
+    assert "TRAINYARD_HANG_SECONDS is 'soon'" in text
+
+
+def test_a_stopped_rank_is_cured_and_a_killed_one_is_the_end(start: Callable) -> None:
+    """Under torchrun, with one restart. All ranks fall silent, for they wait for the stopped one; only that
+    one is killed, and the run goes on. The kill after that is the cause of the end, not the cured hang.
+    """
+    long, limit = ("train.steps=4000",), {"TRAINYARD_HANG_SECONDS": "2"}
+    job = start("struck", nproc=2, overrides=long, restarts=1, entrypoint=True, **limit)
+    job.until(lambda: len(job.records()) >= 12)
+    stopped = job.workers()[1]
+    os.kill(stopped, signal.SIGSTOP)
+    job.until(lambda: any(one["class"] == "hang" for one in job.failures()))
+    last = job.records()[-1]["step"]
+    job.until(lambda: job.records()[-1]["step"] > last + 40)
+    killed = job.workers()[1]
+    os.kill(killed, signal.SIGKILL)
+    assert job.wait() == CODES["killed"], job.text()
+    hangs, kills = ([one for one in job.failures() if one["class"] == kind] for kind in ("hang", "killed"))
+    assert [one["pid"] for one in hangs] == [stopped]
+    assert "its process is stopped" in hangs[0]["message"]
+    assert [one["pid"] for one in kills] == [killed]
+    record = job.end()
+    assert (record["class"], record["permanent"], record["rank"]) == ("killed", False, kills[0]["rank"])
+    assert (record["message"], record["phase"]) == ("was killed by SIGKILL", "training")
+    assert record["host"] == socket.gethostname()
+    assert any(
+        "continuing from step" in line for line in (job.run / "logs/rank-00000.log").read_text().splitlines()
+    )
+
+
+def test_a_wrong_configuration_uses_up_no_restart_of_torchrun(start: Callable) -> None:
+    job = start("wrong", nproc=2, overrides=("parallel.micro_batch_size=8",), restarts=3, entrypoint=True)
+    assert job.wait() == CODES["config"], job.text()
+    record = job.end()
+    assert record["class"] == "config"
+    assert "cannot be divided into micro batches of 8 on 2 ranks" in record["message"]
+    assert len(job.failures()) == 2  # one a rank, of one try
+
+
+def record(kind: str, rank: int, at: float) -> Failure:
+    return Failure(kind, rank, f"host-{rank}", 10 + rank, 7, f"{kind} of {rank}", "", at)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_victim_never_outranks_the_first_failure(seed: int, tmp_path: Path) -> None:
+    """Whatever order the records of several pods are written in, and whichever pod concludes last."""
+    draw = random.Random(seed)
+    kind = draw.choice(["killed", "out of memory", "hang", "config", "data", "nan", "storage", "error"])
+    now = time.time()
+    culprit = record(kind, draw.randrange(4), now + draw.random())
+    victims = [
+        record(draw.choice(["lost peer", "communication"]), rank, now + draw.random())
+        for rank in range(4) if rank != culprit.rank
+    ]  # fmt: skip
+    run = RunDir(tmp_path)
+    for one in draw.sample([culprit, *victims], 4):
+        failure.write(one, run)
+    found = failure.incident(run, now - 1)
+    finished = end.conclude(Start("pod", "x", now), 1, found, Output(), stopping=False, out_of_memory=False)
+    end.write(finished, run, 0)
+    late = end.conclude(Start("late", "y", now), 1, victims, Output(), stopping=False, out_of_memory=False)
+    end.write(late, run, 0)
+    saved = json.loads(run.end.read_text())
+    assert (saved["class"], saved["rank"], saved["host"]) == (kind, culprit.rank, culprit.host)
+    assert finished.code == CODES[kind]
+    assert (finished.code < 128) == (kind in PERMANENT)
+    assert [json.loads(line)["pod"] for line in (tmp_path / "attempts.jsonl").read_text().splitlines()] == [
+        "pod",
+        "late",
+    ]
+
+
+def test_failures_that_a_restart_has_cured_are_no_cause(tmp_path: Path) -> None:
+    run, now = RunDir(tmp_path), time.time()
+    failure.write(record("killed", 1, now - 100), run)
+    failure.write(record("nan", 2, now), run)
+    run.metrics.write_text(json.dumps({"step": 9, "time": now - 1}) + "\n" + '{"step": 10, "ti')
+    assert [one.kind for one in failure.incident(run, now - 200)] == ["nan"]
+
+
+@pytest.mark.parametrize(
+    ("code", "lines", "kind"),
+    [
+        (
+            1,
+            ["torch.distributed.DistNetworkError: failed to connect to train-worker-0:23456"],
+            "communication",
+        ),
+        (1, ["[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"], "out of memory"),
+        (1, ["ModuleNotFoundError: No module named 'training.nothing'"], "error"),
+        (2, ["usage: torchrun [-h]", "torchrun: error: unrecognized arguments: --oops"], "config"),
+        (-9, [], "killed"),
+        (-11, [], "error"),
+    ],
+)
+def test_an_end_that_no_rank_recorded(code: int, lines: list[str], kind: str) -> None:
+    output = Output()
+    for line in lines:
+        output.take(line)
+    found = end.conclude(Start("pod", "x", 0.0), code, [], output, stopping=False, out_of_memory=False)
+    assert found.kind == kind
+    assert found.message
+    if code == -9:
+        found = end.conclude(Start("pod", "x", 0.0), code, [], output, stopping=False, out_of_memory=True)
+        assert found.kind == "out of memory"
+
+
+def test_codes_are_distinct_and_never_a_success() -> None:
+    assert len(set(CODES.values())) == len(CODES)
+    assert [kind for kind, code in CODES.items() if code == 0] == ["done"]
+    assert all(0 <= code < 256 for code in CODES.values())
