@@ -6,13 +6,15 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.cluster import build
+from tests.cluster import build, packages
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kube import Kube
+from tests.cluster.nodes import Node, images, make_volumes, start_dns
 from tests.cluster.sandbox import Sandbox, Unsupported
 from tools import kustomize, repo
 from tools.cell import Manifests, parse
@@ -106,3 +108,27 @@ def rendered() -> dict[str, str]:
 def cells(rendered: dict[str, str]) -> list[Manifests]:
     """Every cell's objects."""
     return [parse(text, name) for name, text in rendered.items()]
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Two real nodes, and the directory of this machine that holds the volumes."""
+
+    nodes: list[Node]
+    volumes: Path
+
+
+@pytest.fixture(scope="session")
+def nodes(control_plane: ControlPlane, say: build.Progress) -> Nodes:
+    """Two real nodes with DNS and a default storage class; skipped where this machine cannot hold them."""
+    try:
+        debian = packages.ensure(say)
+        made = [Node(control_plane, debian, index) for index in (1, 2)]
+    except (build.CannotBuild, Unsupported) as problem:
+        pytest.skip(str(problem))
+    start_dns(control_plane)
+    volumes = make_volumes(control_plane)
+    archives = images(control_plane)
+    for node in made:
+        node.start(archives)
+    return Nodes(made, volumes)

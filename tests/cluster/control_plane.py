@@ -117,7 +117,8 @@ class ControlPlane:
     def start_operator(self) -> None:
         """Apply upstream's manifests and start the operator beside the API server, which calls it there.
 
-        Only its Deployment is not applied: the process runs here, with the Deployment's ServiceAccount.
+        Not applied are its Deployment, for it runs here with the Deployment's ServiceAccount, and the
+        CRDs of the kinds of jobs that it is told not to watch.
         The kubelet's part, to put the Secret's certificate into the container's folder, is done here too.
         """
         self.kube.apply(self._operator_manifests(), None, "--force-conflicts")
@@ -194,7 +195,7 @@ class ControlPlane:
         text = self.kube.run("kustomize", str(self.programs.operator_manifests / "overlays/standalone"))
         kept = []
         for item in yaml.load_all(text, Loader=_LOADER):
-            if item["kind"] == "Deployment":
+            if item["kind"] == "Deployment" or _is_crd_of_another_job(item):
                 continue
             if item["kind"] == "Service":
                 item["spec"] = {"type": "ExternalName", "externalName": "localhost"}
@@ -243,3 +244,7 @@ class ControlPlane:
         }
         done = self.kube.call("create", "--dry-run=server", "-f", "-", given=yaml.safe_dump(job))
         return "denied the request" in done.err and "failed calling webhook" not in done.err
+
+
+def _is_crd_of_another_job(item: dict[str, Any]) -> bool:
+    return item["kind"] == "CustomResourceDefinition" and item["spec"]["names"]["kind"] != "PyTorchJob"

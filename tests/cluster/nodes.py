@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -64,9 +65,11 @@ class Node:
         self.directory = plane.sandbox.root / self.name
         self.cgroup = plane.sandbox.cgroup + self.name
         self._parts: list[Process] = []
+        self._images: Sequence[Path] = ()
 
     def start(self, images: Sequence[Path]) -> None:
-        """Bring the node up until it is Ready; raises CannotStart."""
+        """Bring the node up until it is Ready, with these images on it; raises CannotStart."""
+        self._images = images
         self._make_cgroups()
         self._make_namespaces()
         containerd = self._containerd()
@@ -98,6 +101,15 @@ class Node:
         for part in self._parts:
             part.popen.wait(timeout=30)
         self.plane.sandbox.call_outside("ip", "link", "del", f"node{self.index}")
+
+    def restart(self) -> None:
+        """Bring a killed node up again, as a new machine of its name."""
+        shutil.rmtree(self.directory)
+        self.start(self._images)
+
+    def kill_container(self, container: str) -> None:
+        """Send SIGKILL to a container's first process."""
+        self._ctr("tasks", "kill", "--signal", "SIGKILL", container)
 
     def _make_cgroups(self) -> None:
         """Make the group that kubelet puts its pods below, in each hierarchy of version 1."""

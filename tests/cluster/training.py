@@ -1,0 +1,136 @@
+"""A training job on the cluster's real nodes, followed through the files of its run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.kube import Kube, Object, condition
+from tools import repo
+
+JOB = "cpu-llama-tiny-train"
+STEPS = 60
+# The cell's own model and batches; only its length, its checkpoints and its samples are cut.
+SHORT = {"steps: 200": f"steps: {STEPS}", "every: 50": "every: 10", "max_new_tokens: 48": "max_new_tokens: 4"}
+STEP_SECONDS = 300
+END_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Training:
+    """The job of one namespace, and the directory of this machine that is its claim."""
+
+    kube: Kube
+    namespace: str
+    volume: Path
+
+    @property
+    def run(self) -> Path:
+        """Return the run's directory."""
+        return self.volume / "runs" / JOB
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the metrics, one entry a step, as far as they are written."""
+        path = self.run / "metrics.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+    def losses(self) -> dict[int, float]:
+        """Return the loss of every step."""
+        return {line["step"]: line["loss"] for line in self.metrics() if "loss" in line}
+
+    def last_step(self) -> int:
+        """Return the newest step, 0 before the first."""
+        return max(self.losses(), default=0)
+
+    def wait_step(self, step: int, seconds: float = STEP_SECONDS) -> float:
+        """Wait until the step is done; return the seconds that it took."""
+        return self.kube.wait(f"step {step}", lambda: self.last_step() >= step, seconds)
+
+    def succeeded(self) -> bool:
+        """Say whether the operator calls the job done."""
+        return condition(self.job(), "Succeeded") is not None
+
+    def wait_end(self) -> None:
+        """Wait until the job has succeeded; AssertionError with its pods' last words when it failed."""
+
+        def ended() -> bool:
+            assert condition(self.job(), "Failed") is None, self.last_words()
+            return self.succeeded()
+
+        try:
+            self.kube.wait("the job's end", ended, END_SECONDS)
+        except TimeoutError as problem:
+            raise AssertionError(f"{problem}\n{self.last_words()}") from None
+
+    def job(self) -> Object:
+        """Return the PyTorchJob."""
+        return self.kube.get("pytorchjob", JOB, self.namespace) or {}
+
+    def pod(self, index: int) -> Object:
+        """Return worker `index`, or nothing where it is not there."""
+        return self.kube.get("pod", f"{JOB}-worker-{index}", self.namespace) or {}
+
+    def weights(self) -> dict[str, str]:
+        """Return the digest of every rank's tensors (weights and moments) in the last checkpoint."""
+        newest = max((self.run / "checkpoints").glob("step-????????"))
+        assert (newest / "MANIFEST.json").exists()
+        files = sorted(newest.glob("rank-*.safetensors"))
+        return {f"{newest.name}/{file.name}": hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+    def last_words(self) -> str:
+        """Return pods, events and logs for a failed test."""
+        where = f"--namespace={self.namespace}"
+        parts = [self.kube.call("get", "pods", where, "-o", "wide").out]
+        parts.append(self.kube.call("get", "events", where).out[-2000:])
+        parts += [self.kube.call("logs", f"{JOB}-worker-{i}", where, "--tail=25").out for i in (0, 1)]
+        return "\n".join(parts)
+
+
+def start(kube: Kube, namespace: str, volumes: Path, manifest: str, warm: Path | None = None) -> Training:
+    """Apply the claim as it is committed and a cell's manifest; return the training.
+
+    `warm` is a volume of an earlier run whose prepared data and compiled code are copied first.
+    """
+    kube.run("apply", "--server-side", f"--namespace={namespace}", "-k", "base/storage/default-class")
+    kube.wait("the claim bound", lambda: _volume(kube, namespace) is not None, 30)
+    training = Training(kube, namespace, volumes / str(_volume(kube, namespace)))
+    if warm is not None:
+        _copy(warm / "data", training.volume / "data")
+        _copy(warm / "runs" / JOB / "cache", training.run / "cache")
+        training.run.chmod(0o777)
+        training.run.parent.chmod(0o777)
+    kube.apply(manifest, namespace)
+    return training
+
+
+def short(rendered: str) -> str:
+    """Return the cell's manifest with fewer steps."""
+    for old, new in SHORT.items():
+        assert old in rendered, f"the cell no longer says {old!r}"
+        rendered = rendered.replace(old, new)
+    return rendered
+
+
+def copy_of_the_tree(root: Path) -> Path:
+    """Copy what `yard run` needs, so that its runs are not the user's; return the copy."""
+    for name in ("tools", "training", "base", "overlays"):
+        shutil.copytree(repo.root() / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return root
+
+
+def _volume(kube: Kube, namespace: str) -> str | None:
+    claim = kube.get("pvc", "trainyard", namespace) or {}
+    bound = (claim.get("status") or {}).get("phase") == "Bound"
+    return str(claim["spec"]["volumeName"]) if bound else None
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a tree with its owners, which root may."""
+    shutil.copytree(source, target, dirs_exist_ok=True)
+    for path in (target, *target.rglob("*")):
+        shutil.chown(path, 1000, 1000)
