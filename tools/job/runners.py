@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tools.errors import UserError
 from tools.job import loglines, progress
 from tools.job.metrics import from_log
 from tools.job.pod import JobPod
@@ -54,6 +55,22 @@ def rank_zero(snapshot: Snapshot) -> RankZero | None:
         return RankZero(pod, f"by the operator's label job-role=master alone; {why}", False)
     first = next((pod for pod in pods if pod.index == 0), None)
     return RankZero(first, "by its number alone", False) if first else None
+
+
+def pod_of(seen: Snapshot, rank: int) -> JobPod:
+    """Return the pod of a rank; UserError where nothing says which it is."""
+    names = ranks(seen)
+    if rank in names:
+        return next(pod for pod in seen.pods if pod.name == names[rank])
+    first = rank_zero(seen)
+    if rank == 0 and first is not None and first.certain:
+        return first.pod
+    world = (
+        f"ranks with a heartbeat: {', '.join(map(str, sorted(names)))}"
+        if names
+        else "no rank has a heartbeat"
+    )
+    raise UserError(f"which pod holds rank {rank} cannot be told: {world}", code=3)
 
 
 def _is_of_rank_zero(log: Log) -> bool:

@@ -28,8 +28,7 @@ from tools.job import collect, find, logs, options
 from tools.job.loglines import Line
 from tools.job.logs import Wanted
 from tools.job.pod import JobPod
-from tools.job.runners import rank_zero, ranks
-from tools.job.snapshot import Snapshot
+from tools.job.runners import pod_of
 from tools.kubectl import Kubectl
 
 
@@ -83,22 +82,6 @@ def command(
         output.note(f"{name}: not seen: {reason}")
     if unseen:
         raise click.exceptions.Exit(3)
-
-
-def pod_of(seen: Snapshot, rank: int) -> JobPod:
-    """Return the pod of a rank; UserError where nothing says which it is."""
-    names = ranks(seen)
-    if rank in names:
-        return next(pod for pod in seen.pods if pod.name == names[rank])
-    first = rank_zero(seen)
-    if rank == 0 and first is not None and first.certain:
-        return first.pod
-    world = (
-        f"ranks with a heartbeat: {', '.join(map(str, sorted(names)))}"
-        if names
-        else "no rank has a heartbeat"
-    )
-    raise UserError(f"which pod holds rank {rank} cannot be told: {world}", code=3)
 
 
 def _since(text: str | None) -> str | None:
