@@ -14,6 +14,7 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from tests.training.chats import CHATML, chat, chatml_tokenizer, say
 from training.data import tokenizer as tokenizers_
 from training.data.errors import DataError
 from training.data.examples import python_help
@@ -23,11 +24,6 @@ from training.data.examples.prepare import ExampleSettings, prepare_examples
 from training.data.index import read_index, verify
 from training.data.sources import SourceFile
 
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}{{ '\\n' }}{{ message['content'] }}"
-    "<|im_end|>{{ '\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant{{ '\\n' }}{% endif %}"
-)
 # The same text, with what the assistant says marked by the template itself.
 MARKED = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}{{ '\\n' }}"
@@ -43,54 +39,11 @@ FORGETFUL = CHATML.replace(
 )
 ASKS_OTHERWISE = CHATML.replace("assistant{{ '\\n' }}{% endif %}", "assistant{{ '\\n' }}<think>{% endif %}")
 
-WORDS = [
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "a",
-    "mat",
-    "and",
-    "saw",
-    "that",
-    "dogs",
-    "may",
-    "run",
-    "far",
-    "when",
-    "rain",
-    "falls",
-    "upon",
-    "old",
-    "stones",
-]
-
-
-def say(count: int, start: int = 0) -> str:
-    """Some words."""
-    return " ".join(WORDS[(start + index) % len(WORDS)] for index in range(count))
-
-
-def chat(*turns: str) -> dict[str, Any]:
-    """Messages of user and assistant by turns."""
-    return {
-        "messages": [
-            {"role": ("user", "assistant")[number % 2], "content": turn} for number, turn in enumerate(turns)
-        ]
-    }
-
 
 @pytest.fixture(scope="session")
 def chatml(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small byte-level tokenizer with ChatML's two special tokens and its template."""
-    directory = tmp_path_factory.mktemp("tokenizer") / "chatml"
-    made = tokenizers_.train(iter([say(60, start) for start in range(15)]), 400)
-    made.write(directory)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
-    tokenizer.chat_template = CHATML
-    tokenizer.save_pretrained(directory)
-    return directory
+    return chatml_tokenizer(tmp_path_factory.mktemp("tokenizer") / "chatml")
 
 
 Prepared = Callable[..., Path]
