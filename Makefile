@@ -8,7 +8,9 @@ HW     = cpu
 MODEL  = llama-tiny
 RUN    = $(HW)-$(MODEL)-train
 PROMPT = def
+SOURCE = python-stdlib
 CLUSTER = example
+JOB    =
 ARGS   =
 PYTHON = $(or $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do command -v $$name && break; done),$(error Python 3.11 or newer is needed and none is on PATH))
 
@@ -17,7 +19,7 @@ export PROMPT
 # Another project's `tools` package on PYTHONPATH would come before ours.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help setup train finetune sample run render wiring matrix-sync matrix-check job platform preflight diff test test-cluster test-cluster-all bench-cells lint format types ci lock clean purge
+.PHONY: help setup train finetune sample run data render wiring matrix-sync matrix-check job job-status why platform preflight diff test test-cluster test-cluster-all test-neuron bench-cells bench-data lint format types ci lock lock-neuron clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -34,6 +36,9 @@ finetune: setup ## Fine-tune the model that `make train` made, on Python's own h
 
 sample: setup ## Write text from a run's checkpoint (RUN=cpu-llama-tiny-train PROMPT="class Queue")
 	@exec .venv/bin/yard sample $(RUN) --prompt "$$PROMPT" $(ARGS)
+
+data: setup ## Prepare text as token shards (SOURCE="corpus/*.jsonl.gz" ARGS="--vocab-size 32000")
+	@exec .venv/bin/yard data prepare $(SOURCE) $(ARGS)
 
 ##@ Cells
 run: setup ## Train any cell on this machine (CELL=overlays/cpu/llama-tiny)
@@ -57,8 +62,15 @@ matrix-check: setup ## Fail when a cell differs from what overlays/matrix.yaml s
 diff: setup ## Show what applying a cell would change on the current cluster (CELL=...)
 	@exec .venv/bin/yard diff $(CELL) $(ARGS)
 
-job: ## Apply a cell to the current cluster (HW=cpu MODEL=llama-tiny)
-	@kubectl apply --server-side -k overlays/$(HW)/$(MODEL) $(ARGS)
+##@ Jobs
+job: setup ## Submit a cell to the current cluster and follow it to its first step (HW=cpu MODEL=llama-tiny)
+	@exec .venv/bin/yard job submit overlays/$(HW)/$(MODEL) $(ARGS)
+
+job-status: setup ## Show a job: pods, step, speed, time left (JOB=name, or nothing for the only one)
+	@exec .venv/bin/yard job status $(JOB) $(ARGS)
+
+why: setup ## Say why a job does not train: one cause, its evidence, what to do (JOB=...)
+	@exec .venv/bin/yard job why $(JOB) $(ARGS)
 
 ##@ Clusters
 platform: setup ## Print a cluster's plugins, storage and queues with its facts (CLUSTER=example/storage)
@@ -74,8 +86,14 @@ test-cluster: setup ## Run the tests on a real cluster, made here for them (minu
 test-cluster-all: setup ## Run them with the long ones: faults, scale (up to an hour)
 	@.venv/bin/python -m tests.cluster build && exec .venv/bin/python -m pytest tests/cluster $(ARGS)
 
+test-neuron: setup ## Run the tests on XLA, in an environment with torch_xla that is made for them once (7 GiB)
+	@.venv/bin/python -m tests.neuron.environment && exec .venv/bin/python -m pytest tests/neuron -m neuron $(ARGS)
+
 bench-cells: setup ## Time rendering and judging every cell
 	@exec .venv/bin/python -m tools.preflight.benchmark
+
+bench-data: setup ## Time preparing text, against datasets.map with the same tokenizer
+	@exec .venv/bin/python -m tools.data_benchmark
 
 lint: setup ## Check style and format
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
@@ -91,6 +109,9 @@ ci: ## Do what the continuous integration does: lint, types, tests, in a clean e
 
 lock: setup ## Pin the newest allowed versions of what changed in requirements*.in (ARGS=--upgrade: of all)
 	@.venv/bin/uv pip compile --quiet --cache-dir .cache/uv --universal --python-version 3.11 --generate-hashes --no-header --output-file requirements.lock requirements.in requirements-dev.in $(ARGS)
+
+lock-neuron: setup ## Pin the environment of test-neuron anew, after a change of requirements.in
+	@.venv/bin/uv pip compile --quiet --cache-dir .cache/uv --universal --python-version 3.11 --generate-hashes --no-header --override tests/neuron/requirements.in --output-file tests/neuron/requirements.lock requirements.in tests/neuron/requirements.in $(ARGS)
 
 clean: ## Remove caches and litter; .venv, data and runs stay
 	@chmod -R u+w .cache 2>/dev/null; rm -rf .cache build *.egg-info && find . -path ./.venv -prune -o -path ./local -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

@@ -1,0 +1,167 @@
+"""`yard data`: prepare, inspect, verify; one error for bad input, exit codes, JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tools import cli, data_benchmark
+from training.data.index import read_index
+
+Yard = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def yard(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Yard:
+    """Run `yard data` in this process, with local/ in the test's own directory."""
+    monkeypatch.setattr("tools.repo.local", lambda: tmp_path / "local")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = cli.run(["data", *map(str, arguments)])
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """Sixty documents of known lengths: 10, 20, ... bytes."""
+    path = tmp_path / "rows.jsonl"
+    texts = ["".join(chr(97 + (n * i) % 26) for i in range(10 * n)) for n in range(1, 61)]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+@pytest.fixture
+def dataset(yard: Yard, rows: Path) -> Path:
+    """A prepared dataset under local/data."""
+    code, out, _ = yard("prepare", rows, "--vocab-size", 300, "--heldout-fraction", 0.2, "--json")
+    assert code == 0
+    return Path(json.loads(out)["directory"])
+
+
+def test_prepare_says_what_it_made_and_finds_it_again(yard: Yard, rows: Path, tmp_path: Path) -> None:
+    code, out, err = yard("prepare", rows, "--vocab-size", 300)
+    assert (code, "60 documents" in err) == (0, True)
+    (directory,) = (tmp_path / "local" / "data").iterdir()
+    index = read_index(directory)
+    assert out.splitlines()[0].startswith(f"{directory}: 60 documents, ")
+    assert out.splitlines()[1] == f"  digest {index.digest}"
+    assert yard("prepare", rows, "--vocab-size", 300) == (0, out, "")
+
+
+def test_several_sources_are_one_dataset(yard: Yard, rows: Path, tmp_path: Path) -> None:
+    (tmp_path / "more.jsonl").write_text('{"text": "one more"}\n')
+    code, out, _ = yard("prepare", rows, tmp_path / "more.jsonl", "--vocab-size", 300, "--json")
+    assert (code, json.loads(out)["documents"]) == (0, 61)
+
+
+def test_inspect_counts(yard: Yard, dataset: Path) -> None:
+    code, out, _ = yard("inspect", dataset, "--sequence-length", 64, "--json")
+    assert code == 0
+    (found,) = json.loads(out)
+    index = read_index(dataset)
+    for name, split in found["splits"].items():
+        starts = np.load(dataset / index.splits[name].starts).astype(int)
+        lengths = np.diff([*starts, index.splits[name].tokens])
+        assert split["documents"] == len(lengths)
+        assert split["tokens"] == lengths.sum()
+        assert (split["shortest"], split["longest"]) == (lengths.min(), lengths.max())
+        assert split["median"] == np.median(lengths)
+        for upper, count in split["histogram"]:
+            assert count == np.sum((lengths > upper // 2) & (lengths <= upper))
+        assert sum(count for _, count in split["histogram"]) == len(lengths)
+        samples = (lengths.sum() - 1) // 64
+        assert split["samples"] == samples
+        assert split["waste"] == pytest.approx(1 - samples * 64 / lengths.sum())
+        assert split["padded"] == pytest.approx(1 - lengths.sum() / (np.ceil(lengths / 64).sum() * 64))
+
+
+def test_inspect_prints_all_datasets(yard: Yard, dataset: Path) -> None:
+    code, out, _ = yard("inspect")
+    assert code == 0
+    assert out.startswith(f"{dataset}\n")
+    assert "packing waste" in out
+    assert "documents" in out
+    assert any(line.strip().startswith("<= ") and line.endswith("#") for line in out.splitlines())
+
+
+def test_verify_finds_damage(yard: Yard, dataset: Path) -> None:
+    code, out, _ = yard("verify")
+    assert (code, out.startswith(f"PASS: {dataset} is whole")) == (0, True)
+    shard = dataset / "train-00000.bin"
+    data = bytearray(shard.read_bytes())
+    data[7] ^= 1
+    shard.write_bytes(data)
+    code, out, _ = yard("verify", dataset.name)
+    assert (code, out.startswith(f"FAIL: {dataset} is damaged")) == (1, True)
+    assert "train-00000.bin is damaged: sha256 does not match" in out
+    code, out, _ = yard("verify", dataset, "--json")
+    (verdict,) = json.loads(out)
+    assert (code, verdict["verdict"], verdict["directory"]) == (1, "FAIL", str(dataset))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["prepare"], "error: Missing argument 'SOURCE...'"),
+        (["prepare", "nowhere.jsonl"], "error: data source nowhere.jsonl does not exist"),
+        (["prepare", "{rows}", "--vocab-size", "9"], "error: vocab_size 9 is too small"),
+        (
+            ["prepare", "{rows}", "--heldout-fraction", "1"],
+            "error: held-out fraction 1.0 is not between 0 and 1",
+        ),
+        (
+            ["prepare", "{rows}", "--text-field", "txt"],
+            "error: {rows}, line 1: no field 'txt' (fields: text)",
+        ),
+        (["prepare", "{rows}", "--tokenizer", "/nowhere"], "error: tokenizer /nowhere: "),
+        (["prepare", "https://h/*.jsonl"], "error: data source https://h/*.jsonl: a web server cannot list"),
+        (["prepare", "hf://datasets/allenai/c4/en/x.json.gz"], "error: data source hf://datasets/allenai/c4"),
+        (["inspect", "no-such"], "error: no such dataset: no-such"),
+        (["verify", "{directory}"], "error: {directory} is no dataset: it has no index.json"),
+        (["verify"], "error: there is no dataset under"),
+        (["inspects"], "error: No such command 'inspects'"),
+    ],
+)
+def test_bad_input_is_one_error(
+    yard: Yard, rows: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    known = {"rows": rows, "directory": tmp_path}
+    code, out, err = yard(*(text.format(**known) if "{" in text else text for text in arguments))
+    lines = [line for line in err.splitlines() if line.startswith("error:")]
+    assert (code, out, len(lines)) == (2, "", 1)
+    assert lines[0].startswith(message.format(**known))
+    left = tmp_path / "local" / "data"
+    assert not left.exists() or list(left.iterdir()) == [], "nothing half-written"
+
+
+def test_an_inspected_dataset_of_another_length(yard: Yard, dataset: Path) -> None:
+    index = json.loads((dataset / "index.json").read_text())
+    index["settings"]["sequence_length"] = 32
+    (dataset / "index.json").write_text(json.dumps(index))  # settings are not part of the digest
+    assert json.loads(yard("inspect", dataset, "--json")[1])[0]["sequence_length"] == 32
+    code, _, err = yard("inspect", dataset, "--sequence-length", 64)
+    assert (code, "was made for a sequence length of 32, no other" in err) == (2, True)
+
+
+def test_the_benchmark_compares_equal_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a few documents: both ways come to the same tokens; speed is for `make bench-data` to say."""
+    monkeypatch.setattr(data_benchmark, "processors", lambda: 1)
+    table = dict(data_benchmark.measure(tmp_path, documents=24))
+    assert table["documents"] == "24"
+    assert float(table["ratio"]) > 0
+
+
+def test_yard_data_needs_no_torch() -> None:
+    code = (
+        "import sys, tools.commands.data; print(sorted({'torch', 'datasets', 'pyarrow'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
