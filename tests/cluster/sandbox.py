@@ -39,10 +39,13 @@ kill -9 "$1" 2>/dev/null
 for _ in $(seq 200); do kill -0 "$1" 2>/dev/null || break; sleep 0.05; done
 for _ in $(seq 40); do
   rm -rf --one-file-system "$2" 2>/dev/null
-  for found in /sys/fs/cgroup/"$3" /sys/fs/cgroup/*/"$3"; do
-    [ -d "$found" ] && find "$found" -depth -type d -exec rmdir {} \\; 2>/dev/null
+  left=
+  for found in /sys/fs/cgroup/$3 /sys/fs/cgroup/*/$3; do   # unquoted: a pattern
+    [ -d "$found" ] || continue
+    find "$found" -depth -type d -exec rmdir {} \\; 2>/dev/null
+    [ -d "$found" ] && left=yes
   done
-  [ -e "$2" ] || ls -d /sys/fs/cgroup/"$3" /sys/fs/cgroup/*/"$3" >/dev/null 2>&1 || break
+  [ -e "$2" ] || [ -n "$left" ] || break
   sleep 0.25
 done
 """
