@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from training import rank
+from training import bert_weights, rank
 from training.bert_data import prepare_for, reference, splits_of
 from training.bert_model import PretrainingBert, build_on_meta, initialise
 from training.config import Config
@@ -22,6 +22,7 @@ from training.prepare import together
 from training.ranks import Ranks
 from training.rundir import RunDir
 from training.task import Feed, Task, Trainable
+from training.weights import Weights
 
 
 class Bert:
@@ -30,8 +31,13 @@ class Bert:
     module = "training.bert"
     losses = ("mlm", "nsp")
 
+    def __init__(self) -> None:
+        self._weights: Weights | None = None
+
     def open(self, config: Config, ranks: Ranks, data: Path, run: RunDir, say: Callable[[str], None]) -> Feed:
-        directory = together(ranks, lambda: prepare_for(config, data, say))
+        self._weights = bert_weights.open_for(config, run, ranks, say)
+        tokenizer = self._weights.tokenizer if self._weights else None
+        directory = together(ranks, lambda: prepare_for(config, data, say, tokenizer))
         return IndexedFeed(*splits_of(config, directory), config, ranks, reference(config, directory))
 
     def build(self, config: Config, device: Device) -> PretrainingBert:
@@ -39,10 +45,13 @@ class Bert:
 
     def initialise(self, model: Trainable, config: Config, device: torch.device, ranks: Ranks) -> None:
         assert isinstance(model, PretrainingBert)
-        initialise(model, config, device)
+        if self._weights is None:
+            initialise(model, config, device)
+        else:
+            bert_weights.load(model, self._weights, config, device)
 
     def origin(self, config: Config) -> dict[str, Any]:
-        return {}
+        return self._weights.origin if self._weights else {}
 
     def samples(self, config: Config, directory: RunDir) -> list[dict[str, str]]:
         return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from training.config import Config, Masking
 from training.data.bert import hdf5
@@ -13,21 +14,30 @@ from training.data.bert.pairs import SentencePairs
 from training.data.bert.prepare import prepare
 from training.data.bert.wordpiece import read_vocabulary
 from training.data.index import HELDOUT, TOKENIZER, TRAIN, Index, read_index
-from training.feed import Samples
+
+if TYPE_CHECKING:
+    from training.feed import Samples  # which loads torch
 
 # Cuts, second sentences and masks of the held-out samples are the same in every run.
 HELDOUT_SEED = 0
 
 
-def prepare_for(config: Config, root: Path, progress: Callable[[str], None]) -> Path:
-    """Directory of the configuration's dataset under `root`, made when it is not there yet."""
+def prepare_for(
+    config: Config, root: Path, progress: Callable[[str], None], base: Path | None = None
+) -> Path:
+    """Directory of the configuration's dataset under `root`, made when it is not there yet.
+
+    `base` is the directory of the tokenizer that goes with `model.weights`, and is taken instead of training
+    one: with another vocabulary those weights would mean nothing.
+    """
+    tokenizer = str(base) if base is not None and config.data.tokenizer == "train" else config.data.tokenizer
     found = hdf5.shards_in(config.data.source, config.data.text_field)
     if found is not None:
         return hdf5.prepare(
             source=found,
             path=config.data.source,
             heldout_fraction=config.data.heldout_fraction,
-            tokenizer=config.data.tokenizer,
+            tokenizer=tokenizer,
             vocab_size=config.model.vocab_size,
             sequence_length=config.sequence_length,
             most=_masking(config).most,
@@ -38,7 +48,7 @@ def prepare_for(config: Config, root: Path, progress: Callable[[str], None]) -> 
         source=config.data.source,
         text_field=config.data.text_field,
         heldout_fraction=config.data.heldout_fraction,
-        tokenizer=config.data.tokenizer,
+        tokenizer=tokenizer,
         vocab_size=config.model.vocab_size,
         sequence_length=config.sequence_length,
         root=root,

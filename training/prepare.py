@@ -13,7 +13,7 @@ from training.data.errors import DataError
 from training.data.prepare import prepare
 from training.data.stream.open import prepare_first
 from training.rundir import RunDir
-from training.sections import FINETUNE
+from training.sections import BERT, FINETUNE
 from training.waiting import Ranks, while_others_wait
 
 
@@ -76,6 +76,8 @@ def _main(config: Config, root: Path, run: RunDir, show_example: bool) -> None:
         raise ConfigError(
             f"only fine-tuning has examples to show, and {config.task} trains this configuration"
         )
+    elif config.task == BERT:
+        _pairs(config, root, run, say)
     else:
         prepare_for(config, root, say)
 
@@ -93,6 +95,17 @@ def _examples(
             examples.prepare_for(config, root, run, say)
     except CheckpointError as error:  # the base cannot be reached
         raise ConfigError(str(error)) from error
+
+
+def _pairs(config: Config, root: Path, run: RunDir, say: Callable[[str], None]) -> None:
+    from training import bert_data, bert_weights  # as above
+    from training.checkpoint import CheckpointError
+
+    try:
+        weights = bert_weights.open_for(config, run, None, say)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
+    bert_data.prepare_for(config, root, say, weights.tokenizer if weights else None)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ COUNTS = {
     "llama-3-1-70b-lora": (70_553_706_496, 207_093_760),
     "bert-tiny": (4_378_114, None),
     "bert-large": (336_226_108, None),
+    "bert-large-phase2": (336_226_108, None),
 }
 # (theta, rope factor, key/value heads, vocabulary, tied) of the published config.json files.
 DETAILS = {
@@ -96,3 +97,16 @@ def test_an_adapters_base_is_the_model_of_that_name() -> None:
         base, adapted = load(name).model, load(f"{name}-lora").model
         assert adapted.model_copy(update={"weights": None}) == base
     assert load("llama-tiny-lora").model.weights == "run:cpu-llama-tiny-train"
+
+
+def test_phase_2_goes_on_with_phase_1() -> None:
+    """The same model from phase 1's run; sequences four times as long, with four times the guesses."""
+    first, second = load("bert-large"), load("bert-large-phase2")
+    assert second.model.model_copy(update={"weights": None}) == first.model
+    assert second.model.weights == "run:trn1-bert-large-train"
+    assert first.masking
+    assert second.masking
+    assert (second.sequence_length, second.masking.most) == (
+        4 * first.sequence_length,
+        4 * first.masking.most,
+    )
