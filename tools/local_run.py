@@ -23,7 +23,6 @@ def run(job: LocalJob, fresh: bool, as_json: bool) -> int:
     Raises UserError where something is missing before the start, and for a run that failed.
     """
     if job.config is not None:
-        readiness.check_entry_point(job.config.task, job.source)
         readiness.check_base(job.config, job.directory, job.source)
     done = None if fresh else report.finished(job)
     if done is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib.util
 import os
 import shutil
 import socket
@@ -38,15 +37,6 @@ def check_disk(directory: Path, parameters: int) -> None:
             f"{existing}: {free // MEGABYTE} MB free, {-(-need // MEGABYTE)} MB are needed"
             f" ({CHECKPOINTS_AT_ONCE} checkpoints of {parameters:,} parameters, data and logs)",
             "make room, or keep the checkout on a larger disk",
-        )
-
-
-def check_entry_point(module: str, source: str) -> None:
-    """Raise UserError when `module`, which trains the configuration of `source`, is not in this checkout."""
-    if importlib.util.find_spec(module) is None:
-        raise UserError(
-            f"{source} is trained by {module}, which this checkout does not have",
-            "`yard render` and `yard wiring` work on it; overlays/cpu/llama-tiny trains here",
         )
 
 

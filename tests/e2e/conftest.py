@@ -29,6 +29,19 @@ SMALL = {
         "micro_batch_size: 8": "micro_batch_size: 2",
         "every: 50": "every: 5",
     },
+    "overlays/model/llama-tiny-lora/model.yaml": {
+        "sequence_length: 256": "sequence_length: 64",
+        "steps: 100": "steps: 10",
+        "warmup_steps: 10": "warmup_steps: 2",
+        "global_batch_size: 32": "global_batch_size: 4",
+        "eval_every: 50": "eval_every: 5",
+        "eval_sequences: 64": "eval_sequences: 8",
+        "max_new_tokens: 48": "max_new_tokens: 8",
+    },
+    "overlays/cpu/llama-tiny-lora/cell.yaml": {
+        "micro_batch_size: 8": "micro_batch_size: 2",
+        "every: 50": "every: 5",
+    },
 }
 
 

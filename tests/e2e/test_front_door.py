@@ -21,7 +21,7 @@ ELSEWHERE = {
     "make test": "this very run",
     "kubectl apply --server-side -k overlays/cpu/llama-tiny": "tests/manifests, up to the API server",
 }
-TRAINS = re.compile(r"\b(make train|make sample|yard run|yard sample)\b")
+TRAINS = re.compile(r"\b(make train|make finetune|make sample|yard run|yard sample)\b")
 COMMAND = re.compile(r"^(?:make|kubectl|\.venv/bin/yard|yard)\b[^#\n]*", re.MULTILINE)
 
 
@@ -94,12 +94,22 @@ def test_make_train_survives_kills_and_finishes(clone: Clone) -> None:
 def test_every_printed_command_runs_as_printed(clone: Clone) -> None:
     commands = printed_commands()
     assert "make train" in commands
+    printed = {}
     for command in commands:
         if command not in ELSEWHERE:
             if TRAINS.search(command):
                 clone.shrink()
             else:
                 clone.restore()
-            clone.run(command)
+            printed[command] = clone.run(command)
+    for part in (
+        "10 of 10 steps",
+        "held-out loss",
+        "with the weights it started from",
+        "do?' before",
+        "do?' after",
+    ):
+        assert part in printed["make finetune"]
+    assert "are learned, in [[ ]]" in printed[".venv/bin/yard run cpu/llama-tiny-lora --show-example"]
     assert set(ELSEWHERE) <= set(commands)
     assert not clone.processes()

@@ -7,12 +7,14 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tools import readiness
+from tools import local_job, readiness, repo, report
 from tools.errors import UserError
+from training.config import apply_override, load_texts
 from training.failure import CODES
 
 Job = Callable[..., dict[str, Any]]
@@ -363,7 +365,22 @@ def test_next_commands_keep_what_was_changed(checkout: Any, make_job: Job) -> No
     assert f"run {cell} {' '.join(changes)} --fresh" in done.stdout
 
 
-def test_a_cell_whose_trainer_is_not_here_is_refused_before_anything_starts() -> None:
-    readiness.check_entry_point("training.pretrain", "overlays/cpu/llama-tiny")
-    with pytest.raises(UserError, match=r"trained by training\.nothing, which this checkout does not have"):
-        readiness.check_entry_point("training.nothing", "overlays/cpu/other")
+def test_a_base_that_is_no_run_yet_is_named_with_the_command_that_makes_it(tmp_path: Path) -> None:
+    """The cell's own base by its make target, another cell's by `yard run`, any other by name only."""
+    texts = local_job.config_texts(local_job.render("cpu/llama-tiny-lora", lambda line: None), repo.root())
+    run_directory, source = tmp_path / "runs/tuned", "overlays/cpu/llama-tiny-lora"
+    for base, remedy in (
+        ("cpu-llama-tiny-train", "make train trains it"),
+        ("cpu-bert-tiny-train", f"{report.yard_command()} run overlays/cpu/bert-tiny trains it"),
+        ("other", "train it first"),
+    ):
+        config = load_texts(apply_override(texts, f"model.weights=run:{base}"))
+        with pytest.raises(UserError) as error:
+            readiness.check_base(config, run_directory, source)
+        assert str(error.value) == f"{source} starts from the run {base}, which has no checkpoint here yet"
+        assert error.value.hint == remedy
+        committed = tmp_path / "runs" / base / "checkpoints/step-00000003"
+        committed.mkdir(parents=True)
+        (committed / "MANIFEST.json").touch()
+        readiness.check_base(config, run_directory, source)
+    readiness.check_base(load_texts(apply_override(texts, "model.weights=/models/x")), run_directory, source)

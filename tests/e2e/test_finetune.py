@@ -1,0 +1,16 @@
+"""`make finetune` in a clone that has trained nothing yet; with a base it is among the printed commands."""
+
+from __future__ import annotations
+
+from tests.e2e.conftest import Clone
+
+
+def test_without_a_base_the_next_command_is_named(clone: Clone) -> None:
+    """One error, before anything is prepared or started."""
+    process = clone.start("make finetune ARGS='--set data.source=nowhere'")
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "starts from the run cpu-llama-tiny-train, which has no checkpoint here yet" in output
+    assert "hint: make train trains it" in output
+    assert "nowhere" not in output.replace("data.source=nowhere", "")
+    assert not (clone.root / "local" / "runs").exists()
