@@ -19,7 +19,7 @@ export PROMPT
 # Another project's `tools` package on PYTHONPATH would come before ours.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help setup train finetune sample run data render wiring matrix-sync matrix-check job job-status why platform preflight diff test test-cluster test-cluster-all test-neuron bench-cells bench-data lint format types ci lock lock-neuron clean purge
+.PHONY: help setup train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why platform preflight diff test test-cluster test-cluster-all test-neuron bench-cells bench-data lint format types ci lock lock-neuron clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -71,6 +71,9 @@ job-status: setup ## Show a job: pods, step, speed, time left (JOB=name, or noth
 
 why: setup ## Say why a job does not train: one cause, its evidence, what to do (JOB=...)
 	@exec .venv/bin/yard job why $(JOB) $(ARGS)
+
+precompile: setup ## Compile a trn1 cell's graphs on the current cluster before it trains (MODEL=bert-large)
+	@.venv/bin/yard precompile trn1/$(MODEL) $(ARGS) | kubectl apply --server-side -f -
 
 ##@ Clusters
 platform: setup ## Print a cluster's plugins, storage and queues with its facts (CLUSTER=example/storage)

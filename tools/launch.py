@@ -18,7 +18,8 @@ from typing import NoReturn
 from tools.shell import NotSimple, simple_command
 
 SHELLS = ("sh", "bash", "dash", "ash")
-ENTRYPOINT = "training.entrypoint"  # starts the command that follows, with the same environment
+# What starts the command that follows it, with the same environment.
+ENTRYPOINTS = ("training.entrypoint", "training.precompile")
 MODULES = ("torch.distributed.run", "torch.distributed.launch")
 OPTIONS = {
     "nnodes": "1:1",
@@ -134,11 +135,11 @@ def read(command: Sequence[str], environment: Mapping[str, str]) -> Launch:
 
 
 def _behind_entrypoint(words: list[str]) -> list[str]:
-    """Return the command that the entrypoint starts, or the words themselves where they are another's."""
+    """Return the command that our entrypoints start, or the words themselves where they are others'."""
     if words and _name(words[0]).startswith("python"):
         module, rest = _python_module(words[1:])
-        if module == ENTRYPOINT:
-            return rest
+        if module in ENTRYPOINTS:
+            return _behind_entrypoint(rest)
     return words
 
 

@@ -1,0 +1,32 @@
+"""Two replicas in one process exchange gradients inside the graph, as NeuronCores do, and print them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch_xla
+import torch_xla.distributed.xla_multiprocessing as xmp
+import torch_xla.runtime as xr
+
+from training.device.neuron import CPU_CLIENT, Neuron
+
+
+def replica(_index: int) -> None:
+    device: Any = torch_xla.device()
+    own = Neuron(device, "fp32", "eager", False, "", CPU_CLIENT, None)
+    rank = xr.global_ordinal()
+    gradients = [torch.full((3,), 1.0 + rank, device=device), torch.full((2, 2), 10.0 * rank, device=device)]
+    own.exchange(gradients, None, xr.world_size())
+    own.step_done()
+    print(
+        "replica",
+        rank,
+        xr.world_size(),
+        [gradient.cpu().flatten().tolist() for gradient in gradients],
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    xmp.spawn(replica)

@@ -1,0 +1,105 @@
+"""Fill the compile cache before training: `python -m training.precompile torchrun -m training.bert ...`.
+
+The command is the very one that trains. neuron_parallel_compile runs it with NEURON_EXTRACT_GRAPHS_ONLY, in
+which the trainer shows two steps and the held-out data to the compiler and computes nothing, and compiles
+what it has seen, in parallel, into the cache of `device.cacheset`. The job that trains afterwards finds it.
+
+Exit codes: 0 every graph is compiled, 1 some are not or nothing proves it, 2 configuration, 143 stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from training import neuron_cache, neuron_log
+from training.config import Config, ConfigError, load
+from training.failure import CODES
+from training.process import tied_to
+
+COMPILER = "neuron_parallel_compile"
+
+
+def main(words: Sequence[str]) -> int:
+    """Precompile for a training command; return the exit code."""
+    try:
+        return _precompile(words, _config(words))
+    except ConfigError as error:
+        print(f"config: {error}", file=sys.stderr)
+        return 2
+
+
+def _config(words: Sequence[str]) -> Config:
+    if "--config" not in words[:-1]:
+        raise ConfigError(
+            "give the command that trains: python -m training.precompile torchrun -m training.bert --config D"
+        )
+    config = load(words[words.index("--config") + 1])
+    if config.device.type != "neuron":
+        raise ConfigError(f"device.type is {config.device.type}: only neuron compiles graphs beforehand")
+    if shutil.which(COMPILER) is None:
+        raise ConfigError(f"{COMPILER} is not on PATH: it comes with torch-neuronx (image trainer-neuron)")
+    return config
+
+
+def _precompile(words: Sequence[str], config: Config) -> int:
+    cache = neuron_cache.use(config)
+    print(f"compiling the graphs of {' '.join(words)} into {cache}", flush=True)
+    said: list[str] = []
+    job = os.environ.setdefault("TRAINYARD_RUN", "local/runs/precompile")  # its ranks share the claim
+    with neuron_cache.claimed(cache, str(Path(job))):
+        code, stopped = _run([COMPILER, *words], said)
+    if stopped:
+        return CODES["drained"]
+    if code:
+        print(f"{COMPILER} ended with {code}", file=sys.stderr)
+        return 1
+    found = neuron_log.summaries(said)
+    if not found:
+        print(f"{COMPILER} printed no summary: nothing proves that the graphs are compiled", file=sys.stderr)
+        return 1
+    summary = neuron_log.together(found)
+    print(f"{summary.line()}; cache {cache}", flush=True)
+    return 0 if summary.good else 1
+
+
+def _run(command: Sequence[str], said: list[str]) -> tuple[int, bool]:
+    """Run the compiler, passing on its output and our signals; return its code and whether it was stopped."""
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        preexec_fn=tied_to(os.getpid()),
+    )  # fmt: skip
+    with _passing_signals_to(child) as stopped:
+        assert child.stdout is not None
+        for line in child.stdout:
+            print(line, end="", flush=True)
+            if "PARALLEL_COMPILE||: Total" in line:
+                said.append(line)
+        return child.wait(), bool(stopped)
+
+
+@contextmanager
+def _passing_signals_to(child: subprocess.Popen[str]) -> Iterator[list[int]]:
+    received: list[int] = []
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        child.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
