@@ -26,11 +26,23 @@ Report = dict[str, Any]
 
 
 def finished(job: LocalJob) -> Report | None:
-    """Return the report of a run that has made all its steps, or None."""
+    """Return the report of a run that has made all its steps and brought its model away, or None."""
     report = read(job.directory)
     if report is None or job.config is None or int(report.get("step", -1)) < job.config.train.steps:
         return None
+    upload = job.config.upload
+    if upload is not None and not _uploaded(job.directory, upload.to, int(report["step"])):
+        return None
     return report
+
+
+def _uploaded(run_directory: Path, to: str, step: int) -> bool:
+    """Say whether the model of `step` lies at `to`, by the run's upload.json."""
+    try:
+        saved = json.loads((run_directory / "upload.json").read_text(encoding="utf-8"))
+        return bool((saved["to"], saved["step"]) == (to, step))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def read(run_directory: Path) -> Report | None:

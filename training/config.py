@@ -40,6 +40,7 @@ OWNER: dict[str, str] = {
     "device": "hardware",
     "parallel": "cell",
     "checkpoint": "cell",
+    "upload": "cell",
 }
 
 

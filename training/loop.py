@@ -67,6 +67,7 @@ def train(task: Task, config: Config, directory: RunDir, data_root: Path, attemp
     heartbeat.enter("loading")
     run = Run(task, config, directory, device, ranks, feed, _meta(task, config, device, ranks, feed))
     _claim(run)
+    _check_destination(run)
     with _cache_claimed(run):
         _train(run, attempt)
 
@@ -87,6 +88,7 @@ def _train(run: Run, attempt: Attempt) -> None:
         log.info("continuing from step %d (%s)", now.step, checkpoint.directory)
     if now.step >= config.train.steps and directory.report.exists():
         log.info("already at step %d of %d; raise train.steps to train further", now.step, config.train.steps)
+        _upload(run, now.step)
         return
     directory.report.unlink(missing_ok=True)
 
@@ -113,6 +115,7 @@ def _train(run: Run, attempt: Attempt) -> None:
     run.feed.close()
     heartbeat.enter("sampling")
     while_others_wait(ranks, (lambda: _report(run, now, heldout_loss)) if ranks.first else None)
+    _upload(run, now.step)
 
 
 @contextmanager
@@ -358,6 +361,35 @@ def _report(run: Run, now: TrainState, heldout_loss: float) -> None:
     write_json(directory.report, report)
     known = "".join(f", {name} {value:.3f}" for name, value in reference.items())
     log.info(f"finished at step {now.step}: held-out loss {heldout_loss:.3f}{known}")
+
+
+def _check_destination(run: Run) -> None:
+    """Refuse a destination that cannot take the model before anything is spent on it."""
+    wanted = run.config.upload
+    if wanted is None:
+        return
+    from training import upload
+
+    name = run.directory.path.resolve().name
+    while_others_wait(run.ranks, (lambda: upload.check(wanted.to, name, _say)) if run.ranks.first else None)
+
+
+def _upload(run: Run, step: int) -> None:
+    """Bring the finished model to its destination, unless an earlier try has done so."""
+    wanted = run.config.upload
+    if wanted is None:
+        return
+    from training import upload
+
+    def bring() -> None:
+        if upload.already(run.directory, wanted.to, step):
+            log.info("the model of step %d is at %s already", step, wanted.to)
+            return
+        done = upload.upload_run(run.directory, wanted.to, step, wanted.merge, wanted.dtype, _say)
+        log.info("%d files, %.2f GB, are at %s and read back right", done.files, done.nbytes / 1e9, done.to)
+
+    heartbeat.enter("uploading", step)
+    while_others_wait(run.ranks, bring if run.ranks.first else None)
 
 
 def _say(line: str) -> None:

@@ -166,7 +166,7 @@ def rank_seed(seed: int, rank: int, step: int = 0) -> int:
 MAY_CHANGE = ("train.steps", "train.learning_rate", "train.min_learning_rate_ratio", "train.warmup_steps",
               "train.schedule", "train.schedule_power",
               "train.weight_decay", "train.gradient_clip", "train.eval_every", "train.eval_sequences",
-              "sample", "device", "parallel", "checkpoint", "data.source")  # fmt: skip
+              "sample", "device", "parallel", "checkpoint", "upload", "data.source")  # fmt: skip
 
 
 def check_same_run(

@@ -1,12 +1,16 @@
-"""Where it is trained: the device, how ranks share the work, checkpoints."""
+"""Where it is trained: the device, how ranks share the work, checkpoints, where the model goes."""
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator
 
 from training.sections.base import Count, Section, not_bool
+
+# Names of buckets as S3 has them; of a key only that it has no blanks and no empty part at its ends.
+S3_PREFIX = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/([^\s/](?:\S*[^\s/])?)")
 
 
 class Device(Section):
@@ -37,3 +41,22 @@ class Checkpoint(Section):
 
     every: Count
     keep: Annotated[int, BeforeValidator(not_bool), Field(strict=True, ge=2)] = 2
+
+
+class Upload(Section):
+    """Where the finished model goes: `to` is a prefix in a bucket, for this run alone.
+
+    Of a run with adapters it is the adapter or, with `merge`, the base with it. `dtype` is of the weights;
+    fp32, in which they were trained, loses nothing.
+    """
+
+    to: str
+    merge: bool = False
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    @field_validator("to")
+    @classmethod
+    def _place(cls, value: str) -> str:
+        if not S3_PREFIX.fullmatch(value):
+            raise ValueError(f"{value!r} is no prefix in a bucket: write s3://bucket/prefix")
+        return value

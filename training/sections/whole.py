@@ -11,7 +11,7 @@ from pydantic import model_validator
 from training.sections.base import ConfigError, Count, Section, wrong
 from training.sections.data import Data, Masking
 from training.sections.model import Lora, Model
-from training.sections.run import Checkpoint, Device, Parallel
+from training.sections.run import Checkpoint, Device, Parallel, Upload
 from training.sections.train import Sample, Train
 
 PRETRAIN, FINETUNE, BERT = "training.pretrain", "training.finetune", "training.bert"
@@ -30,6 +30,7 @@ class Config(Section):
     device: Device = Device()
     parallel: Parallel
     checkpoint: Checkpoint
+    upload: Upload | None = None
 
     @model_validator(mode="after")
     def _micro_batch(self) -> Self:
@@ -64,6 +65,10 @@ class Config(Section):
                 "masking.most",
                 f"masking.most {self.masking.most} is above sequence_length {self.sequence_length}",
             )
+        if self.upload is not None and bert is not None:
+            raise wrong("upload", "upload is for causal models only: a bert run cannot be exported")
+        if self.upload is not None and self.upload.merge and self.lora is None:
+            raise wrong("upload.merge", "upload.merge adds adapters to their base, and there is no lora")
         if self.lora is None:
             return self
         if bert is not None:

@@ -1,0 +1,246 @@
+"""A model on S3: whole or not there, read back, taken up again, and refused by name. The server is moto's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from wsgiref.types import StartResponse, WSGIEnvironment
+
+import boto3
+import pytest
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+from tests.training.inprocess import Texts, losses, run
+from training.config import ConfigError, apply_override, load_texts
+from training.failure import UploadError, classify
+from training.upload import MANIFEST, check, upload
+
+TO = "s3://models/team/tiny"
+
+
+class Server:
+    """moto behind faults: `unavailable` PUTs to come are answered 503, GETs of `flipped` have a bad byte."""
+
+    def __init__(self) -> None:
+        self._app = DomainDispatcherApplication(create_backend_app)
+        self.unavailable = 0
+        self.flipped = ""
+        self.requests: list[tuple[str, str]] = []
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Any:
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        self.requests.append((method, path))
+        if self.unavailable > 0 and method == "PUT":
+            self.unavailable -= 1
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            start_response("503 Slow Down", [("Content-Length", "0")])
+            return [b""]
+        answer = self._app(environ, start_response)
+        if self.flipped and method == "GET" and path.endswith(self.flipped):
+            whole = bytearray(b"".join(answer))
+            whole[-1] ^= 1
+            return [bytes(whole)]
+        return answer
+
+    def sent(self) -> list[str]:
+        """Names of the files that were put, in order."""
+        return [path.rpartition("/")[2] for method, path in self.requests if method == "PUT"]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
+    app = Server()
+    listening = make_server("127.0.0.1", 0, app, threaded=True)
+    thread = threading.Thread(target=listening.serve_forever, daemon=True)
+    thread.start()
+    for name, value in {
+        "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{listening.server_port}",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": str(tmp_path / "none"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    boto3.DEFAULT_SESSION = None
+    client = boto3.client("s3", region_name="us-east-1")
+    client.create_bucket(Bucket="models")
+    for item in client.list_objects_v2(Bucket="models").get("Contents", []):  # moto's state is the process's
+        client.delete_object(Bucket="models", Key=item["Key"])
+    app.requests.clear()
+    yield app
+    listening.shutdown()
+    thread.join(10)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A small file in a directory of its own, and one that is sent in several parts."""
+    directory = tmp_path / "model"
+    (directory / "more").mkdir(parents=True)
+    (directory / "config.json").write_text("{}")
+    (directory / "more" / "large.safetensors").write_bytes(bytes(range(256)) * (80 << 10))
+    return directory
+
+
+def there() -> dict[str, Any]:
+    body = boto3.client("s3").get_object(Bucket="models", Key=f"team/tiny/{MANIFEST}")["Body"]
+    return json.loads(body.read())
+
+
+def has_manifest() -> bool:
+    listed = boto3.client("s3").list_objects_v2(Bucket="models").get("Contents", [])
+    return any(item["Key"].endswith(MANIFEST) for item in listed)
+
+
+def test_a_model_is_whole_with_its_digests_and_the_manifest_comes_last(server: Server, model: Path) -> None:
+    lines: list[str] = []
+    done = upload(model, TO, "tiny", 7, lines.append)
+    assert (done.files, done.nbytes, done.step) == (2, 2 + (20 << 20), 7)
+    manifest = there()
+    assert (manifest["run"], manifest["step"]) == ("tiny", 7)
+    client = boto3.client("s3")
+    for name, entry in manifest["files"].items():
+        body = client.get_object(Bucket="models", Key=f"team/tiny/{name}")["Body"].read()
+        assert body == (model / name).read_bytes()
+        assert entry == {"size": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+        head = client.head_object(Bucket="models", Key=f"team/tiny/{name}", ChecksumMode="ENABLED")
+        assert head["ChecksumSHA256"]  # S3 itself has checked what it took
+    assert server.sent()[-1] == MANIFEST
+    assert server.sent().count(MANIFEST) == 1
+
+
+def test_a_second_time_sends_nothing_and_still_reads_back(server: Server, model: Path) -> None:
+    upload(model, TO, "tiny", 7, print)
+    server.requests.clear()
+    upload(model, TO, "tiny", 7, print)
+    assert server.sent() == []
+    server.flipped = "large.safetensors"
+    with pytest.raises(UploadError, match=r"large\.safetensors was read back with SHA-256"):
+        upload(model, TO, "tiny", 7, print)
+
+
+def test_what_reads_back_wrong_gets_no_manifest(server: Server, model: Path) -> None:
+    server.flipped = "config.json"
+    with pytest.raises(UploadError, match=r"s3://models/team/tiny.*config\.json") as caught:
+        upload(model, TO, "tiny", 7, print)
+    assert classify(caught.value) == "upload"
+    assert not has_manifest()
+
+
+def test_a_busy_server_is_asked_again_and_a_dead_one_is_an_error(
+    server: Server, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.upload.ATTEMPTS", 3)
+    server.unavailable = 2
+    upload(model, TO, "tiny", 7, print)
+    assert there()["step"] == 7
+    server.unavailable = 1000
+    with pytest.raises(UploadError, match="503"):
+        upload(model, "s3://models/other", "tiny", 7, print)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    with pytest.raises(UploadError, match="Could not connect"):
+        upload(model, TO, "tiny", 7, print)
+
+
+def test_a_later_step_replaces_and_another_run_is_refused(server: Server, model: Path) -> None:
+    upload(model, TO, "tiny", 7, print)
+    (model / "config.json").write_text('{"later": 1}')
+    server.requests.clear()
+    upload(model, TO, "tiny", 9, print)
+    assert server.sent()[0] == MANIFEST  # while files change, none of the two models is there
+    assert there()["step"] == 9
+    with pytest.raises(ConfigError, match="holds the model of run tiny; name another prefix"):
+        upload(model, TO, "huge", 1, print)
+    with pytest.raises(ConfigError, match="holds the model of run tiny"):
+        check(TO, "huge", print)
+
+
+@pytest.mark.parametrize(
+    ("to", "says"),
+    [
+        ("s3://nowhere-at-all/x", "there is no such bucket"),
+        ("models/team", r"write s3://bucket/prefix"),
+        ("s3://models", r"write s3://bucket/prefix"),
+        ("https://models/x", r"write s3://bucket/prefix"),
+    ],
+)
+def test_a_wrong_destination_is_one_error_before_and_after(
+    server: Server, model: Path, to: str, says: str
+) -> None:
+    for call in (lambda: check(to, "tiny", print), lambda: upload(model, to, "tiny", 7, print)):
+        with pytest.raises(ConfigError, match=says):
+            call()
+
+
+def test_the_identity_is_the_pods_own(
+    server: Server, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """EKS Pod Identity: an agent on the node gives credentials to whoever has the service account's token."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(ConfigError, match=r"no identity for it.*EKS Pod Identity"):
+        upload(model, TO, "tiny", 7, print)
+    seen: list[str | None] = []
+    agent = make_server("127.0.0.1", 0, _agent(seen))
+    thread = threading.Thread(target=agent.serve_forever, daemon=True)
+    thread.start()
+    (tmp_path / "token").write_text("the-pods-token")
+    monkeypatch.setenv(
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI", f"http://127.0.0.1:{agent.server_port}/v1/credentials"
+    )
+    monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(tmp_path / "token"))
+    try:
+        upload(model, TO, "tiny", 7, print)
+    finally:
+        agent.shutdown()
+        thread.join(10)
+    assert set(seen) == {"the-pods-token"}
+
+
+def test_a_run_ends_with_its_model_on_s3_and_a_failed_upload_is_made_up_for(
+    server: Server, texts: Texts, data_root: Path, tmp_path: Path
+) -> None:
+    """The report is there when the upload fails; starting the run again only brings the model away."""
+    wanted = ("train.steps=4", "upload.to=s3://models/team/tiny", "upload.dtype=bfloat16")
+    server.flipped = "model.safetensors"
+    with pytest.raises(UploadError, match=r"model\.safetensors"):
+        run(texts, wanted, tmp_path / "tiny", data_root)
+    assert (tmp_path / "tiny" / "report.json").exists()
+    assert not has_manifest()
+    server.flipped = ""
+    done = run(texts, wanted, tmp_path / "tiny", data_root)
+    assert len(losses(done)) == 4
+    assert {"config.json", "model.safetensors"} <= set(there()["files"])
+    assert (there()["run"], there()["step"]) == ("tiny", 4)
+    server.requests.clear()
+    run(texts, wanted, tmp_path / "tiny", data_root)
+    assert server.sent() == []
+    with pytest.raises(ConfigError, match="holds the model of run tiny"):
+        run(texts, wanted, tmp_path / "other", data_root)
+    assert not (tmp_path / "other" / "metrics.jsonl").exists()  # told before the first step
+
+
+def test_what_cannot_be_exported_is_refused_with_its_line(texts: Texts) -> None:
+    with pytest.raises(ConfigError, match=r"upload\.merge adds adapters to their base, and there is no lora"):
+        load_texts(apply_override(apply_override(texts, "upload.to=s3://models/x"), "upload.merge=true"))
+    with pytest.raises(ConfigError, match=r"cell\.yaml.*upload\.to: 'models/x' is no prefix in a bucket"):
+        load_texts(apply_override(texts, "upload.to=models/x"))
+
+
+def _agent(seen: list[str | None]) -> Callable[[WSGIEnvironment, StartResponse], list[bytes]]:
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        seen.append(environ.get("HTTP_AUTHORIZATION"))
+        given = {
+            "AccessKeyId": "pod", "SecretAccessKey": "pod", "Token": "t", "Expiration": "2099-01-01T00:00:00Z"
+        }  # fmt: skip
+        start_response("200 OK", [("Content-Type", "application/json")])
+        return [json.dumps(given).encode()]
+
+    return answer
