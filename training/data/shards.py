@@ -90,13 +90,13 @@ class SplitWriter:
         self._bytes, self._tokens = saved["bytes"], saved["tokens"]
         self.files = {name: FileEntry(**entry) for name, entry in saved["files"].items()}
         path = self._directory / self._starts_name
-        os.truncate(path, self._documents * 8)
+        _cut_to(path, self._documents * 8)
         self._starts = [np.fromfile(path, "<u8")]
         self._starts_kept = 1
         for number, count in enumerate(self._shards):
             name = self._shard_name(number)
             last = number == len(self._shards) - 1 and saved["open"] is not None
-            os.truncate(self._directory / name, count * self._dtype.itemsize)
+            _cut_to(self._directory / name, count * self._dtype.itemsize)
             digest = self._count(self._directory / name)
             if digest.hexdigest() != (saved["open"] if last else self.files[name].sha256):
                 raise ValueError(f"{name} is not what was written")
@@ -173,6 +173,13 @@ class TokenShards:
             filled += len(part)
             shard += 1
         return result
+
+
+def _cut_to(path: Path, size: int) -> None:
+    """Drop what was written after `size` bytes; ValueError where there are fewer."""
+    if path.stat().st_size < size:
+        raise ValueError(f"{path.name} is shorter than what was written")
+    os.truncate(path, size)
 
 
 def entry_of(path: Path) -> FileEntry:

@@ -1,13 +1,17 @@
-"""Real training from a stream under torchrun: killed, resumed bit for bit, and on another number of ranks."""
+"""Real training from a stream: killed under torchrun, resumed bit for bit, and on another number of ranks."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.training.inprocess import losses, run
+from training.data.errors import DataError
 
 KEYS = (
     "data.stream={shuffle_buffer: 20}",
@@ -19,37 +23,38 @@ KEYS = (
 
 @pytest.mark.timeout(300)
 def test_a_killed_run_goes_on_bit_for_bit_and_on_another_number_of_ranks(
-    start: Callable[..., Any], serve: Callable[..., Any]
+    start: Callable[..., Any],
+    serve: Callable[..., Any],
+    texts: dict[str, tuple[str, str]],
+    data_root: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("TRAINYARD_CPUS", "1")  # as under torchrun here
     server = serve(share=0.2, seed=4)
     keys = (*KEYS, f"data.source={server.pattern}")
-    whole = start("whole", nproc=2, overrides=keys)
-    assert whole.wait() == 0, whole.text()
-    killed = start("killed", nproc=2, overrides=keys)
-    killed.until(lambda: len(killed.records()) >= 6)
+    whole = losses(run(texts, keys, tmp_path / "whole", data_root))
+    killed = start("killed", overrides=keys)
+    killed.until(lambda: len(killed.records()) >= 6, timeout=200)
     for pid in killed.workers():
         os.kill(pid, signal.SIGKILL)
     assert killed.wait() != 0
     assert len(killed.records()) < 12, "the control: it was killed on its way"
-    again = start("killed", nproc=2, overrides=keys)
-    assert again.wait() == 0, again.text()
-    assert "continuing from step" in again.text()
-    assert again.losses() == whole.losses(), "bit for bit"
+    assert losses(run(texts, keys, killed.run, data_root)) == whole, "bit for bit"
     assert server.faults()
-    other = start("whole", nproc=1, overrides=(*keys, "train.steps=14"))
-    assert other.wait() == 0, other.text()
-    assert "continuing from step 12" in other.text(), "a checkpoint of two ranks goes on at one"
-    assert len(other.losses()) == 14
+    two = start("whole", nproc=2, overrides=(*keys, "train.steps=14"))
+    assert two.wait(200) == 0, two.text()
+    assert "continuing from step 12" in two.text(), "a checkpoint of one rank goes on at two"
+    assert losses(run(texts, (*keys, "train.steps=14"), killed.run, data_root)) == pytest.approx(
+        two.losses(), rel=1e-4
+    ), "and two ranks read the same global batches"
 
 
 def test_a_dead_source_ends_the_run_with_its_url(
-    start: Callable[..., Any], serve: Callable[..., Any]
+    serve: Callable[..., Any], texts: dict[str, tuple[str, str]], data_root: Path, tmp_path: Path
 ) -> None:
     server = serve()
     del server.files["/shard-03.jsonl.gz"]
-    run = start("dead", overrides=(*KEYS, f"data.source={server.pattern}", "data.stream.first_mb=1"))
-    assert run.wait() != 0
-    (failure,) = run.failures()
-    assert failure["class"] == "data"
-    assert failure["message"].startswith(f"{server.url}/shard-03.jsonl.gz: the server has no such file (404)")
-    assert run.losses() == []
+    with pytest.raises(DataError, match=rf"{server.url}/shard-03\.jsonl\.gz: the server has no such file"):
+        run(texts, (*KEYS, f"data.source={server.pattern}"), tmp_path / "dead", data_root)
+    assert not (tmp_path / "dead" / "metrics.jsonl").exists()
