@@ -18,8 +18,8 @@ model: {{architecture: bert, vocab_size: 512, hidden_size: 64, intermediate_size
 sequence_length: 32
 masking: {{most: 6}}
 data: {{source: {source}, heldout_fraction: 0.1}}
-train: {{seed: 7, steps: 20, global_batch_size: 8, learning_rate: 5.0e-3, schedule: linear, warmup_steps: 2,
-        min_learning_rate_ratio: 0.0, weight_decay: 0.01, beta2: 0.999, eval_every: 10, eval_sequences: 8}}
+train: {{seed: 7, steps: 12, global_batch_size: 8, learning_rate: 5.0e-3, schedule: linear, warmup_steps: 2,
+        min_learning_rate_ratio: 0.0, weight_decay: 0.01, beta2: 0.999, eval_every: 6, eval_sequences: 8}}
 """
 HARDWARE = "device: {type: cpu, precision: fp32, attention: eager, compile: 'off'}\n"
 CELL = "parallel: {micro_batch_size: 2, sharding: ddp}\ncheckpoint: {every: 5, keep: 2}\n"
