@@ -21,7 +21,7 @@ from tools.cell import Manifests, parse
 
 HERE = Path(__file__).parent
 FOREIGN = "TRAINYARD_TEST_KUBECONFIG"
-COLD_SECONDS = 1800
+COLD_SECONDS = 3000
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -19,7 +19,7 @@ from tests.cluster.training import JOB, STEPS, Training, copy_of_the_tree, short
 
 CELL = "overlays/cpu/llama-tiny"
 RESUME_SECONDS = 20
-REFERENCE_SECONDS = 900
+REFERENCE_SECONDS = 1200
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ JOB = "cpu-llama-tiny-train"
 STEPS = 60
 # The cell's own model and batches; only its length, its checkpoints and its samples are cut.
 SHORT = {"steps: 200": f"steps: {STEPS}", "every: 50": "every: 10", "max_new_tokens: 48": "max_new_tokens: 4"}
-STEP_SECONDS = 300
-END_SECONDS = 600
+STEP_SECONDS = 900
+END_SECONDS = 1200
 
 
 @dataclass(frozen=True)
