@@ -11,6 +11,7 @@ Exit codes: 0 good, 1 it is not running, 2 usage, 3 this machine cannot.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -52,12 +53,15 @@ def make() -> int:
 
 
 def up() -> int:
-    """Start a cluster that a process in the background holds."""
-    if running() is not None:
-        print("it is up already")
-        return status()
+    """Start a cluster that a process in the background holds; of two at once, the second finds it up."""
     build.ensure(note)
     STATE.parent.mkdir(parents=True, exist_ok=True)
+    with STATE.with_name("lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _start() if running() is None else status()
+
+
+def _start() -> int:
     STATE.unlink(missing_ok=True)
     with LOG.open("wb") as log:
         holder = subprocess.Popen(
@@ -95,7 +99,8 @@ def hold() -> int:
         while True:
             signal.pause()
     finally:
-        STATE.unlink(missing_ok=True)
+        if (running() or {}).get("pid") == os.getpid():
+            STATE.unlink(missing_ok=True)
         sandbox.close()
 
 
