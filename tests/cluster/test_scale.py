@@ -1,0 +1,89 @@
+"""A cluster of 64 p5 machines: one job of 70 B parameters, and a queue of others until nothing is free."""
+
+from __future__ import annotations
+
+import copy
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.build import Progress
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.kube import Kube, Object, shared_claim
+from tests.cluster.machines import fake_node
+from tools import processes
+from tools.cell import Manifests, name_of
+from tools.facts.instances import NVIDIA, instance
+
+MACHINES = 64
+LARGE = "overlays/p5/llama-3-1-70b"
+OTHERS = ("overlays/p5/llama-2-70b", "overlays/p5/llama-2-13b", "overlays/p5/llama-2-7b")
+
+pytestmark = pytest.mark.cluster_all
+
+
+def renamed(cell: Manifests, name: str) -> list[Object]:
+    """Return a cell's objects with its job under another name."""
+    objects = copy.deepcopy(cell.objects)
+    next(item for item in objects if item["kind"] == "PyTorchJob")["metadata"]["name"] = name
+    return objects
+
+
+def test_512_gpus_hold_one_large_job_and_a_queue_of_others(
+    kube: Kube, control_plane: ControlPlane, cells: list[Manifests], namespace: str, say: Progress
+) -> None:
+    by_name = {cell.source: cell for cell in cells}
+    kube.apply(shared_claim(namespace), namespace)
+    began = time.monotonic()
+    labels = {"trainyard-test": "kwok-scale"}
+    kube.apply([fake_node(instance("p5.48xlarge"), f"scale-{n}", labels) for n in range(MACHINES)], "default")
+    kube.apply(by_name[LARGE].objects, namespace)
+    kube.wait("the large job's pods", lambda: _running(kube, namespace) == 8, 120)
+    say(f"{MACHINES} nodes up and 8 pods of {LARGE} running: {time.monotonic() - began:.1f} s")
+    began, wanted, number = time.monotonic(), 8, 0
+    while wanted < MACHINES:
+        cell = by_name[OTHERS[number % len(OTHERS)]]
+        pods = int(cell.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"])
+        if wanted + pods > MACHINES:
+            cell = by_name[OTHERS[-1]]
+            pods = 2
+        kube.apply(renamed(cell, f"other-{number}"), namespace)
+        wanted, number = wanted + pods, number + 1
+    kube.wait("every machine taken", lambda: _running(kube, namespace) == wanted == MACHINES, 300)
+    say(f"{number} more jobs on the other {MACHINES - 8} machines: {time.monotonic() - began:.1f} s")
+    kube.apply(renamed(by_name[LARGE], "one-more"), namespace)
+    selector = "training.kubeflow.org/job-name=one-more"
+    kube.wait("the next job's pods", lambda: len(kube.list("pods", namespace, selector)) == 8, 60)
+    kube.wait("its verdict", lambda: f"Insufficient {NVIDIA}" in _verdict(kube, namespace, selector), 60)
+    taken = [
+        pod["spec"].get("nodeName") for pod in kube.list("pods", namespace) if pod["spec"].get("nodeName")
+    ]
+    assert len(taken) == len(set(taken)) == MACHINES
+    megabytes = {one.name: _resident(one.pid) for one in control_plane.sandbox.processes}
+    say("resident MB: " + ", ".join(f"{name} {size:.0f}" for name, size in sorted(megabytes.items())))
+    assert name_of(by_name[LARGE].job()) in {name_of(job) for job in kube.list("pytorchjobs", namespace)}
+    kube.call("delete", "nodes", "--selector=trainyard-test=kwok-scale", "--wait=false")
+
+
+def _running(kube: Kube, namespace: str) -> int:
+    return sum(pod["status"]["phase"] == "Running" for pod in kube.list("pods", namespace))
+
+
+def _verdict(kube: Kube, namespace: str, selector: str) -> str:
+    conditions = [
+        one
+        for pod in kube.list("pods", namespace, selector)
+        for one in pod["status"].get("conditions") or []
+        if one["type"] == "PodScheduled"
+    ]
+    return " ".join(str(one.get("message", "")) for one in conditions)
+
+
+def _resident(pid: int) -> float:
+    """Return the resident memory of a process and those below it, in MB."""
+    pages = (
+        int(Path(f"/proc/{one}/statm").read_text(encoding="utf-8").split()[1])
+        for one in processes.descendants([pid])
+    )
+    return sum(pages) * 4096 / 1e6
