@@ -105,15 +105,20 @@ def prepare(
     root = Path(root)
     plan = _plan(source, text_field, heldout_fraction, tokenizer, vocab_size, first_bytes, workers)
     refuse_inside(source, root)
+    return made_once(root / plan.name, lambda: _make(plan, root, Reporter(progress)))
+
+
+def made_once(target: Path, make: Callable[[], None]) -> Path:
+    """Return the dataset directory `target`, made if it is not there; DataError when it cannot be written."""
     try:
-        sweep(root)
-        if not (root / plan.name).exists():
-            _make(plan, root, Reporter(progress))
+        sweep(target.parent)
+        if not target.exists():
+            make()
     except OSError as error:
         where = f" ({Path(error.filename).name})" if isinstance(error.filename, str) else ""
-        raise DataError(f"cannot write the dataset under {root}{where}: {reason(error)}") from error
-    check_sizes(root / plan.name, read_index(root / plan.name))
-    return root / plan.name
+        raise DataError(f"cannot write the dataset under {target.parent}{where}: {reason(error)}") from error
+    check_sizes(target, read_index(target))
+    return target
 
 
 def refuse_inside(source: str, root: Path) -> None:

@@ -23,12 +23,13 @@ from training.data import tokenizer as tokenizers_
 from training.data.bert import wordpiece
 from training.data.bert.pairs import FRAME, PairWriter
 from training.data.bert.sentences import sentences_of
-from training.data.errors import DataError, reason
-from training.data.index import FORMAT, HELDOUT, INDEX, TOKENIZER, TRAIN, Index, check_sizes, read_index
+from training.data.errors import DataError
+from training.data.index import FORMAT, HELDOUT, INDEX, TOKENIZER, TRAIN, Index
 from training.data.prepare import (
     Scan,
     directory_name,
     entropy,
+    made_once,
     refuse_inside,
     scan_source,
     split_batches,
@@ -38,7 +39,7 @@ from training.data.progress import Reporter
 from training.data.readers import Document
 from training.data.shards import SplitWriter
 from training.data.sources import Source, open_source
-from training.data.staging import commit, staging, sweep
+from training.data.staging import commit, staging
 from training.data.tokenizer import TextTokenizer
 
 _Ids = npt.NDArray[Any]
@@ -72,15 +73,9 @@ def prepare(
     }
     target = root / directory_name(found, settings)
     refuse_inside(source, root)
-    try:
-        sweep(root)
-        if not target.exists():
-            _make(found, source, settings, (tokenizer, given), target, Reporter(progress))
-    except OSError as error:
-        where = f" ({Path(error.filename).name})" if isinstance(error.filename, str) else ""
-        raise DataError(f"cannot write the dataset under {root}{where}: {reason(error)}") from error
-    check_sizes(target, read_index(target))
-    return target
+    return made_once(
+        target, lambda: _make(found, source, settings, (tokenizer, given), target, Reporter(progress))
+    )
 
 
 def _make(

@@ -19,17 +19,17 @@ from typing import Any, Literal
 
 from training.data import shards
 from training.data import tokenizer as tokenizers_
-from training.data.errors import DataError, reason
+from training.data.errors import DataError
 from training.data.examples.encode import Encoded, Encoder
 from training.data.examples.example import BadRow, Example, example_of
 from training.data.examples.packing import Overlong, cut
 from training.data.examples.rows import Rows, open_rows
 from training.data.examples.template import template_of
 from training.data.examples.writer import ExampleWriter
-from training.data.index import FORMAT, HELDOUT, INDEX, TOKENIZER, TRAIN, Index, check_sizes, read_index
-from training.data.prepare import entropy
+from training.data.index import FORMAT, HELDOUT, INDEX, TOKENIZER, TRAIN, Index
+from training.data.prepare import entropy, made_once, refuse_inside
 from training.data.progress import Reporter
-from training.data.staging import commit, staging, sweep
+from training.data.staging import commit, staging
 
 _AT_ONCE = 256  # examples encoded in one call, on all cores
 _SCALE = 1 << 64
@@ -87,15 +87,8 @@ def prepare_examples(settings: ExampleSettings, root: Path, progress: Callable[[
     that fails or is killed leaves nothing that reads as a dataset.
     """
     root, plan = Path(root), plan_of(settings)
-    try:
-        sweep(root)
-        if not (root / plan.name).exists():
-            _make(plan, root, Reporter(progress))
-    except OSError as error:
-        where = f" ({Path(error.filename).name})" if isinstance(error.filename, str) else ""
-        raise DataError(f"cannot write the dataset under {root}{where}: {reason(error)}") from error
-    check_sizes(root / plan.name, read_index(root / plan.name))
-    return root / plan.name
+    refuse_inside(settings.source, root)
+    return made_once(root / plan.name, lambda: _make(plan, root, Reporter(progress)))
 
 
 def plan_of(settings: ExampleSettings) -> Plan:
