@@ -108,7 +108,7 @@ def _choices(text: str, inside: str) -> list[str]:
 
 
 def _hub_urls(part: str) -> list[str]:
-    import huggingface_hub
+    from huggingface_hub import constants
 
     found = _HUB.fullmatch(part)
     if found is None:
@@ -122,25 +122,23 @@ def _hub_urls(part: str) -> list[str]:
             "a branch or tag may change below a run"
         )
     if found["path"] is None:
-        paths = _train_files(found["id"], revision)
-    else:
-        paths = [path for pattern in _expand(found["path"]) for path in _matching(part, found, pattern)]
-    return [
-        huggingface_hub.hf_hub_url(found["id"], path, repo_type="dataset", revision=revision)
-        for path in paths
-    ]
+        raise DataError(f"data source {part} names no files: add a path or pattern, as /data/train-*.parquet")
+    paths = [path for pattern in _expand(found["path"]) for path in _matching(part, found, pattern)]
+    base = f"{constants.ENDPOINT}/datasets/{found['id']}/resolve/{revision}"
+    return [f"{base}/{urllib.parse.quote(path)}" for path in paths]
 
 
 def _matching(part: str, found: re.Match[str], pattern: str) -> list[str]:
     if not _MAGIC.search(pattern):
         return [pattern]
     import huggingface_hub
+    from huggingface_hub import constants
 
     folder = "/".join(itertools.takewhile(lambda piece: not _MAGIC.search(piece), pattern.split("/")[:-1]))
     listed = _asked(
         found["id"],
         lambda: list(
-            huggingface_hub.HfApi().list_repo_tree(
+            huggingface_hub.HfApi(constants.ENDPOINT).list_repo_tree(
                 found["id"], folder or None, recursive=True, revision=found["revision"], repo_type="dataset"
             )
         ),
@@ -150,18 +148,6 @@ def _matching(part: str, found: re.Match[str], pattern: str) -> list[str]:
     if not paths:
         raise DataError(f"data source {part}: no file of {found['id']} matches {pattern}")
     return paths
-
-
-def _train_files(name: str, revision: str) -> list[str]:
-    """Return the files of the data set's own split `train`, as the library `datasets` finds them."""
-    import datasets
-
-    builder = _asked(name, lambda: datasets.load_dataset_builder(name, revision=revision))
-    files = builder.config.data_files or {}
-    if "train" not in files:
-        splits = ", ".join(files) or "none"
-        raise DataError(f"data source {name}: the data set has no split train of files (splits: {splits})")
-    return [str(file).partition(f"@{revision}/")[2] for file in files["train"]]
 
 
 def _asked(name: str, question: Callable[[], Any]) -> Any:

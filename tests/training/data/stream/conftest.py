@@ -94,7 +94,7 @@ def handler(server: Server) -> type[BaseHTTPRequestHandler]:
                 server.requests.append((self.path, asked, fault))
                 server.asked_at.setdefault(self.path, []).append(time.monotonic())
                 server.headers.append(dict(self.headers))
-            if self.path not in server.files:
+            if self.path.partition("?")[0] not in server.files:
                 self._refuse(404, {})
             elif fault in ("429", "503", "dead"):
                 self._refuse(
@@ -119,7 +119,7 @@ def handler(server: Server) -> type[BaseHTTPRequestHandler]:
             self.close_connection = True
 
         def _send(self, asked: str, fault: str) -> None:
-            data = server.files[self.path]
+            data = server.files[self.path.partition("?")[0]]
             first = int(asked.removeprefix("bytes=").partition("-")[0]) if asked and server.ranges else 0
             self.send_response(206 if first else 200)
             if first:

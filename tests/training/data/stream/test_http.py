@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -134,11 +135,11 @@ def test_closing_ends_a_wait(serve: Callable[..., Any], monkeypatch: pytest.Monk
 
 
 def test_parquet_is_read_in_place(serve: Callable[..., Any]) -> None:
-    server = serve(share=0.4, seed=5)
-    texts = [text_of(99, row) for row in range(500)]
+    server = serve(share=0.3, seed=5)
+    texts = [text_of(99, row) for row in range(150)]
     buffer = io.BytesIO()
-    noise = [np.random.default_rng(row).bytes(2000) for row in range(500)]
-    pq.write_table(pa.table({"text": texts, "image": noise}), buffer, row_group_size=100)
+    noise = [np.random.default_rng(row).bytes(2000) for row in range(150)]
+    pq.write_table(pa.table({"text": texts, "image": noise}), buffer, row_group_size=50)
     server.files["/rows.parquet"] = buffer.getvalue()
     found = [document.text for document in rows_of(RemotePlace(f"{server.url}/rows.parquet"), "text")]
     assert found == texts
@@ -181,6 +182,7 @@ def test_ranges_and_lists_of_urls() -> None:
         ("hf://datasets/allenai/c4/en/x.json.gz", "the revision (none) is not a commit"),
         ("hf://datasets/allenai/c4@main/en/x.json.gz", "the revision main is not a commit of 40 hex digits"),
         ("hf://models/x", "is not hf://datasets/"),
+        (f"hf://datasets/a/b@{'1' * 40}", "names no files: add a path or pattern"),
     ],
 )
 def test_bad_sources(source: str, message: str) -> None:
@@ -212,3 +214,28 @@ def test_the_hubs_token_goes_to_the_hub_only(
     with pytest.raises(DataError, match="HF_HUB_OFFLINE is set"):
         read(f"{hub.url}/shard-00.jsonl.gz")
     assert len(hub.requests) == 1
+
+
+def test_a_pattern_of_the_hub_is_listed_and_read(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub's own protocol on loopback: its tree, then its files, at the pinned commit."""
+    server, commit = serve(), "a" * 40
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
+    listed = []
+    for name in [*server.files]:
+        path = f"en/{name.strip('/')}"
+        server.files[f"/datasets/org/name/resolve/{commit}/{path}"] = server.files[name]
+        listed.append({"type": "file", "path": path, "size": len(server.files[name]), "oid": "0"})
+    listed += [{"type": "directory", "path": "en/old", "oid": "0"}]
+    listed += [{"type": "file", "path": "en/README.md", "size": 1, "oid": "0"}]
+    server.files[f"/api/datasets/org/name/tree/{commit}/en"] = json.dumps(listed).encode()
+    server.share, server.seed = 0.3, 6
+    source = open_source(f"hf://datasets/org/name@{commit}/en/shard-*.jsonl.gz")
+    assert source.name == "org/name"
+    assert len(source.files) == 9
+    assert {document.text for document in source.documents()} == ALL_TEXTS
+    with pytest.raises(DataError, match=r"no file of org/name matches en/\*\.parquet"):
+        open_source(f"hf://datasets/org/name@{commit}/en/*.parquet")
+    with pytest.raises(DataError, match=r"data set org/other: the server has no such file \(404\)"):
+        open_source(f"hf://datasets/org/other@{commit}/*.parquet")
