@@ -177,17 +177,27 @@ def _is_exception(line: str) -> bool:
     )
 
 
+# What a model without skill scores on the held-out data, by the trainer's name for it. BERT guesses words and
+# whether a second sentence is the next one.
+REFERENCES = {
+    "ln_vocab": ("against chance", "ln(vocabulary)"),
+    "unigram_nats": ("against unigrams", "entropy of single tokens in the same data"),
+    "ln_vocab_and_ln_2": ("against chance", "ln(vocabulary) + ln 2"),
+    "unigram_nats_and_ln_2": ("against unigrams", "entropy of single tokens in the same data, + ln 2"),
+}
+
+
 def _figures(report: Report) -> list[tuple[str, str]]:
     rows = [("trained", f"{report['step']} of {report['steps']} steps in {_seconds(report.get('seconds'))}")]
     loss = report.get("heldout_loss")
     if loss is not None:
-        rows.append(("held-out loss", f"{loss:.4f} nats a token"))
+        what = "nats a masked word and a pair" if "ln_vocab_and_ln_2" in report else "nats a token"
+        rows.append(("held-out loss", f"{loss:.4f} {what}"))
     before = report.get("heldout_loss_before")
     if before is not None and loss is not None:
         rows.append(("before", f"{before:.4f} nats a token with the weights it started from"))
-    for key, name in (("ln_vocab", "against chance"), ("unigram_nats", "against unigrams")):
+    for key, (name, what) in REFERENCES.items():
         if report.get(key) is not None and loss is not None:
-            what = "ln(vocabulary)" if key == "ln_vocab" else "entropy of single tokens in the same data"
             rows.append((name, f"{report[key]:.4f} ({what}): {report[key] - loss:.2f} nats better"))
     if report.get("tokens_per_s") is not None:
         rows.append(("speed", f"{report['tokens_per_s']:,.0f} tokens/s"))

@@ -83,6 +83,6 @@ def reference(config: Config, directory: Path) -> dict[str, float]:
     """Both losses together, of a model that knows each word's frequency, and of one that knows nothing."""
     guess = math.log(2)
     return {
-        "unigram_nats": read_index(directory).unigram_nats + guess,
-        "ln_vocab": math.log(config.model.vocab_size) + guess,
+        "unigram_nats_and_ln_2": read_index(directory).unigram_nats + guess,
+        "ln_vocab_and_ln_2": math.log(config.model.vocab_size) + guess,
     }

@@ -42,6 +42,23 @@ SMALL = {
         "micro_batch_size: 8": "micro_batch_size: 2",
         "every: 50": "every: 5",
     },
+    "overlays/model/bert-tiny/model.yaml": {
+        "source: python-stdlib": "source: training",
+        "vocab_size: 4096": "vocab_size: 2048",
+        "hidden_size: 256": "hidden_size: 64",
+        "intermediate_size: 1024": "intermediate_size: 128",
+        "sequence_length: 128": "sequence_length: 64",
+        "most: 20": "most: 10",
+        "steps: 250": "steps: 10",
+        "warmup_steps: 25": "warmup_steps: 2",
+        "global_batch_size: 64": "global_batch_size: 8",
+        "eval_every: 100": "eval_every: 5",
+        "eval_sequences: 64": "eval_sequences: 8",
+    },
+    "overlays/cpu/bert-tiny/cell.yaml": {
+        "micro_batch_size: 16": "micro_batch_size: 2",
+        "every: 50": "every: 5",
+    },
 }
 
 

@@ -110,6 +110,8 @@ def test_every_printed_command_runs_as_printed(clone: Clone) -> None:
         "do?' after",
     ):
         assert part in printed["make finetune"]
+    for part in ("  mlm ", "  nsp ", " sequences/s", "ln(vocabulary) + ln 2"):
+        assert part in printed[".venv/bin/yard run cpu/bert-tiny"]
     assert "are learned, in [[ ]]" in printed[".venv/bin/yard run cpu/llama-tiny-lora --show-example"]
     assert set(ELSEWHERE) <= set(commands)
     assert not clone.processes()

@@ -63,7 +63,7 @@ def test_the_first_step_knows_nothing_and_the_last_one_more(alone: RunDir) -> No
     assert first["loss"] == pytest.approx(math.log(512) + math.log(2), rel=0.03)
     assert last["loss"] < first["loss"] - 0.5
     report = json.loads(alone.report.read_text())
-    assert report["heldout_loss"] < report["ln_vocab"] == pytest.approx(math.log(512) + math.log(2))
+    assert report["heldout_loss"] < report["ln_vocab_and_ln_2"] == pytest.approx(math.log(512) + math.log(2))
 
 
 def test_every_step_has_its_losses_rate_and_speed(alone: RunDir) -> None:
@@ -115,13 +115,14 @@ def test_a_stopped_run_goes_on_bitwise(
     )
 
 
+@pytest.mark.timeout(400)
 def test_a_killed_rank_costs_nothing(start: Callable) -> None:
     """SIGKILL of one of two sharded ranks, with LAMB and dropout; both start again: the same bits."""
-    overrides = (*LAMB, "parallel.sharding=fsdp", "train.steps=30", "checkpoint.every=4")
+    overrides = (*LAMB, "parallel.sharding=fsdp", "checkpoint.every=3")
     calm = start("calm", nproc=2, overrides=overrides, module=MODULE)
     assert calm.wait() == 0, calm.text()
     struck = start("struck", nproc=2, overrides=overrides, restarts=1, module=MODULE)
-    struck.until(lambda: len(struck.records()) >= 9)
+    struck.until(lambda: len(struck.records()) >= 5)
     os.kill(struck.workers()[1], 9)
     assert struck.wait() == 0, struck.text()
     assert "continuing from step" in (struck.run / "logs" / "rank-00000.log").read_text()
