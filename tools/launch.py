@@ -97,13 +97,20 @@ class Torchrun:
 
 @dataclass(frozen=True)
 class Launch:
-    """What one container starts: `torchrun` if that is the launcher; `unknown` says what is in the way."""
+    """What one container starts: `torchrun` if that is the launcher; `unknown` says what is in the way.
+
+    `behind_entrypoint` says that this project's entrypoint starts it, whose exit code says what happened.
+    """
 
     words: list[str]
     environment: dict[str, str]
     torchrun: Torchrun | None = None
     unknown: str = ""
     shown: str = field(default="")
+
+    @property
+    def behind_entrypoint(self) -> bool:
+        return f"-m {ENTRYPOINTS[0]} " in self.shown
 
 
 def read(command: Sequence[str], environment: Mapping[str, str]) -> Launch:

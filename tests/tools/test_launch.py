@@ -125,3 +125,24 @@ def test_options_are_those_of_the_installed_torchrun() -> None:
             assert takes_value == (long in launch.OPTIONS), long
         if long in launch.OPTIONS and isinstance(action.default, str):
             assert launch.OPTIONS[long] == action.default, long
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["python", "-m", "training.entrypoint", "torchrun", "--nnodes=3", "a.py"],
+        ["/venv/bin/python3", "-u", "-m", "training.entrypoint", "torchrun", "--nnodes=3", "a.py"],
+        ["sh", "-c", "exec python -m training.entrypoint torchrun --nnodes=3 a.py"],
+        ["python", "-m", "training.entrypoint", "sh", "-c", "exec torchrun --nnodes=3 a.py"],
+    ],
+)
+def test_the_entrypoint_is_seen_through(command: list[str]) -> None:
+    found = launch.read(command, {})
+    assert found.torchrun is not None
+    assert found.torchrun.nodes() == (3, 3)
+    assert found.behind_entrypoint
+
+
+def test_the_entrypoint_alone_starts_nothing() -> None:
+    assert launch.read(["python", "-m", "training.entrypoint"], {}).unknown == "an empty command"
+    assert not launch.read(["torchrun", "a.py"], {}).behind_entrypoint

@@ -25,7 +25,8 @@ def restart_policy(subject: Subject) -> Iterator[Verdict]:
 
     `Always` restarts a container that has finished, so that the job can never succeed. `ExitCode` retries on
     128 and above only, and torchrun exits 1 whatever happened, so that each fault is permanent; with a TTL
-    such a job is also never cleaned up (its completionTime stays empty, v1.9.4).
+    such a job is also never cleaned up (its completionTime stays empty, v1.9.4). Behind training.entrypoint
+    the codes are right, but each of these retries is a new pod, and backoffLimit counts none of them.
     """
     for job in subject.jobs:
         for role, replica in (job.spec.get("pytorchReplicaSpecs") or {}).items():
@@ -34,13 +35,16 @@ def restart_policy(subject: Subject) -> Iterator[Verdict]:
             if value == "Always":
                 yield bad(place, "Always: the job can never succeed", "restartPolicy: OnFailure")
             elif value == "ExitCode" and _by_torchrun(job):
-                yield bad(
-                    place,
-                    "ExitCode under torchrun: every fault is permanent, because torchrun exits 1 for all",
-                    "restartPolicy: OnFailure",
-                )
+                yield bad(place, _exit_code_fault(job), "restartPolicy: OnFailure")
             elif value in (*RESTART, "ExitCode"):
                 yield good(place, f"{value} ends or restarts the pods as meant")
+
+
+def _exit_code_fault(job: Job) -> str:
+    nodes = job.analysis.nodes if job.analysis else []
+    if any(node.launch.behind_entrypoint for node in nodes):
+        return "ExitCode retries without limit: each retry is a new pod, which backoffLimit does not count"
+    return "ExitCode under torchrun: every fault is permanent, because torchrun exits 1 for all"
 
 
 def _by_torchrun(job: Job) -> bool:
