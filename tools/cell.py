@@ -71,6 +71,14 @@ class Manifests:
         """Return the PyTorchJobs of the training operator (apiVersion kubeflow.org/v1)."""
         return [item for item in self.of_kind("PyTorchJob") if item.get("apiVersion") == "kubeflow.org/v1"]
 
+    def volcano_jobs(self) -> list[Object]:
+        """Return the Jobs of Volcano, as TorchX makes them (apiVersion batch.volcano.sh/...)."""
+        return [
+            item
+            for item in self.of_kind("Job")
+            if str(item.get("apiVersion")).startswith("batch.volcano.sh/")
+        ]
+
     def job(self) -> Object:
         """Return the one PyTorchJob; UserError when there is none, or more than one."""
         jobs = self.jobs()

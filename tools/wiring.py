@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tools import launch, operator_rules, pod_environment
+from tools import launch, operator_rules, pod_environment, volcano_rules
 from tools.cell import Manifests, name_of
 from tools.errors import UserError
 from tools.launch import BadOptions, Launch, Torchrun
@@ -77,7 +77,7 @@ class Analysis:
 
 def analyse(job: Object, manifests: Manifests, version: str = operator_rules.LATEST) -> Analysis:
     """Judge the wiring of `job` under operator `version`; PASS means that nothing speaks against it."""
-    evidence = [f"operator {version}: {name_of(job)}, {_replicas(job)}"]
+    evidence = [_made_by(job, version)]
     nodes: list[Node] = []
     try:
         pods = _pods(job, version)
@@ -95,6 +95,12 @@ def world_size(nodes: Sequence[Node]) -> int | None:
     return None if None in counts else sum(count for count in counts if count is not None)
 
 
+def _made_by(job: Object, version: str) -> str:
+    if volcano_rules.is_job(job):
+        return f"Volcano: {name_of(job)}, {len(volcano_rules.pods(job))} pods"
+    return f"operator {version}: {name_of(job)}, {_replicas(job)}"
+
+
 def _replicas(job: Object) -> str:
     replicas = (job.get("spec") or {}).get("pytorchReplicaSpecs")
     if not isinstance(replicas, dict):
@@ -108,6 +114,8 @@ def _replicas(job: Object) -> str:
 
 
 def _pods(job: Object, version: str) -> list[Pod]:
+    if volcano_rules.is_job(job):
+        return _pods_of_volcano(job)
     refused = rejections(job, version)
     if refused:
         raise Finding(f"the job is refused: {refused[0]}")
@@ -118,6 +126,18 @@ def _pods(job: Object, version: str) -> list[Pod]:
     if not pods:
         raise Finding(
             "the job is suspended or managed by another controller: it has no pods", None, State.CANNOT_TELL
+        )
+    return pods
+
+
+def _pods_of_volcano(job: Object) -> list[Pod]:
+    pods = volcano_rules.pods(job)
+    if not pods:
+        raise Finding("the job has no tasks with pods")
+    if len(pods) > 1 and not volcano_rules.has_names(job):
+        raise Finding(
+            f"spec.plugins has no {volcano_rules.NAMES_PLUGIN}: the pods have no names to find each other by",
+            f"spec.plugins: {{{volcano_rules.NAMES_PLUGIN}: []}}",
         )
     return pods
 

@@ -4,7 +4,7 @@ The command is the very one that trains. neuron_parallel_compile runs it with NE
 which the trainer shows two steps and the held-out data to the compiler and computes nothing, and compiles
 what it has seen, in parallel, into the cache of `device.cacheset`. The job that trains afterwards finds it.
 
-Exit codes: 0 every graph is compiled, 1 some are not or nothing proves it, 2 configuration, 143 stopped.
+Exit codes: 0 every graph is compiled, 1 some are not or nothing proves it, 78 configuration, 143 stopped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(words: Sequence[str]) -> int:
         return _precompile(words, _config(words))
     except ConfigError as error:
         print(f"config: {error}", file=sys.stderr)
-        return 2
+        return CODES["config"]
 
 
 def _config(words: Sequence[str]) -> Config:

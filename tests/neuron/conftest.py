@@ -38,7 +38,7 @@ SMALL = {
     "model.num_hidden_layers": 2, "sequence_length": 64, "train.global_batch_size": 8,
     "parallel.micro_batch_size": 4, "train.steps": 24, "train.warmup_steps": 4, "train.eval_every": 1000,
     "train.eval_sequences": 8, "checkpoint.every": 8, "sample.prompts": "[]", "device.precision": "fp32",
-    "device.log_every": 4,
+    "device.log_every": 4, "data.heldout_fraction": 0.2,
 }  # fmt: skip
 OF_MODEL: dict[str, dict[str, Any]] = {
     "llama-tiny": {},

@@ -19,6 +19,7 @@ from tools.preflight.judge import judge
 from tools.repo import root
 from tools.verdict import State
 from training import neuron_log
+from training.failure import CODES
 from training.neuron_log import Summary
 
 TWO_NODES = """\
@@ -116,7 +117,7 @@ def test_nothing_is_called_compiled_without_proof(
 
 def test_only_neuron_compiles_beforehand(tmp_path: Path) -> None:
     done = start(tmp_path, FIRST_RELEASES, sys.executable, "-c", "pass", device="cpu")
-    assert done.returncode == 2
+    assert done.returncode == CODES["config"]
     assert done.stderr == "config: device.type is cpu: only neuron compiles graphs beforehand\n"
 
 

@@ -16,6 +16,7 @@ import torch
 
 from tests.neuron.conftest import ROOT, Ended, Trainer
 from training.checkpoint import newest
+from training.failure import CODES
 from training.rundir import RunDir
 
 pytestmark = [pytest.mark.neuron, pytest.mark.timeout(1800)]
@@ -122,7 +123,7 @@ def test_what_neuron_cannot_do_is_one_error(
     train: Train, tmp_path: Path, environment: dict[str, str], given: dict[str, str], message: str
 ) -> None:
     ended = train(tmp_path / "run", "llama-tiny", given=given, **environment)
-    assert ended.code == 2
+    assert ended.code == CODES["config"]
     assert message in ended.output
     assert "Traceback" not in ended.output
 

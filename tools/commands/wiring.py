@@ -1,8 +1,8 @@
 """Prove that a job's pods form one world of ranks.
 
-Every PyTorchJob of a cell or a file is judged by the training operator's rules; what passes is run here with
-its own launch command, a probe in place of the trainer: world size, unique ranks, one all-reduce over all of
-them. Nothing of the manifest's own code runs.
+Every PyTorchJob of a cell or a file is judged by the training operator's rules, every Volcano Job, as TorchX
+makes it, by Volcano's. What passes is run here with its own launch command, a probe in place of the trainer:
+world size, unique ranks, one all-reduce over all of them. Nothing of the manifest's own code runs.
 
 \b
 Examples:
@@ -55,7 +55,7 @@ def command(
     as_json: bool,
 ) -> None:
     manifests = _manifests(cell, file)
-    jobs = manifests.jobs()
+    jobs = [*manifests.jobs(), *manifests.volcano_jobs()]
     if not jobs:
         manifests.job()
     verdicts = []

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools import operator_rules, wiring
+from tools import operator_rules, volcano_rules, wiring
 from tools.cell import Manifests, name_of
 from tools.facts.instances import INSTANCES, Instance
 from tools.operator_admission import rejections
@@ -92,7 +92,7 @@ class Template:
     @property
     def training(self) -> bool:
         """Say whether these pods train: they belong to a training job, not to a service."""
-        return self.item.get("kind") in TRAINING
+        return _trains(self.item)
 
     @property
     def spec_path(self) -> str:
@@ -247,7 +247,7 @@ def _templates(item: Object) -> tuple[list[Template], list[Misshape]]:
 
 
 def _with_nodes(template: Template, nodes: int) -> Template:
-    own = template.item.get("kind") in TRAINING
+    own = _trains(template.item)
     return Template(
         template.item,
         template.path,
@@ -269,6 +269,8 @@ def _places(item: Object, wrong: list[Misshape]) -> Iterator[tuple[str, str, int
         yield ".".join(path), "", 1, _at(item, path)
     elif kind in TRAINING:
         yield from _replica_places(item, kind, wrong)
+    elif volcano_rules.is_job(item):
+        yield from _task_places(item)
 
 
 def _replica_places(item: Object, kind: str, wrong: list[Misshape]) -> Iterator[tuple[str, str, int, Any]]:
@@ -297,6 +299,31 @@ def _replica_places(item: Object, kind: str, wrong: list[Misshape]) -> Iterator[
         if not isinstance(replica.get("restartPolicy", ""), str):
             wrong.append(Misshape(f"{path}.restartPolicy", replica["restartPolicy"], "a text in quotes"))
         yield f"{path}.template", role, count, replica.get("template")
+
+
+def _task_places(item: Object) -> Iterator[tuple[str, str, int, Any]]:
+    """Yield the tasks of a Volcano Job that start torchrun; other tasks may be anything."""
+    spec = item.get("spec")
+    tasks = spec.get("tasks") if isinstance(spec, dict) else None
+    for index, task in enumerate(tasks if isinstance(tasks, list) else []):
+        if isinstance(task, dict) and _starts_torchrun(task.get("template")):
+            count = task.get("replicas", 1)
+            pods = count if isinstance(count, int) else 1
+            yield f"spec.tasks[{index}].template", str(task.get("name") or ""), pods, task["template"]
+
+
+def _starts_torchrun(template: Any) -> bool:
+    containers = _at(template, ("spec", "containers")) if isinstance(template, dict) else None
+    for container in containers if isinstance(containers, list) else []:
+        words = [container.get("command"), container.get("args")] if isinstance(container, dict) else []
+        if any(isinstance(part, list) and "torchrun" in part for part in words):
+            return True
+    return False
+
+
+def _trains(item: Object) -> bool:
+    """Say whether an object's pods train; of a Volcano Job there are no other templates here."""
+    return item.get("kind") in TRAINING or volcano_rules.is_job(item)
 
 
 def _at(item: Object, path: tuple[str, ...]) -> Any:
