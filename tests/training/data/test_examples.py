@@ -343,6 +343,17 @@ def test_a_directory_of_texts(prepared: Prepared, tmp_path: Path) -> None:
     assert read_index(skipped).source["bad_rows"] == 1
 
 
+def test_what_lies_beside_rows_is_no_example(prepared: Prepared, tmp_path: Path) -> None:
+    """A page about the data is not learned; a table that cannot be read is not learned as text."""
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "README.md").write_text(say(30))
+    (tmp_path / "set" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in GOOD))
+    assert len(list(examples(prepared(tmp_path / "set")))) == len(GOOD)
+    (tmp_path / "set" / "rows.jsonl").rename(tmp_path / "set" / "rows.json")
+    with pytest.raises(DataError, match=r"rows\.json: rows are read from \.jsonl, \.jsonl\.gz and \.parquet"):
+        prepared(tmp_path / "set")
+
+
 def test_equal_rows_are_on_the_same_side(prepared: Prepared) -> None:
     """Held out is decided by content, so nothing that is trained on is held out."""
     rows = [chat("hi", say(2, start % 15)) for start in range(60)]

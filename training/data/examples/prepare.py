@@ -152,7 +152,11 @@ def _build(plan: Plan, directory: Path, reporter: Reporter) -> str:
                     f"data source {plan.settings.source}: no {split} example is left ({_words(counts)})"
                 )
         length, packing = plan.settings.sequence_length, plan.settings.packing
-        splits = {name: writer.finish(length, packing) for name, writer in writers.items()}
+        splits = reporter.during(
+            lambda: {name: writer.finish(length, packing) for name, writer in writers.items()},
+            lambda: "laying the examples into samples",
+            stop=lambda: None,
+        )
     files = {**writers[TRAIN].files, **writers[HELDOUT].files}
     for split, writer in writers.items():
         counts[f"{split}_samples"] = writer.samples

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from training.data.errors import DataError
@@ -24,6 +24,7 @@ from training.data.sources import Source, open_source
 PYTHON_HELP = "python-help"
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[\w.-]+)(?::(?P<split>[\w.\[\]%:-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
+_OTHER_TABLES = (".json", ".csv", ".tsv", ".arrow")
 _WANTED = "messages, or prompt and completion, or text"
 
 
@@ -58,11 +59,30 @@ def open_rows(source: str, text_field: str) -> Rows:
         return Rows(source, source, python_help.fingerprint, _python_help)
     if found := _HUB.fullmatch(source):
         return _hub(source, found["name"], found["revision"], found["split"] or "train")
-    files = open_source(source, text_field)
+    files, left_out = _with_rows(open_source(source, text_field))
+    about = files.describe() + (f"; {left_out:,} without rows left out" if left_out else "")
     return Rows(
-        files.name, files.describe(), lambda: open_source(source, text_field).fingerprint(),
+        files.name,
+        about,
+        lambda: _with_rows(open_source(source, text_field))[0].fingerprint(),
         lambda: _file_rows(files),
-    )  # fmt: skip
+    )
+
+
+def _with_rows(source: Source) -> tuple[Source, int]:
+    """Keep the files of rows where there are some, for what lies beside them is about them; else all.
+
+    Returns also how many were left out. Raises DataError for tables of another format, which are no text.
+    """
+    rows = tuple(file for file in source.files if is_rows(file.path))
+    if rows:
+        return replace(source, files=rows), len(source.files) - len(rows)
+    for file in source.files:
+        if file.name.lower().endswith(_OTHER_TABLES):
+            raise DataError(
+                f"{file.path}: rows are read from .jsonl, .jsonl.gz and .parquet files; convert it"
+            )
+    return source, 0
 
 
 def _python_help() -> Iterator[Row]:

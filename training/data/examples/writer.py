@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ class ExampleWriter:
     def __init__(self, directory: Path, split: str, dtype: str, vocabulary: int) -> None:
         self._directory, self._split = directory, split
         self._tokens = shards.SplitWriter(directory, split, dtype, vocabulary, shards.SHARD_TOKENS)
-        self._lengths: list[int] = []
+        self._lengths = array("q")
         self._spans: list[npt.NDArray[np.uint64]] = []
         self._position = 0
         self.label_counts = np.zeros(vocabulary, dtype=np.int64)
@@ -63,12 +64,14 @@ class ExampleWriter:
     def append(self, examples: Sequence[Encoded]) -> None:
         """Append examples, at least one."""
         self._tokens.append([example.tokens for example in examples], sum(e.size for e in examples))
+        spans = []
         for example in examples:
-            self._spans.append(_spans(example.learned) + np.uint64(self._position))
-            labels = example.tokens[1:][example.learned[1:]]
-            self.label_counts += np.bincount(labels, minlength=len(self.label_counts))
+            spans.append(_spans(example.learned) + np.uint64(self._position))
             self._lengths.append(len(example.tokens))
             self._position += len(example.tokens)
+        self._spans.append(np.concatenate(spans, axis=1))
+        labels = np.concatenate([example.tokens[1:][example.learned[1:]] for example in examples])
+        self.label_counts += np.bincount(labels, minlength=len(self.label_counts))
 
     def finish(self, sequence_length: int, packing: bool) -> Split:
         """Lay the examples into samples and write what is open; return the split's description."""
