@@ -34,14 +34,15 @@ MANIFEST = "MANIFEST.json"
 ATTEMPTS = 8  # botocore's own, with its exponential backoff of at most 20 s each
 CHUNK = 8 << 20
 SAY_EVERY = 5.0  # seconds
+_NOT_ALLOWED = "this identity may not {what}: it needs s3:ListBucket, s3:GetObject and s3:PutObject"
 # What another try with the same configuration and identity would meet again.
 _REFUSED = {
     "NoSuchBucket": "there is no such bucket",
     "InvalidBucketName": "that is no bucket's name",
     "PermanentRedirect": "the bucket is in another region: set AWS_REGION to its own",
     "AuthorizationHeaderMalformed": "the bucket is in another region: set AWS_REGION to its own",
-    "AccessDenied": "this identity may not {what}: it needs s3:GetObject and s3:PutObject below the prefix",
-    "403": "this identity may not {what}: it needs s3:GetObject and s3:PutObject below the prefix",
+    "AccessDenied": _NOT_ALLOWED,
+    "403": _NOT_ALLOWED,
     "InvalidAccessKeyId": "its credentials are not known",
     "SignatureDoesNotMatch": "its credentials are wrong",
 }

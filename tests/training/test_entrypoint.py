@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -118,7 +119,7 @@ def test_what_nothing_can_cure_ends_the_pod_early_and_its_restarts_at_once(
 
 
 def test_a_hung_rank_is_named_and_killed_and_nothing_else_is(tmp_path: Path) -> None:
-    """Control: without the guard the same rank hangs on. Ranks in a long phase or that step are left alone."""
+    """Control: without the guard the same rank hangs on. Ranks that step or save for long are left alone."""
     guarded = Pod(tmp_path / "guarded", "step", "hang", TRAINYARD_HANG_SECONDS="1")
     control = Pod(tmp_path / "control", "hang", TRAINYARD_HANG_SECONDS="0")
     saving = Pod(tmp_path / "saving", "save for long", TRAINYARD_HANG_SECONDS="1")
@@ -281,6 +282,14 @@ def test_an_end_that_no_rank_recorded(code: int, lines: list[str], kind: str) ->
     if code == -9:
         found = end.conclude(Start("pod", "x", 0.0), code, [], output, stopping=False, out_of_memory=True)
         assert found.kind == "out of memory"
+
+
+def test_the_document_tells_every_class_and_code() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "ends.md").read_text(encoding="utf-8")
+    rows = re.findall(r"(?m)^\| ([a-z ]+) \| (\d+) \| (no|yes|) ?\|", text)
+    told = {kind: (int(code), answer) for kind, code, answer in rows}
+    answers = {kind: "no" if kind in PERMANENT else "yes" for kind in CODES} | {"done": ""}
+    assert told == {kind: (code, answers[kind]) for kind, code in CODES.items()}
 
 
 def test_codes_are_distinct_and_never_a_success() -> None:
