@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tools.job.placing import claim_names
 from tools.job.pod import JobPod
 from tools.job.snapshot import CURRENT, PREVIOUS, Log, Snapshot, own_pods
 from tools.job.starting import needed
-from tools.kubectl import Kubectl
+from tools.kubectl import SECONDS, Kubectl
 from tools.operator_admission import DEFAULT_CONTAINER
 
 Object = dict[str, Any]
@@ -27,21 +28,17 @@ RUN_VARIABLE = "TRAINYARD_RUN"
 LIVE = "--field-selector=spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 # What is asked for of the namespace, and of the cluster.
 NAMESPACED = {
-    "Event": ("events",),
-    "Service": ("services",),
-    "NetworkPolicy": ("networkpolicies",),
-    "PersistentVolumeClaim": ("persistentvolumeclaims",),
-    "ResourceQuota": ("resourcequotas",),
+    "Event": "events",
+    "Service": "services",
+    "NetworkPolicy": "networkpolicies",
+    "PersistentVolumeClaim": "persistentvolumeclaims",
+    "ResourceQuota": "resourcequotas",
 }
-GLOBAL = {
-    "Node": ("nodes",),
-    "StorageClass": ("storageclasses",),
-    "PersistentVolume": ("persistentvolumes",),
-}
+GLOBAL = {"Node": "nodes", "StorageClass": "storageclasses", "PersistentVolume": "persistentvolumes"}
 QUEUES = {
-    "LocalQueue": ("localqueues.kueue.x-k8s.io",),
-    "Workload": ("workloads.kueue.x-k8s.io",),
-    "PodGroup": ("podgroups.scheduling.volcano.sh",),
+    "LocalQueue": "localqueues.kueue.x-k8s.io",
+    "Workload": "workloads.kueue.x-k8s.io",
+    "PodGroup": "podgroups.scheduling.volcano.sh",
 }
 
 
@@ -54,8 +51,9 @@ def collect(kubectl: Kubectl, name: str, *, logs: bool = True, run: bool = True)
     namespace = job["metadata"]["namespace"]
     here = Kubectl(kubectl.context, namespace)
     taker = _Taker(here)
-    wanted = {"all pods": ("pods", "--all-namespaces", LIVE), "own pods": ("pods", _label(name))}
-    taker.take({**wanted, **NAMESPACED, **GLOBAL, **_queues(job)})
+    single = {"all pods": ("pods", "--all-namespaces", LIVE), "own pods": ("pods", _label(name))}
+    single |= {kind: (resource,) for kind, resource in _queues(job).items()}
+    taker.take(single, (NAMESPACED, GLOBAL))
     objects, unseen = taker.objects, taker.unseen
     own = objects.pop("own pods", [])
     everyone = objects.pop("all pods", [])
@@ -88,14 +86,27 @@ class _Taker:
         self.objects: dict[str, list[Object]] = {}
         self.unseen: dict[str, str] = {}
 
-    def take(self, wanted: dict[str, tuple[str, ...]]) -> None:
-        def one(kind: str) -> None:
-            try:
-                self.objects[kind] = self._kubectl.items(*wanted[kind])
-            except UserError as problem:
-                self.unseen[kind] = problem.message
+    def take(self, single: dict[str, tuple[str, ...]], groups: Iterable[dict[str, str]]) -> None:
+        """Ask for single kinds by their words, and for groups of kinds with one question each."""
+        work = [partial(self._one, kind, *words) for kind, words in single.items()]
+        _each(lambda ask: ask(), [*work, *(partial(self._group, group) for group in groups)])
 
-        _each(one, wanted)
+    def _one(self, kind: str, *words: str) -> None:
+        try:
+            self.objects[kind] = self._kubectl.items(*words)
+        except UserError as problem:
+            self.unseen[kind] = problem.message
+
+    def _group(self, kinds: dict[str, str]) -> None:
+        """Ask once; where something of it is refused, ask for each kind, to know which."""
+        try:
+            found = self._kubectl.items(",".join(kinds.values()))
+        except UserError:
+            for kind, resource in kinds.items():
+                self._one(kind, resource)
+            return
+        for kind in kinds:
+            self.objects[kind] = [item for item in found if item["kind"] == kind]
 
 
 def _each(work: Callable[[Any], None], items: Iterable[Any]) -> None:
@@ -113,15 +124,15 @@ def _rename(unseen: dict[str, str], old: str, new: str) -> None:
         unseen[new] = unseen.pop(old)
 
 
-def _queues(job: Object) -> dict[str, tuple[str, ...]]:
+def _queues(job: Object) -> dict[str, str]:
     """Return the kinds of queues that this job has to do with: most clusters have none of them."""
     templates = [one.get("template") or {} for one in job["spec"]["pytorchReplicaSpecs"].values()]
     volcano = any((one.get("spec") or {}).get("schedulerName") == "volcano" for one in templates)
     kueue = QUEUE_LABEL in (job["metadata"].get("labels") or {})
     volcano = volcano or bool((job["spec"].get("runPolicy") or {}).get("schedulingPolicy"))
     return {
-        kind: words
-        for kind, words in QUEUES.items()
+        kind: resource
+        for kind, resource in QUEUES.items()
         if (kind == "PodGroup" and volcano) or (kind != "PodGroup" and kueue)
     }
 
@@ -233,9 +244,10 @@ def _look_from(kubectl: Kubectl, pod: JobPod, unseen: dict[str, str]) -> Object 
     return None
 
 
-def in_pod(kubectl: Kubectl, pod: JobPod, *words: str, stdin: str | None = None) -> str:
+def in_pod(
+    kubectl: Kubectl, pod: JobPod, *words: str, stdin: str | None = None, seconds: float | None = SECONDS
+) -> str:
     """Run a command in a pod's training container and return what it prints; UserError where it fails."""
     options = ["--stdin"] if stdin is not None else []
-    return kubectl.text(
-        "exec", pod.name, f"--container={container_name(pod)}", *options, "--", *words, stdin=stdin
-    )
+    container = f"--container={container_name(pod)}"
+    return kubectl.text("exec", pod.name, container, *options, "--", *words, stdin=stdin, seconds=seconds)

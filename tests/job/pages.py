@@ -1,0 +1,51 @@
+"""Writes the outputs that docs/operating.md shows: `python -m tests.job.pages`."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import tempfile
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from tests.job.conftest import KINDS
+from tests.job.situations import SITUATIONS
+from tests.job.world import World
+from tools import kustomize, repo
+from tools.cell import Manifests, parse
+from tools.cli import run
+
+PAGE = repo.root() / "docs/operating.md"
+BLOCK = re.compile(r"<!-- situation: (\w+) -->\n(?:```\n.*?```\n)?", re.DOTALL)
+
+
+def output_of(name: str, cells: dict[str, Manifests]) -> str:
+    """What `yard job why` prints in a situation of the corpus."""
+    one = next(each for each in SITUATIONS if each.name == name)
+    world = World(cells[one.cell], KINDS[one.cell])
+    one.plant(world)
+    with tempfile.TemporaryDirectory() as directory, redirect_stdout(io.StringIO()) as shown:
+        world.snapshot().save(Path(directory))
+        run(["job", "why", "--from", directory])
+    return shown.getvalue()
+
+
+def written(text: str, cells: dict[str, Manifests]) -> str:
+    """The page with every output as it is now."""
+    return BLOCK.sub(
+        lambda found: f"{found[0].splitlines()[0]}\n```\n$ yard job why\n{output_of(found[1], cells)}```\n",
+        text,
+    )
+
+
+def main() -> int:
+    """Write the page."""
+    renderer = kustomize.ensure(repo.root(), print)
+    cells = {name: parse(renderer.build(repo.root() / "overlays" / name), name) for name in KINDS}
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), cells), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

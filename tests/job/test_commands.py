@@ -1,0 +1,244 @@
+"""The commands, on a cluster that a stand-in for kubectl plays: what they ask, print and exit with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.job.conftest import NewWorld
+from tests.job.situations import STEP
+from tests.job.world import World
+from tools import repo
+from tools.cli import run
+from tools.job import collect
+
+STAND_IN = Path(__file__).with_name("kubectl.py")
+JOB = "cpu-llama-tiny-train"
+Cluster = Callable[[World], Path]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """A function that lets a world be what `yard` finds; returns the stand-in's directory."""
+    program = tmp_path / "bin/kubectl"
+    program.parent.mkdir()
+    program.write_text(
+        f"#!{os.path.realpath(sys.executable)} -IS\n" + STAND_IN.read_text().partition("\n")[2]
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("STAND_IN", str(tmp_path))
+    (tmp_path / "volume").mkdir()
+
+    def play(world: World) -> Path:
+        seen = world.snapshot()
+        plurals = {"Pod": "pods", **collect.NAMESPACED, **collect.GLOBAL, "Secret": "secrets"}
+        objects = {
+            plural: [{"kind": kind, **one} for one in seen.of(kind)]
+            for kind, plural in plurals.items()
+            if seen.saw(kind)
+        }
+        maps = [{**one, "data": dict.fromkeys(one["keys"], "")} for one in seen.of("ConfigMap")]
+        objects |= {"pytorchjobs": [seen.job], "configmaps": maps}
+        (tmp_path / "objects.json").write_text(json.dumps(objects))
+        for log in seen.logs:
+            (tmp_path / f"{log.pod}.log").write_text(log.text)
+        return tmp_path
+
+    return play
+
+
+def test_the_only_job_needs_no_name(
+    world: NewWorld, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = world()
+    made.log(0, *(STEP.format(n=n) for n in range(3)), seconds=4)
+    home = cluster(made)
+    assert run(["job", "rank0", "-n", "team-a", "--context", "staging", "--name"]) == 0
+    assert capsys.readouterr().out == f"{JOB}-worker-0\n"
+    asked = (home / "asked.txt").read_text().splitlines()
+    assert all("--context=staging" in line and "--namespace=team-a" in line for line in asked)
+
+
+def test_a_cell_means_its_job_and_a_wrong_name_the_nearest(
+    world: NewWorld, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster(world())
+    assert run(["job", "status", "overlays/cpu/llama-tiny"]) == 0
+    assert "team-a/cpu-llama-tiny-train (uid-job)" in capsys.readouterr().out
+    assert run(["job", "status", "cpu-llama-tiny-tran"]) == 2
+    assert f"did you mean {JOB}?" in capsys.readouterr().err
+
+
+def test_what_may_not_be_seen_is_said_and_is_no_failure(
+    world: NewWorld, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = world()
+    made.unseen["Node"] = "forbidden"
+    made.pending(0, 1)
+    cluster(made)
+    assert run(["job", "why"]) == 3
+    shown = capsys.readouterr().out
+    assert "CANNOT TELL" in shown
+    assert "not seen: Node: kubectl get:" in shown
+
+
+def test_the_run_directory_is_looked_into_through_a_pod(
+    world: NewWorld, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = cluster(world())
+    records = [{"step": n, "loss": 3.0 - n / 10, "tokens_per_s": 5.0, "time": float(n)} for n in range(1, 9)]
+    (home / "volume/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records))
+    assert run(["job", "status", "--json"]) == 0
+    training = json.loads(capsys.readouterr().out)["training"]
+    assert (training["source"], training["step"], training["loss"]) == ("the run's own files", 8, 2.2)
+    assert run(["job", "metrics"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 8
+
+
+def test_logs_are_merged_filtered_and_prefixed(
+    world: NewWorld, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = world()
+    made.log(0, "one", "three", seconds=4)
+    made.log(1, "two", seconds=3.5)
+    cluster(made)
+    assert run(["job", "logs"]) == 0
+    assert capsys.readouterr().out == "worker-0 | one\nworker-1 | two\nworker-0 | three\n"
+    assert run(["job", "logs", "--grep", "t.?o"]) == 0
+    assert capsys.readouterr().out == "worker-1 | two\n"
+    assert run(["job", "logs", "--follow"]) == 0
+    assert sorted(capsys.readouterr().out.split()[2::3]) == ["one", "three", "two"]
+    for words, said in ((["--since", "1 day"], "--since 1 day"), (["--grep", "("], "--grep (")):
+        assert run(["job", "logs", *words]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_log_that_is_not_there_is_named(
+    world: NewWorld, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = world()
+    made.log(0, "one", seconds=4)
+    cluster(made)
+    assert run(["job", "logs"]) == 3
+    said = capsys.readouterr()
+    assert said.out == "worker-0 | one\n"
+    assert f"{JOB}-worker-1: not seen:" in said.err
+
+
+def test_first_failure_of_all_logs(
+    world: NewWorld, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = world()
+    made.ended(0, 1, "RuntimeError: gloo: Connection closed by peer [10.0.0.7]:1")
+    made.ended(1, 1, "step 1", "torch.OutOfMemoryError: CUDA out of memory")
+    cluster(made)
+    assert run(["job", "logs", "--first-failure"]) == 0
+    shown = capsys.readouterr().out
+    assert f"oom-device: first seen in {JOB}-worker-1" in shown
+    assert "worker-0" not in shown
+
+
+def test_a_rank_without_heartbeat_cannot_be_found(
+    world: NewWorld, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster(world())
+    assert run(["job", "logs", "--rank", "1"]) == 3
+    assert "which pod holds rank 1 cannot be told: no rank has a heartbeat" in capsys.readouterr().err
+
+
+def heartbeat(home: Path, rank: int, host: str) -> None:
+    """A rank's heartbeat on the volume."""
+    path = home / f"volume/heartbeat/rank-{rank:05d}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"rank": rank, "phase": "training", "step": 1, "time": 1.0, "host": host}))
+
+
+def test_exec_goes_to_the_pod_that_holds_the_rank(world: NewWorld, cluster: Cluster) -> None:
+    home = cluster(world())
+    heartbeat(home, 0, f"{JOB}-worker-1")
+    heartbeat(home, 1, f"{JOB}-worker-0")
+    yard = [sys.executable, "-m", "tools.cli", "job", "exec", JOB]
+
+    def said(*words: str) -> tuple[str, int]:
+        done = subprocess.run(
+            [*yard, *words],
+            cwd=repo.root(),
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        return done.stdout.strip(), done.returncode
+
+    assert said("--rank", "1", "--", "sh", "-c", "echo $POD; exit 7") == (f"{JOB}-worker-0", 7)
+    assert said("--", "printenv", "POD") == (f"{JOB}-worker-1", 0)
+    assert said("--pod", "0", "--", "printenv", "POD") == (f"{JOB}-worker-0", 0)
+    assert said("--pod", "5", "--", "true")[1] == 2
+
+
+def test_a_ranks_own_log_is_read_from_the_volume(
+    world: NewWorld, cluster: Cluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    home = cluster(world())
+    heartbeat(home, 1, f"{JOB}-worker-0")
+    (home / "volume/logs").mkdir()
+    (home / "volume/logs/rank-00001.log").write_text("a\nb\nc\n")
+    assert run(["job", "logs", "--rank", "1", "--volume", "--tail", "2"]) == 0
+    assert capfd.readouterr().out == "b\nc\n"
+
+
+def test_cp_brings_whole_files_and_survives_a_broken_stream(
+    world: NewWorld, cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = cluster(world())
+    step = home / "volume/checkpoints/step-00000010"
+    step.mkdir(parents=True)
+    (step / "weights.bin").write_bytes(bytes(range(256)) * 40)
+    (step / "MANIFEST.json").write_text("{}")
+    (home / "volume/checkpoints/step-00000020.ab.tmp").mkdir()
+    (home / "volume/checkpoints/step-00000020.ab.tmp/half").write_text("x")
+    (home / "break").touch()
+    out = tmp_path / "out"
+    assert run(["job", "cp", JOB, "checkpoints", str(out)]) == 0
+    said = capsys.readouterr()
+    assert "try 1 of 3" in said.err, "control: the stream was cut"
+    assert "2 files, 10,242 bytes" in said.out
+    assert (out / "checkpoints/step-00000010/weights.bin").read_bytes() == (step / "weights.bin").read_bytes()
+    names = [line.split("  ")[1] for line in (out / "SHA256SUMS").read_text().splitlines()]
+    assert names == ["checkpoints/step-00000010/MANIFEST.json", "checkpoints/step-00000010/weights.bin"]
+    digest = hashlib.sha256((step / "weights.bin").read_bytes()).hexdigest()
+    assert digest in (out / "SHA256SUMS").read_text()
+    assert run(["job", "cp", JOB, "checkpoints", str(out)]) == 0
+    assert "0 copied" in capsys.readouterr().out
+    shutil.rmtree(step)
+    assert run(["job", "cp", JOB, "checkpoints/step-00000010", str(out)]) == 2
+    for path in ("/etc/passwd", "../other"):
+        assert run(["job", "cp", JOB, path, str(out)]) == 2
+        assert "not a path inside the run directory" in capsys.readouterr().err
+
+
+def test_list_shows_state_and_uid(
+    world: NewWorld, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = world()
+    made.end("Failed")
+    cluster(made)
+    assert run(["job", "list", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["state"], row["uid"], row["pods"]) == ("Failed", "uid-job", "0/2")
+    assert run(["job", "status"]) == 1, "a failed job's status is a bad verdict"
+
+
+def test_no_kubectl_is_one_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert run(["job", "list"]) == 2
+    assert capsys.readouterr().err.startswith("error: no kubectl on PATH\n  hint: install kubectl 1.31")

@@ -1,0 +1,61 @@
+"""Copy files out of a job's run directory: checkpoints, the report, metrics, logs.
+
+PATH is relative to the run directory, a file or a directory. The pod computes the SHA-256 of each file, and
+what arrives is held against it; a file that is here already and right is not copied again. At the end the
+digests are in SHA256SUMS beside the files (`sha256sum --check SHA256SUMS`).
+
+\b
+Examples:
+  yard job cp cpu-llama-tiny-train checkpoints/step-00000100 out/
+  yard job cp cpu-llama-tiny-train report.json .
+
+\b
+Exit codes: 0 all is here and right, 1 a file did not arrive whole, 3 there is no pod to copy from.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from tools import output
+from tools.errors import UserError
+from tools.job import collect, copy, find, options
+from tools.kubectl import Kubectl
+
+TELL = 2.0  # seconds between lines of progress
+
+
+@click.command(help=__doc__, short_help="copy files out of the run directory")
+@click.argument("job", metavar="JOB|CELL")
+@click.argument("path")
+@click.argument("target", type=click.Path(path_type=Path, file_okay=False), metavar="DIRECTORY")
+@options.cluster
+@options.as_json
+def command(kubectl: Kubectl, job: str, path: str, target: Path, as_json: bool) -> None:
+    seen = collect.collect(kubectl, find.job_name(kubectl, job), logs=False, run=False)
+    here = Kubectl(kubectl.context, seen.namespace)
+    pod = copy.source(seen.pods)
+    output.note(f"computing digests in {pod.name}")
+    files = copy.listed(here, pod, path)
+    total, done, copied, told = sum(file.size for file in files), 0, 0, time.monotonic()
+    try:
+        for file in files:
+            copied += copy.fetch(here, pod, file, target / file.name, output.note)
+            done += file.size
+            if time.monotonic() - told > TELL:
+                told = time.monotonic()
+                output.note(f"{done:,} of {total:,} bytes")
+        sums = "".join(f"{file.sha256}  {file.name}\n" for file in files)
+        (target / "SHA256SUMS").write_text(sums, encoding="utf-8")
+    except OSError as problem:
+        raise UserError(f"{problem.filename}: {problem.strerror}") from None
+    if as_json:
+        output.data(
+            {"job": seen.name, "uid": seen.uid, "pod": pod.name, "files": [vars(file) for file in files]}
+        )
+        return
+    output.line(f"{output.count(len(files), 'file')}, {total:,} bytes in {target}: all digests are right")
+    output.line(f"  {copied} copied from {pod.name} ({pod.uid}), {len(files) - copied} were there")
