@@ -92,7 +92,7 @@ def test_arguments_reach_yard() -> None:
 def test_the_environment_does_not_choose_the_cell() -> None:
     """A variable called MODEL or HW in somebody's shell means something else."""
     shown = make("-n", "job", HW="gpu", MODEL="theirs").stdout
-    assert shown.strip() == "kubectl apply --server-side -k overlays/cpu/llama-tiny"
+    assert shown.splitlines()[-1].strip() == "exec .venv/bin/yard job submit overlays/cpu/llama-tiny"
 
 
 def test_yard_is_what_make_waits_for(tmp_path: Path) -> None:
