@@ -158,8 +158,8 @@ def _loop(
         heartbeat.enter("training", now.step)
         if run.ranks.first:
             cache.done()
-        if written := profile.after(now.step):
-            log.info("profile written to %s", written)
+        if said := profile.after(now.step):
+            log.info(said)
         last = now.step == recipe.steps
         evaluates = now.step % recipe.eval_every == 0 and not last
         saves = now.step % run.config.checkpoint.every == 0 or last
@@ -211,9 +211,10 @@ def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) -> str:
     data_wait = time.perf_counter() - began
     own_counts = [sum(column) for column in zip(*(batch.counts() for batch in batches), strict=True)]
     own_tokens = sum(batch.tokens() for batch in batches)
-    stop, tokens, *counts = ranks.sum([float(attempt.stop_requested), own_tokens, *own_counts])
+    stop, tokens, *predicted = ranks.sum([float(attempt.stop_requested), own_tokens, *own_counts])
     if stop:
         return "stop"
+    counts = [max(1, int(count)) for count in predicted]  # a batch that predicts nothing has a loss of 0
     # DDP and FSDP average over ranks; a loss is a sum over the global batch's predictions.
     scale = torch.tensor([ranks.world_size / count for count in counts], device=device.torch_device)
     totals = torch.zeros(len(counts), device=device.torch_device)
@@ -242,7 +243,7 @@ def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) -> str:
         Pending(
             now.step,
             totals,
-            tuple(map(int, counts)),
+            tuple(counts),
             grad_norm,
             int(tokens),
             recipe.global_batch_size,
@@ -273,7 +274,7 @@ def evaluate(
             heartbeat.beat()
     together = parallel.ranks.sum([*sums.tolist(), *counts])
     pairs = zip(together[: len(losses)], together[len(losses) :], strict=True)
-    return {name: total / count for name, (total, count) in zip(losses, pairs, strict=True)}
+    return {name: total / max(1, count) for name, (total, count) in zip(losses, pairs, strict=True)}
 
 
 def _save(run: Run, now: TrainState, store: Store, *, must: bool) -> None:
