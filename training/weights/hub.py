@@ -94,10 +94,10 @@ def _refusal(
         )
     cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError | IncompleteSnapshotError) else error
     status = cause.response.status_code if isinstance(cause, HfHubHTTPError) else None
+    if isinstance(cause, RepositoryNotFoundError) and not isinstance(cause, GatedRepoError):
+        return WeightsError(f"{where}: no such repository, or a private one: {_access(repository, cause)}")
     if isinstance(cause, GatedRepoError) or status in (401, 403):
         return WeightsError(f"{where}: no access: {_access(repository, cause)}")
-    if isinstance(cause, RepositoryNotFoundError):
-        return WeightsError(f"{where}: no such repository, or a private one: {_access(repository, cause)}")
     if constants.is_offline_mode():
         return WeightsError(
             f"{where}: is not wholly in {cache}, and HF_HUB_OFFLINE is set; "
