@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.training.data.stream.conftest import serve, shard_bytes
 from tools import cli, data_benchmark
+from training.config import apply_override, load_texts
 from training.data.index import read_index
 
+__all__ = ["serve", "shard_bytes"]
+ROOT = Path(__file__).resolve().parents[2]
 Yard = Callable[..., tuple[int, str, str]]
 
 
@@ -165,3 +172,41 @@ def test_yard_data_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_the_commands_of_the_page_run(
+    yard: Yard, rows: Path, tmp_path: Path, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every command of docs/data.md, on files of a test; the run itself is tested with the trainer."""
+    page = (ROOT / "docs/data.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```\n(.*?)```", page, re.S)
+    commands = [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
+    assert len(commands) == 5
+    monkeypatch.chdir(tmp_path)
+    server = serve()
+    tmp_path.joinpath("corpus").mkdir()
+    for name, data in server.files.items():
+        tmp_path.joinpath("corpus", name.strip("/")).write_bytes(data)
+    trained = yard("prepare", "corpus/*.jsonl.gz", "--vocab-size", 300, "--root", tmp_path / "root", "--json")
+    tokenizer = Path(json.loads(trained[1])["directory"]) / "tokenizer" / "tokenizer.json"
+    tmp_path.joinpath("corpus", "tokenizer.json").write_bytes(tokenizer.read_bytes())
+    for number in range(8):
+        server.files[f"/part-{number:02d}.jsonl.gz"] = server.files[f"/shard-{number:02d}.jsonl.gz"]
+    for command in commands[:4]:
+        program, group, *words = shlex.split(command.replace("https://host", server.url))
+        assert (program, group) == (".venv/bin/yard", "data")
+        code, out, err = yard(*words)
+        assert (code, bool(out)) == (0, True), err
+    program, verb, cell, *options = shlex.split(commands[4])
+    assert (program, verb) == (".venv/bin/yard", "run")
+    texts = {
+        layer: (str(path), path.read_text())
+        for layer, path in {
+            "model": ROOT / "overlays/model/llama-tiny/model.yaml",
+            "hardware": ROOT / "overlays/hardware/cpu/hardware.yaml",
+            "cell": ROOT / "overlays" / cell / "cell.yaml",
+        }.items()
+    }
+    for key in options[1::2]:
+        texts = apply_override(texts, key)
+    assert load_texts(texts).data.stream is not None

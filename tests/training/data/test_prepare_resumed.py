@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models
 
+from tests.training.data.stream.conftest import ALL_TEXTS, serve, shard_bytes
 from training.data import journal as journal_module
 from training.data import prepare as prepare_module
 from training.data import workers as workers_module
@@ -24,8 +25,6 @@ from training.data.sources import STDLIB, open_source
 from training.data.stream import http
 from training.data.tokenizer import TextTokenizer, load, train
 from training.data.words import words_of
-
-from .stream.conftest import ALL_TEXTS, serve, shard_bytes
 
 __all__ = ["serve", "shard_bytes"]
 
