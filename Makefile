@@ -114,7 +114,7 @@ lock: setup ## Pin the newest allowed versions of what changed in requirements*.
 	@.venv/bin/uv pip compile --quiet --cache-dir .cache/uv --universal --python-version 3.11 --generate-hashes --no-header --output-file requirements.lock requirements.in requirements-dev.in $(ARGS)
 
 lock-neuron: setup ## Pin the environment of test-neuron anew, after a change of requirements.in
-	@.venv/bin/uv pip compile --quiet --cache-dir .cache/uv --universal --python-version 3.11 --generate-hashes --no-header --override tests/neuron/requirements.in --output-file tests/neuron/requirements.lock requirements.in tests/neuron/requirements.in $(ARGS)
+	@.venv/bin/uv pip compile --quiet --cache-dir .cache/uv --universal --python-version 3.11 --generate-hashes --no-header --override tests/neuron/requirements.in --output-file tests/neuron/requirements.lock requirements.in tests/neuron/requirements.in $(ARGS) && .venv/bin/uv pip compile --quiet --cache-dir .cache/uv --universal --python-version 3.11 --generate-hashes --no-header --output-file tests/neuron/torchx.lock requirements-torchx.in $(ARGS)
 
 clean: ## Remove caches and litter; .venv, data and runs stay
 	@chmod -R u+w .cache 2>/dev/null; rm -rf .cache build *.egg-info && find . -path ./.venv -prune -o -path ./local -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

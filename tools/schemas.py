@@ -1,4 +1,4 @@
-"""JSON schemas of Kubernetes' own kinds and of the training operator's, and objects held against them.
+"""JSON schemas of Kubernetes' own kinds, of the training operator's and Volcano's, and objects held to them.
 
     python -m tools.schemas
 
@@ -11,6 +11,7 @@ Sources, each pinned by version and SHA-256:
   versions of Kubernetes in four forms; so it is taken apart here, once, and not installed. What is kept of it
   has 4 MB.
 - PyTorchJob: the CRD in module github.com/kubeflow/trainer, from which the cluster's own is installed.
+- Volcano's Job: the CRD in module volcano.sh/volcano, of the version in base/plugins/volcano.
 """
 
 from __future__ import annotations
@@ -45,7 +46,6 @@ OPERATOR_MODULE = "github.com/kubeflow/trainer"
 OPERATOR_VERSION = "1.9.4"
 OPERATOR_CRD = "manifests/base/crds/kubeflow.org_pytorchjobs.yaml"
 OPERATOR_SHA256 = "8b8a8a719cc94173169290251e817f7ac2bb425c20b6c2fa813397bcf4e932ed"
-OPERATOR_URL = f"https://raw.githubusercontent.com/kubeflow/trainer/v{OPERATOR_VERSION}/{OPERATOR_CRD}"
 KUBECONFORM = "github.com/yannh/kubeconform/cmd/kubeconform"
 KUBECONFORM_VERSION = "0.8.0"
 
@@ -57,6 +57,34 @@ NETWORK_SECONDS = 30
 HOW = "python -m tools.schemas"
 
 Schema = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A CustomResourceDefinition in a Go module, and its repository where no module proxy is reached."""
+
+    module: str
+    version: str
+    file: str
+    sha256: str
+    repository: str
+
+    @property
+    def url(self) -> str:
+        """Return where the file is outside the module."""
+        return f"https://raw.githubusercontent.com/{self.repository}/v{self.version}/{self.file}"
+
+
+DEFINITIONS = (
+    Definition(OPERATOR_MODULE, OPERATOR_VERSION, OPERATOR_CRD, OPERATOR_SHA256, "kubeflow/trainer"),
+    Definition(
+        "volcano.sh/volcano",
+        "1.15.1",
+        "config/crd/volcano/bases/batch.volcano.sh_jobs.yaml",
+        "a03feedc265bc8c9d71240063a37e0e818fa70fcad7b8a113b0875dc53fffa90",
+        "volcano-sh/volcano",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -108,12 +136,12 @@ def ensure(root: Path, progress: Progress) -> Schemas:
     directory = root / ".cache" / "schemas"
     try:
         definitions = _native(root, progress)
-        crd = YAML(typ="safe", pure=True).load(_operator_crd(root, progress))
+        crds = [YAML(typ="safe", pure=True).load(_text(root, one, progress)) for one in DEFINITIONS]
     except (Unusable, OSError) as reason:
         raise UserError(f"the schemas cannot be had: {reason}", "this needs the network, once") from reason
     work = Path(tempfile.mkdtemp(prefix="schemas-", dir=directory.parent))
     try:
-        _write(work, definitions, crd)
+        _write(work, definitions, crds)
         shutil.rmtree(directory, ignore_errors=True)
         work.replace(directory)
     except OSError as problem:
@@ -128,7 +156,7 @@ def sources() -> dict[str, str]:
     """Return what the schemas are built from, with digests."""
     return {
         f"{NATIVE_PACKAGE} {NATIVE_VERSION}, Kubernetes {KUBERNETES}": NATIVE_SHA256,
-        f"{OPERATOR_MODULE} {OPERATOR_VERSION}": OPERATOR_SHA256,
+        **{f"{one.module} {one.version}": one.sha256 for one in DEFINITIONS},
         "form": "1",
     }
 
@@ -201,39 +229,44 @@ def _call(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         raise Unusable(f"{command[0]}: {problem}") from problem
 
 
-def _operator_crd(root: Path, progress: Progress) -> str:
-    """Return the text of the operator's CRD, checked by its digest. Raises Unusable."""
-    progress(f"fetching {OPERATOR_MODULE} {OPERATOR_VERSION}")
+def _text(root: Path, definition: Definition, progress: Progress) -> str:
+    """Return the text of a definition, checked by its digest. Raises Unusable."""
+    progress(f"fetching {definition.module} {definition.version}")
     try:
         with gobuild.workshop(root) as environment:
-            directory = gobuild.module(OPERATOR_MODULE, OPERATOR_VERSION, environment, progress)
-            content = (directory / OPERATOR_CRD).read_bytes()
+            directory = gobuild.module(definition.module, definition.version, environment, progress)
+            content = (directory / definition.file).read_bytes()
     except (Unusable, OSError) as first:
         try:
-            with urllib.request.urlopen(OPERATOR_URL, timeout=NETWORK_SECONDS) as answer:
+            with urllib.request.urlopen(definition.url, timeout=NETWORK_SECONDS) as answer:
                 content = answer.read()
         except (OSError, http.client.HTTPException) as second:
-            raise Unusable(f"{first}; {OPERATOR_URL}: {second}") from second
+            raise Unusable(f"{first}; {definition.url}: {second}") from second
     digest = hashlib.sha256(content).hexdigest()
-    if digest != OPERATOR_SHA256:
-        raise Unusable(f"{OPERATOR_CRD}: its SHA-256 is {digest}, not {OPERATOR_SHA256}")
+    if digest != definition.sha256:
+        raise Unusable(f"{definition.file}: its SHA-256 is {digest}, not {definition.sha256}")
     return content.decode()
 
 
-def _write(directory: Path, definitions: dict[str, Schema], crd: Schema) -> None:
+def _write(directory: Path, definitions: dict[str, Schema], crds: Sequence[Schema]) -> None:
     lean: dict[str, Schema] = {name: _lean(schema) for name, schema in definitions.items()}
     for name, schema in definitions.items():
         for kind in schema.get(GROUP_VERSION_KIND) or ():
             whole = {"$ref": f"#/$defs/{name}", "$defs": _reachable([name], lean)}
             _put(directory / file_name(kind["group"], kind["version"], kind["kind"]), whole)
-    names = crd["spec"]["names"]
+    for crd in crds:
+        _write_custom(directory, crd, lean)
+    _put(directory / STAMP, sources())
+
+
+def _write_custom(directory: Path, crd: Schema, lean: dict[str, Schema]) -> None:
     for version in crd["spec"]["versions"]:
         schema = _strict(_lean(version["schema"]["openAPIV3Schema"]))
         schema["properties"]["metadata"] = {"$ref": f"#/$defs/{METADATA}"}
         schema["required"] = ["metadata", "spec"]
         schema["$defs"] = _reachable([METADATA], lean)
-        _put(directory / file_name(crd["spec"]["group"], version["name"], names["kind"]), schema)
-    _put(directory / STAMP, sources())
+        name = file_name(crd["spec"]["group"], version["name"], crd["spec"]["names"]["kind"])
+        _put(directory / name, schema)
 
 
 def _put(path: Path, value: Any) -> None:

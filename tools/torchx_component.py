@@ -79,7 +79,7 @@ def trn1_bert(
 
 
 @dataclass
-class CellRole(specs.Role):
+class CellRole(specs.Role):  # type: ignore[misc]  # torchx is not in the project's own environment
     """A role whose pods are a cell's, where the scheduler is Kubernetes."""
 
     pod: Object = field(default_factory=dict)  # the cell's pod spec

@@ -70,7 +70,7 @@ Trainer = Callable[..., subprocess.Popen[str]]
 @pytest.fixture(scope="session")
 def python() -> Path:
     """The interpreter of the environment with torch_xla."""
-    found = environment.python()
+    found = environment.python(environment.XLA)
     if found is None:
         pytest.fail("the environment with torch_xla is not made: python -m tests.neuron.environment")
     return found

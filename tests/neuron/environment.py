@@ -1,7 +1,8 @@
-"""The environment of the tests on XLA: `python -m tests.neuron.environment` makes it.
+"""The environments of `make test-neuron`: `python -m tests.neuron.environment` makes them.
 
-torch 2.9 with torch_xla, in the user's cache: about 7 GiB with the CUDA libraries that torch's own package
-asks for, one environment for each content of requirements.lock. A minute once, where packages come fast.
+One has torch 2.9 with torch_xla and the trainer's other packages, about 7 GiB with the CUDA libraries that
+torch's own package asks for; one has torchx. They lie in the user's cache, one for each content of a lock. A
+minute once, where packages come fast.
 """
 
 from __future__ import annotations
@@ -17,50 +18,53 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-LOCK = HERE / "requirements.lock"
+XLA, TORCHX = HERE / "requirements.lock", HERE / "torchx.lock"
 PYTHON = (3, 11), (3, 13)  # torch_xla 2.9 has builds for these
 
 
-def place() -> Path:
-    """Return the environment's directory, whether it is there or not."""
+def place(lock: Path) -> Path:
+    """Return the directory of a lock's environment, whether it is there or not."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    made_of = LOCK.read_bytes() + sys.version.encode() + sys.base_prefix.encode()
+    made_of = lock.read_bytes() + sys.version.encode() + sys.base_prefix.encode()
     return cache / "trainyard" / "neuron" / hashlib.sha256(made_of).hexdigest()[:16]
 
 
-def python() -> Path | None:
-    """Return the environment's interpreter, or None where it has not been made."""
-    found = place() / "bin" / "python"
-    return found if (place() / "ready").exists() and found.exists() else None
+def python(lock: Path) -> Path | None:
+    """Return the interpreter of a lock's environment, or None where it has not been made."""
+    found = place(lock) / "bin" / "python"
+    return found if (place(lock) / "ready").exists() and found.exists() else None
 
 
 def make() -> int:
-    """Make the environment where it is not there; return an exit code."""
-    if python() is not None:
+    """Make the environments that are not there; return an exit code."""
+    if python(XLA) is not None and python(TORCHX) is not None:
         return 0
     if sys.platform != "linux" or not PYTHON[0] <= sys.version_info[:2] <= PYTHON[1]:
         print("error: torch_xla 2.9 needs Linux and Python 3.11 to 3.13", file=sys.stderr)
         return 2
-    directory = place()
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with (directory.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be making it
-        if python() is not None:
-            return 0
-        shutil.rmtree(directory, ignore_errors=True)  # of a killed one
-        began = time.monotonic()
-        print(f"making {directory}: torch 2.9 and torch_xla", file=sys.stderr, flush=True)
-        uv = str(ROOT / ".venv" / "bin" / "uv")
-        locked = ["--require-hashes", "--only-binary", ":all:", "-r", str(LOCK)]
-        for command in (
-            [uv, "venv", "--quiet", "--python", sys.executable, str(directory)],
-            [uv, "pip", "install", "--python", str(directory / "bin" / "python"), *locked],
-        ):
-            if (code := subprocess.run(command, check=False).returncode) != 0:
-                print(f"error: {' '.join(command[:3])} ended with {code}", file=sys.stderr)
-                return 1
-        (directory / "ready").touch()
-        print(f"ready in {time.monotonic() - began:.0f} s", file=sys.stderr)
+    place(XLA).parent.mkdir(parents=True, exist_ok=True)
+    with (place(XLA).parent / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # another run may be making them
+        return _make(TORCHX) or _make(XLA)
+
+
+def _make(lock: Path) -> int:
+    if python(lock) is not None:
+        return 0
+    directory, began = place(lock), time.monotonic()
+    shutil.rmtree(directory, ignore_errors=True)  # of a killed one
+    print(f"making {directory} from {lock.relative_to(ROOT)}", file=sys.stderr, flush=True)
+    uv = str(ROOT / ".venv" / "bin" / "uv")
+    locked = ["--require-hashes", "-r", str(lock)]
+    for command in (
+        [uv, "venv", "--quiet", "--python", sys.executable, str(directory)],
+        [uv, "pip", "install", "--quiet", "--python", str(directory / "bin" / "python"), *locked],
+    ):
+        if (code := subprocess.run(command, check=False).returncode) != 0:
+            print(f"error: {' '.join(command[:3])} ended with {code}", file=sys.stderr)
+            return 1
+    (directory / "ready").touch()
+    print(f"ready in {time.monotonic() - began:.0f} s", file=sys.stderr)
     return 0
 
 

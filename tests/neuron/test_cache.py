@@ -173,7 +173,7 @@ def test_an_owner_that_slept_too_long_stops(cache: Path, monkeypatch: pytest.Mon
     """It finds a higher number than its own, and asks itself to stop; it does not take the claim back."""
     monkeypatch.setattr(neuron_cache, "BEAT", 0.05)
     stopped = threading.Event()
-    monkeypatch.setattr(neuron_cache.os, "kill", lambda _pid, _number: stopped.set())
+    monkeypatch.setattr(os, "kill", lambda _pid, _number: stopped.set())
     with neuron_cache.claimed(cache, "near"):
         taken = elsewhere(cache, 2)
         assert stopped.wait(10)

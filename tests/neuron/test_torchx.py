@@ -1,0 +1,48 @@
+"""The TorchX component under the real torchx."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.neuron import environment
+from tools import wiring
+from tools.cell import parse
+from tools.preflight.judge import judge
+from tools.repo import root
+from tools.verdict import State
+
+
+@pytest.mark.neuron
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("precompile", [False, True])
+def test_the_real_torchx_makes_a_job_that_passes(tmp_path: Path, precompile: bool) -> None:
+    """`torchx run --dryrun`, as a person types it."""
+    python = environment.python(environment.TORCHX)
+    assert python is not None, "python -m tests.neuron.environment"
+    command = [
+        str(python.parent / "torchx"), "run", "--dryrun", "-s", "kubernetes", "-cfg", "queue=trainyard",
+        "--workspace", "", "tools/torchx_component.py:trn1_bert", "--name", "bert", "--nnodes", "4",
+        "--cacheset", "mine", "--max_retries", "5", "--precompile", str(precompile),
+    ]  # fmt: skip
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(root())}
+    done = subprocess.run(command, cwd=root(), env=environ, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    made = parse(done.stdout.partition("=== SCHEDULER REQUEST ===")[2], "torchx")
+    (job,) = made.volcano_jobs()
+    assert (job["spec"]["queue"], job["spec"]["maxRetry"], len(job["spec"]["tasks"])) == ("trainyard", 5, 4)
+    container = job["spec"]["tasks"][0]["template"]["spec"]["containers"][0]
+    limits, variables = container["resources"]["limits"], {one["name"]: one for one in container["env"]}
+    assert (limits["aws.amazon.com/neuron"], limits["vpc.amazonaws.com/efa"]) == ("16", "8")
+    assert variables["NEURON_COMPILE_CACHE_URL"]["value"] == "/shared/cache/neuron"
+    assert variables["TRAINYARD_RUN"]["value"] == "/shared/runs/bert"
+    assert ("training.precompile" in container["command"]) is precompile
+    texts = job["spec"]["tasks"][0]["template"]["metadata"]["annotations"]
+    assert "cacheset: mine" in texts["trainyard/hardware.yaml"]
+    assert judge(made).of(State.FAIL) == []
+    analysis = wiring.analyse(job, made)
+    assert analysis.verdict.state is State.PASS, analysis.verdict
+    assert wiring.world_size(analysis.nodes) == 4 * 32

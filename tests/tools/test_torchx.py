@@ -1,0 +1,90 @@
+"""A trn1 cell through TorchX: the Volcano job that it makes, and what preflight and wiring say of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools import volcano_rules, wiring
+from tools.cell import Manifests, parse, read
+from tools.preflight.judge import judge
+from tools.verdict import State
+
+Object = dict[str, Any]
+# Made by torchx 0.7.0: `torchx run --dryrun ... --name bertcompile --precompile True --cacheset bert-large`.
+RECORDED = Path(__file__).parents[1] / "neuron" / "bertcompile.yaml"
+
+
+@pytest.fixture
+def recorded() -> Manifests:
+    return read(RECORDED)
+
+
+def test_a_torchx_job_passes_preflight_and_forms_one_world(recorded: Manifests) -> None:
+    found = judge(recorded)
+    assert found.of(State.FAIL) == []
+    assert len(found.of(State.PASS)) > 80, "the pods were not looked at"
+    (job,) = recorded.volcano_jobs()
+    analysis = wiring.analyse(job, recorded)
+    assert analysis.verdict.state is State.PASS, analysis.verdict
+    assert wiring.world_size(analysis.nodes) == 64
+
+
+def test_names_of_volcanos_pods(recorded: Manifests) -> None:
+    (job,) = recorded.volcano_jobs()
+    name = job["metadata"]["name"]
+    assert [pod.name for pod in volcano_rules.pods(job)] == [f"{name}-trainer-0-0", f"{name}-trainer-1-0"]
+
+
+def changed(job: Object, variable: str, value: str) -> None:
+    """Set an environment variable in every task."""
+    for task in job["spec"]["tasks"]:
+        for entry in task["template"]["spec"]["containers"][0]["env"]:
+            if entry["name"] == variable:
+                entry["value"] = value
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda job: job["spec"]["plugins"].pop("svc"), "no names to find each other by"),
+        (lambda job: changed(job, "PET_NNODES", "1"), "separate jobs"),
+        (lambda job: changed(job, "PET_NNODES", "3"), "it never starts"),
+        (lambda job: changed(job, "PET_RDZV_ENDPOINT", "elsewhere:29400"), "none of the job's pods"),
+        (lambda job: job["spec"].update(tasks=[]), "no tasks with pods"),
+    ],
+)
+def test_volcano_jobs_that_do_not_meet_fail(
+    recorded: Manifests, spoil: Callable[[Object], object], reason: str
+) -> None:
+    (job,) = copy.deepcopy(recorded.volcano_jobs())
+    spoil(job)
+    analysis = wiring.analyse(job, recorded)
+    assert analysis.verdict.state is State.FAIL
+    assert reason in analysis.verdict.summary
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("aws.amazon.com/neuron", "17"), ("vpc.amazonaws.com/efa", "9")],
+)
+def test_preflight_counts_a_volcano_jobs_devices(recorded: Manifests, key: str, value: str) -> None:
+    (job,) = copy.deepcopy(recorded.volcano_jobs())
+    for task in job["spec"]["tasks"]:
+        resources = task["template"]["spec"]["containers"][0]["resources"]
+        for kind in ("requests", "limits"):
+            resources[kind][key] = value
+    assert judge(Manifests("spoilt", [job])).of(State.FAIL) != []
+
+
+def test_other_volcano_jobs_raise_no_alarm() -> None:
+    """Volcano runs more than training."""
+    text = (
+        "apiVersion: batch.volcano.sh/v1alpha1\nkind: Job\nmetadata: {name: spark}\n"
+        "spec: {tasks: [{name: driver, template: {spec: {containers: [{name: x, image: spark:3}]}}}]}"
+    )
+    assert judge(parse(text, "spark")).of(State.FAIL) == []
