@@ -187,10 +187,7 @@ def _show(path: Path, report: Report) -> None:
         [
             ("digest", index.digest),
             ("vocabulary", f"{index.vocabulary:,}"),
-            (
-                "left out",
-                ", ".join(f"{count:,} {what}" for what, count in index.source.items() if count) or "nothing",
-            ),
+            ("counted", ", ".join(f"{n:,} {what.replace('_', ' ')}" for what, n in index.source.items() if n)),
         ]
     )
     for name, split in report.splits.items():
