@@ -18,7 +18,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from tests.cluster.build import Programs
-from tests.cluster.kube import Kube
+from tests.cluster.kube import Kube, condition
 from tests.cluster.pki import Pki
 from tests.cluster.sandbox import BRIDGE_ADDRESS, CannotStart, Process, Sandbox
 
@@ -122,8 +122,10 @@ class ControlPlane:
         The kubelet's part, to put the Secret's certificate into the container's folder, is done here too.
         """
         self.kube.apply(self._operator_manifests(), None, "--force-conflicts")
-        crd = ("wait", "--for=condition=Established", "crd/pytorchjobs.kubeflow.org", "--timeout=60s")
-        self.kube.run(*crd, timeout=70)
+        crd = ("crd", "pytorchjobs.kubeflow.org")
+        self._wait(
+            "the PyTorchJob's CRD", lambda: bool(condition(self.kube.get(*crd) or {}, "Established")), 60
+        )
         operator = self._run_operator()
         certificates = self._operator_home / "k8s-webhook-server/serving-certs"
         self._wait("the operator's certificate", lambda: self._put_certificate(certificates), 60, operator)

@@ -56,7 +56,7 @@ def undisturbed(
 ) -> Iterator[Training]:
     """The shorter run that every fault is held against."""
     kube.make_namespace("t-undisturbed", enforce="restricted")
-    training = start(kube, "t-undisturbed", nodes.volumes, short(rendered[CELL]), committed.volume)
+    training = start(kube, "t-undisturbed", nodes.volumes, short(rendered[CELL]))
     training.wait_end()
     assert sorted(training.losses()) == list(range(1, STEPS + 1))
     yield training
