@@ -187,7 +187,10 @@ def _show(path: Path, report: Report) -> None:
         [
             ("digest", index.digest),
             ("vocabulary", f"{index.vocabulary:,}"),
-            ("counted", ", ".join(f"{n:,} {what.replace('_', ' ')}" for what, n in index.source.items() if n)),
+            (
+                "counted",
+                ", ".join(f"{n:,} {what.replace('_', ' ')}" for what, n in index.source.items() if n),
+            ),
         ]
     )
     for name, split in report.splits.items():
