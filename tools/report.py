@@ -64,7 +64,8 @@ def show(job: LocalJob, report: Report) -> None:
             _show_text(f"{sample['prompt']!r} before", sample["before"])
             _show_text(f"{sample['prompt']!r} after", sample["text"])
         else:
-            _show_text(f"{sample['prompt']!r} continues", sample["text"])
+            fills = "[MASK]" in sample["prompt"]
+            _show_text(f"{sample['prompt']!r} {'becomes' if fills else 'continues'}", sample["text"])
     output.line()
     output.table(_places(job, report))
     output.line()

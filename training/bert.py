@@ -18,9 +18,11 @@ from training.bert_model import PretrainingBert, build_on_meta, initialise
 from training.config import Config
 from training.device import Device
 from training.feed import IndexedFeed
+from training.fill_mask import check_prompts
 from training.prepare import together
 from training.ranks import Ranks
 from training.rundir import RunDir
+from training.sample import continuations
 from training.task import Feed, Task, Trainable
 from training.weights import Weights
 
@@ -38,6 +40,7 @@ class Bert:
         self._weights = bert_weights.open_for(config, run, ranks, say)
         tokenizer = self._weights.tokenizer if self._weights else None
         directory = together(ranks, lambda: prepare_for(config, data, say, tokenizer))
+        check_prompts(config.sample.prompts, config, directory)
         return IndexedFeed(*splits_of(config, directory), config, ranks, reference(config, directory))
 
     def build(self, config: Config, device: Device) -> PretrainingBert:
@@ -54,7 +57,12 @@ class Bert:
         return self._weights.origin if self._weights else {}
 
     def samples(self, config: Config, directory: RunDir) -> list[dict[str, str]]:
-        return []
+        """Each prompt with the words that the model guesses at its [MASK]s."""
+        wanted = config.sample
+        texts = continuations(
+            directory, wanted.prompts, wanted.max_new_tokens, wanted.temperature, config.train.seed
+        )
+        return [{"prompt": prompt, "text": text} for prompt, text in texts]
 
 
 TASK: Task = Bert()

@@ -13,9 +13,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from training.checkpoint import Checkpoint, CheckpointError, newest, open_checkpoint, shards_of
 from training.checkpoint.layout import step_name
 from training.config import Config, ConfigError
+from training.fill_mask import filled
 from training.lora import adapt
 from training.model import build_on_meta, materialise, trained_parameters
 from training.rundir import RunDir
+from training.sections import BERT
 from training.tokenizer import dataset_directory, load_tokenizer, prompt_ids
 from training.weights import open_weights
 
@@ -32,15 +34,19 @@ def continuations(
     """Yield (prompt, continuation) for each prompt, from the newest committed checkpoint or that of `step`.
 
     Temperature 0 is greedy. The same seed gives the same text. A run that learned from chats takes a prompt
-    as a user's message. `base` takes the weights that a fine-tuned run began with.
+    as a user's message. `base` takes the weights that a fine-tuned run began with. BERT fills in each [MASK].
 
     Raises:
         CheckpointError: there is no such checkpoint, or it does not verify.
         WeightsError: the base of a fine-tuned run is gone or is another one now.
+        ConfigError: a prompt that BERT cannot fill in.
     """
     if not prompts:
         return
     checkpoint = checkpoint_of(run, step)
+    if config_of(checkpoint).task == BERT:
+        yield from filled(checkpoint, config_of(checkpoint), run, prompts)
+        return
     model, tokenizer = load_model(checkpoint, run, base=base), load_tokenizer(checkpoint, run)
     dataset = dataset_directory(checkpoint.meta, run)
     for prompt in prompts:

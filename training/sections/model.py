@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from training.sections.base import Count, Fraction, Positive, Section, with_tuple, wrong
 
@@ -84,6 +84,12 @@ class Model(Section):
         if value.get("bert") is None:
             raise wrong("model.architecture", "architecture bert needs the section model.bert")
         return {**value, "num_key_value_heads": value.get("num_attention_heads")}
+
+    @model_serializer(mode="wrap")
+    def _only_keys_of_the_architecture(self, dumped: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is written down can be read again."""
+        values: dict[str, Any] = dumped(self)
+        return {key: v for key, v in values.items() if self.bert is None or key not in NOT_IN_BERT}
 
     @model_validator(mode="after")
     def _weights(self) -> Self:

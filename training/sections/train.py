@@ -63,7 +63,7 @@ class Train(Section):
 
 
 class Sample(Section):
-    """Continuations printed when training ends; no prompts, no samples."""
+    """Continuations printed when training ends; no prompts, no samples. BERT fills in each [MASK]."""
 
     prompts: tuple[str, ...] = ()
     max_new_tokens: Count = 48
