@@ -11,7 +11,9 @@ from pathlib import Path
 
 import torch
 
+from training import heartbeat
 from training.config import ConfigError
+from training.failure import one_line
 
 
 class Profile:
@@ -33,12 +35,19 @@ class Profile:
             self._running = torch.profiler.profile(record_shapes=True)
             self._running.start()
 
-    def after(self, step: int) -> Path | None:
-        """Call after a step; returns the file when the last wanted one is written."""
+    def after(self, step: int) -> str | None:
+        """Call after a step; after the last wanted one the profile is written, and the result is said.
+
+        One that cannot be written ends no run.
+        """
         if self._running is None or step < self._first + self._count - 1:
             return None
-        self._running.stop()
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._running.export_chrome_trace(str(self._path))
-        self._running = None
-        return self._path
+        running, self._running = self._running, None
+        try:
+            with heartbeat.during("saving"):
+                running.stop()
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                running.export_chrome_trace(str(self._path))
+        except (OSError, RuntimeError) as error:
+            return f"the profile was not written to {self._path}: {one_line(str(error))}"
+        return f"profile written to {self._path}"

@@ -26,6 +26,16 @@ def test_the_asked_steps_are_written_and_change_nothing(
     assert losses(watched) == losses(calm)
 
 
+def test_a_profile_that_cannot_be_written_ends_no_run(
+    texts: Texts, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "profile").write_text("in the way")
+    monkeypatch.setenv("TRAINYARD_PROFILE", "2:2")
+    done = run(texts, ("train.steps=5",), tmp_path, data_root)
+    assert len(losses(done)) == 5
+    assert "the profile was not written to" in done.rank_log(0).read_text()
+
+
 @pytest.mark.parametrize("asked", ["20", "0:3", "3:0", "a:b", "-1:2"])
 def test_a_range_that_is_none_is_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str

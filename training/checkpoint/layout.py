@@ -61,6 +61,12 @@ def committed_steps(directory: Path) -> list[int]:
     return sorted(step for step in found if step is not None)
 
 
+def quarantined(directory: Path) -> list[tuple[str, int]]:
+    """Names and steps of the quarantined directories."""
+    found = ((entry.name, step_of(entry.name.split(".", 1)[0])) for entry in directory.glob(f"*{BAD}"))
+    return sorted((name, step) for name, step in found if step is not None)
+
+
 def canonical(value: Any) -> bytes:
     """The one JSON encoding of `value`; ValueError or TypeError for what JSON cannot hold (NaN included)."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

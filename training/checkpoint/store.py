@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from training.checkpoint.attempt import Log, clean_up, discard, point_latest, quarantine
 from training.checkpoint.errors import CheckpointError, naming
-from training.checkpoint.layout import Manifest, committed_steps, read_manifest, step_name
+from training.checkpoint.layout import Manifest, committed_steps, quarantined, read_manifest, step_name
 from training.checkpoint.peers import Peers
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.shards import Shard
@@ -126,18 +126,22 @@ class Store:
             return
         for old in self._superseded(step):
             try:
-                discard(self.directory / step_name(old))
+                discard(self.directory / old)
             except CheckpointError as error:
-                self._log(f"step {old} could not be pruned: {error}")
+                self._log(f"{old} could not be pruned: {error}")
 
-    def _superseded(self, step: int) -> list[int]:
-        """Steps to prune: older than the newest `keep` whole ones, and never `step` itself."""
+    def _superseded(self, step: int) -> list[str]:
+        """Directories to prune: of steps older than the newest `keep` whole ones, and never `step` itself.
+
+        A quarantined step is evidence for as long as a step of its age would be kept.
+        """
         steps = self.steps()
         whole = [each for each in steps if each not in self._refused and self._looks_whole(each)]
         kept = whole[-self._keep :]
         if len(kept) < self._keep:
             return []
-        return [each for each in steps if each < kept[0] and each != step]
+        old = [step_name(each) for each in steps if each < kept[0] and each != step]
+        return old + [name for name, bad in quarantined(self.directory) if bad < kept[0]]
 
     def _verified(self, step: int) -> Checkpoint | None:
         """The checkpoint of one step when all ranks find it good (collective)."""

@@ -107,6 +107,21 @@ def test_a_broken_step_is_written_again(tmp_path: Path) -> None:
     assert told == ["step 1 is kept as step-00000001.bad"]
 
 
+def test_evidence_goes_when_steps_of_its_age_go(tmp_path: Path) -> None:
+    """A quarantined step is kept until as many good ones as are kept are newer."""
+    store = Store(tmp_path, log=lambda line: None)
+    for step in (1, 2):
+        put(store, step)
+    (tmp_path / "step-00000002" / "rank-00000.json").write_text("{}")
+    assert store.latest() is not None
+    kept = (tmp_path / "step-00000002.bad").exists
+    put(store, 3)
+    assert kept()
+    put(store, 4)
+    assert not kept()
+    assert store.steps() == [3, 4]
+
+
 @pytest.mark.parametrize(
     ("states", "reason"),
     [
