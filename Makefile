@@ -84,10 +84,10 @@ test: setup ## Run the tests (ARGS="tests/house -k lock")
 	@exec .venv/bin/python -m pytest $(ARGS)
 
 test-cluster: setup ## Run the tests on a real cluster, made here for them (minutes; builds it once)
-	@.venv/bin/python -m tests.cluster build && exec .venv/bin/python -m pytest tests/cluster -m "not cluster_all" $(ARGS)
+	@.venv/bin/python -m tests.cluster build; exec .venv/bin/python -m pytest tests/cluster -m "not cluster_all" $(ARGS)
 
 test-cluster-all: setup ## Run them with the long ones: faults, scale (up to an hour)
-	@.venv/bin/python -m tests.cluster build && exec .venv/bin/python -m pytest tests/cluster $(ARGS)
+	@.venv/bin/python -m tests.cluster build; exec .venv/bin/python -m pytest tests/cluster $(ARGS)
 
 test-neuron: setup ## Run the tests on XLA, in an environment with torch_xla that is made for them once (7 GiB)
 	@.venv/bin/python -m tests.neuron.environment && exec .venv/bin/python -m pytest tests/neuron -m neuron $(ARGS)

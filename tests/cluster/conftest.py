@@ -124,11 +124,11 @@ def nodes(control_plane: ControlPlane, say: build.Progress) -> Nodes:
     try:
         debian = packages.ensure(say)
         made = [Node(control_plane, debian, index) for index in (1, 2)]
+        start_dns(control_plane)
+        volumes = make_volumes(control_plane)
+        archives = images(control_plane)
+        for node in made:
+            node.start(archives)
     except (build.CannotBuild, Unsupported) as problem:
         pytest.skip(str(problem))
-    start_dns(control_plane)
-    volumes = make_volumes(control_plane)
-    archives = images(control_plane)
-    for node in made:
-        node.start(archives)
     return Nodes(made, volumes)

@@ -25,7 +25,7 @@ from tools.facts.instances import instance
 
 BAD = sorted((repo.root() / "tests/preflight/corpus/bad").glob("*.yaml"))
 RULE = re.compile(r"^# rule: (\S+)", re.MULTILINE)
-SETTLED_SECONDS = 120
+SETTLED_SECONDS = 300
 # Machines of the types that the corpus names, more of each than all of its pods need.
 MACHINES = {"p5.48xlarge": 160, "p5en.48xlarge": 12, "trn1.32xlarge": 20, "g5.12xlarge": 16, "g5.2xlarge": 8}
 MACHINES |= {"g5.8xlarge": 80, "m5.12xlarge": 60, "m5.2xlarge": 8}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import time
@@ -51,9 +52,7 @@ def committed(kube: Kube, nodes: Nodes, rendered: dict[str, str]) -> Iterator[Tr
 
 
 @pytest.fixture(scope="module")
-def undisturbed(
-    kube: Kube, nodes: Nodes, rendered: dict[str, str], committed: Training
-) -> Iterator[Training]:
+def undisturbed(kube: Kube, nodes: Nodes, rendered: dict[str, str]) -> Iterator[Training]:
     """The shorter run that every fault is held against."""
     kube.make_namespace("t-undisturbed", enforce="restricted")
     training = start(kube, "t-undisturbed", nodes.volumes, short(rendered[CELL]))
@@ -178,6 +177,31 @@ def test_a_lost_node_is_replaced(running: Training, undisturbed: Training, nodes
     kube.run("delete", "node", name)
     node.restart()
     assert_like(running, undisturbed)
+
+
+@pytest.mark.cluster_all
+def test_an_elastic_job_goes_on_with_one_pod_and_then_with_two_again(
+    kube: Kube, nodes: Nodes, rendered: dict[str, str], undisturbed: Training, team: Callable[[], str]
+) -> None:
+    """A step reads the same samples whatever the number of ranks: the same curve but for rounding."""
+    elastic = short(rendered[CELL]).replace("minReplicas: 2", "minReplicas: 1")
+    training = start(kube, team(), nodes.volumes, elastic, undisturbed.volume)
+    training.wait_step(23)
+    node = training.pod(1)["spec"]["nodeName"]
+    kube.run("cordon", node)
+    kube.run("delete", "pod", f"{JOB}-worker-1", "-n", training.namespace)
+    alone = training.last_step()
+    training.wait_step(alone + 5)
+    assert training.pod(1)["status"]["phase"] == "Pending"
+    assert not training.succeeded(), "the run was over before the second pod came back"
+    kube.run("uncordon", node)
+    training.kube.wait("two pods", lambda: training.pod(1)["status"]["phase"] == "Running", 120)
+    training.wait_end()
+    expected = undisturbed.losses()
+    assert training.losses().keys() == expected.keys()
+    assert all(abs(loss - expected[step]) < 0.05 for step, loss in training.losses().items())
+    ranks = [len(line["rank_step_s"]) for line in training.metrics()]
+    assert [count for count, _ in itertools.groupby(ranks)] == [2, 1, 2]
 
 
 def _uid(training: Training, index: int) -> str | None:

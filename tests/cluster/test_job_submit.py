@@ -1,0 +1,136 @@
+"""`yard job submit`, `status`, `list` and `stop` on a real API server with the real operator.
+
+kwok plays the kubelets: a pod is Running at once and never says anything, so that a checkpoint at the end is
+what cannot be told here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.kube import Kube, shared_claim
+from tests.cluster.machines import fake_node
+from tools.cli import run
+from tools.facts.instances import instance
+
+CELL = "overlays/cpu/llama-tiny"
+JOB = "cpu-llama-tiny-train"
+
+
+@pytest.fixture(scope="module")
+def nodes(kube: Kube, fake: None) -> Iterator[None]:
+    """Two machines that the cell's pods fit on."""
+    made = [fake_node(instance("m5.2xlarge"), f"submit-{number}") for number in range(2)]
+    kube.apply(made, None)
+    yield
+    kube.call("delete", "nodes", *(node["metadata"]["name"] for node in made), "--wait=false")
+
+
+@pytest.fixture
+def team(kube: Kube, namespace: str, nodes: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A namespace with the claim, and `yard` told of this cluster."""
+    for name in ("PATH", "KUBECONFIG"):
+        monkeypatch.setenv(name, kube.environment[name])
+    kube.apply(shared_claim(namespace), namespace)
+    yield namespace
+    kube.call("delete", "pytorchjobs", "--all", f"--namespace={namespace}", "--wait=false")
+    kube.call("delete", "pv", f"{namespace}-trainyard", "--wait=false", "--ignore-not-found")
+
+
+def uid(kube: Kube, namespace: str) -> str | None:
+    """The job's UID, None where there is none."""
+    found = kube.get("pytorchjob", JOB, namespace)
+    return None if found is None else str(found["metadata"]["uid"])
+
+
+def pods(kube: Kube, namespace: str) -> list[dict[str, Any]]:
+    """The job's pods."""
+    return kube.list("pods", namespace, f"training.kubeflow.org/job-name={JOB}")
+
+
+def test_nothing_is_applied_that_lacks_something(
+    kube: Kube, team: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kube.run("delete", "pvc", "trainyard", f"--namespace={team}")
+    assert run(["job", "submit", CELL, "-n", team]) == 1
+    assert f"namespace {team} lacks persistentvolumeclaim trainyard" in capsys.readouterr().err
+    assert uid(kube, team) is None
+    assert kube.get("serviceaccount", JOB, team) is None, "not even the first object"
+    assert run(["job", "submit", CELL, "-n", "no-such-team"]) == 2
+    assert "no such namespace: no-such-team" in capsys.readouterr().err
+
+
+def test_a_dry_run_applies_nothing(kube: Kube, team: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["job", "submit", CELL, "-n", team, "--dry-run"]) == 0
+    assert f"would be applied in namespace {team}" in capsys.readouterr().out
+    assert uid(kube, team) is None
+
+
+def test_from_submit_over_stop_to_resume_and_replace(
+    kube: Kube, team: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["job", "submit", CELL, "-n", team, "--no-follow", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    first = uid(kube, team)
+    assert {one["uid"] for one in said["objects"] if one["kind"] == "PyTorchJob"} == {first}
+    assert all(one["uid"] for one in said["objects"])
+    kube.wait(
+        "two running pods", lambda: [p["status"]["phase"] for p in pods(kube, team)] == ["Running"] * 2, 60
+    )
+
+    assert run(["job", "list", "-n", team, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["uid"] == first
+    assert run(["job", "status", "-n", team, "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert sorted(pod["node"] for pod in status["pods"])[0].startswith("submit-")
+    assert "run directory" in status["not_seen"], "kwok has no exec, and that is said"
+
+    assert run(["job", "submit", CELL, "-n", team]) == 1
+    assert f"a job {JOB} is there already (Running); nothing was changed" in capsys.readouterr().err
+    assert run(["job", "submit", CELL, "-n", team, "--resume"]) == 1
+    assert "not suspended: there is nothing to resume" in capsys.readouterr().err
+    assert uid(kube, team) == first
+
+    assert run(["job", "stop", JOB, "-n", team, "--json"]) == 3
+    stopped = json.loads(capsys.readouterr().out)
+    assert (stopped["result"], stopped["uid"], stopped["saved"]) == ("suspended", first, False)
+    assert "CANNOT TELL" in stopped["evidence"]
+    assert pods(kube, team) == []
+    assert run(["job", "why", "-n", team, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["cause"] == "suspended"
+
+    assert run(["job", "submit", CELL, "-n", team, "--resume", "--no-follow"]) == 0
+    assert f"PyTorchJob/{JOB} {first}" in capsys.readouterr().out
+    kube.wait("pods after the resume", lambda: len(pods(kube, team)) == 2, 60)
+
+    patch = json.dumps({"spec": {"runPolicy": {"backoffLimit": 1}}})
+    kube.run("patch", "pytorchjob", JOB, f"--namespace={team}", "--type=merge", f"--patch={patch}")
+    assert run(["job", "submit", CELL, "-n", team, "--replace", "--no-follow"]) == 0
+    said_text = capsys.readouterr()
+    assert "backoffLimit: 1" in said_text.err, "the difference is shown"
+    assert uid(kube, team) not in (None, first)
+
+    assert run(["job", "stop", JOB, "-n", team, "--delete"]) == 3
+    assert f"deleted: {team}/{JOB}" in capsys.readouterr().out
+    assert uid(kube, team) is None
+
+
+def test_following_ends_at_the_first_cause_of_delay(
+    kube: Kube, team: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The nodes are cordoned: what the scheduler does not say in so many words is recomputed."""
+    for number in range(2):
+        kube.run("cordon", f"submit-{number}")
+    try:
+        assert run(["job", "submit", CELL, "-n", team, "--json"]) == 1
+    finally:
+        for number in range(2):
+            kube.run("uncordon", f"submit-{number}")
+    said = json.loads(capsys.readouterr().out)
+    assert said["cause"].startswith("unschedulable/")
+    assert said["objects"][0]["uid"]
