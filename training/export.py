@@ -18,14 +18,16 @@ import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from training import bert_model
 from training.checkpoint import Checkpoint, CheckpointError
 from training.checkpoint.tensors import CODES
 from training.config import Config, ConfigError
 from training.data.staging import commit, staging
 from training.lora import ADAPTER, adapter_name, base_name, peft_config
-from training.model import MODELS, build_on_meta, hf_config, named_parameters
+from training.model import build_on_meta
 from training.rundir import RunDir, write_json
 from training.sample import checkpoint_of, config_of
+from training.task import Trainable
 from training.tokenizer import dataset_directory, load_tokenizer
 from training.weights import Weights, open_weights
 from training.weights.tensors import INDEX, SINGLE, Kind, digest_of, hash_of
@@ -78,21 +80,21 @@ def export_run(
         raise ExportError(f"{to} is a file; name a directory that does not exist yet")
     checkpoint = checkpoint_of(run, step)
     config = config_of(checkpoint)
-    if config.model.architecture not in MODELS:
-        raise ExportError(f"a {config.model.architecture} run cannot be exported; {', '.join(MODELS)} can")
     if merge and config.lora is None:
         raise ExportError(f"{run.path} trained every weight, there is nothing to merge; leave --merge out")
-    tokenizer = load_tokenizer(checkpoint, run)
+    tokenizer = dataset_directory(checkpoint.meta, run) / "tokenizer"
+    special = _special_tokens(load_tokenizer(checkpoint, run)) if tokenizer.exists() else {}
     try:
         with staging(to.resolve().parent, to.name) as directory:
             if config.lora is not None and not merge:
                 written = _write_adapter(directory, checkpoint, config)
             else:
                 base = open_weights(config, run, say=say) if merge else None
-                written = _write_model(
-                    directory, _Values(checkpoint, config, base, dtype), tokenizer, say, shard_bytes
-                )
-            _copy_tokenizer(dataset_directory(checkpoint.meta, run) / "tokenizer", directory)
+                values = _Values(checkpoint, config, base, dtype)
+                written = _write_weights(directory, values, say, shard_bytes)
+                _write_configuration(directory, values, special)
+            if tokenizer.exists():  # shards of masked words are made elsewhere, and come without
+                _copy_tokenizer(tokenizer, directory)
             if not commit(directory, to.resolve()):
                 raise ExportError(f"{to} was filled by someone else meanwhile")
     except OSError as error:
@@ -106,6 +108,7 @@ class _Values:
 
     def __init__(self, checkpoint: Checkpoint, config: Config, base: Weights | None, dtype: str) -> None:
         self.checkpoint, self.config, self.dtype = checkpoint, config, NUMBERS[dtype]
+        self.model = _on_meta(config).hf
         self._base = base
         self._trained = {
             stored: name for name in checkpoint.names()
@@ -114,8 +117,12 @@ class _Values:
 
     def kinds(self) -> dict[str, Kind]:
         """What there will be, by name: the model's parameters, a tied one once."""
-        parameters = named_parameters(build_on_meta(self.config, "eager"))
-        return {name: Kind(CODES[self.dtype], tuple(parameter.shape)) for name, parameter in parameters}
+        stored = self._trained if self._base is None else None
+        return {
+            name: Kind(CODES[self.dtype], tuple(parameter.shape))
+            for name, parameter in self.model.named_parameters()
+            if stored is None or name in stored
+        }
 
     @torch.no_grad()
     def value(self, name: str) -> torch.Tensor:
@@ -132,10 +139,18 @@ class _Values:
         return (whole.float() + delta).to(self.dtype)
 
 
-def _write_model(
-    directory: Path, values: _Values, tokenizer: PreTrainedTokenizerBase, say: Say, shard_bytes: int
-) -> tuple[int, int, str]:
-    """Write weights and both configurations; returns number of tensors, bytes and digest."""
+def _on_meta(config: Config) -> Trainable:
+    if config.model.architecture == "bert":
+        return bert_model.build_on_meta(config, "eager")
+    return build_on_meta(config, "eager")
+
+
+def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]:
+    return {key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+
+
+def _write_weights(directory: Path, values: _Values, say: Say, shard_bytes: int) -> tuple[int, int, str]:
+    """Write the tensors as safetensors; returns their number, bytes and digest."""
     kinds = values.kinds()
     files = _divide(kinds, shard_bytes)
     hashed: dict[str, str] = {}
@@ -149,7 +164,6 @@ def _write_model(
     if len(files) > 1:
         places = {name: file for file, names in files.items() for name in names}
         write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
-    _write_configuration(directory, values, tokenizer)
     return len(kinds), total, digest_of(kinds, hashed)
 
 
@@ -168,24 +182,22 @@ def _divide(kinds: Mapping[str, Kind], shard_bytes: int) -> dict[str, list[str]]
     return {f"model-{at:05d}-of-{len(groups):05d}.safetensors": names for at, names in enumerate(groups, 1)}
 
 
-def _write_configuration(directory: Path, values: _Values, tokenizer: PreTrainedTokenizerBase) -> None:
+def _write_configuration(directory: Path, values: _Values, special: dict[str, int | None]) -> None:
     """config.json and generation_config.json: what the base said where it said so, else what was trained."""
     said: dict[str, Any] = values.checkpoint.meta.get(FILES, {})
     name = str(values.dtype).removeprefix("torch.")
-    special = {
-        key: getattr(tokenizer, key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")
-    }  # fmt: skip
     if CONFIG in said:
         kept = {key: value for key, value in said[CONFIG].items() if key not in ("torch_dtype", "auto_map")}
-        write_json(directory / CONFIG, {**kept, "dtype": name})
+        architectures = {"architectures": [type(values.model).__name__]}
+        write_json(directory / CONFIG, {**kept, **architectures, "dtype": name})
     else:
-        ours = hf_config(values.config)
+        ours = values.model.config
         ours.update({**special, "use_cache": True, "dtype": name})
-        ours.architectures = [MODELS[values.config.model.architecture].__name__]
+        ours.architectures = [type(values.model).__name__]
         ours.save_pretrained(directory)
     if GENERATION in said:
         write_json(directory / GENERATION, said[GENERATION])
-    else:
+    elif values.model.can_generate():
         GenerationConfig(**special).save_pretrained(directory)
 
 

@@ -22,6 +22,7 @@ from training.model import (
     trained_parameters,
 )
 from training.rundir import RunDir, write_json
+from training.task import Trainable
 from training.weights import open_weights
 
 CPU = torch.device("cpu")
@@ -92,7 +93,7 @@ def token_ids() -> torch.Tensor:
 
 
 def commit(
-    run: RunDir, config: Config, model: CausalLM, dataset: Path, step: int = 20, **origin: Any
+    run: RunDir, config: Config, model: Trainable, dataset: Path, step: int = 20, **origin: Any
 ) -> None:
     """Write a checkpoint (and run.json) of the model, as the loop does."""
     meta = {"config": config.model_dump(mode="json"), "dataset_directory": str(dataset), **origin}

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import BertForPreTraining
 
 from tests.training.weights.bases import (
     LLAMA,
@@ -27,7 +28,9 @@ from tests.training.weights.bases import (
     token_ids,
     trainers,
 )
+from training import bert_model
 from training.checkpoint import CheckpointError
+from training.config import load_texts
 from training.export import ExportError, export_run, main
 from training.rundir import RunDir
 from training.weights import WeightsError, open_weights
@@ -131,6 +134,28 @@ def test_an_exported_model_is_a_base_again(tmp_path: Path, run: RunDir, dataset:
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 2
     assert open_weights(configuration(str(tmp_path / "out")), run).digest == written.digest
     assert open_weights(configuration("run:first"), run).digest == written.digest
+
+
+def test_bert_leaves_with_both_heads_and_is_the_trainers(tmp_path: Path, run: RunDir, dataset: Path) -> None:
+    """Also without a tokenizer, as shards of masked words come."""
+    text = (Path(__file__).parents[3] / "overlays/model/bert-tiny/model.yaml").read_text()
+    hardware, cell = "device: {type: cpu}", "parallel: {micro_batch_size: 2}\ncheckpoint: {every: 5}"
+    config = load_texts({"model": ("m", text), "hardware": ("h", hardware), "cell": ("c", cell)})
+    trained = bert_model.build_on_meta(config, "eager")
+    bert_model.initialise(trained, config, torch.device("cpu"))
+    bare = tmp_path / "data" / "shards"
+    bare.mkdir(parents=True)
+    (bare / "index.json").write_text("{}")
+    commit(run, config, trained, bare)
+    export_run(run.path, tmp_path / "out")
+    loaded = BertForPreTraining.from_pretrained(tmp_path / "out", attn_implementation="eager").eval()
+    ids = torch.randint(0, 4096, (2, 16), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        ours, theirs = trained.hf.eval()(ids), loaded(ids)
+    assert torch.equal(ours.prediction_logits, theirs.prediction_logits)
+    assert torch.equal(ours.seq_relationship_logits, theirs.seq_relationship_logits)
+    assert not (tmp_path / "out" / "tokenizer.json").exists()
+    assert not (tmp_path / "out" / "generation_config.json").exists()
 
 
 def test_merging_needs_the_very_base(tmp_path: Path, run: RunDir, dataset: Path) -> None:

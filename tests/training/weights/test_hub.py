@@ -13,7 +13,6 @@ from tests.training.weights.fake_hub import COMMIT, CUT_AFTER, TOKEN, FakeHub
 from training.checkpoint import CheckpointError
 from training.rundir import RunDir
 from training.weights import WeightsError, open_weights
-from training.weights import hub as client
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,7 @@ def hub(published: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     )
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere/token")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(client.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr("training.weights.hub.time.sleep", lambda seconds: None)
     yield served
     served.close()
 
