@@ -147,7 +147,7 @@ def test_yard_diff_of_fields_that_flux_owns(
 @pytest.mark.parametrize(
     ("change", "hint"),
     [
-        ({"server": "https://10.99.0.1:1"}, "is the cluster up"),
+        ({"server": "https://127.0.0.1:1"}, "is the cluster up"),
         ({"namespace": "t-nowhere"}, "make the namespace first"),
         ({"token": "t-wrong"}, "have run out"),
     ],
