@@ -16,29 +16,39 @@ from tokenizers import Tokenizer
 
 # The expression of ByteLevel's `use_regex` (tokenizers, pre_tokenizers/byte_level.rs), for ASCII.
 _WORD = re.compile(r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII)
-_LONGEST = 64
-_MOST_WORDS = 1 << 20
+# Memory that what is remembered may take, in bytes of words and of their tokens.
+_MOST_BYTES = 1 << 28
 
 
-class Words(dict[str, bytes]):
-    """What words become, as bytes of little-endian 32-bit token ids; a new word asks the tokenizer."""
+class Words:
+    """What words become, as bytes of little-endian 32-bit token ids; new words are asked of the tokenizer.
+
+    Threads may share one.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        super().__init__()
         self._tokenizer = tokenizer
-
-    def __missing__(self, word: str) -> bytes:
-        ids = self._tokenizer.encode(word, add_special_tokens=False).ids
-        found = np.array(ids, "<u4").tobytes()
-        if len(word) <= _LONGEST:
-            if len(self) >= _MOST_WORDS:
-                self.clear()
-            self[word] = found
-        return found
+        self._known: dict[str, bytes] = {}
+        self._size = 0
 
     def encode(self, text: str) -> npt.NDArray[Any]:
         """Return the token ids of an ASCII text."""
-        return np.frombuffer(b"".join(map(self.__getitem__, _WORD.findall(text))), "<u4")
+        words = _WORD.findall(text)
+        while True:
+            try:
+                return np.frombuffer(b"".join(map(self._known.__getitem__, words)), "<u4")
+            except KeyError:
+                self._learn(words)
+
+    def _learn(self, words: list[str]) -> None:
+        if self._size > _MOST_BYTES:
+            self._known, self._size = {}, 0
+        known = self._known
+        new = list(set(words).difference(known))
+        encoded = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
+        found = {word: np.array(one.ids, "<u4").tobytes() for word, one in zip(new, encoded, strict=True)}
+        known.update(found)
+        self._size += sum(len(word) + len(ids) for word, ids in found.items())
 
 
 def words_of(tokenizer: Tokenizer) -> Words | None:
