@@ -676,6 +676,41 @@ def record_of_the_first_rank(world: World) -> None:
         world.failed(rank, "lost peer", "Connection closed by peer", seconds=51 if rank == 0 else 49)
 
 
+@situation("oom-device", G5)
+def every_pod_concludes_with_the_same_rank(world: World) -> None:
+    """As training.entrypoint ends a pod: with the first failure of the whole job, from the records of all."""
+    world.end("Failed")
+    end = "entrypoint: out of memory: rank 19 on g5-llama-2-7b-train-worker-2 at step 100: CUDA out of memory (exit code 160)"
+    for index in range(4):
+        world.ended(index, 160, f"[rank{8 * index}]: {PEER}", *TORCHRUN, end)
+
+
+@situation("hang")
+def the_guard_has_ended_a_rank(world: World) -> None:
+    end = "entrypoint: hang: rank 1 on x-worker-1: no progress for 190 s in training after step 7 (limit 180 s): its process is stopped (exit code 162)"
+    world.crash_looping(
+        1, 162, "entrypoint: rank 1 hangs: no progress for 190 s; it is killed", *TORCHRUN, end
+    )
+    world.crash_looping(
+        0, 164, PEER, "entrypoint: lost peer: rank 0 on x-worker-0: Connection closed by peer (exit code 164)"
+    )
+
+
+@situation("oom-host")
+def out_of_memory_by_exit_code_on_processors(world: World) -> None:
+    world.crash_looping(0, 160)
+
+
+@situation("upload")
+def bucket_refuses_the_model(world: World) -> None:
+    world.end("Failed")
+    world.ended(
+        0,
+        166,
+        "entrypoint: upload: rank 0 on x-worker-0 at step 400: AccessDenied: s3://models/x (exit code 166)",
+    )
+
+
 @situation("oom-host")
 def killed_by_the_kernel_for_memory(world: World) -> None:
     world.crash_looping(1, 137, STEP.format(n=7), reason="OOMKilled")

@@ -15,11 +15,13 @@ from tests.job.conftest import NewWorld
 from tests.job.situations import STEP
 from tools import cli
 from tools.cli import run
-from tools.job import cause, loglines, logs, probe, signs, status
+from tools.job import before, cause, failing, loglines, logs, probe, signs, starting, status
 from tools.job.runners import rank_zero
 from tools.job.snapshot import load
 from tools.job.status import Status
 from tools.job.why import explain
+from training.end import End
+from training.failure import CODES, Failure
 
 EARLY, LATE = "2026-11-21T12:00:01.1Z", "2026-11-21T12:00:01.2Z"
 
@@ -81,6 +83,32 @@ def test_a_log_without_failures_has_none() -> None:
 ])  # fmt: skip
 def test_the_trainers_classes_are_refined_but_never_turned_round(own: str, message: str, kind: str) -> None:
     assert signs.refine(own, message) == kind
+
+
+def test_the_conclusion_of_a_pod_names_the_rank_and_host_of_another() -> None:
+    end = "entrypoint: nan: rank 5 on x-worker-1 at step 9: the loss is not finite (exit code 70)"
+    found = signs.first_cause(
+        loglines.read(f"RuntimeError: gloo: Connection closed by peer\n{end}\n", "x-worker-0")
+    )
+    assert found is not None
+    assert (found.kind, found.rank, found.host) == ("nan", 5, "x-worker-1")
+
+
+def test_the_entrypoint_still_concludes_in_these_words() -> None:
+    """What is read here is what training.end writes."""
+    record = Failure("data", 3, "host", 1, 7, "no shard", "DataError", 0.0)
+    end = End("data", "pod", 0.0, 1.0, "no shard", "DataError", record)
+    found = signs.classify(loglines.line_of(f"entrypoint: {end.summary()} (exit code {end.code})"))
+    assert found is not None
+    assert (found.kind, found.rank, found.host, found.concluded) == ("data", 3, "host", True)
+
+
+def test_every_class_of_failure_has_a_remedy() -> None:
+    kinds = {sign.kind for sign in signs.SIGNS} | {signs.refine(kind, "") for kind in CODES if kind != "done"}
+    kinds |= set(failing.SIGNALS.values()) | {kind for kind, _ in failing.DISRUPTIONS.values()}
+    kinds |= {kind for kind, *_ in starting.PULL_ANSWERS + starting.CONFIG_ERRORS + starting.RUN_ERRORS}
+    kinds |= {kind for _, kind, _ in before.REFUSALS}
+    assert kinds <= set(cause.REMEDIES)
 
 
 def test_rank_zero_by_heartbeat(world: NewWorld) -> None:

@@ -167,6 +167,7 @@ REMEDIES = {
     ),
     "lost-peer": "another rank went away first: its own log says why",
     "communication": "the ranks lost each other: network, NCCL or a node; NCCL_DEBUG=WARN says more",
+    "upload": "the bucket, its region and the pod's rights to it; the finished model stays on the volume",
     "crash": "read the last lines of that rank: yard job logs --rank N --previous",
     "hang": (
         "look at that rank's stack (yard job exec, py-spy dump); deleting its pod resumes from the checkpoint"

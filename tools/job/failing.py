@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from tools.facts.instances import NEURON, NVIDIA
 from tools.job import loglines, signs
 from tools.job.cause import Cause, Layer, short
+from tools.job.placement import requests
 from tools.job.pod import End, JobPod
 from tools.job.progress import last_moved
 from tools.job.snapshot import CURRENT, PREVIOUS, Snapshot
@@ -195,7 +197,8 @@ def _from_log(snapshot: Snapshot, failed: Failed) -> Cause | None:
     if kind == "crash" and end and end.code in SIGNALS:
         kind = SIGNALS[end.code]
     who = pod.short if found.rank is None else f"rank {found.rank}"
-    return Cause(kind, _layer(kind), _summary(kind, who), evidence, pod.name, found.rank, at)
+    where = found.host or pod.name
+    return Cause(kind, _layer(kind), _summary(kind, who), evidence, where, found.rank, at)
 
 
 def _from_code(snapshot: Snapshot, failed: Failed) -> Cause | None:
@@ -204,6 +207,8 @@ def _from_code(snapshot: Snapshot, failed: Failed) -> Cause | None:
     if end is None:
         return None
     kind = WORDS.get(CLASSES.get(end.code, ""), CLASSES.get(end.code))
+    if kind == "oom-device" and accelerators(pod) == 0:
+        kind = "oom-host"
     kind = kind or SIGNALS.get(end.code) or ("drained" if end.code == 143 else None)
     kind = kind or ("command" if end.code in (126, 127) or end.reason == "StartError" else "crash")
     if "exec format error" in end.message:
@@ -215,6 +220,12 @@ def _from_code(snapshot: Snapshot, failed: Failed) -> Cause | None:
     # An exit code without a class may be anything's consequence.
     layer = Layer.VICTIM if kind == "crash" else _layer(kind)
     return Cause(kind, layer, summary, evidence, pod.name, at=end.at)
+
+
+def accelerators(pod: JobPod) -> int:
+    """Return how many accelerators a pod asks for."""
+    asked = requests(pod.spec)
+    return int(sum(asked.get(name, 0) for name in (NVIDIA, NEURON)))
 
 
 def _layer(kind: str) -> Layer:

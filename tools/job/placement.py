@@ -7,7 +7,6 @@ resources, and the number of pods. What is not computed is named in `ignored`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -89,6 +88,7 @@ class Nodes:
 
     def __post_init__(self) -> None:
         self._on: dict[str, list[Object]] = {}
+        self._used: dict[str, dict[str, Decimal]] = {}
         for pod in self.pods:
             node = (pod.get("spec") or {}).get("nodeName")
             if node and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
@@ -100,10 +100,13 @@ class Nodes:
 
     def used(self, node: str) -> dict[str, Decimal]:
         """Return what the pods on a node request together, by resource."""
-        total: Counter[str] = Counter()
-        for pod in self.on(node):
-            total.update(requests(pod["spec"]))
-        return {name: Decimal(value) for name, value in total.items()}
+        if node not in self._used:
+            total: dict[str, Decimal] = {}
+            for pod in self.on(node):
+                for resource, value in requests(pod["spec"]).items():
+                    total[resource] = total.get(resource, Decimal(0)) + value
+            self._used[node] = total
+        return self._used[node]
 
     def fit(self, pod: Object, volumes: Iterable[Object] = ()) -> Fit:
         """Return what each node says to `pod`; `volumes` are those that its claims are bound to."""

@@ -16,6 +16,10 @@ from training.failure import CODES
 
 # The trainer's own line: `rank 3: out of memory: ...`, its classes those of training/failure.py.
 _OWN = re.compile(rf"^(?:\S+ )*?(?:ERROR )?rank (\d+): ({'|'.join(CODES)}): (.*)")
+# How a pod's first process concludes (training/entrypoint.py): the first failing rank of the whole job.
+_END = re.compile(
+    rf"^entrypoint: ({'|'.join(CODES)}): (?:rank (\d+) on (\S+?)(?: at step \d+)?: )?(.*) \(exit code \d+\)$"
+)
 _EXCEPTION = re.compile(
     r"^(?:\[\w+\]:)?(?:\s*)((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Timeout))(?:: |$)"
 )
@@ -70,6 +74,7 @@ SIGNS = (
         r"^MemoryError",
         r"DataLoader worker .* killed by signal: Killed",
         r"std::bad_alloc",
+        r"for memory: the container was at its limit",
     ),
     _sign(
         "storage-full",
@@ -203,11 +208,16 @@ VICTIMS = frozenset(sign.kind for sign in SIGNS if sign.victim)
 
 @dataclass(frozen=True)
 class Found:
-    """A class of failure, the line that shows it, and the rank that the line is from where it says so."""
+    """A class of failure, the line that shows it, and the rank and host of it where the line says so.
+
+    `concluded` is what a pod's first process says at the end, with the records of all ranks before it.
+    """
 
     kind: str
     line: Line
     rank: int | None = None
+    host: str | None = None
+    concluded: bool = False
 
     @property
     def victim(self) -> bool:
@@ -216,14 +226,15 @@ class Found:
 
 
 def first_cause(lines: Iterable[Line]) -> Found | None:
-    """Return the first failure in a log that is no consequence of another; else the first of all.
+    """Return what a log concludes, else its first failure that is no consequence of another, else the first.
 
     An exception that no class knows is the class `crash`, and counts when nothing else is found: it may have
     been caught. None where no line reports an error.
     """
     found = [one for one in map(classify, lines) if one is not None]
     known = [one for one in found if one.kind != "crash"]
-    own = [one for one in known if not one.victim]
+    concluded = [one for one in known if one.concluded and not one.victim]
+    own = concluded[::-1] or [one for one in known if not one.victim]
     crashes = [one for one in found if one.kind == "crash"]
     # Of unknown exceptions the last: what ended the process stands behind what it has caught.
     return next(iter(own), None) or next(iter(crashes[::-1]), None) or next(iter(known), None)
@@ -232,6 +243,9 @@ def first_cause(lines: Iterable[Line]) -> Found | None:
 def classify(line: Line) -> Found | None:
     """Return what one line says of a failure, None for a line that reports no error."""
     text = line.text
+    if end := _END.match(text):
+        rank = int(end[2]) if end[2] else None
+        return Found(refine(end[1], end[4]), line, rank, end[3], concluded=True)
     if own := _OWN.search(text):
         kind = refine(own[2], own[3])
         return Found(kind, line, int(own[1]))

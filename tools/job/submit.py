@@ -93,19 +93,32 @@ def text_of(manifests: Manifests) -> str:
 
 
 def difference(kubectl: Kubectl, manifests: Manifests) -> str:
-    """Return what applying would change, as the API server sees it; empty for nothing."""
-    done = kubectl.run("diff", "--server-side", "--filename=-", stdin=text_of(manifests))
+    """Return what applying would change as the API server sees it, whoever owns it; empty for nothing."""
+    words = ("diff", "--server-side", "--force-conflicts", "--filename=-")
+    done = kubectl.run(*words, stdin=text_of(manifests))
     if done.returncode not in (0, 1) or (done.returncode == 1 and not done.stdout.strip()):
         raise failure("diff", done.stderr)
     return done.stdout
 
 
-def apply(kubectl: Kubectl, manifests: Manifests, dry_run: bool = False) -> tuple[list[Applied], list[str]]:
+def try_out(kubectl: Kubectl, manifests: Manifests, replaced: bool) -> list[str]:
+    """Apply in a dry run on the server and return its warnings; UserError with what it refuses.
+
+    A job that is to be `replaced` is judged as if nobody else owned its fields: it will be deleted.
+    """
+    job = manifests.job()
+    others = Manifests(manifests.source, [item for item in manifests.objects if item is not job])
+    force = ("--force-conflicts",) if replaced else ()
+    _, warnings = apply(kubectl, others, "--dry-run=server") if others.objects else ([], [])
+    _, more = apply(kubectl, Manifests(manifests.source, [job]), "--dry-run=server", *force)
+    return [*warnings, *more]
+
+
+def apply(kubectl: Kubectl, manifests: Manifests, *options: str) -> tuple[list[Applied], list[str]]:
     """Apply the objects server-side; return what the cluster has now, and its warnings.
 
-    Raises UserError with what the API server refuses; nothing is applied in a dry run.
+    Raises UserError with what the API server refuses.
     """
-    options = ["--dry-run=server"] if dry_run else []
     words = ("apply", "--server-side", *options, "--filename=-", "--output=json")
     done = kubectl.run(*words, stdin=text_of(manifests))
     if done.returncode != 0:

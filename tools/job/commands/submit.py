@@ -66,8 +66,7 @@ def command(
     job = submit.existing(here, name)
     change = submit.difference(here, manifests) if job else ""
     resumed = _decide(job, change, resume, replace)
-    _, warnings = submit.apply(here, manifests, dry_run=True)
-    for warning in warnings:
+    for warning in submit.try_out(here, manifests, replaced=job is not None and not resumed):
         output.note(warning)
     if dry_run:
         _done(as_json, "would be applied", here, [], None)
