@@ -91,12 +91,13 @@ def test_accumulation_changes_nothing(
     )
 
 
+@pytest.mark.timeout(400)
 def test_two_ranks_change_nothing(alone: RunDir, start: Callable, optimizer: tuple[str, ...]) -> None:
     """Plain AdamW with whole models, LAMB with sharded ones, whose norms are then of all shards."""
     sharding = "fsdp" if optimizer else "ddp"
     overrides = (*CALM, *optimizer, f"parallel.sharding={sharding}")
     job = start("two", nproc=2, overrides=overrides, module=MODULE)
-    assert job.wait() == 0, job.text()
+    assert job.wait(300) == 0, job.text()
     assert job.losses() == pytest.approx(losses(alone), rel=1e-4)
 
 
@@ -115,16 +116,16 @@ def test_a_stopped_run_goes_on_bitwise(
     )
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_killed_rank_costs_nothing(start: Callable) -> None:
     """SIGKILL of one of two sharded ranks, with LAMB and dropout; both start again: the same bits."""
     overrides = (*LAMB, "parallel.sharding=fsdp", "checkpoint.every=3")
     calm = start("calm", nproc=2, overrides=overrides, module=MODULE)
-    assert calm.wait() == 0, calm.text()
+    assert calm.wait(300) == 0, calm.text()
     struck = start("struck", nproc=2, overrides=overrides, restarts=1, module=MODULE)
-    struck.until(lambda: len(struck.records()) >= 5)
+    struck.until(lambda: len(struck.records()) >= 5, 300)
     os.kill(struck.workers()[1], 9)
-    assert struck.wait() == 0, struck.text()
+    assert struck.wait(300) == 0, struck.text()
     assert "continuing from step" in (struck.run / "logs" / "rank-00000.log").read_text()
     assert struck.losses() == calm.losses()
     assert same(tensors(RunDir(struck.run)), tensors(RunDir(calm.run)))
