@@ -47,11 +47,12 @@ class Kubectl:
         return ["kubectl", *context, *namespace, *arguments]
 
     def run(
-        self, *arguments: str, stdin: str | None = None, seconds: float = SECONDS
+        self, *arguments: str, stdin: str | None = None, seconds: float | None = SECONDS
     ) -> subprocess.CompletedProcess[str]:
         """Run kubectl and return what it said, whatever its exit code.
 
-        Raises UserError where kubectl is missing, and, with exit code 3, where it does not end in `seconds`.
+        Raises UserError where kubectl is missing, and, with exit code 3, where it does not end in `seconds`
+        (None: it may take as long as it wants).
         """
         try:
             return subprocess.run(
@@ -67,12 +68,12 @@ class Kubectl:
         except FileNotFoundError:
             raise missing() from None
         except subprocess.TimeoutExpired:
-            message = f"kubectl {arguments[0]}: no answer from the cluster for {seconds:.0f} s"
+            message = f"kubectl {arguments[0]}: no answer from the cluster for {seconds} s"
             raise UserError(message, HINTS["connection refused"], CANNOT_SEE) from None
         except OSError as problem:
             raise UserError(f"kubectl does not run: {problem.strerror}") from problem
 
-    def text(self, *arguments: str, stdin: str | None = None, seconds: float = SECONDS) -> str:
+    def text(self, *arguments: str, stdin: str | None = None, seconds: float | None = SECONDS) -> str:
         """Return kubectl's output; UserError with its last complaint where it fails."""
         done = self.run(*arguments, stdin=stdin, seconds=seconds)
         if done.returncode != 0:
