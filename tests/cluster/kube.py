@@ -16,7 +16,7 @@ import yaml  # type: ignore[import-untyped]
 from tools import repo
 
 Object = dict[str, Any]
-CALL_SECONDS = 60
+CALL_SECONDS = 180
 
 
 class KubectlError(Exception):
