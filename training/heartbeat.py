@@ -22,7 +22,7 @@ from typing import Literal, get_args
 ATTEMPT = "TRAINYARD_ATTEMPT"  # set by training.entrypoint: the pod's start that a heartbeat belongs to
 DUMP_SIGNAL = signal.SIGUSR2  # a rank that beats answers it with the stacks of its threads
 INTERVAL = 1.0  # seconds between two writings within a phase
-SETTLED = 2  # beats after which a phase of steps is in its stride: compilers and connections are behind it
+SETTLED = 3  # steps after which a phase is in its stride: compilers and connections are behind it
 SHARE = 0.01  # of a rank's time that writing may take: on a slow file system it is written less often
 
 Phase = Literal[
@@ -36,9 +36,9 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 class Beat:
     """One heartbeat. `time` is in seconds since the epoch.
 
-    `beats` counts those in this phase so far, `longest_s` is the longest time between two of them once it is
-    SETTLED. `count` grows with each writing, so that a reader sees progress without comparing clocks.
-    `attempt` is empty where no entrypoint started the rank.
+    `beats` counts the steps (batches, lines of progress) of this phase so far, `longest_s` is the longest
+    time between two signs of life in it after the first. `count` grows with each writing, so that a reader
+    sees progress without comparing clocks. `attempt` is empty where no entrypoint started the rank.
     """
 
     rank: int
@@ -92,16 +92,16 @@ class Heartbeat:
         self._step = self._step if step is None else step
         self._write()
 
-    def beat(self, step: int | None = None) -> None:
-        """Say that the rank gets on, at `step` when it is given."""
+    def beat(self, step: int | None = None, *, part: bool = False) -> None:
+        """Say that the rank gets on: a step is done, `step` where they are counted, or only `part` of one."""
         now, phase = time.monotonic(), self._phase
-        if self._beats[phase] >= SETTLED:
+        if self._beats[phase]:
             self._longest[phase] = max(self._longest[phase], now - self._last_call)
-        self._beats[phase] += 1
+        self._beats[phase] += not part
         self._last_call = now
         self._step = self._step if step is None else step
         due = now - self._written_at >= max(INTERVAL, self._cost / SHARE)
-        if due or self._beats[phase] == SETTLED:
+        if due or (self._beats[phase] == SETTLED and not part):
             self._write()
 
     @contextlib.contextmanager
@@ -147,9 +147,9 @@ def enter(phase: Phase, step: int | None = None) -> None:
     _own.enter(phase, step)
 
 
-def beat(step: int | None = None) -> None:
-    """Say that this process gets on."""
-    _own.beat(step)
+def beat(step: int | None = None, *, part: bool = False) -> None:
+    """Say that this process gets on, by a step or by part of one."""
+    _own.beat(step, part=part)
 
 
 def during(phase: Phase) -> contextlib.AbstractContextManager[None]:

@@ -227,7 +227,7 @@ def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) -> str:
                 before_exchange = device.mark()
             (losses * scale).sum().backward()
         totals += losses.detach()
-        heartbeat.beat()
+        heartbeat.beat(part=True)
         device.micro_batch_done()
     now.parallel.exchange_rest(device)
     grad_norm = clip_gradients(now.parallel.model, recipe.gradient_clip)

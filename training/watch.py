@@ -22,7 +22,7 @@ from training.process import state_of
 from training.rundir import RunDir
 
 STEP_VARIABLE, LONG_VARIABLE = "TRAINYARD_HANG_SECONDS", "TRAINYARD_LONG_SECONDS"
-STEP_SECONDS, LONG_SECONDS = 180.0, 1800.0
+STEP_SECONDS, LONG_SECONDS = 300.0, 3600.0
 SLOWER = 5.0  # a rank is late after so many times its own longest gap, if that is more
 WAITING = 1.5  # how much longer a rank is left alone that only waits for others: theirs is found first
 AFTER_DEATH = 60.0  # seconds without judgement after a rank died: the launcher ends and restarts the others
@@ -40,7 +40,7 @@ _WAITS = re.compile(
 class Limits:
     """Seconds of silence that a rank may take: between two steps, and in what is one long step.
 
-    Long are the first two steps of a phase too, in which code is compiled and connections are made.
+    Long are the first steps of a phase too, in which code is compiled and connections are made.
 
     Zero seconds between steps switches the guard off.
     """
@@ -122,12 +122,15 @@ class Watch:
         return [] if any(now - died < AFTER_DEATH for died in self._dead.values()) else found
 
     def hung(self, late: list[Late]) -> list[Failure]:
-        """The records of those among the late ranks that hold up the others; none while that is unclear.
+        """The records of those among the late ranks that hold up the others; none while that is unclear."""
+        return self.judge(late, _stacks(self._directory, [item.beat for item in late]))
+
+    def judge(self, late: list[Late], stacks: Mapping[int, str]) -> list[Failure]:
+        """As `hung`, with the stacks of each late rank's threads.
 
         Where all only wait, for a rank of another pod or in a collective that never ends, the rank that is
         furthest behind is named once the time has come for it.
         """
-        stacks = _stacks(self._directory, [item.beat for item in late])
         records = []
         for item in late:
             reason = _reason(item.beat, stacks[item.beat.rank])

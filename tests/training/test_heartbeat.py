@@ -1,0 +1,163 @@
+"""What a rank's heartbeat says, when it is written, and after how long silence a rank is late."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.training.inprocess import Texts, run
+from training import heartbeat
+from training.heartbeat import SETTLED, Beat, Heartbeat, path_of, read
+from training.rundir import RunDir
+from training.watch import Late, Limits, Watch, _reason
+
+
+def beat_with(phase: heartbeat.Phase = "training", beats: int = SETTLED, longest: float = 0.0) -> Beat:
+    return Beat(0, phase, 7, time.time(), "here", os.getpid(), "", beats, longest, 1)
+
+
+def test_a_heartbeat_is_written_on_a_change_and_else_once_a_second(tmp_path: Path) -> None:
+    heart = Heartbeat(tmp_path, 3)
+    heart.enter("training", 0)
+    for step in range(1, 200):
+        heart.beat(step)
+    early = read(path_of(tmp_path, 3))
+    assert early is not None
+    assert (early.rank, early.phase, early.pid) == (3, "training", os.getpid())
+    assert early.beats >= SETTLED
+    assert early.count <= 4  # on entering, once it was settled, and at most each second since
+    with heart.during("saving"):
+        saving = read(path_of(tmp_path, 3))
+        assert saving is not None
+        assert (saving.phase, saving.step) == ("saving", 199)
+    after = read(path_of(tmp_path, 3))
+    assert after is not None
+    assert (after.phase, after.beats) == ("training", 199)
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_heartbeat_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    heart = Heartbeat(tmp_path / "file" / "heartbeat", 0)
+    heart.answer_with_stacks()
+    heart.enter("training", 1)
+    assert heart.phase == "training"
+    assert read(tmp_path / "none.json") is None
+    (tmp_path / "half.json").write_text('{"rank": 0, "pha')
+    assert read(tmp_path / "half.json") is None
+
+
+@pytest.mark.parametrize(
+    ("beat", "limit"),
+    [
+        (beat_with(), 10),
+        (beat_with("evaluating"), 10),
+        (beat_with(beats=SETTLED - 1), 100),
+        (beat_with("compiling"), 100),
+        (beat_with("saving"), 100),
+        (beat_with("preparing data"), 100),
+        (beat_with(longest=4.0), 20),
+        (beat_with("saving", longest=40.0), 200),
+    ],
+)
+def test_how_long_a_phase_may_be_silent(beat: Beat, limit: float) -> None:
+    assert Limits(step=10, long=100).for_(beat) == limit
+
+
+def test_slow_steps_make_their_own_limit_before_the_short_one_holds(tmp_path: Path) -> None:
+    """A run whose steps take longer than the limit does not hang: its first ones are measured."""
+    heart = Heartbeat(tmp_path, 0)
+    heart.enter("training", 0)
+    for step in range(1, SETTLED + 1):
+        for _ in range(10):
+            heart.beat(part=True)
+        time.sleep(0.2)
+        heart.beat(step)
+    found = read(path_of(tmp_path, 0))
+    assert found is not None
+    assert found.beats == SETTLED
+    assert found.longest_s >= 0.2
+    assert Limits(step=0.1, long=100).for_(found) >= 1.0
+
+
+def test_ranks_of_other_starts_and_dead_ones_are_not_late(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.heartbeat.mkdir()
+    for rank, attempt, pid in ((0, "mine", os.getpid()), (1, "other", os.getpid()), (2, "mine", 4194303)):
+        values = {**beat_with().__dict__, "rank": rank, "attempt": attempt, "pid": pid}
+        path_of(run_dir.heartbeat, rank).write_text(json.dumps(values))
+    watch = Watch(run_dir, "mine", Limits(step=0.05, long=100))
+    assert [beat.rank for beat in watch.ranks()] == [0, 2]
+    path_of(run_dir.heartbeat, 2).unlink()
+    watch = Watch(run_dir, "mine", Limits(step=0.05, long=100))
+    assert watch.late() == []
+    time.sleep(0.2)
+    assert [item.beat.rank for item in watch.late()] == [0]
+    assert Watch(run_dir, "mine", Limits(step=0)).late() == []
+
+
+STACK = """Thread 0x00007f0000000001 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 327 in wait
+
+Current thread 0x00007f0000000000 (most recent call first):
+  File "{file}", line 10 in {name}
+  File "/app/training/loop.py", line 200 in _step
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "waits"),
+    [
+        ("/venv/torch/distributed/distributed_c10d.py", "all_reduce", True),
+        ("/venv/torch/autograd/graph.py", "_engine_run_backward", True),
+        ("/venv/torch/cuda/__init__.py", "synchronize", True),
+        ("/app/training/metrics.py", "_row", True),
+        ("/app/training/data/shards.py", "read", False),
+        ("/usr/lib/python3.11/socket.py", "readinto", False),
+    ],
+)
+def test_who_only_waits_for_others_is_no_culprit(file: str, name: str, waits: bool) -> None:
+    reason = _reason(beat_with(), STACK.format(file=file, name=name))
+    assert (reason is None) == waits
+    if reason is not None:
+        assert f"in {name}" in reason
+
+
+def test_where_all_wait_the_one_furthest_behind_is_named_later(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.heartbeat.mkdir()
+    watch = Watch(run_dir, "mine", Limits(step=10, long=100))
+    waiting = STACK.format(file="/venv/torch/distributed/distributed_c10d.py", name="all_reduce")
+    beats = [Beat(rank, "training", 9 - rank, 0.0, "h", os.getpid(), "mine", 5, 0.0, 1) for rank in (0, 1)]
+    late = [Late(beat, 11.0, 10.0) for beat in beats]
+    stacks = dict.fromkeys((0, 1), waiting)
+    assert watch.judge(late, stacks) == []
+    overdue = [Late(item.beat, 16.0, 10.0) for item in late]
+    (record,) = watch.judge(overdue, stacks)
+    assert (record.rank, record.kind, record.step) == (1, "hang", 8)
+    assert "wait for each other" in record.message
+
+
+def test_a_run_goes_through_its_phases(texts: Texts, data_root: Path, tmp_path: Path) -> None:
+    seen: list[str] = []
+    real = Heartbeat._write
+
+    def noting(self: Heartbeat) -> None:
+        real(self)
+        if not seen or seen[-1] != self.phase:
+            seen.append(self.phase)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Heartbeat, "_write", noting)
+        patch.setattr(heartbeat, "_own", Heartbeat(tmp_path / "heartbeat", 0))
+        run(texts, ("train.steps=12", "train.eval_every=6"), tmp_path / "run", data_root)
+    assert [phase for index, phase in enumerate(seen) if phase not in seen[:index]] == [
+        "preparing data", "loading", "training", "saving", "evaluating", "sampling",
+    ]  # fmt: skip
+    last = read(path_of(tmp_path / "heartbeat", 0))
+    assert last is not None
+    assert last.step == 12
