@@ -97,19 +97,35 @@ def test_lines_without_metrics_give_nothing() -> None:
     assert from_text("loss is a word\nstep by step\n{'eval': 1}\n{'loss': }\nBatch 1 Loss: , Speed:") == []
 
 
-def test_our_own_logger_is_read_back(tmp_path: Path) -> None:
-    """What training/metrics.py writes is what this reads: both its formats name the same step and loss."""
-    row = {
-        "step": 3,
-        "loss": 2.5,
-        "lr": 1e-3,
-        "tokens_per_s": 10.0,
-        "mfu": None,
-        "rank_step_s": [1.0, 2.0],
-        "new": 1,
+@pytest.mark.parametrize("losses", [("loss",), ("mlm", "nsp")])
+def test_the_trainers_own_line_is_read_back(losses: tuple[str, ...]) -> None:
+    """What training/metrics.py prints of a step is what this reads."""
+    from training.metrics import Metrics
+
+    printer = object.__new__(Metrics)
+    record = {"step": 7, "loss": 2.5, "mlm_loss": 2.0, "nsp_loss": 0.5, "lr": 1e-3, "memory_gib": 1.0}
+    record |= {"tokens_per_s": 1234.0, "sequences_per_s": 9.5, "step_s": 1.0}
+    values = {
+        "_recent": [record],
+        "_steps": 400,
+        "_peak": 1e12,
+        "_peak_source": "measured",
+        "_losses": losses,
     }
-    (found,) = metrics.from_jsonl([json.dumps(row), '{"step": 4, "lo'])
+    for name, value in {**values, "_flops_per_token": 1e8}.items():
+        setattr(printer, name, value)
+    (found,) = from_text(printer._line(record))
+    assert (found.step, found.steps, found.loss, found.lr, found.tokens_per_s) == (7, 400, 2.5, 1e-3, 1234.0)
+    assert found.mfu == pytest.approx(0.123)
+    assert found.samples_per_s == (9.5 if len(losses) > 1 else None)
+
+
+def test_metrics_of_the_run_are_read_and_half_a_line_is_not() -> None:
+    row = {"step": 3, "loss": 2.5, "lr": 1e-3, "tokens_per_s": 10.0, "mfu": None, "rank_step_s": [1.0, 2.0]}
+    more = {"sequences_per_s": 4.5, "of_another_release": 1}
+    (found,) = metrics.from_jsonl([json.dumps(row | more), '{"step": 4, "lo'])
     assert (found.step, found.loss, found.mfu, found.rank_step_s) == (3, 2.5, None, (1.0, 2.0))
+    assert found.samples_per_s == 4.5
 
 
 def test_a_restart_is_a_step_back_or_a_long_pause() -> None:

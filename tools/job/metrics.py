@@ -19,8 +19,12 @@ from typing import Any
 from tools.job.loglines import Line
 
 _NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|nan|inf))"
-# Of training/metrics.py: `step  12/100  loss 3.214  lr 2.00e-03  1,234 tokens/s  MFU 1.2% of ...`.
-_OURS = re.compile(rf"(?:^|\s)step\s+(\d+)/(\d+)\s+loss {_NUMBER}\s+lr {_NUMBER}\s+{_NUMBER} tokens/s(.*)")
+# Of training/metrics.py: `step  12/100  loss 3.214  lr 2.00e-03  1,234 tokens/s  MFU 1.2% of ...`; a task of
+# several losses names each behind their sum, and its sequences/s.
+_OURS = re.compile(
+    rf"(?:^|\s)step\s+(\d+)/(\d+)\s+loss {_NUMBER}\s+(?:\w+ {_NUMBER}\s+)*?lr {_NUMBER}\s+{_NUMBER} tokens/s"
+    rf"(?:\s+{_NUMBER} sequences/s)?(.*)"
+)
 _OUR_MFU = re.compile(r"MFU ([\d.]+)%")
 # awslabs/awsome-distributed-training, FSDP: `Batch 979 Loss: 5.63272, Speed: 0.43 samples/sec, lr: ...`.
 _FSDP = re.compile(rf"Batch (\d+) Loss: {_NUMBER}, Speed: {_NUMBER} samples/sec(.*)")
@@ -175,6 +179,7 @@ def _from_json(line: str) -> Record | None:
         picked = {key: item for key, item in value.items() if key in known}
         picked["step"] = int(value["step"])
         picked["rank_step_s"] = tuple(value.get("rank_step_s") or ())
+        picked["samples_per_s"] = value.get("sequences_per_s", value.get("samples_per_s"))
         return Record(**{"loss": None} | picked)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -182,10 +187,11 @@ def _from_json(line: str) -> Record | None:
 
 def _from_line(text: str, at: float | None, bar: tuple[int, int] | None) -> Record | None:
     if found := _OURS.search(text):
-        mfu = _OUR_MFU.search(found[6])
+        mfu = _OUR_MFU.search(found[8])
         return Record(
-            step=int(found[1]), steps=int(found[2]), loss=_number(found[3]), lr=_number(found[4]),
-            tokens_per_s=_number(found[5]), mfu=float(mfu[1]) / 100 if mfu else None, time=at,
+            step=int(found[1]), steps=int(found[2]), loss=_number(found[3]), lr=_number(found[5]),
+            tokens_per_s=_number(found[6]), samples_per_s=_number(found[7]) if found[7] else None,
+            mfu=float(mfu[1]) / 100 if mfu else None, time=at,
         )  # fmt: skip
     if found := _FSDP.search(text):
         more = {key: match[1] for key, sign in _FSDP_MORE.items() if (match := sign.search(found[4]))}
