@@ -22,6 +22,7 @@ Examples:
   yard wiring overlays/cpu/llama-tiny         prove that its pods form one job
   yard render overlays/cpu/llama-tiny         print what a cluster would be given
   yard preflight --all                        judge every cell before money is spent
+  yard job why                                why the job on the cluster does not train
 
 \b
 Exit codes: 0 good, 1 bad verdict or failed run, 2 bad input, 3 cannot tell, 130 after Ctrl-C."""
