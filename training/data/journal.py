@@ -18,8 +18,7 @@ from training.data.progress import INTERVAL, Reporter
 from training.data.readers import Place
 from training.data.sources import Source, SourceFile
 from training.data.staging import JOURNAL
-from training.data.stream.http import Stopped
-from training.data.stream.places import RemotePlace
+from training.data.stream.places import RemotePlace, Stopped
 
 # Seconds of work that a kill may cost.
 EVERY = 10.0

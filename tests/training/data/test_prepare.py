@@ -361,7 +361,7 @@ def test_missing_short_and_edited_files_are_found(prepared: Callable[..., Path])
 def test_preparing_needs_no_torch() -> None:
     code = (
         "import sys, training.data.prepare, training.data.dataset, training.data.position;"
-        "print(sorted({'torch', 'transformers', 'pyarrow'} & set(sys.modules)))"
+        "print(sorted({'torch', 'transformers', 'pyarrow', 'datasets', 'httpx2'} & set(sys.modules)))"
     )
     result = subprocess.run(
         [sys.executable, "-c", code],

@@ -257,7 +257,7 @@ def test_other_kinds_of_tokenizers_are_left_to_the_library(change: dict[str, Any
 def test_files_over_http_make_the_same_bytes_as_files_here(
     prepared: Callable[..., Path], serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "PATIENCE", http.Patience(first=0.01, most=0.05, silence=0.3))
+    monkeypatch.setattr(http, "PATIENCE", http.Patience(attempts=20, first=0.01, most=0.05, silence=0.3))
     server = serve(share=0.5, seed=2)
     for name, data in server.files.items():
         (tmp_path / name.strip("/")).write_bytes(data)

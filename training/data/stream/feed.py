@@ -20,9 +20,8 @@ from training.data.dataset import Batch as TokenBatch
 from training.data.errors import DataError
 from training.data.index import HELDOUT
 from training.data.position import heldout_batches
-from training.data.stream.http import Stopped
 from training.data.stream.lanes import Plan, Sample, State, samples
-from training.data.stream.places import RemotePlace
+from training.data.stream.places import RemotePlace, Stopped
 
 if TYPE_CHECKING:
     from training.config import Config
@@ -36,6 +35,7 @@ FEWEST_LANES = 8
 _AHEAD_STEPS = 2
 _KEPT_STATES = 4
 _SAY_AFTER = 10.0
+_CLOSING_S = 5.0
 
 
 def lanes_for(config: Config, files: int, world_size: int) -> int:
@@ -96,8 +96,8 @@ class _LaneThread:
                 raise item
             return item
 
-    def join(self) -> None:
-        self._thread.join(timeout=5)
+    def join(self, seconds: float) -> None:
+        self._thread.join(max(0.0, seconds))
 
 
 class StreamFeed:
@@ -212,10 +212,11 @@ class StreamFeed:
         self._states = {position: {lane: lanes[lane] for lane in self._lanes}}
 
     def close(self) -> None:
-        """End the threads; one that waits for the network ends when the answer comes."""
+        """End the threads, which takes seconds; one that waits for an answer ends with it or the process."""
         self._stop.set()
+        last = time.monotonic() + _CLOSING_S
         for thread in self._threads.values():
-            thread.join()
+            thread.join(last - time.monotonic())
 
 
 def _batch(rows: list[Sample]) -> TokenBatch:

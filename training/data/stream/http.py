@@ -20,6 +20,7 @@ from typing import Any
 import httpx2
 
 from training.data.errors import DataError
+from training.data.stream.places import Stopped
 
 # RFC 9110 and 6585: the request may succeed when it is made again.
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -47,10 +48,6 @@ class Patience:
 
 
 PATIENCE = Patience()
-
-
-class Stopped(Exception):
-    """The reader was closed while it waited."""
 
 
 class Trials:

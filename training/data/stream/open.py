@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from training.data.errors import DataError
 from training.data.index import TOKENIZER, read_index
 from training.data.prepare import prepare
-from training.data.readers import is_rows
+from training.data.readers import Place, is_rows
 from training.data.sources import open_source
 from training.data.stream.feed import StreamFeed, lanes_for
 from training.data.stream.lanes import Plan
@@ -26,6 +26,7 @@ def prepare_first(config: Config, root: Path, progress: Callable[[str], None]) -
     """Return the dataset of the stream's first part, made when it is not there yet. Raises DataError."""
     data = config.data
     assert data.stream is not None
+    _files(config)
     return prepare(
         source=data.source,
         text_field=data.text_field,
@@ -42,13 +43,7 @@ def open_stream(config: Config, first: Path, ranks: Ranks, say: Callable[[str], 
     """Return this rank's feed of the stream whose first part is prepared. Raises DataError."""
     data = config.data
     assert data.stream is not None
-    files = tuple(file.path for file in open_source(data.source, data.text_field).files)
-    for place in files:
-        if not is_rows(place):
-            raise DataError(
-                f"data source {place}: a stream reads .jsonl, .jsonl.gz, .json.gz and .parquet files; "
-                "leave out data.stream to have other files prepared first"
-            )
+    files = _files(config)
     index = read_index(first)
     tokenizer = load(str(first), given_files(str(first / TOKENIZER)), config.model.vocab_size)
     plan = Plan(
@@ -62,3 +57,15 @@ def open_stream(config: Config, first: Path, ranks: Ranks, say: Callable[[str], 
         encode=lambda texts: tokenizer.encode(texts, index.dtype),
     )
     return StreamFeed(config, plan, first, ranks, say)
+
+
+def _files(config: Config) -> tuple[Place, ...]:
+    """Return the stream's files; DataError where one holds no rows."""
+    files = tuple(file.path for file in open_source(config.data.source, config.data.text_field).files)
+    for place in files:
+        if not is_rows(place):
+            raise DataError(
+                f"data source {place}: a stream reads .jsonl, .jsonl.gz, .json.gz and .parquet files; "
+                "leave out data.stream to have other files prepared first"
+            )
+    return files

@@ -187,8 +187,9 @@ def serve(shard_bytes: dict[str, bytes]) -> Iterator[Callable[..., Server]]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses of milliseconds instead of seconds."""
-    monkeypatch.setattr(http, "PATIENCE", http.Patience(first=0.01, most=0.05, silence=0.3, longest=2.0))
+    """Pauses of milliseconds instead of seconds; more attempts, for these servers fail most of the time."""
+    patience = http.Patience(attempts=20, first=0.01, most=0.05, silence=0.3, longest=2.0)
+    monkeypatch.setattr(http, "PATIENCE", patience)
 
 
 @pytest.fixture

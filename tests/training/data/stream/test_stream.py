@@ -364,9 +364,12 @@ def test_a_stream_without_source_is_c4(texts: dict[str, tuple[str, str]]) -> Non
     assert listed.data.source == "a.jsonl\nhttps://h/b.jsonl"
 
 
-def test_only_rows_can_be_streamed(stream_config: Callable[..., Config], feeds: Feeds, corpus: Path) -> None:
+def test_only_rows_can_be_streamed(
+    stream_config: Callable[..., Config], feeds: Feeds, corpus: Path, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match=r"a stream reads \.jsonl.*leave out data\.stream"):
         feeds(stream_config(corpus))
+    assert not (tmp_path / "data").exists(), "found before anything is prepared"
 
 
 def test_files_without_a_document_to_train_on_are_refused(tmp_path: Path) -> None:
