@@ -31,10 +31,10 @@ SMALL = {
     },
     "overlays/model/llama-tiny-lora/model.yaml": {
         "sequence_length: 256": "sequence_length: 64",
-        "steps: 100": "steps: 10",
-        "warmup_steps: 10": "warmup_steps: 2",
+        "steps: 60": "steps: 10",
+        "warmup_steps: 6": "warmup_steps: 2",
         "global_batch_size: 32": "global_batch_size: 4",
-        "eval_every: 50": "eval_every: 5",
+        "eval_every: 30": "eval_every: 5",
         "eval_sequences: 64": "eval_sequences: 8",
         "max_new_tokens: 48": "max_new_tokens: 8",
     },
