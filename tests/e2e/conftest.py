@@ -44,6 +44,7 @@ SMALL = {
     },
     "overlays/model/bert-tiny/model.yaml": {
         "source: python-stdlib": "source: training",
+        "heldout_fraction: 0.02": "heldout_fraction: 0.1",
         "vocab_size: 4096": "vocab_size: 2048",
         "hidden_size: 256": "hidden_size: 64",
         "intermediate_size: 1024": "intermediate_size: 128",
