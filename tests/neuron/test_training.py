@@ -69,7 +69,7 @@ def test_losses_are_those_of_plain_cpu_and_no_graph_is_late(
     assert [record["step"] for record in found] == list(range(1, 25))
     pairs = list(zip((record["loss"] for record in found), on_cpu[model], strict=True))
     assert max(abs(xla - cpu) / cpu for xla, cpu in pairs) <= TOLERANCE
-    assert found[-1]["loss"] < 0.8 * found[0]["loss"]
+    assert found[-1]["loss"] < 0.9 * found[0]["loss"]
     compiled = [record["graphs_compiled"] for record in found]
     assert compiled[0] >= 2, "the counter does not count"
     assert compiled[WARM:] == [0] * (24 - WARM)
