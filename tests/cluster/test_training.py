@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import subprocess
 import sys
 import time
@@ -86,7 +87,7 @@ def test_a_committed_cell_trains_on_two_nodes_as_yard_run_does(
     root = copy_of_the_tree(tmp_path)
     say("training the same cell with yard run")
     done = subprocess.run(
-        [sys.executable, "-m", "tools.cli", "run", CELL],
+        [sys.executable, "-m", "tools.cli", "run", CELL, "--port", str(_free_port())],
         cwd=root,
         capture_output=True,
         text=True,
@@ -202,6 +203,13 @@ def test_an_elastic_job_goes_on_with_one_pod_and_then_with_two_again(
     assert all(abs(loss - expected[step]) < 0.05 for step, loss in training.losses().items())
     ranks = [len(line["rank_step_s"]) for line in training.metrics()]
     assert [count for count, _ in itertools.groupby(ranks)] == [2, 1, 2]
+
+
+def _free_port() -> int:
+    """Return a port that nobody has, for another run may be at the usual one."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _uid(training: Training, index: int) -> str | None:
