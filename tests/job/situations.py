@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.job.world import World, ago, node
+from training import watch
 
 CPU, P5, G5 = "cpu/llama-tiny", "p5/llama-3-1-8b", "g5/llama-2-7b"
 HEALTHY, CANNOT_TELL = "healthy", "cannot tell"
@@ -80,6 +81,12 @@ def succeeded(world: World) -> None:
 def succeeded_after_a_failure(world: World) -> None:
     world.end("Succeeded")
     world.failed(1, "out of memory", "CUDA out of memory", seconds=500)
+
+
+@situation(HEALTHY)
+def one_worker_has_ended_and_the_other_writes_its_report(world: World) -> None:
+    world.training(phase="sampling")
+    world.ended(1, 0, "done", reason="Completed")
 
 
 @situation(HEALTHY)
@@ -966,6 +973,14 @@ def one_rank_hangs_in_training(world: World) -> None:
     world.stop_rank(1, 400)
 
 
+@situation("hang")
+def the_pods_allow_less_than_the_default(world: World) -> None:
+    """The same silence as of a healthy evaluation, with a shorter limit in the pods."""
+    for index in (0, 1):
+        world.container(index)["env"].append({"name": watch.STEP_VARIABLE, "value": "60"})
+    world.training(silent=120, phase="evaluating")
+
+
 @situation("hang", G5)
 def one_of_many_ranks_is_behind(world: World) -> None:
     world.training(ranks=32)
@@ -975,9 +990,9 @@ def one_of_many_ranks_is_behind(world: World) -> None:
 @situation("hang")
 def a_rank_never_ends_saving(world: World) -> None:
     for index in (0, 1):
-        world.running(index, seconds=5000)
+        world.running(index, seconds=9 * watch.LONG_SECONDS)
     world.training(phase="saving")
-    world.stop_rank(0, 2500)
+    world.stop_rank(0, 3 * watch.LONG_SECONDS)
 
 
 @situation("straggler", G5)

@@ -13,9 +13,9 @@ import pytest
 
 from tests.job.conftest import NewWorld
 from tests.job.situations import STEP
-from tools import cli
+from tools import cli, repo
 from tools.cli import run
-from tools.job import before, cause, failing, loglines, logs, probe, signs, starting, status
+from tools.job import before, cause, failing, loglines, logs, probe, signs, starting, status, stop
 from tools.job.runners import rank_zero
 from tools.job.snapshot import load
 from tools.job.status import Status
@@ -242,3 +242,17 @@ def test_every_command_that_a_remedy_names_exists() -> None:
                 found = group.get_command(click.Context(group), word)
                 assert found is not None, f"yard {words}: {text}"
                 group = found
+
+
+def test_what_a_drain_says_of_its_checkpoint() -> None:
+    """The lines are those that training/loop.py writes."""
+    source = (repo.root() / "training/loop.py").read_text(encoding="utf-8")
+    assert "checkpoint of step %d saved" in source
+    assert "stopped on request at step {now.step}, which is saved" in source
+    saved = stop.judge(True, ["step 39", "rank 0: drained: stopped on request at step 40, which is saved"])
+    assert (saved.saved, saved.step) == (True, 40)
+    assert stop.judge(True, ["checkpoint of step 20 saved in 0.1 s"]).step == 20
+    lost = stop.judge(True, ["checkpoint of step 40 was not saved, the run goes on: disk is full"])
+    assert (lost.saved, lost.ran) == (False, True)
+    assert "CANNOT TELL" in lost.evidence
+    assert not stop.judge(False, []).ran

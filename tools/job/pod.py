@@ -137,6 +137,12 @@ class JobPod:
         """Say whether the current container has ended and no other runs in the pod."""
         return self._ended("state") is not None
 
+    @property
+    def done(self) -> bool:
+        """Say whether the training container has ended well."""
+        end = self._ended("state")
+        return end is not None and end.code == 0
+
     def _ended(self, which: str) -> End | None:
         ended = (self.container.get(which) or {}).get("terminated")
         if not ended:

@@ -12,6 +12,7 @@ from tools.job.metrics import Record
 from tools.job.snapshot import Snapshot
 from tools.job.times import epoch
 from training.heartbeat import Beat
+from training.watch import Limits
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,19 @@ def of(snapshot: Snapshot) -> Progress:
     logged = [metrics.from_log(loglines.read(log.text, log.pod)) for log in snapshot.logs]
     longest = max(logged, key=lambda found: (_newest(found), len(found)), default=[])
     return Progress("the pods' logs" if longest else "nothing", longest, [], snapshot.taken)
+
+
+def limits(snapshot: Snapshot) -> Limits:
+    """Return the seconds of silence that the job's pods allow a rank: those of the guard in the pods."""
+    for pod in snapshot.pods:
+        entries = pod.container_spec.get("env") or []
+        values = {str(one["name"]): str(one["value"]) for one in entries if one.get("value") is not None}
+        try:
+            found = Limits.of(values)
+        except ValueError:
+            continue
+        return found if found.step else Limits()  # zero only switches the guard off
+    return Limits()
 
 
 def last_moved(snapshot: Snapshot) -> datetime | None:

@@ -19,7 +19,6 @@ from tools.job.snapshot import Snapshot
 from tools.job.times import duration, epoch, moment
 from tools.operator_rules import LABEL
 from training.heartbeat import Beat
-from training.watch import Limits
 
 Object = dict[str, Any]
 RECENT = 20  # steps that say how it goes now
@@ -129,11 +128,11 @@ def _port_allowed(ports: list[Object] | None, pod: JobPod) -> bool:
 def hang(snapshot: Snapshot) -> Iterator[Cause]:
     """Ranks that run and are silent for longer than their phase allows."""
     running = [pod for pod in snapshot.pods if pod.running]
-    if is_over(snapshot) or not running or len(running) < len(snapshot.pods):
+    if is_over(snapshot) or not running or not all(pod.running or pod.done for pod in snapshot.pods):
         return
     now = progress.of(snapshot)
     beats = [beat for beat in now.beats if beat.phase != "done" and _of_this_try(beat, running)]
-    limits = Limits()
+    limits = progress.limits(snapshot)
     late = [beat for beat in beats if (now.now - epoch(beat.time)).total_seconds() > limits.for_(beat)]
     if not late:
         return

@@ -41,7 +41,7 @@ def drain(kubectl: Kubectl, job: Object, say: Callable[[str], None]) -> Drained:
     submit.wait_gone(kubectl, job, say)
     for reader in readers:
         reader.join(LOG_SECONDS)
-    return _judge(bool(running), lines)
+    return judge(bool(running), lines)
 
 
 def _reader(kubectl: Kubectl, pod: JobPod, lines: list[str]) -> threading.Thread:
@@ -56,7 +56,8 @@ def _reader(kubectl: Kubectl, pod: JobPod, lines: list[str]) -> threading.Thread
     return thread
 
 
-def _judge(ran: bool, lines: list[str]) -> Drained:
+def judge(ran: bool, lines: list[str]) -> Drained:
+    """Return what the last lines of the pods say of a checkpoint."""
     if not ran:
         return Drained(False, False, None, "no pod was running: there was nothing to save")
     found = [(line, match) for line in lines if (match := SAVED.search(line))]

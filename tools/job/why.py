@@ -14,7 +14,6 @@ from tools.job.snapshot import Snapshot
 from tools.job.times import duration, moment
 from tools.output import count
 from tools.verdict import State, Verdict
-from training.watch import Limits
 
 # Every rule looks for itself; the layer of what it finds says what explains what.
 RULES: tuple[Rule, ...] = (
@@ -97,14 +96,14 @@ def _healthy(snapshot: Snapshot) -> str | None:
     age = snapshot.age(moment(snapshot.job["metadata"].get("creationTimestamp"))) or 0.0
     if len(pods) < snapshot.replicas:
         return f"starting: {len(pods)} of {count(snapshot.replicas, 'pod')} made" if age < NEW else None
-    waiting = [pod for pod in pods if not pod.running]
+    waiting = [pod for pod in pods if not (pod.running or pod.done)]
     if waiting:
         return _starting(snapshot)
     return _moving(snapshot)
 
 
 def _starting(snapshot: Snapshot) -> str | None:
-    for pod in (pod for pod in snapshot.pods if not pod.running):
+    for pod in (pod for pod in snapshot.pods if not (pod.running or pod.done)):
         age = snapshot.age(pod.created) or 0.0
         if pod.deleted:
             return f"{pod.short} is being deleted and will be made again"
@@ -124,7 +123,7 @@ def _moving(snapshot: Snapshot) -> str | None:
     if now.beats:
         oldest = min(now.beats, key=lambda beat: beat.time)
         silent = now.now.timestamp() - oldest.time
-        if silent <= Limits().for_(oldest):
+        if silent <= progress.limits(snapshot).for_(oldest):
             step = f" step {now.step}" if now.step is not None else ""
             return f"{now.phase}{step}, every rank has been heard of within {duration(silent)}"
         return None
@@ -153,7 +152,7 @@ def _unclear(snapshot: Snapshot) -> str:
     """Return what is known of a job that nothing explains."""
     if snapshot.condition("Failed"):
         return "the job has failed, and nothing that is left says why"
-    waiting = [pod for pod in snapshot.pods if not pod.running]
+    waiting = [pod for pod in snapshot.pods if not (pod.running or pod.done)]
     if waiting:
         pod = waiting[0]
         age = snapshot.age(pod.created) or 0.0
