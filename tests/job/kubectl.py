@@ -62,12 +62,14 @@ def logs(words: "list[str]") -> int:
 
 
 def execute(words: "list[str]") -> int:
-    """A command in the pod: it runs here. A file called `break` cuts one stream short, once."""
+    """A command in the pod: it runs here. `break` cuts one stream short, `prune` removes what is copied."""
     command = words[words.index("--") + 1 :]
     environment = {**os.environ, "TRAINYARD_RUN": f"{HOME}/volume", "POD": words[0]}
     if os.path.exists(f"{HOME}/break") and "exec cat" in " ".join(command):
         os.unlink(f"{HOME}/break")
         command = ["sh", "-c", 'head -c 1 "$TRAINYARD_RUN/$1"', *command[3:]]
+    if os.path.exists(f"{HOME}/prune") and command[-1].endswith("weights.bin"):
+        os.unlink(f"{HOME}/volume/{command[-1]}")  # as a run that prunes does, between list and copy
     os.execvpe(command[0], command, environment)
 
 

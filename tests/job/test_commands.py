@@ -219,6 +219,12 @@ def test_cp_brings_whole_files_and_survives_a_broken_stream(
     assert digest in (out / "SHA256SUMS").read_text()
     assert run(["job", "cp", JOB, "checkpoints", str(out)]) == 0
     assert "0 copied" in capsys.readouterr().out
+    (out / "checkpoints/step-00000010/weights.bin").unlink()
+    (home / "prune").touch()
+    assert run(["job", "cp", JOB, "checkpoints", str(out)]) == 1
+    said = capsys.readouterr()
+    assert "weights.bin is no longer in the run directory" in said.err
+    assert not list(out.rglob("*weights.bin*")), "nothing half copied"
     shutil.rmtree(step)
     assert run(["job", "cp", JOB, "checkpoints/step-00000010", str(out)]) == 2
     for path in ("/etc/passwd", "../other"):

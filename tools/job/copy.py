@@ -16,6 +16,7 @@ from tools.job.collect import container_name, in_pod, names_run
 from tools.job.pod import JobPod
 from tools.kubectl import Kubectl, missing
 
+ABSENT = 66  # EX_NOINPUT of sysexits.h
 TRIES = 3  # a stream through the API server may break off, and then ends without an error
 
 
@@ -56,7 +57,8 @@ def listed(kubectl: Kubectl, pod: JobPod, wanted: str) -> list[File]:
 def fetch(kubectl: Kubectl, pod: JobPod, file: File, target: Path, say: Callable[[str], None]) -> bool:
     """Bring one file to `target`; return False where it is there already, with the right digest.
 
-    Raises UserError when its digest is wrong after several tries: nothing is left at `target` then.
+    Raises UserError when the run has removed it by now, and when its digest is wrong after several tries:
+    nothing is left at `target` then.
     """
     if target.is_file() and target.stat().st_size == file.size and digests.digest(target) == file.sha256:
         return False
@@ -64,7 +66,9 @@ def fetch(kubectl: Kubectl, pod: JobPod, file: File, target: Path, say: Callable
     part = target.with_name(f".{target.name}.part")
     try:
         for number in range(1, TRIES + 1):
-            _stream(kubectl, pod, file.name, part)
+            if not _stream(kubectl, pod, file.name, part):
+                hint = "a run keeps its newest checkpoints only: copy a newer one, or stop the job first"
+                raise UserError(f"{file.name} is no longer in the run directory", hint, 1)
             if digests.digest(part) == file.sha256:
                 os.replace(part, target)
                 return True
@@ -76,13 +80,21 @@ def fetch(kubectl: Kubectl, pod: JobPod, file: File, target: Path, say: Callable
     raise UserError(f"{file.name}: what arrives has not the digest that the pod computed", code=1)
 
 
-def _stream(kubectl: Kubectl, pod: JobPod, name: str, part: Path) -> None:
-    words = ("sh", "-c", 'exec cat "$TRAINYARD_RUN/$1"', "sh", name)
+def _stream(kubectl: Kubectl, pod: JobPod, name: str, part: Path) -> bool:
+    """Write what the pod's file holds to `part`; return False where the pod has no such file."""
+    words = (
+        "sh",
+        "-c",
+        f'[ -f "$TRAINYARD_RUN/$1" ] || exit {ABSENT}; exec cat "$TRAINYARD_RUN/$1"',
+        "sh",
+        name,
+    )
     program = kubectl.words("exec", pod.name, f"--container={container_name(pod)}", "--", *words)
     try:
         with part.open("wb") as target:
-            subprocess.run(
+            done = subprocess.run(
                 program, stdin=subprocess.DEVNULL, stdout=target, stderr=subprocess.DEVNULL, check=False
             )
     except FileNotFoundError:
         raise missing() from None
+    return done.returncode != ABSENT
