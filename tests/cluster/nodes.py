@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -54,7 +52,7 @@ exec sleep infinity
 
 
 class Node:
-    """One node of a cluster, from start() to kill()."""
+    """One node of a cluster. It ends with the cluster's sandbox."""
 
     def __init__(self, plane: ControlPlane, packages: Packages, index: int) -> None:
         if not is_root():
@@ -64,12 +62,9 @@ class Node:
         self.address = f"10.99.{index}.2"
         self.directory = plane.sandbox.root / self.name
         self.cgroup = plane.sandbox.cgroup + self.name
-        self._parts: list[Process] = []
-        self._images: Sequence[Path] = ()
 
     def start(self, images: Sequence[Path]) -> None:
         """Bring the node up until it is Ready, with these images on it; raises CannotStart."""
-        self._images = images
         self._make_cgroups()
         self._make_namespaces()
         containerd = self._containerd()
@@ -88,29 +83,6 @@ class Node:
         """Return the words that make a command run on the node."""
         return ["nsenter", f"--target={self._pid}", "--mount", "--net", "--uts", "--ipc", "--pid", "--"]
 
-    def freeze(self) -> None:
-        """Stop every process of the node, as when a machine hangs: it answers nobody, and closes nothing."""
-        for pid in processes.descendants([self._pid, *(part.pid for part in self._parts)]):
-            os.kill(pid, signal.SIGSTOP)
-
-    def kill(self) -> None:
-        """End the node and its pods at once, as when a machine loses power."""
-        self._outer.popen.kill()
-        os.kill(self._pid, signal.SIGKILL)
-        self._outer.popen.wait()
-        for part in self._parts:
-            part.popen.wait(timeout=30)
-        self.plane.sandbox.call_outside("ip", "link", "del", f"node{self.index}")
-
-    def restart(self) -> None:
-        """Bring a killed node up again, as a new machine of its name."""
-        shutil.rmtree(self.directory)
-        self.start(self._images)
-
-    def kill_container(self, container: str) -> None:
-        """Send SIGKILL to a container's first process."""
-        self._ctr("tasks", "kill", "--signal", "SIGKILL", container)
-
     def _make_cgroups(self) -> None:
         """Make the group that kubelet puts its pods below, in each hierarchy of version 1."""
         hierarchies = [path for path in CGROUPS.iterdir() if (path / "cgroup.clone_children").exists()]
@@ -126,9 +98,7 @@ class Node:
 
     def _make_namespaces(self) -> None:
         sandbox = self.plane.sandbox
-        self.directory.mkdir(exist_ok=True)
-        for name in ("ready", "linked", "up"):
-            (self.directory / name).unlink(missing_ok=True)
+        self.directory.mkdir()
         words = ["unshare", "--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]
         words += ["--mount-proc", "sh", "-c", _FIRST_PROCESS, "node"]
         self._outer = sandbox.start(self.name, [*words, self.name, self.directory, self.address])
@@ -151,8 +121,8 @@ class Node:
             popen = processes.start(
                 [*self.enter(), *map(str, words)], environment, self.directory, file, file
             )
-        process = Process(name, popen, log)
-        self._parts = [one for one in self._parts if one.name != name] + [process]
+        process = Process(f"{self.name}-{name}", popen, log)
+        self.plane.sandbox.processes.append(process)
         return process
 
     def _containerd(self) -> Process:
