@@ -81,7 +81,7 @@ class CausalLM(Trainable):
         hidden = self.hf.model(
             input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False
         ).last_hidden_state
-        return self.head_loss(hidden, self.hf.lm_head.weight, labels).unsqueeze(0)
+        return torch.stack([self.head_loss(hidden, self.hf.lm_head.weight, labels)])  # FSDP warns of views
 
     def logits(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, document_ids: torch.Tensor
