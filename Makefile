@@ -83,10 +83,10 @@ platform: setup ## Print a cluster's plugins, storage and queues with its facts 
 test: setup ## Run the tests (ARGS="tests/house -k lock")
 	@exec .venv/bin/python -m pytest $(ARGS)
 
-test-cluster: setup ## Run the tests on a real cluster, made here for them (minutes; builds it once)
+test-cluster: setup ## Run the tests on a real cluster, made here for them (builds it once)
 	@.venv/bin/python -m tests.cluster build; exec .venv/bin/python -m pytest tests/cluster -m "not cluster_all" $(ARGS)
 
-test-cluster-all: setup ## Run them with the long ones: faults, scale (up to an hour)
+test-cluster-all: setup ## Run them with the long ones: 512 GPUs and a queue
 	@.venv/bin/python -m tests.cluster build; exec .venv/bin/python -m pytest tests/cluster $(ARGS)
 
 test-neuron: setup ## Run the tests on XLA, in an environment with torch_xla that is made for them once (7 GiB)
