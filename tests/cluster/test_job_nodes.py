@@ -1,0 +1,137 @@
+"""`yard job` on real nodes: a job that really trains, and containers that really fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.conftest import Nodes
+from tests.cluster.kube import Kube, Object
+from tests.cluster.training import JOB, short, start
+from tools import repo
+from tools.cell import parse
+from tools.cli import run
+from tools.job.collect import collect
+from tools.job.why import Answer, explain
+from tools.kubectl import Kubectl
+
+CELL = "overlays/cpu/llama-tiny"
+# What `start` applies behind the claim, where the job comes by another way.
+NOTHING = '{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "nothing"}}'
+SECONDS = 180.0  # until kubelet, operator and trainer have failed for good
+
+
+@pytest.fixture
+def team(kube: Kube, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A namespace of the test's own, and `yard` told of this cluster."""
+    for name in ("PATH", "KUBECONFIG"):
+        monkeypatch.setenv(name, kube.environment[name])
+    name = f"t-{uuid.uuid4().hex[:8]}"
+    kube.make_namespace(name, enforce="restricted")
+    yield name
+    kube.call("delete", "pytorchjobs", "--all", f"--namespace={name}", "--wait=false")
+    kube.delete_namespace(name)
+
+
+def test_a_job_is_submitted_and_watched(
+    kube: Kube,
+    nodes: Nodes,
+    team: str,
+    rendered: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cell = tmp_path / "cell"
+    cell.mkdir()
+    (cell / "job.yaml").write_text(short(rendered[CELL]))
+    (cell / "kustomization.yaml").write_text("resources: [job.yaml]\n")
+    start(kube, team, nodes.volumes, NOTHING)
+
+    def asked(*words: str) -> Any:
+        capsys.readouterr()
+        assert run(["job", *words, "-n", team, "--json"]) == 0, capsys.readouterr()
+        return json.loads(capsys.readouterr().out)
+
+    submitted = asked("submit", str(cell), "--timeout", "900")
+    (uid,) = (one["uid"] for one in submitted["objects"] if one["kind"] == "PyTorchJob")
+    assert submitted["result"] == "trains"
+    assert submitted["step"]["step"] >= 1
+
+    status = asked("status")
+    assert (status["uid"], status["training"]["source"]) == (uid, "the run's own files")
+    assert sorted(rank for pod in status["pods"] for rank in pod["ranks"]) == [0, 1]
+    assert asked("why")["state"] == "healthy"
+    first = asked("rank0")
+    assert first["certain"]
+    assert "heartbeat" in first["how"]
+
+    capsys.readouterr()
+    assert run(["job", "logs", "-n", team, "--rank", "0", "--grep", "^step "]) == 0
+    assert " loss " in capsys.readouterr().out
+    other = next(pod["pod"] for pod in status["pods"] if pod["ranks"] == [1])
+    words = ["job", "exec", JOB, "-n", team, "--rank", "1", "--", "hostname"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.cli", *words],
+        cwd=repo.root(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == other
+
+
+def _command(job: Object, objects: list[Object]) -> None:
+    _container(job)["command"] = ["no-such-program"]
+
+
+def _image(job: Object, objects: list[Object]) -> None:
+    _container(job)["image"] = "localhost:1/trainyard/none:0.1.0"
+
+
+def _never(job: Object, objects: list[Object]) -> None:
+    _container(job)["image"] = "localhost/trainyard/none:0.1.0"
+    _container(job)["imagePullPolicy"] = "Never"
+
+
+def _container(job: Object) -> Object:
+    spec = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    found: Object = spec["containers"][0]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("cause", "plant"),
+    [
+        ("command", _command),
+        ("image-registry", _image),
+        ("image-absent", _never),
+    ],
+)
+def test_why_names_what_fails_in_a_container(
+    cause: str,
+    plant: Callable[[Object, list[Object]], None],
+    kube: Kube,
+    nodes: Nodes,
+    team: str,
+    rendered: dict[str, str],
+) -> None:
+    objects = parse(rendered[CELL], CELL).objects
+    plant(next(one for one in objects if one["kind"] == "PyTorchJob"), objects)
+    start(kube, team, nodes.volumes, NOTHING)
+    kube.apply(objects, team)
+    began = time.monotonic()
+    while True:
+        found = explain(collect(Kubectl(None, team), JOB))
+        said = found.causes[0].kind if found.state is Answer.CAUSE else found.state.value
+        if said == cause or time.monotonic() - began > SECONDS:
+            break
+        time.sleep(1.0)
+    assert said == cause, [(each.kind, each.evidence) for each in found.causes]
