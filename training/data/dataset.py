@@ -121,7 +121,8 @@ class TokenDataset:
         first = np.maximum(chosen, 0) * length
         tokens = np.stack([self.read(start, length + 1) for start in first.tolist()])
         offsets = first[:, None] + np.arange(length + 1)
-        documents = np.searchsorted(self._starts, offsets, side="right") - 1
+        # In the starts' own type: with another one numpy converts them all, at every call.
+        documents = np.searchsorted(self._starts, offsets.astype(self._starts.dtype), side="right") - 1
         begins = np.maximum(self._starts[documents[:, :-1]].astype(np.int64), first[:, None])
         unlabelled = (documents[:, 1:] != documents[:, :-1]) | (chosen < 0)[:, None]
         return Batch(
