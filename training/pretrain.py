@@ -33,9 +33,7 @@ class Pretrain:
     module = "training.pretrain"
     losses = ("loss",)
 
-    def open(
-        self, config: Config, ranks: Ranks, data: Path, run: RunDir, say: Callable[[str], None]
-    ) -> Feed:
+    def open(self, config: Config, ranks: Ranks, data: Path, run: RunDir, say: Callable[[str], None]) -> Feed:
         directory = together(ranks, lambda: prepare_for(config, data, say))
         if config.data.stream is not None:
             return open_stream(config, directory, ranks, say)

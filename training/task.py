@@ -110,9 +110,7 @@ class Task(Protocol):
         """Names of the model's loss sums, in its order."""
         ...
 
-    def open(
-        self, config: Config, ranks: Ranks, data: Path, run: RunDir, say: Callable[[str], None]
-    ) -> Feed:
+    def open(self, config: Config, ranks: Ranks, data: Path, run: RunDir, say: Callable[[str], None]) -> Feed:
         """The data, prepared under `data` when it is not there yet, on all ranks together, for one run."""
         ...
 
