@@ -23,7 +23,7 @@ from training import autopsy, end, failure, heartbeat, watch
 from training.autopsy import Death
 from training.end import Start
 from training.failure import CODES, PERMANENT, Failure
-from training.process import adopt_orphans, children, tied_to
+from training.process import ENTRYPOINT, adopt_orphans, children, tied_to
 from training.rundir import RunDir
 
 TICK = 0.25  # seconds between looks at the child
@@ -91,7 +91,7 @@ class Pod:
             self._words,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, heartbeat.ATTEMPT: self._start.id},
+            env={**os.environ, heartbeat.ATTEMPT: self._start.id, ENTRYPOINT: str(os.getpid())},
             start_new_session=True,
             preexec_fn=tied_to(os.getpid()),
         )

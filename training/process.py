@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+ENTRYPOINT = "TRAINYARD_ENTRYPOINT"  # set by training.entrypoint: its process id
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LINUX = sys.platform.startswith("linux")
@@ -40,9 +41,12 @@ class Attempt:
 def die_with_parent() -> None:
     """End this process when its parent is gone, so that a killed agent leaves no worker behind.
 
-    The kernel does it on Linux; elsewhere a thread looks once a second.
+    The kernel does it on Linux; elsewhere a thread looks once a second. An agent that died while this process
+    was still importing is known by init being the parent, where the entrypoint is not process 1 itself.
     """
     parent = os.getppid()
+    if parent == 1 and os.environ.get(ENTRYPOINT, "1") != "1":
+        os.kill(os.getpid(), signal.SIGKILL)
     if _LINUX:
         tied_to(parent)()
         return

@@ -20,7 +20,7 @@ from training import end, failure
 from training.autopsy import Output
 from training.end import Start
 from training.failure import CODES, PERMANENT, Failure
-from training.process import state_of
+from training.process import ENTRYPOINT, state_of
 from training.rundir import RunDir
 
 LAUNCHED = Path(__file__).with_name("launched.py")
@@ -302,3 +302,37 @@ def test_codes_are_distinct_and_never_a_success() -> None:
     assert len(set(CODES.values())) == len(CODES)
     assert [kind for kind, code in CODES.items() if code == 0] == ["done"]
     assert all(0 <= code < 256 for code in CODES.values())
+
+
+ORPHAN = """
+import os, sys, time
+from pathlib import Path
+from training.process import die_with_parent
+if os.fork():
+    os._exit(0)
+deadline = time.monotonic() + 20
+while os.getppid() != 1 and time.monotonic() < deadline:
+    time.sleep(0.01)
+Path(sys.argv[1]).write_text(str(os.getppid()))
+die_with_parent()
+Path(sys.argv[2]).touch()
+"""
+
+
+@linux
+@pytest.mark.parametrize(("entrypoint", "lives"), [("4242", False), ("1", True), (None, True)])
+def test_a_rank_whose_agent_died_while_it_was_starting_ends(
+    tmp_path: Path, entrypoint: str | None, lives: bool
+) -> None:
+    """Below an entrypoint that is process 1 (or none), init as a parent says nothing: the control."""
+    environment = {k: v for k, v in os.environ.items() if k != ENTRYPOINT}
+    environment |= {"PYTHONPATH": "."} | ({ENTRYPOINT: entrypoint} if entrypoint else {})
+    ready, alive = tmp_path / "ready", tmp_path / "alive"
+    out = subprocess.run(
+        [sys.executable, "-c", ORPHAN, str(ready), str(alive)],
+        env=environment, stdout=subprocess.PIPE, timeout=60, check=True,
+    ).stdout  # fmt: skip
+    assert out == b"", "the pipe ends with the last process that holds it"
+    if ready.read_text() != "1":
+        pytest.skip("orphans have another parent than process 1 here")
+    assert alive.exists() == lives
