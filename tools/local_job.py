@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +118,12 @@ def ready(manifests: Manifests, change: Change, shared: Path, checkout: Path) ->
         wiring=verdict,
         change=change,
     )
+
+
+def at_port(job: LocalJob, port: int) -> LocalJob:
+    """Return the job with pods that meet at another port; what the user asked for stays as it was."""
+    moved = ready(job.manifests, Change(port=port), repo.local(), repo.root())
+    return replace(moved, change=job.change)
 
 
 def run_directory(pod: LocalPod, shared: Path, name: str) -> Path:

@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tools import output, processes, progress, readiness, repo, report, volumes
 from tools.errors import UserError
-from tools.local_job import LocalJob
+from tools.local_job import LocalJob, at_port
 from tools.supervisor import End, Outcome, Supervisor
 
 KEPT = (".lock", "cache")  # what a fresh start leaves in the run directory
@@ -32,15 +34,26 @@ def run(job: LocalJob, fresh: bool, as_json: bool) -> int:
         from training.counting import parameters
 
         readiness.check_disk(job.directory, parameters(job.config.model))
-    port = readiness.rendezvous_port(job.local)
-    with readiness.only_run(job.directory):
-        if port is not None:
-            readiness.check_port(port)
+    with readiness.only_run(job.directory), _at_own_port(job) as job:
         materialise(job)
         prepare(job)
         if fresh:  # last, so that a mistake in what was asked costs no run
             clear(job.directory)
         return _train(job, as_json)
+
+
+@contextmanager
+def _at_own_port(job: LocalJob) -> Iterator[LocalJob]:
+    """Give the job with pods that meet where no other run here does; its manifest's port, if that is free."""
+    port = readiness.rendezvous_port(job.local)
+    if port is None:
+        yield job
+        return
+    with readiness.own_port(port, asked=job.change.port is not None) as own:
+        if own != port:
+            output.note(f"port {port} is taken on this machine; the pods meet at {own}")
+            job = at_port(job, own)
+        yield job
 
 
 def clear(run_directory: Path) -> None:

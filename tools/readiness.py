@@ -7,6 +7,7 @@ import fcntl
 import os
 import shutil
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,16 +65,48 @@ def rendezvous_port(pods: list[LocalPod]) -> int | None:
     return None
 
 
-def check_port(port: int) -> None:
-    """Raise UserError when `port` is taken, with its holder where that can be known, and a free one."""
-    if is_free(port):
-        return
+@contextlib.contextmanager
+def own_port(port: int, *, asked: bool) -> Iterator[int]:
+    """Hold a port that no other run here meets at: `port`, else the next free one, which it yields.
+
+    A launcher that finds the port of another run listening joins that run's pods instead of its own. Two runs
+    that start at once both see a port free before either listens, so it is held by a lock, too. Raises
+    UserError when the port was `asked` for and is taken, with its holder where that can be known.
+    """
+    for candidate in range(port, min(port + PORTS_TO_TRY, 65536)):
+        with _locked(_port_lock(candidate)) as lock:
+            if lock and is_free(candidate):
+                yield candidate
+                return
+        if asked:
+            raise UserError(
+                f"port {port}, where the pods meet, is taken{_by_whom(port)}",
+                f"--port {_free_port_after(port)} takes another; without --port a free one is found",
+            )
+    raise UserError(f"ports {port} to {port + PORTS_TO_TRY} are all taken")
+
+
+def _by_whom(port: int) -> str:
     holder = holder_of(port)
-    by = f" by process {holder} ({processes.command_line(holder) or 'unknown'})" if holder else ""
-    raise UserError(
-        f"port {port}, where the pods meet, is taken{by}",
-        f"--port {free_port_after(port)} takes another",
-    )
+    return f" by process {holder} ({processes.command_line(holder) or 'unknown'})" if holder else ""
+
+
+def _port_lock(port: int) -> Path:
+    directory = Path(tempfile.gettempdir()) / f"trainyard-ports-{os.getuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    return directory / str(port)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Hold a file's lock, if nobody else does; yields whether it is held."""
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
 
 
 def is_free(port: int) -> bool:
@@ -88,7 +121,7 @@ def is_free(port: int) -> bool:
     return True
 
 
-def free_port_after(port: int) -> int:
+def _free_port_after(port: int) -> int:
     """Return the next free port above `port`; UserError when a hundred of them are taken."""
     for candidate in range(port + 1, min(port + PORTS_TO_TRY, 65536)):
         if is_free(candidate):

@@ -31,6 +31,7 @@ def main() -> int:
         "wait": wait,
         "orphan": orphan,
         "finish": finish,
+        "meet": meet,
     }[os.environ.get("DO", "end") if chosen else os.environ.get("ELSE", "end")]()
 
 
@@ -131,6 +132,18 @@ def finish() -> int:
         "seconds": 12.0,
     }
     (RUN / "report.json").write_text(json.dumps(report))
+    return 0
+
+
+def meet() -> int:
+    """Write down which pods are in one job with this one."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    pods: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(pods, POD)
+    (RUN / f"met-{POD}").write_text(json.dumps(sorted(pods)))
+    dist.destroy_process_group()
     return 0
 
 

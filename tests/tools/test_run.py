@@ -189,16 +189,34 @@ def test_only_one_run_at_a_time(checkout: Any, make_job: Job, wait_until: Callab
     first.communicate(timeout=30)
 
 
-def test_a_taken_port_is_named_with_its_holder_and_a_free_one(checkout: Any, make_job: Job) -> None:
+def test_a_taken_port_that_was_asked_for_is_named_with_its_holder(checkout: Any, make_job: Job) -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(1)
         port = server.getsockname()[1]
-        job = make_job("port", command=["torchrun", "/nothing.py"], port=port)
-        done = checkout.yard("run", checkout.cell(job))
+        job = make_job("port", command=["torchrun", "/nothing.py"])
+        done = checkout.yard("run", checkout.cell(job), "--port", str(port))
     assert done.returncode == 2
     assert f"port {port}, where the pods meet, is taken by process {os.getpid()} (" in one_error(done.stderr)
     assert "--port " in done.stderr
+
+
+def test_two_runs_at_once_meet_at_ports_of_their_own(
+    checkout: Any, make_job: Job, wait_until: Callable[..., None]
+) -> None:
+    command = ["torchrun", str(Path(__file__).with_name("stand_in.py"))]
+    jobs = [make_job("first", command=command, env={"DO": "meet"})]
+    port = jobs[0]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["ports"]
+    jobs.append(make_job("second", command=command, env={"DO": "meet"}, port=port[0]["containerPort"]))
+    runs = [checkout.start("run", checkout.cell(job)) for job in jobs]
+    ends = [run.communicate(timeout=120) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], ends
+    for name in ("first", "second"):
+        directory = checkout.run_directory(name)
+        met = [json.loads((directory / f"met-{name}-worker-{i}").read_text()) for i in range(2)]
+        assert met == [sorted(f"{name}-worker-{i}" for i in range(2))] * 2
+    moved = [err for _, err in ends if "is taken on this machine; the pods meet at " in err]
+    assert len(moved) == 1
 
 
 def test_a_finished_run_says_so_and_starts_nothing(checkout: Any, make_job: Job) -> None:
