@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.job.conftest import NewWorld
-from tests.job.situations import STEP
+from tests.job.corpus import STEP
 from tests.job.world import World
 from tools import repo
 from tools.cli import run

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from tests.job.conftest import NewWorld
-from tests.job.situations import STEP
+from tests.job.corpus import STEP
 from tools import cli, repo
 from tools.cli import run
 from tools.job import before, cause, failing, loglines, logs, probe, signs, starting, status, stop

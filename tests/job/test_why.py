@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.job.conftest import NewWorld
-from tests.job.situations import CANNOT_TELL, HEALTHY, SITUATIONS, Situation
+from tests.job.corpus import CANNOT_TELL, HEALTHY, Situation
+from tests.job.situations import SITUATIONS
 from tools.job.why import Answer, explain
 
 

@@ -1,0 +1,50 @@
+"""The corpus of `why`: situations planted in a healthy job, each with the cause that must come first.
+
+`healthy` and `cannot tell` are answers too. The words of registries, kubelets, the operator, NCCL and torch
+are theirs, as they print them. The situations stand in tests/job/situations, a file for each family of causes.
+"""
+# ruff: noqa: E501 - other programs' lines are as long as they are
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.job.world import World
+
+CPU, P5, G5 = "cpu/llama-tiny", "p5/llama-3-1-8b", "g5/llama-2-7b"
+HEALTHY, CANNOT_TELL = "healthy", "cannot tell"
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A change to a healthy job's world, and what `why` must say of it."""
+
+    name: str
+    cell: str
+    cause: str
+    plant: Callable[[World], None]
+
+
+SITUATIONS: list[Situation] = []
+Plant = Callable[[World], None]
+
+
+def situation(cause: str, cell: str = CPU) -> Callable[[Plant], Plant]:
+    """Add the function to the corpus."""
+
+    def add(plant: Plant) -> Plant:
+        SITUATIONS.append(Situation(plant.__name__, cell, cause, plant))
+        return plant
+
+    return add
+
+
+STEP = "step  {n}/400  loss 3.000  lr 1.00e-03  900 tokens/s  MFU unknown  1.0 GiB  ETA 1:00"
+TORCHRUN = (
+    "E1121 11:59:00.000000 17 torch/distributed/elastic/multiprocessing/api.py:882] failed (exitcode: 1) local_rank: 0",
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
+    "Root Cause (first observed failure):",
+    "  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html",
+)
+PEER = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.1.7]:31337"

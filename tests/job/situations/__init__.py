@@ -1,0 +1,6 @@
+"""All situations of the corpus: importing the families adds them."""
+
+from tests.job.corpus import SITUATIONS
+from tests.job.situations import before, failing, healthy, placing, running, starting, unclear
+
+__all__ = ["SITUATIONS", "before", "failing", "healthy", "placing", "running", "starting", "unclear"]

@@ -1,0 +1,125 @@
+"""Jobs in good health, some with words in their logs that only look like failures."""
+
+from __future__ import annotations
+
+from tests.job.corpus import G5, HEALTHY, P5, STEP, situation
+from tests.job.world import World, ago, node
+
+
+@situation(HEALTHY)
+def training_with_heartbeats(world: World) -> None:
+    world.training()
+
+
+@situation(HEALTHY)
+def training_seen_in_the_log_only(world: World) -> None:
+    world.log(0, *(STEP.format(n=n) for n in range(1, 60)), seconds=61)
+
+
+@situation(HEALTHY, P5)
+def eight_cards_a_pod(world: World) -> None:
+    world.training(ranks=32)
+    world.log(0, "node-0:1:1 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa (found 16 nics)")
+
+
+@situation(HEALTHY)
+def succeeded(world: World) -> None:
+    world.end("Succeeded")
+    for index in (0, 1):
+        world.ended(index, 0, STEP.format(n=400), reason="Completed")
+
+
+@situation(HEALTHY)
+def succeeded_after_a_failure(world: World) -> None:
+    world.end("Succeeded")
+    world.failed(1, "out of memory", "CUDA out of memory", seconds=500)
+
+
+@situation(HEALTHY)
+def one_worker_has_ended_and_the_other_writes_its_report(world: World) -> None:
+    world.training(phase="sampling")
+    world.ended(1, 0, "done", reason="Completed")
+
+
+@situation(HEALTHY)
+def restarted_and_training_again(world: World) -> None:
+    """A cured failure is history."""
+    world.running(1, seconds=300, restarts=1)
+    ended = {"exitCode": 1, "reason": "Error", "finishedAt": ago(310)}
+    world.pods[1]["status"]["containerStatuses"][0]["lastState"] = {"terminated": ended}
+    world.training()
+    world.failed(1, "communication", "gloo timed out", seconds=310)
+
+
+@situation(HEALTHY)
+def resuming_after_one_restart(world: World) -> None:
+    """It has just come back and not taken a step yet."""
+    world.running(0, seconds=20, restarts=1)
+    ended = {"exitCode": 1, "reason": "Error", "finishedAt": ago(25)}
+    world.pods[0]["status"]["containerStatuses"][0]["lastState"] = {"terminated": ended}
+    world.training(silent=30, phase="loading")
+    assert world.run is not None
+    for beat in world.run["heartbeats"].values():
+        beat["time"] += 28
+
+
+@situation(HEALTHY)
+def scheduled_a_moment_ago(world: World) -> None:
+    world.pending(0, 1, seconds=3)
+    world.nodes = [node(f"node-{index}", "m5.xlarge") for index in range(2)]
+
+
+@situation(HEALTHY, P5)
+def pulling_a_large_image(world: World) -> None:
+    for index in range(4):
+        world.waiting(index, "ContainerCreating")
+        world.event("Pod", world.name(index), "Scheduled", "assigned", warning=False, seconds=500)
+        world.event(
+            "Pod", world.name(index), "Pulling", "Pulling image trainer-cuda", warning=False, seconds=490
+        )
+
+
+@situation(HEALTHY)
+def compiling_for_ten_minutes(world: World) -> None:
+    world.training(steps=1, silent=600, phase="compiling")
+
+
+@situation(HEALTHY)
+def evaluating_for_two_minutes(world: World) -> None:
+    """A long evaluation is no hang."""
+    world.training(silent=120, phase="evaluating")
+
+
+@situation(HEALTHY)
+def saving_a_large_checkpoint(world: World) -> None:
+    world.training(silent=400, phase="saving")
+
+
+@situation(HEALTHY)
+def preparing_data(world: World) -> None:
+    world.log(0, "tokenising 10 of 400 files", "tokenising 20 of 400 files", seconds=30)
+
+
+@situation(HEALTHY)
+def words_that_only_look_like_failures(world: World) -> None:
+    """A config file not found, and errors that were handled, in the log of a job that trains."""
+    lines = [
+        "INFO config file not found, using defaults",
+        "WARNING image pull secret not configured for the dataset cache: not found",
+        "WARNING CUDA out of memory while probing the batch size, trying half of it",
+        "INFO connection refused by metrics gateway, retrying without it",
+        "INFO nan_to_num is on",
+    ]
+    world.log(0, *lines, *(STEP.format(n=n) for n in range(1, 60)), seconds=65)
+
+
+@situation(HEALTHY)
+def master_is_being_replaced(world: World) -> None:
+    world.pods[0]["metadata"]["deletionTimestamp"] = ago(5)
+    world.waiting(0, "ContainerCreating")
+
+
+@situation(HEALTHY, G5)
+def an_old_mount_event_of_a_running_pod(world: World) -> None:
+    world.event("Pod", world.name(0), "FailedMount", "MountVolume.SetUp failed: timed out", seconds=800)
+    world.training(ranks=32)

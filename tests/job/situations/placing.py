@@ -1,0 +1,186 @@
+"""Situations of pods that have no node."""
+
+from __future__ import annotations
+
+from tests.job.corpus import G5, P5, TORCHRUN, situation
+from tests.job.world import World, node
+
+
+@situation("unschedulable/nvidia.com/gpu", G5)
+def gpus_are_taken(world: World) -> None:
+    world.pending(2, 3)
+    world.hold("node-2", "notebook-a", gpu="8")
+    world.hold("node-3", "notebook-b", gpu="1")
+
+
+@situation("unschedulable/nvidia.com/gpu", P5)
+def device_plugin_missing(world: World) -> None:
+    world.pending(*range(4))
+    for one in world.nodes:
+        del one["status"]["allocatable"]["nvidia.com/gpu"]
+
+
+@situation("unschedulable/vpc.amazonaws.com/efa", P5)
+def efa_plugin_missing(world: World) -> None:
+    world.pending(*range(4))
+    for one in world.nodes:
+        one["status"]["allocatable"]["vpc.amazonaws.com/efa"] = "0"
+
+
+@situation("unschedulable/hugepages-2Mi", P5)
+def no_huge_pages(world: World) -> None:
+    world.pending(*range(4))
+    for one in world.nodes:
+        one["status"]["allocatable"]["hugepages-2Mi"] = "0"
+
+
+@situation("unschedulable/memory")
+def memory_is_taken(world: World) -> None:
+    world.pending(1)
+    world.nodes[1]["status"]["allocatable"]["memory"] = "4Gi"
+    world.nodes[0]["status"]["allocatable"]["memory"] = "4Gi"
+    world.hold("node-1", "cache", memory="2Gi")
+
+
+@situation("unschedulable/cpu")
+def processors_are_taken(world: World) -> None:
+    world.pending(0, 1)
+    world.hold("node-0", "builder-a", cpu="3500m")
+    world.hold("node-1", "builder-b", cpu="3")
+    world.hold("node-1", "builder-c", cpu="500m")
+
+
+@situation("unschedulable/cpu")
+def nodes_are_too_small(world: World) -> None:
+    world.pending(0, 1)
+    for one in world.nodes:
+        one["status"]["allocatable"]["cpu"] = "900m"
+
+
+@situation("unschedulable/pods")
+def nodes_are_full_of_pods(world: World) -> None:
+    world.pending(0, 1)
+    for one in world.nodes:
+        one["status"]["allocatable"]["pods"] = "4"
+        for number in range(4):
+            world.hold(one["metadata"]["name"], f"tiny-{one['metadata']['name']}-{number}", cpu="1m")
+
+
+@situation("unschedulable/taint", G5)
+def gpu_nodes_are_tainted(world: World) -> None:
+    world.pending(*range(4))
+    for pod in world.pods:
+        pod["spec"]["tolerations"] = []
+    for one in world.nodes:
+        one["spec"]["taints"] = [{"key": "team", "value": "vision", "effect": "NoSchedule"}]
+    world.nodes.append(node("small", "m5.xlarge"))
+
+
+@situation("unschedulable/affinity", P5)
+def no_node_of_that_type(world: World) -> None:
+    world.pending(*range(4))
+    world.nodes = [node(f"node-{index}", "p4d.24xlarge") for index in range(4)]
+
+
+@situation("unschedulable/selector")
+def selector_matches_nothing(world: World) -> None:
+    world.pending(0, 1)
+    for pod in world.pods:
+        pod["spec"]["nodeSelector"] = {"node-group": "training"}
+
+
+@situation("unschedulable/cordoned")
+def all_nodes_cordoned(world: World) -> None:
+    world.pending(0, 1)
+    for one in world.nodes:
+        one["spec"] = {"unschedulable": True}
+
+
+@situation("unschedulable/not ready")
+def nodes_not_ready(world: World) -> None:
+    world.pending(0, 1)
+    for one in world.nodes:
+        one["spec"]["taints"] = [{"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}]
+
+
+@situation("unschedulable/zone")
+def volume_in_another_zone(world: World) -> None:
+    world.pending(0, 1)
+    expression = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["eu-west-1b"]}
+    affinity = {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}
+    world.objects["PersistentVolume"][0]["spec"]["nodeAffinity"] = affinity
+
+
+@situation("unschedulable/apart")
+def pods_exclude_each_other(world: World) -> None:
+    world.pending(1)
+    name = world.job["metadata"]["name"]
+    term = {
+        "labelSelector": {"matchLabels": {"training.kubeflow.org/job-name": name}},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+    rule = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    world.pods[1]["spec"]["affinity"] = rule
+    world.nodes = world.nodes[:1]
+
+
+@situation("unschedulable/no-nodes")
+def cluster_scaled_to_zero(world: World) -> None:
+    world.pending(0, 1)
+    world.nodes = []
+
+
+@situation("unschedulable/nvidia.com/gpu", G5)
+def one_rank_pending_and_the_others_wait_at_the_rendezvous(world: World) -> None:
+    """The rendezvous that times out is the victim of the pod that has no node."""
+    world.pending(3)
+    world.hold("node-3", "other-job-worker-0", gpu="8")
+    for index in range(3):
+        world.crash_looping(
+            index, 1, "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError: timed out", *TORCHRUN
+        )
+
+
+@situation("claim-missing")
+def claim_was_never_made(world: World) -> None:
+    world.pending(0, 1)
+    world.objects["PersistentVolumeClaim"] = []
+
+
+@situation("claim-pending")
+def storage_class_misspelt(world: World) -> None:
+    world.pending(0, 1)
+    claim = world.objects["PersistentVolumeClaim"][0]
+    claim["spec"] = {"storageClassName": "fsx-lustre"}
+    claim["status"] = {"phase": "Pending"}
+
+
+@situation("claim-pending")
+def no_default_class(world: World) -> None:
+    world.pending(0, 1)
+    claim = world.objects["PersistentVolumeClaim"][0]
+    claim["spec"], claim["status"] = {}, {"phase": "Pending"}
+
+
+@situation("claim-pending")
+def provisioning_fails(world: World) -> None:
+    world.pending(0, 1)
+    claim = world.objects["PersistentVolumeClaim"][0]
+    claim["status"] = {"phase": "Pending"}
+    del claim["spec"]["volumeName"]
+    message = 'failed to provision volume with StorageClass "gp3": rpc error: UnauthorizedOperation'
+    world.event("PersistentVolumeClaim", "trainyard", "ProvisioningFailed", message)
+
+
+@situation("scheduler-absent")
+def volcano_is_not_installed(world: World) -> None:
+    world.pending(0, 1, asked=False)
+    for pod in world.pods:
+        pod["spec"]["schedulerName"] = "volcano"
+
+
+@situation("queue")
+def pods_are_gated(world: World) -> None:
+    world.pending(0, 1, asked=False)
+    for pod in world.pods:
+        pod["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]

@@ -1,0 +1,172 @@
+"""Situations of pods that have a node and whose container does not start."""
+# ruff: noqa: E501 - other programs' lines are as long as they are
+
+from __future__ import annotations
+
+from tests.job.corpus import G5, situation
+from tests.job.world import World
+
+
+def _pull(world: World, message: str, reason: str = "ErrImagePull") -> None:
+    world.only_created()
+    for index in range(len(world.pods)):
+        world.waiting(index, reason, message)
+
+
+@situation("image-name")
+def tag_does_not_exist(world: World) -> None:
+    _pull(
+        world,
+        'rpc error: code = NotFound desc = failed to pull and unpack image "registry.example/trainer:0.2": failed to'
+        ' resolve reference "registry.example/trainer:0.2": registry.example/trainer:0.2: not found',
+    )
+
+
+@situation("image-name")
+def answer_only_in_the_events(world: World) -> None:
+    _pull(world, 'Back-off pulling image "registry.example/trainer:0.2"', "ImagePullBackOff")
+    for index in (0, 1):
+        message = 'Failed to pull image "registry.example/trainer:0.2": rpc error: manifest unknown'
+        world.event("Pod", world.name(index), "Failed", message)
+        world.event("Pod", world.name(index), "Failed", "Error: ImagePullBackOff", seconds=10)
+
+
+@situation("image-name")
+def name_is_no_name(world: World) -> None:
+    _pull(world, "Failed to apply default image tag: couldn't parse image name", "InvalidImageName")
+
+
+@situation("image-auth")
+def private_registry(world: World) -> None:
+    _pull(
+        world,
+        'failed to pull and unpack image: failed to resolve reference "123456789012.dkr.ecr.eu-west-1.amazonaws.com'
+        '/trainer:0.1": pull access denied, repository does not exist or may require authorization: authorization'
+        " failed: no basic auth credentials",
+    )
+
+
+@situation("image-auth")
+def token_has_expired(world: World) -> None:
+    _pull(world, "failed to authorize: failed to fetch oauth token: unexpected status: 401 Unauthorized")
+
+
+@situation("image-rate-limit")
+def rate_limit(world: World) -> None:
+    _pull(
+        world,
+        "failed to copy: httpReadSeeker: unexpected status code 429 Too Many Requests - Server message: toomanyrequests:"
+        " You have reached your unauthenticated pull rate limit",
+    )
+
+
+@situation("image-architecture")
+def image_for_another_processor(world: World) -> None:
+    _pull(world, 'failed to pull image: no match for platform in manifest: not found "linux/arm64"')
+
+
+@situation("image-registry")
+def registry_not_reached(world: World) -> None:
+    _pull(
+        world, 'failed to do request: Head "https://registry.example/v2/": dial tcp 10.0.0.9:443: i/o timeout'
+    )
+
+
+@situation("image-registry")
+def registry_name_does_not_resolve(world: World) -> None:
+    _pull(world, "dial tcp: lookup registry.example on 10.0.0.2:53: no such host")
+
+
+@situation("image-absent")
+def image_may_not_be_pulled(world: World) -> None:
+    _pull(
+        world,
+        'Container image "localhost/trainer:0.1" is not present with pull policy of Never',
+        "ErrImageNeverPull",
+    )
+
+
+@situation("config-missing")
+def config_map_missing(world: World) -> None:
+    world.only_created()
+    world.objects["ConfigMap"] = world.objects["ConfigMap"][1:]
+    for index in (0, 1):
+        world.waiting(index, "ContainerCreating")
+        message = (
+            'MountVolume.SetUp failed for volume "config" : configmap "cpu-llama-tiny-cell-abc" not found'
+        )
+        world.event("Pod", world.name(index), "FailedMount", message)
+
+
+@situation("config-missing")
+def key_of_the_config_map_missing(world: World) -> None:
+    message = "couldn't find key cell.yaml in ConfigMap team-a/cell"
+    world.only_created()
+    for index in (0, 1):
+        world.waiting(index, "CreateContainerConfigError", message)
+
+
+@situation("secret-missing")
+def secret_missing(world: World) -> None:
+    world.only_created()
+    entry = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "wandb", "key": "token"}}}
+    for index in (0, 1):
+        world.container(index)["env"].append(entry)
+        world.waiting(index, "CreateContainerConfigError", 'secret "wandb" not found')
+
+
+@situation("secret-missing")
+def secret_missing_and_secrets_not_seen(world: World) -> None:
+    """Most users may not look at secrets; the kubelet's words are left."""
+    world.unseen["Secret"] = "forbidden"
+    world.only_created()
+    for index in (0, 1):
+        world.waiting(index, "CreateContainerConfigError", 'secret "wandb" not found')
+
+
+@situation("volume")
+def driver_not_on_the_node(world: World) -> None:
+    world.only_created()
+    for index in (0, 1):
+        world.waiting(index, "ContainerCreating")
+        message = 'MountVolume.MountDevice failed for volume "fsx": driver name fsx.csi.aws.com not found in the list'
+        world.event("Pod", world.name(index), "FailedMount", message)
+
+
+@situation("pod-network")
+def no_address_left(world: World) -> None:
+    world.only_created()
+    world.waiting(1, "ContainerCreating")
+    message = 'plugin type="aws-cni" failed (add): add cmd: failed to assign an IP address to container'
+    world.event("Pod", world.name(1), "FailedCreatePodSandBox", f"Failed to create pod sandbox: {message}")
+
+
+@situation("run-as-root")
+def image_runs_as_root(world: World) -> None:
+    world.only_created()
+    message = "container has runAsNonRoot and image will run as root"
+    for index in (0, 1):
+        world.waiting(index, "CreateContainerConfigError", message)
+
+
+@situation("command")
+def no_such_program(world: World) -> None:
+    message = 'OCI runtime create failed: exec: "torchrunn": executable file not found in $PATH: unknown'
+    for index in (0, 1):
+        world.waiting(index, "RunContainerError", message)
+
+
+@situation("image-architecture")
+def exec_format_error(world: World) -> None:
+    for index in (0, 1):
+        world.crash_looping(index, 1, "exec /usr/local/bin/torchrun: exec format error")
+
+
+@situation("node-refused", G5)
+def device_was_given_away(world: World) -> None:
+    world.running(1)
+    message = (
+        "Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. Requested: 8"
+    )
+    world.pods[1]["status"] |= {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message}
+    world.pods[1]["status"].pop("containerStatuses")

@@ -1,0 +1,43 @@
+"""Situations in which nothing can be said."""
+
+from __future__ import annotations
+
+from tests.job.corpus import CANNOT_TELL, situation
+from tests.job.world import World
+
+
+@situation(CANNOT_TELL)
+def pods_run_and_say_nothing(world: World) -> None:
+    world.log(0, "starting", seconds=790)
+
+
+@situation(CANNOT_TELL)
+def nothing_may_be_seen(world: World) -> None:
+    world.unseen |= {"logs": "forbidden", "run directory": "forbidden"}
+
+
+@situation(CANNOT_TELL)
+def no_step_for_long_and_no_heartbeat(world: World) -> None:
+    """Another trainer, a long phase or a hang: its log does not say."""
+    lines = [f"{{'loss': 2.5, 'grad_norm': 0.1, 'learning_rate': 1e-05, 'epoch': 0.{n}}}" for n in range(9)]
+    bars = [f"{n}/900 [00:10<00:50,  1.00it/s]" for n in range(9)]
+    world.log(0, *(line for pair in zip(bars, lines, strict=True) for line in pair), seconds=780)
+
+
+@situation(CANNOT_TELL)
+def pending_and_nodes_may_not_be_seen(world: World) -> None:
+    """Without the nodes there is no arithmetic, and no guess."""
+    world.pending(0, 1)
+    world.unseen["Node"] = "forbidden: nodes is forbidden: User cannot list"
+
+
+@situation(CANNOT_TELL)
+def failed_and_nothing_left(world: World) -> None:
+    world.pods = []
+    world.end("Failed", "PyTorchJob x has failed because 1 Worker replica(s) failed.")
+
+
+@situation(CANNOT_TELL)
+def pending_although_a_node_has_room(world: World) -> None:
+    """Our arithmetic finds room where the scheduler did not: that is said, and no cause is made up."""
+    world.pending(1)
