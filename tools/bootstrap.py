@@ -12,6 +12,8 @@ How it stays right:
 - `.cache/setup/lock` is held by the set-up and by the installer that it started, so two of them never meet.
 - Nothing is written outside the checkout. A cache that the user names (UV_CACHE_DIR, PIP_CACHE_DIR) is used
   and kept.
+- uv installs several times as fast as pip. Where PATH has none, pip fetches the one that the lock pins; where
+  that one does not reach an index that pip reaches, pip goes on.
 """
 
 import argparse
@@ -41,6 +43,18 @@ GIB = 1 << 30
 ROOM_NEEDED = {"linux": 10 * GIB, "darwin": 2 * GIB}
 REPORT_EVERY_S = 5.0
 
+# pip's settings -> the variables by which uv, which does not read them, learns the same.
+PIP_TO_UV = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "no-index": "UV_NO_INDEX",
+    "trusted-host": "UV_INSECURE_HOST",
+    "proxy": "HTTPS_PROXY",
+    "cert": "SSL_CERT_FILE",
+}
+NO_INDEX = "the package index cannot be reached"
+
 # What an installer says -> what that means for the person who ran make.
 FAILURES = (
     (
@@ -56,7 +70,7 @@ FAILURES = (
     (
         r"name resolution|dns error|new connection|[Cc]onnection (refused|reset|broken)|timed? ?out"
         r"|unreachable|error sending request|Failed to fetch|ProxyError|SSLError|certificate",
-        "the package index cannot be reached",
+        NO_INDEX,
         "check the network, or name a mirror or proxy: PIP_INDEX_URL, UV_DEFAULT_INDEX, HTTPS_PROXY",
     ),
     (
@@ -376,6 +390,44 @@ def can_update(house: House, uv: Optional[str]) -> bool:
     return all(stamp.get(key) == expected[key] for key in ("root", "python", "machine"))
 
 
+def locked_entry(lock: str, name: str) -> str:
+    """A package's lines in a lock file, with its hashes; empty when the lock does not name it."""
+    found = re.search(r"(?m)^" + re.escape(name) + r"==(?:.*\\\n)*.*\n?", lock)
+    return found.group(0) if found else ""
+
+
+def as_uv_reads(pip_settings: str) -> Dict[str, str]:
+    """What `pip config list` prints, as uv's variables."""
+    settings = {}  # type: Dict[str, str]
+    found = re.findall(r"(?m)^(\S+?)\.([a-z-]+)='([^']+)'$", pip_settings)
+    for _, key, value in sorted(
+        found, key=lambda setting: setting[0] == ":env:"
+    ):  # the environment counts most
+        if key in PIP_TO_UV:
+            separator = "," if key == "find-links" else " "
+            settings[PIP_TO_UV[key]] = separator.join(value.replace("\\n", " ").split())
+    if "UV_INDEX" in settings:  # pip takes the best of all indexes; the hashes say that it is the right one
+        settings["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+    return settings
+
+
+def fetch_uv(house: House, lock: IO[str]) -> Optional[str]:
+    """Installs the lock's uv into `.venv` with pip and tells it pip's settings; None if the lock has none."""
+    with open(os.path.join(house.root, "requirements.lock"), encoding="utf-8") as file:
+        entry = locked_entry(file.read(), "uv")
+    if not entry:
+        return None
+    wanted = os.path.join(house.cache, "tmp", "uv.txt")
+    os.makedirs(os.path.dirname(wanted), exist_ok=True)
+    with open(wanted, "w", encoding="utf-8") as file:
+        file.write(entry)
+    run_installer(house, [*installer(house, None), "--no-deps", "--require-hashes", "-r", wanted], lock)
+    settings = subprocess.run([house.bin("pip"), "config", "list"], stdout=subprocess.PIPE, timeout=60)
+    for name, value in as_uv_reads(settings.stdout.decode(errors="replace")).items():
+        os.environ.setdefault(name, value)
+    return house.bin("uv")
+
+
 def installer(house: House, uv: Optional[str]) -> List[str]:
     """The command that installs into `.venv`, up to its packages."""
     python = house.bin("python")
@@ -387,7 +439,8 @@ def installer(house: House, uv: Optional[str]) -> List[str]:
 
 def install_everything(house: House, lock: IO[str], uv: Optional[str]) -> None:
     """Installs the locked packages, then the checkout itself, into `.venv`; removes the downloads."""
-    install = installer(house, uv)
+    fetched = None if uv else fetch_uv(house, lock)
+    install = installer(house, uv or fetched)
     locked = [
         "--require-hashes",
         "--only-binary",
@@ -395,7 +448,14 @@ def install_everything(house: House, lock: IO[str], uv: Optional[str]) -> None:
         "-r",
         os.path.join(house.root, "requirements.lock"),
     ]
-    run_installer(house, install + locked, lock)
+    try:
+        run_installer(house, install + locked, lock)
+    except SetupError as error:
+        if not fetched or str(error) != NO_INDEX:
+            raise
+        say("uv does not reach the package index; pip may")
+        install = installer(house, None)
+        run_installer(house, install + locked, lock)
     checkout = ["--no-deps", "--no-build-isolation", "--no-index", "-e", house.root]
     run_installer(house, install + checkout, lock)
     for name in ("uv", "pip", "tmp"):

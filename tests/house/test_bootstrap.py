@@ -102,6 +102,24 @@ class Copy:
         (self.programs / "uv").unlink(missing_ok=True)
         (self.programs / "uv").symlink_to(Path(sys.executable).parent / "uv")
 
+    def lock_uv(self, script: str) -> None:
+        """Adds a uv to the lock and to what can be installed: a shell script that says what it is told to."""
+        wheels = self.root.parent / "more-wheels"
+        wheels.mkdir()
+        wheel = wheels / "uv-9.9-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            program = zipfile.ZipInfo("uv-9.9.data/scripts/uv")
+            program.external_attr = 0o100755 << 16
+            archive.writestr(program, f"#!/bin/sh\n{script}\n")
+            archive.writestr("uv-9.9.dist-info/METADATA", "Metadata-Version: 2.1\nName: uv\nVersion: 9.9\n")
+            tag = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            archive.writestr("uv-9.9.dist-info/WHEEL", tag)
+            archive.writestr("uv-9.9.dist-info/RECORD", "")
+        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        self.lock.write_text(self.lock.read_text() + f"uv==9.9 \\\n    --hash=sha256:{digest}\n")
+        self.offline["PIP_FIND_LINKS"] += f" {wheels}"
+        del self.offline["UV_NO_INDEX"], self.offline["UV_FIND_LINKS"]
+
     def let_uv_hang(self) -> Path:
         """Puts a uv on PATH that never ends; returns the file that will hold its process id once it runs."""
         started, uv = self.root.parent / "started", self.programs / "uv"
@@ -158,6 +176,49 @@ def test_first_run_installs_and_second_does_nothing(machine: str, request: pytes
     before = {path: path.lstat().st_mtime_ns for path in copy.root.rglob("*")}
     assert copy.set_up() == (0, "set-up: nothing to do, .venv is ready\n")
     assert {path: path.lstat().st_mtime_ns for path in copy.root.rglob("*")} == before
+
+
+def test_without_uv_the_locked_one_is_fetched_and_knows_what_pip_knows(with_pip: Copy) -> None:
+    """The second installer is uv, with pip's places to look."""
+    calls = with_pip.root.parent / "calls"
+    with_pip.lock_uv(f'echo "$@" >> {calls}\nexec {Path(sys.executable).parent / "uv"} "$@"')
+    code, said = with_pip.set_up()
+    assert code == 0, said
+    assert len(calls.read_text().splitlines()) == 2, "the locked packages, then the checkout"
+    assert with_pip.yard() == "yard runs"
+
+
+def test_where_uv_reaches_no_index_pip_goes_on(with_pip: Copy) -> None:
+    """A proxy that only pip's settings name, say."""
+    with_pip.lock_uv('echo "error: Failed to fetch: x"; exit 2')
+    code, said = with_pip.set_up()
+    assert code == 0, said
+    assert "uv does not reach the package index; pip may" in said
+    assert with_pip.yard() == "yard runs"
+
+
+def test_where_uv_fails_otherwise_it_is_the_end(with_pip: Copy) -> None:
+    """A wrong hash is wrong for pip too."""
+    with_pip.lock_uv('echo "error: Hash mismatch"; exit 2')
+    code, said = with_pip.set_up()
+    assert code == 1
+    assert "a downloaded package is not the one" in said
+
+
+def test_pip_settings_in_the_words_of_uv() -> None:
+    """The environment counts more than a file; what is empty or means nothing to uv is left out."""
+    said = (
+        ":env:.index-url='https://env/simple'\n:env:.find-links=''\n:env:.timeout='60'\n"
+        "global.index-url='https://file/simple'\nglobal.cert='/ca.pem'\n"
+        "global.extra-index-url='\\nhttps://a/simple\\nhttps://b/simple'\nuser.find-links='/w /x'\n"
+    )
+    assert bootstrap.as_uv_reads(said) == {
+        "UV_DEFAULT_INDEX": "https://env/simple",
+        "SSL_CERT_FILE": "/ca.pem",
+        "UV_INDEX": "https://a/simple https://b/simple",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_FIND_LINKS": "/w,/x",
+    }
 
 
 def test_a_moved_checkout_is_made_anew(with_uv: Copy) -> None:
