@@ -191,7 +191,8 @@ def _compile_once(run: Run, now: TrainState) -> None:
     if not device.compile or device.is_cuda or alone or not now.parallel.replicated:
         return
     heartbeat.enter("compiling")
-    if run.ranks.first:
+
+    def compile_all() -> None:
         log.info("compiling on rank 0; this takes a while the first time")
         before = device.rng_state()
         with now.parallel.autocast(device):
@@ -199,7 +200,8 @@ def _compile_once(run: Run, now: TrainState) -> None:
         (losses * 0.0).sum().backward()
         now.optimizer.zero_grad(set_to_none=True)
         device.set_rng_state(before)
-    run.ranks.barrier()
+
+    while_others_wait(run.ranks, compile_all if run.ranks.first else None)
 
 
 def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) -> str:

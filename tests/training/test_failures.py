@@ -136,3 +136,11 @@ def test_a_configuration_of_another_entry_point_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=r"training\.finetune does: model\.weights is set"):
         run(texts, ("model.weights=/somewhere",), tmp_path, data_root)
+
+
+def test_a_compilation_may_take_longer_than_a_collective(start: Callable) -> None:
+    """The other ranks wait for rank 0's compiler in small steps, so that none of them times out."""
+    few = ("device.compile=on", "train.steps=2", "train.warmup_steps=1", "train.eval_sequences=2")
+    job = start("slow", nproc=2, overrides=few, module="tests.training.slow_compile")
+    assert job.wait(300) == 0, job.text()
+    assert len(job.records()) == 2

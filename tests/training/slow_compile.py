@@ -1,0 +1,33 @@
+"""A rank whose first forward pass on rank 0 takes longer than a collective may, as slow compilation does."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from typing import Any
+
+from torch import nn
+
+from training import loop, rank
+from training.model import CausalLM
+from training.pretrain import Pretrain
+
+COLLECTIVE_SECONDS, COMPILE_SECONDS = 10, 14
+
+
+class SlowToCompile(Pretrain):
+    """Pre-training of a model that is slow once, where it would be compiled, and is not compiled at all."""
+
+    def build(self, *arguments: Any) -> Any:
+        model = super().build(*arguments)
+        if os.environ["RANK"] == "0":
+            seconds = iter([COMPILE_SECONDS])
+            model.register_forward_pre_hook(lambda *_: time.sleep(next(seconds, 0)))
+        return model
+
+
+if __name__ == "__main__":
+    nn.Module.compile = CausalLM.compile_outside = lambda *_, **__: None  # type: ignore[method-assign]
+    loop.COLLECTIVE_TIMEOUT = timedelta(seconds=COLLECTIVE_SECONDS)
+    rank.main(SlowToCompile(), __doc__)
