@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from tests.job.corpus import STEP
 from tests.job.world import World
 from tools import repo
 from tools.cli import run
-from tools.job import collect
+from tools.job import collect, copy, sender
 
 STAND_IN = Path(__file__).with_name("kubectl.py")
 JOB = "cpu-llama-tiny-train"
@@ -204,13 +205,14 @@ def test_cp_brings_whole_files_and_survives_a_broken_stream(
     step.mkdir(parents=True)
     (step / "weights.bin").write_bytes(bytes(range(256)) * 40)
     (step / "MANIFEST.json").write_text("{}")
-    (home / "volume/checkpoints/step-00000020.ab.tmp").mkdir()
-    (home / "volume/checkpoints/step-00000020.ab.tmp/half").write_text("x")
-    (home / "break").touch()
+    for unfinished in ("step-00000020.ab.tmp", "step-00000005.cd.deleting"):
+        (home / "volume/checkpoints" / unfinished).mkdir()
+        (home / "volume/checkpoints" / unfinished / "half").write_text("x")
+    (home / "break").write_text("9000")
     out = tmp_path / "out"
     assert run(["job", "cp", JOB, "checkpoints", str(out)]) == 0
     said = capsys.readouterr()
-    assert "try 1 of 3" in said.err, "control: the stream was cut"
+    assert "the stream was cut short: try 1 of 3" in said.err, "control: the stream was cut"
     assert "2 files, 10,242 bytes" in said.out
     assert (out / "checkpoints/step-00000010/weights.bin").read_bytes() == (step / "weights.bin").read_bytes()
     names = [line.split("  ")[1] for line in (out / "SHA256SUMS").read_text().splitlines()]
@@ -219,17 +221,55 @@ def test_cp_brings_whole_files_and_survives_a_broken_stream(
     assert digest in (out / "SHA256SUMS").read_text()
     assert run(["job", "cp", JOB, "checkpoints", str(out)]) == 0
     assert "0 copied" in capsys.readouterr().out
-    (out / "checkpoints/step-00000010/weights.bin").unlink()
-    (home / "prune").touch()
-    assert run(["job", "cp", JOB, "checkpoints", str(out)]) == 1
-    said = capsys.readouterr()
-    assert "weights.bin is no longer in the run directory" in said.err
-    assert not list(out.rglob("*weights.bin*")), "nothing half copied"
+    (out / "checkpoints/step-00000010/MANIFEST.json").write_text("[]")
+    assert run(["job", "cp", JOB, "checkpoints", str(out)]) == 0
+    assert "1 copied" in capsys.readouterr().out, "of the same size, and not the same"
     shutil.rmtree(step)
     assert run(["job", "cp", JOB, "checkpoints/step-00000010", str(out)]) == 2
     for path in ("/etc/passwd", "../other"):
         assert run(["job", "cp", JOB, path, str(out)]) == 2
         assert "not a path inside the run directory" in capsys.readouterr().err
+
+
+def test_cp_leaves_nothing_of_a_file_that_does_not_arrive(
+    world: NewWorld,
+    cluster: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    home = cluster(world())
+    (home / "volume/report.json").write_bytes(bytes(5000))
+    (home / "break").write_text("1000")
+    monkeypatch.setattr(copy, "TRIES", 1)
+    out = tmp_path / "out"
+    assert run(["job", "cp", JOB, "report.json", str(out)]) == 1
+    assert "the stream was cut short, 1 times; 0 files are whole" in capsys.readouterr().err
+    assert list(out.iterdir()) == []
+
+
+def test_what_is_pruned_and_replaced_while_it_is_copied_arrives_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file is that which had the name when all were opened; what is gone by then is not asked for."""
+    for name in ("LATEST", "metrics.jsonl", "old"):
+        (tmp_path / name).write_text(name)
+    listed = sender._paths
+    lists = iter([[tmp_path / "LATEST", tmp_path / "pruned"]])
+    monkeypatch.setattr(sender, "_paths", lambda *words: next(lists, None) or listed(*words))
+    files = sender.opened(tmp_path, ".")
+    assert [name for name, _ in files] == ["LATEST", "metrics.jsonl", "old"], "looked up a second time"
+    (tmp_path / "old").unlink()
+    (tmp_path / "part").write_text("STEP-2")
+    (tmp_path / "part").rename(tmp_path / "LATEST")
+    monkeypatch.setattr(sender, "opened", lambda *_: files)
+    out = io.BytesIO()
+    sender.send(tmp_path, ".", {}, out)
+    for name in ("LATEST", "metrics.jsonl", "old"):
+        assert (
+            f"{len(name)}\n{name}0 {hashlib.sha256(name.encode()).hexdigest()}\n".encode() in out.getvalue()
+        )
+    assert out.getvalue().endswith(b"\nend\n")
 
 
 def test_list_shows_state_and_uid(

@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import select
 import subprocess
-from collections.abc import Callable
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import IO, NoReturn
 
 from tools.errors import UserError
-from tools.job import digests
-from tools.job.collect import container_name, in_pod, names_run
+from tools.job import sender
+from tools.job.collect import container_name, names_run
 from tools.job.pod import JobPod
-from tools.kubectl import Kubectl, missing
+from tools.kubectl import Kubectl, failure, missing
 
-ABSENT = 66  # EX_NOINPUT of sysexits.h
-TRIES = 3  # a stream through the API server may break off, and then ends without an error
+TRIES = 3  # without one more whole file: a stream through the API server may break off, without an error
+SILENCE = 60.0  # seconds after which a stream is given up
+ENDED = "command terminated with exit code"  # kubectl's words on a program that failed by itself
+TELL = 2.0  # seconds between lines of progress
 
 
 @dataclass(frozen=True)
 class File:
-    """One file of the run: its name there, its size in bytes, its SHA-256."""
+    """One file of the run: its name there, its size in bytes, its SHA-256; `copied` if it came over now."""
 
     name: str
     size: int
     sha256: str
+    copied: bool = True
+
+
+class Broken(Exception):
+    """The stream ended early, stood still, or brought something else than what was sent."""
 
 
 def source(pods: list[JobPod]) -> JobPod:
@@ -37,64 +49,176 @@ def source(pods: list[JobPod]) -> JobPod:
     return found
 
 
-def listed(kubectl: Kubectl, pod: JobPod, wanted: str) -> list[File]:
-    """Return the files at or below `wanted` in the run directory; UserError where there is none."""
+def fetch(kubectl: Kubectl, pod: JobPod, wanted: str, target: Path, say: Callable[[str], None]) -> list[File]:
+    """Bring the files at or below `wanted` in the run directory to below `target`, and return them.
+
+    A file that is there already and right is not sent again. Raises UserError where the pod has no such file,
+    and after several tries at one that does not arrive: nothing of that file is left then.
+    """
     path = PurePosixPath(wanted)
     if path.is_absolute() or ".." in path.parts:
-        raise UserError(
-            f"{wanted}: not a path inside the run directory", "for example checkpoints/step-00000100"
-        )
-    script = Path(digests.__file__).read_text(encoding="utf-8")
-    words = ("sh", "-c", 'exec python3 - "$TRAINYARD_RUN" "$1"', "sh", wanted)
-    found = [File(**one) for one in json.loads(in_pod(kubectl, pod, *words, stdin=script, seconds=None))]
+        hint = "for example checkpoints/step-00000100"
+        raise UserError(f"{wanted}: not a path inside the run directory", hint)
+    found: dict[str, File] = {}
+    tries = 0
+    while True:
+        before = len(found)
+        try:
+            for file in _received(kubectl, pod, wanted, target, _here(target, wanted), say):
+                copied = file.copied or (file.name in found and found[file.name].copied)
+                found[file.name] = File(file.name, file.size, file.sha256, copied)
+            break
+        except Broken as problem:
+            tries = 1 if len(found) > before else tries + 1
+            say(f"{problem}: try {tries} of {TRIES}")
+            if tries == TRIES:
+                raise UserError(
+                    f"{wanted}: {problem}, {TRIES} times; {len(found)} files are whole", code=1
+                ) from None
     if not found:
-        raise UserError(
-            f"the run directory has no file at {wanted}", "yard job exec JOB -- ls lists what it has"
-        )
-    return found
+        hint = "yard job exec JOB -- ls lists what it has"
+        raise UserError(f"the run directory has no file at {wanted}", hint)
+    return sorted(found.values(), key=lambda file: file.name)
 
 
-def fetch(kubectl: Kubectl, pod: JobPod, file: File, target: Path, say: Callable[[str], None]) -> bool:
-    """Bring one file to `target`; return False where it is there already, with the right digest.
-
-    Raises UserError when the run has removed it by now, and when its digest is wrong after several tries:
-    nothing is left at `target` then.
-    """
-    if target.is_file() and target.stat().st_size == file.size and digests.digest(target) == file.sha256:
-        return False
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.part")
-    try:
-        for number in range(1, TRIES + 1):
-            if not _stream(kubectl, pod, file.name, part):
-                hint = "a run keeps its newest checkpoints only: copy a newer one, or stop the job first"
-                raise UserError(f"{file.name} is no longer in the run directory", hint, 1)
-            if digests.digest(part) == file.sha256:
-                os.replace(part, target)
-                return True
-            size = part.stat().st_size
-            say(f"{file.name}: {size} of {file.size} bytes came, or differ: try {number} of {TRIES}")
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            part.unlink()
-    raise UserError(f"{file.name}: what arrives has not the digest that the pod computed", code=1)
+def _here(target: Path, wanted: str) -> dict[str, tuple[int, str]]:
+    """Return size and digest of the files that an earlier copy has brought."""
+    start = target / wanted
+    paths = [start] if start.is_file() else sorted(start.rglob("*"))
+    return {
+        path.relative_to(target).as_posix(): (path.stat().st_size, sender.digest(path))
+        for path in paths
+        if path.is_file() and not path.name.endswith(".part")
+    }
 
 
-def _stream(kubectl: Kubectl, pod: JobPod, name: str, part: Path) -> bool:
-    """Write what the pod's file holds to `part`; return False where the pod has no such file."""
-    words = (
-        "sh",
-        "-c",
-        f'[ -f "$TRAINYARD_RUN/$1" ] || exit {ABSENT}; exec cat "$TRAINYARD_RUN/$1"',
-        "sh",
-        name,
-    )
-    program = kubectl.words("exec", pod.name, f"--container={container_name(pod)}", "--", *words)
-    try:
-        with part.open("wb") as target:
-            done = subprocess.run(
-                program, stdin=subprocess.DEVNULL, stdout=target, stderr=subprocess.DEVNULL, check=False
-            )
-    except FileNotFoundError:
-        raise missing() from None
-    return done.returncode != ABSENT
+def _received(
+    kubectl: Kubectl,
+    pod: JobPod,
+    wanted: str,
+    target: Path,
+    have: dict[str, tuple[int, str]],
+    say: Callable[[str], None],
+) -> Iterator[File]:
+    """Yield each file as it is whole; Broken where the stream is, UserError where the pod says no."""
+    words = ("sh", "-c", 'exec python3 - "$TRAINYARD_RUN" "$1"', "sh", wanted)
+    program = kubectl.words("exec", pod.name, f"--container={container_name(pod)}", "--stdin", "--", *words)
+    call = f"\nmain(sys.argv[1], sys.argv[2], {json.dumps(have)})\n"
+    with tempfile.TemporaryFile() as script, tempfile.TemporaryFile() as complaint:
+        script.write(Path(sender.__file__).read_bytes() + call.encode())
+        script.seek(0)
+        try:
+            process = subprocess.Popen(program, stdin=script, stdout=subprocess.PIPE, stderr=complaint)
+        except FileNotFoundError:
+            raise missing() from None
+        assert process.stdout is not None
+        try:
+            yield from _files(_Stream(process.stdout), target, say)
+            process.wait(SILENCE)
+        except Broken as problem:
+            process.kill()
+            process.wait()
+            complaint.seek(0)
+            _judge(complaint.read().decode("utf-8", "replace"), str(problem))
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def _judge(said: str, problem: str) -> NoReturn:
+    """Raise UserError for a refusal that would come again, else Broken with what kubectl says."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    own = [line for line in lines if not line.startswith(ENDED)]
+    if len(own) < len(lines) or "orbidden" in said:
+        found = failure("exec", "\n".join(own or lines))
+        raise UserError(found.message, found.hint, 1 if found.code == 2 else found.code) from None
+    raise Broken(f"{problem}: {own[-1]}" if own else problem) from None
+
+
+def _files(stream: _Stream, target: Path, say: Callable[[str], None]) -> Iterator[File]:
+    tell = _Sparing(say)
+    while (line := stream.line()) != "end":
+        if line == "+":
+            continue
+        try:
+            head = json.loads(line)
+            name, size, same = str(head["name"]), int(head["size"]), head.get("same")
+        except (ValueError, KeyError, TypeError):
+            raise Broken(f"the pod sent something else: {line[:80]!r}") from None
+        if same is not None:
+            yield File(name, size, str(same), copied=False)
+            continue
+        path = target / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.part")
+        try:
+            with part.open("wb") as file:
+                whole = _write(stream, name, file, size, tell)
+            os.replace(part, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                part.unlink()
+        yield whole
+
+
+def _write(stream: _Stream, name: str, file: IO[bytes], size: int, tell: Callable[[str], None]) -> File:
+    """Write a file's chunks to `file`; Broken where they have not the digest that comes behind them."""
+    found, done = hashlib.sha256(), 0
+    while (line := stream.line()).isdigit() and line != "0":
+        chunk = stream.read(int(line))
+        found.update(chunk)
+        file.write(chunk)
+        done += len(chunk)
+        tell(f"{name}: {done:,} of {size:,} bytes")
+    if line != f"0 {found.hexdigest()}":
+        raise Broken(f"{name}: what arrives has not the digest that the pod computed")
+    return File(name, done, found.hexdigest())
+
+
+class _Sparing:
+    """Passes on what is said, but not more often than once in TELL seconds."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._at = say, time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        if time.monotonic() - self._at > TELL:
+            self._at = time.monotonic()
+            self._say(text)
+
+
+class _Stream:
+    """Lines and blocks of a pipe; Broken where it ends, or is silent for too long."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._pipe, self._kept = pipe, b""
+
+    def line(self) -> str:
+        """Return the next line."""
+        while b"\n" not in self._kept:
+            self._more()
+        line, _, self._kept = self._kept.partition(b"\n")
+        return line.decode("utf-8", "replace")
+
+    def read(self, size: int) -> bytes:
+        """Return the next `size` bytes."""
+        parts, length = [self._kept], len(self._kept)
+        self._kept = b""
+        while length < size:
+            self._more()
+            parts.append(self._kept)
+            length += len(self._kept)
+            self._kept = b""
+        whole = b"".join(parts)
+        self._kept = whole[size:]
+        return whole[:size]
+
+    def _more(self) -> None:
+        ready, _, _ = select.select([self._pipe], [], [], SILENCE)
+        if not ready:
+            raise Broken(f"nothing has come for {SILENCE:.0f} s")
+        chunk = os.read(self._pipe.fileno(), sender.CHUNK)
+        if not chunk:
+            raise Broken("the stream was cut short")
+        self._kept += chunk

@@ -1,8 +1,9 @@
 """Copy files out of a job's run directory: checkpoints, the report, metrics, logs.
 
-PATH is relative to the run directory, a file or a directory. The pod computes the SHA-256 of each file, and
-what arrives is held against it; a file that is here already and right is not copied again. At the end the
-digests are in SHA256SUMS beside the files (`sha256sum --check SHA256SUMS`).
+PATH is relative to the run directory, a file or a directory. The pod opens all files first, so that a run
+at work cannot prune them, and computes the SHA-256 of what it sends; what arrives is held against it. A file
+that is here already and right is not copied again. The digests are in SHA256SUMS beside the files
+(`sha256sum --check SHA256SUMS`).
 
 \b
 Examples:
@@ -15,7 +16,6 @@ Exit codes: 0 all is here and right, 1 a file did not arrive whole, 3 there is n
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import click
@@ -24,8 +24,6 @@ from tools import output
 from tools.errors import UserError
 from tools.job import collect, copy, find, options
 from tools.kubectl import Kubectl
-
-TELL = 2.0  # seconds between lines of progress
 
 
 @click.command(help=__doc__, short_help="copy files out of the run directory")
@@ -38,24 +36,17 @@ def command(kubectl: Kubectl, job: str, path: str, target: Path, as_json: bool) 
     seen = collect.collect(kubectl, find.job_name(kubectl, job), logs=False, run=False)
     here = Kubectl(kubectl.context, seen.namespace)
     pod = copy.source(seen.pods)
-    output.note(f"computing digests in {pod.name}")
-    files = copy.listed(here, pod, path)
-    total, done, copied, told = sum(file.size for file in files), 0, 0, time.monotonic()
+    output.note(f"copying from {pod.name}")
     try:
-        for file in files:
-            copied += copy.fetch(here, pod, file, target / file.name, output.note)
-            done += file.size
-            if time.monotonic() - told > TELL:
-                told = time.monotonic()
-                output.note(f"{done:,} of {total:,} bytes")
+        files = copy.fetch(here, pod, path, target, output.note)
         sums = "".join(f"{file.sha256}  {file.name}\n" for file in files)
         (target / "SHA256SUMS").write_text(sums, encoding="utf-8")
     except OSError as problem:
         raise UserError(f"{problem.filename}: {problem.strerror}") from None
+    copied, total = sum(file.copied for file in files), sum(file.size for file in files)
     if as_json:
-        output.data(
-            {"job": seen.name, "uid": seen.uid, "pod": pod.name, "files": [vars(file) for file in files]}
-        )
+        facts = {"job": seen.name, "uid": seen.uid, "pod": pod.name, "pod_uid": pod.uid}
+        output.data({**facts, "files": [vars(file) for file in files]})
         return
     output.line(f"{output.count(len(files), 'file')}, {total:,} bytes in {target}: all digests are right")
     output.line(f"  {copied} copied from {pod.name} ({pod.uid}), {len(files) - copied} were there")

@@ -1,0 +1,125 @@
+"""Sends the files below a path, with SHA-256, to standard output: `send(BASE, PATH, HAVE)`.
+
+It is sent to a pod, so it needs only Python's own library, of 3.8 or newer. A run at work replaces, prunes
+and extends its files, so all of them are opened before the first one is read: an open file stays whole
+whatever happens to its name. The digest is that of the very bytes that are sent.
+
+The stream is a line of JSON for each file (`name` relative to BASE), then its bytes in chunks, each behind
+a line with its length, then a line `0` and its digest; a file that the receiver has is a line with `same`.
+A line `+` only says that it is at work. The last line is `end`: a stream without it was cut short.
+
+Files that are still written or already pruned (below `*.tmp`, `*.deleting`) are left out, symbolic links too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+CHUNK = 1 << 20
+TRIES = 20  # at a set of files that are all there at once
+UNFINISHED = (".tmp", ".deleting")
+
+
+def digest(path: Path) -> str:
+    """Return a file's SHA-256."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        for chunk in _chunks(file, None):
+            found.update(chunk)
+    return found.hexdigest()
+
+
+def opened(base: Path, wanted: str) -> list[tuple[str, IO[bytes]]]:
+    """Return the files at or below `wanted` by name, open; looked up anew when one vanishes meanwhile.
+
+    A manifest comes behind what stands beside it: who has it has the rest.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    for _ in range(TRIES):
+        found: list[tuple[str, IO[bytes]]] = []
+        try:
+            for path in _paths(base, wanted):
+                found.append((path.relative_to(base).as_posix(), path.open("rb")))
+            return found
+        except FileNotFoundError:
+            for _name, file in found:
+                file.close()
+    raise FileNotFoundError(f"the files at {wanted} change faster than they can be opened")
+
+
+def _paths(base: Path, wanted: str) -> list[Path]:
+    start = base / wanted
+    found = [start] if start.is_file() else start.rglob("*")
+    whole = [
+        path
+        for path in found
+        if path.is_file()
+        and not path.is_symlink()
+        and not any(part.endswith(UNFINISHED) for part in path.relative_to(base).parts)
+    ]
+    return sorted(whole, key=lambda path: (path.parent, path.name == "MANIFEST.json", path.name))
+
+
+def _chunks(file: IO[bytes], size: int | None) -> Iterator[bytes]:
+    """Yield what a file holds, `size` bytes of it at most."""
+    left = size
+    while left is None or left > 0:
+        chunk = file.read(CHUNK if left is None else min(CHUNK, left))
+        if not chunk:
+            return
+        left = None if left is None else left - len(chunk)
+        yield chunk
+
+
+def send(base: Path, wanted: str, have: dict[str, tuple[int, str]], out: IO[bytes]) -> None:
+    """Write the files at or below `wanted` to `out`; those in `have` (size, digest) are only named."""
+    for name, file in opened(base, wanted):
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            if name in have and have[name] == (size, _digest(file, out)):
+                _line(out, json.dumps({"name": name, "size": size, "same": have[name][1]}))
+                continue
+            file.seek(0)
+            _line(out, json.dumps({"name": name, "size": size}))
+            _send_one(file, size, out)
+    _line(out, "end")
+
+
+def _digest(file: IO[bytes], out: IO[bytes]) -> str:
+    found = hashlib.sha256()
+    for number, chunk in enumerate(_chunks(file, None)):
+        found.update(chunk)
+        if number % 64 == 0:
+            _line(out, "+")
+    return found.hexdigest()
+
+
+def _send_one(file: IO[bytes], size: int, out: IO[bytes]) -> None:
+    found = hashlib.sha256()
+    for chunk in _chunks(file, size):
+        found.update(chunk)
+        _line(out, str(len(chunk)))
+        out.write(chunk)
+    _line(out, f"0 {found.hexdigest()}")
+
+
+def _line(out: IO[bytes], text: str) -> None:
+    out.write(text.encode() + b"\n")
+    out.flush()
+
+
+def main(base: str, wanted: str, have: dict[str, Any]) -> None:
+    """Send to standard output; the exit code is 1, with the reason on standard error, where it cannot."""
+    known = {name: (int(size), str(sha256)) for name, (size, sha256) in have.items()}
+    try:
+        send(Path(base), wanted, known, sys.stdout.buffer)
+    except OSError as problem:
+        sys.exit(f"{problem.filename or wanted}: {problem.strerror or problem}")
