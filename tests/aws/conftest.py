@@ -1,0 +1,181 @@
+"""moto in the process, a server of it for the command line, and answers for what moto does not have.
+
+An answer for a gap is held against botocore's own model of the operation, request and reply, as its Stubber
+does: a reply that AWS could not give fails the test.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools import cli, repo
+from tools.aws import spec as specs
+from tools.aws.session import Session
+from tools.aws.spec import Spec
+
+REGION = "us-west-2"
+KEYS = {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing",
+    "AWS_SESSION_TOKEN": "testing",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": "/nonexistent",
+    "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here may meet a real account: the user's own profile, endpoint and region are out of reach."""
+    for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def moto() -> Iterator[None]:
+    """An empty account, 123456789012."""
+    from moto import mock_aws
+
+    with mock_aws():
+        yield
+
+
+@pytest.fixture
+def session(moto: None) -> Session:
+    """A session in the account."""
+    return Session(REGION)
+
+
+Reply = dict[str, Any] | Exception | Callable[..., dict[str, Any]]
+
+
+@dataclass
+class Gaps:
+    """Answers of AWS by (service, operation in boto3's spelling), and the calls that they got."""
+
+    replies: dict[tuple[str, str], Reply] = field(default_factory=dict)
+    calls: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
+
+    def __setitem__(self, key: tuple[str, str], reply: Reply) -> None:
+        self.replies[key] = reply
+
+    def parameters(self, operation: str) -> list[dict[str, Any]]:
+        """Return what an operation was called with, each time."""
+        return [given for _, name, given in self.calls if name == operation]
+
+
+@pytest.fixture
+def gaps(monkeypatch: pytest.MonkeyPatch) -> Gaps:
+    """Answers that the test gives itself; all else goes to moto."""
+    from botocore import xform_name
+    from botocore.client import BaseClient
+    from botocore.validate import validate_parameters
+
+    known = Gaps()
+    original = BaseClient._make_api_call
+
+    def answer(self: Any, operation: str, given: dict[str, Any]) -> Any:
+        service = self.meta.service_model.service_name
+        key = (service, xform_name(operation))
+        if key not in known.replies:
+            return original(self, operation, given)
+        model = self.meta.service_model.operation_model(operation)
+        if model.input_shape is not None:
+            validate_parameters(given, model.input_shape)
+        known.calls.append((*key, given))
+        reply = known.replies[key]
+        if isinstance(reply, Exception):
+            raise reply
+        result = reply(**given) if callable(reply) else reply
+        if model.output_shape is not None:
+            validate_parameters(result, model.output_shape)
+        return result
+
+    monkeypatch.setattr(BaseClient, "_make_api_call", answer)
+    return known
+
+
+def refusal(code: str, message: str = "no", status: int = 400, operation: str = "Operation") -> Exception:
+    """Return the exception that boto3 raises for AWS's error `code`."""
+    from botocore.exceptions import ClientError
+
+    response: Any = {
+        "Error": {"Code": code, "Message": message},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
+    return ClientError(response, operation)
+
+
+@pytest.fixture(name="refusal")
+def _refusal() -> Callable[..., Exception]:
+    return refusal
+
+
+@dataclass
+class Ran:
+    """What a `yard` command gave."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def yard(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """A function that runs `yard cluster` with its arguments, in this process."""
+
+    def run(*arguments: str) -> Ran:
+        capsys.readouterr()
+        code = cli.run(["cluster", *arguments])
+        captured = capsys.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of what a cluster is made from, for `yard` to work in."""
+    root = tmp_path / "checkout"
+    for name in ("base", "clusters", "overlays"):
+        shutil.copytree(repo.root() / name, root / name)
+    monkeypatch.setattr(repo, "root", lambda: root)
+    return root
+
+
+@pytest.fixture
+def change(checkout: Path) -> Callable[..., Spec]:
+    """A function that changes facts of a cluster in the copy, None to remove one, and loads it."""
+
+    def make(name: str, **facts: str | None) -> Spec:
+        path = checkout / "clusters" / name / "cluster.env"
+        lines = path.read_text(encoding="utf-8").splitlines()
+        kept = [line for line in lines if line.partition("=")[0] not in facts]
+        added = [f"{key}={value}" for key, value in facts.items() if value is not None]
+        path.write_text("\n".join([*kept, *added]) + "\n", encoding="utf-8")
+        return specs.load(checkout, name)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[str]:
+    """The address of a moto server on loopback, one for the whole session."""
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
+    server = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.port}"
+    server.shutdown()
+    thread.join(10)

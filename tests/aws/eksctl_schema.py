@@ -1,0 +1,33 @@
+"""eksctl's JSON schema of ClusterConfig, from its Go module: fetched once into .cache, held to its digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tools import gobuild, repo
+
+MODULE, VERSION = "github.com/weaveworks/eksctl", "0.230.0"
+FILE = "pkg/apis/eksctl.io/v1alpha5/assets/schema.json"
+SHA256 = "e6357c8f6ed98a86bfe3c4fd95dfb119ebd5d05bf513b53161f2089d3684a4cf"
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """Return the schema; skip the test with the reason where it cannot be had."""
+    path = repo.root() / ".cache" / f"eksctl-{VERSION}.json"
+    if not path.is_file():
+        try:
+            with gobuild.workshop(repo.root()) as environment:
+                directory = gobuild.module(MODULE, VERSION, environment, print)
+                path.write_bytes((directory / FILE).read_bytes())
+        except gobuild.Unusable as reason:
+            pytest.skip(f"eksctl's schema cannot be had ({reason}): install Go, once with the network")
+    content = path.read_bytes()
+    assert hashlib.sha256(content).hexdigest() == SHA256
+    found: dict[str, Any] = json.loads(content)
+    return found

@@ -1,0 +1,277 @@
+"""eksctl.yaml from the facts: held against eksctl's own schema, and refused where it cannot work."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft7Validator  # type: ignore[import-untyped]
+from ruamel.yaml import YAML
+
+from tests.aws.eksctl_schema import schema
+from tools import repo
+from tools.aws import eksctl, service_accounts
+from tools.aws import spec as specs
+from tools.errors import UserError
+from tools.facts.eks import ADDONS, VERSIONS
+from tools.facts.instances import INSTANCES
+
+CLUSTERS = ("cpu-demo", "gpu", "gpu-hyperpod", "trn1")
+Object = dict[str, Any]
+
+
+def committed(name: str) -> Object:
+    """Return the ClusterConfig that is in the repository."""
+    found: Object = YAML(typ="safe", pure=True).load(repo.root() / "clusters" / name / eksctl.FILE)
+    return found
+
+
+def faults(document: Object) -> list[str]:
+    return [
+        f"{error.json_path}: {error.message}" for error in Draft7Validator(schema()).iter_errors(document)
+    ]
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_what_is_committed_is_what_the_facts_make(name: str) -> None:
+    spec = specs.load(repo.root(), name)
+    assert (spec.directory / eksctl.FILE).read_text(encoding="utf-8") == eksctl.text(spec)
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_eksctl_knows_every_field(name: str) -> None:
+    assert faults(committed(name)) == []
+
+
+def test_the_schema_can_fail() -> None:
+    """Control: a misspelt field and a wrong type."""
+    document = copy.deepcopy(committed("gpu"))
+    document["managedNodeGroups"][1]["efaEnable"] = True
+    document["metadata"]["region"] = 2
+    assert len(faults(document)) == 2
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_every_cluster_is_complete(name: str) -> None:
+    """What each example cluster is promised to hold."""
+    document = committed(name)
+    assert document["accessConfig"]["accessEntries"]
+    assert document["iam"]["podIdentityAssociations"]
+    assert {one["version"] for one in document["addons"]} <= set(ADDONS["1.35"].values())
+    assert "eks-pod-identity-agent" in {one["name"] for one in document["addons"]}
+    if name == "gpu-hyperpod":
+        assert "managedNodeGroups" not in document
+        return
+    assert {one["name"] for one in document["addons"]} == set(ADDONS["1.35"])
+    system, *groups = document["managedNodeGroups"]
+    assert system["name"] == "system"
+    assert groups
+    for group in [system, *groups]:
+        promised = ("privateNetworking", "disableIMDSv1", "disablePodIMDS", "volumeEncrypted")
+        assert all(group[key] is True for key in promised), group["name"]
+        assert group["nodeRepairConfig"] == {"enabled": True}
+        assert "ssh" not in group
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_node_groups_fit_their_machines(name: str) -> None:
+    """EFA where the table has it and in one zone, RAID where disks are, taints where devices are."""
+    for group in committed(name).get("managedNodeGroups", [])[1:]:
+        machine = INSTANCES[group["instanceType"]]
+        assert group.get("efaEnabled", False) == (machine.efa > 0)
+        assert machine.efa == 0 or len(group["availabilityZones"]) == 1
+        node = YAML(typ="safe").load(group.get("overrideBootstrapCommand", "{}"))
+        storage = node.get("spec", {}).get("instance", {}).get("localStorage")
+        assert storage == ({"strategy": "RAID0"} if machine.nvme_gb else None)
+        assert [one["key"] for one in group.get("taints", [])] == [
+            one for one in [machine.device_resource] if one
+        ]
+
+
+def test_a_capacity_block_is_bought_as_one() -> None:
+    (group,) = [one for one in committed("gpu")["managedNodeGroups"] if one["name"] == "p5"]
+    assert group["instanceMarketOptions"] == {"marketType": "capacity-block"}
+    target = group["capacityReservation"]["capacityReservationTarget"]
+    assert target == {"capacityReservationID": "cr-0123456789abcdef0"}
+    assert (group["minSize"], group["desiredCapacity"]) == (0, 0)
+
+
+def test_the_cpu_tutorial_has_two_of_its_nodes() -> None:
+    (group,) = [one for one in committed("cpu-demo")["managedNodeGroups"] if one["name"] == "cpu"]
+    assert (group["instanceType"], group["desiredCapacity"], group["maxSize"]) == ("m5.2xlarge", 2, 2)
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_pods_get_their_prefix_and_nothing_else(name: str) -> None:
+    """No action with a star, and no object outside the two prefixes; only pruning deletes."""
+    for account in service_accounts.of(specs.load(repo.root(), name)):
+        for statement in account.policy["Statement"]:
+            for action in statement["Action"]:
+                assert "*" not in action
+                assert "Delete" not in action or account.name == "trainyard-pruner" or "fsx:" in action
+            resources = statement["Resource"]
+            for resource in [resources] if isinstance(resources, str) else resources:
+                if statement["Action"] == ["s3:ListBucket"]:
+                    assert statement["Condition"]["StringLike"]["s3:prefix"]
+                elif ":s3:::" in resource:
+                    assert resource.startswith(
+                        (
+                            "arn:aws:s3:::example-training-data/text/",
+                            "arn:aws:s3:::example-training-data/runs/",
+                        )
+                    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "said", "hint"),
+    [
+        (
+            {"NODES_P5": "p5.48xl 0-4 us-west-2c"},
+            "unknown instance type p5.48xl",
+            "did you mean p5.48xlarge?",
+        ),
+        ({"NODES_P5": "p5.48xlarge 0-4"}, "speak EFA and need one zone", "one with capacity"),
+        ({"NODES_P5": "p5.48xlarge 0-4 us-west-2a,us-west-2b"}, "need one zone", "EFA does not cross"),
+        ({"NODES_P5": "p5.48xlarge 4-2 us-west-2a"}, "the most nodes are fewer", "LEAST-MOST"),
+        ({"NODES_P5": "p5.48xlarge four us-west-2a"}, "four is no range", "LEAST-MOST"),
+        ({"NODES_P5": "p5.48xlarge 0-4 us-west-2e"}, "us-west-2e is not among ZONES", "us-west-2a"),
+        ({"NODES_P5": "p5.48xlarge 0-4 us-west-2a spto"}, "unknown word spto", "did you mean spot?"),
+        ({"NODES_P5": "p5.48xlarge 0-4 us-west-2a capacity-block"}, "unknown word capacity-block", ""),
+        ({"NODES_P5": "p5.48xlarge 0-4 us-west-2a capacity-block=x"}, "x is no capacity reservation", "cr-"),
+        (
+            {"NODES_G5": "g5.8xlarge 0-4 us-west-2a capacity-block=cr-01234567"},
+            "no capacity blocks of g5",
+            "p5",
+        ),
+        (
+            {"NODES_P5": "p5.48xlarge 1-4 us-west-2a capacity-block=cr-01234567"},
+            "starts with no node",
+            "0-4",
+        ),
+        ({"ZONES": "us-east-1a,us-east-1b"}, "us-east-1a is no zone of us-west-2", "us-west-2a"),
+        ({"AWS_REGION": "oregon"}, "AWS_REGION=oregon is not a region", ""),
+        ({"KUBERNETES_VERSION": "1.20"}, "no add-on versions are recorded for Kubernetes 1.20", "--verify"),
+        ({"KUBERNETES_VERSION": "latest"}, "KUBERNETES_VERSION=latest is not a minor", ""),
+        ({"CLUSTER_NAME": None}, "CLUSTER_NAME is not set", "facts gpu"),
+        ({"CLUSTER_NAME": "null"}, "CLUSTER_NAME is null", "facts gpu"),
+        ({"ADMIN_ROLE_ARN": "cluster-admin"}, "is not the ARN of an IAM role", ""),
+        ({"S3_PREFIX": "text"}, "has to end in a slash", "only begins so"),
+        ({"CELLS": "p5/llama-3-1-8"}, "no such cell: p5/llama-3-1-8", "did you mean p5/llama-3-1-8b?"),
+        ({"ZONES": "us-west-2a", "NODES_P4D": None, "NODES_P5": None}, "EKS wants subnets in two zones", ""),
+        ({"VPC_ID": "vpc-1", "PRIVATE_SUBNETS": "subnet-1"}, "subnet-1 is not ZONE=subnet-", "zones:"),
+    ],
+)
+def test_what_cannot_work_is_refused(
+    change: Callable[..., specs.Spec], facts: dict[str, str | None], said: str, hint: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        eksctl.document(change("gpu", **facts))
+    assert said in caught.value.message
+    assert "cluster.env" in caught.value.message
+    assert hint in (caught.value.hint or "")
+    assert caught.value.code == 2
+
+
+def test_an_existing_network_is_taken(change: Callable[..., specs.Spec]) -> None:
+    subnets = "us-west-2a=subnet-a,us-west-2b=subnet-b,us-west-2c=subnet-c"
+    document = eksctl.document(change("gpu", VPC_ID="vpc-1", PRIVATE_SUBNETS=subnets))
+    assert document["vpc"]["id"] == "vpc-1"
+    assert document["vpc"]["subnets"]["private"]["us-west-2b"] == {"id": "subnet-b"}
+    assert "availabilityZones" not in document
+    assert faults(document) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "day", "said"),
+    [
+        ("1.35", "2026-11-22", None),
+        ("1.34", "2026-12-03", "extended support"),
+        ("1.31", "2026-11-27", "ended all support"),
+        ("1.40", "2026-11-22", "not in tools/facts"),
+    ],
+)
+def test_support_of_a_version(
+    change: Callable[..., specs.Spec], version: str, day: str, said: str | None
+) -> None:
+    spec, today = change("gpu", KUBERNETES_VERSION=version), datetime.date.fromisoformat(day)
+    try:
+        remark = eksctl.support(spec, today)
+    except UserError as problem:
+        remark = problem.message
+    assert (remark is None) if said is None else (said in str(remark))
+
+
+def test_versions_are_supported_in_order() -> None:
+    ends = [(row.standard_until, row.extended_until) for row in VERSIONS.values()]
+    assert ends == sorted(ends)
+    assert all(standard < extended for standard, extended in ends)
+
+
+def test_the_command_writes_and_checks(
+    yard: Callable[..., Any], change: Callable[..., specs.Spec], checkout: Path
+) -> None:
+    assert yard("config", "gpu", "--check").code == 0
+    change("gpu", NODES_G5="g5.12xlarge 0-2 us-west-2a")
+    stale = yard("config", "gpu", "--check")
+    assert (stale.code, "is not what its facts make" in stale.err) == (1, True)
+    assert yard("config", "gpu").code == 0
+    assert yard("config", "gpu", "--check").code == 0
+    assert "g5.12xlarge" in (checkout / "clusters/gpu/eksctl.yaml").read_text(encoding="utf-8")
+
+
+def test_an_unknown_cluster_is_named(yard: Callable[..., Any], checkout: Path) -> None:
+    ran = yard("config", "gpus")
+    assert ran.code == 2
+    assert "did you mean gpu?" in ran.err
+
+
+def offer_versions(gaps: Any, **versions: str) -> None:
+    """Let EKS offer Kubernetes versions, and one version of each add-on."""
+    rows = [{"clusterVersion": name, "versionStatus": status} for name, status in versions.items()]
+    gaps["eks", "describe_cluster_versions"] = {"clusterVersions": rows}
+
+    def addons(addonName: str, kubernetesVersion: str, **_: Any) -> Object:
+        rows = [
+            {"addonVersion": "v9-eksbuild.2", "compatibilities": [{"clusterVersion": kubernetesVersion}]},
+            {
+                "addonVersion": "v9-eksbuild.1",
+                "compatibilities": [{"clusterVersion": kubernetesVersion, "defaultVersion": True}],
+            },
+        ]
+        return {"addons": [{"addonName": addonName, "addonVersions": rows}]}
+
+    gaps["eks", "describe_addon_versions"] = addons
+
+
+def test_verify_asks_aws(
+    moto: None, gaps: Any, yard: Callable[..., Any], change: Callable[..., specs.Spec], checkout: Path
+) -> None:
+    """moto's zones and offerings are real data; what EKS offers is the test's own."""
+    offer_versions(gaps, **{"1.35": "STANDARD_SUPPORT"})
+    change("cpu-demo", KUBERNETES_VERSION="1.35")
+    ran = yard("config", "cpu-demo", "--verify")
+    assert ran.code == 0, ran.err
+    text = (checkout / "clusters/cpu-demo/eksctl.yaml").read_text(encoding="utf-8")
+    assert text.count("v9-eksbuild.1") == 5
+    assert "eksbuild.2" not in text
+
+
+def test_verify_says_no(
+    moto: None, gaps: Any, yard: Callable[..., Any], change: Callable[..., specs.Spec], checkout: Path
+) -> None:
+    offer_versions(gaps, **{"1.35": "STANDARD_SUPPORT", "1.30": "UNSUPPORTED"})
+    before = (checkout / "clusters/trn1/eksctl.yaml").read_text(encoding="utf-8")
+    change("trn1", ZONES="us-west-2a,us-west-2b", NODES_TRN1="trn1.32xlarge 0-4 us-west-2a")
+    ran = yard("config", "trn1", "--verify")
+    assert (ran.code, "us-west-2a does not offer trn1.32xlarge" in ran.err) == (1, True), ran.err
+    change("cpu-demo", ZONES="us-west-2a,us-west-2x")
+    ran = yard("config", "cpu-demo", "--verify")
+    assert (ran.code, "the account has no zone us-west-2x" in ran.err) == (1, True)
+    change("cpu-demo", ZONES="us-west-2a,us-west-2b", KUBERNETES_VERSION="1.34")
+    ran = yard("config", "cpu-demo", "--verify")
+    assert (ran.code, "EKS does not offer 1.34" in ran.err, "1.35" in ran.err) == (1, True, True)
+    assert (checkout / "clusters/trn1/eksctl.yaml").read_text(encoding="utf-8") == before

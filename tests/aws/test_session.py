@@ -1,0 +1,229 @@
+"""Each failure of AWS as one sentence with its cause and exit code, and who the caller is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tools import repo
+from tools.aws import principals
+from tools.aws.session import AwsError, Session
+from tools.errors import UserError
+
+REGION = "us-west-2"
+DENIED = (
+    "User: arn:aws:sts::123456789012:assumed-role/dev/jane is not authorized to perform: eks:DescribeCluster "
+    "on resource: arn:aws:eks:us-west-2:123456789012:cluster/gpu because no identity-based policy allows it"
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "status", "kind", "exit_code", "said"),
+    [
+        (
+            "ExpiredToken",
+            "The security token included in the request is expired",
+            403,
+            "expired",
+            3,
+            "have expired",
+        ),
+        ("RequestExpired", "Request has expired.", 400, "expired", 3, "have expired (eks:DescribeCluster"),
+        (
+            "UnrecognizedClientException",
+            "The security token is invalid",
+            403,
+            "credentials",
+            3,
+            "does not know",
+        ),
+        (
+            "AccessDeniedException",
+            DENIED,
+            403,
+            "denied",
+            3,
+            "permission: eks:DescribeCluster on arn:aws:eks:us-west-2:123456789012:cluster/gpu in us-west-2",
+        ),
+        (
+            "UnauthorizedOperation",
+            "You are not authorized",
+            403,
+            "denied",
+            3,
+            "permission: eks:DescribeCluster in",
+        ),
+        ("ThrottlingException", "Rate exceeded", 400, "throttled", 3, "AWS throttles eks:DescribeCluster"),
+        ("OptInRequired", "not subscribed", 403, "region", 3, "cannot use this region"),
+        (
+            "ResourceNotFoundException",
+            "No cluster found for name: gpu.",
+            404,
+            "missing",
+            2,
+            "No cluster found",
+        ),
+        ("InternalFailure", "oops", 500, "endpoint", 3, "AWS failed: oops"),
+        (
+            "InvalidParameterException",
+            "bad name",
+            400,
+            "refused",
+            2,
+            "eks:DescribeCluster in us-west-2: bad name",
+        ),
+    ],
+)
+def test_each_refusal_is_one_sentence(
+    session: Session,
+    gaps: Any,
+    refusal: Callable[..., Exception],
+    code: str,
+    message: str,
+    status: int,
+    kind: str,
+    exit_code: int,
+    said: str,
+) -> None:
+    gaps["eks", "describe_cluster"] = refusal(code, message, status)
+    with pytest.raises(AwsError) as caught:
+        session.call("eks", "describe_cluster", name="gpu")
+    problem = caught.value
+    assert (problem.kind, problem.code) == (kind, exit_code)
+    assert said in problem.message
+    assert "\n" not in problem.message
+
+
+def test_an_explicit_deny_is_told_apart(
+    session: Session, gaps: Any, refusal: Callable[..., Exception]
+) -> None:
+    """Another policy would not help against it."""
+    text = DENIED.partition(" because")[0] + " with an explicit deny in a service control policy"
+    gaps["eks", "describe_cluster"] = refusal("AccessDeniedException", text, 403)
+    with pytest.raises(AwsError, match="an explicit deny forbids it"):
+        session.call("eks", "describe_cluster", name="gpu")
+
+
+def test_a_listing_is_whole(session: Session) -> None:
+    """More roles than a page has items."""
+    names = {f"role-{number}" for number in range(5)}
+    for name in names:
+        make_role(session, name)
+    pages = session.pages("iam", "list_roles", "Roles", PaginationConfig={"PageSize": 2})
+    assert {one["RoleName"] for one in pages} == names
+
+
+def test_a_denied_listing_is_the_same_error(
+    session: Session, gaps: Any, refusal: Callable[..., Exception]
+) -> None:
+    gaps["eks", "list_clusters"] = refusal("AccessDeniedException", "User: x is not authorized", 403)
+    with pytest.raises(AwsError, match="missing permission: eks:ListClusters"):
+        list(session.pages("eks", "list_clusters", "clusters"))
+
+
+def test_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name)
+    with pytest.raises(AwsError, match="no AWS credentials were found") as caught:
+        Session(REGION).identity()
+    assert caught.value.code == 3
+
+
+@pytest.mark.parametrize(
+    ("region", "said", "hint"),
+    [
+        ("us-wset-2", "no such AWS region: us-wset-2", "did you mean us-west-2?"),
+        ("us west 2", "no such AWS region: us west 2", "did you mean us-west-2?"),
+        ("us-west-2", "AWS cannot be reached for eks:ListClusters in us-west-2", "proxy"),
+    ],
+)
+def test_a_wrong_region_is_told_from_a_network_that_is_down(
+    monkeypatch: pytest.MonkeyPatch, region: str, said: str, hint: str
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr("tools.aws.session.ATTEMPTS", 1)
+    with pytest.raises(AwsError) as caught:
+        Session(region).call("eks", "list_clusters")
+    assert said in caught.value.message
+    assert hint in (caught.value.hint or "")
+    assert caught.value.code == 3
+
+
+def test_no_region_is_a_usage_error(moto: None) -> None:
+    with pytest.raises(AwsError, match="no AWS region is set") as caught:
+        Session().identity()
+    assert caught.value.code == 2
+
+
+def test_an_unknown_profile_is_named() -> None:
+    with pytest.raises(AwsError, match="nobody"):
+        Session(REGION, "nobody")
+
+
+def make_role(session: Session, name: str, path: str = "/") -> None:
+    session.call("iam", "create_role", RoleName=name, Path=path, AssumeRolePolicyDocument="{}")
+
+
+def test_a_session_is_its_role_with_the_path(session: Session) -> None:
+    """Access entries want the path, which a session's ARN leaves out."""
+    path = "/aws-reserved/sso.amazonaws.com/us-west-2/"
+    make_role(session, "AWSReservedSSO_Admin_0123", path)
+    who = principals.resolve(
+        session, "arn:aws:sts::123456789012:assumed-role/AWSReservedSSO_Admin_0123/jane@x.org"
+    )
+    assert who.arn == f"arn:aws:iam::123456789012:role{path}AWSReservedSSO_Admin_0123"
+    assert who.certain
+
+
+def test_a_role_that_cannot_be_looked_up_is_uncertain(
+    session: Session, gaps: Any, refusal: Callable[..., Exception]
+) -> None:
+    gaps["iam", "get_role"] = refusal(
+        "AccessDenied", "User: x is not authorized to perform: iam:GetRole", 403
+    )
+    who = principals.resolve(session, "arn:aws-us-gov:sts::123456789012:assumed-role/dev/jane")
+    assert (who.arn, who.certain) == ("arn:aws-us-gov:iam::123456789012:role/dev", False)
+
+
+def test_a_role_of_another_account_keeps_its_account(session: Session) -> None:
+    make_role(session, "dev", "/here/")
+    who = principals.resolve(session, "arn:aws:sts::999999999999:assumed-role/dev/jane")
+    assert (who.arn, who.certain) == ("arn:aws:iam::999999999999:role/dev", False)
+
+
+@pytest.mark.parametrize(
+    "arn",
+    ["null", "arn:aws:s3:::bucket", "arn:aws:iam::123456789012:group/x", "arn:aws:iam::123456789012:role/"],
+)
+def test_what_is_no_principal_is_refused(session: Session, arn: str) -> None:
+    with pytest.raises(UserError, match=r"ARN|role nor a user") as caught:
+        principals.resolve(session, arn)
+    assert caught.value.code == 2
+
+
+def test_whoami_on_the_command_line(moto_server: str) -> None:
+    """The whole way: a process of its own, boto3's own configuration, a server behind HTTP."""
+    env = {**os.environ, "AWS_ENDPOINT_URL": moto_server, "AWS_REGION": REGION}
+    command = [sys.executable, "-m", "tools.cli", "cluster", "whoami"]
+    done = subprocess.run(
+        command, cwd=repo.root(), env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "123456789012" in done.stdout
+    assert REGION in done.stdout
+
+
+def test_help_does_not_import_boto3() -> None:
+    """`yard cluster` answers at once."""
+    code = (
+        "import sys; from tools import cli; cli.run(['cluster', '--help']); sys.exit('boto3' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=repo.root(), capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 0

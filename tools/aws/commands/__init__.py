@@ -1,0 +1,1 @@
+"""The commands of `yard cluster`, one module each; `config` is config.py."""

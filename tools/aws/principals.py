@@ -1,0 +1,62 @@
+"""Who is calling: ARNs of STS and IAM, and the role behind a session."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tools.aws.session import AwsError, Session
+from tools.errors import UserError
+
+ARN = re.compile(r"arn:(?P<partition>aws[\w-]*):(?P<service>iam|sts)::(?P<account>\d{12}):(?P<rest>\S+)")
+ASSUMED = re.compile(r"assumed-role/(?P<role>[\w+=,.@-]+)/(?P<session>.+)")
+# Roles of IAM Identity Center have this path, which the session's ARN leaves out.
+SSO_ROLE = "AWSReservedSSO_"
+
+
+@dataclass(frozen=True)
+class Principal:
+    """An IAM role or user. `certain` is False where a role's path could not be looked up."""
+
+    arn: str
+    kind: str  # role | user | root
+    name: str
+    account: str
+    certain: bool = True
+
+
+def caller(session: Session) -> Principal:
+    """Return who the session's credentials are. Raises AwsError."""
+    return resolve(session, session.identity()["arn"])
+
+
+def resolve(session: Session, arn: str) -> Principal:
+    """Return the role or user of any ARN: for an assumed role's session that is the role, with its path.
+
+    Access entries take the ARN with the path, sessions do not carry it, so IAM is asked. Raises UserError for
+    what is no ARN of a principal, AwsError where the role does not exist.
+    """
+    found = ARN.fullmatch(arn)
+    if not found:
+        raise UserError(f"{arn} is no ARN of an IAM principal", "such as arn:aws:iam::111122223333:role/NAME")
+    account, rest = found["account"], found["rest"]
+    session_ = ASSUMED.fullmatch(rest)
+    if session_:
+        return _role(session, found["partition"], account, session_["role"])
+    kind, _, path = rest.partition("/")
+    if rest == "root" or (kind in ("role", "user") and path):
+        return Principal(arn, kind, path.rpartition("/")[2] or "root", account)
+    raise UserError(f"{arn} is neither a role nor a user", "a role, a user, or the session of a role")
+
+
+def _role(session: Session, partition: str, account: str, name: str) -> Principal:
+    try:
+        arn = str(session.call("iam", "get_role", RoleName=name)["Role"]["Arn"])
+        if f"::{account}:" in arn:
+            return Principal(arn, "role", name, account)
+    except AwsError as problem:
+        if problem.kind not in ("denied", "missing"):
+            raise
+        # A missing role of this name may be one of another account, whose IAM cannot be asked.
+    plain = f"arn:{partition}:iam::{account}:role/{name}"
+    return Principal(plain, "role", name, account, certain=False)

@@ -1,0 +1,84 @@
+"""Who in a cluster may what in AWS: each service account with its policy, from the cluster's facts alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tools import repo
+from tools.aws import policies
+from tools.aws.policies import Policy
+from tools.aws.spec import Spec
+from tools.components import reached
+from tools.errors import UserError
+from tools.repo import nearest
+
+FSX_ACCOUNT = ("kube-system", "fsx-csi-controller-sa")
+S3_ACCOUNT = ("kube-system", "s3-csi-driver-sa")
+PRUNER = "trainyard-pruner"
+TRAINER_SUFFIX = "-train"  # base/pytorchjob's ServiceAccount, behind the cell's name
+
+
+@dataclass(frozen=True)
+class ServiceAccount:
+    """A Kubernetes service account, what it is for, and all that it may."""
+
+    namespace: str
+    name: str
+    purpose: str
+    policy: Policy
+    made_here: bool = False  # nobody else creates the service account
+
+
+def of(spec: Spec) -> list[ServiceAccount]:
+    """Return the service accounts of a cluster that need AWS.
+
+    Trainers are those of the cells in CELLS; without S3_BUCKET nobody gets S3, and without FSx in its storage
+    or plugins nobody gets FSx. Raises UserError for a cell that does not exist.
+    """
+    found = []
+    bucket = spec.get("S3_BUCKET")
+    if bucket:
+        data, runs = _prefix(spec, "S3_PREFIX"), _prefix(spec, "S3_RUNS_PREFIX")
+        trainers = [
+            ServiceAccount(spec.namespace, name, "trains", policies.trainer(bucket, data, runs))
+            for name in trainer_names(spec)
+        ]
+        prunes = ServiceAccount(
+            spec.namespace, PRUNER, "prunes runs in S3", policies.pruner(bucket, runs), made_here=True
+        )
+        reads = ServiceAccount(*S3_ACCOUNT, "mounts S3, read only", policies.reader(bucket, data))
+        found += [*trainers, prunes, *([reads] if _uses(spec, "base/storage/s3") else [])]
+    dynamic = _uses(spec, "base/storage/fsx-dynamic")
+    if dynamic or _uses(spec, "base/storage/fsx-static"):
+        policy = policies.fsx_driver(spec.namespace, dynamic)
+        found.append(ServiceAccount(*FSX_ACCOUNT, "makes and mounts FSx file systems", policy))
+    return found
+
+
+def trainer_names(spec: Spec) -> list[str]:
+    """Return the names of the trainers' service accounts: Pod Identity knows no patterns, so each is one."""
+    cells = [one.strip() for one in (spec.get("CELLS") or "").split(",") if one.strip()]
+    known = {cell.removeprefix("overlays/") for cell in repo.cells()}
+    for cell in cells:
+        if cell not in known:
+            match = nearest(cell, known)
+            hint = f"did you mean {match}?" if match else None
+            raise UserError(f"{spec.at('CELLS')}: no such cell: {cell}", hint)
+    return [cell.replace("/", "-") + TRAINER_SUFFIX for cell in cells]
+
+
+def _prefix(spec: Spec, name: str) -> str:
+    value = spec.need(name)
+    if not value.endswith("/") or value.startswith("/"):
+        raise UserError(
+            f"{spec.at(name)}: {name}={value} has to end in a slash, and begin with none",
+            "else it also names everything whose name only begins so",
+        )
+    return value
+
+
+def _uses(spec: Spec, base: str) -> bool:
+    """Say whether one of the cluster's parts takes in a folder of base/."""
+    root = spec.directory.parents[1]
+    parts = (spec.directory / part for part in ("plugins", "storage"))
+    return any(root / base in reached(root, part) for part in parts if part.is_dir())

@@ -1,0 +1,219 @@
+"""The one way to AWS: clients with bounded retries, whole listings, and one sentence for each failure.
+
+Credentials, profile, region and endpoint are found as boto3 finds them (environment, ~/.aws, instance role,
+AWS_ENDPOINT_URL), so that what works in the AWS CLI works here. Nothing of boto3 is imported before the first
+call: `yard --help` must not pay for it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tools.errors import UserError
+from tools.repo import nearest
+
+CANNOT_TELL = 3
+# Five attempts of botocore's standard mode wait at most about 15 s together.
+ATTEMPTS, CONNECT_SECONDS, READ_SECONDS = 5, 5, 30
+
+EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
+INVALID = {
+    *("InvalidClientTokenId", "UnrecognizedClientException", "AuthFailure", "InvalidAccessKeyId"),
+    *(
+        "SignatureDoesNotMatch",
+        "InvalidSignatureException",
+        "IncompleteSignature",
+        "MissingAuthenticationToken",
+    ),
+}
+DENIED = {
+    *("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError"),
+    *("Client.UnauthorizedOperation", "NotAuthorized", "UnauthorizedException"),
+}
+THROTTLED = {
+    *("Throttling", "ThrottlingException", "ThrottledException", "RequestLimitExceeded", "SlowDown"),
+    *("TooManyRequestsException", "RequestThrottled", "RequestThrottledException", "BandwidthLimitExceeded"),
+}
+OPT_IN = {"OptInRequired", "InvalidRegion", "UnknownRegion", "SubscriptionRequiredException"}
+# How a message names what was wanted: `... is not authorized to perform: eks:DescribeCluster on resource: A`
+WANTED = re.compile(
+    r"not authorized to perform:?\s+(?P<action>[\w-]+:\w+)(?:\s+on resource:?\s+(?P<resource>\S+))?"
+)
+# The prefixes of IAM actions that are not the name that boto3 gives the service.
+PREFIXES = {"service-quotas": "servicequotas", "resourcegroupstaggingapi": "tag"}
+
+
+class AwsError(UserError):
+    """AWS did not do what was asked. `kind` says why, `code` what the process exits with.
+
+    Kinds: credentials, expired, denied, throttled, region, endpoint, missing, refused.
+    """
+
+    def __init__(self, kind: str, message: str, hint: str | None, aws_code: str = "") -> None:
+        super().__init__(message, hint, 2 if kind in ("missing", "refused") else CANNOT_TELL)
+        self.kind = kind
+        self.aws_code = aws_code
+
+
+class Session:
+    """An account and region, as the user's AWS configuration or the arguments name them."""
+
+    def __init__(self, region: str | None = None, profile: str | None = None) -> None:
+        import boto3
+        from botocore.exceptions import BotoCoreError
+
+        self.profile = profile
+        try:
+            # boto3 itself looks at AWS_DEFAULT_REGION only; the AWS CLI and every other SDK know AWS_REGION.
+            region = region or os.environ.get("AWS_REGION") or None
+            self._boto = boto3.Session(region_name=region, profile_name=profile)
+        except BotoCoreError as problem:
+            raise AwsError(
+                "credentials", f"AWS configuration: {problem}", "aws configure list-profiles"
+            ) from None
+        self._region: str | None = self._boto.region_name
+        self._clients: dict[str, Any] = {}
+
+    @property
+    def region(self) -> str:
+        """Return the region; AwsError where none is set."""
+        if not self._region:
+            hint = "--region NAME, AWS_REGION in the environment or in the cluster's cluster.env"
+            raise AwsError("refused", "no AWS region is set", hint)
+        return self._region
+
+    def client(self, service: str) -> Any:
+        """Return the client of a service, made once. Raises AwsError for a region that does not exist."""
+        if service not in self._clients:
+            from botocore.config import Config
+            from botocore.exceptions import BotoCoreError
+
+            config = Config(
+                retries={"mode": "standard", "max_attempts": ATTEMPTS},
+                connect_timeout=CONNECT_SECONDS,
+                read_timeout=READ_SECONDS,
+            )
+            try:
+                self._clients[service] = self._boto.client(service, region_name=self.region, config=config)
+            except (BotoCoreError, ValueError) as problem:
+                raise self._error(problem, service, "") from None
+        return self._clients[service]
+
+    def call(self, service: str, operation: str, **parameters: Any) -> dict[str, Any]:
+        """Return the answer of `operation`, in boto3's spelling (`describe_cluster`). Raises AwsError."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        client = self.client(service)
+        try:
+            answer: dict[str, Any] = getattr(client, operation)(**parameters)
+        except (BotoCoreError, ClientError) as problem:
+            raise self._error(problem, service, client.meta.method_to_api_mapping[operation]) from None
+        return answer
+
+    def pages(self, service: str, operation: str, key: str, **parameters: Any) -> Iterator[Any]:
+        """Yield the items under `key` of all pages of a listing. Raises AwsError."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        client = self.client(service)
+        if not client.can_paginate(operation):
+            yield from self.call(service, operation, **parameters).get(key) or []
+            return
+        try:
+            for page in client.get_paginator(operation).paginate(**parameters):
+                yield from page.get(key) or []
+        except (BotoCoreError, ClientError) as problem:
+            raise self._error(problem, service, client.meta.method_to_api_mapping[operation]) from None
+
+    def identity(self) -> dict[str, str]:
+        """Return the caller's account and ARN, as STS tells them. Raises AwsError."""
+        answer = self.call("sts", "get_caller_identity")
+        return {"account": answer["Account"], "arn": answer["Arn"], "user": answer["UserId"]}
+
+    def _error(self, problem: Exception, service: str, operation: str) -> AwsError:
+        from botocore.exceptions import ClientError
+
+        action = f"{PREFIXES.get(service, service)}:{operation}" if operation else service
+        if isinstance(problem, ClientError):
+            return self._refusal(problem.response, action)
+        return self._unreached(problem, action)
+
+    def _refusal(self, response: dict[str, Any], action: str) -> AwsError:
+        """Name what AWS answered."""
+        code = str(response.get("Error", {}).get("Code", ""))
+        text = str(response.get("Error", {}).get("Message", "")).strip() or code
+        status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) or 0)
+        where = f"{action} in {self._region}"
+        if code in EXPIRED or "token included in the request is expired" in text:
+            return AwsError("expired", f"the AWS credentials have expired ({where})", self._login(), code)
+        if code in INVALID:
+            hint = "aws configure list shows which credentials are used; then aws sso login, or new keys"
+            return AwsError(
+                "credentials", f"AWS does not know these credentials ({where}): {text}", hint, code
+            )
+        if code in DENIED or (status == 403 and "not authorized" in text):
+            return self._denied(text, action, code)
+        if code in THROTTLED or status == 429:
+            message = f"AWS throttles {where}: no answer after {ATTEMPTS} attempts"
+            return AwsError("throttled", message, "wait a minute and repeat it", code)
+        if code in OPT_IN:
+            hint = "another --region, or enable this one for the account"
+            return AwsError(
+                "region", f"{where}: the account cannot use this region or service: {text}", hint, code
+            )
+        if "NotFound" in code or code.startswith("NoSuch") or code == "ResourceNotFoundException":
+            return AwsError("missing", f"{where}: {text}", f"is it another region than {self._region}?", code)
+        if status >= 500:
+            return AwsError("endpoint", f"{where}: AWS failed: {text}", "repeat it later", code)
+        return AwsError("refused", f"{where}: {text}", None, code)
+
+    def _denied(self, text: str, action: str, code: str) -> AwsError:
+        wanted = WANTED.search(text)
+        named = wanted["action"] if wanted else action
+        resource = (wanted["resource"] or "").rstrip(".,") if wanted else ""
+        on = f" on {resource}" if resource else ""
+        cause = " (an explicit deny forbids it)" if "explicit deny" in text else ""
+        hint = f"ask for a policy that allows {named}{on}"
+        return AwsError("denied", f"missing permission: {named}{on} in {self._region}{cause}", hint, code)
+
+    def _unreached(self, problem: Exception, action: str) -> AwsError:
+        """Name what kept the question from being asked."""
+        from botocore import exceptions
+
+        name = type(problem).__name__
+        if isinstance(problem, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
+            hint = "aws sso login, aws configure, or AWS_PROFILE; in a pod: Pod Identity"
+            return AwsError("credentials", f"no AWS credentials were found ({action})", hint)
+        if "SSO" in name or "TokenRetrieval" in name or "LoginRefresh" in name:
+            return AwsError("expired", f"the AWS login has expired ({action}): {problem}", self._login())
+        if isinstance(problem, exceptions.CredentialRetrievalError | exceptions.MetadataRetrievalError):
+            return AwsError(
+                "credentials", f"the AWS credentials cannot be had ({action}): {problem}", self._login()
+            )
+        if isinstance(problem, exceptions.InvalidRegionError) or self._is_unknown_region():
+            return AwsError("region", f"no such AWS region: {self._region}", self._nearest_region())
+        if isinstance(problem, exceptions.HTTPClientError | exceptions.ConnectionError):
+            hint = "is the region's name right, and does a proxy, VPN or firewall stand in the way?"
+            detail = str(problem).partition(": (")[0]
+            return AwsError(
+                "endpoint", f"AWS cannot be reached for {action} in {self._region}: {detail}", hint
+            )
+        return AwsError("refused", f"{action}: {problem}", None)
+
+    def _is_unknown_region(self) -> bool:
+        """Say whether botocore's own list lacks the region; a newer one than it is unknown too."""
+        known = self._known_regions()
+        return bool(known) and self._region not in known
+
+    def _known_regions(self) -> list[str]:
+        partitions = self._boto.get_available_partitions()
+        return [name for one in partitions for name in self._boto.get_available_regions("ec2", one)]
+
+    def _nearest_region(self) -> str:
+        match = nearest(self._region or "", self._known_regions())
+        return f"did you mean {match}?" if match else "aws ec2 describe-regions lists them"
+
+    def _login(self) -> str:
+        return "log in again: aws sso login" + (f" --profile {self.profile}" if self.profile else "")
