@@ -10,7 +10,7 @@ from typing import Any
 from training.checkpoint import Checkpoint, CheckpointError
 from training.checkpoint.layout import Manifest, committed_steps, read_manifest, step_name
 from training.checkpoint.verify import check_contents, share_of
-from training.rundir import RunDir
+from training.rundir import RunDir, read_json
 from training.waiting import while_others_wait
 from training.weights.errors import WeightsError
 from training.weights.hub import cache_directory, download
@@ -18,6 +18,7 @@ from training.weights.team import Team
 
 Say = Callable[[str], None]
 RUN = "run:"
+COMMIT = "base_commit"
 
 
 def is_run(weights: str) -> bool:
@@ -28,7 +29,8 @@ def is_run(weights: str) -> bool:
 def locate_directory(weights: str, run: RunDir, team: Team, say: Say) -> Path:
     """The directory of published weights, downloaded when the value is a hub id: by one process of each node.
 
-    The first rank goes first, so that nodes with a shared cache find everything there.
+    The first rank goes first, so that nodes with a shared cache find everything there. A branch or tag stands
+    for the commit it names when the run begins, and for that one whenever the run goes on.
 
     Raises:
         WeightsError, CheckpointError: see `download`; or there is no such directory.
@@ -40,12 +42,15 @@ def locate_directory(weights: str, run: RunDir, team: Team, say: Say) -> Path:
                 f"model.weights: {directory} {'is no directory' if directory.exists() else 'does not exist'}"
             )
         return directory
-    repository, _, revision = weights.partition("@")
+    repository, _, named = weights.partition("@")
+    revision = _commit_begun_with(repository, run) or named
     cache = cache_directory(run.path.resolve().parent.parent)
     fetched: list[Path] = []
 
     def fetch() -> None:
         fetched.append(download(repository, revision, cache, say))
+        if fetched[0].name != revision:
+            say(f"weights {weights}: {revision} is commit {fetched[0].name}")
 
     if team.ranks is None:
         fetch()
@@ -53,6 +58,20 @@ def locate_directory(weights: str, run: RunDir, team: Team, say: Say) -> Path:
     for leader in (team.ranks.first, team.ranks.local_rank == 0):
         while_others_wait(team.ranks, fetch if leader else None)
     return fetched[0] if fetched else download(repository, revision, cache, say, offline=True)
+
+
+def commit_of(weights: str, directory: Path) -> dict[str, str]:
+    """For run.json: `base_commit`, the repository and the commit that a hub's value stood for; else empty."""
+    if weights.startswith("/"):
+        return {}
+    return {COMMIT: f"{weights.partition('@')[0]}@{directory.name}"}  # the library names snapshots so
+
+
+def _commit_begun_with(repository: str, run: RunDir) -> str | None:
+    """The commit of this repository that a run began with, None before it has begun."""
+    begun = read_json(run.run).get(COMMIT, "") if run.run.exists() else ""
+    name, _, commit = begun.partition("@")
+    return commit if name == repository else None
 
 
 def open_run(weights: str, run: RunDir, step: int | None, team: Team, say: Say) -> Checkpoint:

@@ -19,7 +19,7 @@ from training.task import Trainable
 from training.tokenizer import dataset_directory
 from training.weights.architecture import check_architecture, check_same_model
 from training.weights.errors import WeightsError
-from training.weights.source import RUN, is_run, locate_directory, open_run
+from training.weights.source import RUN, commit_of, is_run, locate_directory, open_run
 from training.weights.team import Team
 from training.weights.tensors import (
     CheckpointTensors,
@@ -54,7 +54,8 @@ class Weights:
         """A directory with the base's tokenizer, None when it has none."""
         self.origin = origin
         """What the base was, for run.json and each checkpoint: `weights` is the digest, `base_step` its step
-        when it is a run, `base_files` what its config.json and generation_config.json said."""
+        when it is a run, `base_commit` its commit when it is the hub's, `base_files` what its config.json and
+        generation_config.json said."""
 
     @property
     def digest(self) -> str:
@@ -116,7 +117,8 @@ def open_weights(
         directory = locate_directory(named, run, team, say)
         check_architecture(directory, config.model)
         present = (name for name in (CONFIG, GENERATION) if (directory / name).exists())
-        origin = {FILES: {name: read_object(directory / name) for name in present}}
+        files = {name: read_object(directory / name) for name in present}
+        origin = {FILES: files, **commit_of(named, directory)}
         tensors, tokenizer = SafetensorsDirectory(directory), directory
     (check or check_causal)(tensors, config)
     digest = _digest(tensors, config, team, say)

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LATER = "fedcba9876543210fedcba9876543210fedcba98"  # the same files, one commit on
 TOKEN = "a-token-of-the-right-person"
 CUT_AFTER = 20_000  # bytes of a body before a reset
 
@@ -28,6 +29,8 @@ class FakeHub:
         """How many of the next file bodies break off midway."""
         self.failures = 0
         """How many of the next requests are answered 503."""
+        self.commits = {"v1.0": COMMIT, "main": COMMIT, COMMIT: COMMIT, LATER: LATER}
+        """The commit that each revision stands for."""
         self.log: list[tuple[str, str, str]] = []
         """Method, path and Range of every request."""
         self._lock = threading.Lock()
@@ -75,16 +78,17 @@ class FakeHub:
             status, code = refusal
             return self._send(request, status, b"{}", {"X-Error-Code": code, "X-Error-Message": code})
         if api and rest[0] == "revision":
-            return self._json(request, {"id": repository, "sha": COMMIT, "siblings": []})
+            sha = self.commits[rest[1]]
+            return self._json(request, {"id": repository, "sha": sha, "siblings": []})
         if api:
             return self._json(request, [self._entry(name) for name in self.files])
-        return self._file(request, rest[-1])
+        return self._file(request, rest[-1], self.commits[rest[1]])
 
     def _refusal(self, repository: str, rest: list[str], token: str, api: bool) -> tuple[int, str] | None:
         """Status and error code of what the hub refuses."""
         if repository not in ("team/open", "team/gated", "team/granted-to-others"):
             return 401 if not token else 404, "RepoNotFound"
-        if rest[1] not in ("v1.0", COMMIT):
+        if rest[1] not in self.commits:
             return 404, "RevisionNotFound"
         if repository == "team/granted-to-others" and not api:
             return 403, "GatedRepo"
@@ -98,11 +102,11 @@ class FakeHub:
         data = self.files[name]
         return {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
 
-    def _file(self, request: BaseHTTPRequestHandler, name: str) -> None:
+    def _file(self, request: BaseHTTPRequestHandler, name: str, commit: str) -> None:
         data = self.files[name]
         first = int(request.headers.get("Range", "bytes=0-").removeprefix("bytes=").split("-")[0])
         headers = {
-            "ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes",
+            "ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes",
         }  # fmt: skip
         if first:
             headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"

@@ -9,9 +9,9 @@ import pytest
 from huggingface_hub import constants
 
 from tests.training.weights.bases import LLAMA, configuration, publish
-from tests.training.weights.fake_hub import COMMIT, CUT_AFTER, TOKEN, FakeHub
+from tests.training.weights.fake_hub import COMMIT, CUT_AFTER, LATER, TOKEN, FakeHub
 from training.checkpoint import CheckpointError
-from training.rundir import RunDir
+from training.rundir import RunDir, write_json
 from training.weights import WeightsError, open_weights
 
 
@@ -60,6 +60,20 @@ def test_a_pinned_revision_is_fetched_once_and_is_the_same_weights(
     }
     assert "config.json" in fetched
     assert not fetched & {"pytorch_model.bin", "modeling_evil.py"}
+
+
+def test_a_branch_is_the_commit_that_it_named_when_the_run_began(hub: FakeHub, run: RunDir) -> None:
+    config, said = configuration("team/open@main", **LLAMA), list[str]()
+    first = open_weights(config, run, say=said.append)
+    assert first.origin["base_commit"] == f"team/open@{COMMIT}"
+    assert f"weights team/open@main: main is commit {COMMIT}" in said
+    hub.commits["main"] = LATER
+    other = open_weights(config, RunDir(run.path.with_name("another")))
+    assert other.origin["base_commit"] == f"team/open@{LATER}"  # it did move
+    write_json(run.run, first.origin)  # as the loop does when a run begins
+    again = open_weights(config, run)
+    assert again.origin["base_commit"] == f"team/open@{COMMIT}"
+    assert again.directory == first.directory
 
 
 def test_a_cache_directory_that_is_set_is_used(
