@@ -1,0 +1,93 @@
+"""The table of releases that go together, against the wheels that are installed here and against itself."""
+
+from __future__ import annotations
+
+from importlib.metadata import requires, version
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from tools.facts import compatibility as facts
+from tools.facts.instances import INSTANCES
+
+
+def test_the_installed_torch_is_what_the_table_says() -> None:
+    """Metadata of the installed wheel: its CUDA toolkit and its NCCL."""
+    row = facts.torch(version("torch"))
+    assert row is not None
+    asked = {requirement.name: requirement for requirement in map(Requirement, requires("torch") or [])}
+    (toolkit,) = asked["cuda-toolkit"].specifier
+    assert facts.series(toolkit.version) == row.cuda
+    (nccl,) = next(item for name, item in asked.items() if name.startswith("nvidia-nccl")).specifier
+    assert nccl.version == row.nccl
+
+
+def test_the_installed_transformers_goes_with_its_torch() -> None:
+    wanted = facts.torch_for_transformers(version("transformers"))
+    assert wanted is not None
+    asked = [Requirement(text) for text in requires("transformers") or []]
+    (torch,) = [item for item in asked if item.name == "torch" and 'extra == "torch"' in str(item.marker)]
+    assert torch.specifier.contains(f"{wanted}.0")
+    assert Version(wanted) <= Version(version("torch"))
+
+
+def test_rows_are_whole_and_in_order() -> None:
+    """Every CUDA that a torch was built for has a driver and a list of cards."""
+    names = list(facts.TORCH)
+    assert names == sorted(names, key=Version)
+    for row in facts.TORCH.values():
+        for cuda in row.builds:
+            assert facts.driver(cuda), cuda
+            assert cuda in facts.CAPABILITIES, cuda
+    assert [Version(row.since) for row in facts.PLUGINS] == sorted(
+        Version(row.since) for row in facts.PLUGINS
+    )
+
+
+def test_every_nvidia_card_of_the_instance_table_has_a_capability() -> None:
+    cards = {found.accelerator for found in INSTANCES.values() if found.device_resource == "nvidia.com/gpu"}
+    assert {card for card in cards if card} <= set(facts.GPUS)
+
+
+@pytest.mark.parametrize(
+    ("torchvision", "torch"),
+    [
+        ("0.15.2", "2.0"),
+        ("0.23.0", "2.8"),
+        ("0.29.0", "2.14"),
+        ("0.29.2", "2.15"),
+        ("0.99", None),
+        ("x", None),
+    ],
+)
+def test_torchvision_names_its_torch(torchvision: str, torch: str | None) -> None:
+    assert facts.torch_of_torchvision(torchvision) == torch
+
+
+def test_the_torchvision_for_a_torch_is_one_that_requires_it() -> None:
+    for name in facts.TORCH:
+        wanted = facts.torchvision_of(f"{name}.0")
+        assert wanted is not None
+        assert facts.torch_of_torchvision(wanted.removesuffix(".*") if "*" in wanted else wanted) in (
+            name,
+            None,
+        )
+
+
+@pytest.mark.parametrize(
+    ("card", "built_for", "expected"),
+    [
+        ("8.9", ("8.0", "8.6"), True),  # a binary for Ampere runs on Ada
+        ("9.0", ("8.0", "8.6"), False),
+        ("9.0", ("8.0+PTX",), True),
+        ("8.0", ("8.6",), False),
+    ],
+)
+def test_which_cards_a_binary_runs_on(card: str, built_for: tuple[str, ...], expected: bool) -> None:
+    assert facts.runs_on(card, built_for) is expected
+
+
+def test_torchaudio_has_its_torchs_number_until_it_has_not() -> None:
+    assert facts.torch_of_torchaudio("2.9.1") == "2.9"
+    assert facts.torch_of_torchaudio("2.11.0") is None

@@ -1,0 +1,5 @@
+# finds: secrets@3
+FROM python:3.12-slim-bookworm@sha256:1111111111111111111111111111111111111111111111111111111111111111
+COPY .aws /home/me/.aws
+USER 1000:1000
+ENTRYPOINT ["python", "-m", "train"]

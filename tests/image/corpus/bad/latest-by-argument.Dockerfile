@@ -1,0 +1,5 @@
+# finds: base@3
+ARG TAG=latest
+FROM ubuntu:${TAG}
+USER 1000:1000
+ENTRYPOINT ["python", "-m", "train"]

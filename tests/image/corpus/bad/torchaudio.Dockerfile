@@ -1,0 +1,5 @@
+# finds: torchaudio@3
+FROM python:3.12-slim-bookworm@sha256:1111111111111111111111111111111111111111111111111111111111111111
+RUN pip install --no-cache-dir torch==2.4.1 torchaudio==2.3.1
+USER 1000:1000
+ENTRYPOINT ["python", "-m", "train"]

@@ -1,0 +1,6 @@
+#!/bin/bash
+set -e
+if [ "$1" = train ]; then
+  shift
+fi
+exec torchrun train.py "$@"

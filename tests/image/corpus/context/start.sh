@@ -1,0 +1,4 @@
+#!/bin/bash
+set -e
+source /env.sh
+torchrun train.py "$@"

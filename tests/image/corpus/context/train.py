@@ -1,0 +1,1 @@
+print("step 1")

@@ -1,0 +1,3 @@
+FROM scratch
+COPY train.py /
+USER 1000

@@ -1,0 +1,4 @@
+FROM python:3.12-slim-bookworm@sha256:1111111111111111111111111111111111111111111111111111111111111111
+RUN pip install --no-cache-dir git+https://github.com/huggingface/peft@0123456789abcdef0123456789abcdef01234567
+USER 1000:1000
+ENTRYPOINT ["python", "-m", "train"]

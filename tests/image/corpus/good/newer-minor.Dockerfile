@@ -1,0 +1,4 @@
+FROM nvidia/cuda:12.9.0-devel-ubuntu24.04@sha256:1111111111111111111111111111111111111111111111111111111111111111
+RUN pip install --no-cache-dir torch==2.8.0
+USER 1000:1000
+ENTRYPOINT ["python", "-m", "train"]

@@ -1,0 +1,3 @@
+FROM python:3.12-slim-bookworm@sha256:1111111111111111111111111111111111111111111111111111111111111111
+ENTRYPOINT ["/usr/bin/tini", "--", "python", "train.py"]
+USER trainer

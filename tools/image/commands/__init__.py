@@ -1,0 +1,1 @@
+"""The commands of `yard image`, one module each."""

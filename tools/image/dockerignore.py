@@ -1,0 +1,93 @@
+"""Which files of a build context are sent to the engine, by the rules of .dockerignore.
+
+The rules are those of moby/patternmatcher: patterns are rooted at the context, `**` crosses directories, a
+later line wins, `!` takes something back.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Ignore:
+    """The patterns of one .dockerignore, in their order."""
+
+    patterns: tuple[tuple[re.Pattern[str], bool], ...] = ()
+
+    def excludes(self, path: str) -> bool:
+        """Say whether the file `path`, relative to the context, stays behind."""
+        excluded = False
+        parents = path.split("/")
+        names = ["/".join(parents[: number + 1]) for number in range(len(parents))]
+        for pattern, exclude in self.patterns:
+            if exclude != excluded and any(pattern.fullmatch(name) for name in names):
+                excluded = exclude
+        return excluded
+
+    @property
+    def takes_back(self) -> bool:
+        """Say whether a file below an excluded directory can be sent."""
+        return any(not exclude for _, exclude in self.patterns)
+
+
+def read(context: Path, dockerfile: Path | None = None) -> Ignore:
+    """Return the rules of a context: `<Dockerfile>.dockerignore` where it is there, else `.dockerignore`."""
+    own = dockerfile.with_name(dockerfile.name + ".dockerignore") if dockerfile else None
+    for path in (own, context / ".dockerignore"):
+        if path is not None and path.is_file():
+            return parse(path.read_text(encoding="utf-8", errors="replace"))
+    return Ignore()
+
+
+def parse(text: str) -> Ignore:
+    """Return the rules that a .dockerignore holds."""
+    found = []
+    for line in text.splitlines():
+        pattern = line.strip()
+        if not pattern or pattern.startswith("#"):
+            continue
+        exclude = not pattern.startswith("!")
+        pattern = os.path.normpath(pattern.removeprefix("!").strip()).strip("/")
+        if pattern not in ("", "."):
+            found.append((re.compile(_translate(pattern)), exclude))
+    return Ignore(tuple(found))
+
+
+def files(context: Path, ignore: Ignore) -> Iterator[tuple[str, int]]:
+    """Yield each file that is sent, relative to the context, with its size in bytes."""
+    for directory, names, found in os.walk(context):
+        below = Path(directory).relative_to(context).as_posix()
+        prefix = "" if below == "." else below + "/"
+        if not ignore.takes_back:
+            names[:] = [name for name in names if not ignore.excludes(prefix + name)]
+        names.sort()
+        for name in sorted(found):
+            if not ignore.excludes(prefix + name):
+                yield prefix + name, (Path(directory) / name).lstat().st_size
+
+
+def _translate(pattern: str) -> str:
+    out, at = "", 0
+    while at < len(pattern):
+        rest = pattern[at:]
+        if rest.startswith("**/"):
+            out, at = out + "(?:.*/)?", at + 3
+        elif rest.startswith("**"):
+            out, at = out + ".*", at + 2
+        elif rest[0] == "*":
+            out, at = out + "[^/]*", at + 1
+        elif rest[0] == "?":
+            out, at = out + "[^/]", at + 1
+        elif rest[0] == "[" and "]" in rest[2:]:
+            end = rest.index("]", 2)
+            out, at = out + "[" + rest[1:end].replace("\\", "\\\\") + "]", at + end + 1
+        elif rest[0] == "\\" and len(rest) > 1:
+            out, at = out + re.escape(rest[1]), at + 2
+        else:
+            out, at = out + re.escape(rest[0]), at + 1
+    return out

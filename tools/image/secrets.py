@@ -1,0 +1,122 @@
+"""The rule on secrets: what is in ARG, ENV, RUN or a copied file stays in the image for whoever pulls it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+
+from tools.image.dockerfile import Instruction
+from tools.image.dockerignore import files
+from tools.image.rule import Place, Subject, at, bad, good, rule
+from tools.verdict import Verdict
+
+NAME = re.compile(
+    r"(?:^|_)(?:(?:API|ACCESS|SECRET|PRIVATE|AUTH|LICENSE|SSH)_?KEY(?:_ID)?|TOKEN|PASSWORD|PASSWD|PASSPHRASE|PWD_HASH"
+    r"|SECRET|SECRETS|CREDENTIALS?|APIKEY|PAT)"
+    r"(?:$|_(?!FILE|PATH|DIR|NAME|ARN|LENGTH|COUNT|LIMIT|TYPE))",
+    re.IGNORECASE,
+)
+# Shapes that are nothing else. Sources: the issuers' documentation of their tokens' prefixes.
+VALUES = {
+    "a Hugging Face token": re.compile(r"\bhf_[A-Za-z0-9]{20,}"),
+    "an AWS access key": re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
+    "a GitHub token": re.compile(r"\b(?:gh[pousr]_[A-Za-z0-9]{36}|github_pat_\w{22,})"),
+    "a GitLab token": re.compile(r"\bglpat-[\w-]{20,}"),
+    "a Weights & Biases key": re.compile(r"\bWANDB_API_KEY=[\"']?[0-9a-f]{40}\b"),
+    "an OpenAI key": re.compile(r"\bsk-(?:proj-)?[A-Za-z0-9_-]{20,}"),
+    "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----"),
+    "a password in an address": re.compile(r"\b[a-z][a-z0-9+]*://[^\s/:@$]+:[^\s/:@$]{3,}@"),
+}
+FILES = (
+    *(".env", ".env.*", "*.pem", "*.p12", "*.pfx", "*.key", "id_rsa", "id_ed25519", "id_ecdsa", ".netrc"),
+    *(".git-credentials", ".pgpass", ".htpasswd", "credentials.json", "kubeconfig", ".pypirc", ".npmrc"),
+)
+DIRECTORIES = frozenset({".aws", ".ssh", ".kube", ".docker", ".gnupg"})
+HARMLESS = ("*.pub", ".env.example", ".env.sample", ".env.template", "*.crt.pem", "ca*.pem", "cert.pem")
+EMPTY = re.compile(r"^$|^\$|^<|^(?:changeme|none|null|false|true|0|1|unset)$", re.IGNORECASE)
+REMEDY = "RUN --mount=type=secret,id=NAME at build time, a Secret of the cluster at run time"
+
+
+@rule("secrets", "what is in ARG, ENV or a layer is read from the image's history by whoever pulls it")
+def secrets(subject: Subject) -> Iterator[Verdict]:
+    """Names and values of ARG and ENV, literal tokens anywhere, and files that hold credentials: copied by
+    name, or with a directory that .dockerignore does not keep them out of. Values are never printed.
+    """
+    found = False
+    for one in [*_before(subject), *(one for _, one in subject.dockerfile.instructions())]:
+        for verdict in _instruction(subject, one):
+            found = True
+            yield verdict
+    if not found:
+        yield good(at(subject, subject.dockerfile.stages[0]), "no secret in ARG, ENV, RUN or a copied file")
+
+
+def masked(text: str) -> str:
+    """Return `text` with *** for every value that looks like a secret or belongs to a secret's name."""
+    for pattern in VALUES.values():
+        text = pattern.sub("***", text)
+    pair = re.compile(r"([A-Za-z_]\w*)(=|: )(\"[^\"]*\"|'[^']*'|\S+)")
+    return pair.sub(lambda match: f"{match[1]}{match[2]}***" if secret_name(match[1]) else match[0], text)
+
+
+def secret_name(name: str) -> bool:
+    """Say whether a variable of this name holds a secret."""
+    return bool(NAME.search(name))
+
+
+def secret_value(text: str) -> str | None:
+    """Return what kind of secret stands in `text`, or None."""
+    return next((kind for kind, pattern in VALUES.items() if pattern.search(text)), None)
+
+
+def _before(subject: Subject) -> list[Instruction]:
+    """Return the ARGs before the first FROM, which belong to no stage."""
+    first = subject.dockerfile.stages[0].line
+    found = []
+    for number, line in enumerate(subject.dockerfile.text.splitlines()[: first - 1], 1):
+        words = line.split(maxsplit=1)
+        if len(words) == 2 and words[0].upper() == "ARG":
+            found.append(Instruction("ARG", words[1], words[1], number, number))
+    return found
+
+
+def _instruction(subject: Subject, one: Instruction) -> Iterator[Verdict]:
+    hidden = Place(subject.source, one.line, f"{one.name} {masked(one.raw)}")
+    if one.name in ("ARG", "ENV"):
+        for name, value in one.pairs:
+            if not secret_name(name) or (one.name == "ENV" and EMPTY.match(value)):
+                continue
+            yield bad(hidden, f"{one.name} {name}: its value stays in the image's history", REMEDY)
+            return
+    kind = secret_value("\n".join([one.raw, *one.heredocs]))
+    if kind:
+        yield bad(hidden, f"{kind} stands in the file", f"revoke it, and {REMEDY}")
+    if one.name in ("COPY", "ADD") and one.flag("from") is None:
+        yield from _copied(subject, one)
+
+
+def _copied(subject: Subject, one: Instruction) -> Iterator[Verdict]:
+    sources = [word.strip("/").removeprefix("./") for word in (one.words or one.value.split())[:-1]]
+    named = [word for word in sources if _credentials(word)]
+    if named:
+        yield bad(at(subject, one), f"{named[0]} holds credentials, and is copied into a layer", REMEDY)
+        return
+    for source in sources:
+        top = "" if source in ("", ".") else source + "/"
+        if top and not (subject.context / source).is_dir():
+            continue
+        for name, _ in files(subject.context, subject.ignore):
+            if name.startswith(top) and _credentials(name):
+                remedy = f"{PurePosixPath(name).name} in .dockerignore (**/{PurePosixPath(name).name})"
+                yield bad(at(subject, one), f"{name} is copied with its directory", remedy)
+                return
+
+
+def _credentials(path: str) -> bool:
+    parts = PurePosixPath(path).parts
+    name = parts[-1] if parts else ""
+    if any(fnmatchcase(name, pattern) for pattern in HARMLESS):
+        return False
+    return any(fnmatchcase(name, pattern) for pattern in FILES) or bool(DIRECTORIES & set(parts))

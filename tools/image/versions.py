@@ -1,0 +1,298 @@
+"""Rules on releases that go together: torch, CUDA, the driver, and what builds on torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from packaging.version import Version
+
+from tools.facts import compatibility as facts
+from tools.image.packages import Install, Package, cuda_version
+from tools.image.rule import Place, Subject, at, bad, good, of, rule, unclear
+from tools.verdict import Verdict
+
+BASE_CUDA = re.compile(r"(?:^|[^0-9a-z])cuda[-_]?(\d+\.\d+)|nvidia/cuda:(\d+\.\d+)|(?:^|-)cu(\d{3})(?:-|$)")
+BASE_TORCH = re.compile(r"pytorch(?:-training|-inference)?:v?(\d+\.\d+(?:\.\d+)?)")
+BASE_PYTHON = re.compile(r"(?:^|/)python:(\d+\.\d+)|[-_]py(3)(\d{1,2})(?:-|$)")
+RUNTIME = re.compile(r"-(?:runtime|base)-|-(?:runtime|base)$|slim")
+
+
+@rule(
+    "torch-cuda",
+    "CUDA libraries of another release come first on the library path, and torch finds no symbol",
+)
+def torch_cuda(subject: Subject) -> Iterator[Verdict]:
+    """The CUDA of the base image, and that of the index or the local version (`+cu121`), against the CUDA
+    that the torch release was built for (docs/images.md has the table). Without an index it is the default
+    wheel, and only builds for its major release are counted.
+
+    Another major release fails, and so does an older minor release than the wheel's; a newer minor one of the
+    same major is compatible by NVIDIA's rules. A base without CUDA is right: the wheels bring their own.
+    """
+    found = _torch(subject)
+    base = base_cuda(subject)
+    if found is None:
+        return
+    place, text, wheel = found
+    row = facts.torch(text)
+    if row is None:
+        yield unclear(place, f"torch {text} is not in the table of releases", "see docs/images.md")
+        return
+    if wheel == "cpu":
+        yield good(place, "the wheel of the index `cpu` needs no CUDA")
+        return
+    if wheel and wheel not in row.builds and facts.version(wheel):
+        known = ", ".join(row.builds)
+        yield bad(
+            place, f"torch {text} was never built for CUDA {wheel}, but for {known}", f"take CUDA {row.cuda}"
+        )
+        return
+    if base is None:
+        yield good(place, f"torch {text} brings CUDA {wheel or row.cuda}, and the base has none")
+        return
+    builds = (wheel,) if wheel else tuple(one for one in row.builds if _same_major(one, row.cuda))
+    fits = [build for build in builds if _newer_minor(base, build)]
+    stage = at(subject, subject.dockerfile.final.lineage()[0])
+    if fits:
+        yield good(stage, f"CUDA {base} of the base goes with torch {text} (built for {', '.join(builds)})")
+    else:
+        yield bad(
+            stage,
+            f"torch {text} needs CUDA {' or '.join(builds)}, and the base has {base}",
+            f"a base with CUDA {builds[0]}, or one without CUDA: the wheel brings its own",
+        )
+
+
+@rule(
+    "driver",
+    "a driver older than the CUDA release gives `CUDA driver version is insufficient` at the first use",
+)
+def driver(subject: Subject) -> Iterator[Verdict]:
+    """The oldest NVIDIA driver for the image's CUDA, against the one given with --driver. Without that the
+    need is said, and nothing is judged.
+    """
+    found, base = _torch(subject), base_cuda(subject)
+    row = facts.torch(found[1]) if found else None
+    cuda = (found[2] if found else "") or (row.cuda if row else base)
+    if cuda is None or cuda == "cpu":
+        return
+    needed = facts.driver(cuda)
+    place = found[0] if found else at(subject, subject.dockerfile.final)
+    if needed is None:
+        yield unclear(place, f"no driver is known for CUDA {cuda}")
+    elif subject.driver is None:
+        yield good(place, f"CUDA {cuda} needs an NVIDIA driver of {needed} or newer on the nodes")
+    elif subject.driver < needed:
+        yield bad(
+            place,
+            f"CUDA {cuda} needs a driver of {needed} or newer, and the nodes have {subject.driver}",
+            "a newer AMI, or a torch that was built for an older CUDA",
+        )
+    else:
+        yield good(place, f"the driver {subject.driver} serves CUDA {cuda} (from {needed} on)")
+
+
+@rule("torchvision", "a torchvision for another torch fails when it is imported: operator torchvision::nms")
+def torchvision(subject: Subject) -> Iterator[Verdict]:
+    """torchvision's release against the torch that its metadata requires."""
+    found, torch = subject.package("torchvision"), _torch(subject)
+    if found is None or torch is None or found[1].exact is None:
+        return
+    place, wanted = of(found[1]), facts.torch_of_torchvision(found[1].exact)
+    if wanted is None:
+        yield unclear(place, f"torchvision {found[1].exact} is not in the table of releases")
+    elif wanted != facts.series(torch[1]):
+        right = facts.torchvision_of(torch[1])
+        remedy = f"torchvision=={right}" if right else "see docs/images.md"
+        yield bad(place, f"torchvision {found[1].exact} is for torch {wanted}, not {torch[1]}", remedy)
+    else:
+        yield good(place, f"torchvision {found[1].exact} is for torch {wanted}")
+
+
+@rule("torchaudio", "a torchaudio for another torch fails when it is imported: undefined symbol")
+def torchaudio(subject: Subject) -> Iterator[Verdict]:
+    """torchaudio's release against torch's: the same first two numbers, up to 2.10."""
+    found, torch = subject.package("torchaudio"), _torch(subject)
+    if found is None or torch is None or found[1].exact is None:
+        return
+    wanted = facts.torch_of_torchaudio(found[1].exact)
+    if wanted is None:
+        yield good(of(found[1]), f"torchaudio {found[1].exact} requires no particular torch")
+    elif wanted != facts.series(torch[1]):
+        remedy = f"torchaudio=={facts.series(torch[1])}.*"
+        yield bad(of(found[1]), f"torchaudio {found[1].exact} is for torch {wanted}, not {torch[1]}", remedy)
+    else:
+        yield good(of(found[1]), f"torchaudio {found[1].exact} is for torch {wanted}")
+
+
+@rule("transformers", "transformers switches torch off where it is too old, and no model class is there")
+def transformers(subject: Subject) -> Iterator[Verdict]:
+    """transformers' release against the oldest torch that its metadata names."""
+    found, torch = subject.package("transformers"), _torch(subject)
+    if found is None or torch is None or found[1].exact is None:
+        return
+    wanted, has = facts.torch_for_transformers(found[1].exact), facts.version(torch[1])
+    if wanted is None or has is None:
+        return
+    if has < Version(wanted):
+        yield bad(
+            of(found[1]),
+            f"transformers {found[1].exact} needs torch {wanted} or newer, not {torch[1]}",
+            f"torch {wanted} or newer, or an older transformers",
+        )
+    else:
+        yield good(of(found[1]), f"transformers {found[1].exact} works with torch {wanted} and newer")
+
+
+@rule(
+    "flash-attn",
+    "flash-attn is compiled against the torch and CUDA that are there, for an hour, or not at all",
+)
+def flash_attn(subject: Subject) -> Iterator[Verdict]:
+    """flash-attn from the index is a source archive: it needs nvcc in the stage that builds it,
+    --no-build-isolation so that it finds torch, torch 2.2, and CUDA 12 of torch's own major release.
+    """
+    found = subject.package("flash-attn")
+    if found is None:
+        return
+    install, package = found
+    place, torch = of(package), _torch(subject)
+    if torch and (has := facts.version(torch[1])) and has < Version(facts.FLASH_ATTN["torch"]):
+        yield bad(
+            place, f"flash-attn needs torch {facts.FLASH_ATTN['torch']}, not {torch[1]}", "a newer torch"
+        )
+        return
+    if "://" in package.text:
+        yield from _flash_wheel(place, package, torch)
+        return
+    base = install.stage.image.split("@")[0]
+    problem = _cannot_compile(install, base)
+    if problem:
+        yield bad(place, *problem)
+    elif BASE_CUDA.search(base):
+        yield good(place, "flash-attn is built where nvcc is")
+    else:
+        yield unclear(place, f"flash-attn is compiled: whether {base} has nvcc cannot be told")
+
+
+@rule("python", "pip finds no wheel of torch for this Python, and says: no matching distribution")
+def python(subject: Subject) -> Iterator[Verdict]:
+    """The base image's Python against those that the torch release has wheels for."""
+    found = _torch(subject)
+    base = subject.dockerfile.final.image
+    match = BASE_PYTHON.search(base)
+    row = facts.torch(found[1]) if found else None
+    if not found or not match or row is None:
+        return
+    has = match[1] or f"{match[2]}.{match[3]}"
+    place = at(subject, subject.dockerfile.final.lineage()[0])
+    if Version(row.oldest_python) <= Version(has) <= Version(row.newest_python):
+        yield good(place, f"torch {found[1]} has wheels for Python {has}")
+    else:
+        span = f"{row.oldest_python} to {row.newest_python}"
+        yield bad(
+            place, f"torch {found[1]} has wheels for Python {span}, and the base has {has}", f"Python {span}"
+        )
+
+
+@rule("gpu", "a binary without code for the card fails with: no kernel image is available")
+def gpu(subject: Subject) -> Iterator[Verdict]:
+    """The compute capability of the machine given with --for, against what torch was built for and against
+    TORCH_CUDA_ARCH_LIST, by which extensions are compiled.
+    """
+    card = subject.machine.accelerator if subject.machine else None
+    capability = facts.GPUS.get(str(card))
+    found = _torch(subject)
+    row = facts.torch(found[1]) if found else None
+    if capability is None:
+        return
+    if found and row and found[2] != "cpu":
+        cuda = found[2] or row.cuda
+        built = facts.CAPABILITIES.get(cuda)
+        if built is None:
+            yield unclear(found[0], f"which cards torch's builds for CUDA {cuda} run on is not in the table")
+        elif facts.runs_on(capability, built):
+            yield good(found[0], f"torch {found[1]} for CUDA {cuda} runs on {card} ({capability})")
+        else:
+            yield bad(
+                found[0],
+                f"torch {found[1]} for CUDA {cuda} has no code for {card} ({capability})",
+                "a torch that was built for a newer CUDA: 11.8 for H100, 12.8 for B200",
+            )
+    yield from _arch_list(subject, str(card), capability)
+
+
+def base_cuda(subject: Subject) -> str | None:
+    """Return the CUDA of the base image, by its name, or None."""
+    match = BASE_CUDA.search(subject.dockerfile.final.image.split("@")[0])
+    if match is None:
+        return None
+    return match[1] or match[2] or cuda_version("cu" + match[3])
+
+
+def _torch(subject: Subject) -> tuple[Place, str, str] | None:
+    """Return where torch comes from, its version, and the CUDA that was asked for ('' for the default)."""
+    found = subject.package("torch")
+    base = BASE_TORCH.search(subject.dockerfile.final.image.split("@")[0])
+    if found and found[1].exact and not (base and base[1] == found[1].exact):
+        install, package = found
+        asked = package.local or install.cuda or ""
+        return of(package), package.exact or "", "cpu" if asked == "cpu" else cuda_version(asked) or ""
+    if base is None:
+        return None
+    return at(subject, subject.dockerfile.final.lineage()[0]), base[1], base_cuda(subject) or ""
+
+
+def _same_major(one: str, other: str) -> bool:
+    return Version(one).major == Version(other).major
+
+
+def _newer_minor(base: str, build: str) -> bool:
+    return _same_major(base, build) and Version(base) >= Version(build)
+
+
+def _flash_wheel(place: Place, package: Package, torch: tuple[Place, str, str] | None) -> Iterator[Verdict]:
+    match = re.search(r"torch(\d+\.\d+)", package.local or package.text)
+    if match is None or torch is None:
+        yield unclear(place, "which torch this wheel is for cannot be told from its name")
+    elif match[1] != facts.series(torch[1]):
+        yield bad(
+            place, f"this wheel of flash-attn is for torch {match[1]}, not {torch[1]}", "the wheel for it"
+        )
+    else:
+        yield good(place, f"the wheel of flash-attn is for torch {match[1]}")
+
+
+def _cannot_compile(install: Install, base: str) -> tuple[str, str] | None:
+    """Return why flash-attn is not built in this stage, and what to do, or None."""
+    if RUNTIME.search(base):
+        return f"flash-attn is compiled, and {base} has no nvcc", "a -devel base in the stage that builds it"
+    match = BASE_CUDA.search(base)
+    if match and match[1] and Version(match[1]) < Version(facts.FLASH_ATTN["cuda"]):
+        return f"flash-attn needs CUDA {facts.FLASH_ATTN['cuda']}, not {match[1]}", "a newer base"
+    if install.tool in ("pip", "uv") and "--no-build-isolation" not in install.flags:
+        return (
+            "flash-attn imports torch while it is built, and an isolated build has none",
+            "pip install --no-build-isolation, after torch",
+        )
+    return None
+
+
+def _arch_list(subject: Subject, card: str, capability: str) -> Iterator[Verdict]:
+    for stage in subject.dockerfile.shipped():
+        for one in stage.instructions:
+            value = dict(one.pairs).get("TORCH_CUDA_ARCH_LIST") if one.name in ("ENV", "ARG") else None
+            if not value:
+                continue
+            entries = tuple(re.split(r"[;\s]+", value.strip()))
+            if not all(re.fullmatch(r"\d+\.\d+a?(\+PTX)?", entry) for entry in entries):
+                remedy = 'numbers with a point: TORCH_CUDA_ARCH_LIST="8.0;9.0"'
+                yield bad(
+                    at(subject, one), f"TORCH_CUDA_ARCH_LIST={value} is no list of capabilities", remedy
+                )
+            elif facts.runs_on(capability, tuple(entry.replace("a", "") for entry in entries)):
+                yield good(at(subject, one), f"extensions are compiled for {card} ({capability}) too")
+            else:
+                remedy = f"add {capability}"
+                yield bad(at(subject, one), f"extensions are not compiled for {card} ({capability})", remedy)
