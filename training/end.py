@@ -105,8 +105,8 @@ def write(end: End, run: RunDir, restarts: int) -> None:
     write_json(run.end, _values(end, run, _attempts_of(attempts, end.pod)))
 
 
-def permanent_end() -> str | None:
-    """The class of this very pod's earlier end that nothing can cure, None where there was none.
+def permanent_end() -> tuple[str, str] | None:
+    """Class and summary of this very pod's earlier end that nothing can cure, None where there was none.
 
     Known by the pod's identity in a file of its own /tmp, which a restarted container keeps and a new pod
     does not: whoever mends the data and makes the pod anew is not held up.
@@ -115,18 +115,19 @@ def permanent_end() -> str | None:
     if path is None:
         return None
     try:
-        kind = str(read_json(path)["class"])
+        found = read_json(path)
+        kind, summary = str(found["class"]), str(found["summary"])
     except (OSError, ValueError, KeyError):
         return None
-    return kind if kind in PERMANENT else None
+    return (kind, summary) if kind in PERMANENT else None
 
 
 def remember(end: End) -> None:
-    """Leave the class of an end that nothing can cure to this pod's next start."""
+    """Leave class and summary of an end that nothing can cure to this pod's next start."""
     path = _marker()
     if path is not None and end.kind in PERMANENT:
         with contextlib.suppress(OSError):
-            write_json(path, {"class": end.kind, "message": end.message})
+            write_json(path, {"class": end.kind, "summary": end.summary()})
 
 
 def _marker() -> Path | None:

@@ -64,8 +64,10 @@ class Pod:
         """Run the launcher to its end; returns the pod's exit code."""
         already = end.permanent_end()
         if already is not None:
-            _say(f"this pod's last try ended with {already}, which another try cannot cure")
-            return CODES[already]
+            kind, summary = already
+            _say("this pod's last try ended with what another try cannot cure")
+            _say(f"{summary} (exit code {CODES[kind]})")
+            return CODES[kind]
         adopt_orphans()
         for number in STOP_SIGNALS:
             signal.signal(number, self._asked_to_stop)

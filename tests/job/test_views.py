@@ -15,7 +15,7 @@ from tests.job.conftest import NewWorld
 from tests.job.corpus import STEP
 from tools import cli, repo
 from tools.cli import run
-from tools.job import before, cause, failing, loglines, logs, probe, signs, starting, status, stop
+from tools.job import before, cause, classes, failing, loglines, logs, probe, signs, starting, status, stop
 from tools.job.runners import rank_zero
 from tools.job.snapshot import load
 from tools.job.status import Status
@@ -105,7 +105,7 @@ def test_the_entrypoint_still_concludes_in_these_words() -> None:
 
 def test_every_class_of_failure_has_a_remedy() -> None:
     kinds = {sign.kind for sign in signs.SIGNS} | {signs.refine(kind, "") for kind in CODES if kind != "done"}
-    kinds |= set(failing.SIGNALS.values()) | {kind for kind, _ in failing.DISRUPTIONS.values()}
+    kinds |= set(classes.SIGNALS.values()) | {kind for kind, _ in failing.DISRUPTIONS.values()}
     kinds |= {kind for kind, *_ in starting.PULL_ANSWERS + starting.CONFIG_ERRORS + starting.RUN_ERRORS}
     kinds |= {kind for _, kind, _ in before.REFUSALS}
     assert kinds <= set(cause.REMEDIES)

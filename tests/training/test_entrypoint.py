@@ -114,6 +114,8 @@ def test_what_nothing_can_cure_ends_the_pod_early_and_its_restarts_at_once(
     again = pod("print lines", **own)
     assert again.wait() == CODES["config"]
     assert again.out == ""
+    assert "rank 0 on " in again.err
+    assert "model.yaml:3: unknown key (exit code 78)" in again.err, "the cause is said again"
     fresh = pod("print lines", POD_UID="5678", TMPDIR=str(tmp_path))
     assert fresh.wait() == 0
 

@@ -8,14 +8,15 @@ from datetime import datetime
 from typing import Any
 
 from tools.facts.instances import NEURON, NVIDIA
-from tools.job import loglines, signs
+from tools.job import classes, loglines, signs
 from tools.job.cause import Cause, Layer, short
+from tools.job.classes import layer_of, what
 from tools.job.placement import requests
 from tools.job.pod import End, JobPod
 from tools.job.progress import last_moved
 from tools.job.snapshot import CURRENT, PREVIOUS, Snapshot
 from tools.job.times import epoch, moment
-from training.failure import CODES, Failure
+from training.failure import Failure
 from training.failure import cause as first_of
 
 Object = dict[str, Any]
@@ -27,40 +28,6 @@ DISRUPTIONS = {
     "DeletionByTaintManager": ("node-lost", "its node was lost or tainted"),
     "DeletionByPodGC": ("node-lost", "its node is gone"),
     "TerminationByKubelet": ("evicted", "the kubelet ended it"),
-}
-# Codes by which shells and kernels say how a process ended: 128 + the signal.
-SIGNALS = {134: "memory-fault", 135: "memory-fault", 136: "memory-fault", 137: "killed", 139: "memory-fault"}
-CLASSES = {code: kind for kind, code in CODES.items() if kind not in ("done", "error")}
-# What the words of `why` are for the classes of the trainer.
-WORDS = {"out of memory": "oom-device", "lost peer": "lost-peer", "error": "crash", "upload": "upload"}
-SUMMARIES = {
-    "config": "the configuration is wrong",
-    "data": "the training data cannot be used",
-    "nan": "the loss or a gradient is not finite",
-    "oom-device": "an accelerator's memory is used up",
-    "oom-host": "the container's memory is used up",
-    "shared-memory": "/dev/shm is used up",
-    "storage": "the volume fails",
-    "storage-full": "the volume is full",
-    "checkpoint": "a checkpoint cannot be read",
-    "device": "an accelerator fails",
-    "efa": "EFA does not start",
-    "hub-auth": "the model hub refuses access",
-    "hub-unreachable": "the model hub is not reached",
-    "rendezvous-dns": "the name of the rendezvous host does not resolve",
-    "rendezvous": "the rendezvous host does not answer",
-    "port-taken": "the rendezvous port is taken",
-    "collective-timeout": "a rank did not come to a collective",
-    "lost-peer": "another rank went away",
-    "communication": "the ranks' communication failed",
-    "hang": "a rank hangs",
-    "killed": "the process was killed from outside",
-    "memory-fault": "native code crashed",
-    "code": "the program does not start",
-    "drained": "the pod was asked to stop",
-    "upload": "the finished model could not be uploaded",
-    "image-architecture": "the image is not built for the node's processor",
-    "command": "the image has no such program",
 }
 
 
@@ -83,7 +50,7 @@ def failures(snapshot: Snapshot) -> Iterator[Cause]:
     for one in failed:
         told = _from_status(one) or _from_log(snapshot, one) or _from_code(snapshot, one)
         found += [told] if told else []
-    yield from _without_victims_doubled(found)
+    yield from classes.first_of_each(found)
 
 
 def failed_pods(snapshot: Snapshot) -> list[Failed]:
@@ -147,7 +114,13 @@ def _from_record(record: Failure) -> Cause:
     ]
     at = epoch(record.time)
     return Cause(
-        kind, _layer(kind), _summary(kind, f"rank {record.rank}"), evidence, record.host, record.rank, at
+        kind,
+        layer_of(kind),
+        what(kind, f"rank {record.rank}"),
+        evidence,
+        record.host,
+        record.rank,
+        at,
     )
 
 
@@ -158,7 +131,7 @@ def _from_status(failed: Failed) -> Cause | None:
     if end and end.reason == "OOMKilled":
         limit = ((pod.container_spec.get("resources") or {}).get("limits") or {}).get("memory", "no limit")
         evidence = [f"{pod.short} on {pod.node}: OOMKilled, exit code {end.code}, memory limit {limit}"]
-        return Cause("oom-host", Layer.FAILED, _summary("oom-host", pod.short), evidence, pod.name, at=at)
+        return Cause("oom-host", Layer.FAILED, what("oom-host", pod.short), evidence, pod.name, at=at)
     disruption = pod.condition("DisruptionTarget")
     if disruption and disruption.get("status") == "True":
         kind, summary = DISRUPTIONS.get(str(disruption.get("reason")), ("drained", "it was disrupted"))
@@ -183,22 +156,26 @@ def _from_status(failed: Failed) -> Cause | None:
 
 
 def _from_log(snapshot: Snapshot, failed: Failed) -> Cause | None:
-    """Return what the log of the failed container says."""
-    pod = failed.pod
+    """Return what the log of the failed container says, or the end of it in the pod's status."""
+    pod, end = failed.pod, failed.end
     text = snapshot.log(pod.name, failed.which) or snapshot.log(pod.name, CURRENT)
-    found = signs.first_cause(loglines.read(text, pod.name))
+    found, source = signs.first_cause(loglines.read(text, pod.name)), "log"
+    if found is None and end is not None:
+        found, source = signs.first_cause(loglines.read(end.message, pod.name)), "termination message"
     if found is None:
         return None
-    end = failed.end
     at = found.line.time or (end.at if end else None)
     code = f", exit code {end.code}" if end else ""
-    evidence = [short(f"{pod.short} on {pod.node}: {found.line.text.strip()}"), f"from the pod's log{code}"]
+    evidence = [
+        short(f"{pod.short} on {pod.node}: {found.line.text.strip()}"),
+        f"from the pod's {source}{code}",
+    ]
     kind = found.kind
-    if kind == "crash" and end and end.code in SIGNALS:
-        kind = SIGNALS[end.code]
+    if kind == "crash" and end:
+        kind = classes.SIGNALS.get(end.code, kind)
     who = pod.short if found.rank is None else f"rank {found.rank}"
     where = found.host or pod.name
-    return Cause(kind, _layer(kind), _summary(kind, who), evidence, where, found.rank, at)
+    return Cause(kind, layer_of(kind), what(kind, who), evidence, where, found.rank, at)
 
 
 def _from_code(snapshot: Snapshot, failed: Failed) -> Cause | None:
@@ -206,60 +183,20 @@ def _from_code(snapshot: Snapshot, failed: Failed) -> Cause | None:
     pod, end = failed.pod, failed.end
     if end is None:
         return None
-    kind = WORDS.get(CLASSES.get(end.code, ""), CLASSES.get(end.code))
-    if kind == "oom-device" and accelerators(pod) == 0:
-        kind = "oom-host"
-    kind = kind or SIGNALS.get(end.code) or ("drained" if end.code == 143 else None)
+    kind = classes.kind_of(end.code, accelerators(pod.spec) > 0)
     kind = kind or ("command" if end.code in (126, 127) or end.reason == "StartError" else "crash")
     if "exec format error" in end.message:
         kind = "image-architecture"
     lines = [line for line in snapshot.log(pod.name, failed.which).splitlines() if line.strip()]
     last = f", last line: {lines[-1].strip()}" if lines else ", its log is empty or was not seen"
     evidence = [short(f"{pod.short} on {pod.node}: exit code {end.code} {end.reason}{last} {end.message}")]
-    summary = _summary(kind, pod.short) if kind != "crash" else f"{pod.short} failed with code {end.code}"
+    summary = what(kind, pod.short) if kind != "crash" else f"{pod.short} failed with code {end.code}"
     # An exit code without a class may be anything's consequence.
-    layer = Layer.VICTIM if kind == "crash" else _layer(kind)
+    layer = Layer.VICTIM if kind == "crash" else layer_of(kind)
     return Cause(kind, layer, summary, evidence, pod.name, at=end.at)
 
 
-def accelerators(pod: JobPod) -> int:
-    """Return how many accelerators a pod asks for."""
-    asked = requests(pod.spec)
+def accelerators(spec: Object) -> int:
+    """Return how many accelerators a pod of this spec asks for."""
+    asked = requests(spec)
     return int(sum(asked.get(name, 0) for name in (NVIDIA, NEURON)))
-
-
-def _layer(kind: str) -> Layer:
-    return Layer.VICTIM if kind in signs.VICTIMS and kind != "drained" else Layer.FAILED
-
-
-def _summary(kind: str, who: str) -> str:
-    return f"{who}: {SUMMARIES.get(kind, 'an error that is no known class')}"
-
-
-def _without_victims_doubled(found: list[Cause]) -> Iterator[Cause]:
-    """Yield each kind once, the earliest of it; what a drain ends is no failure when another cause stands."""
-    seen = set()
-    own = [one for one in found if one.kind != "drained" and one.layer is Layer.FAILED]
-    for one in sorted(found, key=lambda one: one.order):
-        if one.kind == "drained" and own:
-            continue
-        if one.kind not in seen:
-            seen.add(one.kind)
-            yield one
-
-
-def ended(snapshot: Snapshot) -> Iterator[Cause]:
-    """The operator's own reason for failing the job, where no pod and no record is left to tell more."""
-    condition = snapshot.condition("Failed")
-    told = [*failed_pods(snapshot), *current_records(snapshot)]
-    if condition is None or told:
-        return
-    message = str(condition.get("message", ""))
-    at = moment(condition.get("lastTransitionTime"))
-    evidence = [short(f"condition Failed: {condition.get('reason')}: {message}")]
-    if "deadline" in message.lower():
-        summary = "the job took longer than activeDeadlineSeconds"
-        yield Cause("deadline", Layer.FAILED, summary, evidence, at=at)
-    elif "backoff" in message.lower():
-        summary = "the job's restarts are used up, and what failed has left nothing behind"
-        yield Cause("backoff", Layer.VICTIM, summary, evidence, at=at)

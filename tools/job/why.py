@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.job import before, failing, placing, progress, running, starting
+from tools.job import before, departed, failing, placing, progress, running, starting
 from tools.job.cause import Cause, Rule
 from tools.job.snapshot import Snapshot
 from tools.job.times import duration, moment
@@ -20,12 +20,13 @@ RULES: tuple[Rule, ...] = (
     *(before.suspended, before.gang, before.operator, before.refused),
     *(placing.claims, placing.gated, placing.scheduler, placing.unschedulable),
     *(starting.references, starting.images, starting.container_errors, starting.mounts),
-    *(failing.failures, failing.ended),
+    *(failing.failures, departed.ended),
     *(running.lost_nodes, running.network, running.hang),
     *(running.straggler, running.data_wait, running.slow_network, running.slowdown),
 )
 NEW = 60.0  # seconds that a pod has for a node, and a container for its first sign of life
 PULL = 1800.0  # seconds that a large image may take
+IMPORTS = 180.0  # seconds that Python may take to read torch from a slow disk, without a word
 QUIET = 300.0  # seconds after which a log that says nothing proves nothing
 
 
@@ -138,7 +139,7 @@ def _moving(snapshot: Snapshot) -> str | None:
     age = snapshot.age(started) or 0.0
     if quiet is not None and quiet < QUIET:
         return f"running since {duration(age)}, no step yet, the last line was written {duration(quiet)} ago"
-    return f"running since {duration(age)}, too new for a sign of life" if age < NEW else None
+    return f"running since {duration(age)}, too new for a sign of life" if age < IMPORTS else None
 
 
 def _pace(now: progress.Progress) -> float:

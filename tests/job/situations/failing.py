@@ -322,3 +322,53 @@ def restarts_are_used_up_and_pods_gone(world: World) -> None:
     world.pods = []
     name = world.job["metadata"]["name"]
     world.end("Failed", f"PyTorchJob {name} has failed because it has reached the specified backoff limit")
+
+
+def _exit_event(world: World, index: int, code: int, words: str, seconds: float = 70) -> None:
+    """The operator's two events about a container that has failed."""
+    job, pod = world.job["metadata"]["name"], world.name(index)
+    message = f"Error pod {pod} container pytorch exitCode: {code} terminated message: {words}"
+    world.event("PyTorchJob", job, "Error", message, seconds=seconds)
+    told = f"Pod: team-a.{pod} exited with code {code}"
+    world.event("PyTorchJob", job, "ExitedWithCode", told, warning=False, seconds=seconds)
+
+
+def _gone(world: World) -> None:
+    """The restarts are used up, and the operator has taken the pods away."""
+    name = world.job["metadata"]["name"]
+    world.end("Failed", f"Job {name} has failed because it has reached the specified backoff limit")
+
+
+@situation("config")
+def wrong_key_and_the_pods_are_gone(world: World) -> None:
+    """As on real nodes: the job has failed, its pods are deleted, and the operator's events are left."""
+    end = "entrypoint: config: rank 1 on x-worker-1: /etc/trainyard/model.yaml:32: unknown key train.lerning_rate (exit code 78)"
+    for index in (0, 1):
+        _exit_event(world, index, 78, f"traceback\n{end}\n")
+    _gone(world)
+    world.pods = []
+
+
+@situation("oom-host")
+def only_exit_codes_are_left_of_the_pods(world: World) -> None:
+    """The victims' ends, and before them that of the one whose memory was used up."""
+    _exit_event(world, 1, 160, "", seconds=90)
+    _exit_event(world, 0, 164, "", seconds=75)
+    _gone(world)
+    world.pods = []
+
+
+@situation("backoff")
+def an_old_failure_is_not_why_it_ended(world: World) -> None:
+    """It was cured an hour before the job failed."""
+    _exit_event(world, 1, 160, "", seconds=3600)
+    _gone(world)
+    world.pods = []
+
+
+@situation("config")
+def the_log_is_gone_and_the_termination_message_is_left(world: World) -> None:
+    end = "entrypoint: config: rank 0 on x-worker-0: /etc/trainyard/cell.yaml:3: unknown key paralel (exit code 78)"
+    for index in (0, 1):
+        world.crash_looping(index, 78)
+        world.pods[index]["status"]["containerStatuses"][0]["lastState"]["terminated"]["message"] = end

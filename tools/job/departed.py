@@ -1,0 +1,89 @@
+"""Why a job has failed whose pods are gone: what the operator has seen of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from tools.job import classes, failing, loglines, signs
+from tools.job.cause import Cause, Layer, short
+from tools.job.classes import layer_of, what
+from tools.job.snapshot import Snapshot, event_time
+from tools.job.times import moment
+
+Object = dict[str, Any]
+# What the operator v1.9.4 says of a container that has failed; the words are its termination message.
+EXIT_EVENT = re.compile(
+    r"^Error pod (\S+) container \S+ exitCode: (-?\d+) terminated message: ?(.*)$", re.DOTALL
+)
+INCIDENT = 900.0  # seconds before the job's end in which a failure may have led to it
+
+
+def ended(snapshot: Snapshot) -> Iterator[Cause]:
+    """Why the operator has failed the job, where no pod and no record is left to tell more.
+
+    Its events outlive the pods for an hour or so, and hold their exit codes and last words.
+    """
+    condition = snapshot.condition("Failed")
+    told = [*failing.failed_pods(snapshot), *failing.current_records(snapshot)]
+    if condition is None or told:
+        return
+    message = str(condition.get("message", ""))
+    at = moment(condition.get("lastTransitionTime"))
+    evidence = [short(f"condition Failed: {condition.get('reason')}: {message}")]
+    if "deadline" in message.lower():
+        summary = "the job took longer than activeDeadlineSeconds"
+        yield Cause("deadline", Layer.FAILED, summary, evidence, at=at)
+        return
+    recent = [event for event in _exits(snapshot) if _near(event_time(event), at)]
+    causes = list(classes.first_of_each(one for each in recent if (one := _from_event(snapshot, each))))
+    yield from causes
+    if not causes and "backoff" in message.lower():
+        summary = "the job's restarts are used up, and what failed has left nothing behind"
+        yield Cause("backoff", Layer.VICTIM, summary, evidence, at=at)
+
+
+def _exits(snapshot: Snapshot) -> Iterator[Object]:
+    """Yield the operator's events about failed containers of this very job."""
+    for event in snapshot.events("PyTorchJob", snapshot.name):
+        uid = (event.get("involvedObject") or {}).get("uid")
+        if uid in (None, snapshot.uid) and EXIT_EVENT.match(str(event.get("message", ""))):
+            yield event
+
+
+def _near(event: datetime | None, end: datetime | None) -> bool:
+    return event is None or end is None or (end - event).total_seconds() < INCIDENT
+
+
+def _from_event(snapshot: Snapshot, event: Object) -> Cause | None:
+    """Return what a container's exit code and last words in an event say."""
+    match = EXIT_EVENT.match(str(event["message"]))
+    assert match
+    pod, code, words = match[1], int(match[2]), match[3]
+    at = event_time(event)
+    found = signs.first_cause(loglines.read(words, pod))
+    if found is not None and found.kind != "crash":
+        who = pod if found.rank is None else f"rank {found.rank}"
+        evidence = [
+            short(f"{pod}: {found.line.text.strip()}"),
+            f"from the operator's event, exit code {code}",
+        ]
+        where = found.host or pod
+        return Cause(
+            found.kind,
+            layer_of(found.kind),
+            what(found.kind, who),
+            evidence,
+            where,
+            found.rank,
+            at,
+        )
+    specs = [one["template"]["spec"] for one in snapshot.job["spec"]["pytorchReplicaSpecs"].values()]
+    kind = classes.kind_of(code, any(failing.accelerators(spec) for spec in specs))
+    if kind is None:
+        return None
+    last = (words.strip().splitlines() or ["no last words"])[-1]
+    evidence = [short(f"{pod}: exit code {code}, {last}"), "from the operator's event: the pod is gone"]
+    return Cause(kind, layer_of(kind), what(kind, pod), evidence, pod, at=at)
