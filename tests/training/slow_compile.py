@@ -28,6 +28,7 @@ class SlowToCompile(Pretrain):
 
 
 if __name__ == "__main__":
-    nn.Module.compile = CausalLM.compile_outside = lambda *_, **__: None  # type: ignore[method-assign]
+    nn.Module.compile = lambda *_, **__: None  # type: ignore[method-assign]
+    CausalLM.compile_outside = lambda self: None  # type: ignore[method-assign]
     loop.COLLECTIVE_TIMEOUT = timedelta(seconds=COLLECTIVE_SECONDS)
     rank.main(SlowToCompile(), __doc__)

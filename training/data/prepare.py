@@ -8,7 +8,6 @@ found without reading.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import itertools
@@ -45,7 +44,7 @@ from training.data.shards import SplitWriter
 from training.data.sources import STDLIB, Counts, Source, open_source, path_of
 from training.data.staging import commit, staging, sweep
 from training.data.stream.places import is_remote
-from training.data.workers import Tokens, Workers, processors
+from training.data.workers import encoding, processors
 
 __all__ = ["prepare", "verify"]
 
@@ -56,6 +55,8 @@ _BATCH_CHARACTERS = 1 << 20
 # Below this much text processes would take longer to start than they save.
 PROCESSES_BYTES = 64 * 1024 * 1024
 _SCALE = 1 << 64
+Batch = tuple[str, list[int]]
+"""A batch of documents: its split, and the size of each in bytes."""
 
 
 @dataclass(frozen=True)
@@ -351,10 +352,12 @@ def _write_tokens(
         return f"tokenized {done / 1e6:,.1f} of {scan.counts.bytes / 1e6:,.1f} MB"
 
     batches = itertools.islice(split_batches(source, scan), number, None)
-    with writers[TRAIN], writers[HELDOUT], _encoding(plan, tokenizer, dtype, scan, reporter) as encode:
-        for split, size, encoded in encode(batches, text):
-            writers[split].append(encoded, size)
-            done, number = done + size, number + 1
+    count = plan.workers or (processors() if scan.counts.bytes >= PROCESSES_BYTES else 1)
+    make = functools.partial(tokenizers_.document_encoder, tokenizer.files, tokenizer.vocabulary, dtype)
+    with writers[TRAIN], writers[HELDOUT], encoding(make, count, reporter) as encode:
+        for (split, sizes), (lengths, tokens) in encode(keyed(batches), text):
+            writers[split].append(lengths, tokens, sum(sizes))
+            done, number = done + sum(sizes), number + 1
             reporter.tick(text)
             if journal.due():
                 journal.write(_entry(scan, tokenizer, writers, done, number))
@@ -397,45 +400,10 @@ def _entry(
     }  # fmt: skip
 
 
-_Batches = Iterator[tuple[str, list[Document]]]
-_Encode = Callable[[_Batches, Callable[[], str]], Iterator[tuple[str, int, Tokens]]]
-
-
-@contextlib.contextmanager
-def _encoding(
-    plan: _Plan, tokenizer: tokenizers_.TextTokenizer, dtype: str, scan: Scan, reporter: Reporter
-) -> Iterator[_Encode]:
-    """Give a function that turns batches into tokens, in order: here, or in processes for much text."""
-    count = plan.workers or (processors() if scan.counts.bytes >= PROCESSES_BYTES else 1)
-    if count == 1:
-        yield lambda batches, text: _encoded_here(tokenizer, dtype, batches, reporter, text)
-        return
-    with contextlib.closing(Workers(tokenizer, dtype, count)) as workers:
-
-        def encode(batches: _Batches, text: Callable[[], str]) -> Iterator[tuple[str, int, Tokens]]:
-            keyed = (
-                ((split, _size(batch)), [document.text for document in batch]) for split, batch in batches
-            )
-            for (split, size), tokens in workers.encode(keyed, lambda: reporter.tick(text)):
-                yield split, size, tokens
-
-        yield encode
-
-
-def _encoded_here(
-    tokenizer: tokenizers_.TextTokenizer,
-    dtype: str,
-    batches: _Batches,
-    reporter: Reporter,
-    text: Callable[[], str],
-) -> Iterator[tuple[str, int, Tokens]]:
+def keyed(batches: Iterator[tuple[str, list[Document]]]) -> Iterator[tuple[Batch, list[str]]]:
+    """Yield each batch's split and the sizes of its documents, in bytes, with their texts."""
     for split, batch in batches:
-        encode = functools.partial(tokenizer.encode, [document.text for document in batch], dtype)
-        yield split, _size(batch), reporter.during(encode, text, stop=lambda: None)
-
-
-def _size(batch: list[Document]) -> int:
-    return sum(len(document.data) for document in batch)
+        yield (split, [len(document.data) for document in batch]), [document.text for document in batch]
 
 
 def split_batches(source: Source, scan: Scan) -> Iterator[tuple[str, list[Document]]]:

@@ -49,13 +49,13 @@ class SplitWriter:
         if self._stream is not None:
             self._stream.close()
 
-    def append(self, documents: Sequence[npt.NDArray[Any]], size: int) -> None:
-        """Append whole documents (token ids, bos and eos included) that are `size` bytes of text."""
-        lengths = np.array([len(document) for document in documents], dtype=np.uint64)
-        self._starts.append(np.uint64(self._tokens) + np.cumsum(lengths) - lengths)
-        tokens = np.concatenate(documents).astype(self._dtype, copy=False)
+    def append(self, lengths: Sequence[int], tokens: npt.NDArray[Any], size: int) -> None:
+        """Append whole documents of these lengths (bos and eos included) that are `size` bytes of text."""
+        counts = np.array(lengths, dtype=np.uint64)
+        self._starts.append(np.uint64(self._tokens) + np.cumsum(counts) - counts)
+        tokens = tokens.astype(self._dtype, copy=False)
         self.token_counts += np.bincount(tokens, minlength=len(self.token_counts))
-        self._documents += len(documents)
+        self._documents += len(lengths)
         self._bytes += size
         self._tokens += len(tokens)
         while len(tokens):

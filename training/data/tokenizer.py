@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,19 @@ class TextTokenizer:
         directory.mkdir()
         for name, data in self.files.items():
             (directory / name).write_bytes(data)
+
+
+def document_encoder(
+    files: dict[str, bytes], vocabulary: int, dtype: str
+) -> Callable[[Sequence[str]], tuple[list[int], npt.NDArray[Any]]]:
+    """Return a function from texts to the documents' lengths and all their tokens in one array."""
+    tokenizer = load("of the dataset", files, vocabulary)
+
+    def encode(texts: Sequence[str]) -> tuple[list[int], npt.NDArray[Any]]:
+        documents = tokenizer.encode(texts, dtype)
+        return [len(document) for document in documents], np.concatenate(documents)
+
+    return encode
 
 
 def train(texts: Iterator[str], vocab_size: int) -> TextTokenizer:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import queue
 import subprocess
@@ -14,17 +16,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import Generic, TypeVar, cast
 
 from training.data.errors import DataError
-from training.data.progress import INTERVAL
-from training.data.tokenizer import TextTokenizer, load
+from training.data.progress import INTERVAL, Reporter
 
 _Key = TypeVar("_Key")
-Tokens = list[npt.NDArray[Any]]
+_Answer = TypeVar("_Answer")
+Encode = Callable[[Sequence[str]], _Answer]
+"""What is made of a batch of texts."""
+Batches = Iterable[tuple[_Key, Sequence[str]]]
 
 
 def processors() -> int:
@@ -32,17 +33,37 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Workers:
-    """`count` processes with a tokenizer each. Raises DataError when one of them ends too early."""
+@contextlib.contextmanager
+def encoding(
+    make: Callable[[], Encode[_Answer]], count: int, reporter: Reporter
+) -> Iterator[Callable[[Batches[_Key], Callable[[], str]], Iterator[tuple[_Key, _Answer]]]]:
+    """Give a function that encodes batches in order: here, or in `count` processes if that is more than one.
 
-    def __init__(self, tokenizer: TextTokenizer, dtype: str, count: int) -> None:
+    `make` makes the encoder where it is used, so it can be pickled. The function takes batches with a key
+    each, and the line of progress that is said meanwhile.
+    """
+    if count == 1:
+        encode = make()
+        yield lambda batches, text: (
+            (key, reporter.during(functools.partial(encode, texts), text, stop=lambda: None))
+            for key, texts in batches
+        )
+        return
+    with contextlib.closing(Workers(make, count)) as workers:
+        yield lambda batches, text: workers.encode(batches, lambda: reporter.tick(text))
+
+
+class Workers(Generic[_Answer]):
+    """`count` processes with an encoder each. Raises DataError when one of them ends too early."""
+
+    def __init__(self, make: Callable[[], Encode[_Answer]], count: int) -> None:
         self._count = count
         self._idle: queue.Queue[Connection] = queue.Queue()
         self._processes: list[subprocess.Popen[bytes]] = []
         for _ in range(count):
-            self._idle.put(self._start(tokenizer, dtype))
+            self._idle.put(self._start(make))
 
-    def _start(self, tokenizer: TextTokenizer, dtype: str) -> Connection:
+    def _start(self, make: Callable[[], Encode[_Answer]]) -> Connection:
         ours, theirs = Pipe()
         path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": path, "RAYON_NUM_THREADS": "1"}
@@ -52,14 +73,12 @@ class Workers:
         )
         theirs.close()
         self._processes.append(process)
-        ours.send((tokenizer.files, tokenizer.vocabulary, dtype))
+        ours.send(make)
         return ours
 
-    def encode(
-        self, batches: Iterable[tuple[_Key, Sequence[str]]], tick: Callable[[], None]
-    ) -> Iterator[tuple[_Key, Tokens]]:
-        """Yield each batch's documents as tokens, in order; `tick` is called while it waits."""
-        waiting: deque[tuple[_Key, Future[Tokens]]] = deque()
+    def encode(self, batches: Batches[_Key], tick: Callable[[], None]) -> Iterator[tuple[_Key, _Answer]]:
+        """Yield what is made of each batch, in order; `tick` is called while it waits."""
+        waiting: deque[tuple[_Key, Future[_Answer]]] = deque()
         pool = ThreadPoolExecutor(self._count)
         try:
             for key, texts in batches:
@@ -71,19 +90,18 @@ class Workers:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _ask(self, texts: Sequence[str]) -> Tokens:
+    def _ask(self, texts: Sequence[str]) -> _Answer:
         connection = self._idle.get()
         try:
             connection.send(list(texts))
-            answer = connection.recv()
+            answer, refusal = connection.recv()
         except (EOFError, OSError):
             raise DataError("a process that tokenises ended early; is there too little memory?") from None
         finally:
             self._idle.put(connection)
-        if isinstance(answer, str):
-            raise DataError(answer)
-        lengths, tokens = answer
-        return np.split(tokens, np.cumsum(lengths)[:-1])
+        if refusal:
+            raise DataError(refusal)
+        return cast(_Answer, answer)
 
     def close(self) -> None:
         """End the processes."""
@@ -92,23 +110,20 @@ class Workers:
             process.wait()
 
 
-def _result(key: _Key, future: Future[Tokens], tick: Callable[[], None]) -> tuple[_Key, Tokens]:
+def _result(key: _Key, future: Future[_Answer], tick: Callable[[], None]) -> tuple[_Key, _Answer]:
     while not wait([future], timeout=INTERVAL / 4).done:
         tick()
     return key, future.result()
 
 
 def _work(connection: Connection) -> None:
-    files, vocabulary, dtype = connection.recv()
-    tokenizer = load("of the dataset", files, vocabulary)
+    encode = connection.recv()()
     while True:
         texts = connection.recv()
         try:
-            documents = tokenizer.encode(texts, dtype)
+            connection.send((encode(texts), ""))
         except DataError as error:
-            connection.send(str(error))
-            continue
-        connection.send(([len(document) for document in documents], np.concatenate(documents)))
+            connection.send((None, str(error)))
 
 
 if __name__ == "__main__":

@@ -180,8 +180,9 @@ def test_a_padding_row_counts_nothing(pairs: Open) -> None:
 def test_preparing_twice_gives_the_same_bytes_and_verifies(
     corpus: Path, dataset: Path, tmp_path: Path
 ) -> None:
+    """Once here, once in two processes."""
     lines: list[str] = []
-    again = prepare(str(corpus), "text", 0.1, "train", VOCABULARY, LENGTH, tmp_path, lines.append)
+    again = prepare(str(corpus), "text", 0.1, "train", VOCABULARY, LENGTH, tmp_path, lines.append, workers=2)
     assert again.name == dataset.name
     names = [p.relative_to(dataset) for p in sorted(dataset.rglob("*")) if p.is_file()]
     assert [(again / n).read_bytes() for n in names] == [(dataset / n).read_bytes() for n in names]

@@ -320,7 +320,8 @@ class _RowWriter:
             return
         if not self.rows:
             self.frame = (int(rows.ids[0, 0]), int(rows.ids[0, rows.lengths[0] - 1]))
-        self._tokens.append([ids[:n] for ids, n in zip(rows.ids, rows.lengths, strict=True)], 0)
+        filled = np.arange(rows.ids.shape[1]) < rows.lengths[:, None]
+        self._tokens.append(rows.lengths.tolist(), rows.ids[filled], 0)
         spare = ((0, 0), (0, self._most - rows.positions.shape[1]))
         head = np.stack([rows.seconds, rows.random_next, rows.counts], axis=1)
         self._places.append(np.concatenate([head, np.pad(rows.positions, spare)], axis=1))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from training.data.prepare import (
     Scan,
     directory_name,
     entropy,
+    keyed,
     made_once,
     refuse_inside,
     scan_source,
@@ -36,12 +38,14 @@ from training.data.prepare import (
     trained_tokenizer,
 )
 from training.data.progress import Reporter
-from training.data.readers import Document
 from training.data.shards import SplitWriter
 from training.data.sources import Source, open_source
 from training.data.staging import commit, staging
 from training.data.tokenizer import TextTokenizer
+from training.data.workers import encoding, processors
 
+# Below this much text processes would take longer to start than they save.
+PROCESSES_BYTES = 8 * 1024 * 1024
 _Ids = npt.NDArray[Any]
 
 
@@ -54,10 +58,12 @@ def prepare(
     sequence_length: int,
     root: Path,
     progress: Callable[[str], None],
+    workers: int | None = None,
 ) -> Path:
     """Return the dataset directory under `root` for this source and these settings, made if not there yet.
 
-    Samples are laid out for one sequence length; the rest is as in `training.data.prepare.prepare`.
+    Samples are laid out for one sequence length; the rest is as in `training.data.prepare.prepare`, but for
+    what was killed, which starts anew.
     """
     root = Path(root)
     found = open_source(source, text_field)
@@ -74,7 +80,8 @@ def prepare(
     target = root / directory_name(found, settings)
     refuse_inside(source, root)
     return made_once(
-        target, lambda: _make(found, source, settings, (tokenizer, given), target, Reporter(progress))
+        target,
+        lambda: _make(found, source, settings, (tokenizer, given), target, Reporter(progress), workers),
     )
 
 
@@ -85,6 +92,7 @@ def _make(
     tokenizer: tuple[str, dict[str, bytes] | None],
     target: Path,
     reporter: Reporter,
+    workers: int | None,
 ) -> None:
     begun = time.monotonic()
     with staging(target.parent, target.name) as directory:
@@ -92,7 +100,7 @@ def _make(
         scan = scan_source(source, settings["heldout_fraction"], reporter)
         words = _tokenizer(source, scan, settings["vocab_size"], *tokenizer, reporter)
         vocabulary = wordpiece.vocabulary_of(tokenizer[0], words.tokenizer)
-        summary = _write(source, scan, words, vocabulary, settings, directory, reporter)
+        summary = _write(source, scan, words, vocabulary, settings, directory, reporter, workers)
         if source.fingerprint() != open_source(path, source.text_field).fingerprint():
             raise DataError(f"data source {path} changed while it was read; start again")
         if not commit(directory, target):
@@ -116,6 +124,7 @@ def _write(
     settings: dict[str, Any],
     directory: Path,
     reporter: Reporter,
+    workers: int | None,
 ) -> str:
     """Fill `directory` with the whole dataset, index last; return a summary in words."""
     dtype = shards.token_dtype(tokenizer.vocabulary)
@@ -125,19 +134,24 @@ def _write(
         for name in (TRAIN, HELDOUT)
     }
     pairs = {name: PairWriter(directory, name, room) for name in (TRAIN, HELDOUT)}
+    count = workers or (processors() if scan.counts.bytes >= PROCESSES_BYTES else 1)
+    make = functools.partial(sentence_encoder, tokenizer.files, tokenizer.vocabulary, room // 2, dtype)
     done = 0
 
     def text() -> str:
         return f"tokenized {done / 1e6:,.1f} of {scan.counts.bytes / 1e6:,.1f} MB"
 
-    with tokens[TRAIN], tokens[HELDOUT], pairs[TRAIN], pairs[HELDOUT]:
-        for split, batch in split_batches(source, scan):
-            encode = functools.partial(encoded, tokenizer, vocabulary, batch, room // 2, dtype)
-            for document, sentences in zip(batch, reporter.during(encode, text, lambda: None), strict=True):
-                if sentences:
-                    pairs[split].append([len(sentence) for sentence in sentences])
-                    tokens[split].append([np.concatenate(sentences)], len(document.data))
-                done += len(document.data)
+    with ExitStack() as stack:
+        for name in (TRAIN, HELDOUT):
+            stack.enter_context(tokens[name])
+            stack.enter_context(pairs[name])
+        encode = stack.enter_context(encoding(make, count, reporter))
+        for (split, sizes), (lengths, ids) in encode(keyed(split_batches(source, scan)), text):
+            kept = [(size, pieces) for size, pieces in zip(sizes, lengths, strict=True) if pieces]
+            for _, pieces in kept:
+                pairs[split].append(pieces)
+            tokens[split].append([sum(pieces) for _, pieces in kept], ids, sum(size for size, _ in kept))
+            done += sum(sizes)
             reporter.tick(text)
         _check_enough(source, pairs, settings)
         files = {name: entry for writer in pairs.values() for name, entry in writer.finish().items()}
@@ -166,29 +180,37 @@ def _write(
     )
 
 
-def encoded(
-    tokenizer: TextTokenizer,
-    vocabulary: wordpiece.Vocabulary,
-    documents: Sequence[Document],
-    longest: int,
-    dtype: str,
-) -> list[list[_Ids]]:
-    """Return each document as its sentences' tokens, a sentence of more than `longest` in pieces.
+def sentence_encoder(
+    files: dict[str, bytes], vocab_size: int, longest: int, dtype: str
+) -> Callable[[Sequence[str]], tuple[list[list[int]], _Ids]]:
+    """Return a function from texts to the lengths of each one's sentences and all their tokens in one array.
 
-    So any two neighbours fit into a sequence. Raises DataError where plain text becomes a special token.
+    A sentence of more than `longest` counts as several, so that any two neighbours fit into a sequence. The
+    function raises DataError where plain text becomes a special token.
     """
-    sentences = [list(sentences_of(document.text)) for document in documents]
-    encodings = iter(tokenizer.tokenizer.encode_batch_fast(list(chain(*sentences)), add_special_tokens=False))
-    result: list[list[_Ids]] = []
-    for texts in sentences:
-        pieces: list[_Ids] = []
-        for text in texts:
-            ids = np.array(next(encodings).ids, dtype)
-            if not vocabulary.ordinary[ids].all():
-                raise DataError(f"tokenizer: plain text becomes a special token in {text[:60]!r}...")
-            pieces += [ids[start : start + longest] for start in range(0, len(ids), longest)]
-        result.append(pieces)
-    return result
+    tokenizer = tokenizers_.load("of the dataset", files, vocab_size)
+    ordinary = wordpiece.vocabulary_of("of the dataset", tokenizer.tokenizer).ordinary
+
+    def encode(texts: Sequence[str]) -> tuple[list[list[int]], _Ids]:
+        sentences = [list(sentences_of(text)) for text in texts]
+        every = list(chain.from_iterable(sentences))
+        found = tokenizer.tokenizer.encode_batch_fast(every, add_special_tokens=False)
+        ids = [encoding.ids for encoding in found]
+        tokens = np.fromiter(chain.from_iterable(ids), dtype)
+        if not ordinary[tokens].all():
+            text = next(text for text, own in zip(every, ids, strict=True) if not ordinary[own].all())
+            raise DataError(f"tokenizer: plain text becomes a special token in {text[:60]!r}...")
+        lengths = iter(map(len, ids))
+        return [[n for _ in own for n in _pieces(next(lengths), longest)] for own in sentences], tokens
+
+    return encode
+
+
+def _pieces(length: int, longest: int) -> list[int]:
+    """Return the lengths of the pieces of a sentence."""
+    if length <= longest:
+        return [length] if length else []
+    return [longest] * (length // longest) + ([length % longest] if length % longest else [])
 
 
 def _check_enough(source: Source, pairs: dict[str, PairWriter], settings: dict[str, Any]) -> None:

@@ -63,7 +63,9 @@ class ExampleWriter:
 
     def append(self, examples: Sequence[Encoded]) -> None:
         """Append examples, at least one."""
-        self._tokens.append([example.tokens for example in examples], sum(e.size for e in examples))
+        lengths = [len(example.tokens) for example in examples]
+        tokens = np.concatenate([example.tokens for example in examples])
+        self._tokens.append(lengths, tokens, sum(example.size for example in examples))
         spans = []
         for example in examples:
             spans.append(_spans(example.learned) + np.uint64(self._position))
