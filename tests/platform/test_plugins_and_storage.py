@@ -71,6 +71,7 @@ def local() -> list[str]:
 def test_each_folder_of_the_list_is_there() -> None:
     storage = {"default-class", "single-node", "fsx-static", "fsx-dynamic", "s3", "local-nvme"}
     plugins = {"training-operator", "nvidia", "efa", "neuron", "fsx-csi", "s3-csi", "kueue", "volcano"}
+    plugins |= {"namespace"}
     wanted = {f"base/storage/{name}" for name in storage} | {f"base/plugins/{name}" for name in plugins}
     assert set(TARGETS) == wanted | {"base/plugins/kueue/queue", "base/plugins/volcano/queue"}
     assert set(REMOTE) == {"base/plugins/training-operator", "base/plugins/fsx-csi"}

@@ -1,0 +1,114 @@
+"""A repository to make runs in: this checkout's base, overlays and one cluster, with a history of its own."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tools import kustomize, repo
+from tools.kustomize import Renderer
+from tools.runs import check, new
+from tools.runs.live import Live
+from tools.runs.new import Made, Wanted
+from tools.verdict import State, Verdict
+
+CLUSTER = "cpu-demo"
+CELL = "overlays/cpu/llama-tiny"
+DIGEST = f"sha256:{'a1' * 32}"
+
+
+@dataclass(frozen=True)
+class Team:
+    """A team's clone."""
+
+    root: Path
+    renderer: Renderer
+
+    @property
+    def cluster(self) -> Path:
+        """Return the cluster's directory."""
+        return self.root / "clusters" / CLUSTER
+
+    def git(self, *words: str) -> str:
+        """Run git as an author of no name."""
+        who = ["-c", "user.name=test", "-c", "user.email=test@example.com", "-c", "commit.gpgsign=false"]
+        done = subprocess.run(
+            ["git", *who, *words], cwd=self.root, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    def commit(self, message: str = "change") -> str:
+        """Commit everything and return the commit."""
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--allow-empty", "--message", message)
+        return self.git("rev-parse", "HEAD")
+
+    def make(
+        self,
+        cell: str = CELL,
+        image: str | None = DIGEST,
+        suffix: str | None = None,
+        commit: str = "HEAD",
+        features: tuple[str, ...] = (),
+    ) -> Made:
+        """Make a run's file without writing it."""
+        return new.make(self.root, Wanted(cell, CLUSTER, suffix, commit, image, features), self.renderer)
+
+    def started(self) -> Path:
+        """Write a run's file, commit it and return it."""
+        made = self.make()
+        new.write(made)
+        self.commit("a run")
+        return made.path
+
+    def check(self, live: dict[str, Live] | None = None) -> list[Verdict]:
+        """Judge the cluster's runs."""
+        return check.check(self.root, self.cluster, self.renderer, live)
+
+    def failed(self, live: dict[str, Live] | None = None) -> list[str]:
+        """Return what check finds wrong, each with its rule."""
+        bad = [one for one in self.check(live) if one.state is State.FAIL]
+        return [f"{one.details['rule']}: {' | '.join([one.summary, *one.evidence])}" for one in bad]
+
+
+@pytest.fixture
+def team(tmp_path: Path, template: Path) -> Team:
+    """A clone that a test may change."""
+    root = tmp_path / "team"
+    shutil.copytree(template, root)
+    renderer = kustomize.find(repo.root())
+    if renderer is None:
+        pytest.skip("no kustomize or kubectl on PATH: run `make setup`, or install kustomize 5.4 or newer")
+    return Team(root, renderer)
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The clone as it is before any test."""
+    root = tmp_path_factory.mktemp("template") / "team"
+    for name in ("base", f"clusters/{CLUSTER}", *(f"overlays/{part}" for part in ("cpu", "feature"))):
+        shutil.copytree(repo.root() / name, root / name)
+    for name in ("hardware/cpu", "model/llama-tiny", "model/llama-tiny-lora", "model/bert-tiny"):
+        shutil.copytree(repo.root() / "overlays" / name, root / "overlays" / name)
+    shutil.rmtree(root / f"clusters/{CLUSTER}/runs", ignore_errors=True)
+    made = Team(root, kustomize.Renderer((), "", ""))
+    made.git("init", "--quiet", "--initial-branch=main")
+    made.commit("begin")
+    return root
+
+
+@pytest.fixture
+def edit() -> Callable[[Path, str, str], None]:
+    """A function that replaces a text that stands once in a file."""
+
+    def replace(path: Path, old: str, new: str) -> None:
+        text = path.read_text(encoding="utf-8")
+        assert text.count(old) == 1, (old, text)
+        path.write_text(text.replace(old, new), encoding="utf-8")
+
+    return replace

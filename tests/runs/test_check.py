@@ -1,0 +1,150 @@
+"""`yard cluster run check`: what it refuses, and the control beside it that it does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.runs.conftest import CLUSTER, Team
+from tools import repo
+from tools.cli import run as yard
+from tools.runs import check, new
+from tools.runs.live import Live
+from tools.verdict import State
+
+Edit = Callable[[Path, str, str], None]
+OTHER = "b2" * 20
+
+
+def test_a_clean_cluster_passes(team: Team) -> None:
+    team.started()
+    assert team.failed() == []
+    assert {one.details["rule"] for one in team.check()} == {"run-file", "run-edited", "run-renders", "facts"}
+
+
+def test_a_changed_run_is_refused_with_the_reason(team: Team, edit: Edit) -> None:
+    path = team.started()
+    later = team.commit("unrelated")
+    run = check.run_files(team.root, team.cluster)[0]
+    edit(path, run.commit, later)
+    (found,) = team.failed()
+    assert found.startswith("run-edited: clusters/cpu-demo/runs/cpu-llama-tiny-r1.yaml was changed")
+    assert "its job runs or ran" in found
+    assert "ConfigMaps" in found
+    assert "GitRepository spec.ref" in found
+    team.commit("and committed")
+    assert len(team.failed()) == 1, "history does not make it right"
+
+
+def test_only_a_run_whose_job_was_never_made_may_change(team: Team, edit: Edit) -> None:
+    path = team.started()
+    edit(path, "interval: 5m", "interval: 6m")
+    job = {"status": {"conditions": [{"type": "Running", "status": "True"}]}}
+    assert "its job is Running in the cluster" in team.failed({path.stem: Live(path.stem, {}, job)})[0]
+    assert team.failed({path.stem: Live(path.stem, {"spec": {}}, None)}) == []
+
+
+def test_suspending_and_comments_are_no_change(team: Team, edit: Edit) -> None:
+    path = team.started()
+    edit(path, "  interval: 5m\n", "  interval: 5m\n  suspend: true\n")
+    path.write_text("# learning rate as in the paper\n" + path.read_text(encoding="utf-8"), encoding="utf-8")
+    assert team.failed() == []
+
+
+def test_a_name_that_comes_back_with_other_content_is_refused(team: Team, edit: Edit) -> None:
+    path = team.started()
+    text = path.read_text(encoding="utf-8")
+    path.unlink()
+    team.commit("removed")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    assert team.failed() == []
+    edit(path, "interval: 5m", "interval: 6m")
+    assert "run-edited" in team.failed()[0]
+
+
+@pytest.mark.parametrize(
+    ("old", "new_text", "message"),
+    [
+        ("  nameSuffix: -r1\n", "", "no spec.nameSuffix"),
+        ("  prune: true\n", "", "no spec.prune"),
+        ("  targetNamespace: training\n", "", "no spec.targetNamespace"),
+        ("  wait: true\n", "  wait: true\n  force: true\n", "spec.force"),
+        ("  wait: true\n", "", "Ready would not mean"),
+        ("      digest: sha256:", "      newTag: v1 # ", "no digest"),
+        (
+            "    kind: GitRepository\n    name: cpu-llama-tiny-r1\n",
+            "    kind: GitRepository\n    name: flux-system\n",
+            "pinned",
+        ),
+    ],
+)
+def test_a_run_that_is_not_one_is_refused(
+    team: Team, edit: Edit, old: str, new_text: str, message: str
+) -> None:
+    made = team.make()
+    new.write(made)
+    edit(made.path, old, new_text)
+    assert any(message in found for found in team.failed())
+
+
+def test_a_branch_is_no_commit(team: Team, edit: Edit) -> None:
+    made = team.make()
+    new.write(made)
+    edit(made.path, f'commit: "{made.commit}"', "branch: main")
+    assert "no commit of 40 digits" in team.failed()[0]
+
+
+def test_a_ttl_is_refused_where_it_comes_from(team: Team, edit: Edit) -> None:
+    """Here the run's own patch: no file of the cell has it."""
+    made = team.make()
+    new.write(made)
+    edit(
+        made.path,
+        "        metadata:\n",
+        "        spec: {runPolicy: {ttlSecondsAfterFinished: 60}}\n        metadata:\n",
+    )
+    (found,) = team.failed()
+    assert "ttlSecondsAfterFinished" in found
+    assert "for ever" in found
+
+
+def test_a_run_that_could_be_made_twice_is_refused(team: Team, edit: Edit) -> None:
+    made = team.make()
+    new.write(made)
+    edit(made.path, "ssa: IfNotPresent", "ssa: Merge")
+    assert any("would reach a running job" in found for found in team.failed())
+
+
+def test_a_commit_that_is_not_here_cannot_be_told(team: Team, edit: Edit) -> None:
+    made = team.make()
+    new.write(made)
+    edit(made.path, made.commit, OTHER)
+    states = {one.details["rule"]: one.state for one in team.check()}
+    assert states["run-renders"] is State.CANNOT_TELL
+
+
+def test_an_unknown_fact_is_named_with_its_place(team: Team, edit: Edit) -> None:
+    edit(team.root / "base/storage/fsx-dynamic/claim.yaml", "${FSX_CAPACITY_GIB}", "${FSX_CAPACITY_GB}")
+    (found,) = team.failed()
+    assert "base/storage/fsx-dynamic/claim.yaml:" in found
+    assert "${FSX_CAPACITY_GB} is not set, did you mean FSX_CAPACITY_GIB?" in found
+
+
+def test_the_command_s_exit_codes(
+    team: Team, edit: Edit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(repo, "root", lambda: team.root)
+    path = team.started()
+    assert yard(["cluster", "run", "check"]) == 0
+    edit(path, "interval: 5m", "interval: 6m")
+    capsys.readouterr()
+    assert yard(["cluster", "run", "check", "--cluster", CLUSTER, "--json"]) == 1
+    verdicts = json.loads(capsys.readouterr().out)
+    assert [one["rule"] for one in verdicts if one["verdict"] == "FAIL"] == ["run-edited"]
+    assert yard(["cluster", "run", "check", "--live"]) == 2
+    monkeypatch.setenv("KUBECONFIG", "/dev/null")
+    assert yard(["cluster", "run", "list", "--cluster", CLUSTER]) in (2, 3)

@@ -1,0 +1,105 @@
+"""The clusters' own Flux objects: they build, fit Flux's types, and name what is there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+
+from tools import cluster as clusters
+from tools import gobuild, kustomize, repo
+from tools.cell import Object, parse
+from tools.runs import fleet
+
+ROOT = repo.root()
+NAMES = ("cpu-demo", "gpu", "gpu-hyperpod", "trn1")
+KUSTOMIZATION = "kustomize.toolkit.fluxcd.io/v1"
+CRDS = {
+    ("github.com/fluxcd/kustomize-controller", "1.9.5"): "kustomize.toolkit.fluxcd.io_kustomizations.yaml",
+    ("github.com/fluxcd/source-controller", "1.9.5"): "source.toolkit.fluxcd.io_gitrepositories.yaml",
+}
+
+
+@pytest.fixture(scope="module")
+def built() -> dict[str, list[Object]]:
+    """What `kubectl apply -k clusters/<name>` applies, by cluster, with its runs."""
+    renderer = kustomize.find(ROOT)
+    if renderer is None:
+        pytest.skip("no kustomize or kubectl on PATH: run `make setup`, or install kustomize 5.4 or newer")
+    found = {}
+    for name in NAMES:
+        objects = parse(renderer.build(ROOT / "clusters" / name), name).objects
+        for path in sorted((ROOT / "clusters" / name / "runs").glob("*.yaml")):
+            objects += parse(path.read_text(encoding="utf-8"), path.name).objects
+        found[name] = objects
+    return found
+
+
+def test_the_clusters_are_these() -> None:
+    assert fleet.names(ROOT) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_references_resolve(name: str, built: dict[str, list[Object]]) -> None:
+    """Paths, sources, dependencies and the facts' ConfigMap; and nobody waits for himself."""
+    objects = built[name]
+    there = {(item["kind"], item["metadata"]["name"]) for item in objects}
+    assert {item["metadata"]["namespace"] for item in objects} == {"flux-system"}
+    after: dict[str, list[str]] = {}
+    for item in objects:
+        if item["apiVersion"] != KUSTOMIZATION:
+            continue
+        spec = item["spec"]
+        assert (ROOT / spec["path"]).is_dir(), spec["path"]
+        assert (spec["sourceRef"]["kind"], spec["sourceRef"]["name"]) in there
+        for one in (spec.get("postBuild") or {}).get("substituteFrom") or []:
+            assert not one.get("optional")
+            assert (one["kind"], one["name"]) in there
+        after[item["metadata"]["name"]] = [one["name"] for one in spec.get("dependsOn") or []]
+    order: list[str] = []
+    while len(order) < len(after):
+        ready = [one for one in after if one not in order and set(after[one]) <= set(order)]
+        assert ready, f"of {after}, nothing can follow {order}"
+        order += ready
+    parts = [part for part in clusters.PARTS if (ROOT / "clusters" / name / part).is_dir()]
+    assert set(after["runs"]) == set(parts), "no run before the whole platform"
+    for part in parts:
+        assert (ROOT / "clusters" / name / part).as_posix().endswith(f"/{name}/{part}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_facts_are_those_of_the_file(name: str, built: dict[str, list[Object]]) -> None:
+    (facts,) = (item for item in built[name] if item["kind"] == "ConfigMap")
+    known = clusters.read_facts(ROOT / "clusters" / name / "cluster.env")
+    assert facts["metadata"]["name"] == "cluster-facts"
+    assert facts["metadata"]["labels"] == {"reconcile.fluxcd.io/watch": "Enabled"}
+    assert facts["data"] == {key: fact.value for key, fact in known.items()}
+
+
+@pytest.mark.timeout(300)
+def test_objects_fit_flux_s_types(built: dict[str, list[Object]]) -> None:
+    """Held against the types of the controllers' modules; the control is a misspelt field."""
+    schemas: dict[str, Any] = {}
+    try:
+        with gobuild.workshop(ROOT) as environment:
+            for (module, version), file in CRDS.items():
+                path = gobuild.module(module, version, environment, print) / "config/crd/bases" / file
+                definition = yaml.safe_load(path.read_text(encoding="utf-8"))["spec"]
+                (schema,) = (one["schema"] for one in definition["versions"] if one["name"] == "v1")
+                spec = schema["openAPIV3Schema"]["properties"]["spec"]
+                schemas[definition["names"]["kind"]] = {**spec, "additionalProperties": False}
+    except gobuild.Unusable as reason:
+        pytest.skip(f"no definitions of Flux's kinds ({reason}): install Go, reach a Go module proxy")
+    checked = 0
+    for objects in built.values():
+        for item in objects:
+            if item["kind"] in schemas:
+                faults = list(Draft202012Validator(schemas[item["kind"]]).iter_errors(item["spec"]))
+                assert faults == [], item["metadata"]["name"]
+                assert list(
+                    Draft202012Validator(schemas[item["kind"]]).iter_errors({**item["spec"], "waitt": True})
+                )
+                checked += 1
+    assert checked >= 4 * len(NAMES)

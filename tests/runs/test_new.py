@@ -1,0 +1,111 @@
+"""`yard cluster run new`: the file that it writes, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runs.conftest import CELL, CLUSTER, DIGEST, Team
+from tools import repo
+from tools.cli import run as yard
+from tools.errors import UserError
+from tools.runs import fleet, new
+from tools.runs.render import render
+from tools.runs.runfile import read
+from tools.verdict import State
+
+Edit = Callable[[Path, str, str], None]
+
+
+def test_the_file_says_what_was_asked_for(team: Team) -> None:
+    made = team.make(image=f"registry.example:5000/trainer-cpu@{DIGEST}")
+    new.write(made)
+    run = read(made.path.read_text(encoding="utf-8"), "r.yaml")
+    assert made.path == team.cluster / "runs/cpu-llama-tiny-r1.yaml"
+    assert made.judgement.state is not State.FAIL
+    assert (run.cell, run.commit, run.job) == (CELL, team.git("rev-parse", "HEAD"), made.job)
+    job = render(team.root, run, team.renderer).job()
+    assert job["metadata"]["name"] == "cpu-llama-tiny-train-r1"
+    assert job["metadata"]["namespace"] == "training"
+    assert job["metadata"]["annotations"] == {"kustomize.toolkit.fluxcd.io/ssa": "IfNotPresent"}
+    (container,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    assert container["image"] == f"registry.example:5000/trainer-cpu@{DIGEST}"
+    assert team.failed() == []
+
+
+def test_it_is_made_of_the_commit_and_not_of_the_checkout(team: Team, edit: Edit) -> None:
+    edit(team.root / "overlays/cpu/llama-tiny/kustomization.yaml", "count: 2", "count: 7")
+    made = team.make()
+    new.write(made)
+    run = read(made.path.read_text(encoding="utf-8"), "r.yaml")
+    job = render(team.root, run, team.renderer).job()
+    assert job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 2
+
+
+def test_a_name_is_used_once_even_when_its_file_is_gone(team: Team) -> None:
+    first = team.started()
+    first.unlink()
+    team.commit("removed")
+    assert team.make().path.stem == "cpu-llama-tiny-r2"
+    with pytest.raises(
+        UserError, match=r"cpu-llama-tiny-r1\.yaml was there before .* continue its checkpoints"
+    ):
+        team.make(suffix="r1")
+
+
+def test_nothing_is_written_when_preflight_fails(
+    team: Team, edit: Edit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(
+        team.root / "base/pytorchjob/pytorchjob.yaml", "cleanPodPolicy: Running", "cleanPodPolicy: Sometimes"
+    )
+    team.commit("broken")
+    monkeypatch.setattr(repo, "root", lambda: team.root)
+    code = yard(["cluster", "run", "new", CELL, "--cluster", CLUSTER, "--image", DIGEST])
+    said = capsys.readouterr()
+    assert code == 1
+    assert "cleanPodPolicy" in said.out
+    assert "was not written" in said.err
+    assert not (team.cluster / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"cell": "cpu/llama-tinny"}, "no cell overlays/cpu/llama-tinny"),
+        ({"image": None}, "no digest for the image localhost/trainyard/trainer-cpu"),
+        ({"image": "registry.example/trainer-cpu:v1"}, "no digest"),
+        ({"suffix": "Big_One"}, "lower-case letters"),
+        ({"commit": "0123456789"}, "no such commit here"),
+    ],
+)
+def test_bad_input_is_one_sentence(team: Team, words: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        team.make(**words)
+
+
+def test_the_nearest_cluster_is_named(team: Team) -> None:
+    with pytest.raises(UserError) as caught:
+        fleet.find(team.root, "cpu-demos")
+    assert caught.value.hint == "did you mean cpu-demo?"
+    with pytest.raises(UserError) as caught:
+        team.make(cell="cpu/llama-tinny")
+    assert caught.value.hint == "did you mean overlays/cpu/llama-tiny?"
+
+
+def test_a_feature_comes_behind_the_cell(team: Team) -> None:
+    run = read(team.make(features=("kueue",)).text, "r.yaml")
+    job = render(team.root, run, team.renderer).job()
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "trainyard"
+
+
+def test_a_private_repository_stays_reachable(team: Team, edit: Edit) -> None:
+    edit(
+        team.cluster / "flux-system/sync.yaml",
+        "  interval: 1m\n",
+        "  interval: 1m\n  secretRef: {name: git}\n",
+    )
+    assert read(team.make().text, "r.yaml").source["spec"]["secretRef"] == {"name": "git"}

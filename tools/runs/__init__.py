@@ -1,0 +1,1 @@
+"""Runs in git: one file of clusters/<name>/runs is one job that Flux makes, from one commit."""

@@ -1,0 +1,1 @@
+"""The commands of `yard cluster run`, one module each."""

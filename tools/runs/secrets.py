@@ -1,0 +1,106 @@
+"""Secrets in git: none in plain text, and none that Flux would apply encrypted, the ciphertext as the value.
+
+SOPS leaves a key `sops` in what it encrypted and `ENC[` at the begin of each value. Flux decrypts only for a
+Kustomization with `spec.decryption`; any other applies the values as they stand, with Ready True.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from tools.runs import fleet, git
+from tools.verdict import State, Verdict
+
+FOLDERS = ("base", "clusters", "overlays")  # what Flux applies
+ENCRYPTED = "ENC["
+RULE = {"rule": "secret"}
+
+
+def verdicts(root: Path) -> list[Verdict]:
+    """Return a verdict on every Secret, and every generator of one, that git has or would add."""
+    appliers = [one for name in fleet.names(root) for one in fleet.kustomizations(root / "clusters" / name)]
+    found: list[Verdict] = []
+    for name in git.files(root, *FOLDERS):
+        path = root / name
+        if path.suffix in (".yaml", ".yml") and path.is_file():
+            found += [judged for item in _documents(path) for judged in _judge(root, path, item, appliers)]
+    return found
+
+
+def _documents(path: Path) -> Iterator[dict[str, Any]]:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if "Secret" not in text and "secretGenerator" not in text and "\nsops:" not in text:
+        return
+    try:
+        documents = list(yaml.safe_load_all(text))
+    except yaml.YAMLError:
+        return  # no object: the render says what is wrong with it
+    yield from (item for item in documents if isinstance(item, dict))
+
+
+def _judge(root: Path, path: Path, item: dict[str, Any], appliers: list[fleet.Applied]) -> Iterator[Verdict]:
+    where = path.relative_to(root).as_posix()
+    if item.get("kind") == "Secret":
+        name = f"{where}: Secret {(item.get('metadata') or {}).get('name')}"
+        values = [*(item.get("data") or {}).values(), *(item.get("stringData") or {}).values()]
+        plain = [one for one in values if not str(one).startswith(ENCRYPTED)]
+        if plain:
+            yield _bad(f"{name} is in plain text: whoever reads the repository has it", _ENCRYPT)
+        elif "sops" in item:
+            yield _decrypted(root, path, name, appliers)
+        elif values:
+            yield _bad(f"{name} has encrypted values and no key `sops`: nobody can decrypt it", _ENCRYPT)
+    elif "sops" in item and str(item.get("kind", "")).startswith(ENCRYPTED):
+        yield _bad(f"{where}: encrypted as a whole: Flux cannot see what kind of object it is", _ENCRYPT)
+    for generator in item.get("secretGenerator") or []:
+        yield from _generated(root, path, generator, appliers)
+
+
+def _generated(
+    root: Path, path: Path, generator: dict[str, Any], appliers: list[fleet.Applied]
+) -> Iterator[Verdict]:
+    """Yield verdicts on a secretGenerator: its literals, and the files that it takes."""
+    name = f"{path.relative_to(root).as_posix()}: secretGenerator {generator.get('name')}"
+    if generator.get("literals"):
+        yield _bad(f"{name} has its values in plain text, as `literals`", _ENCRYPT)
+    env = [generator["env"]] if generator.get("env") else []
+    for entry in [*(generator.get("files") or []), *(generator.get("envs") or []), *env]:
+        source = path.parent / str(entry).rpartition("=")[2]
+        known = source.is_file() and source.resolve().relative_to(root).as_posix() in git.files(
+            root, *FOLDERS
+        )
+        if known and ENCRYPTED not in source.read_text(encoding="utf-8", errors="replace"):
+            yield _bad(f"{name}: {source.name} is in plain text", _ENCRYPT)
+        elif known:
+            yield _decrypted(root, path, f"{name} from {source.name}", appliers)
+
+
+def _decrypted(root: Path, path: Path, name: str, appliers: list[fleet.Applied]) -> Verdict:
+    """Judge an encrypted file by the Kustomizations that apply it."""
+    using = [one for one in appliers if path.resolve() in [file.resolve() for file in one.files(root)]]
+    blind = [one for one in using if (one.spec.get("decryption") or {}).get("provider") != "sops"]
+    if not blind:
+        by = ", ".join(one.name for one in using) or "nothing applies it"
+        return Verdict(State.PASS, f"{name} is encrypted", [f"decrypted for: {by}"], details=RULE)
+    evidence = [
+        f"Kustomization {one.name} ({one.source.relative_to(root).as_posix()}) has no spec.decryption"
+        for one in blind
+    ]
+    return Verdict(
+        State.FAIL,
+        f"{name} is encrypted and would be applied as ciphertext, with Ready True",
+        evidence,
+        "decryption: {provider: sops, secretRef: {name: sops-age}} in that spec (docs/flux.md)",
+        RULE,
+    )
+
+
+_ENCRYPT = "encrypt it: docs/flux.md says how; and change what has leaked"
+
+
+def _bad(summary: str, remedy: str) -> Verdict:
+    return Verdict(State.FAIL, summary, remedy=remedy, details=RULE)
