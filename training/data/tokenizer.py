@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from training.data.errors import DataError, reason
 from training.data.sources import path_of
-from training.data.words import Words, words_of
+from training.data.words import Words, parts_of, words_of
 
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
 LEAST_VOCABULARY = 256 + 2
@@ -55,15 +55,19 @@ class TextTokenizer:
 
     def _bodies(self, texts: Sequence[str], dtype: str) -> list[npt.NDArray[Any]]:
         words = self._words
-        by_words = [words is not None and text.isascii() for text in texts]
-        others = [text for text, short in zip(texts, by_words, strict=True) if not short]
+        if words is None:
+            found = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+            return [np.array(one.ids, dtype) for one in found]
+        pieces = [parts_of(text) for text in texts]
+        others = [piece for own in pieces for piece in own if not piece.isascii()]
         encoded = iter(self.tokenizer.encode_batch_fast(others, add_special_tokens=False) if others else ())
         return [
-            words.encode(text).astype(dtype)
-            if words is not None and short
-            else np.array(next(encoded).ids, dtype)
-            for text, short in zip(texts, by_words, strict=True)
-        ]
+            np.concatenate([
+                words.encode(piece).astype(dtype) if piece.isascii() else np.array(next(encoded).ids, dtype)
+                for piece in own
+            ])
+            for own in pieces
+        ]  # fmt: skip
 
     @functools.cached_property
     def _words(self) -> Words | None:

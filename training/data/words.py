@@ -1,11 +1,13 @@
 """A faster way through the commonest kind of tokenizer, with the same result: each word is encoded once.
 
 A byte-level BPE tokenizer in GPT-2's manner first cuts text into words by a regular expression, then encodes
-each word by itself. For ASCII text Python's `re` cuts exactly so, and what a word becomes can be remembered.
+each word by itself. For ASCII text Python's `re` cuts exactly so, and what a word becomes can be remembered;
+of other text the lines that are ASCII are encoded so.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from typing import Any
@@ -16,6 +18,8 @@ from tokenizers import Tokenizer
 
 # The expression of ByteLevel's `use_regex` (tokenizers, pre_tokenizers/byte_level.rs), for ASCII.
 _WORD = re.compile(r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII)
+# A word ends before a line's end, unless space is before it: no expression goes over it from what is no space.
+_LINE_END = re.compile(r"(?<=[!-~])(?=\n)")
 # Memory that what is remembered may take, in bytes of words and of their tokens.
 _MOST_BYTES = 1 << 28
 
@@ -49,6 +53,14 @@ class Words:
         found = {word: np.array(one.ids, "<u4").tobytes() for word, one in zip(new, encoded, strict=True)}
         known.update(found)
         self._size += sum(len(word) + len(ids) for word, ids in found.items())
+
+
+def parts_of(text: str) -> list[str]:
+    """Cut a text where words end, so that as much of it as may be lies in parts of ASCII."""
+    if text.isascii():
+        return [text]
+    lines = itertools.groupby(_LINE_END.split(text), str.isascii)
+    return ["".join(own) for _, own in lines]
 
 
 def words_of(tokenizer: Tokenizer) -> Words | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from training.data.shards import SplitWriter
 from training.data.sources import STDLIB, open_source
 from training.data.stream import http
 from training.data.tokenizer import TextTokenizer, load, train
-from training.data.words import words_of
+from training.data.words import parts_of, words_of
 
 __all__ = ["serve", "shard_bytes"]
 
@@ -229,7 +230,11 @@ def test_words_are_encoded_as_the_library_encodes_text() -> None:
     ]
     tokenizer = train(iter(documents[:20]), 1000)
     assert words_of(tokenizer.tokenizer) is not None
-    texts = [*documents, *tricky, "naïve — größer", "\u00a0 \u2028x"]
+    draw = random.Random(5)
+    alphabet = [*"ab1.'_", "é", "—", " ", "  ", "\n", "\n", "\n    ", "\t", "\r\n", "\u00a0", "\u2028", "'s"]
+    mixed = ["é" + "".join(draw.choices(alphabet, k=draw.randint(1, 40))) for _ in range(500)]
+    assert any(len(parts_of(text)) > 2 for text in mixed)
+    texts = [*documents, *tricky, *mixed]
     found = tokenizer.encode(texts, "<u2")
     expected = tokenizer.tokenizer.encode_batch(texts, add_special_tokens=False)
     for text, one, other in zip(texts, found, expected, strict=True):
