@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from training.config import Config
 from training.counting import parameters
@@ -80,7 +80,8 @@ def parallelise(task: Task, config: Config, device: Device, ranks: Ranks) -> Par
     """Build on meta, checkpoint activations, compile blocks, shard, initialise, replicate: in this order."""
     model = task.build(config, device)
     if config.parallel.activation_checkpointing == "full":
-        model.hf.gradient_checkpointing_enable({"use_reentrant": False})
+        for block in model.blocks():
+            block.forward = _recomputing(block.forward)
     if device.compile:
         # Blocks overlap with the exchange of gradients as they are: no need to split them further.
         torch._dynamo.config.optimize_ddp = False
@@ -94,16 +95,26 @@ def parallelise(task: Task, config: Config, device: Device, ranks: Ranks) -> Par
     device.settle(model)
     if shard or ranks.world_size == 1 or not device.wraps:
         return Parallel(model, model, ranks)
-    with warnings.catch_warnings():
-        # Newer releases rename the argument; the oldest supported one knows only this name.
-        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-        wrapped = DistributedDataParallel(
-            model,
-            device_ids=[device.torch_device.index] if device.is_cuda else None,
-            gradient_as_bucket_view=True,
-            broadcast_buffers=False,
-        )
+    wrapped = DistributedDataParallel(
+        model,
+        device_ids=[device.torch_device.index] if device.is_cuda else None,
+        gradient_as_bucket_view=True,
+    )
+    # No buffer changes. The argument of this name is deprecated; the attribute is known to every release.
+    wrapped.broadcast_buffers = False
     return Parallel(wrapped, model, ranks)
+
+
+def _recomputing(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A block's forward pass that keeps its arguments only and is computed again in the backward pass.
+
+    It is a function of this file because the compiler begins at the first frame outside torch's own files.
+    """
+
+    def forward_again(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return forward_again
 
 
 def _shard(model: Trainable, config: Config, device: Device, ranks: Ranks) -> None:
