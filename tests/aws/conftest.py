@@ -6,6 +6,7 @@ does: a reply that AWS could not give fails the test.
 
 from __future__ import annotations
 
+import functools
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -29,6 +30,17 @@ KEYS = {
     "AWS_CONFIG_FILE": "/nonexistent",
     "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _models_once() -> Iterator[None]:
+    """Each service's model is read from disk once, and not for each test's session."""
+    import botocore.session
+    from botocore.loaders import create_loader
+
+    botocore.session.create_loader = functools.cache(create_loader)  # type: ignore[attr-defined, unused-ignore]
+    yield
+    botocore.session.create_loader = create_loader  # type: ignore[attr-defined, unused-ignore]
 
 
 @pytest.fixture(autouse=True)

@@ -95,3 +95,13 @@ def _is_default(version: dict[str, object], kubernetes: str) -> bool:
     rows = version.get("compatibilities") or []
     assert isinstance(rows, list)
     return any(row.get("clusterVersion") == kubernetes and row.get("defaultVersion") for row in rows)
+
+
+def spare_addresses(session: Session, vpc: str | None) -> dict[str, int]:
+    """Return the free addresses of the subnets by zone, of one VPC or of all."""
+    filters = [{"Name": "vpc-id", "Values": [vpc]}] if vpc else []
+    spare: dict[str, int] = {}
+    for subnet in session.pages("ec2", "describe_subnets", "Subnets", Filters=filters):
+        zone = str(subnet["AvailabilityZone"])
+        spare[zone] = spare.get(zone, 0) + int(subnet["AvailableIpAddressCount"])
+    return spare

@@ -1,0 +1,94 @@
+"""An account with a cluster in it, made in moto: VPC, subnets, EKS cluster, node instances, file system."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tools.aws.session import Session
+
+ROLE = "arn:aws:iam::123456789012:role/eks"
+
+
+@dataclass(frozen=True)
+class Network:
+    """A VPC with one private subnet a zone, and the security group of its nodes."""
+
+    vpc: str
+    subnets: dict[str, str]
+    group: str
+
+
+def make_network(session: Session, zones: list[str], cidr: str = "10.0") -> Network:
+    """Make a VPC with a /24 in each zone, and a security group that is open to itself."""
+    vpc = session.call("ec2", "create_vpc", CidrBlock=f"{cidr}.0.0/16")["Vpc"]["VpcId"]
+    subnets = {}
+    for number, zone in enumerate(zones):
+        block = f"{cidr}.{number}.0/24"
+        made = session.call("ec2", "create_subnet", VpcId=vpc, CidrBlock=block, AvailabilityZone=zone)
+        subnets[zone] = made["Subnet"]["SubnetId"]
+    group = make_group(session, vpc, "nodes")
+    itself = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}]
+    session.call("ec2", "authorize_security_group_ingress", GroupId=group, IpPermissions=itself)
+    session.call("ec2", "authorize_security_group_egress", GroupId=group, IpPermissions=itself)
+    return Network(vpc, subnets, group)
+
+
+def make_group(session: Session, vpc: str, name: str, **tags: str) -> str:
+    """Make a security group."""
+    made = session.call("ec2", "create_security_group", GroupName=name, Description=name, VpcId=vpc)
+    group = str(made["GroupId"])
+    tag(session, group, **tags)
+    return group
+
+
+def make_cluster(session: Session, name: str, network: Network, version: str = "1.35", **tags: str) -> None:
+    """Make an EKS cluster."""
+    vpc = {"subnetIds": list(network.subnets.values()), "securityGroupIds": [network.group]}
+    session.call(
+        "eks", "create_cluster", name=name, version=version, roleArn=ROLE, resourcesVpcConfig=vpc, tags=tags
+    )
+
+
+def make_nodes(
+    session: Session, kind: str, count: int, network: Network, zone: str, **tags: str
+) -> list[str]:
+    """Start instances; return their ids."""
+    made = session.call(
+        "ec2",
+        "run_instances",
+        ImageId="ami-12c6146b",  # one that moto knows
+        InstanceType=kind,
+        MinCount=count,
+        MaxCount=count,
+        SubnetId=network.subnets[zone],
+        SecurityGroupIds=[network.group],
+    )
+    ids = [str(one["InstanceId"]) for one in made["Instances"]]
+    for one in ids:
+        tag(session, one, **tags)
+    return ids
+
+
+def tag(session: Session, resource: str, **tags: str) -> None:
+    """Tag a resource of EC2; `__` in a name is a slash, for Python's sake."""
+    if tags:
+        pairs = [{"Key": key.replace("__", "/"), "Value": value} for key, value in tags.items()]
+        session.call("ec2", "create_tags", Resources=[resource], Tags=pairs)
+
+
+def make_lustre(session: Session, network: Network, zone: str, **tags: str) -> dict[str, Any]:
+    """Make a Lustre file system."""
+    pairs = [{"Key": key.replace("__", "/"), "Value": value} for key, value in tags.items()]
+    made = session.call(
+        "fsx",
+        "create_file_system",
+        FileSystemType="LUSTRE",
+        StorageCapacity=1200,
+        SubnetIds=[network.subnets[zone]],
+        SecurityGroupIds=[network.group],
+        Tags=pairs or [{"Key": "x", "Value": "y"}],
+        LustreConfiguration={"DeploymentType": "PERSISTENT_2", "PerUnitStorageThroughput": 250},
+    )
+    found: dict[str, Any] = made["FileSystem"]
+    return found

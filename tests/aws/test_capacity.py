@@ -1,0 +1,200 @@
+"""Capacity layer by layer: zones and dry runs are moto's, quotas and reservations in botocore's shapes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from tests.aws.account import make_network, make_nodes
+from tools.aws import capacity
+from tools.aws.probe import Finding, Level
+from tools.aws.session import Session
+from tools.facts.instances import INSTANCES, instance
+
+P_CODE = "L-417A185B"
+
+
+def give_quota(gaps: Any, refusal: Callable[..., Exception], applied: float | None, default: float) -> None:
+    row = {"ServiceCode": "ec2", "QuotaCode": P_CODE}
+    missing = refusal("NoSuchResourceException", "no such quota")
+    gaps["service-quotas", "get_service_quota"] = (
+        {"Quota": {**row, "Value": applied}} if applied is not None else missing
+    )
+    gaps["service-quotas", "get_aws_default_service_quota"] = {"Quota": {**row, "Value": default}}
+
+
+def give_reservation(gaps: Any, free: int, zone: str = "us-west-2a") -> None:
+    row = {
+        "CapacityReservationId": "cr-01234567",
+        "ReservationType": "capacity-block",
+        "AvailabilityZone": zone,
+        "AvailableInstanceCount": free,
+        "TotalInstanceCount": 4,
+    }
+    gaps["ec2", "describe_capacity_reservations"] = {"CapacityReservations": [row] if free else []}
+
+
+@pytest.fixture
+def world(gaps: Any, refusal: Callable[..., Exception], session: Session) -> Any:
+    """Quota for four p5, nothing reserved, no block on offer, a launch template."""
+    give_quota(gaps, refusal, 768.0, 0.0)
+    give_reservation(gaps, 0)
+    gaps["ec2", "describe_capacity_block_offerings"] = {"CapacityBlockOfferings": []}
+    session.call(
+        "ec2",
+        "create_launch_template",
+        LaunchTemplateName="t",
+        LaunchTemplateData={"ImageId": "ami-12c6146b"},
+    )
+    return gaps
+
+
+def judged(session: Session, kind: str = "p5.48xlarge", count: int = 2, **options: Any) -> dict[str, Finding]:
+    wanted = capacity.Wanted(instance(kind), count, **options)
+    found = capacity.judge(session, wanted)
+    return {one.name: one for one in [*found, capacity.verdict(found, wanted)]}
+
+
+def test_nothing_stands_in_the_way_is_no_yes(world: Any, session: Session) -> None:
+    network = make_network(session, ["us-west-2a"])
+    found = judged(session, vpc=network.vpc)
+    levels = {name: one.level for name, one in found.items()}
+    assert levels == {
+        "offered": Level.PASS,
+        "addresses": Level.PASS,
+        "quota": Level.PASS,
+        "reservations": Level.CANNOT_TELL,
+        "permission": Level.PASS,
+        "capacity block": Level.CANNOT_TELL,
+        "capacity": Level.CANNOT_TELL,
+    }
+    assert "only a launch tells" in found["capacity"].summary
+
+
+def test_what_is_reserved_is_a_yes_whatever_the_quota(
+    world: Any, session: Session, refusal: Callable[..., Exception]
+) -> None:
+    give_reservation(world, 2)
+    give_quota(world, refusal, 0.0, 0.0)
+    network = make_network(session, ["us-west-2a"])
+    found = judged(session, vpc=network.vpc)
+    assert found["quota"].level is Level.PASS
+    assert found["capacity"].level is Level.PASS
+    assert judged(session, count=3, vpc=network.vpc)["capacity"].level is Level.FAIL
+    assert judged(session, zone="us-west-2b", vpc=network.vpc)["capacity"].level is Level.FAIL
+
+
+def test_a_quota_that_is_too_small_is_a_no(
+    world: Any, session: Session, refusal: Callable[..., Exception]
+) -> None:
+    """192 vCPUs each: four fit 768, a fifth does not, and one that runs already counts."""
+    network = make_network(session, ["us-west-2a"])
+    assert judged(session, count=4)["quota"].level is Level.PASS
+    assert judged(session, count=5)["quota"].level is Level.FAIL
+    make_nodes(session, "p5.48xlarge", 1, network, "us-west-2a")
+    make_nodes(session, "m5.large", 3, network, "us-west-2a")
+    found = judged(session, count=4)["quota"]
+    assert found.level is Level.FAIL
+    assert "192 in use" in found.evidence[0]
+
+
+def test_the_default_quota_holds_where_none_is_applied(
+    world: Any, session: Session, refusal: Callable[..., Exception]
+) -> None:
+    give_quota(world, refusal, None, 0.0)
+    found = judged(session)["quota"]
+    assert (found.level, "default" in found.evidence[0]) == (Level.FAIL, True)
+
+
+def test_small_subnets_are_a_no(world: Any, session: Session) -> None:
+    """A /24 has 251 addresses; a p5.48xlarge takes one for each of 32 interfaces."""
+    network = make_network(session, ["us-west-2a", "us-west-2b"])
+    assert judged(session, count=7, vpc=network.vpc)["addresses"].level is Level.PASS
+    found = judged(session, count=8, vpc=network.vpc)["addresses"]
+    assert (found.level, "256 wanted" in found.summary) == (Level.FAIL, True)
+
+
+def test_without_a_vpc_the_room_is_not_known(world: Any, session: Session) -> None:
+    assert judged(session)["addresses"].level is Level.CANNOT_TELL
+
+
+def test_a_zone_without_the_type_is_a_no(world: Any, session: Session) -> None:
+    there = {zone.name for zone in capacity.offers.offering(session, "trn1.32xlarge")}
+    absent = next(zone.name for zone in capacity.offers.zones(session) if zone.name not in there)
+    found = judged(session, "trn1.32xlarge", zone=absent)
+    assert found["offered"].level is Level.FAIL
+    assert found["capacity"].level is Level.FAIL
+
+
+def test_what_may_not_be_seen_is_never_a_no(
+    world: Any, session: Session, refusal: Callable[..., Exception]
+) -> None:
+    denied = refusal(
+        "AccessDeniedException", "User: x is not authorized to perform: servicequotas:GetServiceQuota", 403
+    )
+    world["service-quotas", "get_service_quota"] = denied
+    found = judged(session)
+    assert found["quota"].level is Level.CANNOT_TELL
+    assert "servicequotas:GetServiceQuota" in found["quota"].summary
+    assert "quota" in found["capacity"].summary
+
+
+def test_a_fleet_that_may_not_be_started_is_a_no(
+    world: Any, session: Session, refusal: Callable[..., Exception]
+) -> None:
+    world["ec2", "create_fleet"] = refusal("UnauthorizedOperation", "You are not authorized", 403)
+    assert judged(session)["permission"].level is Level.FAIL
+
+
+def test_a_dry_run_starts_nothing(world: Any, session: Session) -> None:
+    judged(session)
+    assert session.call("ec2", "describe_instances")["Reservations"] == []
+
+
+def test_the_first_block_on_offer_is_named_with_its_price(world: Any, session: Session) -> None:
+    rows = [
+        {
+            "CapacityBlockOfferingId": f"cb-{day}",
+            "StartDate": datetime(2026, 12, day, 11, 30, tzinfo=UTC),
+            "AvailabilityZone": "us-west-2a",
+            "UpfrontFee": fee,
+            "CurrencyCode": "USD",
+        }
+        for day, fee in ((9, "1.0"), (3, "1887.84"))
+    ]
+    world["ec2", "describe_capacity_block_offerings"] = {"CapacityBlockOfferings": rows}
+    found = judged(session)["capacity block"]
+    assert "from 2026-12-03 11:30 UTC in us-west-2a for 1887.84 USD" in found.summary
+    assert "cb-3" in (found.remedy or "")
+
+
+@pytest.mark.parametrize("name", INSTANCES)
+def test_every_type_has_a_quota(name: str) -> None:
+    title, code = capacity._class(capacity.Wanted(instance(name), 1))
+    assert {"p": "P", "g": "G and VT", "t": "Trn"}.get(name[0], "Standard") == title
+    assert code != capacity._class(capacity.Wanted(instance(name), 1, spot=True))[1]
+
+
+def test_the_command_exits_with_the_verdict(world: Any, yard: Callable[..., Any]) -> None:
+    ran = yard("capacity", "p5.48xlarge", "5", "--region", "us-west-2", "--json")
+    assert (ran.code, json.loads(ran.out)["verdict"]["level"]) == (1, "FAIL")
+    give_reservation(world, 4)
+    assert yard("capacity", "ml.p5.48xlarge", "2", "--region", "us-west-2").code == 3, "no VPC was looked at"
+    assert yard("capacity", "p5.48xl", "2", "--region", "us-west-2").code == 2
+
+
+def test_zones_in_order_of_room(session: Session, yard: Callable[..., Any]) -> None:
+    network = make_network(session, ["us-west-2b", "us-west-2a"])
+    block = {"VpcId": network.vpc, "CidrBlock": "10.0.9.0/24", "AvailabilityZone": "us-west-2b"}
+    session.call("ec2", "create_subnet", **block)
+    ran = yard("zones", "g5.8xlarge", "--vpc", network.vpc, "--region", "us-west-2")
+    lines = [line.split() for line in ran.out.splitlines()]
+    assert [line[0] for line in lines[:2]] == ["us-west-2b", "us-west-2a"]
+    assert lines[0][1].startswith("usw2-az")
+    assert lines[0][2] == "502"
+    nowhere = yard("zones", "p6-b300.48xlarge", "--region", "eu-west-3")
+    assert (nowhere.code, "no zone of eu-west-3 offers" in nowhere.err) == (1, True)

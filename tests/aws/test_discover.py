@@ -1,0 +1,121 @@
+"""Facts of a cluster out of a populated account, and into its cluster.env."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.aws.account import make_cluster, make_lustre, make_network
+from tools.aws import discover
+from tools.aws.session import AwsError, Session
+from tools.aws.spec import Spec
+from tools.cluster import read_facts
+from tools.errors import UserError
+
+ZONES = ["us-west-2a", "us-west-2b", "us-west-2c"]
+
+
+def test_an_eks_cluster_is_read_whole(session: Session, change: Callable[..., Spec]) -> None:
+    spec = change("gpu", FSX_FILE_SYSTEM_ID="fs-000", CLUSTER_NAME="gpu")
+    network = make_network(session, ZONES)
+    make_cluster(session, "gpu", network, "1.34")
+    system = make_lustre(session, network, "us-west-2a")
+    found = discover.discover(session, spec, None)
+    expected = {
+        "AWS_ACCOUNT_ID": "123456789012",
+        "AWS_REGION": "us-west-2",
+        "ECR_REGISTRY": "123456789012.dkr.ecr.us-west-2.amazonaws.com",
+        "CLUSTER_NAME": "gpu",
+        "KUBERNETES_VERSION": "1.34",
+        "CLUSTER_VPC_ID": network.vpc,
+        "ZONES": ",".join(ZONES),
+        "CLUSTER_SUBNETS": ",".join(f"{zone}={network.subnets[zone]}" for zone in ZONES),
+        "FSX_FILE_SYSTEM_ID": system["FileSystemId"],
+        "FSX_CAPACITY_GIB": "1200",
+    }
+    assert expected.items() <= found.facts.items()
+    assert network.group in found.facts["CLUSTER_SECURITY_GROUP_IDS"]
+    assert not {"null", "None", ""} & set(found.facts.values())
+
+
+def test_before_there_is_a_cluster_the_account_is_known(
+    session: Session, change: Callable[..., Spec]
+) -> None:
+    found = discover.discover(session, change("gpu"), None)
+    assert found.facts["AWS_ACCOUNT_ID"] == "123456789012"
+    assert "CLUSTER_VPC_ID" not in found.facts
+    assert "no EKS cluster gpu" in found.missing[0]
+
+
+def test_a_hyperpod_cluster_leads_to_its_eks_cluster(
+    session: Session, gaps: Any, change: Callable[..., Spec]
+) -> None:
+    network = make_network(session, ZONES[:2])
+    make_cluster(session, "behind", network)
+    arn = "arn:aws:eks:us-west-2:123456789012:cluster/behind"
+    group = {
+        "InstanceGroupName": "workers",
+        "ExecutionRole": "arn:aws:iam::123456789012:role/hyperpod",
+        "LifeCycleConfig": {"SourceS3Uri": "s3://scripts-of-ours/base", "OnCreate": "on_create.sh"},
+    }
+    reply = {
+        "ClusterArn": "arn:aws:sagemaker:us-west-2:123456789012:cluster/abcdefghijkl",
+        "ClusterName": "ml",
+        "ClusterStatus": "InService",
+        "InstanceGroups": [group],
+        "Orchestrator": {"Eks": {"ClusterArn": arn}},
+    }
+    gaps["sagemaker", "describe_cluster"] = reply
+    found = discover.discover(session, change("gpu-hyperpod"), "ml")
+    expected = {
+        "ADOPTED": "true",
+        "HYPERPOD_CLUSTER_NAME": "ml",
+        "CLUSTER_NAME": "behind",
+        "HYPERPOD_EXECUTION_ROLE_ARN": "arn:aws:iam::123456789012:role/hyperpod",
+        "HYPERPOD_BUCKET": "scripts-of-ours",
+    }
+    assert expected.items() <= found.facts.items()
+    gaps["sagemaker", "describe_cluster"] = {key: reply[key] for key in reply if key != "Orchestrator"}
+    with pytest.raises(UserError, match="has no EKS cluster"):
+        discover.discover(session, change("gpu-hyperpod"), "ml")
+
+
+def test_of_several_file_systems_none_is_guessed(session: Session, change: Callable[..., Spec]) -> None:
+    network = make_network(session, ZONES[:2])
+    make_cluster(session, "gpu", network)
+    first, second = (make_lustre(session, network, "us-west-2a")["FileSystemId"] for _ in range(2))
+    found = discover.discover(session, change("gpu", FSX_FILE_SYSTEM_ID="fs-000"), None)
+    assert "FSX_FILE_SYSTEM_ID" not in found.facts
+    assert any(first in line and second in line for line in found.missing)
+    found = discover.discover(session, change("gpu", FSX_FILE_SYSTEM_ID=second), None)
+    assert found.facts["FSX_FILE_SYSTEM_ID"] == second
+
+
+def test_a_right_that_is_missing_is_no_empty_fact(
+    session: Session, gaps: Any, refusal: Callable[..., Exception], change: Callable[..., Spec]
+) -> None:
+    gaps["eks", "describe_cluster"] = refusal("AccessDeniedException", "User: x is not authorized", 403)
+    with pytest.raises(AwsError, match="missing permission: eks:DescribeCluster"):
+        discover.discover(session, change("gpu"), None)
+
+
+def test_writing_keeps_comments_and_says_what_changed(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.env"
+    path.write_text("# first\nA=1\n\n# second\nB=2\n", encoding="utf-8")
+    assert discover.write(path, {"A": "1", "B": r"\1", "C": "x=y"}) == ["B", "C"]
+    assert path.read_text(encoding="utf-8") == ("# first\nA=1\n\n# second\nB=\\1\n\n# Found in AWS.\nC=x=y\n")
+    assert {name: fact.value for name, fact in read_facts(path).items()} == {"A": "1", "B": r"\1", "C": "x=y"}
+    assert discover.write(path, {"A": "1"}) == []
+
+
+def test_the_command_writes(moto: None, session: Session, yard: Callable[..., Any], checkout: Path) -> None:
+    make_cluster(session, "cpu-demo", make_network(session, ZONES[:2]))
+    ran = yard("facts", "cpu-demo", "--write")
+    assert ran.code == 0, ran.err
+    facts = read_facts(checkout / "clusters/cpu-demo/cluster.env")
+    assert facts["FSX_SUBNET_ID"].value in facts["CLUSTER_SUBNETS"].value
+    assert yard("config", "cpu-demo").code == 0
+    assert yard("facts", "cpu-demo", "--write").err.count("nothing changed") == 1
