@@ -81,7 +81,7 @@ platform: setup ## Print a cluster's plugins, storage and queues with its facts 
 
 ##@ Work on trainyard
 test: setup ## Run the tests (ARGS="tests/house -k lock")
-	@exec .venv/bin/python -m pytest $(ARGS)
+	@exec .venv/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 test-cluster: setup ## Run the tests on a real cluster, made here for them (builds it once)
 	@.venv/bin/python -m tests.cluster build; exec .venv/bin/python -m pytest tests/cluster -m "not cluster_all" $(ARGS)
