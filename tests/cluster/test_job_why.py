@@ -9,17 +9,23 @@ from __future__ import annotations
 import copy
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from tests.cluster.build import Progress
 from tests.cluster.kube import Kube, Object, shared_claim
 from tests.cluster.machines import fake_node
+from tests.job import pages
+from tests.job.conftest import KINDS as MACHINES
+from tests.job.confusion import Confusion, confusion, said
+from tests.job.world import World
 from tools.cell import Manifests, name_of
 from tools.facts.instances import instance
 from tools.job.collect import collect
-from tools.job.why import Answer, Explanation, explain
+from tools.job.why import Explanation, explain
 from tools.kubectl import Kubectl
 
 CPU, P5, G5 = "overlays/cpu/llama-tiny", "overlays/p5/llama-3-1-8b", "overlays/g5/llama-2-7b"
@@ -91,11 +97,7 @@ class Bed:
         self.kube.call("delete", "pv", f"{self.namespace}-trainyard", "--wait=false", "--ignore-not-found")
 
 
-def said(found: Explanation) -> str:
-    """The kind of the first cause, or the state."""
-    return found.causes[0].kind if found.state is Answer.CAUSE else found.state.value
-
-
+COUNTS: Counter[tuple[str, str]] = Counter()  # of (what was planted, what was said)
 Plant = Callable[[Bed], list[Any]]
 PLANTED: list[tuple[str, str, Plant]] = []
 
@@ -290,5 +292,16 @@ def test_why_names_what_the_cluster_does(
     one = bed(cell)
     one.start(plant(one))
     found = one.answer(cause)
+    COUNTS[cause, said(found)] += 1
     causes = [(each.kind, each.summary, each.evidence) for each in found.causes]
     assert said(found) == cause, f"{found.summary} {causes} {found.looked}"
+
+
+@pytest.mark.cluster_all
+def test_the_tables_of_what_was_taken_for_what(say: Progress) -> None:
+    """Of the situations above, on this cluster, and of the whole corpus."""
+    cells = pages.rendered()
+    corpus = confusion(lambda name: World(cells[name], MACHINES[name]))
+    say(f"why on the cluster\n{Confusion(COUNTS).table()}\n\nwhy on the corpus\n{corpus.table()}\n")
+    assert corpus.good
+    assert Confusion(COUNTS).good

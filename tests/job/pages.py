@@ -20,6 +20,12 @@ PAGE = repo.root() / "docs/operating.md"
 BLOCK = re.compile(r"<!-- situation: (\w+) -->\n(?:```\n.*?```\n)?", re.DOTALL)
 
 
+def rendered() -> dict[str, Manifests]:
+    """The cells that situations are planted in, by name."""
+    renderer = kustomize.ensure(repo.root(), print)
+    return {name: parse(renderer.build(repo.root() / "overlays" / name), name) for name in KINDS}
+
+
 def output_of(name: str, cells: dict[str, Manifests]) -> str:
     """What `yard job why` prints in a situation of the corpus."""
     one = next(each for each in SITUATIONS if each.name == name)
@@ -41,9 +47,7 @@ def written(text: str, cells: dict[str, Manifests]) -> str:
 
 def main() -> int:
     """Write the page."""
-    renderer = kustomize.ensure(repo.root(), print)
-    cells = {name: parse(renderer.build(repo.root() / "overlays" / name), name) for name in KINDS}
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), cells), encoding="utf-8")
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), rendered()), encoding="utf-8")
     return 0
 
 

@@ -136,10 +136,20 @@ REMEDIES = {
     "memory-fault": (
         "native code crashed: compare the image's driver, CUDA and torch; look at the node's kernel log"
     ),
+    "duplicate-device": "each rank takes the card of its LOCAL_RANK (set_device) before the first collective",
+    "network-interface": (
+        "take NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME out: a pod's one interface is found by itself"
+    ),
+    "image-accelerator": (
+        "the image's CUDA does not fit: build for this card, or use an image of the driver's age on the node"
+    ),
+    "permission": "write to a volume or /tmp; set fsGroup, or give the volume's directory to the pod's user",
     "config": "correct the key that the line names, and submit again",
     "code": "the program does not start: the image lacks a module or a file, or the code has a fault",
     "data": "correct the data or the path that the line names",
     "hub-auth": "accept the model's terms with your account, and put its token into the secret hf-token",
+    "hub-rate-limit": "every rank asks the hub: fetch data or model once onto the volume, and train offline",
+    "object-store": "the bucket, its region, the endpoint, and the rights of the pod's service account",
     "hub-unreachable": "the pod does not reach the hub: prefetch onto the volume, and train offline",
     "storage": "the volume failed: its driver's log, and the file system's own state",
     "storage-full": "make room on the volume, or enlarge it: old runs and their checkpoints are most of it",
@@ -181,6 +191,7 @@ REMEDIES = {
     "slow-network": (
         "NCCL went over TCP: request vpc.amazonaws.com/efa, and set NCCL_NET_PLUGIN=ofi to fail loudly"
     ),
+    "slow": ("nothing is broken: a larger micro batch, fewer activations recomputed, compile, packed data"),
     "slowdown": (
         "something changed while it ran: other pods on the nodes, clocks or heat, the storage's load"
     ),

@@ -15,6 +15,12 @@ CLASSES = {code: kind for kind, code in CODES.items() if kind not in ("done", "e
 WORDS = {"out of memory": "oom-device", "lost peer": "lost-peer", "error": "crash", "upload": "upload"}
 SUMMARIES = {
     "config": "the configuration is wrong",
+    "duplicate-device": "two ranks are on one card",
+    "network-interface": "there is no interface of the name that is set",
+    "image-accelerator": "the image's CUDA does not fit the card or its driver",
+    "permission": "the container may not write there",
+    "hub-rate-limit": "the model hub refuses so many requests",
+    "object-store": "the object store cannot be used",
     "data": "the training data cannot be used",
     "nan": "the loss or a gradient is not finite",
     "oom-device": "an accelerator's memory is used up",

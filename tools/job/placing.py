@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -17,6 +18,7 @@ from tools.output import count
 
 Object = dict[str, Any]
 SHOWN_NODES = 4
+GANG_SCHEDULERS = ("volcano", "scheduler-plugins-scheduler", "kai-scheduler", "yunikorn")
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 
 
@@ -125,6 +127,32 @@ def unschedulable(snapshot: Snapshot) -> Iterator[Cause]:
         if not fit.open:
             yield _cause(snapshot, nodes, pod, fit, len(pods))
             return
+    if len(pods) > 1 and is_gang(snapshot, pods[0]):
+        yield from _gang(snapshot, pods)
+
+
+def is_gang(snapshot: Snapshot, pod: JobPod) -> bool:
+    """Say whether the pods are placed all together or not at all: the schedulers of PodGroups do so."""
+    group = any("pod-group" in key or "group-name" in key for key in _group_marks(pod))
+    return group or bool(snapshot.of("PodGroup")) or pod.spec.get("schedulerName") in GANG_SCHEDULERS
+
+
+def _group_marks(pod: JobPod) -> list[str]:
+    return [*pod.labels, *(pod.item["metadata"].get("annotations") or {})]
+
+
+def _gang(snapshot: Snapshot, pods: list[JobPod]) -> Iterator[Cause]:
+    """Each pod of a gang fits alone: the first that does not when those before it have been placed."""
+    placed: list[Object] = []
+    for number, pod in enumerate(pods):
+        nodes = Nodes(snapshot.of("Node"), [*snapshot.others, *(one.item for one in snapshot.pods), *placed])
+        fit = nodes.fit(pod.item, bound_volumes(snapshot, pod))
+        if not fit.open:
+            cause = _cause(snapshot, nodes, pod, fit, len(pods))
+            evidence = [f"only {number} of {len(pods)} pods of the gang would fit together", *cause.evidence]
+            yield replace(cause, evidence=evidence)
+            return
+        placed.append(pod.item | {"spec": pod.spec | {"nodeName": fit.open[0]}})
 
 
 def all_nodes(snapshot: Snapshot) -> Nodes:

@@ -1,19 +1,16 @@
-"""Causes of a job that runs and does not get on, or less fast than it could."""
+"""Causes of a job that runs and does not get on."""
 
 from __future__ import annotations
 
-import re
-import statistics
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from typing import Any
 
-from tools.facts.instances import EFA
-from tools.job import loglines, progress
+from tools.job import failing, loglines, progress
 from tools.job.before import is_over
 from tools.job.cause import Cause, Layer, short
-from tools.job.metrics import Record
-from tools.job.placement import requests, selects
+from tools.job.placement import selects
 from tools.job.pod import JobPod
 from tools.job.snapshot import Snapshot
 from tools.job.times import duration, epoch, moment
@@ -21,13 +18,6 @@ from tools.operator_rules import LABEL
 from training.heartbeat import Beat
 
 Object = dict[str, Any]
-RECENT = 20  # steps that say how it goes now
-STRAGGLES = 1.25  # times the others' median before the exchange
-SHARE = 0.1  # of a step's time: less than that is not worth a word
-WAITS_FOR_DATA = 0.3  # of a step's time
-SLOWED = 0.7  # of the speed that the same run has had
-SOCKET = re.compile(r"NCCL INFO (?:.*\b)?(?:NET/Socket|Using network Socket)", re.IGNORECASE)
-OFI = re.compile(r"NET/OFI.*Selected [Pp]rovider is efa|Using network (?:AWS Libfabric|OFI|Libfabric)")
 
 
 def lost_nodes(snapshot: Snapshot) -> Iterator[Cause]:
@@ -48,6 +38,33 @@ def lost_nodes(snapshot: Snapshot) -> Iterator[Cause]:
             ]
             summary = f"the node of {pod.short} does not answer"
             yield Cause("node-lost", Layer.FAILED, summary, evidence, pod.name, at=at)
+            return
+
+
+# What agents of EKS (node monitoring agent) and HyperPod say of a node whose card or network is not well.
+HEALTH_CONDITIONS = ("AcceleratedHardwareReady",)
+HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
+
+
+def bad_nodes(snapshot: Snapshot) -> Iterator[Cause]:
+    """A pod of a job that does not get on stands on a node whose accelerators are not well."""
+    stuck = any((snapshot.condition("Failed"), failing.failed_pods(snapshot), list(hang(snapshot))))
+    if not stuck:
+        return
+    for pod in snapshot.pods:
+        node = (snapshot.find("Node", pod.node) if pod.node else None) or {}
+        found = [one for one in map(partial(_condition, node), HEALTH_CONDITIONS) if one]
+        said = [
+            f"{one['type']} is {one['status']}: {one.get('reason', '')}: {one.get('message', '')}"
+            for one in found
+            if one.get("status") == "False"
+        ]
+        label = ((node.get("metadata") or {}).get("labels") or {}).get(HEALTH_LABEL, "Schedulable")
+        said += [] if label == "Schedulable" else [f"{HEALTH_LABEL}={label}"]
+        if said:
+            evidence = [short(f"{pod.short} is on {pod.node}: {one}") for one in said]
+            summary = f"the accelerators of {pod.node} are not well"
+            yield Cause("device", Layer.BLOCKED, summary, evidence, pod.name)
             return
 
 
@@ -164,88 +181,6 @@ def _of_this_try(beat: Beat, running: list[JobPod]) -> bool:
 def _ranks(beats: list[Beat]) -> str:
     shown = ", ".join(str(beat.rank) for beat in beats[:8])
     return f"rank{'s' if len(beats) > 1 else ''} {shown}{' ...' if len(beats) > 8 else ''}"
-
-
-def straggler(snapshot: Snapshot) -> Iterator[Cause]:
-    """One rank takes longer than the others before they exchange gradients."""
-    records = _recent(snapshot)
-    rows = [record.rank_step_s for record in records if len(record.rank_step_s) > 1]
-    steps = [record.step_s for record in records if record.step_s]
-    if len(rows) < 5 or len({len(row) for row in rows}) != 1 or not steps:
-        return
-    medians = [statistics.median(row[rank] for row in rows) for rank in range(len(rows[0]))]
-    worst = max(range(len(medians)), key=medians.__getitem__)
-    others = statistics.median(value for rank, value in enumerate(medians) if rank != worst)
-    more = medians[worst] - others
-    if medians[worst] < STRAGGLES * others or more < SHARE * statistics.median(steps):
-        return
-    host = next((beat.host for beat in progress.of(snapshot).beats if beat.rank == worst), None)
-    evidence = [
-        f"rank {worst}{f' on {host}' if host else ''}: {medians[worst]:.3f} s before the exchange,"
-        f" the others' median is {others:.3f} s, over {len(rows)} steps",
-        f"a step takes {statistics.median(steps):.3f} s",
-    ]
-    summary = f"rank {worst} holds the others up by {more / statistics.median(steps):.0%} of a step"
-    yield Cause("straggler", Layer.SLOW, summary, evidence, host, worst)
-
-
-def data_wait(snapshot: Snapshot) -> Iterator[Cause]:
-    """The steps wait for data."""
-    records = [record for record in _recent(snapshot) if record.step_s and record.data_wait_s is not None]
-    if len(records) < 5:
-        return
-    share = statistics.median((record.data_wait_s or 0) / (record.step_s or 1) for record in records)
-    if share > WAITS_FOR_DATA:
-        evidence = [f"{share:.0%} of a step is waiting for data, the median of {len(records)} steps"]
-        yield Cause("data-wait", Layer.SLOW, "the steps wait for data", evidence)
-
-
-def slow_network(snapshot: Snapshot) -> Iterator[Cause]:
-    """NCCL talks TCP between nodes that have EFA."""
-    if is_over(snapshot) or snapshot.replicas < 2:
-        return
-    for pod in snapshot.pods:
-        asks = requests(pod.spec)
-        has = snapshot.find("Node", pod.node or "") or {}
-        efa = EFA in asks or EFA in ((has.get("status") or {}).get("allocatable") or {})
-        if not efa:
-            continue
-        lines = loglines.read(snapshot.log(pod.name), pod.name)
-        tcp = next((line for line in lines if SOCKET.search(line.text)), None)
-        if tcp and not any(OFI.search(line.text) for line in lines):
-            asked = "requests EFA" if EFA in asks else "requests no EFA, and its node has it"
-            evidence = [short(f"{pod.short}: {tcp.text.strip()}"), f"the pod {asked}"]
-            summary = "NCCL goes over TCP and not over EFA"
-            yield Cause("slow-network", Layer.SLOW, summary, evidence, pod.name, at=tcp.time)
-            return
-
-
-def slowdown(snapshot: Snapshot) -> Iterator[Cause]:
-    """The run is slower than it was."""
-    if is_over(snapshot):
-        return
-    records = [record for record in progress.of(snapshot).records if _speed(record)]
-    if len(records) < 4 * RECENT:
-        return
-    now = statistics.median(_speed(record) for record in records[-RECENT:])
-    before = [
-        statistics.median(_speed(record) for record in records[start : start + RECENT])
-        for start in range(RECENT, len(records) - 2 * RECENT + 1, RECENT)
-    ]
-    best = statistics.median(before)
-    if now < SLOWED * best:
-        evidence = [f"{now:,.0f} tokens/s in the last {RECENT} steps, {best:,.0f} before"]
-        yield Cause("slowdown", Layer.SLOW, f"the run has slowed to {now / best:.0%} of its speed", evidence)
-
-
-def _speed(record: Record) -> float:
-    return record.tokens_per_s or record.samples_per_s or 0.0
-
-
-def _recent(snapshot: Snapshot) -> list[Record]:
-    if is_over(snapshot):
-        return []
-    return progress.of(snapshot).records[-RECENT:]
 
 
 def newest_line(snapshot: Snapshot) -> datetime | None:

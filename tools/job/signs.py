@@ -21,7 +21,8 @@ _END = re.compile(
     rf"^entrypoint: ({'|'.join(CODES)}): (?:rank (\d+) on (\S+?)(?: at step \d+)?: )?(.*) \(exit code \d+\)$"
 )
 _EXCEPTION = re.compile(
-    r"^(?:\[\w+\]:)?(?:\s*)((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Timeout))(?:: |$)"
+    r"^(?:\[\w+\]:)?(?:\s*)"
+    r"((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Timeout)|(?:\w+\.)+\w*error)(?:: |$)"
 )
 _LEVEL = re.compile(r"\b(ERROR|FATAL|CRITICAL|Fatal|fatal|panic)\b|(?:^|\s)(?i:error):\s|\[E\d{3}|^E\d{4} ")
 _MILD = re.compile(r"\b(INFO|DEBUG|TRACE|WARN|WARNING|Warning|UserWarning|FutureWarning)\b")
@@ -52,6 +53,26 @@ def _sign(kind: str, *patterns: str, victim: bool = False) -> Sign:
 
 # The first that matches a line is its class: from the special to the general.
 SIGNS = (
+    _sign("duplicate-device", r"Duplicate GPU detected"),
+    _sign(
+        "network-interface",
+        r"(?i:no (?:such |socket )?interface found|unable to find (?:address|interface) for)",
+    ),
+    # What a rank sees of a peer that is gone, over EFA.
+    _sign("lost-peer", r"NET/OFI Request .*completed with error", victim=True),
+    _sign(
+        "efa",
+        r"(?i:no eligible providers were found|unable to find a usable net plugin)",
+        r"(?i:NET/OFI.*(?:error|fail|unable))",
+        r"(?i:fi_\w+ (?:failed|error)|libfabric.*(?:error|fail|unable)|failed to initialize any NET plugin)",
+        r"(?i:couldn't (?:open|alloc\w*) .*efa)",
+    ),
+    _sign(
+        "image-accelerator",
+        r"(?i:no kernel image is available|driver on your system is too old)",
+        r"(?i:cuda driver version is insufficient|forward compatibility was attempted)",
+        r"(?i:compiled with an unsupported toolchain)",
+    ),
     _sign(
         "shared-memory",
         r"(?i:insufficient shared memory|bus error.*shm|out of shared memory)",
@@ -83,6 +104,12 @@ SIGNS = (
         r"\[Errno (?:28|122)\]",
     ),
     _sign(
+        "permission",
+        r"PermissionError|\[Errno 13\]",
+        # Where no volume is mounted it is the container's own root, and no disk has failed.
+        r"Read-only file system: '/(?!shared|fsx|data|mnt|checkpoints)",
+    ),
+    _sign(
         "storage",
         r"(?i:read-only file system)",
         r"(?i:input/output error|stale file handle)",
@@ -96,6 +123,7 @@ SIGNS = (
         r"Error\(s\) in loading state_dict",
         r"(?:Missing|Unexpected) key\(s\) in state_dict",
         r"PytorchStreamReader failed",
+        r"state_dict is (?:required to save or load|empty)",
     ),
     _sign(
         "nan",
@@ -103,6 +131,10 @@ SIGNS = (
         r"(?i:\b(?:loss|grad(?:ient)?(?:[ _]norm)?)\b.{0,40}\b(?:nan|inf|not finite)\b)",
         r"(?i:floating ?point ?error.*(?:nan|loss|overflow))",
         r"(?i:found nan or inf|nan/inf)",
+    ),
+    _sign(
+        "hub-rate-limit",
+        r"(?i:hugg?ing_?face.*\b429\b|\b429\b.*hugg?ing_?face)",
     ),
     _sign(
         "hub-auth",
@@ -117,6 +149,11 @@ SIGNS = (
         r"LocalEntryNotFoundError|OfflineModeIsEnabled",
         r"(?i:we couldn't connect to)",
     ),
+    _sign(
+        "object-store",
+        r"botocore\.exceptions\.|NoCredentialsError|An error occurred \(\w+\) when calling the",
+        r"S3\w*(?:Error|Exception)",
+    ),
     _sign("image-architecture", r"(?i:exec format error)"),
     _sign(
         "port-taken",
@@ -128,17 +165,11 @@ SIGNS = (
         r"(?i:no address associated with hostname|nodename nor servname|could not resolve host)",
     ),
     _sign(
-        "efa",
-        r"(?i:no eligible providers were found|unable to find a usable net plugin|NET/OFI.*(?:error|fail))",
-        r"(?i:fi_\w+ (?:failed|error)|libfabric.*(?:error|fail)|failed to initialize any NET plugin)",
-        r"(?i:couldn't (?:open|alloc\w*) .*efa)",
-    ),
-    _sign(
         "device",
         r"(?i:uncorrectable ecc|Xid)",
         r"(?i:cuda error: (?!out of memory))",
         r"(?i:no cuda gpus are available)",
-        r"(?i:cuda driver version is insufficient|no cuda-capable device)",
+        r"(?i:no cuda-capable device)",
         r"(?i:nvml.*(?:unknown error|driver/library))",
         r"(?i:nrt_(?:init|load|execute)\w* (?:failed|error)|NRT_(?:FAILURE|EXEC_\w*ERR\w*|UNINITIALIZED))",
         r"(?i:unspecified launch failure|device-side assert|illegal memory access)",
@@ -188,6 +219,7 @@ SIGNS = (
     ),
     _sign(
         "config",
+        r"^(?:\[\w+\]:)?\s*[\w./-]+: error: (?:argument|unrecognized|the following|invalid|ambiguous)",
         r"ConfigError|ValidationError|OmegaConf\w*|unrecognized arguments",
         r"the following arguments are required",
         r"(?i:invalid choice|unknown (?:config )?key|missing (?:config|argument)|argparse)",
@@ -268,6 +300,8 @@ def refine(own: str, message: str) -> str:
         narrow = next((sign.kind for sign in SIGNS if sign.pattern.search(message)), kind)
         allowed = {
             "communication": (
+                "duplicate-device",
+                "network-interface",
                 "rendezvous-dns",
                 "efa",
                 "collective-timeout",
@@ -276,13 +310,18 @@ def refine(own: str, message: str) -> str:
                 "port-taken",
             ),
             "lost-peer": (),
-            "storage": ("storage-full", "checkpoint"),
+            "storage": ("storage-full", "checkpoint", "permission"),
             "oom-device": ("oom-host", "shared-memory"),
             "crash": (
                 "device",
                 "efa",
+                "duplicate-device",
                 "hub-auth",
+                "hub-rate-limit",
                 "hub-unreachable",
+                "image-accelerator",
+                "object-store",
+                "permission",
                 "code",
                 "checkpoint",
                 "storage-full",

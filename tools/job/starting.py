@@ -76,7 +76,12 @@ def images(snapshot: Snapshot) -> Iterator[Cause]:
         said = _pull_answer(snapshot, pod, message)
         kind, summary = _pull_kind(reason, said)
         evidence = [f"image {image}", short(f"{pod.short} on {pod.node}: {reason}: {said}")]
-        yield Cause(kind, Layer.BLOCKED, summary, evidence, pod.name, at=pod.created)
+        advice = (
+            "make room on the node's disk, or start nodes with a larger one"
+            if kind == "storage-full"
+            else None
+        )
+        yield Cause(kind, Layer.BLOCKED, summary, evidence, pod.name, at=pod.created, advice=advice)
         return
 
 

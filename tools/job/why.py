@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.job import before, departed, failing, placing, progress, running, starting
+from tools.job import before, departed, failing, placing, progress, running, slow, starting
 from tools.job.cause import Cause, Rule
 from tools.job.snapshot import Snapshot
 from tools.job.times import duration, moment
@@ -21,8 +21,9 @@ RULES: tuple[Rule, ...] = (
     *(placing.claims, placing.gated, placing.scheduler, placing.unschedulable),
     *(starting.references, starting.images, starting.container_errors, starting.mounts),
     *(failing.failures, departed.ended),
-    *(running.lost_nodes, running.network, running.hang),
-    *(running.straggler, running.data_wait, running.slow_network, running.slowdown),
+    *(running.lost_nodes, running.bad_nodes, running.network, running.hang, slow.not_finite),
+    *(slow.straggler, slow.data_wait, slow.slow_network, slow.slowdown),
+    slow.low_use,  # when none of the others is
 )
 NEW = 60.0  # seconds that a pod has for a node, and a container for its first sign of life
 PULL = 1800.0  # seconds that a large image may take

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tests.job.corpus import G5, situation
+from tests.job.corpus import G5, P5, situation
 from tests.job.world import World
 
 
@@ -122,3 +122,85 @@ def service_account_missing(world: World) -> None:
 @situation("refused")
 def restart_policy_misspelt(world: World) -> None:
     _refused(world, 'Pod "x" is invalid: spec.restartPolicy: Unsupported value: "OnFailur"')
+
+
+# ---- from what users of such systems report
+
+
+@situation("queue", P5)
+def kueue_quota_is_smaller_than_the_job_will_ever_be(world: World) -> None:
+    """hyperpod-cli #306: requests larger than the queue's whole quota are never admitted."""
+    world.job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    world.job["spec"].setdefault("runPolicy", {})["suspend"] = True
+    world.pods = []
+    message = (
+        "couldn't assign flavors to pod set worker: insufficient quota for nvidia.com/gpu in flavor p5,"
+        " previously considered podsets requests (0) + current podset request (32) > maximum capacity (16)"
+    )
+    world.objects["LocalQueue"] = [{"metadata": {"name": "research"}}]
+    status = {"conditions": [{"type": "QuotaReserved", "status": "False", "message": message}]}
+    metadata = {"name": "pytorchjob-y", "ownerReferences": [{"uid": "uid-job"}]}
+    world.objects["Workload"] = [{"metadata": metadata, "status": status}]
+
+
+@situation("queue")
+def kueue_has_preempted_the_running_job(world: World) -> None:
+    world.job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team-a"}
+    world.job["spec"].setdefault("runPolicy", {})["suspend"] = True
+    world.pods = []
+    world.objects["LocalQueue"] = [{"metadata": {"name": "team-a"}}]
+    said = "Preempted to accommodate a workload (UID: 8f2) due to prioritization in the ClusterQueue"
+    conditions = [
+        {"type": "QuotaReserved", "status": "False", "message": said, "reason": "Preempted"},
+        {"type": "Evicted", "status": "True", "message": said, "reason": "Preempted"},
+    ]
+    metadata = {"name": "pytorchjob-z", "ownerReferences": [{"uid": "uid-job"}]}
+    world.objects["Workload"] = [{"metadata": metadata, "status": {"conditions": conditions}}]
+
+
+@situation("pod-security")
+def the_operators_init_container_is_not_restricted(world: World) -> None:
+    """Master and Worker: the operator adds init-pytorch, which has no security context."""
+    _refused(
+        world,
+        'pods "x-worker-0" is forbidden: violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false'
+        ' (container "init-pytorch" must set securityContext.allowPrivilegeEscalation=false)',
+    )
+
+
+@situation("webhook")
+def policy_webhook_times_out(world: World) -> None:
+    _refused(
+        world,
+        'Internal error occurred: failed calling webhook "mutate.kyverno.svc-fail": failed to call webhook: Post'
+        ' "https://kyverno-svc.kyverno.svc:443/mutate/fail?timeout=10s": context deadline exceeded',
+    )
+
+
+@situation("webhook")
+def policy_webhook_refuses_connections(world: World) -> None:
+    _refused(
+        world,
+        'Internal error occurred: failed calling webhook "mpod.kb.io": failed to call webhook: Post'
+        ' "https://kueue-webhook-service.kueue-system.svc:443/mutate--v1-pod?timeout=10s": dial tcp 10.96.4.2:443:'
+        " connect: connection refused",
+    )
+
+
+@situation("refused")
+def limit_range_is_exceeded(world: World) -> None:
+    _refused(world, 'pods "x" is forbidden: maximum memory usage per Container is 2Gi, but limit is 4Gi')
+
+
+@situation("refused")
+def priority_class_does_not_exist(world: World) -> None:
+    _refused(world, 'pods "x" is forbidden: no PriorityClass with name research-high was found')
+
+
+@situation("refused")
+def service_name_is_too_long(world: World) -> None:
+    """Names of Services end at 63 characters, and nobody says so before the operator makes one."""
+    world.only_created()
+    world.pods = []
+    message = 'Error creating: Service "x" is invalid: metadata.name: Invalid value: "x": must be no more than 63 characters'
+    world.event("PyTorchJob", world.job["metadata"]["name"], "FailedCreateService", message)

@@ -372,3 +372,249 @@ def the_log_is_gone_and_the_termination_message_is_left(world: World) -> None:
     for index in (0, 1):
         world.crash_looping(index, 78)
         world.pods[index]["status"]["containerStatuses"][0]["lastState"]["terminated"]["message"] = end
+
+
+# ---- from what users of such systems report
+
+
+@situation("duplicate-device", G5)
+def two_ranks_on_one_card(world: World) -> None:
+    """awsome-distributed-ai #1041: set_device was forgotten, and all ranks went to GPU 0."""
+    text = (
+        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:94, invalid usage (run with"
+        " NCCL_DEBUG=WARN for details), NCCL version 2.27.3 ncclInvalidUsage: This usually reflects invalid usage of"
+        " NCCL library. Last error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b0"
+    )
+    for index in range(4):
+        world.crash_looping(index, 1, f"[rank{8 * index}]: {text}", *TORCHRUN)
+
+
+@situation("network-interface", P5)
+def interface_is_named_that_no_pod_has(world: World) -> None:
+    """awsome-distributed-ai #519: NCCL_SOCKET_IFNAME excluded the only interface."""
+    for index in range(4):
+        world.crash_looping(
+            index,
+            1,
+            "node:1:1 [0] bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface found",
+            "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, internal error - please report this"
+            " issue to the NCCL developers, NCCL version 2.27.3 ncclInternalError: Internal check failed.",
+            *TORCHRUN,
+        )
+
+
+@situation("efa", P5)
+def locked_memory_is_limited(world: World) -> None:
+    """The node's memlock limit: it reads like memory that is used up."""
+    for index in range(4):
+        world.crash_looping(
+            index,
+            1,
+            "node:1:1 [0] NCCL WARN NET/OFI Unable to register memory (type = 2) for device 0. RC: -12, Error: Cannot"
+            " allocate memory",
+            "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp, unhandled system error",
+            *TORCHRUN,
+        )
+
+
+@situation("oom-host", P5)
+def out_of_memory_that_looks_like_efa(world: World) -> None:
+    """awsome-distributed-ai #312: 8 GB of memory for the pod, and the other pods' errors are libfabric's."""
+    world.crash_looping(1, 137, "node:1:1 [0] NCCL INFO NET/OFI Selected provider is efa", reason="OOMKilled")
+    for index in (0, 2, 3):
+        world.crash_looping(
+            index,
+            1,
+            "node:1:1 [0] NCCL WARN NET/OFI Request completed with error. RC: 21. Error: unreachable remote",
+            "torch.distributed.DistBackendError: NCCL error: ncclRemoteError: remote process exited",
+            *TORCHRUN,
+        )
+
+
+@situation("hub-rate-limit", G5)
+def hub_says_too_many_requests(world: World) -> None:
+    """torchtitan #2239: every rank streams from the hub, and the hub answers 429."""
+    for index in range(4):
+        world.crash_looping(
+            index,
+            1,
+            "huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url:"
+            " https://huggingface.co/datasets/allenai/c4/resolve/main/en/c4-train.00000-of-01024.json.gz",
+            *TORCHRUN,
+        )
+
+
+@situation("hub-auth", G5)
+def token_of_the_hub_is_wrong(world: World) -> None:
+    for index in range(4):
+        world.crash_looping(
+            index,
+            1,
+            "huggingface_hub.errors.HfHubHTTPError: 401 Client Error: Unauthorized for url:"
+            " https://huggingface.co/api/whoami-v2 Invalid user token.",
+        )
+
+
+@situation("image-accelerator", P5)
+def torch_was_not_built_for_this_card(world: World) -> None:
+    for index in range(4):
+        world.crash_looping(
+            index,
+            1,
+            "torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device",
+            *TORCHRUN,
+        )
+
+
+@situation("image-accelerator", P5)
+def driver_is_older_than_the_images_cuda(world: World) -> None:
+    for index in range(4):
+        world.crash_looping(
+            index,
+            1,
+            "RuntimeError: The NVIDIA driver on your system is too old (found version 12020). Please update your GPU driver",
+            *TORCHRUN,
+        )
+
+
+@situation("config")
+def node_rank_was_never_filled_in(world: World) -> None:
+    """A worker-only job without elasticPolicy: the operator sets no RANK, and the shell's words stay as they are."""
+    for index in (0, 1):
+        world.crash_looping(
+            index,
+            2,
+            "usage: torchrun [-h] [--nnodes NNODES]",
+            "torchrun: error: argument --node-rank/--node_rank: invalid int value: '$(RANK)'",
+        )
+
+
+@situation("config")
+def flag_that_the_trainer_does_not_know(world: World) -> None:
+    for index in (0, 1):
+        world.crash_looping(
+            index,
+            1,
+            "usage: train.py [-h] [--lr LR]",
+            "train.py: error: unrecognized arguments: --learning_rat 1e-4",
+            *TORCHRUN,
+        )
+
+
+@situation("checkpoint", G5)
+def nothing_in_the_state_dict_to_load_into(world: World) -> None:
+    """The FSDP example that cannot resume: DCP loads into an empty dictionary."""
+    for index in range(4):
+        world.crash_looping(
+            index,
+            1,
+            f"[rank{8 * index}]: RuntimeError: The model state_dict is required to save or load, but model state_dict is"
+            " empty. rank = dist.get_rank()",
+            *TORCHRUN,
+        )
+
+
+@situation("crash", G5)
+def save_fails_with_a_type_error(world: World) -> None:
+    """awsome-distributed-ai #996: it dies at the first checkpoint, on every rank."""
+    for index in range(4):
+        world.crash_looping(
+            index,
+            1,
+            "Traceback (most recent call last):",
+            "TypeError: get_optimizer_state_dict() got an unexpected keyword argument 'optimizer'",
+            *TORCHRUN,
+        )
+
+
+@situation("permission")
+def volume_belongs_to_somebody_else(world: World) -> None:
+    """No fsGroup, or a root directory of the file system that only root may write."""
+    for index in (0, 1):
+        world.crash_looping(
+            index, 1, "PermissionError: [Errno 13] Permission denied: '/shared/runs/x'", *TORCHRUN
+        )
+
+
+@situation("permission")
+def cache_on_the_read_only_root(world: World) -> None:
+    """A container with readOnlyRootFilesystem and a program that writes to its home: no disk has failed."""
+    for index in (0, 1):
+        world.crash_looping(
+            index,
+            1,
+            "OSError: [Errno 30] Read-only file system: '/home/trainer/.cache/huggingface'",
+            *TORCHRUN,
+        )
+
+
+@situation("shared-memory", G5)
+def shm_has_no_room(world: World) -> None:
+    for index in range(4):
+        world.crash_looping(
+            index, 1, "OSError: [Errno 28] No space left on device: '/dev/shm/torch_41_1'", *TORCHRUN
+        )
+
+
+@situation("device", P5)
+def the_nodes_agent_has_seen_an_xid(world: World) -> None:
+    """Everybody's collective times out; EKS' node monitoring agent says whose card it was."""
+    world.end("Failed")
+    text = (
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 600000ms"
+    )
+    for index in range(4):
+        world.ended(index, 1, f"[rank{index * 8}]: [E1121 ProcessGroupNCCL.cpp:607] {text}", *TORCHRUN)
+    world.nodes[2]["status"]["conditions"].append(
+        {
+            "type": "AcceleratedHardwareReady",
+            "status": "False",
+            "reason": "NvidiaXID79Error",
+            "message": "GPU has fallen off the bus",
+            "lastTransitionTime": ago(700),
+        }
+    )
+
+
+@situation("node-lost")
+def rendezvous_host_went_with_its_node(world: World) -> None:
+    """The survivor's connection is refused: a consequence."""
+    world.ended(0, 137)
+    world.pods[0]["status"] |= {"phase": "Failed", "reason": "NodeLost", "message": "Node is gone"}
+    text = "RendezvousConnectionError: The connection to the C10d store has failed. See inner exception for details."
+    world.crash_looping(1, 1, f"torch.distributed.elastic.rendezvous.api.{text}")
+
+
+@situation("rendezvous-dns")
+def cluster_dns_is_down(world: World) -> None:
+    for index in (0, 1):
+        world.crash_looping(
+            index, 1, "socket.gaierror: [Errno -3] Temporary failure in name resolution", *TORCHRUN
+        )
+
+
+@situation("drained", G5)
+def spot_node_was_taken_back(world: World) -> None:
+    world.disrupted(2, "EvictionByEvictionAPI", "Eviction API: evicting")
+    for index in (0, 1, 3):
+        world.crash_looping(index, 1, PEER, *TORCHRUN)
+
+
+@situation("nan", G5)
+def another_trainer_finds_an_overflow(world: World) -> None:
+    for index in range(4):
+        world.crash_looping(
+            index, 1, "FloatingPointError: Loss is nan at step 120, stopping training", *TORCHRUN
+        )
+
+
+@situation("data", G5)
+def dataset_has_a_broken_row(world: World) -> None:
+    for index in range(4):
+        world.crash_looping(
+            index,
+            1,
+            "pyarrow.lib.ArrowInvalid: JSON parse error: Missing a closing quotation mark in string. in row 17",
+            "datasets.exceptions.DatasetGenerationError: An error occurred while generating the dataset",
+            *TORCHRUN,
+        )

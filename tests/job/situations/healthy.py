@@ -1,4 +1,5 @@
 """Jobs in good health, some with words in their logs that only look like failures."""
+# ruff: noqa: E501 - other programs' lines are as long as they are
 
 from __future__ import annotations
 
@@ -123,3 +124,82 @@ def master_is_being_replaced(world: World) -> None:
 def an_old_mount_event_of_a_running_pod(world: World) -> None:
     world.event("Pod", world.name(0), "FailedMount", "MountVolume.SetUp failed: timed out", seconds=800)
     world.training(ranks=32)
+
+
+# ---- from what users of such systems report
+
+
+@situation(HEALTHY, G5)
+def hub_is_asked_again(world: World) -> None:
+    """Retries that succeeded, in the log of a job that trains."""
+    lines = [
+        "WARNING:huggingface_hub.utils._http:HTTP Error 429 thrown while requesting GET https://huggingface.co/x",
+        "WARNING:huggingface_hub.utils._http:Retrying in 1s [Retry 1/5].",
+        "[W1121 socket.cpp:755] [c10d] The client socket has failed to connect to [host]:23456 (errno: 111 - Connection refused).",
+    ]
+    world.log(0, *lines, *(STEP.format(n=n) for n in range(1, 60)), seconds=63)
+
+
+@situation(HEALTHY, P5)
+def bootstrap_goes_over_tcp_and_data_over_efa(world: World) -> None:
+    world.training(ranks=32)
+    lines = (
+        "node:1:1 [0] NCCL INFO Bootstrap : Using eth0:10.0.1.7<0>",
+        "node:1:1 [0] NCCL INFO NET/OFI Initializing aws-ofi-nccl 1.19.0",
+        "node:1:1 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa-direct (found 32 nics)",
+        "node:1:1 [0] NCCL INFO Using network Libfabric",
+    )
+    world.log(0, *lines, seconds=700)
+
+
+@situation(HEALTHY)
+def status_could_not_be_asked_and_the_log_shows_steps(world: World) -> None:
+    """skypilot #10155: a time-out of the question is no failure of the job."""
+    world.unseen |= {"Event": "no answer from the cluster for 60 s", "run directory": "exec timed out"}
+    world.log(0, *(STEP.format(n=n) for n in range(1, 60)), seconds=61)
+
+
+@situation(HEALTHY)
+def a_long_evaluation_between_two_steps(world: World) -> None:
+    """dlrover #1727: no step for some minutes is an evaluation and no hang."""
+    steps = [STEP.format(n=n) for n in range(1, 60)]
+    world.log(0, *steps, seconds=200)
+    world.log(0, "***** Running Evaluation *****", "Num examples = 40000", seconds=139)
+
+
+@situation(HEALTHY)
+def admitted_by_kueue_and_training(world: World) -> None:
+    world.job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team-a"}
+    world.objects["LocalQueue"] = [{"metadata": {"name": "team-a"}}]
+    world.training()
+
+
+@situation(HEALTHY, P5)
+def loading_a_seventy_billion_checkpoint(world: World) -> None:
+    for index in range(4):
+        world.running(index, seconds=1300)
+    world.training(ranks=32, steps=1, silent=1200, phase="loading")
+    assert world.run is not None
+    world.run["metrics"] = []
+
+
+@situation(HEALTHY)
+def python_reads_torch_from_a_slow_disk(world: World) -> None:
+    """Two minutes without a word, as on a busy machine."""
+    for index in (0, 1):
+        world.running(index, seconds=120)
+
+
+@situation(HEALTHY, P5)
+def a_node_condition_of_an_agent_that_is_content(world: World) -> None:
+    for one in world.nodes:
+        one["status"]["conditions"].append(
+            {"type": "AcceleratedHardwareReady", "status": "True", "reason": "AcceleratedHardwareIsReady"}
+        )
+    world.training(ranks=32)
+
+
+@situation(HEALTHY, G5)
+def its_clock_is_ahead(world: World) -> None:
+    """The pods' clock is half a minute ahead of ours."""
+    world.training(ranks=32, silent=-30)

@@ -1,4 +1,5 @@
 """Situations of pods that have no node."""
+# ruff: noqa: E501 - other programs' lines are as long as they are
 
 from __future__ import annotations
 
@@ -184,3 +185,106 @@ def pods_are_gated(world: World) -> None:
     world.pending(0, 1, asked=False)
     for pod in world.pods:
         pod["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+
+
+# ---- from what users of such systems report
+
+
+@situation("unschedulable/nvidia.com/gpu", P5)
+def every_node_has_lost_one_card(world: World) -> None:
+    """aicr #1858: the device plugin counts 7 of 8, and a job that wants 8 waits for ever."""
+    world.pending(*range(4))
+    for one in world.nodes:
+        one["status"]["allocatable"]["nvidia.com/gpu"] = "7"
+
+
+@situation("unschedulable/nvidia.com/gpu", G5)
+def a_gang_waits_for_its_last_card(world: World) -> None:
+    """Three of four pods would fit; a gang scheduler places all or none."""
+    world.pending(*range(4))
+    for pod in world.pods:
+        pod["spec"]["schedulerName"] = "volcano"
+    name = world.job["metadata"]["name"]
+    message = (
+        "3/4 tasks in gang unschedulable: pod group is not ready, 1 Pending, 3 Schedulable, 4 minAvailable"
+    )
+    world.objects["PodGroup"] = [
+        {
+            "metadata": {"name": name},
+            "spec": {"minMember": 4, "queue": "default"},
+            "status": {"phase": "Inqueue", "conditions": [{"type": "Unschedulable", "message": message}]},
+        }
+    ]
+    world.hold("node-3", "inference", gpu="1")
+
+
+@situation("unschedulable/nvidia.com/gpu", G5)
+def the_claim_waits_for_the_pod_and_the_pod_for_a_card(world: World) -> None:
+    """A class that binds with the first consumer: the claim is Pending because the pod is, and not the reverse."""
+    world.pending(*range(4))
+    for index in range(4):
+        world.hold(f"node-{index}", f"inference-{index}", gpu="8")
+    claim = world.objects["PersistentVolumeClaim"][0]
+    claim["spec"] = {"storageClassName": "gp3"}
+    claim["status"] = {"phase": "Pending"}
+    message = "waiting for first consumer to be created before binding"
+    world.event("PersistentVolumeClaim", "trainyard", "WaitForFirstConsumer", message, warning=False)
+
+
+@situation("unschedulable/vpc.amazonaws.com/efa", G5)
+def the_small_machine_of_the_family_has_no_efa(world: World) -> None:
+    """Many guides ask one interface of a g5.4xlarge, which has none."""
+    world.pending(*range(4))
+    world.nodes = [node(f"node-{index}", "g5.4xlarge") for index in range(4)]
+    for index in range(4):
+        amounts = {"nvidia.com/gpu": "1", "vpc.amazonaws.com/efa": "1"}
+        world.container(index)["resources"] = {"requests": amounts, "limits": amounts}
+        world.pods[index]["spec"]["affinity"] = {}
+
+
+@situation("unschedulable/selector", P5)
+def hyperpod_has_taken_the_nodes_out(world: World) -> None:
+    """HyperPod's health agent relabels a node that it will replace; jobs select the healthy ones."""
+    world.pending(*range(4))
+    label = "sagemaker.amazonaws.com/node-health-status"
+    for pod in world.pods:
+        pod["spec"]["nodeSelector"] = {label: "Schedulable"}
+    for one in world.nodes:
+        one["metadata"]["labels"][label] = "UnschedulablePendingReplacement"
+
+
+@situation("unschedulable/affinity", P5)
+def no_capacity_for_that_type(world: World) -> None:
+    """karpenter #2159: only nodes of other types are there, and the event of no capacity is on no pod."""
+    world.pending(*range(4))
+    world.nodes = [node(f"node-{index}", "m5.4xlarge") for index in range(3)]
+    for index in range(4):
+        message = "0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector."
+        world.event("Pod", world.name(index), "FailedScheduling", message)
+
+
+@situation("unschedulable/taint", G5)
+def spot_nodes_are_about_to_go(world: World) -> None:
+    world.pending(*range(4))
+    for one in world.nodes:
+        taint = {"key": "aws-node-termination-handler/spot-itn", "value": "x", "effect": "NoExecute"}
+        one["spec"]["taints"] = [taint]
+
+
+@situation("unschedulable/ephemeral-storage")
+def scratch_disk_is_larger_than_the_nodes(world: World) -> None:
+    world.pending(0, 1)
+    for index in (0, 1):
+        resources = world.container(index)["resources"]
+        for kind in ("requests", "limits"):
+            resources.setdefault(kind, {})["ephemeral-storage"] = "500Gi"
+
+
+@situation("unschedulable/zone")
+def one_zone_has_room_and_the_volume_is_in_the_other(world: World) -> None:
+    """The nodes of the volume's zone are full, those of the other zone are empty."""
+    world.pending(0, 1)
+    world.nodes = [node(f"free-{index}", "m5.xlarge", zone="eu-west-1b") for index in range(2)]
+    expression = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["eu-west-1a"]}
+    affinity = {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}
+    world.objects["PersistentVolume"][0]["spec"]["nodeAffinity"] = affinity

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.job.corpus import G5, P5, situation
-from tests.job.world import World
+from tests.job.world import World, ago
 from training import watch
 
 
@@ -60,3 +60,70 @@ def tcp_instead_of_efa(world: World) -> None:
 @situation("slowdown")
 def slower_than_it_was(world: World) -> None:
     world.training(steps=200, rows=[{"tokens_per_s": 500.0} for _ in range(30)])
+
+
+# ---- from what users of such systems report
+
+
+@situation("nan", G5)
+def loss_is_nan_and_the_trainer_goes_on(world: World) -> None:
+    """Another trainer does not stop: it burns its nodes, and every other sign is good."""
+    lines = []
+    for step in range(1, 60):
+        lines.append(f"{step}/900 [00:10<00:50,  1.00it/s]")
+        loss = "nan" if step > 20 else "2.5"
+        lines.append(f"{{'loss': {loss}, 'grad_norm': {loss}, 'learning_rate': 1e-05, 'epoch': 0.1}}")
+    world.log(0, *lines, seconds=119)
+
+
+@situation("slow", P5)
+def steady_and_at_a_twentieth_of_the_cards(world: World) -> None:
+    """4.8 % MFU on H100s was published for the FSDP example: nothing is broken, and it is slow."""
+    world.training(ranks=32, rows=[{"mfu": 0.048} for _ in range(100)])
+
+
+@situation("hang", G5)
+def one_rank_never_joins(world: World) -> None:
+    for index in range(4):
+        world.running(index, seconds=4 * watch.LONG_SECONDS)
+    world.training(ranks=32, phase="joining", steps=1)
+    world.stop_rank(5, 2 * watch.LONG_SECONDS, step=None)
+    assert world.run is not None
+    world.run["metrics"] = []
+
+
+@situation("straggler")
+def the_other_rank_waits_half_of_its_time(world: World) -> None:
+    world.training(rows=[{"rank_step_s": [0.9, 0.4]} for _ in range(30)])
+
+
+@situation("slow-network", P5)
+def the_plugin_is_missing_and_nccl_does_not_mind(world: World) -> None:
+    world.training(ranks=32)
+    world.log(
+        2,
+        "node:1:1 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net.so. Using internal network plugin.",
+        "node:1:1 [0] NCCL INFO Using network Socket",
+        seconds=700,
+    )
+
+
+@situation("data-wait")
+def streaming_from_afar(world: World) -> None:
+    world.training(rows=[{"data_wait_s": 0.35 + 0.01 * (n % 3)} for n in range(40)])
+
+
+@situation("device", P5)
+def a_card_hangs_and_the_node_says_why(world: World) -> None:
+    """All ranks wait for each other; the node of one of them has a card with an error."""
+    world.training(ranks=32)
+    world.stop_rank(9, 700, step=99)
+    world.nodes[1]["status"]["conditions"].append(
+        {
+            "type": "AcceleratedHardwareReady",
+            "status": "False",
+            "reason": "NvidiaDoubleBitError",
+            "message": "double bit ECC error",
+            "lastTransitionTime": ago(710),
+        }
+    )

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tests.job.corpus import G5, situation
+from tests.job.corpus import G5, P5, situation
 from tests.job.world import World
 
 
@@ -170,3 +170,80 @@ def device_was_given_away(world: World) -> None:
     )
     world.pods[1]["status"] |= {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message}
     world.pods[1]["status"].pop("containerStatuses")
+
+
+# ---- from what users of such systems report
+
+
+@situation("volume", P5)
+def lustre_does_not_mount_and_it_looks_like_a_slow_pull(world: World) -> None:
+    """skypilot #7925: a volume that does not mount was reported as an image that is being pulled."""
+    world.only_created()
+    for index in range(4):
+        world.waiting(index, "ContainerCreating")
+        world.event("Pod", world.name(index), "Scheduled", "assigned", warning=False, seconds=500)
+        message = (
+            'MountVolume.SetUp failed for volume "fsx" : rpc error: code = Internal desc = Could not mount'
+            ' "fs-0a.fsx.eu-west-1.amazonaws.com@tcp:/abc" at "/var/lib/kubelet/pods/x": exit status 19'
+        )
+        world.event("Pod", world.name(index), "FailedMount", message, seconds=40)
+
+
+@situation("volume")
+def a_disk_for_one_node_is_wanted_by_two(world: World) -> None:
+    world.only_created()
+    world.waiting(1, "ContainerCreating")
+    message = (
+        'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) cpu-llama-tiny-train-worker-0'
+    )
+    world.event("Pod", world.name(1), "FailedAttachVolume", message)
+
+
+@situation("image-rate-limit")
+def docker_hub_says_too_many(world: World) -> None:
+    _pull(
+        world,
+        'Back-off pulling image "pytorch/pytorch:2.10": ErrImagePull: rpc error: code = Unknown desc = failed to pull and'
+        " unpack image: toomanyrequests: You have reached your pull rate limit. You may increase the limit by"
+        " authenticating and upgrading: https://www.docker.com/increase-rate-limit",
+        "ImagePullBackOff",
+    )
+
+
+@situation("image-architecture")
+def manifest_list_without_the_nodes_processor(world: World) -> None:
+    _pull(world, "no matching manifest for linux/arm64/v8 in the manifest list entries")
+
+
+@situation("image-registry")
+def certificate_of_the_registry_is_unknown(world: World) -> None:
+    _pull(
+        world,
+        'failed to do request: Head "https://registry.internal/v2/trainer/manifests/1": tls: failed to verify'
+        " certificate: x509: certificate signed by unknown authority",
+    )
+
+
+@situation("storage-full")
+def the_nodes_disk_has_no_room_for_the_image(world: World) -> None:
+    _pull(
+        world,
+        "failed to pull and unpack image: failed to extract layer sha256:ab: write /var/lib/containerd/x:"
+        " no space left on device: unknown",
+    )
+
+
+@situation("image-auth")
+def node_role_may_not_read_the_registry(world: World) -> None:
+    _pull(
+        world,
+        "failed to resolve reference: unexpected status from HEAD request to https://1234.dkr.ecr.eu-west-1."
+        "amazonaws.com/v2/trainer/manifests/1: 403 Forbidden",
+    )
+
+
+@situation("command")
+def entrypoint_may_not_be_executed(world: World) -> None:
+    message = 'failed to create containerd task: exec: "/opt/run.sh": permission denied: unknown'
+    for index in (0, 1):
+        world.waiting(index, "RunContainerError", message)

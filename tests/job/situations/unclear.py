@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.job.corpus import CANNOT_TELL, situation
+from tests.job.corpus import CANNOT_TELL, G5, situation
 from tests.job.world import World
 
 
@@ -41,3 +41,19 @@ def failed_and_nothing_left(world: World) -> None:
 def pending_although_a_node_has_room(world: World) -> None:
     """Our arithmetic finds room where the scheduler did not: that is said, and no cause is made up."""
     world.pending(1)
+
+
+@situation(CANNOT_TELL)
+def nothing_was_answered_in_time(world: World) -> None:
+    """skypilot #10155 again: pods that run, and not one further question was answered."""
+    for kind in ("Event", "Node", "Service", "NetworkPolicy"):
+        world.unseen[kind] = "no answer from the cluster for 60 s"
+    world.unseen |= {"others": "no answer", "logs": "no answer", "run directory": "no answer"}
+
+
+@situation(CANNOT_TELL, G5)
+def pod_group_says_wait_and_there_is_room(world: World) -> None:
+    """Every pod of the gang would fit: why the scheduler waits is not seen."""
+    world.pending(*range(4))
+    for pod in world.pods:
+        pod["spec"]["schedulerName"] = "volcano"

@@ -1,0 +1,91 @@
+"""What `why` says of every situation, held against what is the case: `python -m tests.job.confusion`
+
+Exit code 1 where it is right in less than 95 of 100, or calls a healthy job anything else.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from tests.job.corpus import HEALTHY, Situation
+from tests.job.situations import SITUATIONS
+from tests.job.world import World
+from tools.job.why import Answer, Explanation, explain
+
+LEAST = 0.95
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """How often each answer was given (`said`) for each cause (`meant`)."""
+
+    counts: Counter[tuple[str, str]]
+
+    @property
+    def right(self) -> float:
+        """Return the share of situations whose cause came first."""
+        return sum(number for (meant, said), number in self.counts.items() if meant == said) / self.total
+
+    @property
+    def total(self) -> int:
+        """Return the number of situations."""
+        return sum(self.counts.values())
+
+    @property
+    def alarms(self) -> int:
+        """Return how many healthy jobs were not called healthy."""
+        return sum(n for (meant, said), n in self.counts.items() if meant == HEALTHY != said)
+
+    @property
+    def good(self) -> bool:
+        """Say whether it is right often enough, and lets every healthy job be."""
+        return self.right >= LEAST and not self.alarms
+
+    def table(self) -> str:
+        """Return one line for each cause: how many situations, how many of them right, what else was said."""
+        lines = [f"{'cause':<42} {'n':>3} {'right':>5}  taken for"]
+        for cause in sorted({meant for meant, _ in self.counts}):
+            answers = {said: number for (meant, said), number in self.counts.items() if meant == cause}
+            wrong = ", ".join(
+                f"{said} ({number})" for said, number in sorted(answers.items()) if said != cause
+            )
+            lines.append(
+                f"{cause:<42} {sum(answers.values()):>3} {answers.get(cause, 0):>5}  {wrong}".rstrip()
+            )
+        alarms = f"healthy jobs called something else: {self.alarms}"
+        return "\n".join([*lines, f"right first: {self.right:.1%} of {self.total}; {alarms}"])
+
+
+def said(found: Explanation) -> str:
+    """The kind of the first cause, or the state."""
+    return found.causes[0].kind if found.state is Answer.CAUSE else found.state.value
+
+
+def confusion(
+    world: Callable[[str], World], situations: Iterable[Situation] = tuple(SITUATIONS)
+) -> Confusion:
+    """Plant every situation in a world of its own (`world` makes one by the cell's name) and ask `why`."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for one in situations:
+        made = world(one.cell)
+        one.plant(made)
+        counts[one.cause, said(explain(made.snapshot()))] += 1
+    return Confusion(counts)
+
+
+def main() -> int:
+    """Print the table."""
+    from tests.job.conftest import KINDS
+    from tests.job.pages import rendered
+
+    cells = rendered()
+    found = confusion(lambda name: World(cells[name], KINDS[name]))
+    print(found.table())
+    return 0 if found.good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
