@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.aws.account import make_network, make_nodes
-from tools.aws import capacity
+from tools.aws import capacity, offers
 from tools.aws.probe import Finding, Level
 from tools.aws.session import Session
 from tools.facts.instances import INSTANCES, instance
@@ -123,8 +123,8 @@ def test_without_a_vpc_the_room_is_not_known(world: Any, session: Session) -> No
 
 
 def test_a_zone_without_the_type_is_a_no(world: Any, session: Session) -> None:
-    there = {zone.name for zone in capacity.offers.offering(session, "trn1.32xlarge")}
-    absent = next(zone.name for zone in capacity.offers.zones(session) if zone.name not in there)
+    there = {zone.name for zone in offers.offering(session, "trn1.32xlarge")}
+    absent = next(zone.name for zone in offers.zones(session) if zone.name not in there)
     found = judged(session, "trn1.32xlarge", zone=absent)
     assert found["offered"].level is Level.FAIL
     assert found["capacity"].level is Level.FAIL

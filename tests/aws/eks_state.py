@@ -1,0 +1,77 @@
+"""What EKS does with access entries and pod identities, for moto has neither."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Object = dict[str, Any]
+
+
+class Access:
+    """Access entries of one cluster: creating one twice is a conflict, as with EKS."""
+
+    def __init__(self, gaps: Any, refusal: Callable[..., Exception]) -> None:
+        self.entries: dict[str, dict[str, Object]] = {}
+        self.refusal = refusal
+        for name in ("describe_access_entry", "create_access_entry", "associate_access_policy"):
+            gaps["eks", name] = getattr(self, name)
+        gaps["eks", "list_associated_access_policies"] = self.listing
+
+    def _need(self, arn: str) -> dict[str, Object]:
+        if arn not in self.entries:
+            text = "The specified principalArn could not be found."
+            raise self.refusal("ResourceNotFoundException", text, 404)
+        return self.entries[arn]
+
+    def describe_access_entry(self, clusterName: str, principalArn: str) -> Object:
+        self._need(principalArn)
+        return {"accessEntry": {"clusterName": clusterName, "principalArn": principalArn}}
+
+    def create_access_entry(self, clusterName: str, principalArn: str, type: str) -> Object:
+        if principalArn in self.entries:
+            raise self.refusal("ResourceInUseException", "exists", 409)
+        self.entries[principalArn] = {}
+        return self.describe_access_entry(clusterName, principalArn)
+
+    def associate_access_policy(
+        self, clusterName: str, principalArn: str, policyArn: str, accessScope: Object
+    ) -> Object:
+        self._need(principalArn)[policyArn] = accessScope
+        return {"clusterName": clusterName, "principalArn": principalArn}
+
+    def listing(self, clusterName: str, principalArn: str, **_: Any) -> Object:
+        rows = [{"policyArn": arn, "accessScope": scope} for arn, scope in self._need(principalArn).items()]
+        return {"clusterName": clusterName, "principalArn": principalArn, "associatedAccessPolicies": rows}
+
+
+class Associations:
+    """Pod identity associations: one a service account."""
+
+    def __init__(self, gaps: Any) -> None:
+        self.rows: dict[str, Object] = {}
+        gaps["eks", "list_pod_identity_associations"] = self.listing
+        gaps["eks", "create_pod_identity_association"] = self.create
+        gaps["eks", "describe_pod_identity_association"] = self.describe
+        gaps["eks", "update_pod_identity_association"] = self.update
+
+    def listing(self, clusterName: str, namespace: str = "", serviceAccount: str = "", **_: Any) -> Object:
+        keys = ("clusterName", "namespace", "serviceAccount", "associationId")
+        wanted = [
+            row
+            for row in self.rows.values()
+            if (row["namespace"], row["serviceAccount"]) == (namespace, serviceAccount) or not namespace
+        ]
+        return {"associations": [{key: row[key] for key in keys} for row in wanted]}
+
+    def create(self, **given: Any) -> Object:
+        number = f"a-{len(self.rows)}"
+        self.rows[number] = {**given, "associationId": number}
+        return {"association": self.rows[number]}
+
+    def describe(self, clusterName: str, associationId: str) -> Object:
+        return {"association": self.rows[associationId]}
+
+    def update(self, clusterName: str, associationId: str, roleArn: str) -> Object:
+        self.rows[associationId]["roleArn"] = roleArn
+        return {"association": self.rows[associationId]}

@@ -1,0 +1,76 @@
+"""Show what each of a cluster's service accounts may in AWS, prove it by simulation, or make it so.
+
+The policies are made from the bucket's prefixes in cluster.env. eksctl.yaml holds them too, so a new cluster
+has them; --apply is for one that exists, and for changed facts.
+
+\b
+Examples:
+  yard cluster identity gpu                 the policies, as JSON with --json
+  yard cluster identity gpu --simulate      ask IAM whether they allow what they should, and nothing else
+  yard cluster identity gpu --apply         roles and Pod Identity associations
+  yard cluster identity gpu --apply --dry-run
+
+\b
+Exit codes: 0 good, 1 IAM reads a policy otherwise, or with --dry-run: something differs, 3 cannot tell.
+"""
+
+from __future__ import annotations
+
+import click
+
+from tools import output
+from tools.aws import identity, options, probe, service_accounts
+from tools.aws.session import Session
+from tools.aws.spec import Spec
+from tools.errors import UserError
+
+
+@click.command(help=__doc__, short_help="what pods may in AWS")
+@options.cluster_and_account
+@click.option("--simulate", is_flag=True, help="Ask IAM's policy simulator.")
+@click.option("--apply", "change", is_flag=True, help="Make roles, policies and associations.")
+@click.option("--dry-run", is_flag=True, help="With --apply: show what differs, change nothing.")
+@options.as_json
+def command(spec: Spec, session: Session, simulate: bool, change: bool, dry_run: bool, as_json: bool) -> None:
+    if (simulate and change) or (dry_run and not change):
+        raise UserError("one of --simulate and --apply; --dry-run goes with --apply")
+    accounts = service_accounts.of(spec)
+    if simulate:
+        _simulated([identity.simulate(session, one) for one in accounts], as_json)
+    if change:
+        _applied(spec, session, accounts, dry_run, as_json)
+        return
+    if as_json:
+        output.data([vars(one) for one in accounts])
+        return
+    for one in accounts:
+        output.line(f"{one.namespace}/{one.name}: {one.purpose}")
+        for statement in one.policy["Statement"]:
+            resources = statement["Resource"]
+            where = resources if isinstance(resources, str) else ", ".join(resources)
+            output.line(f"  {', '.join(statement['Action'])} on {where}")
+
+
+def _simulated(findings: list[probe.Finding], as_json: bool) -> None:
+    if as_json:
+        output.data(probe.as_data(findings))
+    else:
+        probe.show(findings)
+    raise click.exceptions.Exit(probe.exit_code(probe.worst(findings)))
+
+
+def _applied(
+    spec: Spec,
+    session: Session,
+    accounts: list[service_accounts.ServiceAccount],
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    lines = [line for one in accounts for line in identity.ensure(session, spec, one, not dry_run)]
+    if as_json:
+        output.data({"changes": lines, "applied": bool(lines) and not dry_run})
+    else:
+        for line in lines or ["all as the facts want it"]:
+            output.line(line)
+    if dry_run and lines:
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,38 @@
+"""Add a cluster to the kubeconfig, and leave everything else in it as it is.
+
+\b
+Examples:
+  yard cluster kubeconfig gpu
+  yard cluster kubeconfig gpu --context team-gpu --use
+
+\b
+Exit codes: 0 it is there, 2 no such cluster or the name is taken, 3 AWS could not be asked.
+"""
+
+from __future__ import annotations
+
+import click
+
+from tools import output
+from tools.aws import kubeconfig, options
+from tools.aws.session import Session
+from tools.aws.spec import Spec
+from tools.errors import UserError
+
+
+@click.command(help=__doc__, short_help="add the cluster to the kubeconfig")
+@options.cluster_and_account
+@click.option("--context", metavar="NAME", help="The context's name; else the cluster's.")
+@click.option("--use", is_flag=True, help="Make it the current context.")
+@click.option("--replace", is_flag=True, help="Take the name from another cluster's context.")
+def command(spec: Spec, session: Session, context: str | None, use: bool, replace: bool) -> None:
+    cluster = session.call("eks", "describe_cluster", name=spec.name)["cluster"]
+    if cluster.get("status") != "ACTIVE":
+        raise UserError(f"the cluster {spec.name} is {cluster.get('status')}", "wait until it is ACTIVE", 1)
+    name = context or spec.title
+    file = kubeconfig.path()
+    changed = kubeconfig.merge(
+        file, kubeconfig.entries(cluster, session.region, name, session.profile), replace, use
+    )
+    output.line(f"{file}: context {name} {'written' if changed else 'is there already'}")
+    output.note(f"next: kubectl --context {name} get nodes")
