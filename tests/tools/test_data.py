@@ -17,6 +17,9 @@ import pytest
 from tests.training.data.stream.conftest import serve, shard_bytes
 from tools import cli, data_benchmark
 from training.config import apply_override, load_texts
+from training.data.bert.prepare import prepare as prepare_pairs
+from training.data.examples.dataset import ExampleDataset
+from training.data.examples.prepare import ExampleSettings, prepare_examples
 from training.data.index import read_index
 
 __all__ = ["serve", "shard_bytes"]
@@ -112,6 +115,65 @@ def test_verify_finds_damage(yard: Yard, dataset: Path) -> None:
     code, out, _ = yard("verify", dataset, "--json")
     (verdict,) = json.loads(out)
     assert (code, verdict["verdict"], verdict["directory"]) == (1, "FAIL", str(dataset))
+
+
+def test_examples_of_fine_tuning_are_counted_and_verified(yard: Yard, dataset: Path, tmp_path: Path) -> None:
+    chats = tmp_path / "chats.jsonl"
+    pairs = [{"prompt": "q" * n, "completion": "a" * (2 * n)} for n in range(1, 41)]
+    chats.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    settings = ExampleSettings(
+        str(chats), "text", 0.2, str(dataset / "tokenizer"), "auto", 300, 64, True, "truncate", "error"
+    )
+    made = prepare_examples(settings, dataset.parent, lambda line: None)
+    code, out, _ = yard("inspect", made, "--json")
+    (found,) = json.loads(out)
+    assert (code, found["sequence_length"]) == (0, 64)
+    splits = found["splits"]
+    assert splits["train"]["documents"] + splits["heldout"]["documents"] == 40
+    for name, split in splits.items():
+        samples = ExampleDataset.open(made, name, 64)
+        held = sum(
+            int(samples.batch([index], [0]).arrays()["document_ids"].size) for index in range(len(samples))
+        )
+        assert (split["samples"], held) == (len(samples), len(samples) * 64)
+        assert split["waste"] == pytest.approx(1 - split["tokens"] / held)
+    assert "40 pair" in yard("inspect", made)[1]
+    assert_damage_is_found(yard, made, "train-samples.npy")
+    assert yard("inspect", made, "--sequence-length", 32)[0] == 2
+
+
+def test_sentence_pairs_are_counted_and_verified(yard: Yard, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    for number in range(12):
+        lines = [f"sentence {i} of document {number} " + "word " * (i % 7) for i in range(number + 1)]
+        (text / f"{number}.txt").write_text("\n".join(lines))
+    root = tmp_path / "local" / "data"
+    made = prepare_pairs(str(text), "text", 0.2, "train", 120, 32, root, lambda line: None)
+    code, out, _ = yard("inspect", "--json")
+    (found,) = json.loads(out)
+    assert (code, found["settings"]["kind"]) == (0, "sentence pairs")
+    for name, split in found["splits"].items():
+        sentences = np.fromfile(made / f"{name}-sentences.bin", "<u8").astype(int)
+        runs = np.fromfile(made / f"{name}-runs.bin", "<u8").reshape(-1, 2).astype(int)
+        filled = [min(sentences[stop] - sentences[first], 29) + 3 for first, stop in runs]
+        assert split["samples"] == len(runs) > 0
+        assert split["waste"] == pytest.approx(1 - sum(filled) / (32 * len(runs)))
+    assert "packing waste" in yard("inspect")[1]
+    assert_damage_is_found(yard, made, "train-runs.bin")
+
+
+def assert_damage_is_found(yard: Yard, dataset: Path, file: str) -> None:
+    """A whole dataset is said to be whole; with one flipped bit the file is named."""
+    code, out, _ = yard("verify", dataset)
+    assert (code, out.startswith(f"PASS: {dataset} is whole")) == (0, True)
+    data = bytearray((dataset / file).read_bytes())
+    data[-1] ^= 1
+    (dataset / file).write_bytes(data)
+    code, out, _ = yard("verify", dataset)
+    assert (code, f"{file} is damaged: sha256 does not match" in out) == (1, True)
+    data[-1] ^= 1
+    (dataset / file).write_bytes(data)
 
 
 @pytest.mark.parametrize(

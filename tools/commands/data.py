@@ -198,16 +198,17 @@ def _show(path: Path, report: Report) -> None:
 
 
 def _show_split(name: str, split: SplitReport, length: int) -> None:
-    samples = "made when read" if split.samples is None else f"{split.samples:,} of {length:,} tokens"
-    waste = "made when read" if split.waste is None else f"{split.waste:.2%}"
     output.line(f"  {name}")
     output.table(
         [
             ("documents", f"{split.documents:,}"),
             ("tokens", f"{split.tokens:,} ({split.bytes / split.tokens:.2f} bytes each)"),
             ("length", f"{split.shortest:,} to {split.longest:,}, median {split.median:,.0f}"),
-            ("samples", samples),
-            ("packing waste", f"{waste}; a row for each document would leave {split.padded:.1%} empty"),
+            ("samples", f"{split.samples:,} of {length:,} tokens"),
+            (
+                "packing waste",
+                f"{split.waste:.2%}; a row for each document would leave {split.padded:.1%} empty",
+            ),
         ],
         indent="    ",
     )

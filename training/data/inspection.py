@@ -8,8 +8,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from training.data.bert.files import read_flat
+from training.data.bert.hdf5 import KIND as MASKED
+from training.data.bert.pairs import FRAME, runs_file, sentences_file
+from training.data.bert.prepare import KIND as PAIRS
 from training.data.errors import DataError, reason
-from training.data.index import Index, Split, check_sizes, read_index
+from training.data.index import Index, check_sizes, read_index
 
 
 @dataclass(frozen=True)
@@ -17,8 +21,9 @@ class SplitReport:
     """One split. Lengths are tokens of a document, its frame included.
 
     histogram: pairs (n, documents of n/2 < length <= n) for powers of two, from the shortest to the longest.
-    samples: samples of the sequence length; None where they are only made when they are read.
-    waste: share of the samples' places that hold no token, or of the tokens that no sample holds.
+    samples: samples of the sequence length.
+    waste: share of the samples' places that hold no token, or of the tokens that no sample holds. Of sentence
+    pairs it is that of pairs in their documents' order; second sentences from elsewhere are as long, or less.
     padded: share of places that would be empty if each document had rows of its own.
     """
 
@@ -29,8 +34,8 @@ class SplitReport:
     median: float
     longest: int
     histogram: list[tuple[int, int]]
-    samples: int | None
-    waste: float | None
+    samples: int
+    waste: float
     padded: float
 
 
@@ -82,13 +87,19 @@ def _split(directory: Path, index: Index, name: str, length: int) -> SplitReport
     )
 
 
-def _packing(directory: Path, index: Index, name: str, length: int) -> tuple[int | None, float | None]:
-    split: Split = index.splits[name]
+def _packing(directory: Path, index: Index, name: str, length: int) -> tuple[int, float]:
+    """Return the number of samples, and the waste."""
+    split, kind = index.splits[name], index.settings.get("kind")
     if f"{name}-samples.npy" in index.files:  # examples, laid into samples beforehand
         samples = len(np.load(directory / f"{name}-samples.npy", mmap_mode="r")) - 1
         return samples, 1 - split.tokens / (samples * length)
-    if "kind" in index.settings:  # sentence pairs
-        return None, None
+    if kind == MASKED:
+        return split.documents, 1 - split.tokens / (split.documents * length)
+    if kind == PAIRS:
+        runs = read_flat(directory / runs_file(name), "<u8", 2)
+        starts = read_flat(directory / sentences_file(name), "<u8").astype(np.int64)
+        filled = np.minimum(starts[runs[:, 1]] - starts[runs[:, 0]], length - FRAME) + FRAME
+        return len(runs), 1 - int(filled.sum()) / (len(runs) * length)
     samples = max(0, split.tokens - 1) // length
     return samples, 1 - samples * length / split.tokens
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 # The expression of ByteLevel's `use_regex` (tokenizers, pre_tokenizers/byte_level.rs), for ASCII.
 _WORD = re.compile(r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII)
-# A word ends before a line's end, unless space is before it: no expression goes over it from what is no space.
+# A word ends before a line's end that follows what is no space, whatever else the text holds.
 _LINE_END = re.compile(r"(?<=[!-~])(?=\n)")
 # Memory that what is remembered may take, in bytes of words and of their tokens.
 _MOST_BYTES = 1 << 28

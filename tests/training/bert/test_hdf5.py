@@ -21,6 +21,7 @@ from training.data.bert.batch import NO_LABEL
 from training.data.bert.hdf5 import KEYS, MaskedRows
 from training.data.errors import DataError
 from training.data.index import read_index, verify
+from training.data.inspection import inspect
 
 CLS, SEP, MASK = 2, 3, 4
 TYPES = ("i4", "i1", "i1", "i4", "i4", "i1")
@@ -107,6 +108,9 @@ def test_every_row_is_what_the_published_loader_reads(masked: Texts, data_root: 
         assert np.array_equal(ours, labels)
         assert arrays["next_sentence_label"][place] == following
     assert verify(directory).splits["train"].documents == 123
+    seen = inspect(directory).splits["train"]
+    filled = int(np.concatenate([h5py.File(file)["input_mask"][:] for file in files]).sum())
+    assert (seen.samples, seen.waste) == (123, pytest.approx(1 - filled / (123 * LENGTH)))
 
 
 def test_files_without_a_test_shard_give_whole_files(texts: Texts, tmp_path: Path) -> None:

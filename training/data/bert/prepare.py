@@ -44,6 +44,7 @@ from training.data.staging import commit, staging
 from training.data.tokenizer import TextTokenizer
 from training.data.workers import encoding, processors
 
+KIND = "sentence pairs"
 # Below this much text processes would take longer to start than they save.
 PROCESSES_BYTES = 8 * 1024 * 1024
 _Ids = npt.NDArray[Any]
@@ -69,7 +70,7 @@ def prepare(
     found = open_source(source, text_field)
     given = None if tokenizer == "train" else tokenizers_.given_files(tokenizer)
     settings = {
-        "kind": "sentence pairs",
+        "kind": KIND,
         "source": found.name,
         "text_field": text_field,
         "heldout_fraction": heldout_fraction,
