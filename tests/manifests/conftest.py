@@ -73,7 +73,7 @@ def renderer() -> kustomize.Renderer:
     return found
 
 
-FIRST_CELL = ("hardware/cpu", "model/llama-tiny", "cpu/llama-tiny")
+FIRST_CELL = ("hardware/cpu", "model/llama-tiny", "cpu/llama-tiny", "images")
 
 
 @pytest.fixture
