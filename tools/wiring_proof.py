@@ -28,7 +28,8 @@ from tools.pod import ADDRESS, FROM_THE_MACHINE, loopback
 from tools.verdict import State, Verdict
 from tools.wiring import Analysis, Node, world_size
 
-AT_MOST_UNASKED = 8  # processes started when the user gave no numbers; each imports torch
+# Processes started when the user gave no numbers. Each imports torch, which takes a processor some seconds.
+AT_MOST_UNASKED = max(4, min(8, pod_environment.cores()))
 AT_MOST = 64
 SCALED = 2  # pods, and processes a pod, of a larger job
 TICK = 0.1
@@ -98,7 +99,8 @@ def _judge(
     world = size.pods * size.processes
     details = {"world_size": world, "ranks": records}
     hung = [pod for pod, code in ends.items() if code is None]
-    if hung:
+    problem = _problem(records, world)
+    if hung and problem:  # a launcher that is slow to end after all its ranks were counted has shown enough
         reason = f"{len(hung)} of {len(ends)} pods were still waiting after {timeout:.0f} s"
         return Verdict(
             State.FAIL, reason, evidence, "see which pods wait, and where; --timeout waits longer", details
@@ -106,7 +108,6 @@ def _judge(
     failed = [pod for pod, code in ends.items() if code]
     if failed:
         return Verdict(State.FAIL, f"the launcher of {failed[0]} failed", evidence, None, details)
-    problem = _problem(records, world)
     if problem:
         return Verdict(State.FAIL, problem, evidence, None, details)
     evidence.append(

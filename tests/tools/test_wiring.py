@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,6 +136,22 @@ def test_a_large_job_is_proved_small_and_says_so(make_job: Job) -> None:
             wiring_proof.scale(nodes, pods, nproc)
     small = analysed(make_job(command=TORCHRUN)).nodes
     assert wiring_proof.scale(small, None, None) == wiring_proof.Scale(2, 1, whole=True)
+
+
+@pytest.mark.parametrize(("seen", "state"), [(2, State.PASS), (1, State.FAIL)])
+def test_a_launcher_that_is_slow_to_end_is_no_fault_when_every_rank_was_counted(
+    make_job: Job, monkeypatch: pytest.MonkeyPatch, seen: int, state: State
+) -> None:
+    def run(nodes: list[Any], _size: Any, directory: Path, _timeout: float) -> dict[str, None]:
+        for rank, node in enumerate(nodes[:seen]):
+            record = {"rank": rank, "world": 2, "pod": node.pod.name, "counted": [1, 1]}
+            (directory / f"{rank}.json").write_text(json.dumps(record))
+        return {node.pod.name: None for node in nodes}
+
+    monkeypatch.setattr(wiring_proof, "_run", run)
+    verdict = wiring_proof.prove(analysed(make_job(command=TORCHRUN)), None, None, 60)
+    assert verdict.state is state
+    assert any("still waiting" in line for line in verdict.evidence)
 
 
 def test_an_elastic_job_is_proved_by_its_own_torchrun(checkout: Any, make_job: Job) -> None:
