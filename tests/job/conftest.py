@@ -1,17 +1,24 @@
-"""Two rendered cells to plant situations in."""
+"""Rendered cells to plant situations in, and a stand-in for the cluster that they are in."""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.job.world import World
 from tools import kustomize, repo
 from tools.cell import Manifests, parse
+from tools.job import collect
 
 KINDS = {"cpu/llama-tiny": "m5.xlarge", "p5/llama-3-1-8b": "p5en.48xlarge", "g5/llama-2-7b": "g5.48xlarge"}
 NewWorld = Callable[..., World]
+STAND_IN = Path(__file__).with_name("kubectl.py")
+Cluster = Callable[[World], Path]
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +38,34 @@ def world(rendered: dict[str, Manifests]) -> NewWorld:
         return World(rendered[name], KINDS[name], nodes)
 
     return make
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """A function that lets a world be what `yard` finds; returns the stand-in's directory."""
+    program = tmp_path / "bin/kubectl"
+    program.parent.mkdir()
+    program.write_text(
+        f"#!{os.path.realpath(sys.executable)} -IS\n" + STAND_IN.read_text().partition("\n")[2]
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("STAND_IN", str(tmp_path))
+    (tmp_path / "volume").mkdir()
+
+    def play(world: World) -> Path:
+        seen = world.snapshot()
+        plurals = {"Pod": "pods", **collect.NAMESPACED, **collect.GLOBAL, "Secret": "secrets"}
+        objects = {
+            plural: [{"kind": kind, **one} for one in seen.of(kind)]
+            for kind, plural in plurals.items()
+            if seen.saw(kind)
+        }
+        maps = [{**one, "data": dict.fromkeys(one["keys"], "")} for one in seen.of("ConfigMap")]
+        objects |= {"pytorchjobs": [seen.job], "configmaps": maps}
+        (tmp_path / "objects.json").write_text(json.dumps(objects))
+        for log in seen.logs:
+            (tmp_path / f"{log.pod}.log").write_text(log.text)
+        return tmp_path
+
+    return play

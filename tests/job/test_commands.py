@@ -5,56 +5,20 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.job.conftest import NewWorld
+from tests.job.conftest import Cluster, NewWorld
 from tests.job.corpus import STEP
-from tests.job.world import World
 from tools import repo
 from tools.cli import run
-from tools.job import collect, copy, sender
+from tools.job import copy, sender
 
-STAND_IN = Path(__file__).with_name("kubectl.py")
 JOB = "cpu-llama-tiny-train"
-Cluster = Callable[[World], Path]
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """A function that lets a world be what `yard` finds; returns the stand-in's directory."""
-    program = tmp_path / "bin/kubectl"
-    program.parent.mkdir()
-    program.write_text(
-        f"#!{os.path.realpath(sys.executable)} -IS\n" + STAND_IN.read_text().partition("\n")[2]
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("STAND_IN", str(tmp_path))
-    (tmp_path / "volume").mkdir()
-
-    def play(world: World) -> Path:
-        seen = world.snapshot()
-        plurals = {"Pod": "pods", **collect.NAMESPACED, **collect.GLOBAL, "Secret": "secrets"}
-        objects = {
-            plural: [{"kind": kind, **one} for one in seen.of(kind)]
-            for kind, plural in plurals.items()
-            if seen.saw(kind)
-        }
-        maps = [{**one, "data": dict.fromkeys(one["keys"], "")} for one in seen.of("ConfigMap")]
-        objects |= {"pytorchjobs": [seen.job], "configmaps": maps}
-        (tmp_path / "objects.json").write_text(json.dumps(objects))
-        for log in seen.logs:
-            (tmp_path / f"{log.pod}.log").write_text(log.text)
-        return tmp_path
-
-    return play
 
 
 def test_the_only_job_needs_no_name(

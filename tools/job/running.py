@@ -92,7 +92,7 @@ def network(snapshot: Snapshot) -> Iterator[Cause]:
     for policy in snapshot.of("NetworkPolicy"):
         if _keeps_apart(policy, first):
             name = policy["metadata"]["name"]
-            others = [other for other in snapshot.of("NetworkPolicy") if _lets_in(other, first)]
+            others = [other for other in snapshot.of("NetworkPolicy") if lets_in(other, first)]
             if not others:
                 summary = f"the NetworkPolicy {name} keeps the job's pods from each other"
                 evidence = [f"it selects {first.name}, and no rule of any policy lets its own job's pods in"]
@@ -107,10 +107,10 @@ def _names(snapshot: Snapshot, kind: str) -> str:
 def _keeps_apart(policy: Object, pod: JobPod) -> bool:
     spec = policy.get("spec") or {}
     types = spec.get("policyTypes") or ["Ingress"]
-    return "Ingress" in types and selects(spec.get("podSelector"), pod.labels) and not _lets_in(policy, pod)
+    return "Ingress" in types and selects(spec.get("podSelector"), pod.labels) and not lets_in(policy, pod)
 
 
-def _lets_in(policy: Object, pod: JobPod) -> bool:
+def lets_in(policy: Object, pod: JobPod) -> bool:
     """Say whether a policy lets pods with this pod's own labels reach it on its rendezvous port."""
     spec = policy.get("spec") or {}
     if not selects(spec.get("podSelector"), pod.labels):

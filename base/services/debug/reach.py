@@ -1,10 +1,12 @@
 """Say for each HOST:PORT whether its name resolves and its port answers: `python reach.py HOST[:PORT] ...`
 
-Exit code 0 when all do, 1 when one does not, 2 for a bad argument. Only Python's own library is needed.
+With --json as one JSON list. Exit code 0 when all do, 1 when one does not, 2 for a bad argument. Only
+Python's own library is needed, of 3.10 or newer: `yard job debug` sends this file to a pod.
 """
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 import time
@@ -12,42 +14,58 @@ import time
 SECONDS = 3.0
 
 
-def reach(target: str) -> tuple[bool, str]:
-    """Return whether `target` (HOST or HOST:PORT) is reached, and one line that says how or why not."""
+def reach(target: str) -> dict:
+    """Return what is found on the way to `target` (HOST or HOST:PORT).
+
+    `addresses` are what the name resolves to (empty: it does not), `port` is None where none was asked for.
+    `state` is good, unresolved, silent (something drops it), refused (nobody listens) or unreachable; `line`
+    says it in words.
+    """
     host, _, port = target.rpartition(":") if ":" in target else (target, "", "")
+    found = {"target": target, "addresses": [], "port": int(port) if port else None, "state": "good"}
     began = time.perf_counter()
     try:
-        found = socket.getaddrinfo(host, int(port) if port else None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, int(port) if port else None, type=socket.SOCK_STREAM)
     except OSError as problem:
-        return False, f"{target}: the name does not resolve ({problem.strerror or problem})"
-    addresses = sorted({str(entry[4][0]) for entry in found})
-    name = f"{target}: {', '.join(addresses)} in {1000 * (time.perf_counter() - began):.0f} ms"
-    if not port:
-        return True, name
-    return _connect(found[0][4], f"{name}; port {port}")
+        line = f"{target}: the name does not resolve ({problem.strerror or problem})"
+        return {**found, "state": "unresolved", "line": line}
+    found["addresses"] = sorted({str(entry[4][0]) for entry in entries})
+    line = f"{target}: {', '.join(found['addresses'])} in {1000 * (time.perf_counter() - began):.0f} ms"
+    if port:
+        found["state"], how = _connect(entries[0][4])
+        line = f"{line}; port {port} {how}"
+    return {**found, "line": line}
 
 
-def _connect(address: tuple, said: str) -> tuple[bool, str]:
+def _connect(address: tuple) -> tuple:
     began = time.perf_counter()
     try:
         with socket.create_connection(address[:2], timeout=SECONDS):
-            return True, f"{said} answers in {1000 * (time.perf_counter() - began):.0f} ms"
+            return "good", f"answers in {1000 * (time.perf_counter() - began):.0f} ms"
     except TimeoutError:
-        return False, f"{said} says nothing for {SECONDS:.0f} s: a NetworkPolicy or security group drops it"
+        return "silent", f"says nothing for {SECONDS:.0f} s: a NetworkPolicy or security group drops it"
+    except ConnectionRefusedError:
+        return "refused", "refuses: the pod is there and nobody listens"
     except OSError as problem:
-        return False, f"{said}: {problem.strerror or problem}: the pod is there and nobody listens"
+        return "unreachable", f"is not reached: {problem.strerror or problem}"
 
 
-def main(arguments: list[str]) -> int:
-    """Print a line for each argument; return the exit code."""
-    ports = [argument.rpartition(":")[2] for argument in arguments if ":" in argument]
-    if not arguments or not all(port.isdigit() for port in ports):
+def main(arguments: list) -> int:
+    """Print a line for each argument, or all as JSON; return the exit code."""
+    as_json, targets = "--json" in arguments, [word for word in arguments if word != "--json"]
+    ports = [target.rpartition(":")[2] for target in targets if ":" in target]
+    if not targets or not all(port.isdigit() for port in ports):
         print(__doc__, file=sys.stderr)
         return 2
-    answers = [reach(argument) for argument in arguments]
-    for good, line in answers:
-        print(f"{'good' if good else 'BAD '}  {line}", flush=True)
-    return 0 if all(good for good, _ in answers) else 1
+    found = []
+    for target in targets:
+        found.append(reach(target))
+        if not as_json:
+            good = found[-1]["state"] == "good"
+            print(f"{'good' if good else 'BAD '}  {found[-1]['line']}", flush=True)
+    if as_json:
+        print(json.dumps(found))
+    return 0 if all(one["state"] == "good" for one in found) else 1
 
 
 if __name__ == "__main__":

@@ -1,0 +1,123 @@
+"""The way to the rendezvous, hop by hop: what the API server tells, what pods find, and what is concluded."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from tests.job.conftest import Cluster, NewWorld
+from tests.job.world import World
+from tools.cli import run
+from tools.job import hops
+from tools.verdict import State, Verdict
+
+PORT = 23456
+ADDRESS = "10.0.0.1"
+
+
+def with_addresses(made: World) -> World:
+    """Give each pod an address, and its Service the operator's selector."""
+    for index, pod in enumerate(made.pods):
+        pod["status"]["podIP"] = f"10.0.0.{index + 1}"
+    for service, pod in zip(made.objects["Service"], made.pods, strict=True):
+        service["spec"] = {"clusterIP": "None", "selector": pod["metadata"]["labels"]}
+    return made
+
+
+def points(*addresses: str, ready: bool = True) -> list[dict[str, Any]]:
+    """EndpointSlices with these addresses."""
+    return [{"endpoints": [{"addresses": list(addresses), "conditions": {"ready": ready}}]}]
+
+
+def states(found: list[Verdict]) -> dict[str, State]:
+    """The state of each hop, the last one of its name."""
+    return {one.details["hop"]: one.state for one in found}
+
+
+def test_what_the_api_server_tells_of_a_healthy_job(world: NewWorld) -> None:
+    seen = with_addresses(world()).snapshot()
+    found = states(list(hops.told(seen, points(ADDRESS))))
+    assert found == dict.fromkeys(("pod", "service", "endpoints", "policy"), State.PASS)
+
+
+@pytest.mark.parametrize(
+    ("hop", "slices"),
+    [
+        ("endpoints", points("10.0.0.9")),
+        ("endpoints", points(ADDRESS, ready=False)),
+        ("endpoints", []),
+    ],
+)
+def test_endpoints_that_lead_nowhere(hop: str, slices: list[dict[str, Any]], world: NewWorld) -> None:
+    found = states(list(hops.told(with_addresses(world()).snapshot(), slices)))
+    assert [name for name, state in found.items() if state is State.FAIL] == [hop]
+
+
+def test_each_broken_hop_is_the_one_that_is_named(world: NewWorld) -> None:
+    made = with_addresses(world())
+    made.objects["Service"][0]["spec"]["selector"] = {"app": "other"}
+    assert states(list(hops.told(made.snapshot(), points(ADDRESS))))["service"] is State.FAIL
+    made.objects["Service"] = []
+    assert states(list(hops.told(made.snapshot(), None))) == {
+        "pod": State.PASS,
+        "service": State.FAIL,
+        "endpoints": State.CANNOT_TELL,
+        "policy": State.PASS,
+    }
+    made.objects["NetworkPolicy"] = [{"metadata": {"name": "deny"}, "spec": {"podSelector": {}}}]
+    assert states(list(hops.told(made.snapshot(), None)))["policy"] is State.FAIL
+    made.pending(0)
+    assert states(list(hops.told(made.snapshot(), None)))["pod"] is State.FAIL
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [("silent", "security group"), ("refused", "torchrun of that pod is not up"), ("unreachable", "routes")],
+)
+def test_what_a_pod_finds_at_the_port_is_explained(state: str, said: str, world: NewWorld) -> None:
+    seen = with_addresses(world()).snapshot()
+    there = hops.meeting(seen)
+    assert (there.host, there.port) == ("cpu-llama-tiny-train-worker-0", PORT)
+    name = {"addresses": [ADDRESS], "state": "good", "line": "it resolves"}
+    reached = [name, name, name, {**name, "state": state, "line": "no"}]
+    last = list(hops.judge(there, seen.pods[1], reached))[-2]
+    assert (last.details["hop"], last.state) == ("port", State.FAIL)
+    assert said in str(last.remedy)
+    stale = {**name, "addresses": ["10.0.0.7"]}
+    found = states(list(hops.judge(there, seen.pods[1], [name, stale, name, name])))
+    assert found["name"] is State.FAIL, "a name that leads to another pod"
+
+
+def test_the_command_looks_from_every_pod_that_runs(
+    world: NewWorld, cluster: Cluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The stand-in runs what is sent to a pod on this machine: the meeting point is a port of it."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        made = with_addresses(world())
+        for index in (0, 1):
+            environment = made.container(index)["env"]
+            environment[:] = [one for one in environment if one["name"] != "PET_RDZV_ENDPOINT"]
+            endpoint = f"localhost:{listening.getsockname()[1]}"
+            environment.append({"name": "PET_RDZV_ENDPOINT", "value": endpoint})
+        cluster(made)
+        assert run(["job", "debug", "--json"]) == 1, "no pod has that name"
+    said = json.loads(capfd.readouterr().out)
+    found = {(one["from"], one["hop"]): one["verdict"] for one in said["hops"]}
+    assert found[None, "pod"] == "FAIL"
+    assert found[None, "endpoints"] == "CANNOT TELL", "the stand-in has no EndpointSlices"
+    for index in (0, 1):
+        assert found[made.name(index), "name"] == "PASS"
+        assert found[made.name(index), "port"] == "PASS"
+
+
+def test_nobody_to_look_from_is_said(
+    world: NewWorld, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = with_addresses(world())
+    made.pending(0, 1)
+    cluster(made)
+    assert run(["job", "debug"]) == 1
+    assert "CANNOT TELL  look       no container runs to look from" in capsys.readouterr().out
