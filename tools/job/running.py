@@ -52,20 +52,25 @@ def bad_nodes(snapshot: Snapshot) -> Iterator[Cause]:
     if not stuck:
         return
     for pod in snapshot.pods:
-        node = (snapshot.find("Node", pod.node) if pod.node else None) or {}
-        found = [one for one in map(partial(_condition, node), HEALTH_CONDITIONS) if one]
-        said = [
-            f"{one['type']} is {one['status']}: {one.get('reason', '')}: {one.get('message', '')}"
-            for one in found
-            if one.get("status") == "False"
-        ]
-        label = ((node.get("metadata") or {}).get("labels") or {}).get(HEALTH_LABEL, "Schedulable")
-        said += [] if label == "Schedulable" else [f"{HEALTH_LABEL}={label}"]
+        said = ill(snapshot, pod)
         if said:
             evidence = [short(f"{pod.short} is on {pod.node}: {one}") for one in said]
             summary = f"the accelerators of {pod.node} are not well"
             yield Cause("device", Layer.BLOCKED, summary, evidence, pod.name)
             return
+
+
+def ill(snapshot: Snapshot, pod: JobPod) -> list[str]:
+    """Return what agents on a pod's node say of accelerators that are not well."""
+    node = (snapshot.find("Node", pod.node) if pod.node else None) or {}
+    found = [one for one in map(partial(_condition, node), HEALTH_CONDITIONS) if one]
+    said = [
+        f"{one['type']} is {one['status']}: {one.get('reason', '')}: {one.get('message', '')}"
+        for one in found
+        if one.get("status") == "False"
+    ]
+    label = ((node.get("metadata") or {}).get("labels") or {}).get(HEALTH_LABEL, "Schedulable")
+    return [*said, *([] if label == "Schedulable" else [f"{HEALTH_LABEL}={label}"])]
 
 
 def _condition(node: Object, kind: str) -> Object | None:
