@@ -1,4 +1,4 @@
-"""The accelerators of a job's pods: memory, use and errors, as nvidia-smi or neuron-monitor tell in each pod."""
+"""The accelerators of a job's pods: memory, use and errors, as nvidia-smi or neuron-monitor tell."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _yes(text: str | None) -> bool:
 
 
 def neuron(answer: str, pod: JobPod) -> Iterator[Device]:
-    """Yield the devices in one report of neuron-monitor (its user guide, Neuron 2.29); ValueError for none."""
+    """Yield the devices in a report of neuron-monitor (its user guide, Neuron 2.29); ValueError for none."""
     report = json.loads(answer)
     hardware = report.get("neuron_hardware_info") or {}
     cores = int(hardware.get("neuroncore_per_device_count") or 1)
