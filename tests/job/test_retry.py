@@ -1,0 +1,165 @@
+"""Whether another try can help, what it changes, and how often: by the cause of the failure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.job.conftest import Cluster, NewWorld
+from tests.job.world import World
+from tools.cell import Manifests
+from tools.errors import UserError
+from tools.job import cause, retry
+from tools.job.retry import LEDGER, Attempt, Plan
+from tools.job.why import explain
+from tools.kubectl import Kubectl
+
+Planned = Callable[..., Plan]
+PEER = "RuntimeError: Connection closed by peer [10.0.1.7]:31337"
+
+
+@pytest.fixture
+def planned(cluster: Cluster, rendered: dict[str, Manifests]) -> Planned:
+    """A function that plans the next try of a world's job, whose ConfigMaps are those of its cell."""
+
+    def make(made: World, cell: str = "cpu/llama-tiny", most: int = 3) -> Plan:
+        home: Path = cluster(made)
+        objects = json.loads((home / "objects.json").read_text())
+        objects["configmaps"] = rendered[cell].of_kind("ConfigMap")
+        (home / "objects.json").write_text(json.dumps(objects))
+        seen = made.snapshot()
+        return retry.plan(Kubectl(None, "team-a"), seen, explain(seen), most)
+
+    return make
+
+
+def failed(made: World, *lines: str, code: int = 1) -> World:
+    """The job has failed, and every pod has said so."""
+    made.end("Failed")
+    for index in range(len(made.pods)):
+        made.ended(index, code, *lines)
+    return made
+
+
+def micro(plan: Plan) -> list[str]:
+    """The lines of the configuration that say the micro batch."""
+    texts = [text for item in plan.objects.of_kind("ConfigMap") for text in item["data"].values()]
+    return [line.strip() for text in texts for line in text.splitlines() if "micro_batch_size:" in line]
+
+
+def test_a_lost_peer_is_tried_again_as_it_was(world: NewWorld, planned: Planned) -> None:
+    made = failed(world(), PEER)
+    made.job["metadata"] |= {"resourceVersion": "7", "managedFields": [], "generation": 2}
+    plan = planned(made)
+    job = plan.objects.job()
+    assert plan.objects.objects == [job]
+    assert job["spec"] == made.job["spec"]
+    assert set(job["metadata"]) == {"name", "namespace", "labels", "annotations"} & {*job["metadata"]}
+    assert "status" not in job
+    (one,) = json.loads(job["metadata"]["annotations"][LEDGER])
+    assert (one["uid"], one["cause"], one["changed"]) == ("uid-job", "lost-peer", "nothing")
+
+
+@pytest.mark.parametrize("cell", ["g5/llama-2-7b", "cpu/llama-tiny"])
+def test_out_of_memory_halves_the_micro_batch_and_keeps_the_global_one(
+    cell: str, world: NewWorld, planned: Planned, rendered: dict[str, Manifests]
+) -> None:
+    made = failed(world(cell), "torch.OutOfMemoryError: CUDA out of memory", code=160)
+    before = {item["metadata"]["name"] for item in rendered[cell].of_kind("ConfigMap")}
+    was = next(
+        line.strip()
+        for item in rendered[cell].of_kind("ConfigMap")
+        for text in item["data"].values()
+        for line in text.splitlines()
+        if "micro_batch_size:" in line
+    )
+    size = int(was.rpartition(" ")[2])
+    if size == 1:
+        with pytest.raises(UserError, match="cannot be halved"):
+            planned(made, cell)
+        return
+    plan = planned(made, cell)
+    assert micro(plan) == [f"micro_batch_size: {size // 2}"]
+    assert plan.last.changed == f"parallel.micro_batch_size {size} -> {size // 2}; the global batch stays"
+    renamed = {item["metadata"]["name"] for item in plan.objects.of_kind("ConfigMap")} - before
+    (name,) = renamed
+    assert name.endswith("-retry1")
+    assert name in json.dumps(plan.objects.job()["spec"]), "the job's pods mount it"
+    assert name.removesuffix("-retry1") not in json.dumps(plan.objects.job()["spec"]).replace(name, "")
+
+
+def test_memory_of_the_host_beside_accelerators_is_no_matter_of_the_batch(
+    world: NewWorld, planned: Planned
+) -> None:
+    made = world("g5/llama-2-7b")
+    made.end("Failed")
+    for index in range(4):
+        made.ended(index, 137, reason="OOMKilled")
+    with pytest.raises(UserError, match="the host's memory is used up") as refused:
+        planned(made, "g5/llama-2-7b")
+    assert "raise the memory request" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("rank 0: config: /etc/trainyard/model.yaml:7: unknown key train.lr", "config"),
+        ("rank 0: data: shard train-00000.bin is truncated", "data"),
+        ("ModuleNotFoundError: No module named 'training'", "code"),
+        ("huggingface_hub.errors.GatedRepoError: 401 Client Error. Cannot access gated repo", "hub-auth"),
+    ],
+)
+def test_what_would_fail_again_is_refused_with_its_remedy(
+    line: str, kind: str, world: NewWorld, planned: Planned
+) -> None:
+    with pytest.raises(UserError, match=f"in the same way: {kind}") as refused:
+        planned(failed(world(), line))
+    assert (refused.value.hint, refused.value.code) == (cause.REMEDIES[kind], 1)
+
+
+def attempts(*causes: str) -> dict[str, Any]:
+    """A ledger's annotation."""
+    return {LEDGER: json.dumps([vars(Attempt("u", "t", kind, "e", "nothing")) for kind in causes])}
+
+
+def test_tries_are_bounded_in_all_and_for_one_cause(world: NewWorld, planned: Planned) -> None:
+    made = failed(world(), PEER)
+    made.job["metadata"]["annotations"] = attempts("lost-peer", "hang")
+    assert len(planned(made).ledger) == 3, "control: a third try of two causes"
+    made.job["metadata"]["annotations"] = attempts("lost-peer", "hang", "lost-peer")
+    with pytest.raises(UserError, match="3 are allowed"):
+        planned(made)
+    assert len(planned(made, most=9).ledger) == 4
+    made.job["metadata"]["annotations"] = attempts("hang", "lost-peer", "lost-peer", "lost-peer")
+    with pytest.raises(UserError, match="lost-peer has come again after 3 more tries"):
+        planned(made, most=9)
+    made.job["metadata"]["annotations"] = attempts("crash")
+    with pytest.raises(UserError, match="crash has come again after 1 more tries"):
+        planned(failed(made, "KeyError: 'labels'"))
+    made.job["metadata"]["annotations"] = {LEDGER: "once"}
+    with pytest.raises(UserError, match="is no ledger"):
+        planned(made)
+
+
+def test_what_has_not_failed_or_is_gits_is_left_alone(world: NewWorld, planned: Planned) -> None:
+    healthy = world()
+    healthy.training()
+    with pytest.raises(UserError, match="has not failed"):
+        planned(healthy)
+    pending = world()
+    pending.pending(0, 1)
+    pending.nodes = []
+    with pytest.raises(UserError, match="has not failed"):
+        planned(pending)
+    owned = failed(world(), PEER)
+    owned.job["metadata"]["labels"] = {"kustomize.toolkit.fluxcd.io/name": "team"}
+    with pytest.raises(UserError, match="reconciled from git"):
+        planned(owned)
+
+
+def test_every_cause_that_is_tried_again_is_one_that_why_names() -> None:
+    assert set(retry.MOST) - {retry.UNKNOWN} <= set(cause.REMEDIES)
