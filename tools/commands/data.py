@@ -37,7 +37,10 @@ def command() -> None:
 @click.option("--text-field", default="text", show_default=True, help="The field of JSONL and Parquet rows.")
 @click.option("--heldout-fraction", default=0.02, show_default=True, help="Share of documents held out.")
 @click.option(
-    "--tokenizer", default="train", show_default=True, help="train, a directory, or a tokenizer.json."
+    "--tokenizer",
+    default="train",
+    show_default=True,
+    help="train, a directory, a tokenizer.json, or ORG/NAME@COMMIT.",
 )
 @click.option("--vocab-size", default=4096, show_default=True, help="The model's vocab_size.")
 @click.option("--root", type=click.Path(path_type=Path), help="Where datasets lie.  [default: local/data]")
@@ -56,7 +59,7 @@ def prepare(
     """Make a dataset, or find the one that these sources and settings made before.
 
     SOURCE is python-stdlib, a file, a directory, a glob, a URL with ranges like {00..07}, or
-    hf://datasets/<organisation>/<name>@<commit>/<pattern>. What was killed goes on where it was.
+    hf://datasets/<organisation>/<name>@<commit>[/<pattern>]. What was killed goes on where it was.
     """
     from training.data.index import read_index
     from training.data.prepare import prepare as make

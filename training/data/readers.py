@@ -38,6 +38,13 @@ class Place(Protocol):
     def open(self, mode: Literal["rb"]) -> IO[bytes]: ...
 
 
+class Named(Protocol):
+    """What has a file's name."""
+
+    @property
+    def name(self) -> str: ...
+
+
 class Document(NamedTuple):
     """One document: its text, and the same text as UTF-8 bytes."""
 
@@ -45,7 +52,7 @@ class Document(NamedTuple):
     data: bytes
 
 
-def is_rows(path: Place) -> bool:
+def is_rows(path: Named) -> bool:
     """Return whether the file's name says that it holds one document a row."""
     return path.name.lower().endswith(_JSON_LINES + _JSON_LINES_GZIP + _PARQUET)
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from training.data import hub
 from training.data.errors import DataError, reason
 from training.data.sources import path_of
 from training.data.words import Words, parts_of, words_of
@@ -121,7 +122,12 @@ def train(texts: Iterator[str], vocab_size: int) -> TextTokenizer:
 
 
 def given_files(tokenizer: str) -> dict[str, bytes]:
-    """Read the files of a given tokenizer, a directory or a tokenizer.json; DataError when there is none."""
+    """Read the files of a given tokenizer; DataError when there is none.
+
+    It is a directory, a tokenizer.json, or `<organisation>/<name>@<commit>` of the hub.
+    """
+    if hub.is_pinned(tokenizer):
+        return hub.fetch(tokenizer, _CARRIED, _TOKENIZER)
     path = path_of(tokenizer)
     main = path / _TOKENIZER if path.is_dir() else path
     names = _CARRIED if path.is_dir() else (_TOKENIZER,)
@@ -129,7 +135,10 @@ def given_files(tokenizer: str) -> dict[str, bytes]:
         files = {_TOKENIZER: main.read_bytes()}
         files |= {name: (path / name).read_bytes() for name in names if (path / name).is_file()}
     except FileNotFoundError:
-        hint = "it must be 'train', a directory with a tokenizer.json, or such a file"
+        hint = (
+            "it must be 'train', a directory with a tokenizer.json, such a file, "
+            "or <organisation>/<name>@<commit> of the hub"
+        )
         raise DataError(f"tokenizer {tokenizer}: {main} does not exist; {hint}") from None
     except OSError as error:
         raise DataError(f"tokenizer {tokenizer}: cannot read {error.filename}: {reason(error)}") from error

@@ -1,7 +1,8 @@
-"""Examples of a pinned data set of the hub: the real library against a small hub on this machine."""
+"""Pinned data sets and tokenizers of the hub: the real library against a small hub on this machine."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -21,7 +22,15 @@ ROWS = [
     for n in range(9)
 ]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
-FILES = {"chats.jsonl": LINES.encode()}
+TEXTS = [f"text number {n}\n" + "cat " * n for n in range(9)]
+FILES = {
+    "someone/chats": {"chats.jsonl": LINES.encode()},
+    "someone/texts": {
+        f"{split}-{part}.jsonl": "".join(json.dumps({"text": t}) + "\n" for t in texts).encode()
+        for split, part, texts in (("train", 0, TEXTS[:4]), ("train", 1, TEXTS[4:7]), ("test", 0, TEXTS[7:]))
+    },
+    "someone/words": {},  # a tokenizer, which the test fills in
+}
 SCRIPT = """
 import json, sys
 from pathlib import Path
@@ -38,8 +47,23 @@ for source in sources:
 """
 
 
+PREPARE = """
+import json, sys
+from pathlib import Path
+from training.data.errors import DataError
+from training.data.prepare import prepare
+root, *pairs = sys.argv[1:]
+for source, tokenizer in zip(pairs[::2], pairs[1::2]):
+    try:
+        made = prepare(source, "text", 0.2, tokenizer, 400, Path(root), lambda line: None)
+        print(json.loads((made / "index.json").read_text())["digest"])
+    except DataError as error:
+        print(error)
+"""
+
+
 class Hub(BaseHTTPRequestHandler):
-    """Serves `someone/chats` at COMMIT, refuses `someone/secret`, and has no other revision."""
+    """Serves FILES at COMMIT, refuses `someone/secret`, and has no other revision."""
 
     protocol_version = "HTTP/1.1"
 
@@ -61,24 +85,26 @@ class Hub(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if "someone/secret" in path:
             return 401, b"{}", {"X-Error-Code": "GatedRepo"}
-        if "someone/chats" in path and COMMIT not in path:
+        if COMMIT not in path:
             return 404, b"{}", {"X-Error-Code": "RevisionNotFound"}
-        if path == f"/api/datasets/someone/chats/revision/{COMMIT}":
-            siblings = [{"rfilename": name} for name in FILES]
-            return 200, json.dumps({"id": "someone/chats", "sha": COMMIT, "siblings": siblings}).encode(), {}
-        if path.startswith(f"/api/datasets/someone/chats/tree/{COMMIT}"):
+        name = next(name for name in FILES if name in path)
+        if path == f"/api/datasets/{name}/revision/{COMMIT}":
+            siblings = [{"rfilename": file} for file in FILES[name]]
+            return 200, json.dumps({"id": name, "sha": COMMIT, "siblings": siblings}).encode(), {}
+        if path.startswith(f"/api/datasets/{name}/tree/{COMMIT}"):
             tree = [
-                {"type": "file", "path": name, "size": len(data), "oid": "a" * 40}
-                for name, data in FILES.items()
+                {"type": "file", "path": file, "size": len(data), "oid": "a" * 40}
+                for file, data in FILES[name].items()
             ]
             return 200, json.dumps(tree).encode(), {}
-        data = FILES.get(path.rpartition("/")[2])
+        data = FILES[name].get(path.partition(f"/resolve/{COMMIT}/")[2])
         if data is None:
             return 404, b"{}", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT}
         first, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
         part = data[int(first) : int(last) + 1 if last else None]
         span = f"bytes {first}-{int(first) + len(part) - 1}/{len(data)}"
-        return 206, part, {"ETag": '"a"', "X-Repo-Commit": COMMIT, "Content-Range": span}
+        etag = f'"{hashlib.sha256(data).hexdigest()}"'
+        return 206, part, {"ETag": etag, "X-Repo-Commit": COMMIT, "Content-Range": span}
 
 
 @pytest.fixture
@@ -90,7 +116,19 @@ def hub() -> Iterator[str]:
     server.server_close()
 
 
-@pytest.mark.timeout(120)
+def ran(hub: str, directory: Path, script: str, *arguments: str) -> list[str]:
+    """Run a script with the hub as the hub; return the lines that it printed."""
+    environment = {**os.environ, "HF_ENDPOINT": hub, "HF_HOME": str(directory / "hf"), "HF_TOKEN": "t"}
+    environment |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], cwd=Path(__file__).parents[3], env=environment,
+        capture_output=True, text=True, timeout=170,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+@pytest.mark.timeout(180)
 def test_a_pinned_data_set_of_the_hub(hub: str, tmp_path: Path) -> None:
     """The same rows make the same dataset as a file of them; what the hub refuses is one sentence."""
     tokenizers_.train(iter(["q cats 0 1 2 3 4 5 6 7 8"]), 400).write(tmp_path / "tokenizer")
@@ -102,14 +140,8 @@ def test_a_pinned_data_set_of_the_hub(hub: str, tmp_path: Path) -> None:
         f"someone/chats@{COMMIT[::-1]}",
         f"someone/secret@{COMMIT}",
     ]
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "tokenizer"), str(tmp_path / "data"), *sources]
-    environment = {**os.environ, "HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": "t"}
-    environment |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
-    done = subprocess.run(
-        command, cwd=Path(__file__).parents[3], env=environment, capture_output=True, text=True, timeout=110
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    of_file, of_hub, other_split, no_revision, refused = done.stdout.splitlines()
+    said = ran(hub, tmp_path, SCRIPT, str(tmp_path / "tokenizer"), str(tmp_path / "data"), *sources)
+    of_file, of_hub, other_split, no_revision, refused = said
     assert of_file == of_hub
     assert len(of_file) == 64
     for source, message in zip(sources[2:], (other_split, no_revision, refused), strict=True):
@@ -117,3 +149,41 @@ def test_a_pinned_data_set_of_the_hub(hub: str, tmp_path: Path) -> None:
     assert "test" in other_split.partition(": ")[2]
     assert "revision" in no_revision.partition(": ")[2].lower()
     assert "gated" in refused.lower()
+
+
+@pytest.mark.timeout(180)
+def test_a_data_set_without_paths_and_a_tokenizer_of_the_hub(hub: str, tmp_path: Path) -> None:
+    """A data set stands for the files of its train split; a tokenizer is the one with those files."""
+    words = tmp_path / "words"
+    tokenizers_.train(iter(TEXTS), 400).write(words)
+    FILES["someone/words"] = {path.name: path.read_bytes() for path in words.iterdir()}
+    for part in (0, 1):
+        file = tmp_path / "train" / f"train-{part}.jsonl"
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(FILES["someone/texts"][f"train-{part}.jsonl"])
+    texts = f"hf://datasets/someone/texts@{COMMIT}"
+    pairs = [
+        (str(tmp_path / "train"), str(words)),
+        (texts, f"someone/words@{COMMIT}"),
+        (f"{texts}/train-*.jsonl", str(words)),
+        (texts, "someone/words@main"),
+        (texts, f"someone/words@{COMMIT[::-1]}"),
+        (texts, f"someone/secret@{COMMIT}"),
+        (texts, f"someone/texts@{COMMIT}"),
+        (f"hf://datasets/someone/words@{COMMIT}", str(words)),
+    ]
+    flat = [word for pair in pairs for word in pair]
+    of_files, of_hub, of_pattern, branch, no_revision, refused, none, no_rows = ran(
+        hub, tmp_path, PREPARE, str(tmp_path / "data"), *flat
+    )
+    assert of_files == of_hub == of_pattern
+    assert len(of_files) == 64
+    assert branch.startswith(
+        "tokenizer someone/words@main: the revision main is not a commit of 40 hex digits"
+    )
+    assert no_revision.startswith(f"tokenizer someone/words@{COMMIT[::-1]}: ")
+    assert refused.startswith(f"tokenizer someone/secret@{COMMIT}: ")
+    assert none == f"tokenizer someone/texts@{COMMIT}: someone/texts has no tokenizer.json at this commit"
+    assert no_rows.startswith(
+        f"data source hf://datasets/someone/words@{COMMIT}: tokenizer.json holds no rows"
+    )

@@ -2,6 +2,7 @@
 
 https://host/c4-train.{00000..01023}-of-01024.json.gz   a range of URLs; {en,de} names alternatives
 hf://datasets/<organisation>/<name>@<commit>/<pattern>  files of a data set of the hub, at a pinned commit
+hf://datasets/<organisation>/<name>@<commit>            those of its train split, as its configuration says
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import IO, Any, cast
+from typing import IO, cast
 
+from training.data import hub
 from training.data.errors import DataError
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _HUB = re.compile(r"hf://datasets/(?P<id>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/]*))?(?:/(?P<path>.+))?")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _MAGIC = re.compile(r"[*?\[]")
 _MOST_URLS = 1_000_000
 
@@ -70,7 +71,7 @@ def title_of(part: str) -> str:
 
 
 def urls_of(part: str) -> list[str]:
-    """Return the URLs that a remote part stands for, in order; the hub is asked only for a pattern's matches.
+    """Return the URLs that a remote part stands for, in order; the hub is asked where it must list files.
 
     Raises DataError.
     """
@@ -117,17 +118,18 @@ def _hub_urls(part: str) -> list[str]:
     found = _HUB.fullmatch(part)
     if found is None:
         raise DataError(
-            f"data source {part} is not hf://datasets/<organisation>/<name>@<commit>/<path or pattern>"
+            f"data source {part} is not hf://datasets/<organisation>/<name>@<commit>[/<path or pattern>]"
         )
     revision = found["revision"] or ""
-    if not _COMMIT.fullmatch(revision):
+    if not hub.COMMIT.fullmatch(revision):
         raise DataError(
             f"data source {part}: the revision {revision or '(none)'} is not a commit of 40 hex digits; "
             "a branch or tag may change below a run"
         )
     if found["path"] is None:
-        raise DataError(f"data source {part} names no files: add a path or pattern, as /data/train-*.parquet")
-    paths = [path for pattern in _expand(found["path"]) for path in _matching(part, found, pattern)]
+        paths = hub.files_of_split(part, found["id"], revision)
+    else:
+        paths = [path for pattern in _expand(found["path"]) for path in _matching(part, found, pattern)]
     base = f"{constants.ENDPOINT}/datasets/{found['id']}/resolve/{revision}"
     return [f"{base}/{urllib.parse.quote(path)}" for path in paths]
 
@@ -139,8 +141,8 @@ def _matching(part: str, found: re.Match[str], pattern: str) -> list[str]:
     from huggingface_hub import constants
 
     folder = "/".join(itertools.takewhile(lambda piece: not _MAGIC.search(piece), pattern.split("/")[:-1]))
-    listed = _asked(
-        found["id"],
+    listed = hub.asked(
+        f"data set {found['id']}",
         lambda: list(
             huggingface_hub.HfApi(constants.ENDPOINT).list_repo_tree(
                 found["id"], folder or None, recursive=True, revision=found["revision"], repo_type="dataset"
@@ -152,23 +154,3 @@ def _matching(part: str, found: re.Match[str], pattern: str) -> list[str]:
     if not paths:
         raise DataError(f"data source {part}: no file of {found['id']} matches {pattern}")
     return paths
-
-
-def _asked(name: str, question: Callable[[], Any]) -> Any:
-    """Ask the hub; busy is asked again like a file, refusal and absence are one error."""
-    import httpx2
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-
-    from training.data.stream.http import Trials, words
-
-    trials = Trials(f"data set {name}", lambda line: None, threading.Event())
-    while True:
-        try:
-            return question()
-        except OfflineModeIsEnabled:
-            reason = "HF_HUB_OFFLINE is set, and its files are listed by the hub"
-            raise DataError(f"data set {name}: {reason}") from None
-        except HfHubHTTPError as error:
-            trials.answered(error.response.status_code, error.response.headers)
-        except (httpx2.TransportError, ConnectionError) as error:
-            trials.failed(words(error))

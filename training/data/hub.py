@@ -1,0 +1,99 @@
+"""What data needs of the Hugging Face hub: the files of a data set's split, tokenizers, patience."""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+from training.data.errors import DataError
+from training.data.readers import is_rows
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+_PINNED = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)@(?P<revision>[\w.-]+)")
+_Answer = TypeVar("_Answer")
+
+
+def asked(name: str, question: Callable[[], _Answer]) -> _Answer:
+    """Ask the hub; busy is asked again like a file, refusal and absence are one DataError with the name."""
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    from training.data.stream.http import Trials, words
+
+    trials = Trials(name, lambda line: None, threading.Event())
+    while True:
+        try:
+            return question()
+        except OfflineModeIsEnabled:
+            raise DataError(f"{name}: HF_HUB_OFFLINE is set, and the hub has to be asked") from None
+        except HfHubHTTPError as error:
+            trials.answered(error.response.status_code, error.response.headers)
+        except LocalEntryNotFoundError as error:  # the hub was not reached, and the file is not in the cache
+            if isinstance(error.__cause__, HfHubHTTPError):
+                trials.answered(error.__cause__.response.status_code, error.__cause__.response.headers)
+            else:
+                trials.failed(words(error))
+        except (httpx2.TransportError, ConnectionError) as error:
+            trials.failed(words(error))
+
+
+def files_of_split(part: str, name: str, commit: str, split: str = "train") -> list[str]:
+    """Return the paths of a split's files in a data set's repository, as its own configuration says.
+
+    `part` names the source in messages. Raises DataError.
+    """
+    import datasets
+
+    try:
+        builder = datasets.load_dataset_builder(name, revision=commit)
+    except Exception as error:  # the hub, configurations and their readers raise no common type
+        first = str(error).strip().partition("\n")[0]
+        raise DataError(f"data source {part}: {type(error).__name__}: {first}") from error
+    splits: dict[str, Iterable[str]] = builder.config.data_files or {}
+    if split not in splits:
+        raise DataError(f"data source {part}: no split '{split}' (there: {', '.join(splits) or 'none'})")
+    paths = sorted(str(file).partition(f"@{commit}/")[2] for file in splits[split])
+    if others := [path for path in paths if not is_rows(PurePosixPath(path))]:
+        raise DataError(
+            f"data source {part}: {others[0]} holds no rows that are read here: .jsonl, .jsonl.gz, .json.gz, "
+            "and .parquet do"
+        )
+    return paths
+
+
+def is_pinned(name: str) -> bool:
+    """Return whether a tokenizer's name is `<organisation>/<name>@<revision>`, and no path that exists."""
+    return _PINNED.fullmatch(name) is not None and not Path(name).exists()
+
+
+def fetch(name: str, files: Iterable[str], needed: str) -> dict[str, bytes]:
+    """Return those of `files` that a repository has at a commit, `needed` in any case; `name` is as above.
+
+    What is in the hub's cache is not asked for again. Raises DataError.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    repository, _, revision = name.partition("@")
+    if not COMMIT.fullmatch(revision):
+        raise DataError(
+            f"tokenizer {name}: the revision {revision} is not a commit of 40 hex digits; "
+            "a branch or tag may change below a run"
+        )
+
+    def content(file: str) -> bytes | None:
+        try:
+            return Path(hf_hub_download(repository, file, revision=revision)).read_bytes()
+        except LocalEntryNotFoundError:
+            raise
+        except EntryNotFoundError:
+            return None
+
+    found = {file: asked(f"tokenizer {name}", functools.partial(content, file)) for file in files}
+    if found.get(needed) is None:
+        raise DataError(f"tokenizer {name}: {repository} has no {needed} at this commit")
+    return {file: data for file, data in found.items() if data is not None}
