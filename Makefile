@@ -11,6 +11,9 @@ PROMPT = def
 SOURCE = python-stdlib
 CLUSTER = example
 JOB    =
+IMAGE  = trainer-cpu
+LEVEL  = full
+TO     =
 ARGS   =
 PYTHON = $(or $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do command -v $$name && break; done),$(error Python 3.11 or newer is needed and none is on PATH))
 
@@ -19,7 +22,7 @@ export PROMPT
 # Another project's `tools` package on PYTHONPATH would come before ours.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help setup train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why platform preflight diff test test-cluster test-cluster-all test-neuron bench-cells bench-data lint format types ci lock lock-neuron clean purge
+.PHONY: help setup train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-test push platform preflight diff test test-cluster test-cluster-all test-neuron bench-cells bench-data lint format types ci lock lock-neuron clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -74,6 +77,16 @@ why: setup ## Say why a job does not train: one cause, its evidence, what to do 
 
 precompile: setup ## Compile a trn1 cell's graphs on the current cluster before it trains (MODEL=bert-large)
 	@.venv/bin/yard precompile trn1/$(MODEL) $(ARGS) | kubectl apply --server-side -f -
+
+##@ Images
+image: setup ## Build an image with the Docker engine (IMAGE=trainer-cpu ARGS="--tag-from describe")
+	@exec .venv/bin/yard image build $(IMAGE) $(ARGS)
+
+image-test: setup ## Try what a built image does, up to a training that is killed and resumed (LEVEL=full)
+	@exec .venv/bin/yard image test $(IMAGE) --level $(LEVEL) $(ARGS)
+
+push: setup ## Push a built image, and make every cell run it by its digest (TO=registry.example.com/team/trainer-cpu)
+	@exec .venv/bin/yard image push $(IMAGE) --to "$(TO)" --pin $(ARGS)
 
 ##@ Clusters
 platform: setup ## Print a cluster's plugins, storage and queues with its facts (CLUSTER=example/storage)

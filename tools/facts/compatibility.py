@@ -121,6 +121,33 @@ def torchvision_of(text: str) -> str | None:
     return max(exact, key=Version) if exact else f"{row.torchvision}.*"
 
 
+def torchvision_release(text: str) -> str | None:
+    """Return the torchvision release that requires exactly the torch release `text`, or None if not known.
+
+    Its last number is torch's own, from torch 2.1 on; before it was one more.
+    """
+    row, found = torch(text), version(text)
+    wanted = torchvision_of(text)
+    if row is None or found is None or wanted is None:
+        return None
+    if not wanted.endswith("*"):
+        return wanted
+    return f"{row.torchvision}.{found.micro + (1 if row.series == '2.0' else 0)}"
+
+
+def cuda_image(tag: str, cuda: str) -> str | None:
+    """Return the tag of nvidia/cuda for another CUDA, with the same parts, or None if there is none known."""
+    row = _FACTS["cuda_images"].get(cuda)
+    if row is None:
+        return None
+    parts = tag.split("-")[1:]
+    parts = [row["cudnn"] if part.startswith("cudnn") else part for part in parts]
+    system = next((part.removeprefix("ubuntu") for part in parts if part.startswith("ubuntu")), None)
+    if system is not None and system not in row["ubuntu"]:
+        return None
+    return "-".join([row["release"], *parts])
+
+
 def torch_of_torchaudio(text: str) -> str | None:
     """Return the series of torch that a torchaudio release requires; None where it requires none."""
     found, last = version(text), Version(_FACTS["torchaudio_follows_until"])

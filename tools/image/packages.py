@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
@@ -64,6 +64,19 @@ CONDA = {"pytorch": "torch", "pytorch-cuda": "pytorch-cuda"}
 
 
 @dataclass(frozen=True)
+class Sources:
+    """The build context, and the texts that some of its files have for now."""
+
+    root: Path
+    texts: Mapping[Path, str] = field(default_factory=dict)
+
+    def read(self, path: Path) -> str:
+        """Return a file's text."""
+        known = self.texts.get(path.resolve())
+        return path.read_text(encoding="utf-8", errors="replace") if known is None else known
+
+
+@dataclass(frozen=True)
 class Package:
     """One package that is asked for, and where. `exact` is its version where it is pinned to one."""
 
@@ -90,7 +103,7 @@ class Install:
     missing: list[str] = field(default_factory=list)  # requirement files that are not to be found
 
 
-def installs(dockerfile: Dockerfile, context: Path, source: str) -> list[Install]:
+def installs(dockerfile: Dockerfile, context: Sources, source: str) -> list[Install]:
     """Return every installation of Python packages, in their order."""
     found = []
     for stage, one in dockerfile.instructions():
@@ -122,7 +135,9 @@ def _place(install: Install, lines: list[str], source: str) -> None:
         install.packages[number] = replace(package, line=next(found, one.line))
 
 
-def _install(words: list[str], stage: Stage, one: Instruction, context: Path, source: str) -> Install | None:
+def _install(
+    words: list[str], stage: Stage, one: Instruction, context: Sources, source: str
+) -> Install | None:
     name, rest = program(words), words[1:]
     if PYTHON.fullmatch(name) and rest[:1] == ["-m"] and rest[1:2] and rest[1] in ("pip", "uv"):
         name, rest = rest[1], rest[2:]
@@ -142,7 +157,7 @@ def _install(words: list[str], stage: Stage, one: Instruction, context: Path, so
     return install
 
 
-def _pip(install: Install, words: list[str], context: Path, source: str) -> None:
+def _pip(install: Install, words: list[str], context: Sources, source: str) -> None:
     at = 0
     while at < len(words):
         word = words[at]
@@ -224,14 +239,14 @@ def applies(found: Requirement) -> bool:
         return True
 
 
-def entries(path: Path) -> Iterator[tuple[int, str]]:
+def entries(text: str) -> Iterator[tuple[int, str]]:
     """Yield the logical lines of a requirements file, each with the number of its first line."""
     held, first = "", 0
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-        text = re.sub(r"(^|\s)#.*$", "", line).rstrip()
+    for number, line in enumerate(text.splitlines(), 1):
+        bare = re.sub(r"(^|\s)#.*$", "", line).rstrip()
         first = first if held else number
-        held += " " + text.removesuffix("\\")
-        if text.endswith("\\"):
+        held += " " + bare.removesuffix("\\")
+        if bare.endswith("\\"):
             continue
         if held.strip():
             yield first, held.strip()
@@ -240,13 +255,13 @@ def entries(path: Path) -> Iterator[tuple[int, str]]:
         yield first, held.strip()
 
 
-def _file(install: Install, name: str, context: Path, depth: int = 0) -> None:
-    path = _in_context(name, install, context)
+def _file(install: Install, name: str, context: Sources, depth: int = 0) -> None:
+    path = _in_context(name, install, context.root) or _copied_lock(install, context.root)
     if path is None or depth > 5:
         install.missing.append(name)
         return
-    shown = path.relative_to(context).as_posix() if path.is_relative_to(context) else path.name
-    for line, text in entries(path):
+    shown = path.relative_to(context.root).as_posix() if path.is_relative_to(context.root) else path.name
+    for line, text in entries(context.read(path)):
         words = text.split()
         if words[0] in REQUIREMENTS and len(words) > 1:
             _file(install, str(PurePosixPath(shown).parent / words[1]), context, depth + 1)
@@ -260,13 +275,30 @@ def _file(install: Install, name: str, context: Path, depth: int = 0) -> None:
                 install.packages.append(package)
 
 
+def _copied_lock(install: Install, context: Path) -> Path | None:
+    """Return the lock that a file made in the build can only be a part of: the one copied into its stage.
+
+    Only where pip is told to refuse what has no hash.
+    """
+    if "--require-hashes" not in install.flags:
+        return None
+    for one in install.stage.layers():
+        if one.name == "COPY" and one.flag("from") is None:
+            for entry in (one.words or one.value.split())[:-1]:
+                if entry.endswith(".lock") and (context / entry).is_file():
+                    return context / entry
+    return None
+
+
 def _in_context(name: str, install: Install, context: Path) -> Path | None:
     """Return the file of the context that `name` is in the image: where COPY or a bind mount took it from."""
     base = PurePosixPath(name).name
     tried = [context / name.lstrip("/"), context / base]
     for one in install.stage.layers():
         if one.name in ("COPY", "ADD") and one.flag("from") is None:
-            sources = (one.words or one.value.split())[:-1]
+            *sources, target = one.words or one.value.split()
+            if len(sources) == 1 and target == name:
+                tried.insert(0, context / sources[0])
             tried = [context / entry for entry in sources if PurePosixPath(entry).name == base] + tried
             tried += [context / entry / base for entry in sources if not entry.startswith("http")]
     for key, value in install.instruction.flags:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from tools.facts.instances import Instance
 from tools.image.dockerfile import Dockerfile, Instruction, Stage
 from tools.image.dockerignore import Ignore
-from tools.image.packages import Install, Package, installs
+from tools.image.packages import Install, Package, Sources, installs
 from tools.preflight.rule import shown
 from tools.verdict import State, Verdict
 
@@ -26,11 +26,12 @@ class Subject:
     ignore: Ignore
     machine: Instance | None = None
     driver: int | None = None
+    texts: Mapping[Path, str] = field(default_factory=dict)  # what files of the context are taken to hold
 
     @cached_property
     def installs(self) -> list[Install]:
         """Return every installation of Python packages."""
-        return installs(self.dockerfile, self.context, self.source)
+        return installs(self.dockerfile, Sources(self.context, self.texts), self.source)
 
     @cached_property
     def shipped(self) -> list[Install]:

@@ -76,7 +76,7 @@ def signals(subject: Subject) -> Iterator[Verdict]:
     yield from _first_process(subject, first)
     if entrypoint and cmd and entrypoint.words is not None and cmd.words is None:
         text = "CMD in shell form is given to the ENTRYPOINT as the words /bin/sh -c ..."
-        yield bad(at(subject, cmd), text, f"CMD {_exec_form(cmd.value)}")
+        yield bad(at(subject, cmd), text, f"CMD {exec_form(cmd.value)}")
 
 
 @rule("platform", "an image of another architecture ends in: exec format error")
@@ -120,7 +120,7 @@ def _first_process(subject: Subject, one: Instruction) -> Iterator[Verdict]:
             yield good(place, "the shell is replaced by exec")
         else:
             text = "shell form: /bin/sh is the first process, and SIGTERM ends there"
-            yield bad(place, text, f"{one.name} {_exec_form(one.value)}")
+            yield bad(place, text, f"{one.name} {exec_form(one.value)}")
         return
     if words and PurePosixPath(words[0]).name in INITS:
         yield good(place, f"{words[0]} passes signals on")
@@ -184,7 +184,7 @@ def _in_context(subject: Subject, name: str) -> Path | None:
     return None
 
 
-def _exec_form(command: str) -> str:
+def exec_form(command: str) -> str:
     """Return a shell form as an exec form: the words where they are plain, else a shell that ends in exec."""
     try:
         plain = not re.search(r"[|&;<>()$`*?~]", command)

@@ -231,6 +231,12 @@ def base_cuda(subject: Subject) -> str | None:
     return match[1] or match[2] or cuda_version("cu" + match[3])
 
 
+def torch_version(subject: Subject) -> str | None:
+    """Return the torch release that the image has, or None."""
+    found = _torch(subject)
+    return found[1] if found else None
+
+
 def _torch(subject: Subject) -> tuple[Place, str, str] | None:
     """Return where torch comes from, its version, and the CUDA that was asked for ('' for the default)."""
     found = subject.package("torch")

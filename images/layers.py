@@ -1,0 +1,68 @@
+"""Split requirements.lock into what an image installs: nvidia.txt, torch.txt and rest.txt.
+
+    python3 layers.py requirements.lock OUT [ROOT ...]
+
+ROOT is a direct requirement; without one it is all of requirements.in. What only requirements-dev.in asks
+for stays out. Dependencies are read from the lock's own `# via` comments, so nothing is resolved anew, and
+every entry keeps its hashes. Runs inside of the build, with the standard library only.
+
+Three layers of their own because an engine compresses and uploads one layer in one thread, and NVIDIA's
+libraries and torch change less often than the rest.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+DIRECT = "-r requirements.in"
+NVIDIA = re.compile(r"(nvidia|cuda|triton)(-|$)")
+
+
+def entries(text: str) -> dict[str, str]:
+    """Return each package's entry of a lock, by its name."""
+    found = re.split(r"(?m)^(?=[A-Za-z0-9])", text)[1:]
+    return {re.split(r"[=\[ ]", entry, maxsplit=1)[0]: entry for entry in found}
+
+
+def parents(entry: str) -> set[str]:
+    """Return what asks for a package: the names behind `# via`, without extras."""
+    comments = re.findall(r"(?m)^ +# +(?:via +)?(.+)$", entry)
+    return {line if line.startswith("-r") else line.split("[")[0] for line in comments if line != "via"}
+
+
+def closure(locked: dict[str, str], roots: list[str]) -> list[str]:
+    """Return the packages that `roots` need, themselves included, in the lock's order."""
+    wanted = set(roots) or {name for name, entry in locked.items() if DIRECT in parents(entry)}
+    unknown = wanted - set(locked)
+    if unknown:
+        raise SystemExit(f"error: not in the lock: {', '.join(sorted(unknown))}")
+    grown = True
+    while grown:
+        more = {name for name, entry in locked.items() if name not in wanted and parents(entry) & wanted}
+        wanted |= more
+        grown = bool(more)
+    return [name for name in locked if name in wanted]
+
+
+def layer(name: str) -> str:
+    """Return the layer that a package belongs to."""
+    return "nvidia" if NVIDIA.match(name) else "torch" if name == "torch" else "rest"
+
+
+def main(arguments: list[str]) -> None:
+    """Write the three files; a layer without packages is an empty one."""
+    lock, out, roots = Path(arguments[0]), Path(arguments[1]), arguments[2:]
+    locked = entries(lock.read_text(encoding="utf-8"))
+    chosen = closure(locked, roots)
+    out.mkdir(parents=True, exist_ok=True)
+    for part in ("nvidia", "torch", "rest"):
+        text = "".join(locked[name] for name in chosen if layer(name) == part)
+        (out / f"{part}.txt").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        raise SystemExit("usage: python3 layers.py requirements.lock OUT [ROOT ...]")
+    main(sys.argv[1:])

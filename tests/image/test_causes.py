@@ -1,0 +1,44 @@
+"""One cause for each failed build. What stands in outputs/ was printed by real builds, shortened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.image.causes import SIGNS, cause
+
+OUTPUTS = Path(__file__).parent / "outputs"
+FILES = sorted(OUTPUTS.glob("*.txt"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_cause_of_a_recorded_build(path: Path) -> None:
+    """The file's first line says the cause and a part of the line that shows it."""
+    head, _, output = path.read_text().partition("\n")
+    kind, _, part = head.removeprefix("# ").partition(": ")
+    found = cause(output)
+    assert found.kind == kind
+    assert part in found.line
+    assert found.remedy
+
+
+def test_most_causes_have_a_recorded_build() -> None:
+    assert {path.read_text().split(":")[0].removeprefix("# ") for path in FILES} >= {
+        *("no space", "out of memory", "engine stopped", "dependency conflict", "network", "base not found"),
+        *("missing file", "syntax", "package not found", "certificate", "architecture"),
+    }
+    assert {sign.kind for sign in SIGNS if sign.retry} == {"network"}
+
+
+def test_a_word_of_an_earlier_step_is_not_the_cause() -> None:
+    """Control: the same words in the step that failed are."""
+    told = "#5 [2/3] RUN a\n#5 0.2 no space left on device is what df would say\n#5 DONE 0.3s\n"
+    failed = "#6 [3/3] RUN b\n#6 0.1 something else\n#6 ERROR: process did not complete: exit code: 2\n"
+    assert cause(told + failed).kind == "a command ended with 2"
+    assert cause(told.replace("#5 DONE 0.3s", "#5 ERROR: exit code: 1")).kind == "no space"
+
+
+def test_no_secret_is_printed() -> None:
+    said = "Step 3/4 : RUN x\nfatal: https://me:hunter2hunter2@host/x: Could not resolve host: host\n"
+    assert "hunter2" not in cause(said).line

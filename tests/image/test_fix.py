@@ -1,0 +1,106 @@
+"""`yard image fix`: the smallest change, on a copy, and what it cannot repair."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tools.cli import run
+from tools.image.fix import REPAIRS, fix
+from tools.image.judge import Target
+
+CORPUS = Path(__file__).parent / "corpus"
+EXPECTED = re.compile(r"# finds: ([a-z-]+)@")
+BAD = sorted((CORPUS / "bad").glob("*.Dockerfile"))
+# No words tell which program a shell script should be replaced by, or what a wrong signal was meant for.
+BEYOND = {"entrypoint-sh-c", "entrypoint-script-without-exec", "stopsignal-kill"}
+REPAIRABLE = [
+    path
+    for path in BAD
+    if EXPECTED.match(path.read_text())[1] in REPAIRS and path.name.split(".")[0] not in BEYOND  # type: ignore[index]
+]
+
+
+@pytest.mark.parametrize("path", REPAIRABLE, ids=lambda path: path.stem)
+def test_a_repair_cures_its_finding_and_changes_one_line(path: Path) -> None:
+    before = path.read_text()
+    fixed = fix(Target(path, CORPUS / "context"))
+    assert fixed.left == []
+    assert len(fixed.done) == 1
+    changed = [line for line in fixed.diff.splitlines() if re.match(r"[-+](?![-+])", line)]
+    assert 1 <= len(changed) <= 2, fixed.diff
+    assert path.read_text() == before, "nothing is written"
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("cuda-too-old", "+FROM nvidia/cuda:12.6.3-cudnn-devel-ubuntu22.04"),
+        ("torchvision-one-behind", "+      torchvision==0.21.0"),
+        ("torchvision-patch-decides", "+RUN pip install --no-cache-dir torch==2.15.0 torchvision==0.29.2"),
+        ("entrypoint-shell-form", '+ENTRYPOINT ["torchrun", "--nproc-per-node=8", "train.py"]'),
+        ("entrypoint-broken-json", '+ENTRYPOINT ["python", "train.py"]'),
+        ("root-again-at-the-end", "+USER 1000:1000"),
+        (
+            "index-never-built",
+            "+RUN pip install --no-cache-dir --index-url https://wheels.example/whl/cu128 torch==2.9.0",
+        ),
+    ],
+)
+def test_what_is_written_is_what_is_right(name: str, line: str) -> None:
+    assert line in fix(Target(CORPUS / f"bad/{name}.Dockerfile", CORPUS / "context")).diff.splitlines()
+
+
+def test_what_is_beyond_it_is_left_and_said() -> None:
+    for path in BAD:
+        if path not in REPAIRABLE:
+            fixed = fix(Target(path, CORPUS / "context"))
+            assert fixed.diff == ""
+            assert [one.details["rule"] for one in fixed.left] == [EXPECTED.match(path.read_text())[1]]  # type: ignore[index]
+
+
+def test_several_faults_are_repaired_one_after_the_other(tmp_path: Path) -> None:
+    """In the requirements file too; the second run finds nothing to do."""
+    (tmp_path / "requirements.txt").write_text("torch==2.6.0\ntorchvision==0.19.0\n")
+    (tmp_path / "Dockerfile").write_text(
+        "FROM nvidia/cuda:11.8.0-cudnn8-devel-ubuntu22.04\nCOPY requirements.txt /r.txt\n"
+        "RUN pip install --no-cache-dir -r /r.txt\nCMD python train.py --note 'a b'\n"
+    )
+    assert run(["image", "fix", str(tmp_path), "--write"]) == 0
+    assert (tmp_path / "requirements.txt").read_text() == "torch==2.6.0\ntorchvision==0.21.0\n"
+    assert (tmp_path / "Dockerfile").read_text().splitlines() == [
+        "FROM nvidia/cuda:12.4.1-cudnn-devel-ubuntu22.04",
+        "COPY requirements.txt /r.txt",
+        "RUN pip install --no-cache-dir -r /r.txt",
+        "USER 1000:1000",
+        'CMD ["python", "train.py", "--note", "a b"]',
+    ]
+    assert run(["image", "check", str(tmp_path)]) == 0
+    assert fix(Target(tmp_path / "Dockerfile", tmp_path)).diff == ""
+
+
+def test_a_missing_package_is_installed_as_the_lock_has_it(tmp_path: Path) -> None:
+    text = "FROM python:3.12\nRUN pip install --no-cache-dir \\\n      numpy==2.3.0\nUSER 1000\n"
+    (tmp_path / "Dockerfile").write_text(text)
+    fixed = fix(Target(tmp_path / "Dockerfile", tmp_path), missing=("datasets", "yaml", "no_such_module"))
+    assert re.search(
+        r"^\+      numpy==2.3.0 pyyaml==[\d.]+ datasets==[\d.]+$|^\+      numpy==2.3.0 .*==", fixed.diff, re.M
+    )
+    assert fixed.diff.count("datasets==") == fixed.diff.count("pyyaml==") == 1
+    assert [one.summary for one in fixed.left] == [
+        "no_such_module cannot be imported, and no version of no-such-module is known here"
+    ]
+
+
+def test_the_command_writes_only_when_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(CORPUS / "bad/root.Dockerfile", tmp_path / "Dockerfile")
+    assert run(["image", "fix", str(tmp_path)]) == 0
+    assert "nothing was written" in capsys.readouterr().out
+    assert "USER root" in (tmp_path / "Dockerfile").read_text()
+    assert run(["image", "fix", str(tmp_path), "--write"]) == 0
+    assert "USER root" not in (tmp_path / "Dockerfile").read_text()
+    assert run(["image", "fix", str(tmp_path)]) == 0
+    assert "nothing to repair" in capsys.readouterr().out

@@ -1,0 +1,223 @@
+"""The parts of build, push and pin that need no engine: tags, context, arguments, ECR, the pinned file."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from moto import mock_aws
+from ruamel.yaml import YAML
+
+from tools import kustomize, repo
+from tools.cli import run
+from tools.errors import UserError
+from tools.image import context, dockerignore, ecr, pin, push, registry, tags
+from tools.image.build import NAMESPACE, refuse_secrets
+
+DIGEST = "sha256:" + "ab" * 32
+
+
+def git(root: Path, *words: str) -> None:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.invalid"]
+    subprocess.run(["git", "-C", str(root), *identity, *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository of one commit."""
+    git(tmp_path, "init", "-q")
+    (tmp_path / "train.py").write_text("1\n")
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-qm", "first")
+    return tmp_path
+
+
+def test_tags_follow_the_repository(repository: Path) -> None:
+    """Without a tag, on one, behind one, with a change, and detached."""
+    sha = tags.tag("sha", repository)
+    assert len(sha) == 12
+    assert sha.startswith(tags.tag("describe", repository))
+    git(repository, "tag", "v1.2.0")
+    assert tags.tag("describe", repository) == "v1.2.0"
+    assert tags.tag("semver", repository) == "1.2.0"
+    (repository / "train.py").write_text("2\n")
+    assert tags.tag("describe", repository) == "v1.2.0-dirty"
+    with pytest.raises(UserError, match="not committed"):
+        tags.tag("semver", repository)
+    git(repository, "commit", "-qam", "second")
+    assert tags.tag("describe", repository).startswith("v1.2.0-1-g")
+    with pytest.raises(UserError, match="no tag like"):
+        tags.tag("semver", repository)
+    git(repository, "checkout", "-q", "--detach", "v1.2.0")
+    assert tags.tag("semver", repository) == "1.2.0"
+    assert tags.revision(repository) == tags.revision(repository).removesuffix("-dirty")
+
+
+def test_without_a_repository_only_the_time_is_left(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--tag-from describe: not a git repository"):
+        tags.tag("describe", tmp_path)
+    assert tags.valid(tags.tag("time", tmp_path)) == tags.tag("time", tmp_path)[:15]
+    assert tags.valid("v1.2.0+cu121/x") == "v1.2.0-cu121-x"
+
+
+def test_a_huge_context_is_stopped_with_its_largest_parts(tmp_path: Path) -> None:
+    """Ten GiB in a sparse file; with .dockerignore it is small again."""
+    (tmp_path / "data/imagenet").mkdir(parents=True)
+    with (tmp_path / "data/imagenet/train.bin").open("wb") as file:
+        file.truncate(10 * context.GIB)
+    (tmp_path / "train.py").write_text("1\n")
+    with pytest.raises(
+        UserError, match=r"10\.0 GiB in 2 files, and the limit is 2\.0 GiB: data/imagenet/ 10\.0 GiB"
+    ):
+        context.guard(tmp_path, dockerignore.Ignore())
+    found = context.guard(tmp_path, dockerignore.parse("data\n"))
+    assert (found.files, found.size) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("rules", "sent"),
+    [
+        ("", {"a.py", "src/b.py", "src/deep/c.pyc", "data/x.bin"}),
+        ("data\n**/*.pyc\n", {"a.py", "src/b.py"}),
+        ("*\n!src\nsrc/deep\n", {"src/b.py"}),
+        ("# data\n/data/\n", {"a.py", "src/b.py", "src/deep/c.pyc"}),
+        ("src/*\n", {"a.py", "data/x.bin"}),
+        ("?.py\n", {"src/b.py", "src/deep/c.pyc", "data/x.bin"}),
+    ],
+)
+def test_dockerignore(rules: str, sent: set[str], tmp_path: Path) -> None:
+    for name in ("a.py", "src/b.py", "src/deep/c.pyc", "data/x.bin"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("1")
+    assert {name for name, _ in dockerignore.files(tmp_path, dockerignore.parse(rules))} == sent
+
+
+def test_our_own_context_is_code_and_the_lock() -> None:
+    """No run, no data, no environment: what a build of trainyard's images sends is small."""
+    found = context.measure(repo.root(), dockerignore.read(repo.root()))
+    assert 100 < found.files < 3000
+    assert found.size < 32 * 2**20, found.largest
+    names = {name for name, _ in dockerignore.files(repo.root(), dockerignore.read(repo.root()))}
+    assert {"requirements.lock", "images/layers.py", "training/entrypoint.py"} <= names
+    assert not any(name.startswith((".git", ".venv", "local", "tests")) for name in names)
+
+
+@pytest.mark.parametrize("arguments", [{"HF_TOKEN": "x"}, {"NOTE": "hf_AbCdEfGhIjKlMnOpQrStUvWx"}])
+def test_a_secret_as_build_argument_is_refused(arguments: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="would stay in the image's history") as caught:
+        refuse_secrets(arguments)
+    assert "hf_AbC" not in f"{caught.value} {caught.value.hint}"
+    refuse_secrets({"BASE": "python:3.12", "TOKENIZERS_PARALLELISM": "false"})
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("a/b:1", ("a/b", "1")),
+        ("127.0.0.1:5000/a/b:1", ("127.0.0.1:5000/a/b", "1")),
+        ("127.0.0.1:5000/a/b", ("127.0.0.1:5000/a/b", "")),
+        (f"r.example/a@{DIGEST}", ("r.example/a", DIGEST)),
+    ],
+)
+def test_names_of_images(name: str, parts: tuple[str, str]) -> None:
+    assert registry.split(name) == parts
+
+
+def test_without_docker_nothing_is_said_to_be_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No docker at all, and no engine behind it."""
+    (tmp_path / "Dockerfile").write_text("FROM scratch\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run(["image", "build", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "no docker on PATH, and nothing was built" in said.err
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    with mock_aws():
+        yield
+
+
+def test_an_ecr_repository_is_made_once_and_well(aws: None) -> None:
+    import boto3
+
+    said: list[str] = []
+    ecr.ensure("123456789012", "us-east-1", "team/train", said.append)
+    (found,) = boto3.client("ecr", region_name="us-east-1").describe_repositories()["repositories"]
+    assert {key: found[key] for key in ecr.SETTINGS} == ecr.SETTINGS
+    assert "made the repository team/train" in said[0]
+    ecr.ensure("123456789012", "us-east-1", "team/train", said.append)
+    assert len(said) == 1
+    boto3.client("ecr", region_name="us-east-1").create_repository(repositoryName="old")
+    ecr.ensure("123456789012", "us-east-1", "old", said.append)
+    assert any("imageTagMutability MUTABLE" in line and "left as it is" in line for line in said)
+
+
+def test_another_accounts_repository_is_one_error(aws: None) -> None:
+    with pytest.raises(UserError, match="is of account 123456789012, and the repository of 999999999999"):
+        ecr.ensure("999999999999", "us-east-1", "team/train", print)
+
+
+@pytest.mark.parametrize(
+    ("said", "part"),
+    [
+        ("denied: requested access to the resource is denied", "refuses the push"),
+        ("no basic auth credentials", "refuses the push"),
+        ("tag invalid: The image tag '1' already exists and cannot be overwritten: immutable", "be moved"),
+        ("Get http://127.0.0.1:5000/v2/: dial tcp: connect: connection refused", "does not answer"),
+        ("write /var/lib/docker/tmp/x: no space left on device", "the disk is full"),
+    ],
+)  # fmt: skip
+def test_why_a_push_failed(said: str, part: str) -> None:
+    problem = push.refusal("r.example/a:1", f"The push refers to repository [r.example/a]\n{said}\n")
+    assert part in problem.message
+    assert problem.code == 1
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    for name in (
+        "base/pytorchjob",
+        "overlays/hardware/cpu",
+        "overlays/model/llama-tiny",
+        "overlays/cpu/llama-tiny",
+    ):
+        shutil.copytree(repo.root() / name, tmp_path / name)
+    shutil.copytree(repo.root() / "overlays/images", tmp_path / "overlays/images")
+    return tmp_path
+
+
+def test_a_pinned_digest_is_what_the_cell_renders(checkout: Path) -> None:
+    """One entry for each name; the same pin again changes nothing; another one replaces it."""
+    diff = pin.pin("trainer-cpu", "registry.example/team/trainer-cpu", DIGEST, checkout)
+    assert f"+    digest: {DIGEST}" in diff
+    assert pin.pin("trainer-cpu", "registry.example/team/trainer-cpu", DIGEST, checkout) == ""
+    pin.pin("trainer-cuda", "registry.example/team/trainer-cuda", DIGEST, checkout)
+    other = DIGEST.replace("ab", "cd")
+    pin.pin("trainer-cpu", "registry.example/team/trainer-cpu", other, checkout)
+    text = (checkout / pin.FILE).read_text()
+    assert text.startswith("# Which images all cells run.")
+    assert [one["name"] for one in YAML(typ="safe").load(text)["images"]] == [
+        f"{NAMESPACE}/trainer-cpu", f"{NAMESPACE}/trainer-cuda",
+    ]  # fmt: skip
+    renderer = kustomize.find(repo.root())
+    if renderer is None:
+        pytest.skip("no kustomize or kubectl on PATH: run `make setup`")
+    rendered = renderer.build(checkout / "overlays/cpu/llama-tiny")
+    assert f"image: registry.example/team/trainer-cpu@{other}\n" in rendered
+    assert NAMESPACE not in rendered
+
+
+def test_what_no_cell_runs_is_not_pinned() -> None:
+    with pytest.raises(UserError, match="no cell runs an image trainer-gpu") as caught:
+        pin.pin("trainer-gpu", "r.example/x", DIGEST)
+    assert "did you mean trainer-cpu?" in str(caught.value.hint)

@@ -1,0 +1,227 @@
+"""Build an image with the engine, and believe it only when the engine has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tools import __version__, output, repo
+from tools.errors import UserError
+from tools.image import context, dockerignore, tags
+from tools.image.causes import Cause, cause
+from tools.image.engine import Engine, Image, Say
+from tools.image.judge import Target
+from tools.image.secrets import secret_name, secret_value
+
+NAMESPACE = "localhost/trainyard"  # the names that cells have; no public registry is asked for them
+ATTEMPTS = 3
+WAIT = 5.0  # seconds before the second attempt, twice as long before the third
+FULL = 1 << 30  # bytes; below that a build that ends without a word ran out of space
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is to be built, and how."""
+
+    target: Target
+    names: tuple[str, ...]  # with their tags
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()  # as --secret of docker build takes them
+    platform: str | None = None
+    limit: int = context.LIMIT
+
+
+@dataclass
+class Record:
+    """What is kept of a build, in local/images/<name>.json."""
+
+    name: str
+    tags: list[str]
+    id: str
+    size: int
+    layers: int
+    architecture: str
+    revision: str
+    seconds: float
+    built: str
+    builder: str
+    attempts: int
+    digests: dict[str, str] = field(default_factory=dict)  # repository -> digest, read back from a registry
+
+    def save(self) -> Path:
+        """Write the record and return its path."""
+        path = record_path(self.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        temporary.replace(path)
+        return path
+
+
+class BuildFailed(Exception):
+    """A build that failed: its cause, and where all of its output is."""
+
+    def __init__(self, found: Cause, log: Path, attempts: int) -> None:
+        super().__init__(found.kind)
+        self.cause, self.log, self.attempts = found, log, attempts
+
+
+def record_path(name: str) -> Path:
+    """Return where the record of the image `name` is."""
+    return repo.local() / "images" / f"{name}.json"
+
+
+def load_record(name: str) -> Record | None:
+    """Return the record of the last build of `name`, or None."""
+    try:
+        return Record(**json.loads(record_path(name).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def refuse_secrets(arguments: Mapping[str, str]) -> None:
+    """Raise UserError where a build argument is a secret: its value would stand in the image's history."""
+    for name, value in arguments.items():
+        kind = f"by its name, {name}, a secret" if secret_name(name) else secret_value(f"{name}={value}")
+        if kind:
+            raise UserError(
+                f"--build-arg {name}: the value is {kind}, and would stay in the image's history",
+                f"--secret id={name.lower()},env={name}, and RUN --mount=type=secret,id={name.lower()}",
+            )
+
+
+def build(wish: Wish, engine: Engine, say: Say) -> tuple[Record, Image]:
+    """Build an image and return its record, written, and the image as the engine has it.
+
+    Raises BuildFailed with the cause; UserError where nothing was begun: no engine, a context that is too
+    large, a secret as an argument. A cause that a retry can cure is tried again, at most ATTEMPTS times.
+    """
+    refuse_secrets(wish.arguments)
+    ignore = dockerignore.read(wish.target.context, wish.target.dockerfile)
+    sent = context.guard(wish.target.context, ignore, wish.limit)
+    versions = engine.check()
+    name = wish.target.name
+    log = repo.local() / "images" / f"{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    builder, head, variables = _builder(engine, versions["client"])
+    say(f"building {name} with {builder}: {sent.files:,} files, {context.shown(sent.size)} of context")
+    if wish.secrets and builder == "classic":
+        raise UserError(
+            "--secret needs BuildKit, and this engine has the classic builder only", "install buildx"
+        )
+    began = time.monotonic()
+    for attempt in range(1, ATTEMPTS + 1):
+        with tempfile.TemporaryDirectory() as scratch:
+            file = Path(scratch) / "id"
+            words = [*head, *_options(wish, file), str(wish.target.context)]
+            code, said = engine.stream(words, say, variables)
+            log.write_text(said, encoding="utf-8")
+            identity = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+        if code == 0 and identity:
+            break
+        found = _cause(said, engine)
+        if not found.retry or attempt == ATTEMPTS:
+            raise BuildFailed(found, log, attempt)
+        wait = WAIT * 2 ** (attempt - 1)
+        say(f"{found.kind}: {found.line}; trying again in {wait:.0f} s ({attempt} of {ATTEMPTS})")
+        time.sleep(wait)
+    image = _read_back(wish, engine, identity)
+    record = Record(
+        name=name,
+        tags=list(wish.names),
+        id=image.id,
+        size=image.size,
+        layers=len(image.layers),
+        architecture=image.architecture,
+        revision=wish.arguments.get("REVISION", "unknown"),
+        seconds=round(time.monotonic() - began, 1),
+        built=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        builder=builder,
+        attempts=attempt,
+    )
+    record.save()
+    return record, image
+
+
+def labels(target: Target) -> dict[str, str]:
+    """Return the build arguments that say what an image was made from."""
+    return {"REVISION": tags.revision(target.context), "VERSION": __version__}
+
+
+def _builder(engine: Engine, client: str) -> tuple[str, list[str], dict[str, str]]:
+    """Return the builder's name, the words that start it and its variables.
+
+    buildx where it is installed, the BuildKit that clients before 23 have built in, else the classic builder.
+    DOCKER_BUILDKIT=0 asks for the classic one.
+    """
+    wanted = os.environ.get("DOCKER_BUILDKIT")
+    if wanted != "0":
+        if engine.run("buildx", "version").returncode == 0:
+            return "buildx", ["buildx", "build", "--load", "--provenance=false", "--progress=plain"], {}
+        if int(client.split(".")[0]) < 23:
+            return "BuildKit", ["build", "--progress=plain"], {"DOCKER_BUILDKIT": "1"}
+    return "classic", ["build"], {"DOCKER_BUILDKIT": "0"}
+
+
+def _options(wish: Wish, identity: Path) -> list[str]:
+    words = ["--file", str(wish.target.dockerfile), "--iidfile", str(identity)]
+    for name in wish.names:
+        words += ["--tag", name]
+    for name, value in wish.arguments.items():
+        words += ["--build-arg", f"{name}={value}"]
+    for text in wish.secrets:
+        words += ["--secret", text]
+    if wish.platform:
+        words += ["--platform", wish.platform]
+    return words
+
+
+def _cause(said: str, engine: Engine) -> Cause:
+    """Return the cause; a build that only says that a command failed is asked whether the disk is full."""
+    found = cause(said)
+    if not found.kind.startswith(("a command", "unknown")):
+        return found
+    root = engine.data_root()
+    if root and Path(root).is_dir() and (free := shutil.disk_usage(root).free) < FULL:
+        remedy = "docker builder prune and docker image prune give space back"
+        line = f"{root} has {context.shown(free)} left; {found.line}"
+        return Cause("no space", line, remedy, step=found.step)
+    return found
+
+
+def _read_back(wish: Wish, engine: Engine, identity: str) -> Image:
+    """Return the image that was built, as the engine has it under each of its names. Raises UserError."""
+    image = engine.image(identity)
+    if image is None:
+        raise UserError(f"the builder ended well, and the engine does not have {identity}", code=1)
+    for name in wish.names:
+        tagged = engine.image(name)
+        if tagged is None or tagged.id != image.id:
+            has = tagged.id if tagged else "nothing"
+            raise UserError(f"{name} is {has}, and not {image.id}, which was just built", code=1)
+    wanted = (wish.platform or "linux/amd64").split("/")[1]
+    if image.architecture != wanted:
+        raise UserError(
+            f"the image is for {image.architecture}, and the nodes are {wanted}",
+            f"--platform linux/{wanted}, with buildx and emulation; or build on AWS",
+            code=1,
+        )
+    return image
+
+
+def summary(record: Record) -> list[tuple[str, str]]:
+    """Return a record as a table."""
+    took = f"{record.seconds:.1f} s" + (f", {record.attempts} attempts" if record.attempts > 1 else "")
+    return [
+        ("image", ", ".join(record.tags)),
+        ("id", record.id),
+        ("size", f"{context.shown(record.size)} in {output.count(record.layers, 'layer')}"),
+        ("commit", record.revision),
+        ("built", f"in {took} with {record.builder}"),
+    ]

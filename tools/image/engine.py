@@ -1,0 +1,184 @@
+"""The Docker engine as this project runs it: the user's own `docker` command, JSON answers, one error each.
+
+The command and not a client library, because it knows the user's contexts, credential helpers and builders.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tools.errors import UserError
+
+SECONDS = 60  # of any single question
+CANNOT_SEE = 3
+UNREACHABLE = (
+    "Cannot connect to the Docker daemon",
+    "error during connect",
+    "connection refused",
+    "permission denied",
+)
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image as the engine has it. `id` is the digest of its configuration; sizes are in bytes."""
+
+    id: str
+    tags: tuple[str, ...]
+    digests: tuple[str, ...]  # <repository>@sha256:..., once it was pushed or pulled
+    size: int
+    layers: tuple[str, ...]
+    architecture: str
+    user: str
+    entrypoint: tuple[str, ...]
+    labels: Mapping[str, str]
+
+    def digest(self, repository: str) -> str | None:
+        """Return the manifest's digest in `repository`, or None."""
+        return next((one.split("@")[1] for one in self.digests if one.split("@")[0] == repository), None)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The engine that `docker` on PATH speaks to."""
+
+    program: str = "docker"
+
+    def run(
+        self, *words: str, seconds: float | None = SECONDS, variables: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run docker and return what it said, whatever its exit code.
+
+        Raises UserError where there is no docker, and, with exit code 3, where it does not end in `seconds`.
+        """
+        try:
+            return subprocess.run(
+                [self.program, *words],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=seconds,
+                check=False,
+                env={**os.environ, **(variables or {})},
+            )
+        except FileNotFoundError:
+            raise missing() from None
+        except subprocess.TimeoutExpired:
+            raise UserError(f"docker {words[0]}: no answer for {seconds} s", code=CANNOT_SEE) from None
+
+    def text(self, *words: str, seconds: float | None = SECONDS) -> str:
+        """Return docker's output; UserError with its complaint where it fails."""
+        done = self.run(*words, seconds=seconds)
+        if done.returncode != 0:
+            raise failure(words[0], done.stderr)
+        return done.stdout
+
+    def check(self) -> dict[str, str]:
+        """Return the versions of client and server. Raises UserError where no engine answers."""
+        found = json.loads(self.text("version", "--format", "{{json .}}"))
+        if not found.get("Server"):
+            raise failure("version", "Cannot connect to the Docker daemon")
+        return {
+            "client": str(found["Client"]["Version"]),
+            "server": str(found["Server"]["Version"]),
+            "architecture": str(found["Server"].get("Arch", "")),
+        }
+
+    def stream(
+        self, words: Sequence[str], say: Say, variables: Mapping[str, str] | None = None
+    ) -> tuple[int, str]:
+        """Run docker, give each line to `say` when it comes, and return its exit code and all it said."""
+        try:
+            process = subprocess.Popen(
+                [self.program, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                env={**os.environ, **(variables or {})},
+            )
+        except FileNotFoundError:
+            raise missing() from None
+        lines = []
+        with process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    lines.append(line)
+                    say(line.rstrip("\n"))
+            except BaseException:
+                process.terminate()
+                raise
+        return process.returncode, "".join(lines)
+
+    def image(self, name: str) -> Image | None:
+        """Return what the engine has under a name or id, or None."""
+        done = self.run("image", "inspect", name)
+        if done.returncode != 0:
+            if "No such image" in done.stderr:
+                return None
+            raise failure("image inspect", done.stderr)
+        return _image(json.loads(done.stdout)[0])
+
+    def login(self, registry: str, user: str, password: str) -> None:
+        """Log in to a registry; the password goes by standard input, where no process list shows it.
+
+        Raises UserError.
+        """
+        try:
+            done = subprocess.run(
+                [self.program, "login", "--username", user, "--password-stdin", registry],
+                input=password,
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+                check=False,
+            )
+        except FileNotFoundError:
+            raise missing() from None
+        if done.returncode != 0:
+            raise failure("login", done.stderr)
+
+    def data_root(self) -> str:
+        """Return the directory in which the engine keeps its images, or an empty text."""
+        done = self.run("info", "--format", "{{.DockerRootDir}}")
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def missing() -> UserError:
+    """Return the error of a machine without docker."""
+    hint = "install Docker (https://docs.docker.com/engine/install/), or build on AWS instead"
+    return UserError("no docker on PATH, and nothing was built", hint)
+
+
+def failure(what: str, stderr: str) -> UserError:
+    """Return docker's last complaint as one error; exit code 3 where no engine was reached."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    message = (lines or [f"docker {what} failed without a word"])[-1]
+    if any(sign in stderr for sign in UNREACHABLE):
+        hint = "start it (systemctl start docker), or set DOCKER_HOST (docker context ls)"
+        return UserError(f"no Docker engine answers: {message}", hint, CANNOT_SEE)
+    return UserError(f"docker {what}: {message}", code=1)
+
+
+def _image(found: Mapping[str, Any]) -> Image:
+    config = found.get("Config") or {}
+    return Image(
+        id=str(found["Id"]),
+        tags=tuple(found.get("RepoTags") or ()),
+        digests=tuple(found.get("RepoDigests") or ()),
+        size=int(found["Size"]),
+        layers=tuple((found.get("RootFS") or {}).get("Layers") or ()),
+        architecture=str(found["Architecture"]),
+        user=str(config.get("User") or ""),
+        entrypoint=tuple(config.get("Entrypoint") or ()),
+        labels=dict(config.get("Labels") or {}),
+    )

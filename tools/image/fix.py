@@ -1,0 +1,259 @@
+"""The smallest change that cures a finding of `yard image check`, one finding after the other.
+
+Each repair takes the texts as they are and returns them changed, or None where it does not know how.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from tools import repo
+from tools.facts import compatibility as facts
+from tools.image import dockerfile, versions
+from tools.image.judge import Target, subject, verdicts
+from tools.image.packages import Package, cuda_version, entries, requirement
+from tools.image.rule import Subject
+from tools.image.running import exec_form
+from tools.verdict import State, Verdict
+
+ATTEMPTS = 8  # repairs of one file; each cures one finding
+USER = "USER 1000:1000"
+# Where a module's name is not its package's.
+PACKAGES = {
+    "yaml": "pyyaml", "PIL": "pillow", "cv2": "opencv-python-headless", "sklearn": "scikit-learn",
+    "ruamel": "ruamel-yaml", "dateutil": "python-dateutil", "google": "protobuf",
+}  # fmt: skip
+
+Texts = dict[Path, str]
+Repair = Callable[[Subject, Texts, Path, Verdict], bool]
+
+
+@dataclass
+class Fixed:
+    """What was changed, what is left, and what each repair did."""
+
+    before: Texts
+    after: Texts
+    done: list[str] = field(default_factory=list)
+    left: list[Verdict] = field(default_factory=list)
+
+    @property
+    def diff(self) -> str:
+        """Return all changes as one unified diff."""
+        parts: list[str] = []
+        for path, text in self.after.items():
+            if text != self.before[path]:
+                name = repo.shown(path).lstrip("/")
+                old, new = (one.splitlines(keepends=True) for one in (self.before[path], text))
+                parts += difflib.unified_diff(old, new, f"a/{name}", f"b/{name}", n=2)
+        return "".join(parts)
+
+    def write(self) -> list[Path]:
+        """Write the changed files and return them."""
+        changed = [path for path in self.after if self.after[path] != self.before[path]]
+        for path in changed:
+            path.write_text(self.after[path], encoding="utf-8")
+        return changed
+
+
+def fix(target: Target, given: Mapping[str, str] | None = None, missing: tuple[str, ...] = ()) -> Fixed:
+    """Return a repaired copy of a Dockerfile and its requirement files; nothing is written.
+
+    `missing` are modules that could not be imported in the built image. A repair that leaves its finding, or
+    makes another one, is taken back. Raises UserError where the Dockerfile cannot be read.
+    """
+    looked_at = subject(target, given)
+    files = {target.dockerfile: looked_at.dockerfile.text, **_requirement_files(looked_at)}
+    result = Fixed(dict(files), dict(files))
+    for module in missing:
+        problem = _add(looked_at, result.after, target.dockerfile, module)
+        if problem is None:
+            result.done.append(f"{module}: installed")
+        else:
+            result.left.append(problem)
+    given_up: set[tuple[str, str]] = set()
+    for _ in range(ATTEMPTS):
+        found = _failures(looked_at, result.after, target.dockerfile, given)
+        todo = next(
+            (one for one in found if _key(one) not in given_up and one.details["rule"] in REPAIRS), None
+        )
+        if todo is None:
+            break
+        tried = dict(result.after)
+        now = _seen(looked_at, tried, target.dockerfile, given)
+        if REPAIRS[todo.details["rule"]](now, tried, target.dockerfile, todo):
+            left = {_key(one) for one in _failures(looked_at, tried, target.dockerfile, given)}
+            if _key(todo) not in left and left <= {_key(one) for one in found}:
+                result.after = tried
+                result.done.append(f"{todo.details['rule']}: {todo.summary}")
+                continue
+        given_up.add(_key(todo))
+    result.left += _failures(looked_at, result.after, target.dockerfile, given)
+    return result
+
+
+def _seen(one: Subject, texts: Texts, path: Path, given: Mapping[str, str] | None) -> Subject:
+    """Return the subject as it is with the texts of now."""
+    parsed = dockerfile.parse(texts[path], one.source, given)
+    return replace(one, dockerfile=parsed, texts={name.resolve(): text for name, text in texts.items()})
+
+
+def _failures(one: Subject, texts: Texts, path: Path, given: Mapping[str, str] | None) -> list[Verdict]:
+    return [verdict for verdict in verdicts(_seen(one, texts, path, given)) if verdict.state is State.FAIL]
+
+
+def _key(verdict: Verdict) -> tuple[str, str]:
+    return str(verdict.details["rule"]), verdict.summary
+
+
+def _requirement_files(one: Subject) -> Texts:
+    names = {package.file for install in one.installs for package in install.packages}
+    paths = [one.context / name for name in sorted(names) if name != one.source]
+    return {
+        path: path.read_text(encoding="utf-8") for path in paths if path.is_file() and path.suffix != ".lock"
+    }
+
+
+def _base(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
+    """Put a base with the right CUDA in FROM, or the right CUDA in the index's name."""
+    found = one.package("torch")
+    stage = one.dockerfile.final.lineage()[0]
+    row = facts.torch(found[1].exact) if found and found[1].exact else None
+    if row is None:
+        return False
+    index = re.search(r"/whl/(cu\d+)", texts[path])
+    if verdict.details["line"] != stage.line:
+        wanted = "cu" + row.cuda.replace(".", "")
+        return bool(index) and _replace(texts, path, str(index and index[1]), wanted)
+    asked = found[0].cuda if found else None
+    cuda = (cuda_version(asked) if asked else None) or row.cuda
+    name = stage.base.split("@")[0]
+    image, _, tag = name.partition(":")
+    if image.endswith("nvidia/cuda"):
+        new = facts.cuda_image(tag, cuda)
+        return new is not None and _replace(texts, path, stage.base, f"{image}:{new}")
+    if image.endswith("pytorch/pytorch") and found:
+        kind = tag.rsplit("-", 1)[-1]
+        cudnn = "cudnn9" if (row.series not in ("2.0", "2.1", "2.2", "2.3")) else "cudnn8"
+        return _replace(texts, path, stage.base, f"{image}:{found[1].exact}-cuda{cuda}-{cudnn}-{kind}")
+    return False
+
+
+def _torchvision(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
+    torch = versions.torch_version(one)
+    release = facts.torchvision_release(torch) if torch else None
+    return _pin(one, texts, path, "torchvision", release)
+
+
+def _torchaudio(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
+    return _pin(one, texts, path, "torchaudio", versions.torch_version(one))
+
+
+def _exec(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
+    """Give ENTRYPOINT or CMD its exec form."""
+    lines = texts[path].split("\n")
+    line = int(verdict.details["line"])
+    found = next((each for _, each in one.dockerfile.instructions() if each.line == line), None)
+    if found is None or found.name not in ("ENTRYPOINT", "CMD") or found.words is not None:
+        return False
+    text = found.value
+    if text.lstrip().startswith("["):
+        words = re.findall(r"'([^']*)'", text)
+        form = "[" + ", ".join(f'"{word}"' for word in words) + "]"
+    else:
+        form = exec_form(text)
+    lines[line - 1 : found.end] = [f"{found.name} {form}"]
+    texts[path] = "\n".join(lines)
+    return True
+
+
+def _user(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
+    """Change the last USER, or put one behind the last instruction that needs root."""
+    lines = texts[path].split("\n")
+    final = one.dockerfile.final
+    last = next((each for each in reversed(final.instructions) if each.name == "USER"), None)
+    if last is not None:
+        lines[last.line - 1 : last.end] = [USER]
+    else:
+        needs = [each for each in final.instructions if each.name in ("RUN", "COPY", "ADD", "WORKDIR")]
+        after = max([final.start.end, *(each.end + _bodies(each) for each in needs)])
+        lines.insert(after, USER)
+    texts[path] = "\n".join(lines)
+    return True
+
+
+REPAIRS: dict[str, Repair] = {
+    "torch-cuda": _base,
+    "torchvision": _torchvision,
+    "torchaudio": _torchaudio,
+    "signals": _exec,
+    "user": _user,
+}
+
+
+def _bodies(one: dockerfile.Instruction) -> int:
+    """Return how many lines the heredocs of an instruction take."""
+    return sum(body.count("\n") + 2 if body else 1 for body in one.heredocs)
+
+
+def _pin(one: Subject, texts: Texts, path: Path, name: str, release: str | None) -> bool:
+    """Change the version of a package where it stands: in the Dockerfile, or in a requirements file."""
+    found = one.package(name)
+    if found is None or release is None or found[1].exact is None:
+        return False
+    package: Package = found[1]
+    place = path if package.file == one.source else one.context / package.file
+    if place not in texts:
+        return False
+    lines = texts[place].split("\n")
+    at = package.line - 1
+    changed = re.sub(
+        rf"({re.escape(name)}\s*={{1,3}}\s*){re.escape(package.exact or '')}", rf"\g<1>{release}", lines[at]
+    )
+    if changed == lines[at]:
+        return False
+    lines[at] = changed
+    texts[place] = "\n".join(lines)
+    return True
+
+
+def _add(one: Subject, texts: Texts, path: Path, module: str) -> Verdict | None:
+    """Install what a module is in, pinned as our own lock has it; return what is left otherwise."""
+    name = canonicalize_name(PACKAGES.get(module.split(".")[0], module.split(".")[0]))
+    lock = (repo.root() / "requirements.lock").read_text(encoding="utf-8")
+    packages = (requirement(text.split(" ")[0], "", line) for line, text in entries(lock))
+    exact = next((found.exact for found in packages if found and found.name == name), None)
+    installs = [each for each in one.shipped if each.tool != "conda"]
+    if exact is None or not installs:
+        remedy = f"add {name}==<version> to the image's requirements"
+        what = f"no version of {name} is known here" if exact is None else "nothing installs packages here"
+        details = {"rule": "imports", "file": one.source, "line": one.dockerfile.final.line}
+        return Verdict(State.FAIL, f"{module} cannot be imported, and {what}", [module], remedy, details)
+    pinned = f"{name}=={exact}"
+    last = installs[-1]
+    files = [one.context / each.file for each in last.packages if each.file != one.source]
+    if files and files[-1] in texts:
+        texts[files[-1]] = texts[files[-1]].rstrip("\n") + f"\n{pinned}\n"
+        return None
+    lines = texts[path].split("\n")
+    packages_here = [each for each in last.packages if each.file == one.source]
+    at = (packages_here[-1].line if packages_here else last.instruction.line) - 1
+    after = packages_here[-1].text if packages_here else "install"
+    lines[at] = lines[at].replace(after, f"{after} {pinned}", 1)
+    texts[path] = "\n".join(lines)
+    return None
+
+
+def _replace(texts: Texts, path: Path, old: str, new: str) -> bool:
+    """Replace the first `old` in a file; say whether that changed anything."""
+    changed = texts[path].replace(old, new, 1)
+    if changed == texts[path]:
+        return False
+    texts[path] = changed
+    return True

@@ -1,0 +1,73 @@
+"""Write an image's digest into overlays/images, the one file that all cells read their images from."""
+
+from __future__ import annotations
+
+import difflib
+import io
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from tools import repo
+from tools.errors import UserError
+from tools.image.build import NAMESPACE
+
+FILE = Path("overlays/images/kustomization.yaml")
+
+
+def known() -> list[str]:
+    """Return the names of the images that cells run."""
+    found = []
+    for path in sorted((repo.root() / "overlays/hardware").glob("*/kustomization.yaml")):
+        for image in YAML(typ="safe", pure=True).load(path).get("images") or []:
+            found.append(str(image["newName"]).removeprefix(NAMESPACE + "/"))
+    return sorted(set(found))
+
+
+def pin(name: str, repository: str, digest: str, root: Path | None = None) -> str:
+    """Make every cell run `name` as `repository@digest`; return the change as a diff, or an empty text.
+
+    The file is replaced in one step. Raises UserError where no cell runs an image of that name.
+    """
+    if name not in known():
+        match = repo.nearest(name, known())
+        hint = f"did you mean {match}?" if match else f"cells run {', '.join(known())}"
+        raise UserError(f"no cell runs an image {name}", hint)
+    path = (root or repo.root()) / FILE
+    before = path.read_text(encoding="utf-8")
+    yaml = YAML(typ="rt")
+    yaml.width, yaml.preserve_quotes = 1000, True
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    data = yaml.load(before)
+    data["images"] = _entries(data.get("images") or [], f"{NAMESPACE}/{name}", repository, digest)
+    out = io.StringIO()
+    yaml.dump(data, out)
+    after = out.getvalue()
+    if after == before:
+        return ""
+    _replace(path, after)
+    shown = FILE.as_posix()
+    lines = difflib.unified_diff(
+        before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{shown}", f"b/{shown}"
+    )
+    return "".join(lines)
+
+
+def _entries(images: list[Any], name: str, repository: str, digest: str) -> list[dict[str, str]]:
+    others = [dict(one) for one in images if one["name"] != name]
+    entry = {"name": name, "newName": repository, "digest": digest}
+    return sorted([*others, entry], key=lambda one: str(one["name"]))
+
+
+def _replace(path: Path, text: str) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
