@@ -1,0 +1,66 @@
+"""Stands in for eksctl: makes in moto what the config file asks for, as far as AWS shows it afterwards.
+
+FAKE_EKSCTL_FAIL=GROUP fails before that node group, as a real one does when a zone has no capacity.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import boto3
+from botocore.exceptions import ClientError
+from ruamel.yaml import YAML
+
+ROLE = "arn:aws:iam::123456789012:role/eks"
+
+
+def main(words: list[str]) -> int:
+    """Do what `eksctl create KIND --config-file=FILE` does."""
+    with Path(os.environ["FAKE_EKSCTL_LOG"]).open("a", encoding="utf-8") as log:
+        log.write(json.dumps(words) + "\n")
+    file = next(word.partition("=")[2] for word in words if word.startswith("--config-file="))
+    config: dict[str, Any] = YAML(typ="safe").load(Path(file))
+    name = config["metadata"]["name"]
+    eks = boto3.client("eks", region_name=config["metadata"]["region"])
+    if words[1] == "cluster":
+        print("[i]  building cluster stack", flush=True)
+        vpc = {"subnetIds": ["subnet-1", "subnet-2"]}
+        tags = config["metadata"]["tags"]
+        version = config["metadata"]["version"]
+        eks.create_cluster(name=name, version=version, roleArn=ROLE, resourcesVpcConfig=vpc, tags=tags)
+    if words[1] in ("cluster", "nodegroup"):
+        for group in config["managedNodeGroups"]:
+            if os.environ.get("FAKE_EKSCTL_FAIL") == group["name"]:
+                print(f"[x]  no capacity for {group['name']}", flush=True)
+                return 1
+            make_group(eks, name, group)
+    return 0
+
+
+def make_group(eks: Any, cluster: str, group: dict[str, Any]) -> None:
+    """Make a node group; one that is there is passed over."""
+    scaling = {
+        "minSize": group["minSize"],
+        "maxSize": group["maxSize"],
+        "desiredSize": group["desiredCapacity"],
+    }
+    try:
+        eks.create_nodegroup(
+            clusterName=cluster,
+            nodegroupName=group["name"],
+            nodeRole=ROLE,
+            subnets=["subnet-1"],
+            scalingConfig=scaling,
+            tags=group["tags"],
+        )
+    except ClientError as problem:
+        if problem.response["Error"]["Code"] != "ResourceInUseException":
+            raise
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

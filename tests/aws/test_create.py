@@ -1,0 +1,140 @@
+"""create, adopt and scale: a stand-in for eksctl makes things in a moto server; AWS's word is the proof."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from tests.aws.account import ROLE
+from tools.aws.spec import Spec
+
+STAND_IN = Path(__file__).with_name("fake_eksctl.py")
+
+
+@pytest.fixture
+def eks(moto_server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """EKS of an empty account behind the server, and the stand-in on PATH."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto_server)
+    monkeypatch.setenv("FAKE_EKSCTL_LOG", str(tmp_path / "log"))
+    program = tmp_path / "bin" / "eksctl"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {STAND_IN} "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    client = boto3.client("eks", region_name="us-west-2")
+    for name in client.list_clusters()["clusters"]:
+        for group in client.list_nodegroups(clusterName=name)["nodegroups"]:
+            client.delete_nodegroup(clusterName=name, nodegroupName=group)
+        client.delete_cluster(name=name)
+    return client
+
+
+def called(tmp_path: Path) -> list[str]:
+    """Return what eksctl was asked to create, in order."""
+    log = tmp_path / "log"
+    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+    return [json.loads(line)[1] for line in lines]
+
+
+def test_a_cluster_is_made_and_proved(eks: Any, yard: Callable[..., Any], tmp_path: Path) -> None:
+    dry = yard("create", "cpu-demo", "--dry-run")
+    assert dry.out.startswith("eksctl create cluster --config-file=clusters/cpu-demo/eksctl.yaml")
+    assert (dry.code, called(tmp_path)) == (0, [])
+    ran = yard("create", "cpu-demo")
+    assert ran.code == 0, ran.err
+    assert "building cluster stack" in ran.err
+    assert "cluster cpu-demo: ACTIVE, Kubernetes 1.35" in ran.out
+    assert "node group cpu: ACTIVE, 2 nodes" in ran.out
+    assert "node group system: ACTIVE, 2 nodes" in ran.out
+
+
+def test_a_run_that_failed_goes_on(
+    eks: Any, yard: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_EKSCTL_FAIL", "cpu")
+    failed = yard("create", "cpu-demo")
+    assert (failed.code, "no capacity for cpu" in failed.err) == (1, True)
+    assert eks.list_nodegroups(clusterName="cpu-demo")["nodegroups"] == ["system"]
+    monkeypatch.delenv("FAKE_EKSCTL_FAIL")
+    words = yard("create", "cpu-demo", "--dry-run").out.splitlines()
+    assert [line.split()[2] for line in words] == ["nodegroup", "accessentry", "addon", "identity"]
+    # Pod identities need EKS calls that moto lacks, so the commands stop there; the nodes are made by then.
+    again = yard("create", "cpu-demo")
+    assert called(tmp_path) == ["cluster", "nodegroup", "accessentry", "addon"]
+    assert sorted(eks.list_nodegroups(clusterName="cpu-demo")["nodegroups"]) == ["cpu", "system"]
+    assert again.code == 1
+    assert "yard cluster identity failed" in again.err
+
+
+def test_eksctls_word_alone_proves_nothing(eks: Any, yard: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "bin" / "eksctl").write_text("#!/bin/sh\necho all done\n", encoding="utf-8")
+    ran = yard("create", "cpu-demo")
+    assert (ran.code, "the cluster cpu-demo is not there" in ran.err) == (1, True)
+
+
+def test_without_eksctl_it_says_where_to_get_it(
+    eks: Any, yard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    ran = yard("create", "cpu-demo")
+    assert (ran.code, "no eksctl on PATH" in ran.err, "installation" in ran.err) == (2, True, True)
+    assert yard("create", "cpu-demo", "--dry-run").code == 0
+
+
+def test_a_strangers_cluster_is_not_touched(eks: Any, yard: Callable[..., Any], tmp_path: Path) -> None:
+    eks.create_cluster(name="cpu-demo", roleArn=ROLE, resourcesVpcConfig={"subnetIds": ["a", "b"]})
+    ran = yard("create", "cpu-demo")
+    assert (ran.code, "is not tagged trainyard/cluster=cpu-demo" in ran.err) == (2, True)
+    assert called(tmp_path) == []
+
+
+def test_a_stale_config_is_refused(
+    eks: Any, yard: Callable[..., Any], change: Callable[..., Spec], tmp_path: Path
+) -> None:
+    change("cpu-demo", NODES_CPU="m5.4xlarge 2-2 us-west-2a")
+    ran = yard("create", "cpu-demo")
+    assert (ran.code, "is not what the facts make" in ran.err, called(tmp_path)) == (2, True, [])
+
+
+def test_adopting_adds_and_makes_nothing(eks: Any, yard: Callable[..., Any], tmp_path: Path) -> None:
+    absent = yard("adopt", "gpu-hyperpod", "--dry-run")
+    assert (absent.code, "there is no cluster gpu-hyperpod-eks to adopt" in absent.err) == (2, True)
+    eks.create_cluster(name="gpu-hyperpod-eks", roleArn=ROLE, resourcesVpcConfig={"subnetIds": ["a", "b"]})
+    words = yard("adopt", "gpu-hyperpod", "--dry-run").out.splitlines()
+    assert [line.split()[2] for line in words] == ["accessentry", "addon", "identity"]
+    assert yard("create", "gpu-hyperpod").code == 2
+    assert yard("adopt", "cpu-demo").code == 2
+
+
+def test_scale_within_bounds(eks: Any, yard: Callable[..., Any], change: Callable[..., Spec]) -> None:
+    change("cpu-demo", NODES_CPU="m5.2xlarge 0-3 us-west-2a")
+    yard("config", "cpu-demo")
+    eks.create_cluster(name="cpu-demo", roleArn=ROLE, resourcesVpcConfig={"subnetIds": ["a", "b"]})
+    bounds = {"minSize": 0, "maxSize": 3, "desiredSize": 0}
+    eks.create_nodegroup(
+        clusterName="cpu-demo", nodegroupName="cpu", nodeRole=ROLE, subnets=["a"], scalingConfig=bounds
+    )
+
+    def desired() -> int:
+        group = eks.describe_nodegroup(clusterName="cpu-demo", nodegroupName="cpu")["nodegroup"]
+        return int(group["scalingConfig"]["desiredSize"])
+
+    dry = yard("scale", "cpu-demo", "cpu", "3", "--dry-run")
+    assert (dry.code, "desiredSize: 0 -> 3" in dry.out, "1.15 $/h" in dry.out, desired()) == (
+        1,
+        True,
+        True,
+        0,
+    )
+    assert (yard("scale", "cpu-demo", "cpu", "3").code, desired()) == (0, 3)
+    assert "3 nodes already" in yard("scale", "cpu-demo", "cpu", "3", "--dry-run").out
+    assert yard("scale", "cpu-demo", "cpu", "4").code == 2
+    assert "did you mean cpu?" in yard("scale", "cpu-demo", "cup", "1").err
+    assert desired() == 3

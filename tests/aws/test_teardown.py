@@ -1,0 +1,233 @@
+"""Cost and teardown in an account with bystanders: ours goes in order, theirs stays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.aws.account import ROLE, make_cluster, make_group, make_lustre, make_network, make_nodes, tag
+from tools.aws import inventory, policies, teardown
+from tools.aws.session import Session
+from tools.aws.spec import Spec
+
+TAG = [{"Key": "trainyard/cluster", "Value": "cpu-demo"}]
+EMPTY = '{"Resources": {"Topic": {"Type": "AWS::SNS::Topic"}}}'
+POLICY = json.dumps(policies.pruner("bucket", "runs/"))
+ORDER = [
+    "node group",
+    "instance",
+    "instance",
+    "cluster",
+    "stack",
+    "stack",
+    "launch template",
+    "network interface",
+    "volume",
+    "security group",
+    "role",
+]
+
+
+def populate(session: Session, owner: str) -> None:
+    """Make a cluster called `owner` with all that belongs to one; only cpu-demo's is ours."""
+    tags = {"trainyard__cluster": owner}
+    pairs = [{"Key": "trainyard/cluster", "Value": owner}]
+    network = make_network(session, ["us-west-2a", "us-west-2b"], "10.0" if owner == "cpu-demo" else "10.9")
+    make_cluster(session, owner, network, **{"trainyard/cluster": owner})
+    session.call(
+        "eks",
+        "create_nodegroup",
+        clusterName=owner,
+        nodegroupName="cpu",
+        nodeRole=ROLE,
+        subnets=list(network.subnets.values()),
+        tags={"trainyard/cluster": owner},
+    )
+    make_nodes(session, "m5.2xlarge", 2, network, "us-west-2a", **tags)
+    for name in (f"eksctl-{owner}-cluster", f"eksctl-{owner}-nodegroup-cpu"):
+        session.call("cloudformation", "create_stack", StackName=name, TemplateBody=EMPTY, Tags=pairs)
+    template = session.call(
+        "ec2",
+        "create_launch_template",
+        LaunchTemplateName=f"{owner}-t",
+        LaunchTemplateData={"ImageId": "ami-12c6146b"},
+    )
+    tag(session, template["LaunchTemplate"]["LaunchTemplateId"], **tags)
+    made = session.call("ec2", "create_network_interface", SubnetId=network.subnets["us-west-2a"])
+    tag(session, made["NetworkInterface"]["NetworkInterfaceId"], **tags)
+    volume = session.call("ec2", "create_volume", Size=100, VolumeType="gp3", AvailabilityZone="us-west-2a")
+    tag(session, volume["VolumeId"], **tags)
+    make_group(session, network.vpc, "extra", **tags)
+    role = f"trainyard-{owner}-pruner"
+    session.call("iam", "create_role", RoleName=role, AssumeRolePolicyDocument="{}", Tags=pairs)
+    session.call("iam", "put_role_policy", RoleName=role, PolicyName="trainyard", PolicyDocument=POLICY)
+    make_lustre(
+        session, network, "us-west-2a", **{"trainyard/team": "training" if owner == "cpu-demo" else "theirs"}
+    )
+
+
+def picture(session: Session) -> dict[str, Any]:
+    """Return all that is in the account."""
+    instances = [
+        (one["InstanceId"], one["State"]["Name"], one.get("Tags"))
+        for row in session.call("ec2", "describe_instances")["Reservations"]
+        for one in row["Instances"]
+    ]
+    found = {
+        "clusters": session.call("eks", "list_clusters")["clusters"],
+        "instances": [one for one in instances if one[1] != "terminated"],
+        "stacks": [one["StackName"] for one in session.pages("cloudformation", "describe_stacks", "Stacks")],
+        "roles": [one["RoleName"] for one in session.pages("iam", "list_roles", "Roles")],
+        "files": [
+            one["FileSystemId"] for one in session.pages("fsx", "describe_file_systems", "FileSystems")
+        ],
+    }
+    for name, key, number in (
+        ("launch_templates", "LaunchTemplates", "LaunchTemplateId"),
+        ("network_interfaces", "NetworkInterfaces", "NetworkInterfaceId"),
+        ("volumes", "Volumes", "VolumeId"),
+        ("security_groups", "SecurityGroups", "GroupId"),
+        ("subnets", "Subnets", "SubnetId"),
+        ("vpcs", "Vpcs", "VpcId"),
+    ):
+        found[name] = sorted(one[number] for one in session.call("ec2", f"describe_{name}")[key])
+    return found
+
+
+@pytest.fixture
+def spec(change: Callable[..., Spec], monkeypatch: pytest.MonkeyPatch) -> Spec:
+    monkeypatch.setattr(teardown, "POLL_SECONDS", 0.0)
+    return change("cpu-demo")
+
+
+def test_ours_is_found_in_the_order_of_deletion(session: Session, spec: Spec) -> None:
+    populate(session, "others")
+    populate(session, "cpu-demo")
+    found = inventory.owned(session, spec)
+    assert [one.kind for one in found] == ORDER
+    stacks = [one.id for one in found if one.kind == "stack"]
+    assert stacks == ["eksctl-cpu-demo-nodegroup-cpu", "eksctl-cpu-demo-cluster"]
+    assert all("others" not in one.id for one in found)
+
+
+def test_down_takes_ours_and_leaves_the_rest(session: Session, spec: Spec, yard: Callable[..., Any]) -> None:
+    populate(session, "others")
+    before = picture(session)
+    populate(session, "cpu-demo")
+    network = set(picture(session)["subnets"]) - set(before["subnets"])
+    ran = yard("down", "cpu-demo", "--yes")
+    assert ran.code == 0, ran.err
+    assert "11 resources deleted" in ran.out
+    after = picture(session)
+    assert len(after["files"]) == 2, "data is never deleted"
+    for kind, theirs in before.items():
+        extra = set(map(str, after[kind])) - set(map(str, theirs))
+        assert set(map(str, theirs)) <= set(map(str, after[kind])), kind
+        # What has no tag of ours stays too: the network that the test made, and what is left of instances.
+        untagged = ("files", "subnets", "vpcs", "security_groups", "network_interfaces")
+        assert not extra or kind in untagged, (kind, extra)
+    assert network <= set(after["subnets"])
+    assert yard("down", "cpu-demo", "--yes").out.splitlines()[1] == "  nothing with our tag"
+
+
+@pytest.mark.parametrize("deleted", [0, 3, 7, len(ORDER) - 1])
+def test_a_run_that_is_killed_is_repeated_and_finishes(
+    session: Session,
+    spec: Spec,
+    yard: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    deleted: int,
+) -> None:
+    """Killed behind a deletion, before it is known whether it worked: the first, some, the last."""
+    populate(session, "cpu-demo")
+    original, done = teardown._state, []
+
+    def state(*arguments: Any) -> str:
+        done.append(arguments)
+        if len(done) > deleted:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    monkeypatch.setattr(teardown, "_state", state)
+    assert yard("down", "cpu-demo", "--yes").code == 130
+    monkeypatch.setattr(teardown, "_state", original)
+    assert yard("down", "cpu-demo", "--yes").code == 0
+    assert inventory.owned(session, spec) == []
+
+
+def test_nothing_is_deleted_without_a_yes(
+    session: Session, spec: Spec, yard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    populate(session, "cpu-demo")
+    before = picture(session)
+    assert yard("down", "cpu-demo", "--dry-run").code == 1
+    for answer in ("y", "gpu", ""):
+        monkeypatch.setattr("click.prompt", lambda *_, answer=answer, **__: answer)
+        ran = yard("down", "cpu-demo")
+        assert (ran.code, "nothing was deleted" in ran.err) == (2, True)
+    assert picture(session) == before
+    monkeypatch.setattr("click.prompt", lambda *_, **__: "cpu-demo")
+    assert yard("down", "cpu-demo").code == 0
+
+
+def test_a_cluster_of_the_same_name_that_is_not_ours_stays(
+    session: Session, spec: Spec, yard: Callable[..., Any]
+) -> None:
+    make_cluster(session, "cpu-demo", make_network(session, ["us-west-2a", "us-west-2b"]))
+    assert yard("down", "cpu-demo", "--yes").code == 0
+    assert session.call("eks", "list_clusters")["clusters"] == ["cpu-demo"]
+
+
+def test_an_adopted_cluster_keeps_its_control_plane_and_nodes(
+    session: Session, change: Callable[..., Spec]
+) -> None:
+    populate(session, "cpu-demo")
+    kinds = {one.kind for one in inventory.owned(session, change("cpu-demo", ADOPTED="true"))}
+    assert not {"cluster", "node group"} & kinds
+
+
+def test_what_cannot_be_seen_stops_it_before_anything_is_deleted(
+    session: Session, spec: Spec, gaps: Any, refusal: Callable[..., Exception], yard: Callable[..., Any]
+) -> None:
+    populate(session, "cpu-demo")
+    gaps["ec2", "describe_volumes"] = refusal("UnauthorizedOperation", "You are not authorized", 403)
+    ran = yard("down", "cpu-demo", "--yes")
+    assert (ran.code, "missing permission: ec2:DescribeVolumes" in ran.err) == (3, True)
+    assert session.call("eks", "list_clusters")["clusters"] == ["cpu-demo"]
+
+
+def test_what_does_not_go_is_said(session: Session, spec: Spec, gaps: Any, yard: Callable[..., Any]) -> None:
+    populate(session, "cpu-demo")
+    failed = {
+        "StackName": "eksctl-cpu-demo-cluster",
+        "CreationTime": "2026-01-01",
+        "StackStatus": "DELETE_FAILED",
+    }
+    gaps["cloudformation", "describe_stacks"] = {"Stacks": [{**failed, "Tags": TAG}]}
+    ran = yard("down", "cpu-demo", "--yes")
+    assert (ran.code, "does not go: DELETE_FAILED" in ran.err) == (1, True)
+
+
+def test_cost_adds_up(session: Session, spec: Spec, yard: Callable[..., Any]) -> None:
+    """Two m5.2xlarge, a control plane, 100 GiB of gp3, 1200 GiB of Lustre at 250 MB/s per TiB."""
+    populate(session, "others")
+    populate(session, "cpu-demo")
+    ran = yard("cost", "cpu-demo", "--json")
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    expected = 2 * 0.384 + 0.10 + 100 * 0.08 / 730 + 1200 * 0.21 / 730
+    assert found["usd_per_hour"] == pytest.approx(expected, abs=1e-4)
+    assert "2026-07-20" in found["prices"]["machines"]
+
+
+def test_an_unknown_price_is_not_free(session: Session, spec: Spec, yard: Callable[..., Any]) -> None:
+    network = make_network(session, ["us-west-2a"])
+    make_nodes(session, "p5e.48xlarge", 1, network, "us-west-2a", trainyard__cluster="cpu-demo")
+    make_nodes(session, "m5.large", 1, network, "us-west-2a", trainyard__cluster="cpu-demo")
+    ran = yard("cost", "cpu-demo")
+    assert ran.code == 3
+    assert "unknown  instance" in ran.out
+    assert "0.096 $/h  an hour, and 1 resource without a price" in ran.out

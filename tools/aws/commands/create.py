@@ -1,0 +1,50 @@
+"""Make a cluster with eksctl from its eksctl.yaml, and go on where an earlier run stopped.
+
+\b
+Examples:
+  yard cluster create cpu-demo --dry-run     the commands that would run
+  yard cluster create cpu-demo
+
+\b
+Exit codes: 0 there, as AWS says, 1 eksctl failed or something is missing, 2 a fact or eksctl is missing,
+3 AWS could not be asked.
+"""
+
+from __future__ import annotations
+
+import click
+
+from tools import output
+from tools.aws import create, eksctl, options
+from tools.aws.session import Session
+from tools.aws.spec import Spec
+from tools.errors import UserError
+from tools.repo import shown
+
+
+@click.command(help=__doc__, short_help="make the cluster with eksctl")
+@options.cluster_and_account
+@click.option("--dry-run", is_flag=True, help="Print the commands only.")
+def command(spec: Spec, session: Session, dry_run: bool) -> None:
+    if spec.adopted:
+        raise UserError(f"{spec.source}: somebody else made it", f"yard cluster adopt {spec.title}")
+    carry_out(spec, session, dry_run)
+
+
+def carry_out(spec: Spec, session: Session, dry_run: bool) -> None:
+    """Run what is still to be done for a cluster, and print AWS's proof."""
+    path = spec.directory / eksctl.FILE
+    if not path.is_file() or path.read_text(encoding="utf-8") != eksctl.text(spec):
+        hint = f"yard cluster config {spec.title}"
+        raise UserError(f"{shown(path)} is not what the facts make", hint)
+    todo = create.steps(spec, create.check(session, spec))
+    if dry_run:
+        for step in todo:
+            output.line(" ".join(step.words))
+        return
+    for number, step in enumerate(todo, start=1):
+        output.note(f"[{number}/{len(todo)}] {step.title}")
+        create.run(step, output.note)
+    for line in create.proof(session, spec):
+        output.line(line)
+    output.note(f"next: yard cluster kubeconfig {spec.title}")

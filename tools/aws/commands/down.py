@@ -1,0 +1,74 @@
+"""Delete what a cluster consists of: everything with our tag, in dependency order, and nothing else.
+
+It lists first, with what it costs an hour and what will be left, and asks. Data is left: file systems are
+listed with the command that deletes them. A run that was stopped is repeated, and goes on. An adopted cluster
+keeps its control plane and nodes.
+
+\b
+Examples:
+  yard cluster down cpu-demo
+  yard cluster down cpu-demo --dry-run
+  yard cluster down cpu-demo --yes
+
+\b
+Exit codes: 0 gone, 1 something does not go, or with --dry-run: there is something, 3 AWS could not be asked.
+"""
+
+from __future__ import annotations
+
+import click
+
+from tools import output
+from tools.aws import inventory, options, teardown
+from tools.aws.commands.cost import words
+from tools.aws.session import Session
+from tools.aws.spec import Spec
+from tools.errors import UserError
+
+
+@click.command(help=__doc__, short_help="delete the cluster and what is tagged its own")
+@options.cluster_and_account
+@click.option("--dry-run", is_flag=True, help="List only.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def command(spec: Spec, session: Session, dry_run: bool, yes: bool) -> None:
+    ours, left = inventory.owned(session, spec), inventory.leftovers(session, spec)
+    account = session.identity()["account"]
+    _show(spec, account, session.region, ours, left)
+    if dry_run or not ours:
+        raise click.exceptions.Exit(1 if ours else 0)
+    if not yes:
+        _ask(spec)
+    for number, one in enumerate(ours, start=1):
+        output.note(f"[{number}/{len(ours)}] {one.kind} {one.id}")
+        teardown.delete(session, spec, one, output.note)
+    again = inventory.owned(session, spec)
+    if again:
+        names = ", ".join(f"{one.kind} {one.id}" for one in again)
+        raise UserError(f"still there: {names}", f"yard cluster down {spec.title}", 1)
+    output.line(f"{spec.name}: {output.count(len(ours), 'resource')} deleted, and none with our tag is left")
+
+
+def _show(
+    spec: Spec,
+    account: str,
+    region: str,
+    ours: list[inventory.Resource],
+    left: list[inventory.Resource],
+) -> None:
+    output.line(f"{spec.name} in account {account}, {region}")
+    for one in ours:
+        price = "" if one.price == 0 else f"  {words(one.price)}"
+        output.line(f"  delete  {one.kind} {one.id} ({one.detail}){price}")
+    if not ours:
+        output.line("  nothing with our tag")
+    for one in left:
+        output.line(f"  keep    {one.kind} {one.id} ({one.detail})  {words(one.price)}; {one.why}")
+
+
+def _ask(spec: Spec) -> None:
+    try:
+        answer = click.prompt(f"type {spec.name} to delete it", err=True, default="", show_default=False)
+    except click.Abort:
+        answer = ""
+    if answer.strip() != spec.name:
+        raise UserError("nothing was deleted", "--yes does not ask", 2)

@@ -1,0 +1,222 @@
+"""What a cluster consists of in its account, by our tag, in the order in which it can be deleted.
+
+Ours is what carries the tag `trainyard/cluster` with the cluster's name: eksctl puts it on its stacks and
+groups, CloudFormation on what it makes. What belongs to the cluster without it is a leftover: it
+is listed with its price, and never deleted from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from tools.aws.eksctl import OWNER_TAG
+from tools.aws.policies import TEAM_TAG
+from tools.aws.session import AwsError, Session
+from tools.aws.spec import Spec
+from tools.facts.eks import VERSIONS
+from tools.facts.instances import INSTANCES
+
+SOURCE = Path(__file__).resolve().parents[1] / "facts" / "aws_prices.yaml"
+PRICES: dict[str, Any] = YAML(typ="safe", pure=True).load(SOURCE)
+INSTANCE_PRICES = "us-east-1, on demand, 2026-07-20"
+HOURS_A_MONTH = 730
+STACK_TAG = "aws:cloudformation:stack-name"
+LIVE = ("pending", "running", "stopping", "stopped")
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One thing in the account. `price` is USD an hour; None is unknown. `why` is why it is not deleted."""
+
+    kind: str
+    id: str
+    detail: str
+    price: float | None = 0.0
+    why: str | None = None
+
+
+def owned(session: Session, spec: Spec) -> list[Resource]:
+    """Return what is ours, in the order of deletion. Raises AwsError where AWS does not show all of it."""
+    ours = {OWNER_TAG: spec.name}
+    listings = (
+        *([] if spec.adopted else [_node_groups(session, spec, ours)]),
+        _instances(session, ours),
+        *([] if spec.adopted else [_clusters(session, spec, ours)]),
+        _stacks(session, spec, ours),
+        _launch_templates(session, ours),
+        _interfaces(session, ours),
+        _volumes(session, ours),
+        _groups(session, ours),
+        _roles(session, spec, ours),
+    )
+    return [one for listing in listings for one in listing]
+
+
+def leftovers(session: Session, spec: Spec) -> list[Resource]:
+    """Return what belongs to the cluster's work and is not ours to delete: data, and what others made."""
+    found = list(_file_systems(session, spec))
+    mark = {f"kubernetes.io/cluster/{spec.name}": "owned"}
+    why = "made by a controller in the cluster: it deletes it with its object"
+    for one in (*_volumes(session, mark), *_interfaces(session, mark)):
+        found.append(Resource(one.kind, one.id, one.detail, one.price, why))
+    return found
+
+
+def gateways(session: Session, spec: Spec) -> list[Resource]:
+    """Return the NAT gateways with our tag, which go with their stack and cost until then."""
+    filters = [_tag_filter({OWNER_TAG: spec.name}), {"Name": "state", "Values": ["available", "pending"]}]
+    rows = session.pages("ec2", "describe_nat_gateways", "NatGateways", Filters=filters)
+    return [
+        Resource("NAT gateway", row["NatGatewayId"], row.get("VpcId", ""), PRICES["nat_gateway_hour"])
+        for row in rows
+    ]
+
+
+def total(resources: list[Resource]) -> tuple[float, int]:
+    """Return USD an hour of what has a price, and how many resources have none."""
+    known = sum(one.price for one in resources if one.price is not None)
+    return known, sum(one.price is None for one in resources)
+
+
+def instance_price(kind: str, lifecycle: str = "") -> float | None:
+    """Return the on-demand price of a type in USD an hour, None where it is unknown or bought otherwise."""
+    found = INSTANCES.get(kind)
+    return found.price_usd_per_hour if found and lifecycle not in ("spot", "capacity-block") else None
+
+
+def _tag_filter(tags: dict[str, str]) -> dict[str, Any]:
+    ((key, value),) = tags.items()
+    return {"Name": f"tag:{key}", "Values": [value]}
+
+
+def _tags(row: dict[str, Any]) -> dict[str, str]:
+    return {one["Key"]: one["Value"] for one in row.get("Tags") or row.get("TagSet") or []}
+
+
+def describe_cluster(session: Session, spec: Spec) -> dict[str, Any] | None:
+    """Return the EKS cluster as EKS describes it, None where there is none. Raises AwsError."""
+    try:
+        found: dict[str, Any] = session.call("eks", "describe_cluster", name=spec.name)["cluster"]
+    except AwsError as problem:
+        if problem.kind == "missing":
+            return None
+        raise
+    return found
+
+
+def _node_groups(session: Session, spec: Spec, ours: dict[str, str]) -> Iterator[Resource]:
+    if describe_cluster(session, spec) is None:
+        return
+    for name in session.pages("eks", "list_nodegroups", "nodegroups", clusterName=spec.name):
+        row = session.call("eks", "describe_nodegroup", clusterName=spec.name, nodegroupName=name)[
+            "nodegroup"
+        ]
+        if ours.items() <= (row.get("tags") or {}).items():
+            detail = f"{row.get('status')}, {(row.get('scalingConfig') or {}).get('desiredSize')} nodes"
+            yield Resource("node group", name, detail)
+
+
+def _clusters(session: Session, spec: Spec, ours: dict[str, str]) -> Iterator[Resource]:
+    row = describe_cluster(session, spec)
+    if row is not None and ours.items() <= (row.get("tags") or {}).items():
+        detail = f"{row.get('status')}, Kubernetes {row.get('version')}"
+        yield Resource("cluster", spec.name, detail, _control_plane(str(row.get("version"))))
+
+
+def _control_plane(version: str) -> float | None:
+    """Return the price of a control plane: extended support costs more, an unknown version has none."""
+    support = VERSIONS.get(version)
+    if support is None:
+        return None
+    late = support.standard_until < datetime.now(UTC).date()
+    return float(PRICES["eks_cluster_hour"]["extended" if late else "standard"])
+
+
+def _instances(session: Session, ours: dict[str, str]) -> Iterator[Resource]:
+    filters = [_tag_filter(ours), {"Name": "instance-state-name", "Values": list(LIVE)}]
+    for reservation in session.pages("ec2", "describe_instances", "Reservations", Filters=filters):
+        for row in reservation["Instances"]:
+            kind, lifecycle = row["InstanceType"], row.get("InstanceLifecycle", "")
+            state = row["State"]["Name"]
+            price = instance_price(kind, lifecycle) if state in ("pending", "running") else 0.0
+            yield Resource(
+                "instance", row["InstanceId"], f"{kind} {lifecycle} {state}".replace("  ", " "), price
+            )
+
+
+def _stacks(session: Session, spec: Spec, ours: dict[str, str]) -> Iterator[Resource]:
+    """Yield our stacks: those of node groups and of pods' roles before the cluster's own."""
+    rows = [
+        row
+        for row in session.pages("cloudformation", "describe_stacks", "Stacks")
+        if ours.items() <= _tags(row).items() and row["StackStatus"] != "DELETE_COMPLETE"
+    ]
+    last = f"eksctl-{spec.name}-cluster"
+    for row in sorted(rows, key=lambda row: (row["StackName"] == last, row["StackName"])):
+        yield Resource("stack", row["StackName"], row["StackStatus"])
+
+
+def _launch_templates(session: Session, ours: dict[str, str]) -> Iterator[Resource]:
+    rows = session.pages("ec2", "describe_launch_templates", "LaunchTemplates", Filters=[_tag_filter(ours)])
+    for row in rows:
+        if STACK_TAG not in _tags(row):
+            yield Resource("launch template", row["LaunchTemplateId"], row["LaunchTemplateName"])
+
+
+def _interfaces(session: Session, tags: dict[str, str]) -> Iterator[Resource]:
+    filters = [_tag_filter(tags), {"Name": "status", "Values": ["available"]}]
+    for row in session.pages("ec2", "describe_network_interfaces", "NetworkInterfaces", Filters=filters):
+        if STACK_TAG not in _tags(row):
+            yield Resource("network interface", row["NetworkInterfaceId"], "attached to nothing")
+
+
+def _volumes(session: Session, tags: dict[str, str]) -> Iterator[Resource]:
+    filters = [_tag_filter(tags), {"Name": "status", "Values": ["available"]}]
+    for row in session.pages("ec2", "describe_volumes", "Volumes", Filters=filters):
+        price = (
+            row["Size"] * PRICES["gp3_gib_month"] / HOURS_A_MONTH if row.get("VolumeType") == "gp3" else None
+        )
+        if STACK_TAG not in _tags(row):
+            yield Resource("volume", row["VolumeId"], f"{row['Size']} GiB, attached to nothing", price)
+
+
+def _groups(session: Session, ours: dict[str, str]) -> Iterator[Resource]:
+    for row in session.pages(
+        "ec2", "describe_security_groups", "SecurityGroups", Filters=[_tag_filter(ours)]
+    ):
+        if STACK_TAG not in _tags(row):
+            yield Resource("security group", row["GroupId"], row["GroupName"])
+
+
+def _roles(session: Session, spec: Spec, ours: dict[str, str]) -> Iterator[Resource]:
+    """Yield the roles that `yard cluster identity` made; IAM lists roles without their tags."""
+    for row in session.pages("iam", "list_roles", "Roles"):
+        name = row["RoleName"]
+        if not name.startswith(f"trainyard-{spec.name}-"):
+            continue
+        tags = session.call("iam", "list_role_tags", RoleName=name)
+        if ours.items() <= _tags(tags).items():
+            yield Resource("role", name, "of a service account")
+
+
+def _file_systems(session: Session, spec: Spec) -> Iterator[Resource]:
+    """Yield Lustre file systems of the cluster's team, or tagged ours: they hold data."""
+    for row in session.pages("fsx", "describe_file_systems", "FileSystems"):
+        tags = _tags(row)
+        ours = tags.get(OWNER_TAG) == spec.name
+        named = row["FileSystemId"] == spec.get("FSX_FILE_SYSTEM_ID")
+        if not (ours or named or tags.get(TEAM_TAG) == spec.get("TEAM_NAMESPACE")):
+            continue
+        throughput = (row.get("LustreConfiguration") or {}).get("PerUnitStorageThroughput")
+        rate = PRICES["lustre_gib_month"].get(throughput)
+        price = None if rate is None else row["StorageCapacity"] * rate / HOURS_A_MONTH
+        why = f"holds data: aws fsx delete-file-system --file-system-id {row['FileSystemId']}"
+        yield Resource(
+            "file system", row["FileSystemId"], f"Lustre, {row['StorageCapacity']} GiB", price, why
+        )

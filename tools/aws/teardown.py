@@ -1,0 +1,135 @@
+"""Deletes what a cluster consists of, thing by thing in the inventory's order, each until it is gone.
+
+Nothing is remembered between runs: what is left is looked up anew, so a run that was killed is repeated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from tools.aws.inventory import Resource
+from tools.aws.session import AwsError, Session
+from tools.aws.spec import Spec
+from tools.errors import UserError
+
+POLL_SECONDS = 5.0
+MOST_SECONDS = 1800.0  # a node group drains, and eksctl's largest stack takes a quarter of an hour
+GONE = "gone"
+
+Say = Callable[[str], None]
+
+
+def delete(session: Session, spec: Spec, resource: Resource, say: Say) -> None:
+    """Delete one resource and wait until it is gone; one that is gone already is good.
+
+    Raises AwsError where AWS refuses, UserError (1) where it does not go.
+    """
+    start, watch = _STEPS[resource.kind]
+    try:
+        start(session, spec, resource.id)
+    except AwsError as problem:
+        if problem.kind != "missing" and "does not exist" not in problem.message:
+            raise
+    began = told = time.monotonic()
+    while (state := _state(watch, session, spec, resource.id)) != GONE:
+        now = time.monotonic()
+        if "FAILED" in state or now - began > MOST_SECONDS:
+            raise UserError(
+                f"{resource.kind} {resource.id} does not go: {state}", "look there, then repeat", 1
+            )
+        if now - told > 15:
+            say(f"  {resource.kind} {resource.id}: {state} for {now - began:.0f} s")
+            told = now
+        time.sleep(POLL_SECONDS)
+
+
+Watch = Callable[[Session, Spec, str], str]
+
+
+def _state(watch: Watch, session: Session, spec: Spec, name: str) -> str:
+    try:
+        return watch(session, spec, name)
+    except AwsError as problem:
+        if problem.kind == "missing" or "does not exist" in problem.message:
+            return GONE
+        raise
+
+
+def _delete_role(session: Session, spec: Spec, name: str) -> None:
+    for policy in session.call("iam", "list_role_policies", RoleName=name)["PolicyNames"]:
+        session.call("iam", "delete_role_policy", RoleName=name, PolicyName=policy)
+    session.call("iam", "delete_role", RoleName=name)
+
+
+def _instance_state(session: Session, spec: Spec, name: str) -> str:
+    rows = session.call("ec2", "describe_instances", InstanceIds=[name])["Reservations"]
+    state = rows[0]["Instances"][0]["State"]["Name"] if rows else "terminated"
+    return GONE if state == "terminated" else str(state)
+
+
+def _stack_state(session: Session, spec: Spec, name: str) -> str:
+    state = str(session.call("cloudformation", "describe_stacks", StackName=name)["Stacks"][0]["StackStatus"])
+    return GONE if state == "DELETE_COMPLETE" else state
+
+
+def _exists(service: str, operation: str, parameter: str, key: str) -> Watch:
+    """Return a watch that lists one thing by its id."""
+
+    def watch(session: Session, spec: Spec, name: str) -> str:
+        return "there" if session.call(service, operation, **{parameter: [name]})[key] else GONE
+
+    return watch
+
+
+def _call(
+    service: str, operation: str, parameter: str, *cluster: str
+) -> Callable[[Session, Spec, str], None]:
+    """Return a call that takes an id, and the cluster's name where `cluster` says under which parameter."""
+
+    def start(session: Session, spec: Spec, name: str) -> None:
+        session.call(service, operation, **{parameter: name, **dict.fromkeys(cluster, spec.name)})
+
+    return start
+
+
+def _terminate(session: Session, spec: Spec, name: str) -> None:
+    session.call("ec2", "terminate_instances", InstanceIds=[name])
+
+
+def _role_state(session: Session, spec: Spec, name: str) -> str:
+    return str(session.call("iam", "get_role", RoleName=name)["Role"]["RoleName"])
+
+
+def _cluster_state(session: Session, spec: Spec, name: str) -> str:
+    return str(session.call("eks", "describe_cluster", name=name)["cluster"].get("status"))
+
+
+def _group_state(session: Session, spec: Spec, name: str) -> str:
+    found = session.call("eks", "describe_nodegroup", clusterName=spec.name, nodegroupName=name)["nodegroup"]
+    return str(found.get("status"))
+
+
+_STEPS: dict[str, tuple[Callable[[Session, Spec, str], None], Watch]] = {
+    "node group": (_call("eks", "delete_nodegroup", "nodegroupName", "clusterName"), _group_state),
+    "instance": (_terminate, _instance_state),
+    "cluster": (_call("eks", "delete_cluster", "name"), _cluster_state),
+    "stack": (_call("cloudformation", "delete_stack", "StackName"), _stack_state),
+    "launch template": (
+        _call("ec2", "delete_launch_template", "LaunchTemplateId"),
+        _exists("ec2", "describe_launch_templates", "LaunchTemplateIds", "LaunchTemplates"),
+    ),
+    "network interface": (
+        _call("ec2", "delete_network_interface", "NetworkInterfaceId"),
+        _exists("ec2", "describe_network_interfaces", "NetworkInterfaceIds", "NetworkInterfaces"),
+    ),
+    "volume": (
+        _call("ec2", "delete_volume", "VolumeId"),
+        _exists("ec2", "describe_volumes", "VolumeIds", "Volumes"),
+    ),
+    "security group": (
+        _call("ec2", "delete_security_group", "GroupId"),
+        _exists("ec2", "describe_security_groups", "GroupIds", "SecurityGroups"),
+    ),
+    "role": (_delete_role, _role_state),
+}
