@@ -22,7 +22,7 @@ export PROMPT
 # Another project's `tools` package on PYTHONPATH would come before ours.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help setup train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-test push platform preflight diff test test-cluster test-cluster-all test-neuron bench-cells bench-data lint format types ci lock lock-neuron clean purge
+.PHONY: help setup train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-test push platform cluster-run preflight diff test test-cluster test-cluster-all test-flux test-neuron bench-cells bench-data lint format types ci lock lock-neuron clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -92,6 +92,9 @@ push: setup ## Push a built image, and make every cell run it by its digest (TO=
 platform: setup ## Print a cluster's plugins, storage and queues with its facts (CLUSTER=example/storage)
 	@exec .venv/bin/yard platform $(CLUSTER) $(ARGS)
 
+cluster-run: setup ## Write a run's file for Flux; the job starts when it is pushed (CELL=... CLUSTER=gpu ARGS="--image NAME@sha256:...")
+	@exec .venv/bin/yard cluster run new $(CELL) --cluster $(CLUSTER) $(ARGS)
+
 ##@ Work on trainyard
 test: setup ## Run the tests (ARGS="tests/house -k lock")
 	@exec .venv/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal $(ARGS)
@@ -99,8 +102,11 @@ test: setup ## Run the tests (ARGS="tests/house -k lock")
 test-cluster: setup ## Run the tests on a real cluster, made here for them (builds it once)
 	@.venv/bin/python -m tests.cluster build; exec .venv/bin/python -m pytest tests/cluster -m "not cluster_all" $(ARGS)
 
-test-cluster-all: setup ## Run them with the long ones: 512 GPUs and a queue
+test-cluster-all: setup ## Run them with the long ones: lost nodes, elastic jobs, 512 GPUs and a queue
 	@.venv/bin/python -m tests.cluster build; exec .venv/bin/python -m pytest tests/cluster $(ARGS)
+
+test-flux: setup ## Run the tests on real Flux, each cluster on a Kubernetes of its own (builds both once)
+	@exec .venv/bin/python -m pytest tests/flux $(ARGS)
 
 test-neuron: setup ## Run the tests on XLA, in an environment with torch_xla that is made for them once (7 GiB)
 	@.venv/bin/python -m tests.neuron.environment && exec .venv/bin/python -m pytest tests/neuron -m neuron $(ARGS)

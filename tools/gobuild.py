@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-GO_SECONDS = 900
+GO_SECONDS = 1800
 PROGRESS_SECONDS = 2
 
 Progress = Callable[[str], None]
@@ -65,6 +65,23 @@ def module(path: str, version: str, environment: dict[str, str], progress: Progr
         return Path(json.loads(answer)["Dir"])
     except (ValueError, KeyError) as problem:
         raise Unusable(f"go mod download of {path} names no directory") from problem
+
+
+def build(
+    module: Path,
+    packages: list[str],
+    target: Path,
+    environment: dict[str, str],
+    progress: Progress,
+    ldflags: str = "-s -w",
+) -> None:
+    """Build `packages` of the module in directory `module`, as its go.mod and go.sum pin them, into `target`.
+
+    Raises Unusable.
+    """
+    flags = ("-v", "-trimpath", "-mod=readonly", "-buildvcs=false", f"-ldflags={ldflags}")
+    command = ["go", "build", "-C", str(module), *flags, "-o", f"{target}/", *packages]
+    _run(command, environment, progress, "go build")
 
 
 def _environment(work: Path) -> dict[str, str]:

@@ -121,7 +121,7 @@ class ControlPlane:
         CRDs of the kinds of jobs that it is told not to watch.
         The kubelet's part, to put the Secret's certificate into the container's folder, is done here too.
         """
-        self.kube.apply(self._operator_manifests(), None, "--force-conflicts")
+        self.kube.apply(self.operator_manifests(), None, "--force-conflicts")
         crd = ("crd", "pytorchjobs.kubeflow.org")
         self._wait(
             "the PyTorchJob's CRD", lambda: bool(condition(self.kube.get(*crd) or {}, "Established")), 60
@@ -193,11 +193,12 @@ class ControlPlane:
     def _operator_home(self) -> Path:
         return self.sandbox.root / "operator"
 
-    def _operator_manifests(self) -> str:
+    def operator_manifests(self, deployment: bool = False) -> str:
+        """Return upstream's manifests, the webhook where the operator runs; with the Deployment if asked."""
         text = self.kube.run("kustomize", str(self.programs.operator_manifests / "overlays/standalone"))
         kept = []
         for item in yaml.load_all(text, Loader=_LOADER):
-            if item["kind"] == "Deployment" or _is_crd_of_another_job(item):
+            if (item["kind"] == "Deployment" and not deployment) or _is_crd_of_another_job(item):
                 continue
             if item["kind"] == "Service":
                 item["spec"] = {"type": "ExternalName", "externalName": "localhost"}

@@ -91,10 +91,8 @@ def team(tmp_path: Path, template: Path) -> Team:
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The clone as it is before any test."""
     root = tmp_path_factory.mktemp("template") / "team"
-    for name in ("base", f"clusters/{CLUSTER}", *(f"overlays/{part}" for part in ("cpu", "feature"))):
+    for name in ("base", f"clusters/{CLUSTER}", "overlays"):
         shutil.copytree(repo.root() / name, root / name)
-    for name in ("hardware/cpu", "model/llama-tiny", "model/llama-tiny-lora", "model/bert-tiny"):
-        shutil.copytree(repo.root() / "overlays" / name, root / "overlays" / name)
     shutil.rmtree(root / f"clusters/{CLUSTER}/runs", ignore_errors=True)
     made = Team(root, kustomize.Renderer((), "", ""))
     made.git("init", "--quiet", "--initial-branch=main")

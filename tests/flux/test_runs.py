@@ -1,0 +1,194 @@
+"""Runs under Flux: added by a commit, made once and never twice, removed by a commit."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.cluster.kube import Object, condition
+from tests.flux.fleet import condition as said
+from tests.flux.world import DIGEST, World
+from tools import kustomize, repo
+from tools.cli import run as yard
+from tools.kustomize import Renderer
+from tools.runs import check
+from tools.runs.render import render
+from tools.verdict import State
+
+FIRST = "cpu-llama-tiny-first"
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    """The renderer that a user's command takes."""
+    return kustomize.ensure(repo.root(), print)
+
+
+@pytest.fixture
+def commands(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`yard` in the clone, with the cluster's kubectl on PATH."""
+    monkeypatch.setattr(repo, "root", lambda: world.root)
+    for name in ("PATH", "KUBECONFIG"):
+        monkeypatch.setenv(name, world.fleet.kube.environment[name])
+
+
+def test_a_commit_adds_a_run_and_flux_makes_what_we_rendered(world: World, renderer: Renderer) -> None:
+    name = world.add_run(renderer, "added")
+    job = world.running(name)
+    run = next(one for one in check.run_files(world.root, world.cluster) if one.name == name)
+    ours = render(world.root, run, renderer)
+    assert _spec(job) == _spec(ours.job())
+    assert job["metadata"]["annotations"]["kustomize.toolkit.fluxcd.io/ssa"] == "IfNotPresent"
+    for item in ours.objects:
+        assert world.fleet.kube.get(item["kind"], item["metadata"]["name"], run.namespace), item["metadata"]
+    image = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["image"]
+    assert image.endswith(f"@{DIGEST}")
+    world.fleet.wait_ready(name)
+    assert world.job(FIRST)["metadata"]["name"] != job["metadata"]["name"]
+
+
+def _spec(job: Object) -> Object:
+    """Return what of a job's spec was asked for; the operator fills in its defaults."""
+    worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
+    pod = worker["template"]["spec"]
+    kept = {key: pod[key] for key in ("containers", "volumes", "securityContext", "serviceAccountName")}
+    return kept | {"replicas": worker["replicas"], "labels": worker["template"]["metadata"]["labels"]}
+
+
+def test_a_run_is_made_once(world: World, renderer: Renderer) -> None:
+    """Not again after an unrelated commit, a changed cell, a lost pod, a restart of Flux, its end."""
+    name = world.add_run(renderer, "once")
+    job = world.running(name)
+
+    def same() -> None:
+        world.fleet.reconciled(name)
+        now = world.job(name)
+        assert now["metadata"]["uid"] == job["metadata"]["uid"]
+        assert now["spec"] == job["spec"]
+
+    (world.root / "base/README.md").write_text("unrelated\n", encoding="utf-8")
+    world.push("unrelated")
+    same()
+    leaf = world.root / "overlays/cpu/llama-tiny/kustomization.yaml"
+    leaf.write_text(leaf.read_text(encoding="utf-8").replace("count: 2", "count: 1"), encoding="utf-8")
+    world.push("a changed cell")
+    same()
+    pod = world.pods(job)[0]
+    world.fleet.kube.run(
+        "delete", "pod", pod["metadata"]["name"], "-n", pod["metadata"]["namespace"], "--now"
+    )
+    world.fleet.wait("another pod", lambda: _is_replaced(world, job, pod))
+    same()
+    world.fleet.restart()
+    same()
+    for one in world.pods(job):
+        ended = {"name": "pytorch", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
+        ended["state"] = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+        world.write_pod(one, phase="Succeeded", containerStatuses=[ended])
+    world.fleet.wait("the job's end", lambda: condition(world.job(name), "Succeeded") is not None)
+    world.push("after its end")
+    same()
+    assert world.fleet.ready(name)
+
+
+def _is_replaced(world: World, job: Object, pod: Object) -> bool:
+    uids = [one["metadata"]["uid"] for one in world.pods(job)]
+    return len(uids) == len(set(uids)) == 2 and pod["metadata"]["uid"] not in uids
+
+
+def test_an_edited_run_keeps_its_job_and_check_would_have_said_so(world: World, renderer: Renderer) -> None:
+    """What the refusal prevents, the check passed by: the job stays, the ConfigMaps it mounts are gone."""
+    name = world.add_run(renderer, "edited")
+    job = world.running(name)
+    mounted = _config_maps(job)
+    path = world.cluster / "runs" / f"{name}.yaml"
+    model = world.root / "overlays/model/llama-tiny/model.yaml"
+    model.write_text(model.read_text(encoding="utf-8") + "# changed\n", encoding="utf-8")
+    later = world.push("a changed model")
+    text = path.read_text(encoding="utf-8")
+    path.write_text(re.sub(r'commit: "[0-9a-f]{40}"', f'commit: "{later}"', text), encoding="utf-8")
+    refused = [
+        one for one in check.check(world.root, world.cluster, renderer, None) if one.state is State.FAIL
+    ]
+    assert [one.details["rule"] for one in refused] == ["run-edited"]
+    world.push("edited nevertheless")
+    world.fleet.wait_ready(name, later)
+    now = world.job(name)
+    assert now["metadata"]["uid"] == job["metadata"]["uid"]
+    assert now["spec"] == job["spec"]
+    namespace = job["metadata"]["namespace"]
+    there = [one for one in mounted if world.fleet.kube.get("configmap", one, namespace)]
+    assert len(there) < len(mounted), "what the reason in check says"
+    path.write_text(text, encoding="utf-8")
+    world.push("put back")
+    world.fleet.wait_ready(name, re.findall(r'commit: "([0-9a-f]{40})"', text)[0])
+    assert all(world.fleet.kube.get("configmap", one, namespace) for one in mounted)
+
+
+def _config_maps(job: Object) -> list[str]:
+    volumes = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["volumes"]
+    (config,) = (one["projected"]["sources"] for one in volumes if one["name"] == "config")
+    return [source["configMap"]["name"] for source in config]
+
+
+def test_what_is_deleted_by_hand_comes_back_and_what_leaves_git_goes(
+    world: World, renderer: Renderer
+) -> None:
+    """A finished job that is deleted would train again: it is removed by removing its file."""
+    name = world.add_run(renderer, "gone")
+    job = world.running(name)
+    where = ("pytorchjob", job["metadata"]["name"], "-n", job["metadata"]["namespace"])
+    world.fleet.kube.run("delete", *where)
+    world.fleet.reconciled(name)
+    again = world.running(name)
+    assert again["metadata"]["uid"] != job["metadata"]["uid"]
+    others = {one: world.job(one)["metadata"]["uid"] for one in (FIRST,)}
+    (world.cluster / "runs" / f"{name}.yaml").unlink()
+    world.push("removed")
+    world.fleet.wait("the run's end", lambda: not world.fleet.get(name) and not world.job(name))
+    assert world.fleet.kube.list("configmaps", None, f"kustomize.toolkit.fluxcd.io/name={name}") == []
+    assert {one: world.job(one)["metadata"]["uid"] for one in others} == others
+
+
+@pytest.mark.usefixtures("commands")
+def test_a_failed_job_makes_its_run_not_ready_with_the_reason(
+    world: World, renderer: Renderer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others stay Ready; list gives the operator's own message, which Flux does not pass on."""
+    name = world.add_run(renderer, "failing")
+    job = world.running(name)
+    limit = job["spec"]["runPolicy"]["backoffLimit"]
+    for pod in world.pods(job):
+        status = {"name": "pytorch", "image": "x", "imageID": "", "ready": False, "restartCount": limit}
+        status["state"] = {"waiting": {"reason": "CrashLoopBackOff"}}
+        world.write_pod(pod, containerStatuses=[status])
+    world.fleet.wait("the job's failure", lambda: condition(world.job(name), "Failed") is not None)
+    world.fleet.reconciled(name)
+    message = world.fleet.wait_failed(name)
+    assert f"PyTorchJob/training/{job['metadata']['name']} status: 'Failed'" in message
+    assert world.fleet.ready(FIRST)
+    own = said(world.job(name), "Failed")["message"]
+    capsys.readouterr()
+    assert yard(["cluster", "run", "list", "--cluster", "cpu-demo"]) == 0
+    shown = capsys.readouterr().out
+    row = next(line for line in shown.splitlines() if line.startswith(name))
+    assert row.split()[-3:] == ["not", "Ready", "Failed"]
+    assert own in shown
+    assert re.search(rf"(?m)^{FIRST} +yes +[0-9a-f]{{12}} +Ready +Running$", shown)
+
+
+@pytest.mark.usefixtures("commands")
+def test_a_run_is_waiting_until_its_job_runs(world: World, renderer: Renderer) -> None:
+    """Control of the health expressions: a job that a queue holds back is not Ready."""
+    made = world.add_run(renderer, "queued")
+    job = world.running(made)
+    where = ("pytorchjob", job["metadata"]["name"], "-n", job["metadata"]["namespace"])
+    suspend = '{"spec":{"runPolicy":{"suspend":true}}}'
+    world.fleet.kube.run("patch", *where, "--type=merge", f"--patch={suspend}", "--field-manager=kueue")
+    world.fleet.wait("its suspension", lambda: condition(world.job(made), "Suspended") is not None)
+    world.fleet.source.publish()
+    world.fleet.poke(made)
+    world.fleet.wait("not to be Ready", lambda: said(world.fleet.get(made)).get("status") == "Unknown")
+    assert world.job(made)["spec"]["runPolicy"]["suspend"] is True
+    assert yard(["cluster", "run", "check", "--cluster", "cpu-demo", "--live"]) == 0

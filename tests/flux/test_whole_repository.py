@@ -1,0 +1,52 @@
+"""This repository, as committed, reconciles onto an empty API server: each cluster, each Kustomization."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.kube import condition
+from tests.flux.fleet import KIND, Fleet
+from tests.flux.world import World
+from tools import cluster as clusters
+from tools.runs import check
+
+
+def test_cpu_demo_is_up_and_the_platform_came_before_the_runs(world: World) -> None:
+    """Its example run's job is the operator's already, with the claim bound and the facts filled in."""
+    assert world.runs_said & {"DependencyNotReady"}
+    assert world.runs_said <= {"DependencyNotReady", "None"}
+    assert world.before_platform <= {"flux-system", "plugins", "storage", "runs"}
+    _assert_whole(world)
+
+
+@pytest.mark.parametrize("name", ["gpu", "gpu-hyperpod", "trn1"])
+def test_every_kustomization_is_ready(
+    name: str, start: Callable[[Path], Fleet], clone: Callable[[], Path]
+) -> None:
+    root = clone()
+    fleet = start(root)
+    try:
+        world = World(fleet, root, name)
+        world.bring_up()
+        _assert_whole(world)
+    finally:
+        fleet.plane.sandbox.close()
+
+
+def _assert_whole(world: World) -> None:
+    files = check.run_files(world.root, world.cluster)
+    parts = {part for part in clusters.PARTS if (world.cluster / part).is_dir()}
+    names = {item["metadata"]["name"] for item in world.fleet.kube.list(KIND)}
+    assert names == {"flux-system", "runs"} | parts | {run.name for run in files}
+    team = clusters.read_facts(world.cluster / "cluster.env")["TEAM_NAMESPACE"].value
+    assert files
+    for run in files:
+        job = world.job(run.name)
+        assert (job["metadata"]["name"], job["metadata"]["namespace"]) == (run.job, team)
+        assert condition(job, "Running") is not None
+    claim = world.fleet.kube.get("persistentvolumeclaim", "trainyard", team)
+    assert claim is not None
+    assert claim["status"]["phase"] == "Bound"

@@ -1,0 +1,194 @@
+"""A cluster of clusters/<name> under Flux, with what no test machine has played for it.
+
+Played are, each named in PLAYED: the controllers of Helm charts, whose registries are not reached, and AWS's
+file systems. Real are etcd, the API server, the controller manager, the scheduler, the training operator and
+kustomize-controller; kwok plays the kubelets.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.cluster.kube import Object, condition
+from tests.cluster.machines import fake_node
+from tests.flux.fleet import KIND, Fleet, commit
+from tests.flux.fleet import condition as said
+from tools.facts.instances import instance
+from tools.kustomize import Renderer
+from tools.runs import new
+from tools.runs.new import Wanted
+
+DIGEST = f"sha256:{'a1' * 32}"
+NODES = {
+    "cpu-demo": ["m5.2xlarge"] * 2,
+    "gpu": ["m5.2xlarge"] + ["p5.48xlarge"] * 4,
+    "gpu-hyperpod": ["m5.2xlarge"] + ["p5.48xlarge"] * 4,
+    "trn1": ["m5.2xlarge"] + ["trn1.32xlarge"] * 4,
+}
+# What is played, and whose part it is.
+PLAYED = {
+    "HelmRelease": "Flux's helm-controller and the chart's registry",
+    "OCIRepository": "Flux's source-controller and the chart's registry",
+    "ClusterQueue": "Kueue, which comes with its chart",
+    "LocalQueue": "Kueue, which comes with its chart",
+    "PersistentVolumeClaim": "AWS: FSx for Lustre makes a file system",
+}
+TYPES = {
+    "HelmRelease": ("helmreleases.helm.toolkit.fluxcd.io", "Ready"),
+    "OCIRepository": ("ocirepositories.source.toolkit.fluxcd.io", "Ready"),
+    "ClusterQueue": ("clusterqueues.kueue.x-k8s.io", "Active"),
+    "LocalQueue": ("localqueues.kueue.x-k8s.io", "Active"),
+}
+UP_SECONDS = 240
+
+
+@dataclass
+class World:
+    """One cluster and the clone that it is reconciled from."""
+
+    fleet: Fleet
+    root: Path
+    name: str
+    operator_runs: bool = False
+    has_kueue: bool = False
+    before_platform: set[str] = field(
+        default_factory=set
+    )  # Kustomizations there while `plugins` was not Ready
+    runs_said: set[str] = field(default_factory=set)  # the reasons that `runs` gave meanwhile
+
+    @property
+    def cluster(self) -> Path:
+        """Return the cluster's directory in the clone."""
+        return self.root / "clusters" / self.name
+
+    def bring_up(self) -> None:
+        """Do what a person does once, and wait until everything is Ready."""
+        fleet = self.fleet
+        for index, kind in enumerate(NODES[self.name]):
+            fleet.kube.apply([fake_node(instance(kind), f"node-{index}")], "default")
+        if self.name == "gpu-hyperpod":  # HyperPod's own Helm chart has the operator
+            self._run_operator()
+        fleet.apply(self.cluster)
+        fleet.wait("the whole cluster to be Ready", self._is_up, UP_SECONDS)
+
+    def _is_up(self) -> bool:
+        found = self.fleet.kube.list(KIND)
+        states = {item["metadata"]["name"]: said(item).get("status") for item in found}
+        if states.get("plugins") != "True":
+            self.before_platform |= set(states)
+            self.runs_said |= {
+                str(said(item).get("reason")) for item in found if item["metadata"]["name"] == "runs"
+            }
+        if not self.operator_runs and self._has_operator_manifests():
+            self._run_operator()
+        self.play()
+        return len(states) > 4 and set(states.values()) == {"True"}
+
+    def _has_operator_manifests(self) -> bool:
+        return self.fleet.kube.get("deployment", "training-operator", "kubeflow") is not None
+
+    def _run_operator(self) -> None:
+        self.fleet.plane.start_operator()
+        self.operator_runs = True
+
+    def play(self) -> None:
+        """Do the part of whoever is not here (PLAYED), as they would write it."""
+        for item in self._of("HelmRelease", "OCIRepository"):
+            self._say(item)
+        if self.has_kueue:
+            for item in self._of("ClusterQueue", "LocalQueue"):
+                self._say(item)
+        for claim in self.fleet.kube.list("persistentvolumeclaims"):
+            if (claim.get("status") or {}).get("phase") == "Pending":
+                self.fleet.kube.apply([_volume(claim)], None)
+
+    def _of(self, *kinds: str) -> list[Object]:
+        return self.fleet.kube.list(",".join(TYPES[kind][0] for kind in kinds))
+
+    def _say(self, item: Object) -> None:
+        kind = item["kind"]
+        name, wanted = TYPES[kind]
+        if condition(item, wanted):
+            return
+        if kind == "HelmRelease" and item["metadata"]["name"] == "kueue":
+            paths = sorted(self.fleet.parts.folder("crds/kueue").glob("kueue.x-k8s.io_*.yaml"))
+            types = "\n---\n".join(path.read_text(encoding="utf-8") for path in paths)
+            self.fleet.kube.apply(types, None)
+            self.has_kueue = True
+        generation = item["metadata"]["generation"]
+        played = {"type": wanted, "status": "True", "reason": "Played", "message": PLAYED[kind]}
+        played |= {"lastTransitionTime": _now(), "observedGeneration": generation}
+        status = {"conditions": [played]} | ({"observedGeneration": generation} if wanted == "Ready" else {})
+        words = (
+            "patch",
+            name,
+            item["metadata"]["name"],
+            f"--namespace={item['metadata'].get('namespace', '')}",
+        )
+        patch = json.dumps({"status": status})
+        self.fleet.kube.run(*words, "--subresource=status", "--type=merge", f"--patch={patch}")
+
+    def push(self, message: str = "change") -> str:
+        """Commit the clone, wait until the cluster's sync has it, and return the commit."""
+        made = commit(self.root, message)
+        self.fleet.wait("the sync", lambda: self.fleet.ready("flux-system", made))
+        return made
+
+    def add_run(self, renderer: Renderer, suffix: str, cell: str = "cpu/llama-tiny") -> str:
+        """Write a run's file as `yard cluster run new` does, commit it, and return its name."""
+        made = new.make(self.root, Wanted(cell, self.name, suffix, image=DIGEST), renderer)
+        new.write(made)
+        self.push(f"Run {made.path.stem}")
+        return made.path.stem
+
+    def job(self, run: str) -> Object:
+        """Return a run's job; an empty one where there is none."""
+        selector = f"kustomize.toolkit.fluxcd.io/name={run}"
+        found = self.fleet.kube.list("pytorchjobs.kubeflow.org", None, selector)
+        return found[0] if found else {}
+
+    def running(self, run: str) -> Object:
+        """Wait until a run's job runs, and return it."""
+        self.fleet.wait(f"{run} to run", lambda: condition(self.job(run), "Running") is not None)
+        return self.job(run)
+
+    def pods(self, job: Object) -> list[Object]:
+        """Return a job's pods."""
+        selector = f"training.kubeflow.org/job-name={job['metadata']['name']}"
+        return self.fleet.kube.list("pods", job["metadata"]["namespace"], selector)
+
+    def write_pod(self, pod: Object, **status: object) -> None:
+        """Write a pod's status, as its kubelet would."""
+        metadata = pod["metadata"]
+        words = ("patch", "pod", metadata["name"], f"--namespace={metadata['namespace']}")
+        patch = json.dumps({"status": status})
+        self.fleet.kube.run(*words, "--subresource=status", "--type=merge", f"--patch={patch}")
+
+
+def _volume(claim: Object) -> Object:
+    """Return the volume that the CSI driver would make for a claim."""
+    metadata, spec = claim["metadata"], claim["spec"]
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": f"pvc-{metadata['uid']}"},
+        "spec": {
+            "accessModes": spec["accessModes"],
+            "capacity": {"storage": spec["resources"]["requests"]["storage"]},
+            "claimRef": {
+                "namespace": metadata["namespace"],
+                "name": metadata["name"],
+                "uid": metadata["uid"],
+            },
+            "csi": {"driver": "fsx.csi.aws.com", "volumeHandle": "fs-0123456789abcdef0"},
+            "persistentVolumeReclaimPolicy": "Retain",
+            "storageClassName": spec["storageClassName"],
+        },
+    }
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
