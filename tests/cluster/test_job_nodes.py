@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from tools import repo
 from tools.cell import parse
 from tools.cli import run
 from tools.job.collect import collect
-from tools.job.why import Answer, explain
+from tools.job.why import Answer, Explanation, explain
 from tools.kubectl import Kubectl
 
 CELL = "overlays/cpu/llama-tiny"
@@ -51,9 +52,9 @@ def test_a_job_is_submitted_and_watched(
 ) -> None:
     cell = tmp_path / "cell"
     cell.mkdir()
-    (cell / "job.yaml").write_text(short(rendered[CELL]))
+    (cell / "job.yaml").write_text(short(rendered[CELL], steps=20000))
     (cell / "kustomization.yaml").write_text("resources: [job.yaml]\n")
-    start(kube, team, nodes.volumes, NOTHING)
+    start(kube, team, NOTHING)
 
     def asked(*words: str) -> Any:
         capsys.readouterr()
@@ -87,6 +88,28 @@ def test_a_job_is_submitted_and_watched(
     )
     assert done.stdout.strip() == other
 
+    out = tmp_path / "out"
+    kube.wait("a checkpoint", lambda: bool(asked("status")["training"]["checkpoints"]), SECONDS)
+    copied = asked("cp", JOB, "checkpoints", str(out))
+    names = {file["name"] for file in copied["files"]}
+    assert "checkpoints/LATEST" in names
+    for path in (out / "checkpoints").glob("step-*"):
+        manifest = json.loads((path / "MANIFEST.json").read_text())
+        for name, facts in manifest["files"].items():
+            assert hashlib.sha256((path / name).read_bytes()).hexdigest() == facts["sha256"], path / name
+
+    board = asked("tensorboard", JOB, "--no-forward")
+    assert {one["kind"] for one in board["objects"]} == {"Deployment", "NetworkPolicy", "Service"}
+    assert len(asked("tensorboard", "--stop")["removed"]) == 3
+    assert asked("debug")["verdict"] == "PASS"
+
+    stopped = asked("stop", JOB)
+    assert (stopped["uid"], stopped["result"], stopped["saved"]) == (uid, "suspended", True)
+    assert kube.list("pods", team, f"training.kubeflow.org/job-name={JOB}") == []
+    assert run(["job", "submit", str(cell), "-n", team, "--resume", "--json", "--timeout", "900"]) == 0
+    resumed = json.loads(capsys.readouterr().out)
+    assert resumed["step"]["step"] > stopped["step"]
+
 
 def _command(job: Object, objects: list[Object]) -> None:
     _container(job)["command"] = ["no-such-program"]
@@ -101,6 +124,13 @@ def _never(job: Object, objects: list[Object]) -> None:
     _container(job)["imagePullPolicy"] = "Never"
 
 
+def _key(job: Object, objects: list[Object]) -> None:
+    job["spec"]["runPolicy"]["backoffLimit"] = 1
+    for one in objects:
+        if one["kind"] == "ConfigMap" and "model.yaml" in one["data"]:
+            one["data"]["model.yaml"] = one["data"]["model.yaml"].replace("learning_rate:", "lerning_rate:")
+
+
 def _container(job: Object) -> Object:
     spec = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     found: Object = spec["containers"][0]
@@ -113,6 +143,7 @@ def _container(job: Object) -> Object:
         ("command", _command),
         ("image-registry", _image),
         ("image-absent", _never),
+        ("config", _key),
     ],
 )
 def test_why_names_what_fails_in_a_container(
@@ -125,8 +156,17 @@ def test_why_names_what_fails_in_a_container(
 ) -> None:
     objects = parse(rendered[CELL], CELL).objects
     plant(next(one for one in objects if one["kind"] == "PyTorchJob"), objects)
-    start(kube, team, nodes.volumes, NOTHING)
+    start(kube, team, NOTHING)
     kube.apply(objects, team)
+    _until(cause, team)
+    if cause == "config":
+        kube.wait("the pods to go", lambda: not kube.list("pods", team), SECONDS)
+        found = _until(cause, team)
+        assert "unknown key train.lerning_rate" in found.causes[0].evidence[0], "without a pod and its log"
+
+
+def _until(cause: str, team: str) -> Explanation:
+    """Ask `why` until it says so; return what it says."""
     began = time.monotonic()
     while True:
         found = explain(collect(Kubectl(None, team), JOB))
@@ -135,3 +175,4 @@ def test_why_names_what_fails_in_a_container(
             break
         time.sleep(1.0)
     assert said == cause, [(each.kind, each.evidence) for each in found.causes]
+    return found

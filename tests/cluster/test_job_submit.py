@@ -120,6 +120,53 @@ def test_from_submit_over_stop_to_resume_and_replace(
     assert uid(kube, team) is None
 
 
+def crash(kube: Kube, namespace: str, code: int) -> None:
+    """Write what a kubelet says of containers that end with a code again and again."""
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting"}}
+    ended = {"terminated": {"exitCode": code, "reason": "Error"}}
+    status = {"name": "pytorch", "image": "x", "imageID": "", "ready": False, "restartCount": 1}
+    patch = {"status": {"containerStatuses": [status | {"state": waiting, "lastState": ended}]}}
+    for pod in pods(kube, namespace):
+        words = ("pod", pod["metadata"]["name"], f"--namespace={namespace}", "--subresource=status")
+        kube.run("patch", *words, "--type=merge", "-p", json.dumps(patch))
+
+
+def test_a_retry_changes_what_its_class_asks_for_and_keeps_a_ledger(
+    kube: Kube, team: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["job", "submit", CELL, "-n", team, "--no-follow"]) == 0
+    running = lambda: [p["status"]["phase"] for p in pods(kube, team)] == ["Running"] * 2  # noqa: E731
+    kube.wait("two running pods", running, 60)
+    first = uid(kube, team)
+    assert run(["job", "retry", "-n", team]) == 1
+    assert "has not failed" in capsys.readouterr().err
+
+    crash(kube, team, 160)
+    assert run(["job", "retry", "-n", team, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    second = uid(kube, team)
+    assert second not in (None, first)
+    assert {one["uid"] for one in said["objects"] if one["kind"] == "PyTorchJob"} == {second}
+    assert (said["cause"], said["changed"]) == (
+        "oom-host", "parallel.micro_batch_size 8 -> 4; the global batch stays",
+    )  # fmt: skip
+    kube.wait("the pods of the second try", lambda: len(pods(kube, team)) == 2, 60)
+    (volume,) = [
+        one["projected"]["sources"]
+        for one in pods(kube, team)[0]["spec"]["volumes"]
+        if one["name"] == "config"
+    ]
+    (name,) = [one["configMap"]["name"] for one in volume if one["configMap"]["name"].endswith("-retry1")]
+    data = (kube.get("configmap", name, team) or {})["data"]
+    assert any("micro_batch_size: 4" in text for text in data.values())
+
+    kube.wait("two running pods", running, 60)
+    crash(kube, team, 78)
+    assert run(["job", "retry", "-n", team]) == 1
+    assert "another try would fail in the same way: config" in capsys.readouterr().err
+    assert uid(kube, team) == second, "nothing was changed"
+
+
 def test_following_ends_at_the_first_cause_of_delay(
     kube: Kube, team: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
