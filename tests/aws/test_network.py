@@ -1,0 +1,175 @@
+"""The nodes' network in moto: each planted fault is found, and its control is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.aws.account import Network, make_cluster, make_group, make_network, make_nodes
+from tools.aws import network
+from tools.aws.probe import Finding, Level
+from tools.aws.session import Session
+from tools.aws.spec import Spec
+
+ZONES = ["us-west-2a", "us-west-2b"]
+
+
+class Addon:
+    """The VPC CNI add-on, for moto has no add-ons."""
+
+    def __init__(self, gaps: Any, version: str = "v1.21.1-eksbuild.8") -> None:
+        self.row = {"addonName": "vpc-cni", "addonVersion": version, "configurationValues": '{"x": 1}'}
+        gaps["eks", "describe_addon"] = lambda **_: {"addon": self.row}
+        gaps["eks", "update_addon"] = self.update
+
+    def update(self, clusterName: str, addonName: str, configurationValues: str, **_: Any) -> dict[str, Any]:
+        self.row["configurationValues"] = configurationValues
+        return {"update": {"id": "1"}}
+
+
+@pytest.fixture
+def net(session: Session, gaps: Any) -> Network:
+    """A cluster `gpu` in two zones, with the add-on."""
+    Addon(gaps)
+    made = make_network(session, ZONES)
+    make_cluster(session, "gpu", made)
+    return made
+
+
+@pytest.fixture
+def spec(change: Callable[..., Spec]) -> Spec:
+    return change("gpu", FSX_FILE_SYSTEM_ID=None)
+
+
+def judged(session: Session, spec: Spec) -> dict[str, Finding]:
+    return {one.name: one for one in network.judge(session, spec)}
+
+
+def allow(session: Session, group: str, *, egress: bool = False, **rule: Any) -> None:
+    way = "egress" if egress else "ingress"
+    session.call("ec2", f"authorize_security_group_{way}", GroupId=group, IpPermissions=[rule])
+
+
+def test_a_good_network_passes(net: Network, session: Session, spec: Spec) -> None:
+    make_nodes(session, "p4d.24xlarge", 1, net, "us-west-2a", trainyard__cluster="gpu")
+    found = judged(session, spec)
+    assert {one.level for one in found.values()} == {Level.PASS}, found
+    assert "every node has it" in found["itself"].summary
+
+
+def test_nodes_without_a_group_open_to_itself(net: Network, session: Session, spec: Spec) -> None:
+    """One that lets out everything to the world, as groups do at first, is not open to itself."""
+    (node,) = make_nodes(session, "p4d.24xlarge", 1, net, "us-west-2a", trainyard__cluster="gpu")
+    other = make_group(session, net.vpc, "other")
+    itself: dict[str, Any] = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": other}]}
+    allow(session, other, **itself)
+    session.call("ec2", "modify_instance_attribute", InstanceId=node, Groups=[other])
+    assert judged(session, spec)["itself"].level is Level.FAIL
+    allow(session, other, egress=True, **itself)
+    assert judged(session, spec)["itself"].level is Level.PASS
+
+
+@pytest.mark.parametrize(
+    ("rule", "level"),
+    [
+        (
+            {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]},
+            Level.FAIL,
+        ),
+        (
+            {"IpProtocol": "tcp", "FromPort": 0, "ToPort": 65535, "Ipv6Ranges": [{"CidrIpv6": "::/0"}]},
+            Level.FAIL,
+        ),
+        ({"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}, Level.FAIL),
+        (
+            {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "10.0.0.0/8"}]},
+            Level.PASS,
+        ),
+        (
+            {"IpProtocol": "tcp", "FromPort": 443, "ToPort": 443, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]},
+            Level.PASS,
+        ),
+    ],
+)
+def test_ssh_from_the_world(
+    net: Network, session: Session, spec: Spec, rule: dict[str, Any], level: Level
+) -> None:
+    allow(session, net.group, **rule)
+    assert judged(session, spec)["ssh"].level is level
+
+
+def test_nodes_in_two_zones(net: Network, session: Session, spec: Spec) -> None:
+    """A second zone is a fault where nodes speak EFA, and none where they do not."""
+    for zone in ZONES:
+        make_nodes(session, "m5.large", 1, net, zone, trainyard__cluster="gpu")
+    assert judged(session, spec)["zone"].level is Level.PASS
+    make_nodes(session, "p4d.24xlarge", 2, net, ZONES[0], trainyard__cluster="gpu")
+    assert judged(session, spec)["zone"].level is Level.WARN, "no placement group"
+    make_nodes(session, "p4d.24xlarge", 1, net, ZONES[1], trainyard__cluster="gpu")
+    assert judged(session, spec)["zone"].level is Level.FAIL
+
+
+@pytest.mark.parametrize(
+    ("version", "level"), [("v1.18.4-eksbuild.9", Level.FAIL), ("v1.18.5-eksbuild.1", Level.PASS)]
+)
+def test_an_old_cni(
+    net: Network, session: Session, spec: Spec, gaps: Any, version: str, level: Level
+) -> None:
+    Addon(gaps, version)
+    assert judged(session, spec)["cni"].level is level
+
+
+def test_a_cni_that_is_no_addon_is_not_known(
+    net: Network, session: Session, spec: Spec, gaps: Any, refusal: Callable[..., Exception]
+) -> None:
+    gaps["eks", "describe_addon"] = refusal("ResourceNotFoundException", "No addon", 404)
+    assert judged(session, spec)["cni"].level is Level.CANNOT_TELL
+
+
+def test_lustre_ports(net: Network, session: Session, change: Callable[..., Spec], gaps: Any) -> None:
+    group = make_group(session, net.vpc, "files")
+    made = session.call("ec2", "create_network_interface", SubnetId=net.subnets["us-west-2a"], Groups=[group])
+    row = {
+        "FileSystemId": "fs-0123456789abcdef0",
+        "NetworkInterfaceIds": [made["NetworkInterface"]["NetworkInterfaceId"]],
+    }
+    gaps["fsx", "describe_file_systems"] = {"FileSystems": [row]}
+    spec = change("gpu")
+    closed = judged(session, spec)["lustre"]
+    assert (closed.level, "988, 1018-1023" in closed.summary) == (Level.FAIL, True)
+    nodes = [{"GroupId": net.group}]
+    allow(session, group, IpProtocol="tcp", FromPort=988, ToPort=988, UserIdGroupPairs=nodes)
+    half = judged(session, spec)["lustre"]
+    assert (half.level, "988" in half.summary.replace("1018-1023", "")) == (Level.FAIL, False)
+    allow(session, group, IpProtocol="tcp", FromPort=1018, ToPort=1023, UserIdGroupPairs=nodes)
+    assert judged(session, spec)["lustre"].level is Level.PASS
+
+
+def test_room_for_pods(session: Session) -> None:
+    """m5.large: three interfaces of ten addresses: 29 pods, as EKS's own list says; 110 with prefixes."""
+    rows = session.call("ec2", "describe_instance_types", InstanceTypes=["m5.large", "p5.48xlarge"])
+    counts = {row["InstanceType"]: network.pod_counts(row) for row in rows["InstanceTypes"]}
+    assert counts["m5.large"] == (29, 110)
+    assert counts["p5.48xlarge"][1] == 250
+
+
+def test_prefixes_on_and_off_again(
+    net: Network, session: Session, spec: Spec, gaps: Any, yard: Callable[..., Any]
+) -> None:
+    addon = Addon(gaps)
+    before = json.loads(addon.row["configurationValues"])
+    on = yard("network", "gpu", "--prefix-delegation", "on")
+    assert "prefix delegation is on; nodes that start" in on.err
+    assert json.loads(addon.row["configurationValues"])["env"]["ENABLE_PREFIX_DELEGATION"] == "true"
+    assert "with prefix delegation" in on.out
+    assert "on already" in yard("network", "gpu", "--prefix-delegation", "on").err
+    yard("network", "gpu", "--prefix-delegation", "off")
+    assert json.loads(addon.row["configurationValues"]) == before
+
+
+def test_no_cluster_is_no_verdict(session: Session, spec: Spec, yard: Callable[..., Any]) -> None:
+    ran = yard("network", "gpu")
+    assert (ran.code, "there is no EKS cluster gpu" in ran.err) == (2, True)

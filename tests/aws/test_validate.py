@@ -1,0 +1,289 @@
+"""validate and nodes: a whole cluster passes, each thing taken away is found, a fix is looked at again."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools import repo
+from tools.aws import kube, validate
+from tools.aws import spec as specs
+from tools.aws.kube import CRD, OPERATOR_WEBHOOK, State
+from tools.aws.probe import Finding, Level
+
+Object = dict[str, Any]
+SLICES = "endpointslices.discovery.k8s.io"
+
+
+def node(name: str, kind: str, devices: int, efa: int, **labels: str) -> Object:
+    conditions = [
+        {"type": "Ready", "status": "True"},
+        {"type": "MemoryPressure", "status": "False"},
+        {"type": "AcceleratedHardwareReady", "status": "True"},
+    ]
+    given = {"node.kubernetes.io/instance-type": kind, "topology.kubernetes.io/zone": "us-west-2a"}
+    allocatable = {"pods": "110", "nvidia.com/gpu": str(devices), "vpc.amazonaws.com/efa": str(efa)}
+    return {
+        "metadata": {
+            "name": name,
+            "labels": {**given, **{f"sagemaker.amazonaws.com/{k}": v for k, v in labels.items()}},
+        },
+        "spec": {},
+        "status": {"conditions": conditions, "allocatable": allocatable},
+    }
+
+
+def endpoints(namespace: str, service: str, ready: bool = True) -> Object:
+    labels = {"kubernetes.io/service-name": service}
+    return {
+        "metadata": {"name": f"{service}-x", "namespace": namespace, "labels": labels},
+        "endpoints": [{"conditions": {"ready": ready}}],
+    }
+
+
+def pod(name: str, where: str, gpus: int = 0, phase: str = "Running") -> Object:
+    resources = {"limits": {"nvidia.com/gpu": str(gpus)}} if gpus else {}
+    spec = {"nodeName": where, "containers": [{"name": "c", "resources": resources}]}
+    return {"metadata": {"name": name, "namespace": "x"}, "spec": spec, "status": {"phase": phase}}
+
+
+def whole() -> dict[str, list[Object]]:
+    """A cluster with two p5 nodes and all that a job needs, for clusters/gpu."""
+    service = {"service": {"namespace": "kubeflow", "name": "training-operator"}}
+    hook = {
+        "name": "validator.kubeflow.org",
+        "clientConfig": service,
+        "rules": [{"apiGroups": ["kubeflow.org"]}],
+    }
+    names = ("a", "b")
+    return {
+        "nodes": [node(name, "p5.48xlarge", 8, 32) for name in names],
+        "namespaces": [{"metadata": {"name": "training"}}],
+        CRD: [
+            {
+                "metadata": {"name": "pytorchjobs.kubeflow.org"},
+                "status": {"conditions": [{"type": "Established", "status": "True"}]},
+            }
+        ],
+        OPERATOR_WEBHOOK: [{"metadata": {"name": "some-name"}, "webhooks": [hook]}],
+        "csidrivers": [{"metadata": {"name": "fsx.csi.aws.com"}, "spec": {"fsGroupPolicy": "File"}}],
+        "csinodes": [
+            {"metadata": {"name": name}, "spec": {"drivers": [{"name": "fsx.csi.aws.com"}]}} for name in names
+        ],
+        "pods": [pod("w", "a", 8), pod("done", "b", 8, "Succeeded")],
+        SLICES: [endpoints("kubeflow", "training-operator"), endpoints("kube-system", "kube-dns")],
+        "persistentvolumeclaims": [
+            {"metadata": {"name": "trainyard", "namespace": "training"}, "status": {"phase": "Bound"}}
+        ],
+    }
+
+
+def judged(objects: dict[str, list[Object]], **unseen: str) -> dict[str, Finding]:
+    spec = specs.load(repo.root(), "gpu")
+    return {one.name: one for one in validate.judge(spec, State(objects, unseen))}
+
+
+def test_a_whole_cluster_passes() -> None:
+    found = judged(whole())
+    assert {one.level for one in found.values()} == {Level.PASS}, found
+    assert list(found) == [name for name, _, _ in validate.CHECKS]
+
+
+def take(objects: dict[str, list[Object]], *path: Any, value: Any = None) -> None:
+    """Set what `path` leads to."""
+    *way, last = path
+    place: Any = objects
+    for step in way:
+        place = place[step]
+    place[last] = value
+
+
+FAULTS: list[tuple[str, tuple[Any, ...], Any, Level, str]] = [
+    ("nodes", ("nodes",), [], Level.FAIL, "none of 0 nodes"),
+    ("nodes", ("nodes", 0, "status", "conditions", 0, "status"), "False", Level.WARN, "1 of 2"),
+    ("nodes", ("nodes", 0, "status", "conditions", 1, "status"), "True", Level.WARN, "1 of 2"),
+    ("devices", ("nodes", 0, "status", "allocatable", "nvidia.com/gpu"), "7", Level.FAIL, "1 of 2 nodes"),
+    ("devices", ("nodes", 0, "status", "allocatable"), {"pods": "110"}, Level.FAIL, "too few"),
+    ("efa", ("nodes", 1, "status", "allocatable", "vpc.amazonaws.com/efa"), "0", Level.FAIL, "no vpc"),
+    ("efa", ("nodes", 1, "status", "allocatable", "vpc.amazonaws.com/efa"), "16", Level.WARN, "fewer"),
+    ("operator", (CRD,), [], Level.FAIL, "is not served"),
+    ("operator", (CRD, 0, "status"), {}, Level.FAIL, "not established"),
+    ("operator", (SLICES, 0, "endpoints", 0, "conditions", "ready"), False, Level.FAIL, "does not answer"),
+    ("dns", (SLICES, 1, "endpoints"), [], Level.FAIL, "no ready endpoint"),
+    ("fsx", ("csidrivers",), [], Level.FAIL, "no CSI driver"),
+    ("fsx", ("csinodes", 1, "spec", "drivers"), [], Level.FAIL, "1 of 2 nodes do not serve"),
+    ("fsx", ("csidrivers", 0, "spec", "fsGroupPolicy"), "ReadWriteOnceWithFSType", Level.FAIL, "to root"),
+    ("namespace", ("namespaces",), [], Level.FAIL, "no namespace training"),
+    ("claim", ("persistentvolumeclaims",), [], Level.FAIL, "no claim"),
+    ("claim", ("persistentvolumeclaims", 0, "status", "phase"), "Pending", Level.FAIL, "is Pending"),
+    (
+        "health agents",
+        ("nodes", 0, "status", "conditions"),
+        [{"type": "Ready", "status": "True"}],
+        Level.WARN,
+        "1",
+    ),
+    ("pods", ("nodes", 0, "status", "allocatable", "pods"), "3", Level.WARN, "room for fewer"),
+]
+
+
+@pytest.mark.parametrize(("name", "path", "value", "level", "said"), FAULTS)
+def test_each_fault_is_found_by_its_own_check(
+    name: str, path: tuple[Any, ...], value: Any, level: Level, said: str
+) -> None:
+    objects = whole()
+    take(objects, *path, value=value)
+    found = judged(objects)[name]
+    assert (found.level, said in found.summary) == (level, True), found
+    assert found.remedy
+
+
+def test_names_do_not_count() -> None:
+    """An operator installed under another name serves as well."""
+    objects = whole()
+    service = objects[OPERATOR_WEBHOOK][0]["webhooks"][0]["clientConfig"]["service"]
+    service.update(namespace="elsewhere", name="another")
+    objects[SLICES][0] = endpoints("elsewhere", "another")
+    assert judged(objects)["operator"].level is Level.PASS
+
+
+def test_what_may_not_be_seen_is_no_fault() -> None:
+    objects = whole()
+    del objects["nodes"], objects[CRD]
+    found = judged(objects, nodes="nodes is forbidden", **{CRD: "forbidden"})
+    hidden = {name for name, one in found.items() if one.level is Level.CANNOT_TELL}
+    assert hidden == {"nodes", "devices", "efa", "operator", "fsx", "health agents", "pods"}
+    assert not any(one.level is Level.FAIL for one in found.values())
+
+
+def test_hyperpods_label_is_a_watch_and_a_trouble() -> None:
+    objects = whole()
+    objects["nodes"] = [
+        node("a", "ml.p5.48xlarge", 8, 32, **{"node-health-status": "UnschedulablePendingReplacement"}),
+        node(
+            "b",
+            "ml.p5.48xlarge",
+            8,
+            32,
+            **{"node-health-status": "Schedulable", "deep-health-check-status": "Failed"},
+        ),
+    ]
+    found = judged(objects)
+    assert found["health agents"].level is Level.PASS
+    assert found["devices"].level is Level.PASS
+    assert "UnschedulablePendingReplacement" in found["nodes"].evidence[0]
+    assert "deep health check: Failed" in found["nodes"].evidence[1]
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """A function that puts the stand-in on PATH over a world with these objects and faults."""
+    program = tmp_path / "bin" / "kubectl"
+    program.parent.mkdir()
+    stand_in = Path(__file__).with_name("kubectl.py")
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {stand_in} "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(validate, "WEBHOOK_SECONDS", 0.0)
+    path = tmp_path / "world.json"
+    monkeypatch.setenv("WORLD", str(path))
+
+    def make(objects: dict[str, list[Object]], **faults: Any) -> Path:
+        path.write_text(json.dumps({"objects": objects, **faults}), encoding="utf-8")
+        return path
+
+    return make
+
+
+def test_the_command_passes_and_keeps_a_snapshot(
+    world: Callable[..., Path], yard: Callable[..., Any], tmp_path: Path
+) -> None:
+    world(whole())
+    ran = yard("validate", "gpu", "--save", str(tmp_path / "kept"))
+    assert ran.code == 0, ran.out + ran.err
+    assert "you may create" in ran.out
+    assert "a PyTorchJob is taken (dry run)" in ran.out
+    world({})
+    again = yard("validate", "gpu", "--from", str(tmp_path / "kept"))
+    assert (again.code, "you may" in again.out) == (0, False)
+    assert kube.load(tmp_path / "kept").find("namespaces", "training")
+    assert yard("validate", "gpu", "--from", str(tmp_path)).code == 2
+
+
+def test_a_webhook_that_comes_up_is_waited_for_and_one_that_does_not_is_a_fault(
+    world: Callable[..., Path], yard: Callable[..., Any]
+) -> None:
+    path = world(whole(), webhook_fails=2)
+    assert yard("validate", "gpu").code == 0
+    world(whole(), webhook_fails=99)
+    ran = yard("validate", "gpu")
+    assert (ran.code, "is refused for 5 attempts" in ran.out) == (1, True)
+    assert json.loads(path.read_text())["webhook_fails"] == 99 - validate.WEBHOOK_ATTEMPTS
+
+
+def test_missing_rights_are_named(world: Callable[..., Path], yard: Callable[..., Any]) -> None:
+    world(whole(), refused=["create", "delete"])
+    ran = yard("validate", "gpu")
+    assert (ran.code, "you may not create, delete" in ran.out) == (1, True)
+    world(whole(), hidden=["csidrivers"])
+    hidden = yard("validate", "gpu")
+    assert (hidden.code, "CANNOT TELL" in hidden.out) == (3, True)
+
+
+def broken() -> dict[str, list[Object]]:
+    """No namespace, and a driver that keeps new file systems to root."""
+    objects = whole()
+    objects["namespaces"] = []
+    objects["csidrivers"][0]["spec"]["fsGroupPolicy"] = "None"
+    return objects
+
+
+def test_a_fix_changes_the_object_and_is_looked_at_again(
+    world: Callable[..., Path], yard: Callable[..., Any]
+) -> None:
+    path = world(broken())
+    ran = yard("validate", "gpu")
+    before = json.loads(path.read_text())["objects"]
+    assert (ran.code, before) == (1, json.loads(json.dumps(broken()))), "without --fix nothing changes"
+    fixed = yard("validate", "gpu", "--fix")
+    assert fixed.code == 0, fixed.out
+    assert "changed: make the namespace training" in fixed.err
+    objects = json.loads(path.read_text())["objects"]
+    assert objects["namespaces"][0]["metadata"]["name"] == "training"
+    assert objects["csidrivers"][0]["spec"]["fsGroupPolicy"] == "File"
+
+
+def test_a_fix_that_did_not_happen_says_so(world: Callable[..., Path], yard: Callable[..., Any]) -> None:
+    world(broken(), refused=["apply"], stubborn=True)
+    ran = yard("validate", "gpu", "--fix")
+    assert ran.code == 1
+    assert "NOT fixed: make the namespace training: " in ran.err
+    assert "still so: set fsGroupPolicy" in ran.err
+
+
+def test_nodes_as_a_table(world: Callable[..., Path], yard: Callable[..., Any]) -> None:
+    objects = whole()
+    world(objects)
+    ran = yard("nodes", "--json")
+    first, second = json.loads(ran.out)
+    assert ran.code == 0
+    assert (first["devices"], first["devices_used"], second["devices_used"]) == (8, 8, 0)
+    assert (first["pods_used"], second["pods_used"], first["efa"]) == (1, 0, 32)
+    ill = copy.deepcopy(objects)
+    ill["nodes"][1]["status"]["conditions"][2] = {
+        "type": "AcceleratedHardwareReady",
+        "status": "False",
+        "reason": "NvidiaXID79Error",
+    }
+    world(ill, hidden=["pods"])
+    ran = yard("nodes")
+    assert (ran.code, "NvidiaXID79Error" in ran.out, "?/8" in ran.out) == (1, True, True)
+    world({"nodes": []})
+    assert yard("nodes").code == 1
