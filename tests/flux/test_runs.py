@@ -82,10 +82,9 @@ def test_a_run_is_made_once(world: World, renderer: Renderer) -> None:
     same()
     world.fleet.restart()
     same()
-    for one in world.pods(job):
-        ended = {"name": "pytorch", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
-        ended["state"] = {"terminated": {"exitCode": 0, "reason": "Completed"}}
-        world.write_pod(one, phase="Succeeded", containerStatuses=[ended])
+    ended = {"name": "pytorch", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
+    ended["state"] = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+    world.write_pod(world.pods(job)[0], phase="Succeeded", containerStatuses=[ended])
     world.fleet.wait("the job's end", lambda: condition(world.job(name), "Succeeded") is not None)
     world.push("after its end")
     same()
@@ -192,3 +191,14 @@ def test_a_run_is_waiting_until_its_job_runs(world: World, renderer: Renderer) -
     world.fleet.wait("not to be Ready", lambda: said(world.fleet.get(made)).get("status") == "Unknown")
     assert world.job(made)["spec"]["runPolicy"]["suspend"] is True
     assert yard(["cluster", "run", "check", "--cluster", "cpu-demo", "--live"]) == 0
+
+
+def test_the_last_run_can_be_removed(world: World) -> None:
+    """The directory stays in git by its README, or Flux would find no path and remove nothing."""
+    assert world.job(FIRST)
+    for path in sorted((world.cluster / "runs").glob("*.yaml")):
+        path.unlink()
+    made = world.push("no run")
+    world.fleet.wait_ready("runs", made)
+    world.fleet.wait("no job", lambda: not world.fleet.kube.list("pytorchjobs.kubeflow.org"))
+    assert not world.fleet.get(FIRST)

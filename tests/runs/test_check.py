@@ -11,12 +11,21 @@ import pytest
 from tests.runs.conftest import CLUSTER, Team
 from tools import repo
 from tools.cli import run as yard
-from tools.runs import check, new
+from tools.runs import check, fleet, new
 from tools.runs.live import Live
 from tools.verdict import State
 
 Edit = Callable[[Path, str, str], None]
 OTHER = "b2" * 20
+
+
+@pytest.mark.parametrize("name", fleet.names(repo.root()))
+def test_this_repository_s_own_clusters_pass(name: str, team: Team) -> None:
+    """As they are committed, with their example runs."""
+    root = repo.root()
+    found = check.check(root, root / "clusters" / name, team.renderer, None)
+    assert [one.summary for one in found if one.state is State.FAIL] == []
+    assert [one.summary for one in check.check_secrets(root) if one.state is State.FAIL] == []
 
 
 def test_a_clean_cluster_passes(team: Team) -> None:
