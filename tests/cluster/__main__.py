@@ -48,7 +48,7 @@ def main(words: Sequence[str]) -> int:
 
 def make() -> int:
     """Build the programs."""
-    print(f"built: {build.ensure(note).root}")
+    print(f"built: {build.ensure(note).path('kube-apiserver').parent}")
     return 0
 
 

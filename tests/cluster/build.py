@@ -1,9 +1,8 @@
 """The programs of the test cluster, built from the pinned Go modules in `binaries/` into a cache.
 
-The cache is `$XDG_CACHE_HOME/trainyard/cluster/<digest>` (`~/.cache` without it), so that clones of the
-repository share it; the digest is that of the modules' files and of the Go version. go's own caches lie
-beside it while it builds and are removed when it is done, unless GOCACHE or GOMODCACHE name the user's.
-A program that `KUBEBUILDER_ASSETS` holds is taken from there.
+A module's programs lie in `$XDG_CACHE_HOME/trainyard/cluster/<module>-<digest>` (`~/.cache` without it), so
+that clones share them; the digest is that of its files and of the Go version. A program that
+`KUBEBUILDER_ASSETS` holds is taken from there.
 """
 
 from __future__ import annotations
@@ -15,24 +14,21 @@ import os
 import shutil
 import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from tools import gobuild
 
 SOURCES = Path(__file__).parent / "binaries"
 OPERATOR = "github.com/kubeflow/training-operator"
 KWOK = "sigs.k8s.io/kwok"
+PROVISIONER = "github.com/rancher/local-path-provisioner"
 KUBERNETES = "1.36.3"
-BUILD_SECONDS = 1800
-PROGRESS_SECONDS = 5
-# The components in the one binary that holds Kubernetes, by the name that it is called by.
-COMPONENTS = (
-    *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"),
-    *("kubelet", "kube-proxy", "kubectl"),
-)
+_VERSION = "k8s.io/component-base/version"
+_MAJOR, _MINOR, _ = KUBERNETES.split(".")
 
 Progress = Callable[[str], None]
 
@@ -42,27 +38,61 @@ class CannotBuild(Exception):
 
 
 @dataclass(frozen=True)
-class Programs:
-    """A directory of built programs and of the manifests that came with their modules."""
+class Module:
+    """What is built of one directory of `binaries/`, and what is kept of the modules that it pins."""
 
-    root: Path
+    packages: tuple[str, ...] = (".",)
+    ldflags: str = "-s -w"
+    renamed: Mapping[str, str] = field(default_factory=dict)  # by the name that go gives
+    links: tuple[str, ...] = ()  # names that the module's own program is called by, too
+    folders: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # name: module, folder in it
+
+
+MODULES = {
+    "kubernetes": Module(
+        packages=(".", f"{OPERATOR}/cmd/training-operator.v1", f"{KWOK}/cmd/kwok"),
+        ldflags=f"-s -w -X {_VERSION}.gitVersion=v{KUBERNETES} -X {_VERSION}.gitMajor={_MAJOR}"
+        f" -X {_VERSION}.gitMinor={_MINOR}",
+        renamed={"training-operator.v1": "training-operator"},
+        links=(
+            *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"),
+            *("kubelet", "kube-proxy", "kubectl"),
+        ),
+        folders={"operator": (OPERATOR, "manifests"), "kwok": (KWOK, "kustomize/stage")},
+    ),
+    "coredns": Module(),
+    "pause": Module(),
+    "provisioner": Module(packages=(PROVISIONER,), folders={"provisioner": (PROVISIONER, "deploy")}),
+}
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The directories of the built modules, with programs and with the manifests that came along."""
+
+    roots: Mapping[str, Path]
 
     def path(self, name: str) -> Path:
         """Return where the program `name` lies."""
         assets = os.environ.get("KUBEBUILDER_ASSETS")
-        if assets and (Path(assets) / name).is_file():
-            return Path(assets) / name
-        return self.root / "bin" / name
+        homes = [Path(assets)] if assets else []
+        homes += [root / "bin" for root in self.roots.values()]
+        return next(home / name for home in homes if (home / name).is_file())
 
     @property
     def operator_manifests(self) -> Path:
         """Return upstream's Kustomize directories of the training operator."""
-        return self.root / "operator"
+        return self.roots["kubernetes"] / "operator"
 
     @property
     def kwok_stages(self) -> Path:
         """Return kwok's own Stage objects: what becomes of its nodes and pods."""
-        return self.root / "kwok"
+        return self.roots["kubernetes"] / "kwok"
+
+    @property
+    def provisioner_manifests(self) -> Path:
+        """Return upstream's manifests of the provisioner of volumes."""
+        return self.roots["provisioner"] / "provisioner"
 
 
 def cache() -> Path:
@@ -78,29 +108,28 @@ def ensure(progress: Progress) -> Programs:
     """
     if shutil.which("go") is None:
         raise CannotBuild("no go on PATH: install Go 1.26 or newer (https://go.dev/dl)")
-    target = cache() / _digest()
-    if not _is_whole(target):
+    go = _output(["go", "env", "GOVERSION", "GOOS", "GOARCH"], SOURCES)
+    roots = {name: cache() / f"{name}-{_digest(SOURCES / name, go)}" for name in MODULES}
+    missing = [name for name, root in roots.items() if not root.is_dir()]
+    if missing:
         cache().mkdir(parents=True, exist_ok=True)
         with _lock(cache() / "lock", progress):
-            if not _is_whole(target):
-                _build(target, progress)
-    return Programs(target)
+            for name in missing:
+                if not roots[name].is_dir():
+                    _build(name, roots[name], progress)
+    return Programs(roots)
 
 
-def _is_whole(target: Path) -> bool:
-    return (target / "whole").is_file()
-
-
-def _digest() -> str:
-    digest = hashlib.sha256(_output(["go", "env", "GOVERSION", "GOOS", "GOARCH"]).encode())
-    for path in sorted(SOURCES.rglob("*")):
+def _digest(source: Path, go: str) -> str:
+    digest = hashlib.sha256(f"{go}{MODULES[source.name]}".encode())
+    for path in sorted(source.rglob("*")):
         if path.is_file():
-            digest.update(path.relative_to(SOURCES).as_posix().encode() + b"\0" + path.read_bytes())
+            digest.update(path.relative_to(source).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _output(command: list[str]) -> str:
-    done = subprocess.run(command, cwd=SOURCES, capture_output=True, text=True, check=False)
+def _output(command: list[str], where: Path, environment: Mapping[str, str] | None = None) -> str:
+    done = subprocess.run(command, cwd=where, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise CannotBuild(f"{' '.join(command[:3])}: {done.stderr.strip()}")
     return done.stdout
@@ -117,80 +146,27 @@ def _lock(path: Path, progress: Progress) -> Iterator[None]:
         yield
 
 
-def _build(target: Path, progress: Progress) -> None:
-    """Build everything beside `target`, then rename it; a killed build leaves its caches to the next."""
-    caches = cache() / "go"
-    environment = {
-        **os.environ,
-        "GOPATH": str(caches / "path"),
-        "GOMODCACHE": os.environ.get("GOMODCACHE", str(caches / "modules")),
-        "GOCACHE": os.environ.get("GOCACHE", str(caches / "build")),
-        "GOFLAGS": "-mod=readonly -modcacherw -buildvcs=false -trimpath",
-        "GOWORK": "off",
-        "CGO_ENABLED": "0",
-    }
-    for name in ("GOOS", "GOARCH"):
-        environment.pop(name, None)
+def _build(name: str, target: Path, progress: Progress) -> None:
+    """Build a module beside `target`, then rename it, so that what is there is whole."""
+    module, source = MODULES[name], SOURCES / name
     work = Path(tempfile.mkdtemp(prefix="build-", dir=target.parent))
+    started = time.monotonic()
+    progress(f"building the cluster's {name}, once" + (": 5 to 10 minutes" if module.links else ""))
     try:
-        started = time.monotonic()
-        progress("building Kubernetes, etcd, the training operator, kwok and CoreDNS: 5 to 10 minutes, once")
-        version = "k8s.io/component-base/version"
-        major, minor, _ = KUBERNETES.split(".")
-        flags = (
-            f"-s -w -X {version}.gitVersion=v{KUBERNETES} -X {version}.gitMajor={major}"
-            f" -X {version}.gitMinor={minor}"
-        )
-        tools = [f"{OPERATOR}/cmd/training-operator.v1", f"{KWOK}/cmd/kwok"]
-        _go_build(SOURCES / "kubernetes", [".", *tools], flags, work, environment, progress)
-        for module in ("coredns", "pause"):
-            _go_build(SOURCES / module, ["."], "-s -w", work, environment, progress)
-        (work / "bin/training-operator.v1").rename(work / "bin/training-operator")
-        for component in COMPONENTS:
-            (work / "bin" / component).symlink_to("kubernetes")
-        shutil.copytree(_module(OPERATOR, environment) / "manifests", work / "operator")
-        shutil.copytree(_module(KWOK, environment) / "kustomize/stage", work / "kwok")
+        with gobuild.workshop(work) as environment:
+            gobuild.build(source, list(module.packages), work / "bin", environment, progress, module.ldflags)
+            for folder, (path, inside) in module.folders.items():
+                found = json.loads(_output(["go", "list", "-m", "-json", path], source, environment))
+                shutil.copytree(Path(found["Dir"]) / inside, work / folder)
+        for given, wanted in module.renamed.items():
+            (work / "bin" / given).rename(work / "bin" / wanted)
+        for link in module.links:
+            (work / "bin" / link).symlink_to(name)
         subprocess.run(["chmod", "-R", "u+w", str(work)], check=True)  # modules are read-only
-        (work / "whole").touch()
+        shutil.rmtree(work / ".cache")
         work.rename(target)
         progress(f"built in {time.monotonic() - started:.0f} s: {target}")
+    except gobuild.Unusable as reason:
+        raise CannotBuild(f"the cluster's {name} cannot be built here: {reason}") from reason
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    shutil.rmtree(caches, ignore_errors=True)
-
-
-def _go_build(
-    module: Path, packages: list[str], flags: str, work: Path, environment: dict[str, str], progress: Progress
-) -> None:
-    (work / "bin").mkdir(exist_ok=True)
-    command = ["go", "build", "-v", "-ldflags", flags, "-o", f"{work / 'bin'}/", *packages]
-    process = subprocess.Popen(
-        command, cwd=module, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
-    guard = threading.Timer(BUILD_SECONDS, process.kill)
-    guard.start()
-    last: list[str] = []
-    count, told, started = 0, time.monotonic(), time.monotonic()
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            last, count = [*last[-4:], line.strip()], count + 1
-            if time.monotonic() - told > PROGRESS_SECONDS:
-                progress(f"  {time.monotonic() - started:4.0f} s: {count} modules and packages done")
-                told = time.monotonic()
-        if process.wait() != 0:
-            raise CannotBuild(f"go build in {module} failed: {' | '.join(last)}")
-    finally:
-        guard.cancel()
-        process.kill()
-        process.wait()
-
-
-def _module(path: str, environment: dict[str, str]) -> Path:
-    command = ["go", "list", "-m", "-json", path]
-    done = subprocess.run(
-        command, cwd=SOURCES / "kubernetes", env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        raise CannotBuild(f"go list -m {path}: {done.stderr.strip()}")
-    return Path(json.loads(done.stdout)["Dir"])

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import build, packages
+from tests.cluster import build, packages, registry, storage
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.kube import Kube
-from tests.cluster.nodes import Node, images, make_volumes, start_dns
+from tests.cluster.kube import Kube, Object
+from tests.cluster.nodes import TRAINER, Node, images, start_dns
 from tests.cluster.sandbox import Sandbox, Unsupported
 from tools import kustomize, repo
 from tools.cell import Manifests, parse
@@ -112,23 +112,29 @@ def cells(rendered: dict[str, str]) -> list[Manifests]:
 
 @dataclass(frozen=True)
 class Nodes:
-    """Two real nodes, and the directory of this machine that holds the volumes."""
+    """Two real nodes, and the trainer's image in the registry that they pull from."""
 
     nodes: list[Node]
-    volumes: Path
+    digest: str
+
+    def of(self, pod: Object) -> Node:
+        """Return the node that a pod is on."""
+        return next(one for one in self.nodes if one.name == pod["spec"]["nodeName"])
 
 
 @pytest.fixture(scope="session")
 def nodes(control_plane: ControlPlane, say: build.Progress) -> Nodes:
-    """Two real nodes with DNS and a default storage class; skipped where this machine cannot hold them."""
+    """Two real nodes with DNS, a registry and a default storage class; skipped where they cannot be."""
     try:
         debian = packages.ensure(say)
         made = [Node(control_plane, debian, index) for index in (1, 2)]
         start_dns(control_plane)
-        volumes = make_volumes(control_plane)
-        archives = images(control_plane)
+        registry.start(control_plane, debian)
+        pause, trainer = images(control_plane)
         for node in made:
-            node.start(archives)
+            node.start([pause])
+        digest = made[0].push(trainer, TRAINER)
+        storage.start(control_plane, TRAINER, [node.name for node in made])
     except (build.CannotBuild, Unsupported) as problem:
         pytest.skip(str(problem))
-    return Nodes(made, volumes)
+    return Nodes(made, digest)

@@ -7,8 +7,11 @@ restrict_oom_score_adj where the machine gives no CAP_SYS_RESOURCE.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,18 +19,17 @@ from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
-from tests.cluster import image
+from tests.cluster import image, registry
 from tests.cluster.control_plane import DNS_SERVICE, ControlPlane
 from tests.cluster.kube import Object, condition
 from tests.cluster.packages import Packages
-from tests.cluster.sandbox import BRIDGE_ADDRESS, Process, Unsupported, is_root
+from tests.cluster.sandbox import BRIDGE_ADDRESS, CannotStart, Process, Unsupported, is_root
 from tools import processes, repo
 
 TRAINER = "localhost/trainyard/trainer-cpu:0.1.0"  # the image that overlays/hardware/cpu names
 PAUSE = "localhost/trainyard/pause:test"
 CGROUPS = Path("/sys/fs/cgroup")
 PODS = "10.244.0.0/16"
-VOLUMES = 12
 _FIRST_PROCESS = """
 set -e
 mount --make-rprivate /
@@ -52,7 +54,7 @@ exec sleep infinity
 
 
 class Node:
-    """One node of a cluster. It ends with the cluster's sandbox."""
+    """One node of a cluster, from start() to kill(); it ends with the cluster's sandbox."""
 
     def __init__(self, plane: ControlPlane, packages: Packages, index: int) -> None:
         if not is_root():
@@ -62,14 +64,17 @@ class Node:
         self.address = f"10.99.{index}.2"
         self.directory = plane.sandbox.root / self.name
         self.cgroup = plane.sandbox.cgroup + self.name
+        self._parts: list[Process] = []
+        self._images: Sequence[Path] = ()
 
     def start(self, images: Sequence[Path]) -> None:
         """Bring the node up until it is Ready, with these images on it; raises CannotStart."""
+        self._images = images
         self._make_cgroups()
         self._make_namespaces()
         containerd = self._containerd()
         for archive in images:
-            self._ctr("images", "import", str(archive))
+            self._ctr("k8s.io", "images", "import", str(archive))
         kubelet = self._kubelet()
         self._proxy()
         sandbox = self.plane.sandbox
@@ -83,6 +88,42 @@ class Node:
         """Return the words that make a command run on the node."""
         return ["nsenter", f"--target={self._pid}", "--mount", "--net", "--uts", "--ipc", "--pid", "--"]
 
+    def push(self, archive: Path, name: str) -> str:
+        """Bring an image that the node itself does not get into the registry; return its digest."""
+        target = f"{registry.ADDRESS}/{name.partition('/')[2]}"
+        self._ctr("push", "images", "import", str(archive))
+        self._ctr("push", "images", "tag", name, target)
+        self._ctr("push", "images", "push", "--plain-http", target)
+        listed = self._ctr("push", "images", "list", f"name=={target}").splitlines()[1].split()
+        return next(word for word in listed if word.startswith("sha256:"))
+
+    def pulled(self) -> list[str]:
+        """Return the names of the images that pods can use here."""
+        return self._ctr("k8s.io", "images", "list", "--quiet").split()
+
+    def kill_container(self, container: str) -> None:
+        """Send SIGKILL to a container's first process, by the container's identity."""
+        self._ctr("k8s.io", "tasks", "kill", "--signal", "SIGKILL", container)
+
+    def freeze(self) -> None:
+        """Stop every process of the node, as when a machine hangs: it answers nobody, and closes nothing."""
+        for pid in processes.descendants([self._pid, *(part.pid for part in self._parts)]):
+            os.kill(pid, signal.SIGSTOP)
+
+    def kill(self) -> None:
+        """End the node and its pods at once, as when a machine loses power."""
+        os.kill(self._pid, signal.SIGKILL)
+        self._outer.popen.wait(timeout=30)
+        for part in self._parts:
+            part.popen.wait(timeout=30)
+        with contextlib.suppress(CannotStart):  # the kernel takes it away by itself, but in its own time
+            self.plane.sandbox.call_outside("ip", "link", "del", f"node{self.index}")
+
+    def restart(self) -> None:
+        """Bring a killed node up again, as a new machine of its name."""
+        shutil.rmtree(self.directory)
+        self.start(self._images)
+
     def _make_cgroups(self) -> None:
         """Make the group that kubelet puts its pods below, in each hierarchy of version 1."""
         hierarchies = [path for path in CGROUPS.iterdir() if (path / "cgroup.clone_children").exists()]
@@ -95,6 +136,9 @@ class Node:
         for name in ("cpuset.cpus", "cpuset.mems"):
             wanted = (CGROUPS / "cpuset" / name).read_text(encoding="utf-8")
             (CGROUPS / "cpuset" / self.cgroup / name).write_text(wanted, encoding="utf-8")
+        # A machine's worth: by default all pods of the node together weigh as much as one process.
+        shares = str(1024 * (os.cpu_count() or 1))
+        (CGROUPS / "cpu" / self.cgroup / "cpu.shares").write_text(shares, encoding="utf-8")
 
     def _make_namespaces(self) -> None:
         sandbox = self.plane.sandbox
@@ -122,7 +166,9 @@ class Node:
                 [*self.enter(), *map(str, words)], environment, self.directory, file, file
             )
         process = Process(f"{self.name}-{name}", popen, log)
-        self.plane.sandbox.processes.append(process)
+        sandbox = self.plane.sandbox
+        for listed in (self._parts, sandbox.processes):
+            listed[:] = [one for one in listed if one.name != process.name] + [process]
         return process
 
     def _containerd(self) -> Process:
@@ -154,6 +200,8 @@ base_runtime_spec = "{self.directory}/base.json"
 [{runc}.options]
 SystemdCgroup = false
 BinaryName = "{self.packages.root}/usr/sbin/runc"
+[{plugin}.registry]
+config_path = "{registry.hosts(self.directory / "registries")}"
 [{plugin}.cni]
 bin_dir = "{self.packages.cni}"
 conf_dir = "{cni}"
@@ -230,8 +278,8 @@ conf_dir = "{cni}"
         path.write_text(yaml.safe_dump(config), encoding="utf-8")
         return self._start("kube-proxy", self.plane.programs.path("kube-proxy"), f"--config={path}")
 
-    def _ctr(self, *words: str) -> str:
-        return self._run("ctr", "-n", "k8s.io", *words)
+    def _ctr(self, namespace: str, *words: str) -> str:
+        return self._run("ctr", "--namespace", namespace, *words)
 
     def _run(self, *words: str) -> str:
         return subprocess.run(
@@ -250,10 +298,10 @@ conf_dir = "{cni}"
         return done.returncode == 0
 
 
-def images(plane: ControlPlane) -> list[Path]:
-    """Make the images that the nodes hold: the pods' first process, and the trainer.
+def images(plane: ControlPlane) -> tuple[Path, Path]:
+    """Make the image of the pods' first process, which the nodes hold, and the trainer's.
 
-    The trainer's image has only directories: what the machine has of them (system, Python, the project with
+    The trainer's has only directories: what the machine has of them (system, Python, the project with
     its environment) is mounted into every container, read-only, at the same place. A copy would be 5 GB.
     """
     folder = plane.sandbox.root / "images"
@@ -275,7 +323,7 @@ def images(plane: ControlPlane) -> list[Path]:
         {name: f"usr/{name}" for name in ("bin", "sbin", "lib", "lib64")},
         {"Env": [f"PATH={Path(sys.prefix) / 'bin'}:/usr/local/bin:/usr/bin:/bin"], "User": "1000"},
     )
-    return [pause, trainer]
+    return pause, trainer
 
 
 def start_dns(plane: ControlPlane) -> None:
@@ -307,47 +355,6 @@ def start_dns(plane: ControlPlane) -> None:
         ],
         "kube-system",
     )
-
-
-def make_volumes(plane: ControlPlane) -> Path:
-    """Make the default storage class and its volumes: directories of this machine, which both nodes see.
-
-    Returns the directory of them. base/storage/default-class then binds as it is committed.
-    """
-    root = plane.sandbox.root / "volumes"
-    objects: list[Object] = [
-        {
-            "apiVersion": "storage.k8s.io/v1",
-            "kind": "StorageClass",
-            "metadata": {
-                "name": "shared",
-                "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
-            },
-            "provisioner": "kubernetes.io/no-provisioner",
-            "volumeBindingMode": "Immediate",
-        }
-    ]
-    for number in range(VOLUMES):
-        path = root / f"volume-{number}"
-        path.mkdir(parents=True)
-        path.chmod(0o777)  # kubelet gives no group to a directory of the node
-        specification = {
-            "storageClassName": "shared",
-            "accessModes": ["ReadWriteMany"],
-            "capacity": {"storage": "100Gi"},
-            "hostPath": {"path": str(path), "type": "Directory"},
-            "persistentVolumeReclaimPolicy": "Retain",
-        }
-        objects.append(
-            {
-                "apiVersion": "v1",
-                "kind": "PersistentVolume",
-                "metadata": {"name": f"volume-{number}"},
-                "spec": specification,
-            }
-        )
-    plane.kube.apply(objects, "default")
-    return root
 
 
 def _with_mounts(specification: str) -> str:

@@ -1,7 +1,8 @@
-"""What a node needs from Debian, unpacked into the cache: nothing is installed on the machine."""
+"""What nodes and the registry need from Debian, unpacked into the cache: nothing is installed here."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from tests.cluster.build import CannotBuild, Progress, cache
 PACKAGES = (
     *("containerd", "runc", "containernetworking-plugins", "libseccomp2"),
     *("iptables", "libxtables12", "libnftnl11", "libmnl0", "libnfnetlink0"),
-    *("libnetfilter-conntrack3", "libip4tc2", "libip6tc2"),
+    *("libnetfilter-conntrack3", "libip4tc2", "libip6tc2", "docker-registry"),
 )
 LIBRARIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib/x86_64-linux-gnu")
 DOWNLOAD_SECONDS = 300
@@ -25,6 +26,11 @@ class Packages:
     """A directory that holds the unpacked packages."""
 
     root: Path
+
+    @property
+    def registry(self) -> Path:
+        """Return the program that serves images."""
+        return self.root / "usr/bin/docker-registry"
 
     @property
     def cni(self) -> Path:
@@ -48,7 +54,7 @@ class Packages:
 
 def ensure(progress: Progress) -> Packages:
     """Return the packages; fetch and unpack them where they are not there yet. Raises CannotBuild."""
-    target = cache() / "debian"
+    target = cache() / f"debian-{hashlib.sha256(' '.join(PACKAGES).encode()).hexdigest()[:16]}"
     if target.is_dir():
         return Packages(target)
     for program in ("apt-get", "dpkg-deb"):

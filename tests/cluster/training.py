@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
+import sysconfig
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from tests.cluster.kube import Kube, Object, condition
+from tests.cluster.storage import directory_of
 from tools import repo
 
 JOB = "cpu-llama-tiny-train"
-STEPS = 200
-# The model of the cell, in smaller and more frequent bites: a fault must meet a run at work.
+STEPS = 100
+# The model of the cell, in smaller and more frequent bites: a fault must meet a run at work. Two megabytes of
+# text are enough for it, and take seconds to prepare.
 SHORT = {
+    "source: python-stdlib": f"source: {sysconfig.get_path('stdlib')}/[a-d]*.py",
     "sequence_length: 256": "sequence_length: 64",
     "global_batch_size: 32": "global_batch_size: 16",
     "max_new_tokens: 48": "max_new_tokens: 4",
     "every: 50": "every: 20",
     "compile: auto": "compile: off",
 }
+VOLUME_SECONDS = 120
 STEP_SECONDS = 900
 END_SECONDS = 1200
 
@@ -81,6 +89,28 @@ class Training:
         """Return worker `index`, or nothing where it is not there."""
         return self.kube.get("pod", f"{JOB}-worker-{index}", self.namespace) or {}
 
+    def beats(self) -> dict[int, Object]:
+        """Return each rank's heartbeat."""
+        found = {}
+        for path in sorted((self.run / "heartbeat").glob("rank-*.json")):
+            with contextlib.suppress(OSError):  # it is being replaced
+                beat = json.loads(path.read_text(encoding="utf-8"))
+                found[int(beat["rank"])] = beat
+        return found
+
+    def restarts(self, index: int) -> int:
+        """Return how often the kubelet has started the container of worker `index` again."""
+        statuses = (self.pod(index).get("status") or {}).get("containerStatuses") or []
+        return sum(status["restartCount"] for status in statuses)
+
+    def created(self) -> float:
+        """Return when the job was made, in seconds since 1970."""
+        return datetime.fromisoformat(self.job()["metadata"]["creationTimestamp"]).timestamp()
+
+    def uid(self, index: int) -> str | None:
+        """Return which pod worker `index` is, None where there is none."""
+        return (self.pod(index).get("metadata") or {}).get("uid")
+
     def weights(self) -> dict[str, str]:
         """Return the digest of every rank's tensors (weights and moments) in the last checkpoint."""
         newest = max((self.run / "checkpoints").glob("step-????????"))
@@ -97,29 +127,38 @@ class Training:
         return "\n".join(parts)
 
 
-def start(kube: Kube, namespace: str, volumes: Path, manifest: str, warm: Path | None = None) -> Training:
+def start(kube: Kube, namespace: str, manifest: str, warm: Path | None = None) -> Training:
     """Apply the claim as it is committed and a cell's manifest; return the training.
 
-    `warm` is a volume of an earlier run whose prepared data and compiled code are copied first.
+    `warm` is a volume whose prepared data is copied first.
     """
     kube.run("apply", "--server-side", f"--namespace={namespace}", "-k", "base/storage/default-class")
-    kube.wait("the claim bound", lambda: _volume(kube, namespace) is not None, 30)
-    training = Training(kube, namespace, volumes / str(_volume(kube, namespace)))
+    kube.wait("the claim bound", lambda: _volume(kube, namespace) is not None, VOLUME_SECONDS)
+    training = Training(kube, namespace, directory_of(_volume(kube, namespace) or {}))
     if warm is not None:
-        _copy(warm / "data", training.volume / "data")
-        _copy(warm / "runs" / JOB / "cache", training.run / "cache")
-        training.run.chmod(0o777)
-        training.run.parent.chmod(0o777)
+        copy_data(warm, training.volume)
     kube.apply(manifest, namespace)
     return training
 
 
-def short(rendered: str) -> str:
+def short(rendered: str, steps: int = STEPS) -> str:
     """Return the cell's manifest with smaller steps, not compiled."""
-    for old, new in SHORT.items():
-        assert old in rendered, f"the cell no longer says {old!r}"
-        rendered = rendered.replace(old, new)
-    return rendered
+    return changed(rendered, SHORT | {"steps: 200": f"steps: {steps}"})
+
+
+def changed(text: str, changes: Mapping[str, str]) -> str:
+    """Return a manifest with other words in it, each of which is there now."""
+    for old, new in changes.items():
+        assert old in text, f"the cell no longer says {old!r}"
+        text = text.replace(old, new)
+    return text
+
+
+def copy_data(source: Path, target: Path) -> None:
+    """Copy the prepared data of one volume to another, for the account of the trainer's pods."""
+    shutil.copytree(source / "data", target / "data", dirs_exist_ok=True)
+    for path in (target / "data", *(target / "data").rglob("*")):
+        shutil.chown(path, 1000, 1000)
 
 
 def copy_of_the_tree(root: Path) -> Path:
@@ -129,14 +168,8 @@ def copy_of_the_tree(root: Path) -> Path:
     return root
 
 
-def _volume(kube: Kube, namespace: str) -> str | None:
+def _volume(kube: Kube, namespace: str) -> Object | None:
+    """Return the volume that the team's claim is bound to."""
     claim = kube.get("pvc", "trainyard", namespace) or {}
     bound = (claim.get("status") or {}).get("phase") == "Bound"
-    return str(claim["spec"]["volumeName"]) if bound else None
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy a tree with its owners, which root may."""
-    shutil.copytree(source, target, dirs_exist_ok=True)
-    for path in (target, *target.rglob("*")):
-        shutil.chown(path, 1000, 1000)
+    return kube.get("pv", claim["spec"]["volumeName"]) if bound else None

@@ -1,0 +1,84 @@
+"""What the real nodes offer beside pods: a registry to pull from, and claims that bind by themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cluster.conftest import Nodes
+from tests.cluster.kube import Kube, Object
+from tests.cluster.nodes import TRAINER
+from tests.cluster.storage import directory_of
+
+SECONDS = 120
+BY_DIGEST = TRAINER.rpartition(":")[0]
+
+
+def test_a_claim_gets_a_volume_and_gives_it_back(kube: Kube, nodes: Nodes, namespace: str) -> None:
+    """base/storage/default-class as it is committed: a directory is made for it, and goes with it."""
+    directory = _claim(kube, namespace)
+    assert directory.is_dir()
+    kube.run("delete", "pvc", "trainyard", "-n", namespace)
+    kube.wait("the directory to go", lambda: not directory.exists(), SECONDS)
+
+
+def test_an_image_is_pulled_by_its_digest_and_writes_to_the_claim(
+    kube: Kube, nodes: Nodes, namespace: str
+) -> None:
+    """On both nodes, into one directory."""
+    directory = _claim(kube, namespace)
+    names = [node.name for node in nodes.nodes]
+    kube.apply([_writer(name, f"{BY_DIGEST}@{nodes.digest}") for name in names], namespace)
+    kube.wait("both files", lambda: all((directory / name).exists() for name in names), SECONDS)
+    for name in names:
+        statuses = (kube.get("pod", name, namespace) or {})["status"]["containerStatuses"]
+        assert statuses[0]["imageID"].endswith(nodes.digest)
+
+
+def test_control_another_digest_is_not_to_be_had(kube: Kube, nodes: Nodes, namespace: str) -> None:
+    """So an image did come from the registry, and what is asked for is what runs."""
+    _claim(kube, namespace)
+    kube.apply([_writer(nodes.nodes[0].name, f"{BY_DIGEST}@sha256:{'0' * 64}")], namespace)
+
+    def refused() -> bool:
+        found = kube.get("pod", nodes.nodes[0].name, namespace) or {}
+        states = [one["state"] for one in found.get("status", {}).get("containerStatuses") or []]
+        return any("ImagePull" in state.get("waiting", {}).get("reason", "") for state in states)
+
+    kube.wait("a refusal", refused, SECONDS)
+
+
+def _claim(kube: Kube, namespace: str) -> Path:
+    """Apply the committed claim; return the directory of its volume once it is bound."""
+    kube.run("apply", "--server-side", f"--namespace={namespace}", "-k", "base/storage/default-class")
+
+    def bound() -> Object:
+        return kube.get("pvc", "trainyard", namespace) or {}
+
+    kube.wait("the claim bound", lambda: bound().get("status", {}).get("phase") == "Bound", SECONDS)
+    return directory_of(kube.get("pv", bound()["spec"]["volumeName"]) or {})
+
+
+def _writer(node: str, image: str) -> Object:
+    """Return a pod on a node that writes a file of the node's name to the claim, and stays."""
+    security = {
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    container = {
+        "name": "writer",
+        "image": image,
+        "command": ["sh", "-c", f"touch /shared/{node}; exec sleep 600"],
+        "securityContext": security,
+        "volumeMounts": [{"name": "shared", "mountPath": "/shared"}],
+    }
+    volume = {"name": "shared", "persistentVolumeClaim": {"claimName": "trainyard"}}
+    spec = {
+        "nodeName": node,
+        "containers": [container],
+        "volumes": [volume],
+        "terminationGracePeriodSeconds": 0,
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": node}, "spec": spec}
