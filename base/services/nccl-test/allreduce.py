@@ -22,11 +22,12 @@ MOST = 50
 
 
 def sizes(largest_mib: int) -> Iterator[int]:
-    """Yield message sizes in bytes: 64 KiB, then four times as much up to the largest."""
-    size = 64 * 1024
-    while size <= largest_mib * 2**20:
+    """Yield message sizes in bytes: 64 KiB, then four times as much, and the largest."""
+    size, largest = 64 * 1024, largest_mib * 2**20
+    while size < largest:
         yield size
         size *= 4
+    yield largest
 
 
 def measure(size: int, device: torch.device, world: int) -> tuple[float, bool]:

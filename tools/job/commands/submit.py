@@ -24,13 +24,11 @@ import click
 from tools import output
 from tools.cell import Manifests, name_of
 from tools.errors import UserError
-from tools.job import find, options, submit
+from tools.job import checks, find, options, submit
 from tools.job.status import state_of
 from tools.job.submit import Applied
 from tools.job.why import Answer
 from tools.kubectl import Kubectl
-from tools.preflight.judge import judge
-from tools.verdict import State
 
 SECONDS = 1800
 
@@ -62,7 +60,7 @@ def command(
     manifests = find.rendered(cell)
     name = name_of(manifests.job())
     here = Kubectl(kubectl.context, submit.namespace_of(kubectl))
-    _check(here, manifests)
+    checks.check(here, manifests, output.note)
     job = submit.existing(here, name)
     change = submit.difference(here, manifests) if job else ""
     resumed = _decide(job, change, resume, replace)
@@ -80,26 +78,6 @@ def command(
         _print(here, applied)
     followed = submit.follow(here, name, uid, timeout, output.note)
     _done(as_json, "followed", here, applied, followed)
-
-
-def _check(kubectl: Kubectl, manifests: Manifests) -> None:
-    """Raise UserError for what would fail on the cluster and can be known beforehand."""
-    judged = judge(manifests)
-    failed = judged.of(State.FAIL)
-    for verdict in failed:
-        output.note(f"FAIL {verdict.details['rule']}: {verdict.summary}")
-    if failed:
-        hint = f"yard preflight {manifests.source}"
-        raise UserError(f"{manifests.source}: preflight fails, nothing was applied", hint, 1)
-    unseen = submit.check_namespace(kubectl)
-    if unseen:
-        output.note(f"the namespace could not be looked at: {unseen}")
-    missing = list(submit.missing(kubectl, manifests))
-    if missing:
-        where = f"namespace {kubectl.namespace} lacks {', '.join(missing)}"
-        raise UserError(
-            f"{where}: nothing was applied", "base/storage has claims; secrets are yours to make", 1
-        )
 
 
 def _decide(job: dict[str, Any] | None, change: str, resume: bool, replace: bool) -> bool:

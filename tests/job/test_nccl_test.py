@@ -1,0 +1,131 @@
+"""What an all-reduce log is worth: its sums, its network, its bandwidth at its message size."""
+# ruff: noqa: E501 - other programs' lines are as long as they are
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.job.conftest import NewWorld
+from tools.cli import run
+from tools.facts.bandwidth import MEASURED
+from tools.facts.instances import INSTANCES
+from tools.job import allreduce
+from tools.job.allreduce import Row
+from tools.verdict import State
+
+EFA = "node:1:1 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa-direct (found 32 nics)"
+TCP = "node:1:1 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.1.7<0>"
+# As nccl-tests prints them: release 2.13 and newer, then one before 2.8.
+NEW = """\
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+   268435456      67108864     float     sum      -1   1947.9  160.00  300.00      0   1318.3  203.62  356.33    N/A
+ 17179869184    4294967296     float     sum      -1    65000  260.00  480.00      0    65000  260.00  487.00    N/A
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 390.0
+"""
+OLD = "    16777216       4194304     float     sum    549.8   30.51   57.21  5e-07    548.9   30.56   57.30  5e-07"
+NCCOM = "        33554432        33554432    uint8         768          40.69          40.69"
+
+
+@pytest.fixture
+def job(world: NewWorld) -> dict[str, Any]:
+    """The p5 cell's job as it would be on two p5.48xlarge, the machines that were measured."""
+    found = copy.deepcopy(world("p5/llama-3-1-8b").job)
+    worker = found["spec"]["pytorchReplicaSpecs"]["Worker"]
+    worker["replicas"] = 2
+    text = json.dumps(worker).replace("p5en.48xlarge", "p5.48xlarge")
+    found["spec"]["pytorchReplicaSpecs"]["Worker"] = json.loads(text)
+    return found
+
+
+def states(job: dict[str, Any], text: str) -> dict[str, list[State]]:
+    """The verdicts by what they are about."""
+    found: dict[str, list[State]] = {}
+    for one in allreduce.judge(job, text.splitlines()):
+        found.setdefault(one.details["check"], []).append(one.state)
+    return found
+
+
+def test_rows_of_every_program_that_prints_them() -> None:
+    ours = (
+        "       65536      0.500     0.13      0.25  right\n   67108864     30.000     2.24      4.48  WRONG"
+    )
+    assert allreduce.rows(ours.splitlines()) == [Row(65536, 0.25, True), Row(67108864, 4.48, False)]
+    assert allreduce.rows(NEW.splitlines()) == [Row(2**28, 300.0, True), Row(2**34, 480.0, True)]
+    assert allreduce.rows([OLD]) == [Row(2**24, 57.21, True)]
+    assert allreduce.rows([f"0: {NEW.splitlines()[3]}", f"[default0]:{OLD}"])[0] == Row(2**24, 57.21, True)
+    assert allreduce.rows([NCCOM]) == [Row(2**25, 40.69, True)]
+    assert (
+        allreduce.rows(["step 12/400 loss 3.0", "# Avg bus bandwidth    : 390.0", "65536 is a number"]) == []
+    )
+
+
+def test_good_over_efa_and_as_fast_as_was_measured(job: dict[str, Any]) -> None:
+    assert states(job, f"{EFA}\n{NEW}") == {
+        "sums": [State.PASS],
+        "network": [State.PASS],
+        "bandwidth": [State.PASS, State.PASS],
+    }
+
+
+def test_tcp_instead_of_efa_is_bad_however_the_rest_is(job: dict[str, Any]) -> None:
+    assert states(job, f"{TCP}\n{NEW}")["network"] == [State.FAIL]
+    assert states(job, f"{TCP}\n{EFA}\n{NEW}")["network"] == [State.PASS], "the bootstrap's own socket"
+    assert states(job, NEW)["network"] == [State.CANNOT_TELL]
+
+
+def test_a_bandwidth_is_judged_at_its_message_size(job: dict[str, Any]) -> None:
+    """240 GB/s is enough at 128 MB and not at 16 GB; smaller messages than that say nothing."""
+    slow = NEW.replace("480.00", "240.00")
+    assert states(job, f"{EFA}\n{slow}")["bandwidth"] == [State.PASS, State.FAIL]
+    small = "\n".join(NEW.splitlines()[:4])
+    assert states(job, f"{EFA}\n{small}")["bandwidth"] == [State.PASS, State.CANNOT_TELL]
+    job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] = 16
+    assert states(job, f"{EFA}\n{slow}")["bandwidth"] == [State.PASS, State.CANNOT_TELL], "other machines"
+
+
+def test_machines_that_nobody_has_measured_get_no_threshold(world: NewWorld) -> None:
+    (verdict,) = [
+        one
+        for one in allreduce.judge(world("p5/llama-3-1-8b").job, f"{EFA}\n{NEW}".splitlines())
+        if one.details["check"] == "bandwidth"
+    ]
+    assert verdict.state is State.CANNOT_TELL
+    assert "p5en.48xlarge: 400.0 GB/s to the network" in verdict.evidence
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "   67108864     30.000     2.24      4.48  WRONG",
+        NEW.replace("300.00      0", "300.00      7"),
+        NEW.replace("values : 0 OK", "values : 3 FAILED"),
+    ],
+)
+def test_wrong_sums_are_bad(text: str, job: dict[str, Any]) -> None:
+    assert states(job, text)["sums"] == [State.FAIL]
+
+
+def test_every_measured_machine_is_one_of_the_table() -> None:
+    assert {one.instance for one in MEASURED} <= set(INSTANCES)
+    assert all(one.source and one.nodes > 1 for one in MEASURED)
+
+
+def test_a_log_is_judged_without_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"{TCP}\n{NEW}")
+    assert run(["job", "nccl-test", "p5/llama-3-1-8b", "--log", str(log), "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert [one["verdict"] for one in said["verdicts"]] == ["PASS", "FAIL", "CANNOT TELL"]
+    assert said["rows"][1] == {"size": 2**34, "bus": 480.0, "right": True}
+    log.write_text("nothing\n")
+    assert run(["job", "nccl-test", "cpu/llama-tiny", "--log", str(log)]) == 3
+    assert "CANNOT TELL: the log holds no measurement" in capsys.readouterr().out
+    assert run(["job", "nccl-test", "cpu/llama-tiny", "--log", str(tmp_path / "none")]) == 2
