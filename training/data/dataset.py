@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from training.data.errors import DataError, nearest, reason
 from training.data.index import Index, check_sizes, read_index
+from training.data.opened import OpenedSplit
 from training.data.position import PADDING
-from training.data.shards import TokenShards
 
 NO_LABEL = -100
 _Array = npt.NDArray[np.int64]
@@ -50,14 +50,12 @@ class Batch:
         return int((self.labels != NO_LABEL).sum())
 
 
-class TokenDataset:
+class TokenDataset(OpenedSplit):
     """One split of a prepared dataset as samples of a fixed length; the files are mapped, not read."""
 
     def __init__(self, directory: Path, index: Index, split: str, sequence_length: int) -> None:
-        self._index, self._split = index, index.splits[split]
-        self.directory = directory
+        super().__init__(directory, index, split)
         self.sequence_length = sequence_length
-        self._tokens = TokenShards(directory, self._split, index.dtype)
         self._starts: npt.NDArray[Any] = np.load(directory / self._split.starts, mmap_mode="r")
 
     @classmethod
@@ -86,16 +84,6 @@ class TokenDataset:
     def __len__(self) -> int:
         """Number of samples; the tail shorter than a sample and its last label is left out."""
         return (self._split.tokens - 1) // self.sequence_length
-
-    @property
-    def digest(self) -> str:
-        """Digest of the dataset's whole content: equal on resume, or the data is another."""
-        return self._index.digest
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens of the split, bos and eos of every document included."""
-        return self._split.tokens
 
     @property
     def vocab_size(self) -> int:
@@ -139,4 +127,4 @@ class TokenDataset:
 
     def read(self, start: int, count: int) -> _Array:
         """Return the tokens [start, start + count) of the split, across shards where need be."""
-        return self._tokens.read(start, count)
+        return self._shards.read(start, count)

@@ -39,9 +39,10 @@ from training.data.index import (
     check_sizes,
     read_index,
 )
+from training.data.opened import OpenedSplit
 from training.data.prepare import directory_name, entropy, refuse_inside
 from training.data.progress import Reporter
-from training.data.shards import SplitWriter, TokenShards
+from training.data.shards import SplitWriter
 from training.data.sources import STDLIB, Source, SourceFile, open_source
 from training.data.staging import commit, staging, sweep
 
@@ -345,30 +346,18 @@ def guessed_file(split: str) -> str:
     return f"{split}-guessed.bin"
 
 
-class MaskedRows:
+class MaskedRows(OpenedSplit):
     """One split of such a dataset; a sample is the same in every epoch."""
 
     def __init__(self, directory: Path, index: Index, split: str) -> None:
-        self.directory = directory
-        self._index, self._split = index, index.splits[split]
+        super().__init__(directory, index, split)
         self._length, self._most = index.settings["sequence_length"], index.settings["most"]
-        self._shards = TokenShards(directory, self._split, index.dtype)
         self._starts = np.load(directory / self._split.starts, mmap_mode="r")
         self._places = read_flat(directory / places_file(split), "<u2", _HEAD + self._most)
         self._guessed = read_flat(directory / guessed_file(split), index.dtype, self._most)
 
     def __len__(self) -> int:
         return len(self._places)
-
-    @property
-    def digest(self) -> str:
-        """Digest of the dataset's whole content."""
-        return self._index.digest
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of all samples, special ones included and padding not."""
-        return self._split.tokens
 
     def batch(self, indices: npt.ArrayLike, _epochs: npt.ArrayLike) -> PairBatch:
         """Read the samples of these indices, [samples]; for PADDING a row that has no labels."""

@@ -20,7 +20,7 @@ from training.data.bert.files import FlatWriter, read_flat
 from training.data.bert.masking import Rules, mask
 from training.data.bert.wordpiece import Vocabulary
 from training.data.index import FileEntry, Index
-from training.data.shards import TokenShards
+from training.data.opened import OpenedSplit
 
 FRAME = 3  # [CLS] first [SEP] second [SEP]
 _Ids = npt.NDArray[np.int64]
@@ -62,7 +62,7 @@ def cut_to(first: int, second: int, room: int, draw: np.random.Generator) -> tup
     )
 
 
-class SentencePairs:
+class SentencePairs(OpenedSplit):
     """One split as sentence pairs. `seed` decides cuts, second sentences and masks."""
 
     def __init__(
@@ -75,9 +75,7 @@ class SentencePairs:
         vocabulary: Vocabulary,
         seed: int,
     ) -> None:
-        self.directory = directory
-        self._index, self._split = index, index.splits[split]
-        self._shards = TokenShards(directory, self._split, index.dtype)
+        super().__init__(directory, index, split)
         self._starts = read_flat(directory / sentences_file(split), "<u8")  # [sentences + 1], in tokens
         self._documents = read_flat(directory / documents_file(split), "<u8")  # [documents + 1], in sentences
         self._runs = read_flat(directory / runs_file(split), "<u8", 2)  # [samples, 2], in sentences
@@ -85,16 +83,6 @@ class SentencePairs:
 
     def __len__(self) -> int:
         return len(self._runs)
-
-    @property
-    def digest(self) -> str:
-        """Digest of the dataset's whole content."""
-        return self._index.digest
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the split's documents, without special ones."""
-        return self._split.tokens
 
     def batch(self, indices: npt.ArrayLike, epochs: npt.ArrayLike) -> PairBatch:
         """Make the samples of these indices, [samples]; for PADDING a row that has no labels."""
