@@ -22,7 +22,7 @@ export PROMPT
 # Another project's `tools` package on PYTHONPATH would come before ours.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help setup train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-test push platform cluster-run preflight diff test test-cluster test-cluster-all test-flux test-neuron bench-cells bench-data lint format types ci lock lock-neuron clean purge
+.PHONY: help setup train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-test push cluster down platform cluster-run preflight diff test test-long test-cluster test-cluster-all test-flux test-neuron bench-cells bench-data lint format types ci lock lock-neuron clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -89,6 +89,12 @@ push: setup ## Push a built image, and make every cell run it by its digest (TO=
 	@exec .venv/bin/yard image push $(IMAGE) --to "$(TO)" --pin $(ARGS)
 
 ##@ Clusters
+cluster: setup ## Make a cluster on AWS with eksctl, or go on making it (CLUSTER=cpu-demo ARGS=--dry-run)
+	@exec .venv/bin/yard cluster create $(CLUSTER) $(ARGS)
+
+down: setup ## Delete a cluster and what is tagged its own; lists, prices and asks first (CLUSTER=cpu-demo)
+	@exec .venv/bin/yard cluster down $(CLUSTER) $(ARGS)
+
 platform: setup ## Print a cluster's plugins, storage and queues with its facts (CLUSTER=example/storage)
 	@exec .venv/bin/yard platform $(CLUSTER) $(ARGS)
 
@@ -97,7 +103,10 @@ cluster-run: setup ## Write a run's file for Flux; the job starts when it is pus
 
 ##@ Work on trainyard
 test: setup ## Run the tests (ARGS="tests/house -k lock")
-	@exec .venv/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal $(ARGS)
+	@exec .venv/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal -m "not long" $(ARGS)
+
+test-long: setup ## Run what make test leaves out for its length: trainings on two ranks, every printed command
+	@exec .venv/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal -m long $(ARGS)
 
 test-cluster: setup ## Run the tests on a real cluster, made here for them (builds it once)
 	@.venv/bin/python -m tests.cluster build; exec .venv/bin/python -m pytest tests/cluster -m "not cluster_all" $(ARGS)

@@ -28,7 +28,8 @@ def main(words: list[str]) -> int:
     eks = boto3.client("eks", region_name=config["metadata"]["region"])
     if words[1] == "cluster":
         print("[i]  building cluster stack", flush=True)
-        vpc = {"subnetIds": ["subnet-1", "subnet-2"]}
+        ec2 = boto3.client("ec2", region_name=config["metadata"]["region"])
+        vpc = {"subnetIds": [one["SubnetId"] for one in ec2.describe_subnets()["Subnets"]][:2]}
         tags = config["metadata"]["tags"]
         version = config["metadata"]["version"]
         eks.create_cluster(name=name, version=version, roleArn=ROLE, resourcesVpcConfig=vpc, tags=tags)

@@ -182,6 +182,15 @@ def test_hyperpods_label_is_a_watch_and_a_trouble() -> None:
     assert "deep health check: Failed" in found["nodes"].evidence[1]
 
 
+def world_file(directory: Path, objects: dict[str, list[Object]], kind: str) -> Path:
+    """Write a world of these objects for the stand-in, its nodes of type `kind`, and return its file."""
+    for item in objects["nodes"]:
+        item["metadata"]["labels"]["node.kubernetes.io/instance-type"] = kind
+    path = directory / "world.json"
+    path.write_text(json.dumps({"objects": objects}), encoding="utf-8")
+    return path
+
+
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """A function that puts the stand-in on PATH over a world with these objects and faults."""

@@ -64,7 +64,9 @@ def _node(item: Object, pods: list[Object]) -> Node:
     metadata, status = item["metadata"], item.get("status") or {}
     labels = metadata.get("labels") or {}
     there = {
-        key: int(amount(value)) for key, value in (status.get("allocatable") or {}).items() if _counts(key)
+        key: int(amount(value) or 0)
+        for key, value in (status.get("allocatable") or {}).items()
+        if _counts(key)
     }
     conditions = {one["type"]: one for one in status.get("conditions") or []}
     device = next((one for one in (NVIDIA, NEURON) if one in there), None)
@@ -107,7 +109,7 @@ def _used(pods: list[Object], resource: str) -> int:
 def _request(container: Object, resource: str) -> int:
     resources = container.get("resources") or {}
     value = (resources.get("requests") or {}).get(resource) or (resources.get("limits") or {}).get(resource)
-    return int(amount(value)) if value else 0
+    return int(amount(value) or 0) if value else 0
 
 
 def _conditions(conditions: dict[str, Object]) -> list[str]:

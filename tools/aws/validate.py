@@ -284,8 +284,8 @@ def fixes(spec: Spec, findings: list[Finding]) -> list[Fix]:
         found.append(Fix(f"make the namespace {spec.namespace}", words, json.dumps(body)))
     if "fsx" in wanted:
         patch = '{"spec":{"fsGroupPolicy":"File"}}'
-        words = ("patch", "csidriver", FSX, "--type=merge", f"--patch={patch}")
-        found.append(Fix(f"set fsGroupPolicy of {FSX} to File", words))
+        patched = ("patch", "csidriver", FSX, "--type=merge", f"--patch={patch}")
+        found.append(Fix(f"set fsGroupPolicy of {FSX} to File", patched))
     return found
 
 

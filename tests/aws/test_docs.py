@@ -1,0 +1,122 @@
+"""docs/clusters.md: every command is run, in its order, and says what the page says it does."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from tests.aws.eks_state import Access
+from tests.aws.test_access import evaluate
+from tests.aws.test_create import STAND_IN
+from tests.aws.test_network import Addon
+from tests.aws.test_validate import whole, world_file
+from tools import repo
+from tools.aws import teardown
+
+PAGE = repo.root() / "docs" / "clusters.md"
+# What each command's verdict is in this world; all others exit with 0.
+CODES = {
+    "yard cluster capacity m5.2xlarge 2 --cluster cpu-demo": 3,  # nothing is reserved
+    "yard cluster capacity p5.48xlarge 4 --cluster gpu": 3,
+    "yard cluster network cpu-demo": 3,  # moto's cluster has no node and no security group
+    "yard cluster access cpu-demo --dry-run": 1,
+    "yard cluster down cpu-demo --dry-run": 1,
+}
+SAID = {
+    "yard cluster whoami --region us-west-2": "123456789012",
+    "yard cluster create cpu-demo": "node group cpu: ACTIVE, 2 nodes",
+    "yard cluster kubeconfig cpu-demo": "context cpu-demo written",
+    "yard cluster access cpu-demo --dry-run": "+ access entry",
+    "yard cluster cost cpu-demo": "a month",
+    "yard cluster down cpu-demo --yes": "none with our tag is left",
+    "yard cluster stack gpu": "AWS::EC2::LaunchTemplate",
+    "yard cluster adopt gpu-hyperpod --dry-run": "eksctl create accessentry",
+}
+
+
+def commands() -> list[str]:
+    """Return the commands of the page's code blocks, without their comments."""
+    blocks = re.findall(r"^```\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    lines = [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith("yard ")]
+
+
+@pytest.fixture
+def road(
+    moto_server: str,
+    gaps: Any,
+    refusal: Callable[..., Exception],
+    checkout: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An account behind a server, stand-ins for eksctl and kubectl, and answers for what moto lacks."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto_server)
+    monkeypatch.setenv("FAKE_EKSCTL_LOG", str(tmp_path / "log"))
+    monkeypatch.setenv("WORLD", str(world_file(tmp_path, whole(), "m5.2xlarge")))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    monkeypatch.setattr(teardown, "POLL_SECONDS", 0.0)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, script in (("eksctl", STAND_IN), ("kubectl", STAND_IN.with_name("kubectl.py"))):
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n', encoding="utf-8")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    Access(gaps, refusal)
+    Addon(gaps)
+    quota = {"Quota": {"ServiceCode": "ec2", "QuotaCode": "L-417A185B", "Value": 2000.0}}
+    gaps["service-quotas", "get_service_quota"] = quota
+    gaps["ec2", "describe_capacity_reservations"] = {"CapacityReservations": []}
+    gaps["ec2", "describe_capacity_block_offerings"] = {"CapacityBlockOfferings": []}
+    gaps["iam", "simulate_custom_policy"] = _simulate
+    eks = boto3.client("eks", region_name="us-west-2")
+    for name in eks.list_clusters()["clusters"]:
+        for group in eks.list_nodegroups(clusterName=name)["nodegroups"]:
+            eks.delete_nodegroup(clusterName=name, nodegroupName=group)
+        eks.delete_cluster(name=name)
+    ec2 = boto3.client("ec2", region_name="us-west-2")
+    vpc = {"subnetIds": [one["SubnetId"] for one in ec2.describe_subnets()["Subnets"]][:2]}
+    role = "arn:aws:iam::123456789012:role/eks"
+    eks.create_cluster(name="behind", version="1.35", roleArn=role, resourcesVpcConfig=vpc)
+    gaps["sagemaker", "describe_cluster"] = {
+        "ClusterArn": "arn:aws:sagemaker:us-west-2:123456789012:cluster/abcdefghijkl",
+        "ClusterName": "ml-cluster",
+        "ClusterStatus": "InService",
+        "InstanceGroups": [],
+        "Orchestrator": {"Eks": {"ClusterArn": "arn:aws:eks:us-west-2:123456789012:cluster/behind"}},
+    }
+
+
+def _simulate(
+    PolicyInputList: list[str], ActionNames: list[str], ResourceArns: list[str], ContextEntries: Any
+) -> dict[str, Any]:
+    context = {one["ContextKeyName"]: one["ContextKeyValues"][0] for one in ContextEntries}
+    allowed = evaluate(json.loads(PolicyInputList[0]), ActionNames[0], ResourceArns[0], context)
+    decision = "allowed" if allowed else "implicitDeny"
+    return {"EvaluationResults": [{"EvalActionName": ActionNames[0], "EvalDecision": decision}]}
+
+
+def test_every_command_of_the_page_runs(road: None, yard: Callable[..., Any]) -> None:
+    lines = commands()
+    assert set(CODES) | set(SAID) <= set(lines), "the page has lost a command"
+    for line in lines:
+        ran = yard(*shlex.split(line)[2:])
+        assert ran.code == CODES.get(line, 0), f"{line}: {ran.code}\n{ran.out}\n{ran.err}"
+        assert SAID.get(line, "") in ran.out, f"{line}\n{ran.out}"
+
+
+def test_the_page_has_every_command_of_the_group() -> None:
+    """Of another page is `run`."""
+    told = {line.split()[2] for line in commands()}
+    files = (repo.root() / "tools/aws/commands").glob("*.py")
+    there = {path.stem for path in files if not path.stem.startswith("_")}
+    assert there - told == {"run"}
