@@ -26,6 +26,7 @@ TOKEN_NAMES = (
     "HUGGINGFACE_TOKEN",
     "HF_TOKEN_PATH",
 )
+COMMIT = re.compile(r"[0-9a-f]{40}")
 BYTES_SAVED = 12  # a parameter: fp32 weight and two moments
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
@@ -72,6 +73,25 @@ def config_checkpoint(subject: Subject) -> Iterator[Verdict]:
             yield good(place, f"every {every} of {steps} steps")
         else:
             yield bad(place, f"every {every} steps, and train.steps is {steps}", f"at most {steps}")
+
+
+@rule("pinned-weights", "a branch that has moved gives each run of the same file another base")
+def pinned_weights(subject: Subject) -> Iterator[Verdict]:
+    """model.weights of trainyard's configuration names a repository of the hub at a commit of 40 hex digits.
+
+    The trainer keeps the commit that a branch or tag named when a run began; the manifest does not.
+    """
+    for template, texts in _configured(subject):
+        loaded = _loaded(texts)
+        weights = "" if isinstance(loaded, ConfigError) else loaded.model.weights or ""
+        repository, at, revision = weights.partition("@")
+        if not at or weights.startswith("/"):
+            continue
+        place = Place(template.object, "model.yaml: model.weights", weights)
+        if COMMIT.fullmatch(revision):
+            yield good(place, "weights at a commit")
+        else:
+            yield bad(place, f"{revision} is a branch or a tag, which can move", f"{repository}@<commit>")
 
 
 @rule("save-time", "a checkpoint larger than the network can carry in the time given is never whole")
