@@ -90,6 +90,7 @@ def test_make_train_survives_kills_and_finishes(clone: Clone) -> None:
     assert _steps(clone) == list(range(1, 41))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_every_printed_command_runs_as_printed(clone: Clone) -> None:
     commands = printed_commands()

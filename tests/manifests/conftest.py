@@ -27,7 +27,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(900))
 
 
-@pytest.fixture(scope="session", params=["found", OLDEST, kustomize.VERSION])
+BUILT = [pytest.param(version, marks=pytest.mark.long) for version in (OLDEST, kustomize.VERSION)]
+
+
+@pytest.fixture(scope="session", params=["found", *BUILT])
 def builder(request: pytest.FixtureRequest) -> kustomize.Renderer:
     """Each renderer in turn: the one that a user's command takes, the oldest supported, the newest."""
     if request.param == "found":

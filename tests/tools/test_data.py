@@ -220,6 +220,7 @@ def test_an_inspected_dataset_of_another_length(yard: Yard, dataset: Path) -> No
     assert (code, "was made for a sequence length of 32, no other" in err) == (2, True)
 
 
+@pytest.mark.long
 def test_the_benchmark_compares_equal_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a few documents: both ways come to the same tokens; speed is for `make bench-data` to say."""
     monkeypatch.setattr(data_benchmark, "processors", lambda: 1)

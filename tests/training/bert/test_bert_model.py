@@ -126,6 +126,7 @@ def test_tables_that_are_one_are_one_parameter(config: Config) -> None:
     assert not torch.equal(untied.decoder.weight, predictions.decoder.weight)
 
 
+@pytest.mark.long
 def test_sharded_initialisation_on_two_ranks_equals_the_whole(texts: dict, tmp_path: Path) -> None:
     for layer, (_, text) in texts.items():
         (tmp_path / f"{layer}.yaml").write_text(text.replace("sharding: ddp", "sharding: fsdp"))

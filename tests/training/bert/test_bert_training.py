@@ -91,6 +91,7 @@ def test_accumulation_changes_nothing(
     )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_two_ranks_change_nothing(alone: RunDir, start: Callable, optimizer: tuple[str, ...]) -> None:
     """Plain AdamW with whole models, LAMB with sharded ones, whose norms are then of all shards."""
@@ -116,6 +117,7 @@ def test_a_stopped_run_goes_on_bitwise(
     )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_killed_rank_costs_nothing(start: Callable) -> None:
     """SIGKILL of one of two sharded ranks, with LAMB and dropout; both start again: the same bits."""
@@ -144,6 +146,7 @@ def test_held_out_samples_are_the_same_for_every_seed(texts: Texts, dataset: Pat
     assert one[0] != two[0]
 
 
+@pytest.mark.long
 def test_a_very_large_batch_is_the_sum_of_its_parts(texts: Texts, data_root: Path, tmp_path: Path) -> None:
     """128 micro batches of one sample make the steps that one of 128 makes."""
     overrides = (*CALM, "train.global_batch_size=128", "train.steps=2", "train.warmup_steps=0")
@@ -154,6 +157,7 @@ def test_a_very_large_batch_is_the_sum_of_its_parts(texts: Texts, data_root: Pat
     assert losses(divided) == pytest.approx(losses(whole), rel=1e-4)
 
 
+@pytest.mark.long
 def test_a_very_large_batch_needs_hardly_more_memory(texts: Texts, dataset: Path) -> None:
     """A rank's share of 65,536 samples on 16 ranks, which a step holds at once: 4 bytes a token and mask."""
     large = (*CALM, "train.global_batch_size=65536", "parallel.micro_batch_size=64")

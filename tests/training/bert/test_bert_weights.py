@@ -109,6 +109,7 @@ def test_weights_that_do_not_fit_are_one_error(
         loaded(config, base, tmp_path / "run")
 
 
+@pytest.mark.long
 def test_phase_2_starts_from_phase_1s_checkpoint(texts: Texts, data_root: Path, tmp_path: Path) -> None:
     """Longer sequences, the same words: its first loss is where phase 1 ended, not ln(V)."""
     first = inprocess.run(texts, (), tmp_path / "phase-1", data_root, None, TASK)
@@ -144,6 +145,7 @@ def minilm() -> Path:
     return model
 
 
+@pytest.mark.long
 def test_a_published_encoder_learns_to_guess_words(minilm: Path, texts: Texts, tmp_path: Path) -> None:
     """Real weights, their own tokenizer, real text; the heads are new, and the loss falls."""
     source = tmp_path / "text"
