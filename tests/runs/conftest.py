@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,7 @@ class Team:
 
     root: Path
     renderer: Renderer
+    first: str  # the file of a first run at the clone's first commit
 
     @property
     def cluster(self) -> Path:
@@ -59,12 +60,18 @@ class Team:
         """Make a run's file without writing it."""
         return new.make(self.root, Wanted(cell, CLUSTER, suffix, commit, image, features), self.renderer)
 
+    def written(self) -> Path:
+        """Write a run's file, that of `make` with its defaults, and return it."""
+        path = self.cluster / "runs/cpu-llama-tiny-r1.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(self.first, encoding="utf-8")
+        return path
+
     def started(self) -> Path:
         """Write a run's file, commit it and return it."""
-        made = self.make()
-        new.write(made)
+        path = self.written()
         self.commit("a run")
-        return made.path
+        return path
 
     def check(self, live: dict[str, Live] | None = None) -> list[Verdict]:
         """Judge the cluster's runs."""
@@ -77,36 +84,36 @@ class Team:
 
 
 @pytest.fixture
-def team(tmp_path: Path, template: Path) -> Team:
+def team(tmp_path: Path, template: Team) -> Team:
     """A clone that a test may change."""
     root = tmp_path / "team"
-    shutil.copytree(template, root)
-    renderer = kustomize.find(repo.root())
-    if renderer is None:
-        pytest.skip("no kustomize or kubectl on PATH: run `make setup`, or install kustomize 5.4 or newer")
-    return Team(root, renderer)
+    shutil.copytree(template.root, root)
+    return replace(template, root=root)
 
 
 @pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def template(tmp_path_factory: pytest.TempPathFactory) -> Team:
     """The clone as it is before any test."""
+    renderer = kustomize.find(repo.root())
+    if renderer is None:
+        pytest.skip("no kustomize or kubectl on PATH: run `make setup`, or install kustomize 5.4 or newer")
     root = tmp_path_factory.mktemp("template") / "team"
     for name in ("base", f"clusters/{CLUSTER}", "overlays"):
         shutil.copytree(repo.root() / name, root / name)
     shutil.rmtree(root / f"clusters/{CLUSTER}/runs", ignore_errors=True)
-    made = Team(root, kustomize.Renderer((), "", ""))
+    made = Team(root, renderer, "")
     made.git("init", "--quiet", "--initial-branch=main")
     made.commit("begin")
-    return root
+    return replace(made, first=made.make().text)
 
 
 @pytest.fixture
 def edit() -> Callable[[Path, str, str], None]:
     """A function that replaces a text that stands once in a file."""
 
-    def replace(path: Path, old: str, new: str) -> None:
+    def change(path: Path, old: str, new: str) -> None:
         text = path.read_text(encoding="utf-8")
         assert text.count(old) == 1, (old, text)
         path.write_text(text.replace(old, new), encoding="utf-8")
 
-    return replace
+    return change

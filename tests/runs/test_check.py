@@ -11,7 +11,7 @@ import pytest
 from tests.runs.conftest import CLUSTER, Team
 from tools import repo
 from tools.cli import run as yard
-from tools.runs import check, fleet, new
+from tools.runs import check, fleet
 from tools.runs.live import Live
 from tools.verdict import State
 
@@ -94,25 +94,20 @@ def test_a_name_that_comes_back_with_other_content_is_refused(team: Team, edit: 
 def test_a_run_that_is_not_one_is_refused(
     team: Team, edit: Edit, old: str, new_text: str, message: str
 ) -> None:
-    made = team.make()
-    new.write(made)
-    edit(made.path, old, new_text)
+    edit(team.written(), old, new_text)
     assert any(message in found for found in team.failed())
 
 
 def test_a_branch_is_no_commit(team: Team, edit: Edit) -> None:
-    made = team.make()
-    new.write(made)
-    edit(made.path, f'commit: "{made.commit}"', "branch: main")
+    path = team.written()
+    edit(path, f'commit: "{team.git("rev-parse", "HEAD")}"', "branch: main")
     assert "no commit of 40 digits" in team.failed()[0]
 
 
 def test_a_ttl_is_refused_where_it_comes_from(team: Team, edit: Edit) -> None:
     """Here the run's own patch: no file of the cell has it."""
-    made = team.make()
-    new.write(made)
     edit(
-        made.path,
+        team.written(),
         "        metadata:\n",
         "        spec: {runPolicy: {ttlSecondsAfterFinished: 60}}\n        metadata:\n",
     )
@@ -122,16 +117,12 @@ def test_a_ttl_is_refused_where_it_comes_from(team: Team, edit: Edit) -> None:
 
 
 def test_a_run_that_could_be_made_twice_is_refused(team: Team, edit: Edit) -> None:
-    made = team.make()
-    new.write(made)
-    edit(made.path, "ssa: IfNotPresent", "ssa: Merge")
+    edit(team.written(), "ssa: IfNotPresent", "ssa: Merge")
     assert any("would reach a running job" in found for found in team.failed())
 
 
 def test_a_commit_that_is_not_here_cannot_be_told(team: Team, edit: Edit) -> None:
-    made = team.make()
-    new.write(made)
-    edit(made.path, made.commit, OTHER)
+    edit(team.written(), team.git("rev-parse", "HEAD"), OTHER)
     states = {one.details["rule"]: one.state for one in team.check()}
     assert states["run-renders"] is State.CANNOT_TELL
 
