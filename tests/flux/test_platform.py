@@ -54,14 +54,19 @@ def edit(path: Path, old: str, new: str) -> None:
 
 def test_drift_is_repaired_and_what_others_own_stays(world: World) -> None:
     kube = world.fleet.kube
-    patch = '{"metadata":{"labels":{"mine":"1"}},"spec":{"replicas":0}}'
-    kube.run("patch", *OPERATOR[:2], "-n", OPERATOR[2], "--type=merge", f"--patch={patch}")
+    where = (*OPERATOR[:2], "-n", OPERATOR[2], "--type=merge")
+    for manager, patch in (
+        ("someone", '{"metadata":{"labels":{"theirs":"1"}}}'),
+        ("kubectl-patch", '{"metadata":{"labels":{"mine":"1"}},"spec":{"replicas":0}}'),
+    ):
+        kube.run("patch", *where, f"--patch={patch}", f"--field-manager={manager}")
     assert _get(world, *OPERATOR)["spec"]["replicas"] == 0
     kube.run("delete", "clusterrole", "training-operator")
     world.fleet.reconciled("plugins")
     repaired = _get(world, *OPERATOR)
     assert repaired["spec"]["replicas"] == 1
-    assert repaired["metadata"]["labels"]["mine"] == "1"
+    assert repaired["metadata"]["labels"]["theirs"] == "1"
+    assert "mine" not in repaired["metadata"]["labels"], "what was written with kubectl is drift, too"
     assert kube.get("clusterrole", "training-operator") is not None
     world.fleet.wait_ready("plugins")
 
@@ -89,7 +94,7 @@ def test_prune_removes_only_what_left_git(world: World) -> None:
             "resources: [../../../base/plugins/nothing]\n",
             "base/plugins/nothing",
         ),
-        ("plugins/kustomization.yaml", "resources: [\n", "plugins/kustomization.yaml"),
+        ("plugins/kustomization.yaml", "resources: [\n", "did not find expected node content"),
         ("plugins/bad.yaml", "apiVersion: v1\nkind: ConfigMapp\nmetadata: {name: bad}\n", "ConfigMapp"),
     ],
 )
