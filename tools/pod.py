@@ -14,7 +14,8 @@ cluster the image and the node give:
 The only other differences from a cluster: pods have loopback addresses, so that 127.0.0.1 replaces a pod's
 host name in an address variable (`*ADDR`, `*ENDPOINT`, `*HOST`) and in the command, PET_LOCAL_ADDR is the
 pod's own and GLOO_SOCKET_IFNAME is the loopback interface; mount paths are local directories
-(`tools.volumes`); requested cores are this machine's share of them (`tools.pod_environment`).
+(`tools.volumes`); requested cores are this machine's share of them (`tools.pod_environment`); a rendezvous
+port that is taken here gives way to the next free one (`tools.local_job.at_port`).
 """
 
 from __future__ import annotations
