@@ -201,6 +201,7 @@ def test_a_taken_port_that_was_asked_for_is_named_with_its_holder(checkout: Any,
     assert "--port " in done.stderr
 
 
+@pytest.mark.long
 def test_two_runs_at_once_meet_at_ports_of_their_own(
     checkout: Any, make_job: Job, wait_until: Callable[..., None]
 ) -> None:

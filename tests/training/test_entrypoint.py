@@ -184,6 +184,7 @@ def test_a_command_that_does_not_start(tmp_path: Path) -> None:
     assert "TRAINYARD_HANG_SECONDS is 'soon'" in text
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_stopped_rank_is_cured_and_a_killed_one_is_the_end(start: Callable) -> None:
     """Under torchrun, with one restart. All ranks fall silent, for they wait for the stopped one; only that

@@ -138,6 +138,7 @@ def test_a_configuration_of_another_entry_point_is_refused(
         run(texts, ("model.weights=/somewhere",), tmp_path, data_root)
 
 
+@pytest.mark.long
 def test_a_compilation_may_take_longer_than_a_collective(start: Callable) -> None:
     """The other ranks wait for rank 0's compiler in small steps, so that none of them times out."""
     few = ("device.compile=on", "train.steps=2", "train.warmup_steps=1", "train.eval_sequences=2")

@@ -152,6 +152,7 @@ def test_a_stopped_run_goes_on_bitwise(adapted: RunDir, shared: Path, texts: Tex
         assert again[key] == first[key]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_two_ranks_killed_and_sharded(shared: Path, texts: Texts, start: Callable) -> None:
     """DDP with a rank killed ends with the bits of an undisturbed run; FSDP has the same curve."""

@@ -128,6 +128,7 @@ def ran(hub: str, directory: Path, script: str, *arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_pinned_data_set_of_the_hub(hub: str, tmp_path: Path) -> None:
     """The same rows make the same dataset as a file of them; what the hub refuses is one sentence."""

@@ -20,6 +20,7 @@ from training.weights import open_weights
 CHECKOUT = Path(__file__).parents[3]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc"
 )

@@ -21,6 +21,7 @@ KEYS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(500)
 def test_a_killed_run_goes_on_bit_for_bit_and_on_another_number_of_ranks(
     start: Callable[..., Any],
