@@ -42,7 +42,7 @@ SMALL = {
     "compile: auto": 'compile: "off"',
 }
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
