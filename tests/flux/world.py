@@ -42,7 +42,7 @@ TYPES = {
     "ClusterQueue": ("clusterqueues.kueue.x-k8s.io", "Active"),
     "LocalQueue": ("localqueues.kueue.x-k8s.io", "Active"),
 }
-UP_SECONDS = 240
+UP_SECONDS = 480
 
 
 @dataclass
