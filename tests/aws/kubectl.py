@@ -58,6 +58,10 @@ def create(world: dict, words: "list[str]") -> int:
 
 def apply(world: dict, words: "list[str]") -> int:
     """Make a namespace."""
+    if world.get("apply_webhook_fails", 0):
+        world["apply_webhook_fails"] -= 1
+        print("Error from server (InternalError): failed calling webhook", file=sys.stderr)
+        return 1
     if "apply" in world.get("refused", []):
         print("Error from server (Forbidden): namespaces is forbidden", file=sys.stderr)
         return 1

@@ -228,7 +228,9 @@ def test_roles_are_made_once_and_follow_the_facts(
     session: Session, gaps: Any, change: Callable[..., Spec], yard: Callable[..., Any]
 ) -> None:
     rows = Associations(gaps).rows
-    change("cpu-demo", CELLS="cpu/llama-tiny")
+    spec = change("cpu-demo", CELLS="cpu/llama-tiny")
+    for file in (spec.directory / "runs").glob("*.yaml"):
+        file.unlink()
     dry = yard("identity", "cpu-demo", "--apply", "--dry-run")
     assert (dry.code, rows) == (1, {})
     assert session.call("iam", "list_roles")["Roles"] == []
@@ -247,6 +249,21 @@ def test_roles_are_made_once_and_follow_the_facts(
     next(iter(rows.values()))["roleArn"] = "arn:aws:iam::123456789012:role/other"
     assert "~ association" in yard("identity", "cpu-demo", "--apply").out
     assert "trainyard-cpu-demo-trainyard-pruner" in role
+
+
+def test_a_run_of_flux_has_an_account_of_its_own(checkout: Path) -> None:
+    """The name is what kustomize makes of the run's cell with its suffix."""
+    spec = specs.load(checkout, "cpu-demo")
+    run = "path: ./overlays/cpu/llama-tiny\n  nameSuffix: -tenth"
+    text = f"kind: Kustomization\nspec:\n  {run}\n---\nkind: GitRepository\nspec: {{url: x}}\n"
+    (spec.directory / "runs").mkdir(exist_ok=True)
+    (spec.directory / "runs" / "tenth.yaml").write_text(text, encoding="utf-8")
+    names = {one.name for one in service_accounts.of(spec, with_runs=True)}
+    assert "cpu-llama-tiny-train-tenth" in names
+    assert "cpu-llama-tiny-train-tenth" not in {one.name for one in service_accounts.of(spec)}
+    (account,) = [one for one in service_accounts.of(spec, with_runs=True) if one.name.endswith("-tenth")]
+    cell = next(one for one in service_accounts.of(spec) if one.name == "cpu-llama-tiny-train")
+    assert account.policy == cell.policy
 
 
 def test_a_strangers_role_of_the_same_name_is_left_alone(

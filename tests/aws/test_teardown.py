@@ -199,6 +199,45 @@ def test_what_cannot_be_seen_stops_it_before_anything_is_deleted(
     assert session.call("eks", "list_clusters")["clusters"] == ["cpu-demo"]
 
 
+def test_what_is_in_use_for_a_moment_is_asked_for_again(
+    session: Session, spec: Spec, gaps: Any, refusal: Callable[..., Exception], yard: Callable[..., Any]
+) -> None:
+    """The last interface of a node goes a little later than the node; a group that stays in use is said."""
+    group = make_group(
+        session, make_network(session, ["us-west-2a"]).vpc, "extra", trainyard__cluster="cpu-demo"
+    )
+    tries = []
+
+    def delete(GroupId: str) -> dict[str, Any]:
+        tries.append(GroupId)
+        if len(tries) < 3:
+            raise refusal("DependencyViolation", "resource has a dependent object")
+        tag(session, group, trainyard__cluster="nobody")
+        raise refusal("InvalidGroup.NotFound", "gone")
+
+    gaps["ec2", "delete_security_group"] = delete
+    gaps["ec2", "describe_security_groups"] = lambda **_: {
+        "SecurityGroups": [{"GroupId": group, "GroupName": "extra"}] if len(tries) < 3 else []
+    }
+    assert yard("down", "cpu-demo", "--yes").code == 0
+    assert tries == [group] * 3
+
+
+def test_what_stays_in_use_is_said(
+    session: Session,
+    spec: Spec,
+    gaps: Any,
+    refusal: Callable[..., Exception],
+    yard: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(teardown, "IN_USE_SECONDS", 0.0)
+    make_group(session, make_network(session, ["us-west-2a"]).vpc, "extra", trainyard__cluster="cpu-demo")
+    gaps["ec2", "delete_security_group"] = refusal("DependencyViolation", "resource has a dependent object")
+    ran = yard("down", "cpu-demo", "--yes")
+    assert (ran.code, "has a dependent object" in ran.err) == (2, True)
+
+
 def test_what_does_not_go_is_said(session: Session, spec: Spec, gaps: Any, yard: Callable[..., Any]) -> None:
     populate(session, "cpu-demo")
     failed = {

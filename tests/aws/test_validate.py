@@ -269,6 +269,13 @@ def test_a_fix_changes_the_object_and_is_looked_at_again(
     assert objects["csidrivers"][0]["spec"]["fsGroupPolicy"] == "File"
 
 
+def test_a_fix_waits_for_a_webhook(world: Callable[..., Path], yard: Callable[..., Any]) -> None:
+    world(broken(), apply_webhook_fails=2)
+    assert yard("validate", "gpu", "--fix").code == 0
+    world(broken(), apply_webhook_fails=99)
+    assert "NOT fixed: make the namespace training" in yard("validate", "gpu", "--fix").err
+
+
 def test_a_fix_that_did_not_happen_says_so(world: Callable[..., Path], yard: Callable[..., Any]) -> None:
     world(broken(), refused=["apply"], stubborn=True)
     ran = yard("validate", "gpu", "--fix")

@@ -67,7 +67,7 @@ def check(session: Session, spec: Spec) -> bool:
     return row is not None
 
 
-def run(step: Step, say: Say) -> None:
+def run(step: Step, title: str, say: Say) -> None:
     """Run a command and pass on its lines; UserError (1) with its last ones where it fails."""
     words = step.words
     if words[0] == "yard":
@@ -94,7 +94,8 @@ def run(step: Step, say: Say) -> None:
             raise
     if process.returncode != 0:
         cause = next((line for line in reversed(last) if line), "it said nothing")
-        raise UserError(f"{' '.join(step.words[:3])} failed: {cause}", "repeat the command: it goes on", 1)
+        hint = f"repeat the command: it goes on; yard cluster down {title} starts over"
+        raise UserError(f"{' '.join(step.words[:3])} failed: {cause}", hint, 1)
 
 
 def proof(session: Session, spec: Spec) -> list[str]:

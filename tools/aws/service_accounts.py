@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ruamel.yaml import YAML
+
 from tools import repo
 from tools.aws import policies
 from tools.aws.policies import Policy
@@ -29,11 +31,12 @@ class ServiceAccount:
     made_here: bool = False  # nobody else creates the service account
 
 
-def of(spec: Spec) -> list[ServiceAccount]:
+def of(spec: Spec, with_runs: bool = False) -> list[ServiceAccount]:
     """Return the service accounts of a cluster that need AWS.
 
-    Trainers are those of the cells in CELLS; without S3_BUCKET nobody gets S3, and without FSx in its storage
-    or plugins nobody gets FSx. Raises UserError for a cell that does not exist.
+    Trainers are those of the cells in CELLS, and `with_runs` also those of the files in runs/. Without
+    S3_BUCKET nobody gets S3, and without FSx in its storage nobody gets FSx. Raises UserError for a cell that
+    does not exist.
     """
     found = []
     bucket = spec.get("S3_BUCKET")
@@ -41,7 +44,7 @@ def of(spec: Spec) -> list[ServiceAccount]:
         data, runs = _prefix(spec, "S3_PREFIX"), _prefix(spec, "S3_RUNS_PREFIX")
         trainers = [
             ServiceAccount(spec.namespace, name, "trains", policies.trainer(bucket, data, runs))
-            for name in trainer_names(spec)
+            for name in (*trainer_names(spec), *(run_names(spec) if with_runs else ()))
         ]
         prunes = ServiceAccount(
             spec.namespace, PRUNER, "prunes runs in S3", policies.pruner(bucket, runs), made_here=True
@@ -65,6 +68,18 @@ def trainer_names(spec: Spec) -> list[str]:
             hint = f"did you mean {match}?" if match else None
             raise UserError(f"{spec.at('CELLS')}: no such cell: {cell}", hint)
     return [cell.replace("/", "-") + TRAINER_SUFFIX for cell in cells]
+
+
+def run_names(spec: Spec) -> list[str]:
+    """Return the names of the service accounts of Flux's runs: the cell's, with the run's suffix."""
+    found = []
+    for path in sorted((spec.directory / "runs").glob("*.y*ml")):
+        for item in YAML(typ="safe", pure=True).load_all(path):
+            body = (item or {}).get("spec") or {}
+            cell = str(body.get("path", "")).partition("overlays/")[2].strip("/")
+            if (item or {}).get("kind") == "Kustomization" and cell and body.get("nameSuffix"):
+                found.append(cell.replace("/", "-") + TRAINER_SUFFIX + str(body["nameSuffix"]))
+    return found
 
 
 def _prefix(spec: Spec, name: str) -> str:

@@ -15,6 +15,8 @@ from tools.errors import UserError
 
 POLL_SECONDS = 5.0
 MOST_SECONDS = 1800.0  # a node group drains, and eksctl's largest stack takes a quarter of an hour
+IN_USE = ("DependencyViolation", "ResourceInUseException", "InvalidGroup.InUse", "VolumeInUse")
+IN_USE_SECONDS = 180.0  # interfaces of nodes that have ended go within a minute or two
 GONE = "gone"
 
 Say = Callable[[str], None]
@@ -26,11 +28,7 @@ def delete(session: Session, spec: Spec, resource: Resource, say: Say) -> None:
     Raises AwsError where AWS refuses, UserError (1) where it does not go.
     """
     start, watch = _STEPS[resource.kind]
-    try:
-        start(session, spec, resource.id)
-    except AwsError as problem:
-        if problem.kind != "missing" and "does not exist" not in problem.message:
-            raise
+    _start(lambda: start(session, spec, resource.id))
     began = told = time.monotonic()
     while (state := _state(watch, session, spec, resource.id)) != GONE:
         now = time.monotonic()
@@ -41,6 +39,20 @@ def delete(session: Session, spec: Spec, resource: Resource, say: Say) -> None:
         if now - told > 15:
             say(f"  {resource.kind} {resource.id}: {state} for {now - began:.0f} s")
             told = now
+        time.sleep(POLL_SECONDS)
+
+
+def _start(call: Callable[[], None]) -> None:
+    """Ask for a deletion; what still hangs on the thing, such as a node's interface, is given time to go."""
+    began = time.monotonic()
+    while True:
+        try:
+            return call()
+        except AwsError as problem:
+            if problem.kind == "missing" or "does not exist" in problem.message:
+                return None
+            if problem.aws_code not in IN_USE or time.monotonic() - began > IN_USE_SECONDS:
+                raise
         time.sleep(POLL_SECONDS)
 
 

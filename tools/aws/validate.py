@@ -290,12 +290,20 @@ def fixes(spec: Spec, findings: list[Finding]) -> list[Fix]:
 
 
 def carry_out(kubectl: Kubectl, fix: Fix) -> str | None:
-    """Make a change; return why it was not made, None where it was."""
-    try:
-        kubectl.text(*fix.words, stdin=fix.stdin)
-    except UserError as problem:
-        return problem.message
-    return None
+    """Make a change; return why it was not made, or None. A webhook that is not up is given time."""
+    reason = ""
+    for attempt in range(WEBHOOK_ATTEMPTS):
+        if attempt:
+            time.sleep(WEBHOOK_SECONDS)
+        try:
+            kubectl.text(*fix.words, stdin=fix.stdin)
+        except UserError as problem:
+            reason = problem.message
+            if "failed calling webhook" not in reason:
+                break
+        else:
+            return None
+    return reason
 
 
 def _job(spec: Spec) -> Object:

@@ -44,7 +44,7 @@ def carry_out(spec: Spec, session: Session, dry_run: bool) -> None:
         return
     for number, step in enumerate(todo, start=1):
         output.note(f"[{number}/{len(todo)}] {step.title}")
-        create.run(step, output.note)
+        create.run(step, spec.title, output.note)
     for line in create.proof(session, spec):
         output.line(line)
     output.note(f"next: yard cluster kubeconfig {spec.title}")

@@ -1,7 +1,8 @@
 """Show what each of a cluster's service accounts may in AWS, prove it by simulation, or make it so.
 
 The policies are made from the bucket's prefixes in cluster.env. eksctl.yaml holds them too, so a new cluster
-has them; --apply is for one that exists, and for changed facts.
+has them; --apply is for one that exists, for changed facts, and for the runs of Flux, each of which has a
+service account of its own.
 
 \b
 Examples:
@@ -34,7 +35,7 @@ from tools.errors import UserError
 def command(spec: Spec, session: Session, simulate: bool, change: bool, dry_run: bool, as_json: bool) -> None:
     if (simulate and change) or (dry_run and not change):
         raise UserError("one of --simulate and --apply; --dry-run goes with --apply")
-    accounts = service_accounts.of(spec)
+    accounts = service_accounts.of(spec, with_runs=True)
     if simulate:
         _simulated([identity.simulate(session, one) for one in accounts], as_json)
     if change:
