@@ -21,9 +21,12 @@ NVIDIA = re.compile(r"(nvidia|cuda|triton)(-|$)")
 
 
 def entries(text: str) -> dict[str, str]:
-    """Return each package's entry of a lock, by its name."""
-    found = re.split(r"(?m)^(?=[A-Za-z0-9])", text)[1:]
-    return {re.split(r"[=\[ ]", entry, maxsplit=1)[0]: entry for entry in found}
+    """Return each package's entries of a lock, by its name: one, or one for each range of Pythons."""
+    found: dict[str, str] = {}
+    for entry in re.split(r"(?m)^(?=[A-Za-z0-9])", text)[1:]:
+        name = re.split(r"[=\[ ]", entry, maxsplit=1)[0]
+        found[name] = found.get(name, "") + entry
+    return found
 
 
 def parents(entry: str) -> set[str]:

@@ -116,6 +116,7 @@ SIGNS = (
     ),
     _sign("program not found", r": not found$|executable file not found", "is it installed before?"),
 )  # fmt: skip
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 FAILED_STEP = re.compile(r"(?m)^#(\d+) ERROR: ")
 STEP = re.compile(r"(?m)^Step (\d+/\d+ : .*)$")
 CODE = re.compile(r"(?:exit code: |returned a non-zero code: )(\d+)")
@@ -123,7 +124,7 @@ CODE = re.compile(r"(?:exit code: |returned a non-zero code: )(\d+)")
 
 def cause(output: str) -> Cause:
     """Return the one cause of a failed build, out of the output of the step that failed."""
-    text, step = _failing(output)
+    text, step = _failing(COLOUR.sub("", output))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for sign in SIGNS:
         said = [line for line in lines if sign.pattern.search(line)]

@@ -1,0 +1,73 @@
+"""images/layers.py: what an image installs of the lock, on every Python that a base may have."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+
+from images import layers
+from tools import repo
+
+LOCK = repo.root() / "requirements.lock"
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("layers")
+    program = repo.root() / "images/layers.py"
+    subprocess.run([sys.executable, str(program), str(LOCK), str(out)], check=True, timeout=60)
+    return out
+
+
+def _requirements(directory: Path) -> list[Requirement]:
+    texts = [(directory / f"{name}.txt").read_text() for name in ("nvidia", "torch", "rest")]
+    return [
+        Requirement(entry.split("\\")[0])
+        for text in texts
+        for entry in layers.entries(text).values()
+        for entry in _each(entry)
+    ]
+
+
+def _each(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line and not line.startswith((" ", "#"))]
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
+def test_every_direct_requirement_is_there_on_every_python(split: Path, python: str) -> None:
+    """A package with one entry for each range of Pythons has them all."""
+    values = {name: str(value) for name, value in default_environment().items()}
+    values |= {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux"}
+    values |= {"platform_system": "Linux", "platform_machine": "x86_64"}
+    names = [one.name for one in _requirements(split) if one.marker is None or one.marker.evaluate(values)]
+    assert len(names) == len(set(names))
+    lines = (repo.root() / "requirements.in").read_text().splitlines()
+    wanted = {
+        Requirement(line.split("#")[0]).name.replace("_", "-").replace(".", "-")
+        for line in lines
+        if line[0] != "#"
+    }
+    assert wanted <= set(names)
+
+
+def test_every_entry_keeps_its_hashes_and_no_tool_of_ours_is_in_it(split: Path) -> None:
+    text = "".join((split / f"{name}.txt").read_text() for name in ("nvidia", "torch", "rest"))
+    entries = layers.entries(text)
+    assert all("--hash=sha256:" in entry for entry in entries.values())
+    assert not {"pytest", "moto", "ruff", "mypy"} & set(entries)
+    assert {"torch", "numpy", "nvidia-nccl-cu13"} <= set(entries)
+
+
+def test_one_root_brings_only_what_it_needs(tmp_path: Path) -> None:
+    layers.main([str(LOCK), str(tmp_path), "tensorboard"])
+    rest = layers.entries((tmp_path / "rest.txt").read_text())
+    assert {"tensorboard", "werkzeug", "markupsafe"} <= set(rest)
+    assert "transformers" not in rest
+    assert (tmp_path / "torch.txt").read_text() == ""
+    with pytest.raises(SystemExit, match="not in the lock: nonsense"):
+        layers.main([str(LOCK), str(tmp_path), "nonsense"])
