@@ -109,3 +109,12 @@ def test_a_private_repository_stays_reachable(team: Team, edit: Edit) -> None:
         "  interval: 1m\n  secretRef: {name: git}\n",
     )
     assert read(team.make().text, "r.yaml").source["spec"]["secretRef"] == {"name": "git"}
+
+
+def test_a_cell_for_other_machines_than_the_cluster_s_is_told(team: Team, edit: Edit) -> None:
+    made = team.make(cell="p4d/llama-2-7b")
+    assert made.strange == ["p4d.24xlarge", "ml.p4d.24xlarge"]
+    facts = team.cluster / "cluster.env"
+    facts.write_text(facts.read_text(encoding="utf-8") + "NODES_GPU=p4d.24xlarge 0-4\n", encoding="utf-8")
+    assert team.make(cell="p4d/llama-2-7b").strange == []
+    assert team.make().strange == [], "a cell for any node"

@@ -18,6 +18,7 @@ from tools.runs.render import render
 from tools.runs.runfile import CELL, DIGEST, SUFFIX, Image, Run, RunFile, read
 
 TEAM = "TEAM_NAMESPACE"
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Made:
     judgement: Judgement
     job: str
     commit: str
+    strange: list[str]  # instance types that the job asks for, where the cluster's facts name only others
 
 
 def make(root: Path, wanted: Wanted, renderer: Renderer) -> Made:
@@ -59,7 +61,7 @@ def make(root: Path, wanted: Wanted, renderer: Renderer) -> Made:
     run = Run(**parts, image=image)
     manifests = _rendered(root, run, path, renderer)
     job = str(manifests.job()["metadata"]["name"])
-    return Made(path, run.text(), judge(manifests), job, commit)
+    return Made(path, run.text(), judge(manifests), job, commit, _strange(cluster, manifests))
 
 
 def _rendered(root: Path, run: Run, path: Path, renderer: Renderer) -> Manifests:
@@ -129,6 +131,28 @@ def _team(cluster: Path) -> str:
     if fact is None or not fact.value.strip():
         raise UserError(f"{shown(cluster / FACTS)}: {TEAM} is not set, the namespace of the team's jobs")
     return fact.value
+
+
+def _strange(cluster: Path, manifests: Manifests) -> list[str]:
+    """Return the job's instance types where none is in a node group of the cluster (NODES_...=TYPE ...)."""
+    facts = read_facts(cluster / FACTS)
+    there = {
+        fact.value.split()[0]
+        for name, fact in facts.items()
+        if name.startswith("NODES_") and fact.value.strip()
+    }
+    pod = manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    affinity = ((pod.get("affinity") or {}).get("nodeAffinity") or {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ) or {}
+    wanted = [
+        value
+        for term in affinity.get("nodeSelectorTerms") or []
+        for rule in term.get("matchExpressions") or []
+        if rule["key"] == INSTANCE_TYPE and rule["operator"] == "In"
+        for value in rule["values"]
+    ]
+    return wanted if there and not there & set(wanted) else []
 
 
 def _container_image(manifests: Manifests) -> str:

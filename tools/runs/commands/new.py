@@ -57,6 +57,8 @@ def _say(made: runs.Made, asked: str) -> None:
     output.line(f"  job {made.job}, from commit {made.commit[:12]}")
     for verdict in made.judgement.of(State.CANNOT_TELL):
         output.line(f"  preflight cannot tell: {verdict.summary}")
+    if made.strange:
+        output.line(f"  its pods would wait: no node group of cluster.env is {' or '.join(made.strange)}")
     changed = git.changed(repo.root(), *FOLDERS) if asked == "HEAD" else []
     if changed:
         more = " ..." if changed[3:] else ""
