@@ -17,7 +17,7 @@ from typing import IO, NoReturn
 
 from tools.errors import UserError
 from tools.job import sender
-from tools.job.collect import container_name, names_run
+from tools.job.collect import container_name
 from tools.job.pod import JobPod
 from tools.kubectl import Kubectl, failure, missing
 
@@ -39,14 +39,6 @@ class File:
 
 class Broken(Exception):
     """The stream ended early, stood still, or brought something else than what was sent."""
-
-
-def source(pods: list[JobPod]) -> JobPod:
-    """Return a pod to copy from; UserError where none runs."""
-    found = next((pod for pod in pods if pod.running and names_run(pod)), None)
-    if found is None:
-        raise UserError("no pod of the job runs to copy from", "yard job status shows its pods", 3)
-    return found
 
 
 def fetch(kubectl: Kubectl, pod: JobPod, wanted: str, target: Path, say: Callable[[str], None]) -> list[File]:

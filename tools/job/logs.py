@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from tools.errors import UserError
 from tools.job import loglines, signs
 from tools.job.collect import container_name, in_pod
 from tools.job.loglines import Line
@@ -73,13 +72,11 @@ def follow(kubectl: Kubectl, pods: list[JobPod], wanted: Wanted) -> Iterator[Lin
             yield line
 
 
-def from_volume(kubectl: Kubectl, pods: list[JobPod], rank: int, tail: int | None) -> str:
-    """Return a rank's own log from the run directory, read through a pod that runs."""
-    for pod in (pod for pod in pods if pod.running):
-        count = f"-n {tail}" if tail is not None else "-n +1"
-        file = f'"$TRAINYARD_RUN/logs/rank-{rank:05d}.log"'
-        return in_pod(kubectl, pod, "sh", "-c", f"exec tail {count} {file}")
-    raise UserError("no pod of the job runs to read the volume from", code=3)
+def from_volume(kubectl: Kubectl, pod: JobPod, rank: int, tail: int | None) -> str:
+    """Return a rank's own log from the run directory, read through a pod that sees it."""
+    count = f"-n {tail}" if tail is not None else "-n +1"
+    file = f'"$TRAINYARD_RUN/logs/rank-{rank:05d}.log"'
+    return in_pod(kubectl, pod, "sh", "-c", f"exec tail {count} {file}")
 
 
 def first_failure(lines: Iterable[Line]) -> tuple[list[Line], signs.Found] | None:

@@ -3,7 +3,7 @@
 PATH is relative to the run directory, a file or a directory. The pod opens all files first, so that a run
 at work cannot prune them, and computes the SHA-256 of what it sends; what arrives is held against it. A file
 that is here already and right is not copied again. The digests are in SHA256SUMS beside the files
-(`sha256sum --check SHA256SUMS`).
+(`sha256sum --check SHA256SUMS`). Where no pod of the job runs, one is made to read its claim, and goes again.
 
 \b
 Examples:
@@ -11,7 +11,7 @@ Examples:
   yard job cp cpu-llama-tiny-train report.json .
 
 \b
-Exit codes: 0 all is here and right, 1 a file did not arrive whole, 3 there is no pod to copy from.
+Exit codes: 0 all is here and right, 1 a file did not arrive whole, 3 there is nothing to copy from.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import click
 
 from tools import output
 from tools.errors import UserError
-from tools.job import collect, copy, find, options
+from tools.job import collect, copy, find, options, reader
 from tools.kubectl import Kubectl
 
 
@@ -35,10 +35,10 @@ from tools.kubectl import Kubectl
 def command(kubectl: Kubectl, job: str, path: str, target: Path, as_json: bool) -> None:
     seen = collect.collect(kubectl, find.job_name(kubectl, job), logs=False, run=False)
     here = Kubectl(kubectl.context, seen.namespace)
-    pod = copy.source(seen.pods)
-    output.note(f"copying from {pod.name}")
     try:
-        files = copy.fetch(here, pod, path, target, output.note)
+        with reader.reading(here, seen, output.note) as pod:
+            output.note(f"copying from {pod.name}")
+            files = copy.fetch(here, pod, path, target, output.note)
         sums = "".join(f"{file.sha256}  {file.name}\n" for file in files)
         (target / "SHA256SUMS").write_text(sums, encoding="utf-8")
     except OSError as problem:

@@ -24,7 +24,7 @@ import click
 
 from tools import output
 from tools.errors import UserError
-from tools.job import collect, find, logs, options
+from tools.job import collect, find, logs, options, reader
 from tools.job.loglines import Line
 from tools.job.logs import Wanted
 from tools.job.pod import JobPod
@@ -60,15 +60,17 @@ def command(
         raise UserError("--first-failure looks back, --follow ahead: give one of them")
     if volume and rank is None:
         raise UserError("--volume reads the log of one rank", "add --rank N")
-    seen = collect.collect(kubectl, find.job_name(kubectl, job), logs=rank is not None, run=rank is not None)
+    ranked = rank is not None and not volume
+    seen = collect.collect(kubectl, find.job_name(kubectl, job), logs=ranked, run=ranked)
     here = Kubectl(kubectl.context, seen.namespace)
     pods = seen.pods
-    if not pods:
-        raise UserError(f"{seen.name} has no pods", "yard job why says what it waits for", code=3)
     if volume:
         assert rank is not None
-        click.echo(logs.from_volume(here, pods, rank, tail), nl=False)
+        with reader.reading(here, seen, output.note) as pod:
+            click.echo(logs.from_volume(here, pod, rank, tail), nl=False)
         return
+    if not pods:
+        raise UserError(f"{seen.name} has no pods", "yard job why says what it waits for", code=3)
     chosen = pods if rank is None else [pod_of(seen, rank)]
     if follow:
         _print_all(logs.follow(here, chosen, wanted), chosen)

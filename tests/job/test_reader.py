@@ -1,0 +1,50 @@
+"""The pod that reads a job's volume: fit for a restricted namespace, read-only, and of the job's own run."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.job.conftest import Cluster, NewWorld
+from tools.errors import UserError
+from tools.job import reader
+from tools.kubectl import Kubectl
+
+
+def test_it_sees_the_jobs_run_and_writes_nothing(world: NewWorld) -> None:
+    job = world("p5/llama-3-1-8b").job
+    pod = reader.manifest(job)
+    (container,) = pod["spec"]["containers"]
+    own = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    assert container["image"] == own["image"]
+    values = {one["name"]: one["value"] for one in container["env"]}
+    assert (values["JOB_NAME"], values["TRAINYARD_RUN"]) == (
+        job["metadata"]["name"],
+        "/shared/runs/$(JOB_NAME)",
+    )
+    order = [one["name"] for one in container["env"]]
+    assert order.index("JOB_NAME") < order.index("TRAINYARD_RUN"), "$(NAME) sees only what stands above it"
+    mounts = {one["name"]: one for one in container["volumeMounts"]}
+    assert set(mounts) == {one["name"] for one in pod["spec"]["volumes"]}
+    assert mounts["shared"]["readOnly"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert pod["spec"]["securityContext"]["runAsNonRoot"]
+    assert "limits" in container["resources"]
+    assert "nvidia.com/gpu" not in container["resources"]["limits"], "it takes no device from anybody"
+    labels = pod["metadata"]["labels"]
+    assert labels.get("training.kubeflow.org/job-name") != job["metadata"]["name"], "it is no pod of the job"
+
+
+def test_a_pod_that_runs_is_taken_first(world: NewWorld, cluster: Cluster) -> None:
+    made = world()
+    home = cluster(made)
+    with reader.reading(Kubectl(), made.snapshot(), lambda _: None) as pod:
+        assert pod.name == made.name(0)
+    assert not (home / "asked.txt").exists(), "the cluster is not even asked"
+
+
+def test_a_job_without_a_claim_has_nothing_to_read(world: NewWorld) -> None:
+    job = world().job
+    spec = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    spec["volumes"] = [one for one in spec["volumes"] if "persistentVolumeClaim" not in one]
+    with pytest.raises(UserError, match="gone with its pods"):
+        reader.manifest(job)
