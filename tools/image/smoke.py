@@ -25,7 +25,7 @@ RESTRICTED = (
 MAY_WRITE = ("/tmp", "/var/tmp", "/run/lock", "/dev/shm", "/var/lock")
 STOP_SECONDS = 30
 START_SECONDS = 120
-RUN_SECONDS = 300
+RUN_SECONDS = 900  # the first import reads gigabytes
 # A rank that says when it is ready, and when SIGTERM has reached it.
 RANK = (
     "import signal, sys, time\n"

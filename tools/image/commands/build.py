@@ -22,10 +22,12 @@ import click
 
 from tools import __version__, output, repo
 from tools.image import build as building
-from tools.image import context, tags
+from tools.image import context, smoke, tags
+from tools.image.commands.test import exit_with
 from tools.image.engine import Engine
 from tools.image.judge import find
 from tools.image.options import arguments
+from tools.verdict import Verdict
 
 
 @click.command(help=__doc__, short_help="build an image with the Docker engine")
@@ -43,6 +45,9 @@ from tools.image.options import arguments
 @click.option("--tag-from", type=click.Choice(tags.POLICIES), help="Where the tag comes from.")
 @click.option("--platform", metavar="OS/ARCH", help="What the nodes are (linux/amd64).")
 @click.option("--context-limit", type=click.FloatRange(min=0, min_open=True), default=2.0, metavar="GIB")
+@click.option(
+    "--test", "level", type=click.Choice(smoke.LEVELS), help="Then try what it does, up to this level."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the record, or the cause, as JSON.")
 def command(
     what: str,
@@ -53,6 +58,7 @@ def command(
     tag_from: str | None,
     platform: str | None,
     context_limit: float,
+    level: str | None,
     as_json: bool,
 ) -> None:
     target = find(what, root)
@@ -71,11 +77,22 @@ def command(
     except building.BuildFailed as problem:
         _failed(problem, as_json)
         raise click.exceptions.Exit(1) from None
+    if not as_json:
+        output.table(building.summary(record), indent="")
+        output.line(f"record: {repo.shown(building.record_path(record.name))}")
+    tried = _try(record.id, level, as_json) if level else []
     if as_json:
-        output.data(asdict(record))
-        return
-    output.table(building.summary(record), indent="")
-    output.line(f"record: {repo.shown(building.record_path(record.name))}")
+        output.data({**asdict(record), "tests": [verdict.as_dict() for verdict in tried]})
+    exit_with(tried)
+
+
+def _try(image: str, level: str, quiet: bool) -> list[Verdict]:
+    found = []
+    for verdict in smoke.trial(image, level, Engine(), output.note):
+        found.append(verdict)
+        if not quiet:
+            output.verdict(verdict)
+    return found
 
 
 def _failed(problem: building.BuildFailed, as_json: bool) -> None:
