@@ -26,7 +26,7 @@ COUNTS = {
     "deepseek-r1-distill-qwen-1-5b-lora": (1_777_088_000, 18_464_768),
     "llama-3-1-8b-lora": (8_030_261_248, 41_943_040),
     "llama-3-1-70b-lora": (70_553_706_496, 207_093_760),
-    "bert-tiny": (4_378_114, None),
+    "bert-tiny": (975_362, None),
     "bert-large": (336_226_108, None),
     "bert-large-phase2": (336_226_108, None),
 }
