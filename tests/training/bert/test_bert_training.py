@@ -119,25 +119,6 @@ def test_a_stopped_run_goes_on_bitwise(
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_stopped_run_of_compiled_blocks_goes_on_bitwise(
-    texts: Texts, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The compiler draws dropout's numbers in its own way; they follow the generators that are restored."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    overrides = ("device.compile=on", "train.steps=8")
-    whole = run(texts, overrides, tmp_path / "whole", data_root)
-    run(texts, overrides, tmp_path / "stopped", data_root, StopAfter(4))
-    resumed = run(texts, overrides, tmp_path / "stopped", data_root)
-    assert parts(resumed) == parts(whole)
-    assert same(tensors(resumed), tensors(whole))
-    calm = run(
-        texts, (*overrides, *CALM, "train.steps=2", "train.warmup_steps=1"), tmp_path / "calm", data_root
-    )
-    assert parts(calm)[0] != parts(whole)[0], "there was no dropout"
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
 def test_a_killed_rank_costs_nothing(start: Callable) -> None:
     """SIGKILL of one of two sharded ranks, with LAMB and dropout; both start again: the same bits."""
     overrides = (*LAMB, "parallel.sharding=fsdp", "checkpoint.every=3")
