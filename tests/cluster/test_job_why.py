@@ -302,6 +302,9 @@ def test_the_tables_of_what_was_taken_for_what(say: Progress) -> None:
     """Of the situations above, on this cluster, and of the whole corpus."""
     cells = pages.rendered()
     corpus = confusion(lambda name: World(cells[name], MACHINES[name]))
-    say(f"why on the cluster\n{Confusion(COUNTS).table()}\n\nwhy on the corpus\n{corpus.table()}\n")
+    say(f"why on the corpus\n{corpus.table()}\n")
     assert corpus.good
+    if not COUNTS:
+        pytest.skip("no situation was planted before: run the whole file")
+    say(f"why on the cluster\n{Confusion(COUNTS).table()}\n")
     assert Confusion(COUNTS).good
