@@ -22,6 +22,8 @@ from tests.aws.test_validate import whole, world_file
 from tools import repo
 from tools.aws import teardown
 
+# The whole road in one test: half a minute, and a busy machine has less for it.
+pytestmark = pytest.mark.timeout(600)
 PAGE = repo.root() / "docs" / "clusters.md"
 # What each command's verdict is in this world; all others exit with 0.
 CODES = {
