@@ -12,7 +12,7 @@ SOURCE = python-stdlib
 CLUSTER = example
 JOB    =
 IMAGE  = trainer-cpu
-LEVEL  = full
+LEVEL  = standard
 TO     =
 ARGS   =
 PYTHON = $(or $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do command -v $$name && break; done),$(error Python 3.11 or newer is needed and none is on PATH))
@@ -22,7 +22,7 @@ export PROMPT
 # Another project's `tools` package on PYTHONPATH would come before ours.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help setup train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-test push cluster down platform cluster-run preflight diff test test-long test-cluster test-cluster-all test-flux test-neuron bench-cells bench-data lint format types ci lock lock-neuron clean purge
+.PHONY: help setup train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-test push cluster down platform cluster-run preflight diff test test-long test-cluster test-cluster-all test-flux test-images test-neuron bench-cells bench-data lint format types ci lock lock-neuron clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -82,7 +82,7 @@ precompile: setup ## Compile a trn1 cell's graphs on the current cluster before 
 image: setup ## Build an image with the Docker engine (IMAGE=trainer-cpu ARGS="--tag-from describe")
 	@exec .venv/bin/yard image build $(IMAGE) $(ARGS)
 
-image-test: setup ## Try what a built image does, up to a training that is killed and resumed (LEVEL=full)
+image-test: setup ## Try what a built image does: imports, rights, signals (LEVEL=quick)
 	@exec .venv/bin/yard image test $(IMAGE) --level $(LEVEL) $(ARGS)
 
 push: setup ## Push a built image, and make every cell run it by its digest (TO=registry.example.com/team/trainer-cpu)
@@ -116,6 +116,9 @@ test-cluster-all: setup ## Run them with the long ones: lost nodes, elastic jobs
 
 test-flux: setup ## Run the tests on real Flux, each cluster on a Kubernetes of its own (builds both once)
 	@exec .venv/bin/python -m pytest tests/flux $(ARGS)
+
+test-images: setup ## Run the tests on a private Docker engine and registry, made for them (root, 10 min)
+	@exec .venv/bin/python -m pytest tests/docker $(ARGS)
 
 test-neuron: setup ## Run the tests on XLA, in an environment with torch_xla that is made for them once (7 GiB)
 	@.venv/bin/python -m tests.neuron.environment && exec .venv/bin/python -m pytest tests/neuron -m neuron $(ARGS)

@@ -8,6 +8,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from tools import repo
 from tools.facts import compatibility as facts
 from tools.facts.instances import INSTANCES
 
@@ -30,6 +31,15 @@ def test_the_installed_transformers_goes_with_its_torch() -> None:
     (torch,) = [item for item in asked if item.name == "torch" and 'extra == "torch"' in str(item.marker)]
     assert torch.specifier.contains(f"{wanted}.0")
     assert Version(wanted) <= Version(version("torch"))
+
+
+def test_the_documents_table_is_this_one() -> None:
+    """docs/images.md prints every series of torch with its CUDA, NCCL and torchvision."""
+    page = (repo.root() / "docs/images.md").read_text(encoding="utf-8")
+    for row in facts.TORCH.values():
+        others = ", ".join(row.other_cuda) or "-"
+        vision = facts.torchvision_of(f"{row.series}.0")
+        assert f"| {row.series} | {row.cuda} | {others} | {row.nccl} | {vision} |" in page
 
 
 def test_rows_are_whole_and_in_order() -> None:

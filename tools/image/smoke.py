@@ -1,21 +1,21 @@
-"""What an image does once it runs: imports, its user's rights, its first process, a training that resumes."""
+"""What an image does once it runs: imports, its user's rights, its first process."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tools.errors import UserError
-from tools.image import rehearsal
-from tools.image.engine import Engine, Image, Say
+from tools.image.engine import Engine, Image
 from tools.image.secrets import masked
 from tools.verdict import State, Verdict
 
-LEVELS = ("quick", "standard", "full")
+LEVELS = ("quick", "standard")
 MODULES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "datasets", "peft", "training")
 # What the cell's containers get: base/pytorchjob/pytorchjob.yaml.
 RESTRICTED = (
@@ -36,9 +36,7 @@ RANK = (
 )
 
 
-def trial(
-    name: str, level: str, engine: Engine, say: Say, modules: tuple[str, ...] = ()
-) -> Iterator[Verdict]:
+def trial(name: str, level: str, engine: Engine, modules: tuple[str, ...] = ()) -> Iterator[Verdict]:
     """Yield a verdict for each thing that is tried in the image `name`, up to `level`, as it is known.
 
     Raises UserError where there is no engine, or no such image.
@@ -49,19 +47,17 @@ def trial(
         raise UserError(
             f"the engine has no image {name}", "yard image build makes one, docker pull fetches one"
         )
-    bench = Bench(engine, image, say)
+    bench = Bench(engine, image)
     yield bench.imports(modules or MODULES)
     if level == "quick":
         return
     yield from (bench.device(), bench.entrypoint(), bench.signal(), bench.rights(), bench.restricted())
     yield bench.environment()
-    if level == "full":
-        yield from rehearsal.rehearse(engine, image, say)
 
 
-def missing(name: str, engine: Engine, say: Say, modules: tuple[str, ...] = ()) -> tuple[str, ...]:
+def missing(name: str, engine: Engine, modules: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return the modules that are not in the image `name`. Raises UserError where that stays unknown."""
-    verdict = next(trial(name, "quick", engine, say, modules))
+    verdict = next(trial(name, "quick", engine, modules))
     failed = verdict.details.get("failed")
     if verdict.state is not State.PASS and failed is None:
         raise UserError(f"{name}: {verdict.summary}: {verdict.evidence[0]}", code=1)
@@ -71,8 +67,8 @@ def missing(name: str, engine: Engine, say: Say, modules: tuple[str, ...] = ()) 
 class Bench:
     """One image on the bench."""
 
-    def __init__(self, engine: Engine, image: Image, say: Say) -> None:
-        self.engine, self.image, self.say = engine, image, say
+    def __init__(self, engine: Engine, image: Image) -> None:
+        self.engine, self.image = engine, image
 
     def imports(self, modules: tuple[str, ...]) -> Verdict:
         """Import what the trainer needs."""
@@ -121,7 +117,7 @@ class Bench:
         if done.returncode != 0:
             return _fail("signal: the container does not start", [_last(done)], None)
         try:
-            if not rehearsal.wait_for(lambda: "rank is up" in self._logs(name), START_SECONDS):
+            if not _wait_for(lambda: "rank is up" in self._logs(name), START_SECONDS):
                 return _fail(
                     "signal: no rank came up", [self._logs(name)[-400:]], "is its ENTRYPOINT a torchrun?"
                 )
@@ -194,6 +190,16 @@ class Bench:
     def _logs(self, name: str) -> str:
         done = self.engine.run("logs", name)
         return done.stdout + done.stderr
+
+
+def _wait_for(done: Callable[[], bool], seconds: float) -> bool:
+    """Poll until `done`; return whether it was within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.5)
+    return True
 
 
 def _last(done: subprocess.CompletedProcess[str]) -> str:

@@ -88,7 +88,7 @@ def command(
 
 def _try(image: str, level: str, quiet: bool) -> list[Verdict]:
     found = []
-    for verdict in smoke.trial(image, level, Engine(), output.note):
+    for verdict in smoke.trial(image, level, Engine()):
         found.append(verdict)
         if not quiet:
             output.verdict(verdict)

@@ -47,7 +47,7 @@ def command(
 ) -> None:
     if modules and not image:
         raise click.UsageError("--module needs --image")
-    missing = smoke.missing(image, Engine(), output.note, modules) if image else ()
+    missing = smoke.missing(image, Engine(), modules) if image else ()
     fixed = fix(find(what, context), arguments(given), missing)
     written = fixed.write() if write else []
     if as_json:

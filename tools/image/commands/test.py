@@ -1,15 +1,14 @@
 """Try what an image does, before it is pushed.
 
 quick: the modules of the trainer can be imported. standard: torch multiplies, the entrypoint starts, SIGTERM
-reaches a rank, the user writes where it should and nowhere else, the variables hold no secret. full: two
-containers find each other by name and train a tiny model; one is killed; both resume from the checkpoint.
+reaches a rank, the user writes where it should and nowhere else, the variables hold no secret.
 
 NAME is an image under images/ (the last build's), or any image of this engine.
 
 \b
 Examples:
   yard image test trainer-cpu
-  yard image test my-registry/train:1.2.0 --level full
+  yard image test my-registry/train:1.2.0 --level standard
   yard image test my/tools:1 --level quick --module pandas --module training
 """
 
@@ -33,7 +32,7 @@ from tools.verdict import State, Verdict
 @click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
 def command(name: str, level: str, modules: tuple[str, ...], as_json: bool) -> None:
     found = []
-    for verdict in smoke.trial(local_name(name), level, Engine(), output.note, modules):
+    for verdict in smoke.trial(local_name(name), level, Engine(), modules):
         found.append(verdict)
         if not as_json:
             output.verdict(verdict)

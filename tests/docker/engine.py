@@ -1,0 +1,188 @@
+"""A private Docker engine and registry, in namespaces that end with the process that made them.
+
+The sandbox is that of the test cluster. Its network has no uplink; slirp4netns gives it one, without a rule
+or an address on the machine itself, so that a build reaches the package index. Clients run inside of the
+network, where the registry is 127.0.0.1:5000.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from tests.cluster.sandbox import Process, Sandbox, is_root
+from tests.docker import base, packages
+from tests.docker.packages import CannotStart
+from tools import processes, repo
+
+REGISTRY = "127.0.0.1:5000"
+KEEP = "TRAINYARD_TEST_DOCKER_ROOT"  # a directory: the engine's images are kept there from run to run
+READY_SECONDS = 90
+DNS = "10.0.2.3"  # slirp4netns' own
+CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+
+
+class Harness:
+    """One engine with a registry. Leave it with close()."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        if not is_root():
+            raise CannotStart(
+                "a private dockerd needs namespaces, overlay mounts and control groups: run as root"
+            )
+        self.packages = packages.ensure()
+        self.archive = base.ensure(self.packages)
+        self.sandbox = Sandbox()
+        self.environment = packages.environment(self.packages)
+        self.socket = self.sandbox.root / "docker.sock"
+        try:
+            self._uplink()
+            self.daemon = self.start_daemon()
+            self.registry = self.start_registry()
+            say("a private Docker engine and a registry are up")
+        except BaseException:
+            self.close()
+            raise
+
+    def start_daemon(self) -> Process:
+        """Start a dockerd and wait for it."""
+        root = self.sandbox.root
+        keep = os.environ.get(KEEP)
+        data = Path(keep) if keep else root / "data"
+        (root / "daemon.json").write_text("{}")
+        words: list[str | Path] = ["dockerd", "--config-file", root / "daemon.json", "--data-root", data]
+        words += ["--exec-root", root / "exec", "--pidfile", root / "dockerd.pid"]
+        words += [
+            "--host",
+            f"unix://{socket}",
+            "--dns",
+            DNS,
+            "--cgroup-parent",
+            f"/{self.sandbox.cgroup}docker",
+        ]
+        process = self.sandbox.start("dockerd", words, self.environment)
+        answers = self.environment | {"DOCKER_HOST": f"unix://{self.socket}"}
+
+        def ready() -> bool:
+            return (
+                subprocess.run(["docker", "info"], env=answers, capture_output=True, check=False).returncode
+                == 0
+            )
+
+        self.sandbox.wait("dockerd", ready, READY_SECONDS, [process])
+        return process
+
+    def start_registry(self) -> Process:
+        """Start the registry and wait for it."""
+        config = self.sandbox.root / "registry.yml"
+        storage = {
+            "filesystem": {"rootdirectory": str(self.sandbox.root / "registry")},
+            "delete": {"enabled": True},
+        }
+        config.write_text(json.dumps({"version": 0.1, "storage": storage, "http": {"addr": REGISTRY}}))
+        process = self.sandbox.start("registry", ["docker-registry", "serve", config], self.environment)
+        self.sandbox.wait("the registry", lambda: self.get("/v2/")[0] == 200, READY_SECONDS, [process])
+        return process
+
+    def docker(self, *words: str, check: bool = True) -> str:
+        """Run docker and return what it said on standard output; AssertionError where it fails."""
+        done = self.run(["docker", *words])
+        assert not check or done.returncode == 0, done.stderr
+        return done.stdout
+
+    def yard(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run `yard image` inside of the network."""
+        return self.run([str(Path(sys.executable).with_name("yard")), "image", *words], variables)
+
+    def run(
+        self, words: Sequence[str], variables: Mapping[str, str] | None = None, seconds: float = 1500
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program inside of the network, with this engine as docker's."""
+        return subprocess.run(
+            self.words(*words),
+            env=self.environment | {"DOCKER_HOST": f"unix://{self.socket}"} | dict(variables or {}),
+            cwd=repo.root(),
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+
+    def words(self, *words: str) -> list[str]:
+        """Return the words that run a command inside of the network."""
+        return [*self.sandbox.enter("net"), *words]
+
+    def get(self, path: str, method: str = "GET") -> tuple[int, dict[str, str]]:
+        """Ask the registry without docker; return status and headers, names in lower case."""
+        accept = "application/vnd.docker.distribution.manifest.v2+json"
+        command = ["curl", "-s", "-o", "/dev/null", "-D", "-", "-H", f"Accept: {accept}", "--max-time", "5"]
+        command += ["-I"] if method == "HEAD" else []
+        done = subprocess.run(
+            self.words(*command, f"http://{REGISTRY}{path}"), capture_output=True, text=True, check=False
+        )
+        lines = done.stdout.splitlines() or ["HTTP/1.1 0 none"]
+        headers = dict(line.split(": ", 1) for line in lines[1:] if ": " in line)
+        return int(lines[0].split()[1]), {name.lower(): value for name, value in headers.items()}
+
+    def base(self) -> str:
+        """Return the name of the base image; import it where the engine does not have it.
+
+        This machine's certificates and package index are in it, and so in no image that is shipped.
+        """
+        if self.docker("image", "ls", "--quiet", base.NAME).strip():
+            return base.NAME
+        raw = base.NAME.replace(":test", ":raw")
+        with subprocess.Popen(["zstd", "-dc", str(self.archive)], stdout=subprocess.PIPE) as unpacked:
+            subprocess.run(
+                ["docker", "import", "-", raw],
+                stdin=unpacked.stdout,
+                env=self.environment | {"DOCKER_HOST": f"unix://{self.socket}"},
+                capture_output=True,
+                check=True,
+            )
+        here = self.sandbox.root / "base"
+        here.mkdir(exist_ok=True)
+        bundle = next((os.environ[name] for name in CERTIFICATES if os.environ.get(name)), None)
+        (here / "ca.crt").write_bytes(Path(bundle or "/etc/ssl/certs/ca-certificates.crt").read_bytes())
+        index = os.environ.get("PIP_INDEX_URL")
+        (here / "pip.conf").write_text(
+            "[global]\ntimeout = 120\n" + (f"index-url = {index}\n" if index else "")
+        )
+        (here / "Dockerfile").write_text(
+            f"FROM {raw}\nCOPY ca.crt /etc/ssl/certs/ca-certificates.crt\nCOPY pip.conf /etc/pip.conf\n"
+        )
+        self.docker("build", "--quiet", "--tag", base.NAME, str(here))
+        return base.NAME
+
+    def close(self) -> None:
+        """End everything, and wait until nothing is left."""
+        self.sandbox.close()
+
+    def kill(self, process: Process) -> None:
+        """Kill one of the processes, and wait for its end."""
+        process.kill(signal.SIGKILL)
+
+    def _uplink(self) -> None:
+        words = [str(self.packages / "usr/bin/slirp4netns"), "--configure", "--mtu=1400"]
+        words += ["--disable-host-loopback", str(self.sandbox.init.pid), "tap0"]
+        log = self.sandbox.root / "log/uplink.log"
+        with log.open("wb") as file:
+            self._slirp = processes.start(words, self.environment, self.sandbox.root, file, file)
+        (self.sandbox.root / "resolv.conf").write_text(f"nameserver {DNS}\n")
+        self.sandbox.run(["mount", "--bind", self.sandbox.root / "resolv.conf", "/etc/resolv.conf"])
+        deadline = time.monotonic() + READY_SECONDS
+        while (
+            "tap0"
+            not in subprocess.run(
+                self.words("ip", "route"), capture_output=True, text=True, check=False
+            ).stdout
+        ):
+            if self._slirp.poll() is not None or time.monotonic() > deadline:
+                raise CannotStart(f"slirp4netns: {log.read_text(errors='replace')[-300:]}")
+            time.sleep(0.1)
