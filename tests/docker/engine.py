@@ -60,7 +60,7 @@ class Harness:
         words += ["--exec-root", root / "exec", "--pidfile", root / "dockerd.pid"]
         words += [
             "--host",
-            f"unix://{socket}",
+            f"unix://{self.socket}",
             "--dns",
             DNS,
             "--cgroup-parent",
