@@ -111,7 +111,7 @@ test-long: setup ## Run what make test leaves out for its length: trainings on t
 test-cluster: setup ## Run the tests on a real cluster, made here for them (builds it once)
 	@.venv/bin/python -m tests.cluster build; exec .venv/bin/python -m pytest tests/cluster -m "not cluster_all" $(ARGS)
 
-test-cluster-all: setup ## Run them with the long ones: lost nodes, elastic jobs, 512 GPUs and a queue
+test-cluster-all: setup ## Run them with the long ones: drained nodes, suspended jobs, 512 GPUs and a queue
 	@.venv/bin/python -m tests.cluster build; exec .venv/bin/python -m pytest tests/cluster $(ARGS)
 
 test-flux: setup ## Run the tests on real Flux, each cluster on a Kubernetes of its own (builds both once)
