@@ -158,10 +158,9 @@ def test_a_failed_job_makes_its_run_not_ready_with_the_reason(
     name = world.add_run(renderer, "failing")
     job = world.running(name)
     limit = job["spec"]["runPolicy"]["backoffLimit"]
-    for pod in world.pods(job):
-        status = {"name": "pytorch", "image": "x", "imageID": "", "ready": False, "restartCount": limit}
-        status["state"] = {"waiting": {"reason": "CrashLoopBackOff"}}
-        world.write_pod(pod, containerStatuses=[status])
+    status = {"name": "pytorch", "image": "x", "imageID": "", "ready": False, "restartCount": limit}
+    status["state"] = {"waiting": {"reason": "CrashLoopBackOff"}}
+    world.write_pod(world.pods(job)[0], containerStatuses=[status])
     world.fleet.wait("the job's failure", lambda: condition(world.job(name), "Failed") is not None)
     world.fleet.reconciled(name)
     message = world.fleet.wait_failed(name)
