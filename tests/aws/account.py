@@ -88,7 +88,7 @@ def make_lustre(session: Session, network: Network, zone: str, **tags: str) -> d
         SubnetIds=[network.subnets[zone]],
         SecurityGroupIds=[network.group],
         Tags=pairs or [{"Key": "x", "Value": "y"}],
-        LustreConfiguration={"DeploymentType": "PERSISTENT_2", "PerUnitStorageThroughput": 250},
+        LustreConfiguration={"DeploymentType": "PERSISTENT_2", "PerUnitStorageThroughput": 125},
     )
     found: dict[str, Any] = made["FileSystem"]
     return found

@@ -251,13 +251,13 @@ def test_what_does_not_go_is_said(session: Session, spec: Spec, gaps: Any, yard:
 
 
 def test_cost_adds_up(session: Session, spec: Spec, yard: Callable[..., Any]) -> None:
-    """Two m5.2xlarge, a control plane, 100 GiB of gp3, 1200 GiB of Lustre at 250 MB/s per TiB."""
+    """Two m5.2xlarge, a control plane, 1200 GiB of Lustre at 125 MB/s per TiB, and a disk without a price."""
     populate(session, "others")
     populate(session, "cpu-demo")
     ran = yard("cost", "cpu-demo", "--json")
-    assert ran.code == 0, ran.err
+    assert ran.code == 3, ran.err
     found = json.loads(ran.out)
-    expected = 2 * 0.384 + 0.10 + 100 * 0.08 / 730 + 1200 * 0.21 / 730
+    expected = 2 * 0.384 + 0.10 + 1200 * 0.145 / 730
     assert found["usd_per_hour"] == pytest.approx(expected, abs=1e-4)
     assert "2026-07-20" in found["prices"]["machines"]
 

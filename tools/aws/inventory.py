@@ -179,11 +179,8 @@ def _interfaces(session: Session, tags: dict[str, str]) -> Iterator[Resource]:
 def _volumes(session: Session, tags: dict[str, str]) -> Iterator[Resource]:
     filters = [_tag_filter(tags), {"Name": "status", "Values": ["available"]}]
     for row in session.pages("ec2", "describe_volumes", "Volumes", Filters=filters):
-        price = (
-            row["Size"] * PRICES["gp3_gib_month"] / HOURS_A_MONTH if row.get("VolumeType") == "gp3" else None
-        )
         if STACK_TAG not in _tags(row):
-            yield Resource("volume", row["VolumeId"], f"{row['Size']} GiB, attached to nothing", price)
+            yield Resource("volume", row["VolumeId"], f"{row['Size']} GiB, attached to nothing", None)
 
 
 def _groups(session: Session, ours: dict[str, str]) -> Iterator[Resource]:
