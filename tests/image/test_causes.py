@@ -1,4 +1,5 @@
-"""One cause for each failed build. What stands in outputs/ was printed by real builds, shortened."""
+"""One cause for each failed build. Outputs of the kinds that tests/docker makes were printed by real builds; those of a
+full disk, a dead engine, a lack of memory and a compiler are written in the words of pip, apt, docker and the kernel."""
 
 from __future__ import annotations
 
