@@ -1,7 +1,7 @@
 """One cause for each failed build.
 
-Outputs of the kinds that tests/docker makes were printed by real builds; those of a full disk, a dead engine, a
-lack of memory and a compiler are written in the words of pip, apt, docker and the kernel.
+Outputs of the kinds that tests/docker makes were printed by real builds; those of a full disk, a dead engine,
+a lack of memory and a compiler are written in the words of pip, apt, docker and the kernel.
 """
 
 from __future__ import annotations
