@@ -188,6 +188,7 @@ def test_without_uv_the_locked_one_is_fetched_and_knows_what_pip_knows(with_pip:
     assert with_pip.yard() == "yard runs"
 
 
+@pytest.mark.long
 def test_where_uv_reaches_no_index_pip_goes_on(with_pip: Copy) -> None:
     """A proxy that only pip's settings name, say."""
     with_pip.lock_uv('echo "error: Failed to fetch: x"; exit 2')
@@ -197,6 +198,7 @@ def test_where_uv_reaches_no_index_pip_goes_on(with_pip: Copy) -> None:
     assert with_pip.yard() == "yard runs"
 
 
+@pytest.mark.long
 def test_where_uv_fails_otherwise_it_is_the_end(with_pip: Copy) -> None:
     """A wrong hash is wrong for pip too."""
     with_pip.lock_uv('echo "error: Hash mismatch"; exit 2')
@@ -221,6 +223,7 @@ def test_pip_settings_in_the_words_of_uv() -> None:
     }
 
 
+@pytest.mark.long
 def test_a_moved_checkout_is_made_anew(with_uv: Copy) -> None:
     """The old path stands in the scripts' first lines, so they must be written again."""
     assert with_uv.set_up()[0] == 0
@@ -251,6 +254,7 @@ def test_a_changed_lock_updates_in_place(with_uv: Copy) -> None:
     assert "nothing to do" in with_uv.set_up()[1]
 
 
+@pytest.mark.long
 def test_an_activated_environment_is_made_anew_from_outside(with_uv: Copy) -> None:
     """python3 on PATH is then the one in `.venv`, which goes away while it runs."""
     assert with_uv.set_up()[0] == 0
@@ -275,6 +279,7 @@ def test_a_wrong_hash_is_refused(with_uv: Copy) -> None:
     assert with_uv.set_up()[0] == 0
 
 
+@pytest.mark.long
 def test_a_killed_setup_is_made_anew_and_never_meets_its_orphan(with_uv: Copy) -> None:
     """SIGKILL leaves the installer running: the next set-up waits for it, then starts from nothing."""
     started = with_uv.let_uv_hang()

@@ -154,6 +154,7 @@ def test_a_launcher_that_is_slow_to_end_is_no_fault_when_every_rank_was_counted(
     assert any("still waiting" in line for line in verdict.evidence)
 
 
+@pytest.mark.long
 def test_an_elastic_job_is_proved_by_its_own_torchrun(checkout: Any, make_job: Job) -> None:
     env = {"OWN": "/shared/x", "LD_PRELOAD": "/in/the/image.so", "PYTHONPATH": "/in/the/image"}
     cell = checkout.cell(make_job("elastic", command=["torchrun", "-m", "no.such.trainer"], env=env))
@@ -169,6 +170,7 @@ def test_an_elastic_job_is_proved_by_its_own_torchrun(checkout: Any, make_job: J
     assert list((checkout.root / "local").iterdir()) == []
 
 
+@pytest.mark.long
 def test_master_and_workers_are_proved_through_a_shell_and_a_pipe(checkout: Any, make_job: Job) -> None:
     script = "exec torchrun --nnodes=$PET_NNODES --node_rank=$RANK --master_addr=$MASTER_ADDR no_such.py --x"
     job = make_job("static", master=True, command=["bash", "-c", script])

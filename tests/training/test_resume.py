@@ -80,6 +80,7 @@ def two_ranks() -> tuple[str, ...]:
     return (*DROPOUT, "parallel.micro_batch_size=2", "train.steps=40", "train.eval_every=20")
 
 
+@pytest.mark.long
 def test_a_killed_worker_costs_nothing(start: Callable, two_ranks: tuple[str, ...]) -> None:
     """SIGKILL of one rank at a random step: torchrun restarts the group, which ends with the same bits."""
     calm = start("calm", nproc=2, overrides=two_ranks)
@@ -99,6 +100,7 @@ def test_a_killed_worker_costs_nothing(start: Callable, two_ranks: tuple[str, ..
     assert same(tensors(RunDir(struck.run)), tensors(RunDir(calm.run)))
 
 
+@pytest.mark.long
 def test_sigterm_saves_the_same_step_on_all_ranks_and_loses_none(
     start: Callable, two_ranks: tuple[str, ...]
 ) -> None:
@@ -121,6 +123,7 @@ def test_sigterm_saves_the_same_step_on_all_ranks_and_loses_none(
     assert [r["step"] for r in again.records()] == list(range(1, steps + 1))
 
 
+@pytest.mark.long
 def test_another_number_of_ranks_goes_on_with_the_same_samples(
     start: Callable, texts: Texts, data_root: Path
 ) -> None:
