@@ -94,7 +94,7 @@ class Clone:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
-    def run(self, line: str, timeout: float = 170) -> str:
+    def run(self, line: str, timeout: float = 500) -> str:
         """Run a line to its end and return what it printed; it must succeed."""
         process = self.start(line)
         output, _ = process.communicate(timeout=timeout)
