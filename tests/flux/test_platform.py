@@ -18,7 +18,7 @@ from tools import kustomize, repo
 from tools.runs import check
 from tools.verdict import State
 
-FIRST = "cpu-llama-tiny-first"
+FIRST = "cpu-llama-tiny-example"
 OPERATOR = ("deployment", "training-operator", "kubeflow")
 SECRET = """\
 apiVersion: v1

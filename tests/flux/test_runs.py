@@ -16,7 +16,7 @@ from tools.runs import check
 from tools.runs.render import render
 from tools.verdict import State
 
-FIRST = "cpu-llama-tiny-first"
+FIRST = "cpu-llama-tiny-example"
 
 
 @pytest.fixture(scope="module")

@@ -81,8 +81,9 @@ def test_a_name_that_comes_back_with_other_content_is_refused(team: Team, edit: 
         ("  nameSuffix: -r1\n", "", "no spec.nameSuffix"),
         ("  prune: true\n", "", "no spec.prune"),
         ("  targetNamespace: training\n", "", "no spec.targetNamespace"),
-        ("  wait: true\n", "  wait: true\n  force: true\n", "spec.force"),
-        ("  wait: true\n", "", "Ready would not mean"),
+        ("  prune: true\n", "  prune: true\n  force: true\n", "spec.force"),
+        ("  prune: true\n", "  prune: true\n  wait: true\n", "Ready would not mean"),
+        ("  healthChecks:\n", "  healthCheckz:\n", "Ready would not mean"),
         ("      digest: sha256:", "      newTag: v1 # ", "no digest"),
         (
             "    kind: GitRepository\n    name: cpu-llama-tiny-r1\n",

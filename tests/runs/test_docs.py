@@ -14,7 +14,7 @@ from tools.cli import run as yard
 PAGE = repo.root() / "docs/flux.md"
 FLUX = "tests/flux, as Fleet.install and World.bring_up: `flux` itself is not to be had there"
 ELSEWHERE = {
-    "git rm clusters/cpu-demo/runs/cpu-llama-tiny-first.yaml": "tests/flux/test_runs.py removes it last",
+    "git rm clusters/cpu-demo/runs/cpu-llama-tiny-example.yaml": "tests/flux/test_runs.py removes it last",
     "flux install": FLUX,
     "kubectl apply --server-side -k clusters/cpu-demo": FLUX,
     "flux get kustomizations --watch": FLUX,

@@ -19,7 +19,7 @@ from tools.repo import nearest
 from tools.runs import fleet, git, secrets
 from tools.runs.live import Live
 from tools.runs.render import render
-from tools.runs.runfile import COMMIT, DIGEST, HEALTH, SSA, RunFile, read
+from tools.runs.runfile import COMMIT, DIGEST, HEALTH, SSA, RunFile, health_check, read
 from tools.verdict import State, Verdict
 
 TTL = "ttlSecondsAfterFinished"
@@ -87,8 +87,9 @@ def _faults(run: RunFile) -> Iterator[str]:
         yield "spec.force: Flux would delete the job and begin again where a change is refused"
     if not spec.get("prune"):
         yield "no spec.prune: removing the file would leave the job"
-    if not spec.get("wait") or HEALTH not in (spec.get("healthCheckExprs") or []):
-        yield "spec.wait and spec.healthCheckExprs are not a run's: Ready would not mean that it trains"
+    looked_at = health_check(run.job, run.namespace) in (spec.get("healthChecks") or [])
+    if spec.get("wait") or not looked_at or HEALTH not in (spec.get("healthCheckExprs") or []):
+        yield f"spec.healthChecks is not the job {run.job} alone: Ready would not mean that it trains"
     if spec.get("postBuild"):
         yield "spec.postBuild: ${...} in a script of the job would be taken for a fact of the cluster"
 

@@ -89,7 +89,6 @@ class Run:
             "timeout": "1m",
             "path": f"./{self.cell}",
             "prune": True,
-            "wait": True,
             "sourceRef": {"kind": "GitRepository", "name": self.name},
             "targetNamespace": self.namespace,
             "nameSuffix": f"-{self.suffix}",
@@ -98,6 +97,8 @@ class Run:
             ],
             **({"components": self.components} if self.components else {}),
             "patches": [{"target": {"group": "kubeflow.org", "kind": "PyTorchJob"}, "patch": ONCE}],
+            # Not `wait`: with it Flux looks at the job only once, for it then skips what it makes only once.
+            "healthChecks": [health_check(job_name(self.cell, f"-{self.suffix}"), self.namespace)],
             "healthCheckExprs": [HEALTH],
         }
         return [
@@ -153,8 +154,17 @@ class RunFile:
     @property
     def job(self) -> str:
         """Return the name of the run's job, as kustomize makes it of the cell's."""
-        hardware_model = self.cell.removeprefix("overlays/").replace("/", "-")
-        return f"{hardware_model}-train{self.spec.get('nameSuffix', '')}"
+        return job_name(self.cell, str(self.spec.get("nameSuffix", "")))
+
+
+def job_name(cell: str, suffix: str) -> str:
+    """Return the name that kustomize gives the job of a cell (overlays/<hardware>/<model>)."""
+    return f"{cell.removeprefix('overlays/').replace('/', '-')}-train{suffix}"
+
+
+def health_check(job: str, namespace: str) -> Object:
+    """Return the entry of spec.healthChecks that makes a run Ready or not by its job."""
+    return {"apiVersion": HEALTH["apiVersion"], "kind": HEALTH["kind"], "name": job, "namespace": namespace}
 
 
 def read(text: str, path: str) -> RunFile:
