@@ -105,10 +105,16 @@ class Fleet:
         """Return a Flux Kustomization; an empty one where there is none."""
         return self.kube.get(KIND, name, namespace) or {}
 
-    def poke(self, *names: str) -> None:
-        """Ask for a reconciliation now, as `flux reconcile kustomization NAME` does."""
-        value = f"reconcile.fluxcd.io/requestedAt={time.time_ns()}"
-        self.kube.run("annotate", "--overwrite", f"--namespace={NAMESPACE}", KIND, *names, value)
+    def poke(self, *names: str) -> str:
+        """Ask for a reconciliation now, as `flux reconcile kustomization NAME` does; return the request.
+
+        By its field manager, too: what kubectl writes on what Flux applies is taken back.
+        """
+        asked = str(time.time_ns())
+        value = f"reconcile.fluxcd.io/requestedAt={asked}"
+        words = ("annotate", "--overwrite", f"--namespace={NAMESPACE}", "--field-manager=flux", KIND)
+        self.kube.run(*words, *names, value)
+        return asked
 
     def wait(self, what: str, ready: Callable[[], bool], seconds: float = PATIENCE) -> None:
         """Wait until `ready`, and publish meanwhile. Raises TimeoutError with the conditions."""
@@ -125,8 +131,7 @@ class Fleet:
     def reconciled(self, name: str, seconds: float = PATIENCE) -> Object:
         """Poke a Kustomization, wait until it has handled that, and return it, Ready or not."""
         self.source.publish()
-        self.poke(name)
-        asked = self.get(name)["metadata"]["annotations"]["reconcile.fluxcd.io/requestedAt"]
+        asked = self.poke(name)
 
         def handled() -> bool:
             return str((self.get(name).get("status") or {}).get("lastHandledReconcileAt")) == asked

@@ -28,6 +28,8 @@ NODES = {
     "gpu-hyperpod": ["m5.2xlarge"] * 2 + ["p5en.48xlarge"] * 4,
     "trn1": ["m5.2xlarge"] * 2 + ["trn1.32xlarge"] * 2,
 }
+# HyperPod's health agent sets it; elsewhere nobody asks for it.
+HEALTHY = {"sagemaker.amazonaws.com/node-health-status": "Schedulable"}
 # What is played, and whose part it is.
 PLAYED = {
     "HelmRelease": "Flux's helm-controller and the chart's registry",
@@ -69,7 +71,7 @@ class World:
         """Do what a person does once, and wait until everything is Ready."""
         fleet = self.fleet
         for index, kind in enumerate(NODES[self.name]):
-            fleet.kube.apply([fake_node(instance(kind), f"node-{index}")], "default")
+            fleet.kube.apply([fake_node(instance(kind), f"node-{index}", HEALTHY)], "default")
         if self.name == "gpu-hyperpod":  # HyperPod's own Helm chart has the operator
             self._run_operator()
         fleet.apply(self.cluster)

@@ -1,4 +1,7 @@
-"""This repository, as committed, reconciles onto an empty API server: each cluster, each Kustomization."""
+"""This repository, as committed, reconciles onto an empty API server: each cluster, each Kustomization.
+
+The first file of the folder: the others commit to the clone of cpu-demo.
+"""
 
 from __future__ import annotations
 
