@@ -1,8 +1,8 @@
-"""The close of every test run: its last line counts what passed, failed and was skipped."""
+"""For every test run: a voice past the capture, and a last line that counts passed, failed and skipped."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import pytest
 
@@ -19,3 +19,15 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
     }
     failed = count["failed"] + count["error"]
     reporter.write_line(f"{count['passed']} passed, {failed} failed, {count['skipped']} skipped")
+
+
+@pytest.fixture(scope="session")
+def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """A function that prints a line at once, past pytest's capture."""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+
+    def line(text: str) -> None:
+        with capture.global_and_fixture_disabled():
+            print(f"\n{text}", end="", flush=True)
+
+    return line

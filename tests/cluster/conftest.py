@@ -38,18 +38,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def say(request: pytest.FixtureRequest) -> build.Progress:
-    """A function that prints a line at once, past pytest's capture."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-
-    def line(text: str) -> None:
-        with capture.global_and_fixture_disabled():
-            print(f"\n{text}", end="", flush=True)
-
-    return line
-
-
-@pytest.fixture(scope="session")
 def control_plane(say: build.Progress) -> Iterator[ControlPlane]:
     """The processes of a control plane of our own; skipped where another cluster is given or none can be."""
     if os.environ.get(FOREIGN):

@@ -32,18 +32,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def say(request: pytest.FixtureRequest) -> cluster_build.Progress:
-    """A function that prints a line at once, past pytest's capture."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-
-    def line(text: str) -> None:
-        with capture.global_and_fixture_disabled():
-            print(f"\n{text}", end="", flush=True)
-
-    return line
-
-
-@pytest.fixture(scope="session")
 def start(say: cluster_build.Progress) -> Callable[[Path], Fleet]:
     """A function that starts an empty cluster with Flux, which watches a working copy; close it after use."""
 
