@@ -1,21 +1,21 @@
-"""What an image does once it runs: imports, its user's rights, its first process."""
+"""What an image does once it runs: imports, its user's rights, its first process, a training."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tools.errors import UserError
-from tools.image.engine import Engine, Image
+from tools.image.engine import Engine, Image, Say
+from tools.image.rehearsal import rehearse, wait_for
 from tools.image.secrets import masked
 from tools.verdict import State, Verdict
 
-LEVELS = ("quick", "standard")
+LEVELS = ("quick", "standard", "full")
 MODULES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "datasets", "peft", "training")
 # What the cell's containers get: base/pytorchjob/pytorchjob.yaml.
 RESTRICTED = (
@@ -36,10 +36,12 @@ RANK = (
 )
 
 
-def trial(name: str, level: str, engine: Engine, modules: tuple[str, ...] = ()) -> Iterator[Verdict]:
+def trial(
+    name: str, level: str, engine: Engine, say: Say, modules: tuple[str, ...] = ()
+) -> Iterator[Verdict]:
     """Yield a verdict for each thing that is tried in the image `name`, up to `level`, as it is known.
 
-    Raises UserError where there is no engine, or no such image.
+    `say` is told what takes long. Raises UserError where there is no engine, or no such image.
     """
     engine.check()
     image = engine.image(name)
@@ -53,15 +55,22 @@ def trial(name: str, level: str, engine: Engine, modules: tuple[str, ...] = ()) 
         return
     yield from (bench.device(), bench.entrypoint(), bench.signal(), bench.rights(), bench.restricted())
     yield bench.environment()
+    if level == "full":
+        yield from rehearse(engine, image, say)
 
 
 def missing(name: str, engine: Engine, modules: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return the modules that are not in the image `name`. Raises UserError where that stays unknown."""
-    verdict = next(trial(name, "quick", engine, modules))
-    failed = verdict.details.get("failed")
-    if verdict.state is not State.PASS and failed is None:
+    verdict = next(trial(name, "quick", engine, lambda _: None, modules))
+    if verdict.state is not State.PASS and "failed" not in verdict.details:
         raise UserError(f"{name}: {verdict.summary}: {verdict.evidence[0]}", code=1)
-    return tuple(one for one, why in (failed or {}).items() if why.startswith("ModuleNotFoundError"))
+    return absent(verdict)
+
+
+def absent(imports: Verdict) -> tuple[str, ...]:
+    """Return the modules that are not there, out of the verdict on the imports."""
+    failed: dict[str, str] = imports.details.get("failed", {})
+    return tuple(name for name, why in failed.items() if why.startswith("ModuleNotFoundError"))
 
 
 class Bench:
@@ -79,10 +88,8 @@ class Bench:
             )
         if found["failed"]:
             evidence = [f"{name}: {why}" for name, why in found["failed"].items()]
-            names = ", ".join(found["failed"])
-            return _fail(
-                f"imports: {names} cannot be imported", evidence, "pin it in the image's requirements"
-            )
+            summary = f"imports: {', '.join(found['failed'])} cannot be imported"
+            return _fail(summary, evidence, "pin it in the image's requirements", failed=found["failed"])
         shown = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
         return _pass(f"imports: {len(modules)} modules", [shown], versions=found["versions"])
 
@@ -117,7 +124,7 @@ class Bench:
         if done.returncode != 0:
             return _fail("signal: the container does not start", [_last(done)], None)
         try:
-            if not _wait_for(lambda: "rank is up" in self._logs(name), START_SECONDS):
+            if not wait_for(lambda: "rank is up" in self._logs(name), START_SECONDS):
                 return _fail(
                     "signal: no rank came up", [self._logs(name)[-400:]], "is its ENTRYPOINT a torchrun?"
                 )
@@ -190,16 +197,6 @@ class Bench:
     def _logs(self, name: str) -> str:
         done = self.engine.run("logs", name)
         return done.stdout + done.stderr
-
-
-def _wait_for(done: Callable[[], bool], seconds: float) -> bool:
-    """Poll until `done`; return whether it was within `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.5)
-    return True
 
 
 def _last(done: subprocess.CompletedProcess[str]) -> str:

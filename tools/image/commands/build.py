@@ -5,29 +5,54 @@ engine has the image under its name; size, layers, commit and duration are kept 
 the engine's whole output in <name>.log beside it. A failed build ends in one cause with its line and what to
 do; what a retry can cure (the network) is tried three times.
 
+In this order, each step only after the one before it went well: --fix repairs what `yard image check` finds,
+in a copy and not in your files; the build; --test, after which --fix adds a module that was missing, and
+builds again; --push, which ends with the digest that the registry has.
+
 Without --tag-from the tag is trainyard's version, which is what cells name.
 
 \b
 Examples:
   yard image build trainer-cpu
   yard image build trainer-cpu --build-arg BASE=my-registry/python:3.12@sha256:...
-  yard image build . --tag-from describe --repository 123456789012.dkr.ecr.us-east-1.amazonaws.com/team/train
+  yard image build . --fix --test standard
+  yard image build . --repository registry.example.com/team/train --tag-from describe --test full --push
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
 
 import click
 
 from tools import __version__, output, repo
 from tools.image import build as building
-from tools.image import context, smoke, tags
+from tools.image import context, registry, smoke, tags
+from tools.image import push as pushing
 from tools.image.commands.test import exit_with
 from tools.image.engine import Engine
-from tools.image.judge import find
+from tools.image.fix import Fixed, fix
+from tools.image.judge import Target, find
+from tools.image.mend import repaired
 from tools.image.options import arguments
-from tools.verdict import Verdict
+from tools.verdict import State, Verdict
+
+ROUNDS = 3  # builds of one command, where --fix adds what a test found missing
+
+
+@dataclass
+class Outcome:
+    """What became of one command: the build's record, what was repaired, tried and pushed."""
+
+    record: building.Record
+    fixed: Fixed | None
+    tested: list[Verdict] = field(default_factory=list)
+    pushed: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """Say whether everything that was tried is right."""
+        return all(verdict.state is State.PASS for verdict in self.tested)
 
 
 @click.command(help=__doc__, short_help="build an image with the Docker engine")
@@ -45,9 +70,14 @@ from tools.verdict import Verdict
 @click.option("--tag-from", type=click.Choice(tags.POLICIES), help="Where the tag comes from.")
 @click.option("--platform", metavar="OS/ARCH", help="What the nodes are (linux/amd64).")
 @click.option("--context-limit", type=click.FloatRange(min=0, min_open=True), default=2.0, metavar="GIB")
+@click.option("--fix", "mends", is_flag=True, help="Repair a copy of the files, and build that.")
 @click.option(
     "--test", "level", type=click.Choice(smoke.LEVELS), help="Then try what it does, up to this level."
 )
+@click.option(
+    "--module", "modules", multiple=True, metavar="NAME", help="With --test: import these, not the trainer's."
+)
+@click.option("--push", "pushes", is_flag=True, help="Then push it, where every test passed.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record, or the cause, as JSON.")
 def command(
     what: str,
@@ -58,41 +88,104 @@ def command(
     tag_from: str | None,
     platform: str | None,
     context_limit: float,
+    mends: bool,
     level: str | None,
+    modules: tuple[str, ...],
+    pushes: bool,
     as_json: bool,
 ) -> None:
+    if modules and not level:
+        raise click.UsageError("--module needs --test")
+    if pushes and (repository is None or registry.host(repository) == "localhost"):
+        raise click.UsageError("--push needs --repository, a name with its registry")
     target = find(what, root)
     tag = tags.tag(tag_from, target.context) if tag_from else __version__
-    name = f"{repository or f'{building.NAMESPACE}/{target.name}'}:{tag}"
     wish = building.Wish(
         target=target,
-        names=(name,),
+        names=(f"{repository or f'{building.NAMESPACE}/{target.name}'}:{tag}",),
         arguments=building.labels(target) | arguments(given),
         secrets=secrets,
         platform=platform,
         limit=int(context_limit * context.GIB),
     )
     try:
-        record, _ = building.build(wish, Engine(), output.note)
+        outcome = _build(wish, level, modules, mends, as_json)
     except building.BuildFailed as problem:
         _failed(problem, as_json)
         raise click.exceptions.Exit(1) from None
-    if not as_json:
-        output.table(building.summary(record), indent="")
-        output.line(f"record: {repo.shown(building.record_path(record.name))}")
-    tried = _try(record.id, level, as_json) if level else []
+    if pushes and outcome.passed:
+        outcome.pushed = _push(wish, outcome.record, as_json)
     if as_json:
-        output.data({**asdict(record), "tests": [verdict.as_dict() for verdict in tried]})
-    exit_with(tried)
+        output.data(_as_data(outcome))
+    elif pushes and not outcome.passed:
+        output.error("not pushed, for the test did not pass")
+    exit_with(outcome.tested)
 
 
-def _try(image: str, level: str, quiet: bool) -> list[Verdict]:
+def _build(
+    wish: building.Wish, level: str | None, modules: tuple[str, ...], mends: bool, quiet: bool
+) -> Outcome:
+    """Build and test, with `mends` from a repaired copy; again with what it lacked, at most ROUNDS times."""
+    missing: tuple[str, ...] = ()
+    for attempt in range(1, ROUNDS + 1):
+        fixed = fix(wish.target, wish.arguments, missing) if mends else None
+        if fixed is not None:
+            _say_repairs(fixed, wish.target, quiet)
+        with repaired(wish.target, fixed or Fixed({}, {})) as target:
+            record, _ = building.build(replace(wish, target=target), Engine(), output.note)
+        outcome = Outcome(record, fixed)
+        if not quiet:
+            output.table(building.summary(record), indent="")
+            output.line(f"record: {repo.shown(building.record_path(record.name))}")
+        if level:
+            outcome.tested = _try(record.id, level, modules, quiet)
+        absent = smoke.absent(outcome.tested[0]) if outcome.tested else ()
+        if not mends or attempt == ROUNDS or set(absent) <= set(missing):
+            break
+        missing = tuple(dict.fromkeys([*missing, *absent]))
+    return outcome
+
+
+def _try(image: str, level: str, modules: tuple[str, ...], quiet: bool) -> list[Verdict]:
     found = []
-    for verdict in smoke.trial(image, level, Engine()):
+    for verdict in smoke.trial(image, level, Engine(), output.note, modules):
         found.append(verdict)
         if not quiet:
             output.verdict(verdict)
     return found
+
+
+def _push(wish: building.Wish, record: building.Record, quiet: bool) -> dict[str, str]:
+    """Push each of the image's names; return the digests by repository, as the registries have them."""
+    for name in wish.names:
+        repository, _ = registry.split(name)
+        digest = pushing.push(name, name, Engine(), output.note)
+        record.digests[repository] = digest
+        record.save()
+        if not quiet:
+            output.line(f"pushed {name}")
+            output.line(f"digest {digest}, read back from {registry.host(repository)}")
+    return record.digests
+
+
+def _say_repairs(fixed: Fixed, target: Target, quiet: bool) -> None:
+    for text in fixed.done:
+        output.note(f"repaired {text}")
+    for verdict in fixed.left:
+        output.note(f"left {verdict.details['rule']}: {verdict.summary}")
+    if fixed.diff and not quiet:
+        output.line(fixed.diff.rstrip("\n"))
+        output.line(f"this is in the image and not in your files: yard image fix {target.shown} --write")
+
+
+def _as_data(outcome: Outcome) -> dict[str, object]:
+    fixed = outcome.fixed
+    return {
+        **asdict(outcome.record),
+        "repaired": {"diff": fixed.diff, "done": fixed.done} if fixed else None,
+        "tests": [verdict.as_dict() for verdict in outcome.tested],
+        "pushed": outcome.pushed,
+    }
 
 
 def _failed(problem: building.BuildFailed, as_json: bool) -> None:

@@ -1,7 +1,9 @@
 """Try what an image does, before it is pushed.
 
 quick: the modules of the trainer can be imported. standard: torch multiplies, the entrypoint starts, SIGTERM
-reaches a rank, the user writes where it should and nowhere else, the variables hold no secret.
+reaches a rank, the user writes where it should and nowhere else, the variables hold no secret. full: two
+containers train a tiny model, one is killed, and both go on from the checkpoint on their volume as if nothing
+had happened: every loss is that of the same run without a kill.
 
 NAME is an image under images/ (the last build's), or any image of this engine.
 
@@ -32,7 +34,7 @@ from tools.verdict import State, Verdict
 @click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
 def command(name: str, level: str, modules: tuple[str, ...], as_json: bool) -> None:
     found = []
-    for verdict in smoke.trial(local_name(name), level, Engine(), modules):
+    for verdict in smoke.trial(local_name(name), level, Engine(), output.note, modules):
         found.append(verdict)
         if not as_json:
             output.verdict(verdict)
