@@ -13,12 +13,15 @@ from jsonschema import Draft7Validator  # type: ignore[import-untyped]
 from ruamel.yaml import YAML
 
 from tests.aws.eksctl_schema import schema
-from tools import repo
+from tools import kustomize, repo
 from tools.aws import eksctl, service_accounts
 from tools.aws import spec as specs
+from tools.cell import parse
 from tools.errors import UserError
 from tools.facts.eks import ADDONS, VERSIONS
-from tools.facts.instances import INSTANCES
+from tools.facts.instances import INSTANCES, NEURON, NVIDIA
+from tools.kustomize import Renderer
+from tools.preflight.amounts import amount
 
 CLUSTERS = ("cpu-demo", "gpu", "gpu-hyperpod", "trn1")
 Object = dict[str, Any]
@@ -92,6 +95,71 @@ def test_node_groups_fit_their_machines(name: str) -> None:
         ]
 
 
+@pytest.mark.parametrize("name", [name for name in CLUSTERS if name != "gpu-hyperpod"])
+def test_cells_find_nodes_for_all_their_pods(name: str, render: Renderer) -> None:
+    """From what is applied and eksctl.yaml: type, number, devices and EFA. HyperPod's nodes are its own."""
+    groups = committed(name)["managedNodeGroups"]
+    cells = (specs.load(repo.root(), name).get("CELLS") or "").split(",")
+    assert cells
+    for cell in cells:
+        worker = _worker(render, cell)
+        kinds = _kinds(worker["template"]["spec"])
+        fits = [
+            group
+            for group in groups
+            if group["instanceType"] in kinds or not kinds
+            if group["maxSize"] >= worker["replicas"]
+            if _asked(worker, "vpc.amazonaws.com/efa") <= INSTANCES[group["instanceType"]].efa
+            if all(
+                _asked(worker, resource) <= INSTANCES[group["instanceType"]].accelerators
+                for resource in (NVIDIA, NEURON)
+            )
+        ]
+        assert fits, f"{cell}: {worker['replicas']} of {kinds}"
+
+
+@pytest.mark.parametrize("name", ["gpu", "gpu-hyperpod"])
+def test_the_queue_takes_each_cell_whole(name: str, render: Renderer) -> None:
+    """A job that asks for more than its queue has is never admitted, and says so nowhere but in Kueue."""
+    spec = specs.load(repo.root(), name)
+    for cell in (spec.get("CELLS") or "").split(","):
+        worker = _worker(render, cell)
+        for fact, resource, unit in (
+            ("QUEUE_CPUS", "cpu", 1),
+            ("QUEUE_MEMORY_GIB", "memory", 2**30),
+            ("QUEUE_GPUS", NVIDIA, 1),
+        ):
+            wanted = worker["replicas"] * _asked(worker, resource)
+            assert wanted <= int(spec.need(fact)) * unit, (cell, fact)
+
+
+@pytest.fixture(scope="module")
+def render() -> Renderer:
+    return kustomize.ensure(repo.root(), print)
+
+
+def _worker(renderer: Renderer, cell: str) -> Object:
+    text = renderer.build(repo.root() / "overlays" / cell)
+    found: Object = parse(text, cell).job()["spec"]["pytorchReplicaSpecs"]["Worker"]
+    return found
+
+
+def _kinds(pod: Object) -> list[str]:
+    """Return the instance types that a pod takes, none where any will do."""
+    if "affinity" not in pod:
+        return []
+    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    (expression,) = term["matchExpressions"]
+    return list(expression["values"])
+
+
+def _asked(worker: Object, resource: str) -> float:
+    (container,) = worker["template"]["spec"]["containers"]
+    return float(amount(container["resources"]["requests"].get(resource, 0)) or 0)
+
+
 def test_a_capacity_block_is_bought_as_one() -> None:
     (group,) = [one for one in committed("gpu")["managedNodeGroups"] if one["name"] == "p5"]
     assert group["instanceMarketOptions"] == {"marketType": "capacity-block"}
@@ -161,7 +229,13 @@ def test_pods_get_their_prefix_and_nothing_else(name: str) -> None:
         ({"ADMIN_ROLE_ARN": "cluster-admin"}, "is not the ARN of an IAM role", ""),
         ({"S3_PREFIX": "text"}, "has to end in a slash", "only begins so"),
         ({"CELLS": "p5/llama-3-1-8"}, "no such cell: p5/llama-3-1-8", "did you mean p5/llama-3-1-8b?"),
-        ({"ZONES": "us-west-2a", "NODES_P4D": None, "NODES_P5": None}, "EKS wants subnets in two zones", ""),
+        ({"NODES_P4D": None}, "p4d/llama-2-7b wants 4 of p4d.24xlarge, and no node", "p4d.24xlarge 0-4"),
+        ({"NODES_P4D": "p4d.24xlarge 0-3 us-west-2b"}, "p4d/llama-2-7b wants 4 of p4d.24xlarge", "0-4"),
+        (
+            {"ZONES": "us-west-2a", "CELLS": None, "NODES_P4D": None, "NODES_P5": None, "NODES_P5EN": None},
+            "EKS wants subnets in two zones",
+            "",
+        ),
         ({"VPC_ID": "vpc-1", "PRIVATE_SUBNETS": "subnet-1"}, "subnet-1 is not ZONE=subnet-", "zones:"),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import LiteralScalarString
 
-from tools.aws import service_accounts
+from tools.aws import cells, service_accounts
 from tools.aws.service_accounts import ServiceAccount
 from tools.aws.spec import ROLE, NodeGroup, Spec
 from tools.errors import UserError
@@ -80,6 +80,7 @@ def document(spec: Spec, addons: Mapping[str, str] | None = None) -> Document:
         keep = ("eks-pod-identity-agent",)  # the others belong to whoever made the cluster
         result["addons"] = [one for one in result["addons"] if one["name"] in keep]
         return result
+    cells.check(spec)
     result["vpc"] = _vpc(spec)
     if "id" not in result["vpc"]:
         result["availabilityZones"] = _cluster_zones(spec)

@@ -6,13 +6,11 @@ from dataclasses import dataclass
 
 from ruamel.yaml import YAML
 
-from tools import repo
-from tools.aws import policies
+from tools.aws import cells, policies
 from tools.aws.policies import Policy
 from tools.aws.spec import Spec
 from tools.components import reached
 from tools.errors import UserError
-from tools.repo import nearest
 
 FSX_ACCOUNT = ("kube-system", "fsx-csi-controller-sa")
 S3_ACCOUNT = ("kube-system", "s3-csi-driver-sa")
@@ -60,14 +58,7 @@ def of(spec: Spec, with_runs: bool = False) -> list[ServiceAccount]:
 
 def trainer_names(spec: Spec) -> list[str]:
     """Return the names of the trainers' service accounts: Pod Identity knows no patterns, so each is one."""
-    cells = [one.strip() for one in (spec.get("CELLS") or "").split(",") if one.strip()]
-    known = {cell.removeprefix("overlays/") for cell in repo.cells()}
-    for cell in cells:
-        if cell not in known:
-            match = nearest(cell, known)
-            hint = f"did you mean {match}?" if match else None
-            raise UserError(f"{spec.at('CELLS')}: no such cell: {cell}", hint)
-    return [cell.replace("/", "-") + TRAINER_SUFFIX for cell in cells]
+    return [cell.name.replace("/", "-") + TRAINER_SUFFIX for cell in cells.of(spec)]
 
 
 def run_names(spec: Spec) -> list[str]:
