@@ -22,16 +22,16 @@ class CompileCache:
         self._directory = Path(named) if named else None
         self._mark = Path(f"{named}.dirty") if named else None
 
-    def begin(self) -> bool:
-        """Mark the cache as being written; says whether one that was left half written was removed."""
+    def begin(self) -> str:
+        """Mark the cache as being written; says what was found: `whole`, `broken` (it is removed), `none`."""
         if self._directory is None or self._mark is None:
-            return False
-        broken = self._mark.exists()
-        if broken:
+            return "none"
+        found = "broken" if self._mark.exists() else "whole" if self._directory.is_dir() else "none"
+        if found == "broken":
             shutil.rmtree(self._directory, ignore_errors=True)
         self._mark.parent.mkdir(parents=True, exist_ok=True)
         self._mark.touch()
-        return broken
+        return found
 
     def done(self) -> None:
         """The first step has run: everything it needs is whole."""

@@ -103,10 +103,11 @@ def _train(run: Run, attempt: Attempt) -> None:
         _show_graphs(run, now, metrics, attempt)
         return
     cache = CompileCache()
-    if ranks.first and device.compile and cache.begin():
+    found = cache.begin() if ranks.first and device.compile else "none"
+    if found == "broken":
         log.warning("the compiler's cache was left half written; it is made anew")
-    ranks.barrier()
-    _compile_once(run, now)
+    if ranks.sum([float(found == "whole" and now.step > 0)]) == [0.0]:  # else all find their code at once
+        _compile_once(run, now)
     if now.step == 0 and config.model.weights is not None:
         _evaluate(run, now, metrics)  # what the base knows already
     _loop(run, now, store, metrics, attempt, cache)

@@ -19,22 +19,23 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_kill_before_the_first_step_discards_the_cache(library: Path) -> None:
-    assert not CompileCache().begin()  # killed here: done() never ran
-    assert CompileCache().begin()
+    assert CompileCache().begin() == "whole"  # killed here: done() never ran
+    assert CompileCache().begin() == "broken"
     assert not library.exists()
+    assert CompileCache().begin() == "broken"  # killed again, before anything was compiled
 
 
 def test_a_cache_that_a_step_has_run_with_is_kept(library: Path) -> None:
     cache = CompileCache()
-    assert not cache.begin()
+    assert cache.begin() == "whole"
     cache.done()
     cache.done()
-    assert not CompileCache().begin()
+    assert CompileCache().begin() == "whole"
     assert library.exists()
 
 
 def test_torchs_own_directory_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     cache = CompileCache()
-    assert not cache.begin()
+    assert cache.begin() == "none"
     cache.done()

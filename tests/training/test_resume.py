@@ -124,6 +124,30 @@ def test_sigterm_saves_the_same_step_on_all_ranks_and_loses_none(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_compiled_blocks_with_dropout_go_on_bitwise(
+    start: Callable, texts: Texts, data_root: Path, tmp_path: Path
+) -> None:
+    """The compiled code draws its dropout from the same generators, which are saved and restored."""
+    overrides = (*DROPOUT, 'device.compile="on"', "checkpoint.every=1000", "train.steps=30")
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
+    calm = start("calm", overrides=overrides, **cache)
+    assert calm.wait(600) == 0, calm.text()
+    assert "blocks compiled" in calm.text()
+    first = start("stopped", overrides=overrides, **cache)
+    first.until(lambda: len(first.records()) >= 6, 300)
+    first.process.send_signal(signal.SIGTERM)
+    assert first.wait() != 0
+    assert 6 <= len(first.records()) < 30, "it was over before it was stopped"
+    again = start("stopped", overrides=overrides, **cache)
+    assert again.wait(300) == 0, again.text()
+    assert again.losses() == calm.losses()
+    assert same(tensors(RunDir(again.run)), tensors(RunDir(calm.run)))
+    without = run(texts, ("train.steps=30",), tmp_path / "without", data_root)
+    assert losses(without) != pytest.approx(calm.losses(), rel=1e-3), "the dropout drops nothing"
+
+
+@pytest.mark.long
 def test_another_number_of_ranks_goes_on_with_the_same_samples(
     start: Callable, texts: Texts, data_root: Path
 ) -> None:

@@ -15,7 +15,9 @@ import pytest
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
+from tests.training.bert import conftest as tiny_bert
 from tests.training.inprocess import Texts, losses, run
+from training import bert
 from training.config import ConfigError, apply_override, load_texts
 from training.failure import UploadError, classify
 from training.upload import MANIFEST, check, upload
@@ -225,6 +227,22 @@ def test_a_run_ends_with_its_model_on_s3_and_a_failed_upload_is_made_up_for(
     with pytest.raises(ConfigError, match="holds the model of run tiny"):
         run(texts, wanted, tmp_path / "other", data_root)
     assert not (tmp_path / "other" / "metrics.jsonl").exists()  # told before the first step
+
+
+def test_a_bert_run_ends_with_its_model_on_s3(
+    server: Server, corpus: Path, data_root: Path, tmp_path: Path
+) -> None:
+    """With both heads of its pre-training, and the tokenizer that it was trained with."""
+    texts = {
+        "model": ("model.yaml", tiny_bert.MODEL.format(source=corpus)),
+        "hardware": ("hardware.yaml", tiny_bert.HARDWARE),
+        "cell": ("cell.yaml", tiny_bert.CELL),
+    }
+    wanted = ("train.steps=4", "train.eval_every=4", f"upload.to={TO}")
+    run(texts, wanted, tmp_path / "tiny", data_root, task=bert.TASK)
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(there()["files"])
+    body = boto3.client("s3").get_object(Bucket="models", Key="team/tiny/config.json")["Body"]
+    assert json.loads(body.read())["architectures"] == ["BertForPreTraining"]
 
 
 def test_what_cannot_be_exported_is_refused_with_its_line(texts: Texts) -> None:

@@ -65,8 +65,6 @@ class Config(Section):
                 "masking.most",
                 f"masking.most {self.masking.most} is above sequence_length {self.sequence_length}",
             )
-        if self.upload is not None and bert is not None:
-            raise wrong("upload", "upload is for causal models only: a bert run cannot be exported")
         if self.upload is not None and self.upload.merge and self.lora is None:
             raise wrong("upload.merge", "upload.merge adds adapters to their base, and there is no lora")
         if self.lora is None:
