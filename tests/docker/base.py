@@ -13,6 +13,7 @@ from pathlib import Path
 from tests.docker.packages import CannotStart, cache, environment
 
 NAME = "localhost/trainyard/base:test"
+WITH_APT = "localhost/trainyard/base:apt"
 SUITE = "bookworm"
 WANTED = "python3,python3-venv,gcc,g++,libc6-dev,ca-certificates"
 SECONDS = 900
@@ -42,7 +43,7 @@ def ensure(packages: Path) -> Path:
     try:
         root = work / "root"
         program = packages / "usr/sbin/debootstrap"
-        command = [str(program), "--variant=minbase", f"--include={WANTED}", SUITE, str(root), _mirror()]
+        command = [str(program), "--variant=minbase", f"--include={WANTED}", SUITE, str(root), mirror()]
         variables = {**environment(packages), "DEBOOTSTRAP_DIR": str(packages / "usr/share/debootstrap")}
         variables.pop("LD_LIBRARY_PATH")  # its chroot has libraries of its own
         with (work / "log").open("wb") as log:
@@ -60,11 +61,7 @@ def ensure(packages: Path) -> Path:
     return target
 
 
-def _digest() -> str:
-    return hashlib.sha256(f"{SUITE} {WANTED} {LITTER}".encode()).hexdigest()[:12]
-
-
-def _mirror() -> str:
+def mirror() -> str:
     """Return the mirror that this machine's own apt uses."""
     files = [Path("/etc/apt/sources.list"), *sorted(SOURCES.glob("*"))]
     found = [match for path in files if path.is_file() for match in URI.findall(path.read_text())]
@@ -72,6 +69,10 @@ def _mirror() -> str:
     if not plain:
         raise CannotStart("no mirror of Debian in /etc/apt: add one to sources.list")
     return plain[0]
+
+
+def _digest() -> str:
+    return hashlib.sha256(f"{SUITE} {WANTED} {LITTER}".encode()).hexdigest()[:12]
 
 
 def _clean(root: Path) -> None:

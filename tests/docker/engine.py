@@ -160,6 +160,17 @@ class Harness:
         self.docker("build", "--quiet", "--tag", base.NAME, str(here))
         return base.NAME
 
+    def base_with_apt(self) -> str:
+        """Return the name of a base whose apt knows this machine's mirror; make it where it is not there."""
+        if not self.docker("image", "ls", "--quiet", base.WITH_APT).strip():
+            here = self.sandbox.root / "apt"
+            here.mkdir()
+            options = "[check-valid-until=no check-date=no]"
+            (here / "sources.list").write_text(f"deb {options} {base.mirror()} {base.SUITE} main\n")
+            (here / "Dockerfile").write_text(f"FROM {self.base()}\nCOPY sources.list /etc/apt/sources.list\n")
+            self.docker("build", "--quiet", "--tag", base.WITH_APT, str(here))
+        return base.WITH_APT
+
     def close(self) -> None:
         """End everything, and wait until nothing is left."""
         self.sandbox.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,10 @@ from packaging.requirements import Requirement
 
 from images import layers
 from tools import repo
+from tools.facts import compatibility as facts
+from tools.facts.instances import instance
+from tools.image import judge
+from tools.verdict import State
 
 LOCK = repo.root() / "requirements.lock"
 
@@ -71,3 +76,41 @@ def test_one_root_brings_only_what_it_needs(tmp_path: Path) -> None:
     assert (tmp_path / "torch.txt").read_text() == ""
     with pytest.raises(SystemExit, match="not in the lock: nonsense"):
         layers.main([str(LOCK), str(tmp_path), "nonsense"])
+
+
+def test_our_own_images_are_judged_good_and_have_one_user() -> None:
+    """What cannot be built here is held by what can be run: our rules, hadolint, the fact table, the lock."""
+    assert set(judge.names()) >= {"trainer-cpu", "trainer-cuda", "trainer-neuron", "tensorboard", "toolbox"}
+    for name in judge.names():
+        found = judge.judge(judge.find(name))
+        assert found.state is State.PASS, [
+            one.summary for one in found.verdicts if one.state is not State.PASS
+        ]
+        assert [one.summary for one in found.of(State.PASS) if one.details["rule"] == "user"] == [
+            "runs as 1000:1000"
+        ]
+        assert found.notes is None or not [one for one in found.notes if one.level in ("error", "warning")]
+
+
+@pytest.mark.parametrize(
+    "machine", ["g5.8xlarge", "p4d.24xlarge", "p5.48xlarge", "p5en.48xlarge", "g6e.48xlarge"]
+)
+def test_the_cuda_image_runs_on_the_cards_of_its_cells(machine: str) -> None:
+    """A10G, A100, H100, H200 and L40S; with a driver that serves its CUDA, and not with an older one."""
+    target = judge.find("trainer-cuda")
+    assert judge.judge(target, {}, instance(machine), driver=580).state is State.PASS
+    assert [
+        one.details["rule"] for one in judge.judge(target, {}, instance(machine), driver=550).of(State.FAIL)
+    ] == ["driver"]
+
+
+def test_the_efa_versions_of_the_cuda_image_are_those_of_the_fact_table() -> None:
+    text = (repo.root() / "images/trainer-cuda/Dockerfile").read_text()
+    (installer,) = set(re.findall(r"aws-efa-installer-([\d.]+)\.tar", text))
+    known = facts.EFA[installer]
+    assert f"libfabric: {known.libfabric}'" in text
+    assert f"aws-ofi-nccl {known.ofi_nccl}," in text
+    torch = layers.entries(LOCK.read_text())["torch"].split("==")[1].split()[0]
+    row = facts.torch(torch)
+    assert row is not None
+    assert f"NCCL {row.nccl}\n" in text

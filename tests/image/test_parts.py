@@ -83,6 +83,8 @@ def test_a_huge_context_is_stopped_with_its_largest_parts(tmp_path: Path) -> Non
         ("", {"a.py", "src/b.py", "src/deep/c.pyc", "data/x.bin"}),
         ("data\n**/*.pyc\n", {"a.py", "src/b.py"}),
         ("*\n!src\nsrc/deep\n", {"src/b.py"}),
+        ("*\n!src/deep/c.pyc\n", {"src/deep/c.pyc"}),
+        ("src\ndata\n!**/c.*\n", {"a.py", "src/deep/c.pyc"}),
         ("# data\n/data/\n", {"a.py", "src/b.py", "src/deep/c.pyc"}),
         ("src/*\n", {"a.py", "data/x.bin"}),
         ("?.py\n", {"src/b.py", "src/deep/c.pyc", "data/x.bin"}),
@@ -102,7 +104,8 @@ def test_our_own_context_is_code_and_the_lock() -> None:
     assert found.size < 32 * 2**20, found.largest
     names = {name for name, _ in dockerignore.files(repo.root(), dockerignore.read(repo.root()))}
     assert {"requirements.lock", "images/layers.py", "training/entrypoint.py"} <= names
-    assert not any(name.startswith((".git", ".venv", "local", "tests")) for name in names)
+    assert not any(name.startswith((".git", ".venv", "local")) for name in names)
+    assert {name for name in names if name.startswith("tests")} == {"tests/neuron/requirements.lock"}
 
 
 @pytest.mark.parametrize("arguments", [{"HF_TOKEN": "x"}, {"NOTE": "hf_AbCdEfGhIjKlMnOpQrStUvWx"}])

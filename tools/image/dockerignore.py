@@ -12,12 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+WILD = re.compile(r"[*?\[\\]")
+
 
 @dataclass(frozen=True)
 class Ignore:
     """The patterns of one .dockerignore, in their order."""
 
     patterns: tuple[tuple[re.Pattern[str], bool], ...] = ()
+    taken_back: tuple[str, ...] = ()  # of the rules with `!`, what stands before the first wildcard
 
     def excludes(self, path: str) -> bool:
         """Say whether the file `path`, relative to the context, stays behind."""
@@ -29,10 +32,13 @@ class Ignore:
                 excluded = exclude
         return excluded
 
-    @property
-    def takes_back(self) -> bool:
-        """Say whether a file below an excluded directory can be sent."""
-        return any(not exclude for _, exclude in self.patterns)
+    def empties(self, directory: str) -> bool:
+        """Say whether nothing below an excluded directory can be sent, so that nobody need look into it."""
+        meets = (one + "/" for one in self.taken_back)
+        below = directory + "/"
+        return self.excludes(directory) and not any(
+            one.startswith(below) or below.startswith(one) or one == "/" for one in meets
+        )
 
 
 def read(context: Path, dockerfile: Path | None = None) -> Ignore:
@@ -46,7 +52,7 @@ def read(context: Path, dockerfile: Path | None = None) -> Ignore:
 
 def parse(text: str) -> Ignore:
     """Return the rules that a .dockerignore holds."""
-    found = []
+    found, taken_back = [], []
     for line in text.splitlines():
         pattern = line.strip()
         if not pattern or pattern.startswith("#"):
@@ -55,7 +61,10 @@ def parse(text: str) -> Ignore:
         pattern = os.path.normpath(pattern.removeprefix("!").strip()).strip("/")
         if pattern not in ("", "."):
             found.append((re.compile(_translate(pattern)), exclude))
-    return Ignore(tuple(found))
+            if not exclude:
+                wild = WILD.search(pattern)
+                taken_back.append(pattern[: wild.start()].rpartition("/")[0] if wild else pattern)
+    return Ignore(tuple(found), tuple(taken_back))
 
 
 def files(context: Path, ignore: Ignore) -> Iterator[tuple[str, int]]:
@@ -63,9 +72,7 @@ def files(context: Path, ignore: Ignore) -> Iterator[tuple[str, int]]:
     for directory, names, found in os.walk(context):
         below = Path(directory).relative_to(context).as_posix()
         prefix = "" if below == "." else below + "/"
-        if not ignore.takes_back:
-            names[:] = [name for name in names if not ignore.excludes(prefix + name)]
-        names.sort()
+        names[:] = sorted(name for name in names if not ignore.empties(prefix + name))
         for name in sorted(found):
             if not ignore.excludes(prefix + name):
                 yield prefix + name, (Path(directory) / name).lstat().st_size
