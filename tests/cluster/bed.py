@@ -1,0 +1,120 @@
+"""A bed to plant a job's situations in: a namespace, the job of one cell, and nodes that kwok keeps alive."""
+
+from __future__ import annotations
+
+import copy
+import time
+import uuid
+
+from tests.cluster.kube import Kube, Object, shared_claim
+from tests.cluster.machines import fake_node
+from tests.job.confusion import said
+from tools.cell import Manifests, name_of
+from tools.facts.instances import instance
+from tools.job.collect import collect
+from tools.job.why import Explanation, explain
+from tools.kubectl import Kubectl
+
+CPU, G5, TRN1 = "overlays/cpu/llama-tiny", "overlays/g5/llama-2-7b", "overlays/trn1/bert-large"
+P4D, P5 = "overlays/p4d/llama-3-1-8b", "overlays/p5/llama-3-1-8b"
+KINDS = {
+    CPU: "m5.xlarge",
+    G5: "g5.48xlarge",
+    P4D: "p4d.24xlarge",
+    P5: "p5en.48xlarge",
+    TRN1: "trn1.32xlarge",
+}
+SECONDS = 60.0  # until controllers, scheduler and operator have said what they say
+
+
+class Bed:
+    """One namespace with one job, and nodes of its own that end with it."""
+
+    def __init__(self, kube: Kube, namespace: str, cells: list[Manifests], cell: str) -> None:
+        self.kube, self.namespace = kube, namespace
+        self.objects = copy.deepcopy(next(one for one in cells if one.source == cell).objects)
+        self.job = next(one for one in self.objects if one["kind"] == "PyTorchJob")
+        self.kind = KINDS[cell]
+        self.claim = shared_claim(namespace)
+        self._nodes: list[str] = []
+        self._everywhere: list[Object] = []  # what is in no namespace, and goes with the bed
+
+    @property
+    def spec(self) -> Object:
+        """The pods' spec."""
+        found: Object = self.job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+        return found
+
+    @property
+    def replicas(self) -> int:
+        """How many pods the job has."""
+        return int(self.job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"])
+
+    def nodes(
+        self, count: int | None = None, kind: str | None = None, room: dict[str, str] | None = None
+    ) -> list[Object]:
+        """Nodes of the cell's kind, enough of them; `room` changes what they can give."""
+        made = []
+        for _ in range(self.replicas if count is None else count):
+            node = fake_node(instance(kind or self.kind), f"why-{uuid.uuid4().hex[:8]}")
+            node["status"]["allocatable"] = node["status"]["allocatable"] | (room or {})
+            made.append(node)
+        return made
+
+    def start(self, nodes: list[Object]) -> None:
+        """Bring up the nodes, then the job."""
+        if nodes:
+            self.kube.apply(nodes, None)
+        self._nodes += [name_of(node) for node in nodes]
+        if self.claim:
+            self.kube.apply(self.claim, self.namespace)
+        self.kube.apply(self.objects, self.namespace)
+
+    def hold(self, node: Object, **amounts: str) -> None:
+        """Another pod of the team, that is on the node already and requests `amounts` (`gpu` is NVIDIA's)."""
+        asked = {"nvidia.com/gpu" if name == "gpu" else name: amount for name, amount in amounts.items()}
+        limits = {name: amount for name, amount in asked.items() if "/" in name}
+        container = {
+            "name": "other",
+            "image": "localhost/other:1",
+            "resources": {"requests": asked, "limits": limits},
+            "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        }
+        security = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+        spec = {"nodeName": name_of(node), "containers": [container], "securityContext": security}
+        spec |= {"tolerations": [{"operator": "Exists"}]}
+        metadata = {"name": f"other-{uuid.uuid4().hex[:8]}"}
+        self.kube.apply([node], None)
+        self._nodes.append(name_of(node))
+        self.kube.apply(
+            [{"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}], self.namespace
+        )
+
+    def everywhere(self, item: Object) -> None:
+        """Make an object that belongs to no namespace."""
+        self.kube.apply([item], None)
+        self._everywhere.append(item)
+
+    def answer(self, wanted: str) -> Explanation:
+        """What `why` says once it says `wanted` twice in a row, else what it says at the end."""
+        kubectl = Kubectl(None, self.namespace)
+        began, last, found = time.monotonic(), "", None
+        while found is None or time.monotonic() - began < SECONDS:
+            found = explain(collect(kubectl, name_of(self.job), logs=False, run=False))
+            kind = said(found)
+            if kind == last == wanted:
+                return found
+            last = kind
+            time.sleep(0.5)
+        return found
+
+    def end(self) -> None:
+        """Take everything away, and wait for the pods: they hold what the next one needs."""
+        for item in self._everywhere:
+            self.kube.call("delete", item["kind"], name_of(item), "--ignore-not-found")
+        for kind in ("pytorchjobs", "pods"):
+            self.kube.call("delete", kind, "--all", f"--namespace={self.namespace}", "--wait=false")
+        self.kube.wait("pods to go", lambda: not self.kube.list("pods", self.namespace), 90)
+        if self._nodes:
+            self.kube.call("delete", "nodes", *self._nodes, "--wait=false")
+        self.kube.call("delete", "pv", f"{self.namespace}-trainyard", "--wait=false", "--ignore-not-found")
