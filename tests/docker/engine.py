@@ -22,6 +22,9 @@ from tests.docker.packages import CannotStart
 from tools import processes, repo
 
 REGISTRY = "127.0.0.1:5000"
+CLOSED = "127.0.0.1:5001"  # a registry that wants a login
+LOGIN = ("team", "open-sesame")
+LOGIN_HASH = "$2y$05$trainyardtrainyardtrae3SWrdDQDaQBSnQeQX3e7PNugEo/y4lm"  # bcrypt
 KEEP = "TRAINYARD_TEST_DOCKER_ROOT"  # a directory: the engine's images are kept there from run to run
 READY_SECONDS = 90
 DNS = "10.0.2.3"  # slirp4netns' own
@@ -39,7 +42,8 @@ class Harness:
         self.packages = packages.ensure()
         self.archive = base.ensure(self.packages)
         self.sandbox = Sandbox()
-        self.environment = packages.environment(self.packages)
+        login = {"DOCKER_CONFIG": str(self.sandbox.root / "docker")}  # none of this machine, none left on it
+        self.environment = packages.environment(self.packages) | login
         self.socket = self.sandbox.root / "docker.sock"
         try:
             self._uplink()
@@ -51,44 +55,28 @@ class Harness:
             raise
 
     def start_daemon(self) -> Process:
-        """Start a dockerd and wait for it."""
-        root = self.sandbox.root
+        """Start the dockerd and wait for it."""
         keep = os.environ.get(KEEP)
-        data = Path(keep) if keep else root / "data"
-        (root / "daemon.json").write_text("{}")
-        words: list[str | Path] = ["dockerd", "--config-file", root / "daemon.json", "--data-root", data]
-        words += ["--exec-root", root / "exec", "--pidfile", root / "dockerd.pid"]
-        words += [
-            "--host",
-            f"unix://{self.socket}",
-            "--dns",
-            DNS,
-            "--cgroup-parent",
-            f"/{self.sandbox.cgroup}docker",
-        ]
-        process = self.sandbox.start("dockerd", words, self.environment)
-        answers = self.environment | {"DOCKER_HOST": f"unix://{self.socket}"}
+        return self._daemon("dockerd", Path(keep) if keep else self.sandbox.root / "data", self.socket)
 
-        def ready() -> bool:
-            return (
-                subprocess.run(["docker", "info"], env=answers, capture_output=True, check=False).returncode
-                == 0
-            )
-
-        self.sandbox.wait("dockerd", ready, READY_SECONDS, [process])
-        return process
+    def second_daemon(self, size: str) -> str:
+        """Start another dockerd whose images lie on a file system of `size`; return its address."""
+        room, socket = self.sandbox.root / "room", self.sandbox.root / "second.sock"
+        room.mkdir()
+        self.sandbox.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", room])
+        self._daemon("second", room, socket)
+        return f"unix://{socket}"
 
     def start_registry(self) -> Process:
         """Start the registry and wait for it."""
-        config = self.sandbox.root / "registry.yml"
-        storage = {
-            "filesystem": {"rootdirectory": str(self.sandbox.root / "registry")},
-            "delete": {"enabled": True},
-        }
-        config.write_text(json.dumps({"version": 0.1, "storage": storage, "http": {"addr": REGISTRY}}))
-        process = self.sandbox.start("registry", ["docker-registry", "serve", config], self.environment)
-        self.sandbox.wait("the registry", lambda: self.get("/v2/")[0] == 200, READY_SECONDS, [process])
-        return process
+        return self._registry("registry", REGISTRY, {}, 200)
+
+    def closed_registry(self) -> str:
+        """Start another registry, which lets nobody but LOGIN in; return its address."""
+        (self.sandbox.root / "htpasswd").write_text(f"{LOGIN[0]}:{LOGIN_HASH}\n")
+        access = {"htpasswd": {"realm": "team", "path": str(self.sandbox.root / "htpasswd")}}
+        self._registry("closed", CLOSED, {"auth": access}, 401)
+        return CLOSED
 
     def docker(self, *words: str, check: bool = True) -> str:
         """Run docker and return what it said on standard output; AssertionError where it fails."""
@@ -118,13 +106,13 @@ class Harness:
         """Return the words that run a command inside of the network."""
         return [*self.sandbox.enter("net"), *words]
 
-    def get(self, path: str, method: str = "GET") -> tuple[int, dict[str, str]]:
+    def get(self, path: str, method: str = "GET", host: str = REGISTRY) -> tuple[int, dict[str, str]]:
         """Ask the registry without docker; return status and headers, names in lower case."""
         accept = "application/vnd.docker.distribution.manifest.v2+json"
         command = ["curl", "-s", "-o", "/dev/null", "-D", "-", "-H", f"Accept: {accept}", "--max-time", "5"]
         command += ["-I"] if method == "HEAD" else []
         done = subprocess.run(
-            self.words(*command, f"http://{REGISTRY}{path}"), capture_output=True, text=True, check=False
+            self.words(*command, f"http://{host}{path}"), capture_output=True, text=True, check=False
         )
         lines = done.stdout.splitlines() or ["HTTP/1.1 0 none"]
         headers = dict(line.split(": ", 1) for line in lines[1:] if ": " in line)
@@ -178,6 +166,31 @@ class Harness:
     def kill(self, process: Process) -> None:
         """Kill one of the processes, and wait for its end."""
         process.kill(signal.SIGKILL)
+
+    def _daemon(self, name: str, data: Path, socket: Path) -> Process:
+        root = self.sandbox.root
+        (root / f"{name}.json").write_text("{}")
+        words: list[str | Path] = ["dockerd", "--config-file", root / f"{name}.json", "--data-root", data]
+        words += ["--exec-root", root / f"{name}-exec", "--pidfile", root / f"{name}.pid", "--dns", DNS]
+        words += ["--host", f"unix://{socket}", "--cgroup-parent", f"/{self.sandbox.cgroup}docker"]
+        process = self.sandbox.start(name, words, self.environment)
+        answers = self.environment | {"DOCKER_HOST": f"unix://{socket}"}
+
+        def ready() -> bool:
+            done = subprocess.run(["docker", "info"], env=answers, capture_output=True, check=False)
+            return done.returncode == 0
+
+        self.sandbox.wait(name, ready, READY_SECONDS, [process])
+        return process
+
+    def _registry(self, name: str, address: str, more: Mapping[str, object], status: int) -> Process:
+        config = self.sandbox.root / f"{name}.yml"
+        files = {"rootdirectory": str(self.sandbox.root / name)}
+        storage = {"filesystem": files, "delete": {"enabled": True}}
+        config.write_text(json.dumps({"version": 0.1, "storage": storage, "http": {"addr": address}, **more}))
+        process = self.sandbox.start(name, ["docker-registry", "serve", config], self.environment)
+        self.sandbox.wait(name, lambda: self.get("/v2/", host=address)[0] == status, READY_SECONDS, [process])
+        return process
 
     def _uplink(self) -> None:
         words = [str(self.packages / "usr/bin/slirp4netns"), "--configure", "--mtu=1400"]

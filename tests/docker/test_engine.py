@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.docker.engine import Harness
+from tests.docker.engine import LOGIN, Harness
 from tools import repo
+from tools.image.rehearsal import wait_for
 
 Make = Callable[..., Path]
 
@@ -29,6 +32,13 @@ def built(engine: Harness, directory: Path, *words: str, **variables: str) -> di
     return dict(json.loads(done.stdout))
 
 
+def python(engine: Harness, code: str) -> str:
+    """Run Python inside of the network, with this project's modules."""
+    done = engine.run([sys.executable, "-c", code])
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
 @pytest.mark.parametrize("buildkit", ["1", "0"])
 def test_what_is_built_is_what_the_engine_has(engine: Harness, small: Make, buildkit: str) -> None:
     """With both builders; a changed file makes another image under the same name."""
@@ -37,7 +47,7 @@ def test_what_is_built_is_what_the_engine_has(engine: Harness, small: Make, buil
     there = json.loads(engine.docker("image", "inspect", first["tags"][0]))[0]
     assert (there["Id"], there["Size"]) == (first["id"], first["size"])
     kept = json.loads((repo.local() / "images/small.json").read_text())
-    assert kept == {name: value for name, value in first.items() if name != "tests"}
+    assert kept == {name: first[name] for name in kept}
     assert engine.docker("run", "--rm", first["tags"][0]).strip() == "step 1"
     second = built(engine, small(text="print('step 2')\n"), DOCKER_BUILDKIT=buildkit)
     assert second["id"] != first["id"]
@@ -104,6 +114,32 @@ def test_pushed_is_what_the_registry_has_and_comes_back(engine: Harness, small: 
     assert engine.docker("run", "--rm", f"{registry}/team/small@{digest}").strip() == "step 1"
 
 
+def test_a_tag_that_somebody_else_moved_is_a_mismatch(engine: Harness, small: Make, registry: str) -> None:
+    """Between push and check another image gets the tag; control: without that the digests agree."""
+    built(engine, small())
+    target = f"{registry}/team/raced:1"
+    assert engine.yard("push", "small", "--to", target).returncode == 0
+    digest = engine.get("/v2/team/raced/manifests/1", "HEAD")[1]["docker-content-digest"]
+    code = (
+        "from tools.image.engine import Engine; from tools.image.push import verified;"
+        f"from tools.errors import UserError\ntry:\n    print(verified(Engine(), {target!r}, {digest!r}))\n"
+        "except UserError as problem:\n    print(problem)"
+    )
+    assert python(engine, code) == digest
+    other = built(engine, small(text="print('other')\n"))
+    engine.docker("tag", other["id"], f"{registry}/team/raced:other")
+    engine.docker("push", f"{registry}/team/raced:other")
+    moved = python(
+        engine,
+        "import urllib.request as r; kind='application/vnd.docker.distribution.manifest.v2+json';"
+        f"base='http://{registry}/v2/team/raced/manifests/';"
+        "body=r.urlopen(r.Request(base+'other', headers={'Accept': kind})).read();"
+        "print(r.urlopen(r.Request(base+'1', body, {'Content-Type': kind}, method='PUT')).status)",
+    )
+    assert moved == "201"
+    assert "differ" in python(engine, code)
+
+
 def test_pin_asks_the_registry_first(engine: Harness, registry: str) -> None:
     before = (repo.root() / "overlays/images/kustomization.yaml").read_text()
     done = engine.yard("pin", "trainer-cpu", f"{registry}/team/nothing:1")
@@ -124,3 +160,150 @@ def test_a_registry_that_is_down_is_said(engine: Harness, small: Make, registry:
     finally:
         engine.registry = engine.start_registry()
     assert engine.yard("push", "small", "--to", f"{registry}/team/down:1").returncode == 0
+
+
+def test_a_registry_that_refuses_is_said(engine: Harness, small: Make) -> None:
+    """One that wants a login; control: the same push after it."""
+    built(engine, small())
+    host = engine.closed_registry()
+    done = engine.yard("push", "small", "--to", f"{host}/team/small:1")
+    assert done.returncode == 3, done.stderr
+    assert "no basic auth credentials" in done.stderr or "unauthorized" in done.stderr
+    assert "docker login" in done.stderr
+    engine.docker("login", "--username", LOGIN[0], "--password", LOGIN[1], host)
+    assert engine.yard("push", "small", "--to", f"{host}/team/small:1").returncode == 0
+
+
+def test_a_context_of_10_gb_reaches_no_engine(engine: Harness, small: Make) -> None:
+    """A sparse file; named with its directory. With .dockerignore the same build goes."""
+    directory = small()
+    (directory / "runs").mkdir()
+    with (directory / "runs/checkpoint.bin").open("wb") as file:
+        file.truncate(10 * 2**30)
+    done = engine.yard("build", str(directory))
+    assert done.returncode == 2
+    assert "10.0 GiB" in done.stderr
+    assert "runs/checkpoint.bin 10.0 GiB" in done.stderr
+    (directory / ".dockerignore").write_text("runs\n")
+    built(engine, directory)
+
+
+def test_fix_builds_a_repaired_copy_and_push_needs_what_was_tested(
+    engine: Harness, small: Make, registry: str
+) -> None:
+    """Root and a missing module are repaired; your own file stays; without --fix nothing is pushed."""
+    directory = small()
+    text = (directory / "Dockerfile").read_text().replace("USER 1000:1000\n", "")
+    text = text.replace(
+        "COPY app.py", "RUN python3 -m venv /v && /v/bin/pip install --no-cache-dir six==1.17.0\nCOPY app.py"
+    )
+    text = text.replace("ENTRYPOINT", "ENV PATH=/v/bin:/usr/bin:/bin\nENTRYPOINT")
+    (directory / "Dockerfile").write_text(text)
+    words = [
+        "--repository",
+        f"{registry}/team/mended",
+        "--test",
+        "quick",
+        "--module",
+        "yaml",
+        "--push",
+        "--json",
+    ]
+    done = engine.yard("build", str(directory), *words)
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["pushed"] == {}
+    assert engine.get("/v2/team/mended/manifests/0.1.0", "HEAD")[0] == 404
+    done = engine.yard("build", str(directory), *words, "--fix")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (
+        said["pushed"][f"{registry}/team/mended"]
+        == engine.get("/v2/team/mended/manifests/0.1.0", "HEAD")[1]["docker-content-digest"]
+    )
+    assert "+USER 1000:1000" in said["repaired"]["diff"]
+    assert json.loads(engine.docker("image", "inspect", said["id"]))[0]["Config"]["User"] == "1000:1000"
+    assert (directory / "Dockerfile").read_text() == text
+
+
+def test_a_full_disk_is_the_cause(engine: Harness, small: Make) -> None:
+    """A second engine whose images lie on a small file system."""
+    socket = engine.second_daemon("64m")
+    directory = small()
+    (directory / "big").write_bytes(bytes(96 * 2**20))
+    (directory / "Dockerfile").write_text("FROM scratch\nCOPY big /\nUSER 1000\n")
+    done = engine.yard("build", str(directory), "--json", DOCKER_HOST=socket, DOCKER_BUILDKIT="0")
+    assert done.returncode == 1, done.stdout
+    assert json.loads(done.stdout)["kind"] == "no space"
+
+
+def test_an_engine_that_dies_in_a_build_is_the_cause(engine: Harness, small: Make) -> None:
+    """And nothing is said to be built; the engine comes back, and builds."""
+    directory = small("RUN sleep 300\n")
+    variables = engine.environment | {"DOCKER_HOST": f"unix://{engine.socket}", "DOCKER_BUILDKIT": "0"}
+    yard = str(Path(sys.executable).with_name("yard"))
+    with subprocess.Popen(
+        engine.words(yard, "image", "build", str(directory), "--json"),
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "RUN sleep" in line:
+                break
+        assert wait_for(lambda: bool(engine.docker("ps", "--quiet").strip()), 60)
+        engine.kill(engine.daemon)
+        out, _ = process.communicate(timeout=120)
+    engine.daemon = engine.start_daemon()
+    assert process.returncode == 1
+    assert json.loads(out)["kind"] == "engine stopped"
+    assert not (repo.local() / "images/small.json").exists()
+    built(engine, small())
+
+
+def test_what_is_tried_can_fail(engine: Harness, small: Make) -> None:
+    """Modules that are missing are named, and what fix would install for them."""
+    directory = small()
+    name = built(engine, directory)["tags"][0]
+    done = engine.yard("test", name, "--level", "quick", "--module", "json", "--module", "yaml")
+    assert done.returncode == 1
+    assert "yaml: ModuleNotFoundError" in done.stdout
+    assert engine.yard("test", name, "--level", "quick", "--module", "json").returncode == 0
+    text = (directory / "Dockerfile").read_text()
+    (directory / "Dockerfile").write_text(
+        text.replace("USER", "RUN pip install --no-cache-dir six==1.17.0\nUSER")
+    )
+    done = engine.yard("fix", str(directory), "--image", name, "--module", "yaml")
+    assert "six==1.17.0 pyyaml==" in done.stdout, done.stderr
+
+
+def test_an_overlay_is_one_layer_by_its_content(
+    engine: Harness, small: Make, registry: str, tmp_path: Path
+) -> None:
+    """A changed tree is another image, an equal one the same; what .dockerignore holds back stays out."""
+    name = f"{registry}/team/below:1"
+    built(engine, small("WORKDIR /app\n"), "--repository", f"{registry}/team/below")
+    engine.docker("tag", f"{registry}/team/below:0.1.0", name)
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "app.py").write_text("print('mine')\n")
+    (tree / "secret.env").write_text("x\n")
+    (tree / ".dockerignore").write_text("*.env\n")
+    said = [json.loads(engine.yard("overlay", str(tree), "--on", name, "--json").stdout) for _ in range(2)]
+    assert [one["built"] for one in said] == [True, False]
+    assert said[0]["id"] == said[1]["id"]
+    layers = [
+        json.loads(engine.docker("image", "inspect", one))[0]["RootFS"]["Layers"]
+        for one in (name, said[0]["name"])
+    ]
+    assert layers[1][:-1] == layers[0]
+    assert engine.docker("run", "--rm", said[0]["name"]).strip() == "mine"
+    assert "secret.env" not in engine.docker(
+        "run", "--rm", "--entrypoint", "ls", said[0]["name"], "-A", "/app"
+    )
+    (tree / "app.py").write_text("print('changed')\n")
+    done = engine.yard("overlay", str(tree), "--on", name, "--push")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{registry}/team/below@sha256:")
+    assert engine.docker("run", "--rm", done.stdout.strip()).strip() == "changed"

@@ -54,7 +54,7 @@ def push(name: str, target: str, engine: Engine, say: Say) -> str:
     match = SAID.search(said)
     if code != 0 or match is None:
         raise refusal(target, said)
-    return _verified(engine, target, match[1])
+    return verified(engine, target, match[1])
 
 
 def refusal(target: str, said: str) -> UserError:
@@ -76,7 +76,7 @@ def remember(name: str, repository: str, digest: str) -> None:
         record.save()
 
 
-def _verified(engine: Engine, target: str, said: str) -> str:
+def verified(engine: Engine, target: str, said: str) -> str:
     """Return the digest when push, engine and registry agree on it. Raises UserError."""
     repository, _ = registry.split(target)
     image = engine.image(target)

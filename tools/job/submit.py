@@ -21,6 +21,7 @@ from tools.job.starting import needed
 from tools.job.status import Status
 from tools.job.why import Answer, Explanation, explain
 from tools.kubectl import Kubectl, failure
+from tools.operator_admission import DEFAULT_CONTAINER
 
 Object = dict[str, Any]
 EVERY = 2.0  # seconds between two looks
@@ -79,6 +80,14 @@ def missing(kubectl: Kubectl, manifests: Manifests) -> Iterator[str]:
 def _templates(job: Object) -> list[Object]:
     replicas = job["spec"]["pytorchReplicaSpecs"].values()
     return [replica["template"]["spec"] for replica in replicas]
+
+
+def use_image(manifests: Manifests, image: str) -> None:
+    """Make the job's trainers run `image` instead of what the cell names."""
+    for spec in _templates(manifests.job()):
+        for container in spec["containers"]:
+            if container["name"] == DEFAULT_CONTAINER:
+                container["image"] = image
 
 
 def existing(kubectl: Kubectl, name: str) -> Object | None:

@@ -9,6 +9,10 @@ In this order, each step only after the one before it went well: --fix repairs w
 in a copy and not in your files; the build; --test, after which --fix adds a module that was missing, and
 builds again; --push, which ends with the digest that the registry has.
 
+--remote zips the context as .dockerignore lets it through, uploads it, and builds and pushes on CodeBuild,
+with a project and a role of its own for the repository, made where missing. Phases and log lines are printed
+as they come, and the digest is the one that ECR has in the end. Ctrl-C stops the build.
+
 Without --tag-from the tag is trainyard's version, which is what cells name.
 
 \b
@@ -17,6 +21,8 @@ Examples:
   yard image build trainer-cpu --build-arg BASE=my-registry/python:3.12@sha256:...
   yard image build . --fix --test standard
   yard image build . --repository registry.example.com/team/train --tag-from describe --test full --push
+  yard image build trainer-cuda --remote --tag-from sha \\
+    --repository 123456789012.dkr.ecr.us-east-1.amazonaws.com/team/trainer-cuda
 """
 
 from __future__ import annotations
@@ -26,8 +32,9 @@ from dataclasses import asdict, dataclass, field, replace
 import click
 
 from tools import __version__, output, repo
+from tools.aws.session import Session
 from tools.image import build as building
-from tools.image import context, registry, smoke, tags
+from tools.image import codebuild, context, registry, remote, smoke, tags
 from tools.image import push as pushing
 from tools.image.commands.test import exit_with
 from tools.image.engine import Engine
@@ -78,6 +85,8 @@ class Outcome:
     "--module", "modules", multiple=True, metavar="NAME", help="With --test: import these, not the trainer's."
 )
 @click.option("--push", "pushes", is_flag=True, help="Then push it, where every test passed.")
+@click.option("--remote", "away", is_flag=True, help="Build and push on AWS CodeBuild, not here.")
+@click.option("--cleanup", "cleans", is_flag=True, help="With --remote: afterwards remove what it made.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record, or the cause, as JSON.")
 def command(
     what: str,
@@ -92,10 +101,16 @@ def command(
     level: str | None,
     modules: tuple[str, ...],
     pushes: bool,
+    away: bool,
+    cleans: bool,
     as_json: bool,
 ) -> None:
     if modules and not level:
         raise click.UsageError("--module needs --test")
+    if cleans and not away:
+        raise click.UsageError("--cleanup needs --remote")
+    if away and (level or mends or secrets):
+        raise click.UsageError("--test, --fix and --secret need an engine here; --remote goes without")
     if pushes and (repository is None or registry.host(repository) == "localhost"):
         raise click.UsageError("--push needs --repository, a name with its registry")
     target = find(what, root)
@@ -109,9 +124,12 @@ def command(
         limit=int(context_limit * context.GIB),
     )
     try:
+        if away:
+            _remote(wish, cleans, as_json)
+            return
         outcome = _build(wish, level, modules, mends, as_json)
     except building.BuildFailed as problem:
-        _failed(problem, as_json)
+        failed(problem, as_json)
         raise click.exceptions.Exit(1) from None
     if pushes and outcome.passed:
         outcome.pushed = _push(wish, outcome.record, as_json)
@@ -144,6 +162,23 @@ def _build(
             break
         missing = tuple(dict.fromkeys([*missing, *absent]))
     return outcome
+
+
+def _remote(wish: building.Wish, cleans: bool, as_json: bool) -> None:
+    """Build on CodeBuild, print what ECR has and what was made; `cleans`: remove that, however it ended."""
+    place = codebuild.Place.of(registry.split(wish.names[0])[0])
+    session = Session(place.region)
+    try:
+        built = remote.build(wish, session, output.note)
+    finally:
+        removed = codebuild.cleanup(session, place, output.note) if cleans else []
+    if as_json:
+        output.data({**asdict(built), "removed": removed})
+        return
+    output.line(f"pushed {built.name} in {built.seconds:.0f} s, by build {built.id}")
+    output.line(f"digest {built.digest}, read back from ECR")
+    for one in [] if cleans else built.made:
+        output.line(f"made {one}; --cleanup removes it")
 
 
 def _try(image: str, level: str, modules: tuple[str, ...], quiet: bool) -> list[Verdict]:
@@ -188,7 +223,8 @@ def _as_data(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def _failed(problem: building.BuildFailed, as_json: bool) -> None:
+def failed(problem: building.BuildFailed, as_json: bool) -> None:
+    """Print the one cause of a failed build."""
     found = problem.cause
     if as_json:
         output.data({**asdict(found), "attempts": problem.attempts, "log": str(problem.log)})

@@ -39,6 +39,7 @@ SECONDS = 1800
 @click.option("--resume", is_flag=True, help="Go on with a suspended or failed job of this name.")
 @click.option("--replace", is_flag=True, help="End the job of this name, then submit.")
 @click.option("--dry-run", is_flag=True, help="Check everything and apply nothing.")
+@click.option("--image", metavar="IMAGE", help="Run this image instead of the cell's (yard image overlay).")
 @click.option("--no-follow", is_flag=True, help="Return once it is applied.")
 @click.option(
     "--timeout", type=click.IntRange(min=1), default=SECONDS, show_default=True, metavar="SECONDS",
@@ -51,6 +52,7 @@ def command(
     resume: bool,
     replace: bool,
     dry_run: bool,
+    image: str | None,
     no_follow: bool,
     timeout: int,
     as_json: bool,
@@ -58,6 +60,8 @@ def command(
     if resume and replace:
         raise UserError("--resume goes on with the same job, --replace ends it: give one of them")
     manifests = find.rendered(cell)
+    if image is not None:
+        submit.use_image(manifests, image)
     name = name_of(manifests.job())
     here = Kubectl(kubectl.context, submit.namespace_of(kubectl))
     checks.check(here, manifests, output.note)

@@ -1,0 +1,84 @@
+"""A working tree as one thin layer on an image that is there: what a developer runs before a release."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools import __version__
+from tools.errors import UserError
+from tools.image import build as building
+from tools.image import context, dockerignore, registry, tags
+from tools.image.engine import Engine, Image, Say
+from tools.image.judge import Target
+
+NAME = "overlay"  # of its record, local/images/overlay.json
+DIGITS = 12
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """An overlay: its name with the content's tag, the image as the engine has it, whether it is old."""
+
+    name: str
+    image: Image
+    old: bool
+
+
+def lay(tree: Path, on: str, engine: Engine, say: Say, limit: int = context.LIMIT) -> Overlay:
+    """Copy what of `tree` .dockerignore lets through into the working directory of the image `on`.
+
+    The tag is `dev-` and a digest of the files and of `on`: an equal tree is not built again. Raises
+    UserError where the engine has no such image, it has no working directory, or the tree is empty or larger
+    than `limit` bytes; BuildFailed.
+    """
+    engine.check()
+    below = engine.image(on)
+    if below is None:
+        raise UserError(f"the engine has no image {on}", f"docker pull {on}, or yard image build makes one")
+    place = engine.text("image", "inspect", "--format", "{{.Config.WorkingDir}}", below.id).strip()
+    if place in ("", "/"):
+        raise UserError(
+            f"{on} has no working directory, so nothing says where the code belongs", "WORKDIR /app"
+        )
+    ignore = dockerignore.read(tree)
+    if context.guard(tree, ignore, limit).files == 0:
+        raise UserError(f"{tree}: no file to lay on {on}", ".dockerignore holds everything back")
+    name = f"{registry.split(on)[0]}:dev-{content(tree, ignore, below.id)}"
+    there = engine.image(name)
+    if there is not None:
+        return Overlay(name, there, old=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / NAME / "Dockerfile"
+        file.parent.mkdir()
+        file.write_text(_dockerfile(on, tree, below), encoding="utf-8")
+        ignored = tree / ".dockerignore"
+        if ignored.is_file():  # the engine looks for it beside the Dockerfile first
+            file.with_name("Dockerfile.dockerignore").write_bytes(ignored.read_bytes())
+        wish = building.Wish(Target(file, tree), (name,), limit=limit)
+        _, image = building.build(wish, engine, say)
+    return Overlay(name, image, old=False)
+
+
+def content(tree: Path, ignore: dockerignore.Ignore, on: str) -> str:
+    """Return a digest of what is laid on what: paths, which of them are programs, bytes, the image below."""
+    found = hashlib.sha256(on.encode())
+    for name, _ in sorted(dockerignore.files(tree, ignore)):
+        path = tree / name
+        body = os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
+        kind = "link" if path.is_symlink() else "program" if os.access(path, os.X_OK) else "file"
+        found.update(f"\0{name}\0{kind}\0{len(body)}\0".encode() + body)
+    return found.hexdigest()[:DIGITS]
+
+
+def _dockerfile(on: str, tree: Path, below: Image) -> str:
+    labels = {
+        "org.opencontainers.image.revision": tags.revision(tree),
+        "org.opencontainers.image.version": f"{__version__}-dev",
+        "org.opencontainers.image.base.digest": below.id,
+    }
+    shown = " ".join(f'{name}="{value}"' for name, value in labels.items())
+    return f"FROM {on}\nCOPY . ./\nLABEL {shown}\n"
