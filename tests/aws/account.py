@@ -57,7 +57,7 @@ def make_nodes(
     made = session.call(
         "ec2",
         "run_instances",
-        ImageId="ami-12c6146b",  # one that moto knows
+        ImageId="ami-12c6146b",
         InstanceType=kind,
         MinCount=count,
         MaxCount=count,

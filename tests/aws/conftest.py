@@ -29,6 +29,7 @@ KEYS = {
     "AWS_EC2_METADATA_DISABLED": "true",
     "AWS_CONFIG_FILE": "/nonexistent",
     "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
+    "MOTO_EC2_LOAD_DEFAULT_AMIS": "false",  # moto makes hundreds for each empty account
 }
 
 

@@ -13,8 +13,12 @@ class Access:
 
     def __init__(self, gaps: Any, refusal: Callable[..., Exception]) -> None:
         self.entries: dict[str, dict[str, Object]] = {}
+        self.tags: dict[str, dict[str, str]] = {}
         self.refusal = refusal
-        for name in ("describe_access_entry", "create_access_entry", "associate_access_policy"):
+        for name in (
+            *("describe_access_entry", "create_access_entry", "associate_access_policy"),
+            *("list_access_entries", "delete_access_entry"),
+        ):
             gaps["eks", name] = getattr(self, name)
         gaps["eks", "list_associated_access_policies"] = self.listing
 
@@ -26,12 +30,24 @@ class Access:
 
     def describe_access_entry(self, clusterName: str, principalArn: str) -> Object:
         self._need(principalArn)
-        return {"accessEntry": {"clusterName": clusterName, "principalArn": principalArn}}
+        tags = self.tags.get(principalArn, {})
+        return {"accessEntry": {"clusterName": clusterName, "principalArn": principalArn, "tags": tags}}
 
-    def create_access_entry(self, clusterName: str, principalArn: str, type: str) -> Object:
+    def list_access_entries(self, clusterName: str, **_: Any) -> Object:
+        return {"accessEntries": list(self.entries)}
+
+    def delete_access_entry(self, clusterName: str, principalArn: str) -> Object:
+        self._need(principalArn)
+        del self.entries[principalArn]
+        return {}
+
+    def create_access_entry(
+        self, clusterName: str, principalArn: str, type: str, tags: dict[str, str]
+    ) -> Object:
         if principalArn in self.entries:
             raise self.refusal("ResourceInUseException", "exists", 409)
         self.entries[principalArn] = {}
+        self.tags[principalArn] = tags
         return self.describe_access_entry(clusterName, principalArn)
 
     def associate_access_policy(
@@ -48,8 +64,10 @@ class Access:
 class Associations:
     """Pod identity associations: one a service account."""
 
-    def __init__(self, gaps: Any) -> None:
+    def __init__(self, gaps: Any, refusal: Callable[..., Exception]) -> None:
         self.rows: dict[str, Object] = {}
+        self.refusal = refusal
+        gaps["eks", "delete_pod_identity_association"] = self.delete
         gaps["eks", "list_pod_identity_associations"] = self.listing
         gaps["eks", "create_pod_identity_association"] = self.create
         gaps["eks", "describe_pod_identity_association"] = self.describe
@@ -69,7 +87,12 @@ class Associations:
         self.rows[number] = {**given, "associationId": number}
         return {"association": self.rows[number]}
 
+    def delete(self, clusterName: str, associationId: str) -> Object:
+        return {"association": self.rows.pop(associationId)}
+
     def describe(self, clusterName: str, associationId: str) -> Object:
+        if associationId not in self.rows:
+            raise self.refusal("ResourceNotFoundException", "no such association", 404)
         return {"association": self.rows[associationId]}
 
     def update(self, clusterName: str, associationId: str, roleArn: str) -> Object:

@@ -1,81 +1,80 @@
-#!/usr/bin/env python3
-"""Stands in for kubectl where `yard cluster validate` and `nodes` are tested, over a world in one JSON file.
+"""Stands in for kubectl where `validate` and `nodes` are tested; tests/cluster has the real one."""
 
-WORLD is the file: objects by kind, verbs that are refused, kinds that are hidden, how often the webhook still
-fails. What changes the world (apply, patch) is written back.
-"""
+from __future__ import annotations
 
 import json
-import os
-import sys
+import re
+from dataclasses import dataclass, field
+from subprocess import CompletedProcess
+from typing import Any
 
-PATH = os.environ["WORLD"]
+import pytest
 
+from tools.kubectl import Kubectl
 
-def main(words: "list[str]") -> int:
-    """Answer one command."""
-    with open(PATH) as file:
-        world = json.load(file)
-    words = [word for word in words if not word.startswith(("--context", "--namespace"))]
-    code = {"get": get, "auth": auth, "create": create, "apply": apply, "patch": patch}[words[0]](
-        world, words
-    )
-    with open(PATH, "w") as file:
-        json.dump(world, file)
-    return code
+Object = dict[str, Any]
+WEBHOOK = 'failed calling webhook "validator.kubeflow.org": no endpoints available for service'
 
 
-def get(world: dict, words: "list[str]") -> int:
-    """All objects of a kind."""
-    kind = words[1]
-    if kind in world.get("hidden", []):
-        print(f'Error from server (Forbidden): {kind} is forbidden: User "a" cannot list', file=sys.stderr)
-        return 1
-    print(json.dumps({"kind": "List", "items": world["objects"].get(kind, [])}))
-    return 0
+class Refused(Exception):
+    """What kubectl says on its error stream."""
 
 
-def auth(world: dict, words: "list[str]") -> int:
-    """An access review."""
-    refused = words[2] in world.get("refused", [])
-    print("no" if refused else "yes")
-    return 1 if refused else 0
+@dataclass
+class World:
+    """Objects by kind, and what goes wrong; what a command changes is changed here."""
 
+    objects: dict[str, list[Object]]
+    refused: list[str] = field(default_factory=list)  # verbs
+    hidden: list[str] = field(default_factory=list)  # kinds
+    webhook_fails: int = 0  # how many dry runs it still fails
+    apply_webhook_fails: int = 0
+    stubborn: bool = False  # a patch is taken, and changes nothing
 
-def create(world: dict, words: "list[str]") -> int:
-    """A dry run of a job, through a webhook that may not be up yet."""
-    if world.get("webhook_fails", 0):
-        world["webhook_fails"] -= 1
-        text = 'failed calling webhook "validator.kubeflow.org": no endpoints available for service'
-        print(
-            f"Error from server (InternalError): error when creating: Internal error occurred: {text}",
-            file=sys.stderr,
-        )
-        return 1
-    print("pytorchjob.kubeflow.org/trainyard-validate created (server dry run)")
-    return 0
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> World:
+        """Answer all that `tools` asks of kubectl from here on."""
 
+        def run(asked: Kubectl, *words: str, stdin: str | None = None, **_: Any) -> CompletedProcess[str]:
+            verb = {"get": self._get, "create": self._create, "apply": self._apply, "patch": self._patch}
+            try:
+                return CompletedProcess(words, 0, verb[words[0]](words, stdin or ""), "")
+            except Refused as problem:
+                return CompletedProcess(words, 1, "", f"Error from server {problem}")
 
-def apply(world: dict, words: "list[str]") -> int:
-    """Make a namespace."""
-    if world.get("apply_webhook_fails", 0):
-        world["apply_webhook_fails"] -= 1
-        print("Error from server (InternalError): failed calling webhook", file=sys.stderr)
-        return 1
-    if "apply" in world.get("refused", []):
-        print("Error from server (Forbidden): namespaces is forbidden", file=sys.stderr)
-        return 1
-    world["objects"]["namespaces"].append(json.load(sys.stdin))
-    return 0
+        monkeypatch.setattr(Kubectl, "run", run)
+        return self
 
+    def _get(self, words: tuple[str, ...], stdin: str) -> str:
+        kind = words[1]
+        if kind in self.hidden:
+            raise Refused(f'(Forbidden): {kind} is forbidden: User "a" cannot list')
+        return json.dumps({"kind": "List", "items": self.objects.get(kind, [])})
 
-def patch(world: dict, words: "list[str]") -> int:
-    """Merge into a CSI driver; a world that is stubborn takes it and stays as it was."""
-    if not world.get("stubborn"):
-        change = next(word for word in words if word.startswith("--patch=")).partition("=")[2]
-        world["objects"]["csidrivers"][0]["spec"].update(json.loads(change)["spec"])
-    return 0
+    def _create(self, words: tuple[str, ...], stdin: str) -> str:
+        """Access reviews; or a dry run of a job, through a webhook that may not be up yet."""
+        if "--dry-run=server" not in words:
+            asked = [one["spec"]["resourceAttributes"]["verb"] for one in json.loads(stdin)["items"]]
+            return "".join(f"{'false' if verb in self.refused else 'true'}\n" for verb in asked)
+        if self.webhook_fails:
+            self.webhook_fails -= 1
+            raise Refused(f"(InternalError): error when creating: Internal error occurred: {WEBHOOK}")
+        return "pytorchjob.kubeflow.org/trainyard-validate created (server dry run)\n"
 
+    def _apply(self, words: tuple[str, ...], stdin: str) -> str:
+        """Make a namespace."""
+        if self.apply_webhook_fails:
+            self.apply_webhook_fails -= 1
+            raise Refused("(InternalError): failed calling webhook")
+        if "apply" in self.refused:
+            raise Refused("(Forbidden): namespaces is forbidden")
+        name = re.search(r"(?m)^  name: (\S+)$", stdin)
+        assert name is not None, stdin
+        self.objects["namespaces"].append({"metadata": {"name": name[1]}})
+        return ""
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    def _patch(self, words: tuple[str, ...], stdin: str) -> str:
+        """Merge into the CSI driver."""
+        if not self.stubborn:
+            change = next(word for word in words if word.startswith("--patch=")).partition("=")[2]
+            self.objects["csidrivers"][0]["spec"].update(json.loads(change)["spec"])
+        return ""

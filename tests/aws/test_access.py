@@ -15,14 +15,14 @@ from ruamel.yaml import YAML
 from tests.aws.account import make_cluster, make_network
 from tests.aws.eks_state import Access, Associations
 from tools import repo
-from tools.aws import access, identity, kubeconfig, service_accounts
+from tools.aws import access, identity, inventory, kubeconfig, service_accounts
 from tools.aws import spec as specs
 from tools.aws.probe import Level
 from tools.aws.session import AwsError, Session
 from tools.aws.spec import Spec
 from tools.errors import UserError
 
-ROLE = "arn:aws:iam::123456789012:role/team"
+REGION, ROLE = "us-west-2", "arn:aws:iam::123456789012:role/team"
 
 
 @pytest.fixture
@@ -172,23 +172,51 @@ def evaluate(policy: dict[str, Any], action: str, resource: str, context: dict[s
     return False
 
 
-@pytest.fixture
-def simulator(gaps: Any) -> None:
-    """IAM's simulator, for moto has none."""
+@pytest.fixture(name="simulator")
+def _simulator(gaps: Any) -> None:
+    simulator(gaps)
 
-    def simulate(
-        PolicyInputList: list[str], ActionNames: list[str], ResourceArns: list[str], ContextEntries: Any
+
+def simulator(gaps: Any) -> None:
+    """IAM's simulator, for moto has none: of a policy, and of a role with the policy that moto has of it."""
+
+    def answer(
+        document: Any, ActionNames: list[str], ResourceArns: list[str], ContextEntries: Any
     ) -> dict[str, Any]:
         context = {one["ContextKeyName"]: one["ContextKeyValues"][0] for one in ContextEntries}
-        allowed = evaluate(json.loads(PolicyInputList[0]), ActionNames[0], ResourceArns[0], context)
+        allowed = evaluate(document, ActionNames[0], ResourceArns[0], context)
         decision = "allowed" if allowed else "implicitDeny"
         return {"EvaluationResults": [{"EvalActionName": ActionNames[0], "EvalDecision": decision}]}
 
-    gaps["iam", "simulate_custom_policy"] = simulate
+    def of_policy(PolicyInputList: list[str], **asked: Any) -> dict[str, Any]:
+        return answer(json.loads(PolicyInputList[0]), **asked)
+
+    def of_role(PolicySourceArn: str, **asked: Any) -> dict[str, Any]:
+        name = PolicySourceArn.rpartition("/")[2]
+        found = Session(REGION).call("iam", "get_role_policy", RoleName=name, PolicyName="trainyard")
+        return answer(found["PolicyDocument"], **asked)
+
+    gaps["iam", "simulate_custom_policy"] = of_policy
+    gaps["iam", "simulate_principal_policy"] = of_role
 
 
 def gpu_accounts() -> list[service_accounts.ServiceAccount]:
     return service_accounts.of(specs.load(repo.root(), "gpu"))
+
+
+def test_external_secrets_reads_the_teams_secrets_only(
+    simulator: None, session: Session, checkout: Path
+) -> None:
+    path = checkout / "clusters/gpu/plugins/kustomization.yaml"
+    text = path.read_text(encoding="utf-8") + "  - ../../../base/plugins/external-secrets\n"
+    path.write_text(text, encoding="utf-8")
+    (account,) = [
+        one for one in service_accounts.of(specs.load(checkout, "gpu")) if one.name == "external-secrets"
+    ]
+    found = identity.simulate(session, account)
+    assert (found.level, "4 questions" in found.summary) == (Level.PASS, True)
+    account.policy["Statement"][0]["Resource"] = ["arn:aws:secretsmanager:*:*:secret:*"]
+    assert identity.simulate(session, account).level is Level.FAIL
 
 
 def test_policies_allow_what_they_should_and_nothing_else(simulator: None, session: Session) -> None:
@@ -225,9 +253,14 @@ def test_a_simulator_that_may_not_be_asked_is_no_failure(
 
 
 def test_roles_are_made_once_and_follow_the_facts(
-    session: Session, gaps: Any, change: Callable[..., Spec], yard: Callable[..., Any]
+    session: Session,
+    gaps: Any,
+    refusal: Callable[..., Exception],
+    simulator: None,
+    change: Callable[..., Spec],
+    yard: Callable[..., Any],
 ) -> None:
-    rows = Associations(gaps).rows
+    rows = Associations(gaps, refusal).rows
     spec = change("cpu-demo", CELLS="cpu/llama-tiny")
     for file in (spec.directory / "runs").glob("*.yaml"):
         file.unlink()
@@ -251,6 +284,64 @@ def test_roles_are_made_once_and_follow_the_facts(
     assert "trainyard-cpu-demo-trainyard-pruner" in role
 
 
+def test_irsa_trusts_one_service_account_of_one_cluster(
+    session: Session,
+    gaps: Any,
+    refusal: Callable[..., Exception],
+    simulator: None,
+    change: Callable[..., Spec],
+    yard: Callable[..., Any],
+) -> None:
+    """No association; the provider and the roles once; back to Pod Identity is a change of trust."""
+    rows = Associations(gaps, refusal).rows
+    spec = change("cpu-demo", CELLS="cpu/llama-tiny")
+    for file in (spec.directory / "runs").glob("*.yaml"):
+        file.unlink()
+    make_cluster(session, "cpu-demo", make_network(session, ["us-west-2a", "us-west-2b"]))
+    dry = yard("identity", "cpu-demo", "--apply", "--irsa", "--dry-run")
+    assert (dry.code, "+ identity provider oidc.eks" in dry.out) == (1, True)
+    assert session.call("iam", "list_open_id_connect_providers")["OpenIDConnectProviderList"] == []
+    ran = yard("identity", "cpu-demo", "--apply", "--irsa")
+    assert (ran.code, rows) == (0, {}), ran.err
+    role = session.call("iam", "get_role", RoleName="trainyard-cpu-demo-cpu-llama-tiny-train")["Role"]
+    (statement,) = role["AssumeRolePolicyDocument"]["Statement"]
+    issuer = statement["Principal"]["Federated"].partition("oidc-provider/")[2]
+    assert statement["Condition"]["StringEquals"] == {
+        f"{issuer}:sub": "system:serviceaccount:training:cpu-llama-tiny-train",
+        f"{issuer}:aud": "sts.amazonaws.com",
+    }
+    line = f"serviceaccount cpu-llama-tiny-train eks.amazonaws.com/role-arn={role['Arn']}"
+    assert f"next: kubectl annotate --overwrite --field-manager=yard --namespace=training {line}" in ran.err
+    assert "all as the facts want it" in yard("identity", "cpu-demo", "--apply", "--irsa").out
+    back = yard("identity", "cpu-demo", "--apply")
+    assert "~ who may be trainyard-cpu-demo-trainyard-pruner" in back.out
+    assert len(rows) == 3
+    providers = [one.kind for one in inventory.owned(session, spec) if one.kind == "identity provider"]
+    assert providers == ["identity provider"]
+
+
+def test_a_role_that_something_else_narrows_is_found(
+    session: Session,
+    gaps: Any,
+    refusal: Callable[..., Exception],
+    simulator: None,
+    change: Callable[..., Spec],
+    yard: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A permissions boundary, say: made as wanted, and IAM says otherwise."""
+    monkeypatch.setattr(identity, "SETTLE_SECONDS", 0.0)
+    Associations(gaps, refusal)
+    change("cpu-demo", CELLS="cpu/llama-tiny")
+    denied = {"EvaluationResults": [{"EvalActionName": "s3:GetObject", "EvalDecision": "implicitDeny"}]}
+    gaps["iam", "simulate_principal_policy"] = denied
+    ran = yard("identity", "cpu-demo", "--apply")
+    assert (ran.code, "IAM reads the policy otherwise" in ran.out) == (1, True)
+    gaps["iam", "simulate_principal_policy"] = refusal("AccessDenied", "not authorized", 403)
+    ran = yard("identity", "cpu-demo", "--apply")
+    assert (ran.code, "CANNOT TELL" in ran.out) == (0, True)
+
+
 def test_a_run_of_flux_has_an_account_of_its_own(checkout: Path) -> None:
     """The name is what kustomize makes of the run's cell with its suffix."""
     spec = specs.load(checkout, "cpu-demo")
@@ -267,9 +358,9 @@ def test_a_run_of_flux_has_an_account_of_its_own(checkout: Path) -> None:
 
 
 def test_a_strangers_role_of_the_same_name_is_left_alone(
-    session: Session, gaps: Any, yard: Callable[..., Any], checkout: Path
+    session: Session, gaps: Any, refusal: Callable[..., Exception], yard: Callable[..., Any], checkout: Path
 ) -> None:
-    Associations(gaps)
+    Associations(gaps, refusal)
     name = "trainyard-cpu-demo-trainyard-pruner"
     session.call("iam", "create_role", RoleName=name, AssumeRolePolicyDocument="{}")
     ran = yard("identity", "cpu-demo", "--apply")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -289,12 +290,12 @@ def test_the_command_writes_and_checks(
     yard: Callable[..., Any], change: Callable[..., specs.Spec], checkout: Path
 ) -> None:
     assert yard("config", "gpu", "--check").code == 0
-    change("gpu", NODES_G5="g5.12xlarge 0-2 us-west-2a")
+    change("gpu", NODES_G5="g5.12xlarge 0-3 us-west-2a")
     stale = yard("config", "gpu", "--check")
     assert (stale.code, "is not what its facts make" in stale.err) == (1, True)
-    assert yard("config", "gpu").code == 0
+    assert json.loads(yard("config", "gpu", "--json").out)["changed"] is True
     assert yard("config", "gpu", "--check").code == 0
-    assert "g5.12xlarge" in (checkout / "clusters/gpu/eksctl.yaml").read_text(encoding="utf-8")
+    assert "maxSize: 3" in (checkout / "clusters/gpu/eksctl.yaml").read_text(encoding="utf-8")
 
 
 def test_an_unknown_cluster_is_named(yard: Callable[..., Any], checkout: Path) -> None:

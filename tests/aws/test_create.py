@@ -135,6 +135,8 @@ def test_scale_within_bounds(eks: Any, yard: Callable[..., Any], change: Callabl
     )
     assert (yard("scale", "cpu-demo", "cpu", "3").code, desired()) == (0, 3)
     assert "3 nodes already" in yard("scale", "cpu-demo", "cpu", "3", "--dry-run").out
+    less = yard("scale", "cpu-demo", "cpu", "2", "--dry-run", "--json")
+    assert (less.code, json.loads(less.out)["changes"]) == (1, ["desiredSize: 3 -> 2"])
     assert yard("scale", "cpu-demo", "cpu", "4").code == 2
     assert "did you mean cpu?" in yard("scale", "cpu-demo", "cup", "1").err
     assert desired() == 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -12,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import click
 import pytest
 
-from tests.aws.eks_state import Access
-from tests.aws.test_access import evaluate
+from tests.aws.eks_state import Access, Associations
+from tests.aws.kubectl import World
+from tests.aws.test_access import simulator
 from tests.aws.test_create import STAND_IN
 from tests.aws.test_network import Addon
-from tests.aws.test_validate import whole, world_file
-from tools import repo
+from tests.aws.test_validate import whole
+from tools import cli, repo
 from tools.aws import teardown
 
 # The whole road in one test: half a minute, and a busy machine has less for it.
@@ -31,6 +32,7 @@ CODES = {
     "yard cluster capacity p5.48xlarge 4 --cluster gpu": 3,
     "yard cluster network cpu-demo": 3,  # moto's cluster has no node and no security group
     "yard cluster access cpu-demo --dry-run": 1,
+    "yard cluster identity cpu-demo --apply --irsa --dry-run": 1,
     "yard cluster down cpu-demo --dry-run": 1,
 }
 SAID = {
@@ -38,6 +40,7 @@ SAID = {
     "yard cluster create cpu-demo": "node group cpu: ACTIVE, 2 nodes",
     "yard cluster kubeconfig cpu-demo": "context cpu-demo written",
     "yard cluster access cpu-demo --dry-run": "+ access entry",
+    "yard cluster identity cpu-demo --apply --irsa --dry-run": "+ identity provider oidc.eks",
     "yard cluster cost cpu-demo": "a month",
     "yard cluster down cpu-demo --yes": "none with our tag is left",
     "yard cluster stack gpu": "AWS::EC2::LaunchTemplate",
@@ -64,22 +67,26 @@ def road(
     """An account behind a server, stand-ins for eksctl and kubectl, and answers for what moto lacks."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", moto_server)
     monkeypatch.setenv("FAKE_EKSCTL_LOG", str(tmp_path / "log"))
-    monkeypatch.setenv("WORLD", str(world_file(tmp_path, whole(), "m5.2xlarge")))
+    objects = whole()
+    for item in objects["nodes"]:
+        item["metadata"]["labels"]["node.kubernetes.io/instance-type"] = "m5.2xlarge"
+    World(objects).install(monkeypatch)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     monkeypatch.setattr(teardown, "POLL_SECONDS", 0.0)
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name, script in (("eksctl", STAND_IN), ("kubectl", STAND_IN.with_name("kubectl.py"))):
-        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n', encoding="utf-8")
-        (programs / name).chmod(0o755)
+    program = programs / "eksctl"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {STAND_IN} "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     Access(gaps, refusal)
+    Associations(gaps, refusal)
     Addon(gaps)
     quota = {"Quota": {"ServiceCode": "ec2", "QuotaCode": "L-417A185B", "Value": 2000.0}}
     gaps["service-quotas", "get_service_quota"] = quota
     gaps["ec2", "describe_capacity_reservations"] = {"CapacityReservations": []}
     gaps["ec2", "describe_capacity_block_offerings"] = {"CapacityBlockOfferings": []}
-    gaps["iam", "simulate_custom_policy"] = _simulate
+    simulator(gaps)
     eks = boto3.client("eks", region_name="us-west-2")
     for name in eks.list_clusters()["clusters"]:
         for group in eks.list_nodegroups(clusterName=name)["nodegroups"]:
@@ -98,15 +105,6 @@ def road(
     }
 
 
-def _simulate(
-    PolicyInputList: list[str], ActionNames: list[str], ResourceArns: list[str], ContextEntries: Any
-) -> dict[str, Any]:
-    context = {one["ContextKeyName"]: one["ContextKeyValues"][0] for one in ContextEntries}
-    allowed = evaluate(json.loads(PolicyInputList[0]), ActionNames[0], ResourceArns[0], context)
-    decision = "allowed" if allowed else "implicitDeny"
-    return {"EvaluationResults": [{"EvalActionName": ActionNames[0], "EvalDecision": decision}]}
-
-
 def test_every_command_of_the_page_runs(road: None, yard: Callable[..., Any]) -> None:
     lines = commands()
     assert set(CODES) | set(SAID) <= set(lines), "the page has lost a command"
@@ -114,6 +112,18 @@ def test_every_command_of_the_page_runs(road: None, yard: Callable[..., Any]) ->
         ran = yard(*shlex.split(line)[2:])
         assert ran.code == CODES.get(line, 0), f"{line}: {ran.code}\n{ran.out}\n{ran.err}"
         assert SAID.get(line, "") in ran.out, f"{line}\n{ran.out}"
+
+
+def test_every_command_answers_as_data() -> None:
+    """All but `stack`, whose answer is JSON in any case, and `run`, which is a group."""
+    group = cli.yard.get_command(click.Context(cli.yard), "cluster")
+    assert isinstance(group, click.Group)
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        options = {word for parameter in command.params for word in parameter.opts}
+        assert ("--json" in options) == (name not in ("stack", "run")), name
 
 
 def test_the_page_has_every_command_of_the_group() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.aws.account import ROLE, make_cluster, make_group, make_lustre, make_network, make_nodes, tag
+from tests.aws.eks_state import Access, Associations
 from tools.aws import inventory, policies, teardown
 from tools.aws.session import Session
 from tools.aws.spec import Spec
@@ -133,21 +134,24 @@ def test_down_takes_ours_and_leaves_the_rest(session: Session, spec: Spec, yard:
     assert yard("down", "cpu-demo", "--yes").out.splitlines()[1] == "  nothing with our tag"
 
 
-@pytest.mark.parametrize("deleted", [0, 3, 7, len(ORDER) - 1])
+@pytest.mark.parametrize("looks", [1, 7, 15, 2 * len(ORDER) - 1])
 def test_a_run_that_is_killed_is_repeated_and_finishes(
     session: Session,
     spec: Spec,
     yard: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
-    deleted: int,
+    looks: int,
 ) -> None:
-    """Killed behind a deletion, before it is known whether it worked: the first, some, the last."""
+    """Killed behind a deletion, before it is known whether it worked: the first, some, the last.
+
+    Each is looked at before it is deleted, and then until it is gone.
+    """
     populate(session, "cpu-demo")
     original, done = teardown._state, []
 
     def state(*arguments: Any) -> str:
         done.append(arguments)
-        if len(done) > deleted:
+        if len(done) > looks:
             raise KeyboardInterrupt
         return original(*arguments)
 
@@ -173,6 +177,15 @@ def test_nothing_is_deleted_without_a_yes(
     assert yard("down", "cpu-demo").code == 0
 
 
+def test_what_would_go_as_data(session: Session, spec: Spec, yard: Callable[..., Any]) -> None:
+    populate(session, "cpu-demo")
+    assert yard("down", "cpu-demo", "--json").code == 2, "it cannot ask"
+    ran = yard("down", "cpu-demo", "--json", "--dry-run")
+    found = json.loads(ran.out)
+    assert (ran.code, found["deleted"], [one["kind"] for one in found["delete"]]) == (1, False, ORDER)
+    assert "aws fsx delete-file-system" in found["keep"][0]["why"]
+
+
 def test_a_cluster_of_the_same_name_that_is_not_ours_stays(
     session: Session, spec: Spec, yard: Callable[..., Any]
 ) -> None:
@@ -181,12 +194,56 @@ def test_a_cluster_of_the_same_name_that_is_not_ours_stays(
     assert session.call("eks", "list_clusters")["clusters"] == ["cpu-demo"]
 
 
-def test_an_adopted_cluster_keeps_its_control_plane_and_nodes(
-    session: Session, change: Callable[..., Spec]
+def test_an_adopted_cluster_keeps_all_but_what_was_added(
+    session: Session,
+    spec: Spec,
+    gaps: Any,
+    refusal: Callable[..., Exception],
+    change: Callable[..., Spec],
+    yard: Callable[..., Any],
 ) -> None:
+    """Control plane and nodes stay; our access entries and pod identities go, those of others do not."""
     populate(session, "cpu-demo")
-    kinds = {one.kind for one in inventory.owned(session, change("cpu-demo", ADOPTED="true"))}
-    assert not {"cluster", "node group"} & kinds
+    access, identities = Access(gaps, refusal), Associations(gaps, refusal)
+    ours, theirs = (f"arn:aws:iam::123456789012:role/{name}" for name in ("ours", "theirs"))
+    for arn, tags in ((ours, {"trainyard/cluster": "cpu-demo"}), (theirs, {"a": "b"})):
+        access.create_access_entry("cpu-demo", arn, "STANDARD", tags)
+        where = {"clusterName": "cpu-demo", "namespace": "training", "serviceAccount": arn[-6:]}
+        identities.create(**where, roleArn=arn, tags=tags)
+    change("cpu-demo", ADOPTED="true")
+    before = picture(session)
+    assert yard("down", "cpu-demo", "--yes").code == 0
+    after = picture(session)
+    assert (before["clusters"], before["instances"]) == (after["clusters"], after["instances"])
+    assert list(access.entries) == [theirs]
+    assert [row["roleArn"] for row in identities.rows.values()] == [theirs]
+
+
+def test_what_is_going_already_is_waited_for_and_not_refused(
+    session: Session, spec: Spec, gaps: Any, refusal: Callable[..., Exception], yard: Callable[..., Any]
+) -> None:
+    """A second run, while the first one's node group still drains: EKS refuses to delete it once more."""
+    make_cluster(
+        session,
+        "cpu-demo",
+        make_network(session, ["us-west-2a", "us-west-2b"]),
+        **{"trainyard/cluster": "cpu-demo"},
+    )
+    looks: list[str] = []
+
+    def describe(**_: Any) -> dict[str, Any]:
+        looks.append("look")
+        if len(looks) > 4:
+            raise refusal("ResourceNotFoundException", "gone", 404)
+        tags = {"trainyard/cluster": "cpu-demo"}
+        return {"nodegroup": {"nodegroupName": "cpu", "status": "DELETING", "tags": tags}}
+
+    gaps["eks", "list_nodegroups"] = lambda **_: {"nodegroups": ["cpu"] if len(looks) <= 4 else []}
+    gaps["eks", "describe_nodegroup"] = describe
+    gaps["eks", "delete_nodegroup"] = refusal("ResourceInUseException", "the node group is DELETING", 409)
+    ran = yard("down", "cpu-demo", "--yes")
+    assert (ran.code, len(looks)) == (0, 5), ran.err
+    assert gaps.parameters("delete_nodegroup") == []
 
 
 def test_what_cannot_be_seen_stops_it_before_anything_is_deleted(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.aws.kubectl import World
 from tools import repo
 from tools.aws import kube, validate
 from tools.aws import spec as specs
@@ -93,7 +92,7 @@ def judged(objects: dict[str, list[Object]], **unseen: str) -> dict[str, Finding
 def test_a_whole_cluster_passes() -> None:
     found = judged(whole())
     assert {one.level for one in found.values()} == {Level.PASS}, found
-    assert list(found) == [name for name, _, _ in validate.CHECKS]
+    assert list(found) == [name for name, _, _ in validate.CHECKS if name != "auto-resume"]
 
 
 def take(objects: dict[str, list[Object]], *path: Any, value: Any = None) -> None:
@@ -182,42 +181,31 @@ def test_hyperpods_label_is_a_watch_and_a_trouble() -> None:
     assert "deep health check: Failed" in found["nodes"].evidence[1]
 
 
-def world_file(directory: Path, objects: dict[str, list[Object]], kind: str) -> Path:
-    """Write a world of these objects for the stand-in, its nodes of type `kind`, and return its file."""
-    for item in objects["nodes"]:
-        item["metadata"]["labels"]["node.kubernetes.io/instance-type"] = kind
-    path = directory / "world.json"
-    path.write_text(json.dumps({"objects": objects}), encoding="utf-8")
-    return path
+def test_hyperpod_resumes_jobs_in_its_namespaces_only(change: Callable[..., specs.Spec]) -> None:
+    for team, level in (("hyperpod-team", Level.PASS), ("kubeflow", Level.PASS), ("training", Level.WARN)):
+        found = validate.judge(change("gpu-hyperpod", TEAM_NAMESPACE=team), State(whole(), {}))
+        (finding,) = [one for one in found if one.name == "auto-resume"]
+        assert finding.level is level, team
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """A function that puts the stand-in on PATH over a world with these objects and faults."""
-    program = tmp_path / "bin" / "kubectl"
-    program.parent.mkdir()
-    stand_in = Path(__file__).with_name("kubectl.py")
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {stand_in} "$@"\n', encoding="utf-8")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+def world(monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
+    """A function that puts the stand-in in kubectl's place, over a world with these objects and faults."""
     monkeypatch.setattr(validate, "WEBHOOK_SECONDS", 0.0)
-    path = tmp_path / "world.json"
-    monkeypatch.setenv("WORLD", str(path))
 
-    def make(objects: dict[str, list[Object]], **faults: Any) -> Path:
-        path.write_text(json.dumps({"objects": objects, **faults}), encoding="utf-8")
-        return path
+    def make(objects: dict[str, list[Object]], **faults: Any) -> World:
+        return World(objects, **faults).install(monkeypatch)
 
     return make
 
 
 def test_the_command_passes_and_keeps_a_snapshot(
-    world: Callable[..., Path], yard: Callable[..., Any], tmp_path: Path
+    world: Callable[..., World], yard: Callable[..., Any], tmp_path: Path
 ) -> None:
     world(whole())
     ran = yard("validate", "gpu", "--save", str(tmp_path / "kept"))
     assert ran.code == 0, ran.out + ran.err
-    assert "you may create" in ran.out
+    assert "in training you may all that a job needs" in ran.out
     assert "a PyTorchJob is taken (dry run)" in ran.out
     world({})
     again = yard("validate", "gpu", "--from", str(tmp_path / "kept"))
@@ -227,20 +215,20 @@ def test_the_command_passes_and_keeps_a_snapshot(
 
 
 def test_a_webhook_that_comes_up_is_waited_for_and_one_that_does_not_is_a_fault(
-    world: Callable[..., Path], yard: Callable[..., Any]
+    world: Callable[..., World], yard: Callable[..., Any]
 ) -> None:
-    path = world(whole(), webhook_fails=2)
+    world(whole(), webhook_fails=2)
     assert yard("validate", "gpu").code == 0
-    world(whole(), webhook_fails=99)
+    stays = world(whole(), webhook_fails=99)
     ran = yard("validate", "gpu")
     assert (ran.code, "is refused for 5 attempts" in ran.out) == (1, True)
-    assert json.loads(path.read_text())["webhook_fails"] == 99 - validate.WEBHOOK_ATTEMPTS
+    assert stays.webhook_fails == 99 - validate.WEBHOOK_ATTEMPTS
 
 
-def test_missing_rights_are_named(world: Callable[..., Path], yard: Callable[..., Any]) -> None:
+def test_missing_rights_are_named(world: Callable[..., World], yard: Callable[..., Any]) -> None:
     world(whole(), refused=["create", "delete"])
     ran = yard("validate", "gpu")
-    assert (ran.code, "you may not create, delete" in ran.out) == (1, True)
+    assert (ran.code, "you may not create pytorchjobs.kubeflow.org, delete" in ran.out) == (1, True)
     world(whole(), hidden=["csidrivers"])
     hidden = yard("validate", "gpu")
     assert (hidden.code, "CANNOT TELL" in hidden.out) == (3, True)
@@ -255,28 +243,26 @@ def broken() -> dict[str, list[Object]]:
 
 
 def test_a_fix_changes_the_object_and_is_looked_at_again(
-    world: Callable[..., Path], yard: Callable[..., Any]
+    world: Callable[..., World], yard: Callable[..., Any]
 ) -> None:
-    path = world(broken())
+    found = world(broken())
     ran = yard("validate", "gpu")
-    before = json.loads(path.read_text())["objects"]
-    assert (ran.code, before) == (1, json.loads(json.dumps(broken()))), "without --fix nothing changes"
+    assert (ran.code, found.objects) == (1, broken()), "without --fix nothing changes"
     fixed = yard("validate", "gpu", "--fix")
     assert fixed.code == 0, fixed.out
     assert "changed: make the namespace training" in fixed.err
-    objects = json.loads(path.read_text())["objects"]
-    assert objects["namespaces"][0]["metadata"]["name"] == "training"
-    assert objects["csidrivers"][0]["spec"]["fsGroupPolicy"] == "File"
+    assert found.objects["namespaces"][0]["metadata"]["name"] == "training"
+    assert found.objects["csidrivers"][0]["spec"]["fsGroupPolicy"] == "File"
 
 
-def test_a_fix_waits_for_a_webhook(world: Callable[..., Path], yard: Callable[..., Any]) -> None:
+def test_a_fix_waits_for_a_webhook(world: Callable[..., World], yard: Callable[..., Any]) -> None:
     world(broken(), apply_webhook_fails=2)
     assert yard("validate", "gpu", "--fix").code == 0
     world(broken(), apply_webhook_fails=99)
     assert "NOT fixed: make the namespace training" in yard("validate", "gpu", "--fix").err
 
 
-def test_a_fix_that_did_not_happen_says_so(world: Callable[..., Path], yard: Callable[..., Any]) -> None:
+def test_a_fix_that_did_not_happen_says_so(world: Callable[..., World], yard: Callable[..., Any]) -> None:
     world(broken(), refused=["apply"], stubborn=True)
     ran = yard("validate", "gpu", "--fix")
     assert ran.code == 1
@@ -284,7 +270,7 @@ def test_a_fix_that_did_not_happen_says_so(world: Callable[..., Path], yard: Cal
     assert "still so: set fsGroupPolicy" in ran.err
 
 
-def test_nodes_as_a_table(world: Callable[..., Path], yard: Callable[..., Any]) -> None:
+def test_nodes_as_a_table(world: Callable[..., World], yard: Callable[..., Any]) -> None:
     objects = whole()
     world(objects)
     ran = yard("nodes", "--json")

@@ -1,4 +1,4 @@
-"""Objects of Flux's, Kueue's and Volcano's kinds, held against these projects' own definitions."""
+"""Objects of the kinds of Flux, Kueue, Volcano and External Secrets, held against their own definitions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ Parse = Callable[[str], list[Object]]
 Types = dict[tuple[str, str], Object]
 
 ROOT = repo.root()
-TARGETS = ("kueue", "kueue/queue", "volcano", "volcano/queue", "s3-csi")
+TARGETS = (
+    "kueue",
+    "kueue/queue",
+    "volcano",
+    "volcano/queue",
+    "s3-csi",
+    "external-secrets",
+    "external-secrets/token",
+)
 # Go module, its version, and where it has the definitions; the versions of base/plugins and of Flux 2.9.4.
 MODULES = {
     ("sigs.k8s.io/kueue", "0.19.2"): (
@@ -26,6 +34,10 @@ MODULES = {
         "config/components/crd/bases/kueue.x-k8s.io_resourceflavors.yaml",
     ),
     ("volcano.sh/volcano", "1.15.1"): ("config/crd/volcano/bases/scheduling.volcano.sh_queues.yaml",),
+    ("github.com/external-secrets/external-secrets", "1.3.2"): (
+        "config/crds/bases/external-secrets.io_externalsecrets.yaml",
+        "config/crds/bases/external-secrets.io_secretstores.yaml",
+    ),
     ("github.com/fluxcd/source-controller", "1.9.1"): (
         "config/crd/bases/source.toolkit.fluxcd.io_helmrepositories.yaml",
         "config/crd/bases/source.toolkit.fluxcd.io_ocirepositories.yaml",
@@ -97,7 +109,7 @@ def test_every_object_fits_its_type(made: list[Object], types: Types) -> None:
     assert {
         f"{one['kind']}/{one['metadata']['name']}": misfits(one, types) for one in made if misfits(one, types)
     } == {}
-    assert len(made) == 10
+    assert len(made) == 14
 
 
 def test_a_field_or_type_that_is_not_theirs_is_seen(made: list[Object], types: Types) -> None:

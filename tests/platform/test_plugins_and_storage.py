@@ -32,7 +32,7 @@ REMOTE = [
     for name in TARGETS
     if "https://github.com/" in (ROOT / name / "kustomization.yaml").read_text("utf-8")
 ]
-# Kinds that Flux, Kueue and Volcano bring: their schemas are not built here.
+# Kinds that Flux, Kueue, Volcano and External Secrets bring: their schemas are not built here.
 FOREIGN = {
     "HelmRelease",
     "HelmRepository",
@@ -41,6 +41,8 @@ FOREIGN = {
     "LocalQueue",
     "ResourceFlavor",
     "Queue",
+    "SecretStore",
+    "ExternalSecret",
 }
 ON_DEVICES = {
     "base/plugins/nvidia": lambda machine: machine.device_resource == NVIDIA,
@@ -71,9 +73,10 @@ def local() -> list[str]:
 def test_each_folder_of_the_list_is_there() -> None:
     storage = {"default-class", "single-node", "fsx-static", "fsx-dynamic", "s3", "local-nvme"}
     plugins = {"training-operator", "nvidia", "efa", "neuron", "fsx-csi", "s3-csi", "kueue", "volcano"}
-    plugins |= {"namespace"}
+    plugins |= {"namespace", "external-secrets"}
     wanted = {f"base/storage/{name}" for name in storage} | {f"base/plugins/{name}" for name in plugins}
-    assert set(TARGETS) == wanted | {"base/plugins/kueue/queue", "base/plugins/volcano/queue"}
+    types = {f"base/plugins/{name}" for name in ("kueue/queue", "volcano/queue", "external-secrets/token")}
+    assert set(TARGETS) == wanted | types
     assert set(REMOTE) == {"base/plugins/training-operator", "base/plugins/fsx-csi"}
 
 

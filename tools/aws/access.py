@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tools.aws.eksctl import OWNER_TAG
 from tools.aws.session import AwsError, Session
 
 POLICIES = {
@@ -56,7 +57,11 @@ def difference(session: Session, cluster: str, grant: Grant) -> list[Change]:
             raise
         policies = {}
         changes = [
-            Change(f"+ access entry {grant.principal}", "create_access_entry", {**who, "type": "STANDARD"})
+            Change(
+                f"+ access entry {grant.principal}",
+                "create_access_entry",
+                {**who, "type": "STANDARD", "tags": {OWNER_TAG: cluster}},
+            )
         ]
     old = policies.get(grant.arn())
     if old is None or not _same(old, grant.scope()):

@@ -15,7 +15,9 @@ from tools.aws.session import AwsError, Session
 from tools.aws.spec import BLOCK_FAMILIES
 from tools.facts.instances import INSTANCES, Instance
 
-# EC2's quotas count vCPUs of running instances by class; codes from the service quotas console of EC2.
+# EC2's quotas count vCPUs of running instances by class (EC2 user guide, On-Demand Instance quotas and Spot
+# Instance quotas). Codes: what `aws service-quotas list-service-quotas --service-code ec2` prints, as public
+# records of 2026-07 and 2026-10 have it; L-1216C47A also in the AWS CLI user guide, Service Quotas examples.
 # Letters that a type's name begins with, name, code on demand, code of spot.
 CLASSES = (
     (("p",), "P", "L-417A185B", "L-7212CCBC"),

@@ -44,16 +44,22 @@ class Resource:
 def owned(session: Session, spec: Spec) -> list[Resource]:
     """Return what is ours, in the order of deletion. Raises AwsError where AWS does not show all of it."""
     ours = {OWNER_TAG: spec.name}
-    listings = (
-        *([] if spec.adopted else [_node_groups(session, spec, ours)]),
+    own = (
+        _node_groups(session, spec, ours),
         _instances(session, ours),
-        *([] if spec.adopted else [_clusters(session, spec, ours)]),
+        _clusters(session, spec, ours),
+    )
+    # With a cluster of our own these go by themselves; somebody else's keeps its nodes.
+    added = (_pod_identities(session, spec, ours), _access_entries(session, spec, ours))
+    listings = (
+        *(added if spec.adopted else own),
         _stacks(session, spec, ours),
         _launch_templates(session, ours),
         _interfaces(session, ours),
         _volumes(session, ours),
         _groups(session, ours),
         _roles(session, spec, ours),
+        _providers(session, ours),
     )
     return [one for listing in listings for one in listing]
 
@@ -200,6 +206,36 @@ def _roles(session: Session, spec: Spec, ours: dict[str, str]) -> Iterator[Resou
         tags = session.call("iam", "list_role_tags", RoleName=name)
         if ours.items() <= _tags(tags).items():
             yield Resource("role", name, "of a service account")
+
+
+def _providers(session: Session, ours: dict[str, str]) -> Iterator[Resource]:
+    """Yield the identity providers that `yard cluster identity --irsa` made."""
+    for row in session.call("iam", "list_open_id_connect_providers")["OpenIDConnectProviderList"]:
+        arn = row["Arn"]
+        tags = session.call("iam", "list_open_id_connect_provider_tags", OpenIDConnectProviderArn=arn)
+        if ours.items() <= _tags(tags).items():
+            yield Resource("identity provider", arn, "of a cluster's service accounts")
+
+
+def _pod_identities(session: Session, spec: Spec, ours: dict[str, str]) -> Iterator[Resource]:
+    if describe_cluster(session, spec) is None:
+        return
+    where = {"clusterName": spec.name}
+    for row in session.pages("eks", "list_pod_identity_associations", "associations", **where):
+        number = row["associationId"]
+        found = session.call("eks", "describe_pod_identity_association", **where, associationId=number)
+        if ours.items() <= (found["association"].get("tags") or {}).items():
+            yield Resource("pod identity", number, f"{row['namespace']}/{row['serviceAccount']}")
+
+
+def _access_entries(session: Session, spec: Spec, ours: dict[str, str]) -> Iterator[Resource]:
+    if describe_cluster(session, spec) is None:
+        return
+    where = {"clusterName": spec.name}
+    for arn in session.pages("eks", "list_access_entries", "accessEntries", **where):
+        found = session.call("eks", "describe_access_entry", **where, principalArn=arn)["accessEntry"]
+        if ours.items() <= (found.get("tags") or {}).items():
+            yield Resource("access entry", arn, "of a role or user")
 
 
 def _file_systems(session: Session, spec: Spec) -> Iterator[Resource]:

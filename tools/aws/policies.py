@@ -37,6 +37,13 @@ def reader(bucket: str, data: str, partition: str = "aws") -> Policy:
     )
 
 
+def secret_reader(team: str, partition: str = "aws") -> Policy:
+    """Return what External Secrets may: read the secrets whose names begin with `team` and a slash."""
+    actions = ["secretsmanager:GetSecretValue", "secretsmanager:DescribeSecret"]
+    names = [f"arn:{partition}:secretsmanager:*:*:secret:{team}/*"]
+    return _policy({"Sid": "Read", "Effect": "Allow", "Action": actions, "Resource": names})
+
+
 def fsx_driver(team: str, dynamic: bool, partition: str = "aws") -> Policy:
     """Return what the FSx driver may: look; with `dynamic`, make and change file systems of `team` only."""
     look: Policy = {

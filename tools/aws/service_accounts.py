@@ -14,6 +14,7 @@ from tools.errors import UserError
 
 FSX_ACCOUNT = ("kube-system", "fsx-csi-controller-sa")
 S3_ACCOUNT = ("kube-system", "s3-csi-driver-sa")
+SECRETS_ACCOUNT = ("external-secrets", "external-secrets")
 PRUNER = "trainyard-pruner"
 TRAINER_SUFFIX = "-train"  # base/pytorchjob's ServiceAccount, behind the cell's name
 
@@ -49,6 +50,9 @@ def of(spec: Spec, with_runs: bool = False) -> list[ServiceAccount]:
         )
         reads = ServiceAccount(*S3_ACCOUNT, "mounts S3, read only", policies.reader(bucket, data))
         found += [*trainers, prunes, *([reads] if _uses(spec, "base/storage/s3") else [])]
+    if _uses(spec, "base/plugins/external-secrets"):
+        policy = policies.secret_reader(spec.namespace)
+        found.append(ServiceAccount(*SECRETS_ACCOUNT, "reads secrets of the team", policy))
     dynamic = _uses(spec, "base/storage/fsx-dynamic")
     if dynamic or _uses(spec, "base/storage/fsx-static"):
         policy = policies.fsx_driver(spec.namespace, dynamic)

@@ -4,6 +4,12 @@ One launch template and placement group for each node group that speaks EFA. Its
 card, card 0 as device 0 and every other as device 1 (EC2 user guide, EFA on instances with several cards).
 The nodes' security group lets everything pass from and to itself, as EFA needs, and nothing in from elsewhere
 but the control plane; the file system's lets in Lustre from the nodes.
+
+eksctl.yaml does not use these launch templates: beside `launchTemplate` eksctl refuses instanceType,
+volumeSize, disablePodIMDS and overrideBootstrapCommand, which makes the disks a RAID (v0.230.0, pkg/apis,
+validation.go); and with efaEnabled it makes the same interfaces, group and placement itself (pkg/cfn/builder,
+managed_launch_template.go). They are for nodes that others make: Terraform, Karpenter, or
+`aws eks create-nodegroup`. The file system's security group is for every cluster.
 """
 
 from __future__ import annotations
@@ -145,6 +151,7 @@ def _tags(spec: Spec) -> list[Object]:
 
 def _security(spec: Spec) -> Object:
     nodes, files = {"Ref": "NodeSecurityGroup"}, {"Ref": "FileSystemSecurityGroup"}
+    cluster = {"Ref": "ClusterSecurityGroupId"}
     resources = {
         "NodeSecurityGroup": _group(spec, "Nodes that speak EFA: everything among themselves"),
         "NodesAmongThemselvesIn": _rule("Ingress", nodes, "-1", Source=nodes),
@@ -153,11 +160,12 @@ def _security(spec: Spec) -> Object:
             "Type": "AWS::EC2::SecurityGroupEgress",
             "Properties": {"GroupId": nodes, "IpProtocol": "-1", "CidrIp": "0.0.0.0/0"},
         },
-        "NodesFromControlPlane": _rule("Ingress", nodes, "-1", Source={"Ref": "ClusterSecurityGroupId"}),
+        "NodesFromControlPlane": _rule("Ingress", nodes, "-1", Source=cluster),
         "FileSystemSecurityGroup": _group(spec, "Lustre file system: its ports, from nodes and itself"),
     }
     for first, last in LUSTRE_PORTS:
-        for title, source in (("Nodes", nodes), ("Itself", files)):
+        # Nodes that eksctl makes have the control plane's group and not ours.
+        for title, source in (("Nodes", nodes), ("Cluster", cluster), ("Itself", files)):
             rule = _rule("Ingress", files, "tcp", first, last, Source=source)
             resources[f"Lustre{first}From{title}"] = rule
     return resources

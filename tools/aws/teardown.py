@@ -18,17 +18,20 @@ MOST_SECONDS = 1800.0  # a node group drains, and eksctl's largest stack takes a
 IN_USE = ("DependencyViolation", "ResourceInUseException", "InvalidGroup.InUse", "VolumeInUse")
 IN_USE_SECONDS = 180.0  # interfaces of nodes that have ended go within a minute or two
 GONE = "gone"
+GOING = ("DELETING", "DELETE_IN_PROGRESS", "shutting-down")
 
 Say = Callable[[str], None]
 
 
 def delete(session: Session, spec: Spec, resource: Resource, say: Say) -> None:
-    """Delete one resource and wait until it is gone; one that is gone already is good.
+    """Delete one resource and wait until it is gone; one that is gone, or going, already is good.
 
     Raises AwsError where AWS refuses, UserError (1) where it does not go.
     """
     start, watch = _STEPS[resource.kind]
-    _start(lambda: start(session, spec, resource.id))
+    # EKS refuses to delete what an earlier run has told it to delete and what is still on its way.
+    if _state(watch, session, spec, resource.id) not in (GONE, *GOING):
+        _start(lambda: start(session, spec, resource.id))
     began = told = time.monotonic()
     while (state := _state(watch, session, spec, resource.id)) != GONE:
         now = time.monotonic()
@@ -113,6 +116,23 @@ def _role_state(session: Session, spec: Spec, name: str) -> str:
     return str(session.call("iam", "get_role", RoleName=name)["Role"]["RoleName"])
 
 
+def _entry_state(session: Session, spec: Spec, name: str) -> str:
+    found = session.call("eks", "describe_access_entry", clusterName=spec.name, principalArn=name)
+    return str(found["accessEntry"]["principalArn"])
+
+
+def _association_state(session: Session, spec: Spec, name: str) -> str:
+    where = {"clusterName": spec.name, "associationId": name}
+    return str(
+        session.call("eks", "describe_pod_identity_association", **where)["association"]["associationId"]
+    )
+
+
+def _provider_state(session: Session, spec: Spec, name: str) -> str:
+    found = session.call("iam", "get_open_id_connect_provider", OpenIDConnectProviderArn=name)
+    return str(found.get("Url"))
+
+
 def _cluster_state(session: Session, spec: Spec, name: str) -> str:
     return str(session.call("eks", "describe_cluster", name=name)["cluster"].get("status"))
 
@@ -144,4 +164,13 @@ _STEPS: dict[str, tuple[Callable[[Session, Spec, str], None], Watch]] = {
         _exists("ec2", "describe_security_groups", "GroupIds", "SecurityGroups"),
     ),
     "role": (_delete_role, _role_state),
+    "identity provider": (
+        _call("iam", "delete_open_id_connect_provider", "OpenIDConnectProviderArn"),
+        _provider_state,
+    ),
+    "access entry": (_call("eks", "delete_access_entry", "principalArn", "clusterName"), _entry_state),
+    "pod identity": (
+        _call("eks", "delete_pod_identity_association", "associationId", "clusterName"),
+        _association_state,
+    ),
 }

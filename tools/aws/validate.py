@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tools import cluster, repo
 from tools.aws.kube import CRD, OPERATOR_WEBHOOK, Object, State
 from tools.aws.nodes import HEALTH_LABEL, Node, table
 from tools.aws.probe import Finding, Level, bad, good, unclear, warn
@@ -22,10 +23,17 @@ from tools.kubectl import Kubectl
 JOBS = "pytorchjobs.kubeflow.org"
 FSX = "fsx.csi.aws.com"
 CLAIM = "trainyard"
+NAMESPACE = "base/plugins/namespace/namespace.yaml"
 SLICES = "endpointslices.discovery.k8s.io"
 # Conditions that the EKS node monitoring agent sets (EKS user guide, node health).
 AGENT_CONDITIONS = ("AcceleratedHardwareReady", "KernelReady", "NetworkingReady", "StorageReady")
-VERBS = ("create", "get", "list", "watch", "patch", "delete")
+# What submitting, watching and ending a job takes (base/pytorchjob, yard job).
+RIGHTS = (
+    *((verb, JOBS) for verb in ("create", "get", "list", "watch", "patch", "delete")),
+    *(("create", kind) for kind in ("configmaps", "serviceaccounts", "networkpolicies.networking.k8s.io")),
+    *(("list", kind) for kind in ("pods", "events")),
+    *(("get", "pods/log"), ("create", "pods/exec")),
+)
 WEBHOOK_ATTEMPTS, WEBHOOK_SECONDS = 5, 3.0
 FREE_PODS = 3  # a worker, a debug pod, a preparation job
 
@@ -190,6 +198,17 @@ def health(spec: Spec, state: State) -> Finding:
     return good("health agents", "every node's health is watched")
 
 
+def auto_resume(spec: Spec, state: State) -> Finding:
+    """Judge whether HyperPod resumes jobs of the team by itself, as far as the namespace decides that."""
+    if spec.get("HYPERPOD_CLUSTER_NAME") is None:
+        return Finding("auto-resume", Level.PASS, "")
+    if spec.namespace != "kubeflow" and not spec.namespace.startswith("hyperpod"):
+        remedy = "TEAM_NAMESPACE=hyperpod-..., or resume by hand: yard job retry"
+        return warn("auto-resume", f"HyperPod resumes no job in {spec.namespace} by itself", remedy)
+    limit = "with --feature hyperpod twice a job; AWS documents it for the training operator 1.7.0 to 1.8.1"
+    return good("auto-resume", f"{spec.namespace} is a namespace of HyperPod's auto-resume", limit)
+
+
 def pod_room(spec: Spec, state: State) -> Finding:
     """Judge whether ready nodes take a few more pods."""
     full = [
@@ -216,6 +235,7 @@ CHECKS: tuple[tuple[str, tuple[str, ...], Check], ...] = (
     ("namespace", ("namespaces",), namespace),
     ("claim", ("persistentvolumeclaims",), claim),
     ("health agents", ("nodes",), health),
+    ("auto-resume", (), auto_resume),
     ("pods", ("nodes", "pods"), pod_room),
 )
 
@@ -226,21 +246,28 @@ def ask(kubectl: Kubectl, spec: Spec) -> list[Finding]:
 
 
 def rights(kubectl: Kubectl, spec: Spec) -> Finding:
-    """Judge by access reviews what the caller may do with jobs in the team's namespace."""
-    missing = []
-    for verb in VERBS:
-        done = kubectl.run("auth", "can-i", verb, JOBS, f"--namespace={spec.namespace}")
-        answer = done.stdout.strip().splitlines()
-        if not answer or answer[-1] not in ("yes", "no"):
-            return unclear(
-                "rights", done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "no answer"
-            )
-        if answer[-1] == "no":
-            missing.append(verb)
+    """Judge by access reviews what the caller may do with a job and its parts in the team's namespace."""
+    items = [_review(spec.namespace, verb, resource) for verb, resource in RIGHTS]
+    listing = {"apiVersion": "v1", "kind": "List", "items": items}
+    answer = "{.status.allowed}{'\\n'}"
+    done = kubectl.run("create", "--filename=-", f"--output=jsonpath={answer}", stdin=json.dumps(listing))
+    allowed = done.stdout.split()
+    if done.returncode != 0 or len(allowed) != len(RIGHTS):
+        return unclear("rights", (done.stderr.strip().splitlines() or ["no answer"])[-1])
+    missing = [" ".join(one) for one, said in zip(RIGHTS, allowed, strict=True) if said != "true"]
     if missing:
         remedy = f"yard cluster access {spec.title} PRINCIPAL --policy edit --namespace {spec.namespace}"
-        return bad("rights", f"you may not {', '.join(missing)} {JOBS} in {spec.namespace}", remedy)
-    return good("rights", f"you may {', '.join(VERBS)} {JOBS} in {spec.namespace}")
+        return bad("rights", f"in {spec.namespace} you may not {', '.join(missing)}", remedy)
+    return good("rights", f"in {spec.namespace} you may all that a job needs: {len(RIGHTS)} access reviews")
+
+
+def _review(namespace: str, verb: str, resource: str) -> Object:
+    """Return the question whether the caller may, of a resource as `kubectl auth can-i` spells it."""
+    name, _, group = resource.partition(".")
+    name, _, part = name.partition("/")
+    asked = {"namespace": namespace, "verb": verb, "resource": name, "group": group, "subresource": part}
+    spec = {"resourceAttributes": {key: value for key, value in asked.items() if value}}
+    return {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": spec}
 
 
 def webhook(kubectl: Kubectl, spec: Spec) -> Finding:
@@ -279,9 +306,10 @@ def fixes(spec: Spec, findings: list[Finding]) -> list[Fix]:
     wanted = {one.name for one in findings if one.level is Level.FAIL and one.remedy == FIX}
     found = []
     if "namespace" in wanted:
-        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": spec.namespace}}
+        text = (repo.root() / NAMESPACE).read_text(encoding="utf-8")
         words = ("apply", "--server-side", "--filename=-")
-        found.append(Fix(f"make the namespace {spec.namespace}", words, json.dumps(body)))
+        line = f"make the namespace {spec.namespace}"
+        found.append(Fix(line, words, cluster.substitute(text, spec.facts)))
     if "fsx" in wanted:
         patch = '{"spec":{"fsGroupPolicy":"File"}}'
         patched = ("patch", "csidriver", FSX, "--type=merge", f"--patch={patch}")

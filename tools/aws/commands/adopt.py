@@ -24,8 +24,9 @@ from tools.errors import UserError
 @click.command(help=__doc__, short_help="add to a cluster that exists")
 @options.cluster_and_account
 @click.option("--dry-run", is_flag=True, help="Print the commands only.")
-def command(spec: Spec, session: Session, dry_run: bool) -> None:
+@options.as_json
+def command(spec: Spec, session: Session, dry_run: bool, as_json: bool) -> None:
     if not spec.adopted:
         hint = "ADOPTED=true, or yard cluster create for one of its own"
         raise UserError(f"{spec.source}: ADOPTED=true is not set", hint)
-    carry_out(spec, session, dry_run)
+    carry_out(spec, session, dry_run, as_json)

@@ -31,7 +31,8 @@ from tools.repo import shown
 @options.cluster_and_account
 @click.option("--check", is_flag=True, help="Write nothing; fail when the file differs.")
 @click.option("--verify", is_flag=True, help="Ask AWS about zones, versions and add-ons.")
-def command(spec: Spec, session: Session, check: bool, verify: bool) -> None:
+@options.as_json
+def command(spec: Spec, session: Session, check: bool, verify: bool, as_json: bool) -> None:
     remark = eksctl.support(spec, datetime.datetime.now(datetime.UTC).date())
     if remark:
         output.note(f"{spec.at('KUBERNETES_VERSION')}: {remark}")
@@ -48,4 +49,7 @@ def command(spec: Spec, session: Session, check: bool, verify: bool) -> None:
         raise UserError(f"{shown(path)} {what}", f"yard cluster config {spec.title}", 1)
     if not same:
         path.write_text(text, encoding="utf-8")
-    output.line(f"{shown(path)}: {'as the facts make it' if same else 'written'}")
+    if as_json:
+        output.data({"file": shown(path), "changed": not same, "remark": remark})
+    else:
+        output.line(f"{shown(path)}: {'as the facts make it' if same else 'written'}")

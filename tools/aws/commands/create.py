@@ -25,26 +25,35 @@ from tools.repo import shown
 @click.command(help=__doc__, short_help="make the cluster with eksctl")
 @options.cluster_and_account
 @click.option("--dry-run", is_flag=True, help="Print the commands only.")
-def command(spec: Spec, session: Session, dry_run: bool) -> None:
+@options.as_json
+def command(spec: Spec, session: Session, dry_run: bool, as_json: bool) -> None:
     if spec.adopted:
         raise UserError(f"{spec.source}: somebody else made it", f"yard cluster adopt {spec.title}")
-    carry_out(spec, session, dry_run)
+    carry_out(spec, session, dry_run, as_json)
 
 
-def carry_out(spec: Spec, session: Session, dry_run: bool) -> None:
+def carry_out(spec: Spec, session: Session, dry_run: bool, as_json: bool) -> None:
     """Run what is still to be done for a cluster, and print AWS's proof."""
     path = spec.directory / eksctl.FILE
     if not path.is_file() or path.read_text(encoding="utf-8") != eksctl.text(spec):
         hint = f"yard cluster config {spec.title}"
         raise UserError(f"{shown(path)} is not what the facts make", hint)
     todo = create.steps(spec, create.check(session, spec))
+    words = [" ".join(step.words) for step in todo]
     if dry_run:
-        for step in todo:
-            output.line(" ".join(step.words))
+        _tell(words, [], as_json)
         return
     for number, step in enumerate(todo, start=1):
         output.note(f"[{number}/{len(todo)}] {step.title}")
         create.run(step, spec.title, output.note)
-    for line in create.proof(session, spec):
-        output.line(line)
+    _tell(words, create.proof(session, spec), as_json)
     output.note(f"next: yard cluster kubeconfig {spec.title}")
+
+
+def _tell(words: list[str], proof: list[str], as_json: bool) -> None:
+    """Print the commands of a dry run, or the proof behind them."""
+    if as_json:
+        output.data({"commands": words, "proof": proof})
+        return
+    for line in proof or words:
+        output.line(line)

@@ -30,11 +30,16 @@ from tools.errors import UserError
 @options.cluster_and_account
 @click.option("--dry-run", is_flag=True, help="List only.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def command(spec: Spec, session: Session, dry_run: bool, yes: bool) -> None:
+@options.as_json
+def command(spec: Spec, session: Session, dry_run: bool, yes: bool, as_json: bool) -> None:
     ours, left = inventory.owned(session, spec), inventory.leftovers(session, spec)
     account = session.identity()["account"]
-    _show(spec, account, session.region, ours, left)
+    if as_json and not (yes or dry_run):
+        raise UserError("--json does not ask", "--yes or --dry-run with it")
+    if not as_json:
+        _show(spec, account, session.region, ours, left)
     if dry_run or not ours:
+        _tell(ours, left, False, as_json)
         raise click.exceptions.Exit(1 if ours else 0)
     if not yes:
         _ask(spec)
@@ -45,7 +50,19 @@ def command(spec: Spec, session: Session, dry_run: bool, yes: bool) -> None:
     if again:
         names = ", ".join(f"{one.kind} {one.id}" for one in again)
         raise UserError(f"still there: {names}", f"yard cluster down {spec.title}", 1)
-    output.line(f"{spec.name}: {output.count(len(ours), 'resource')} deleted, and none with our tag is left")
+    _tell(ours, left, True, as_json)
+    if not as_json:
+        gone = output.count(len(ours), "resource")
+        output.line(f"{spec.name}: {gone} deleted, and none with our tag is left")
+
+
+def _tell(
+    ours: list[inventory.Resource], left: list[inventory.Resource], deleted: bool, as_json: bool
+) -> None:
+    """Print it as data, where that is asked for."""
+    if as_json:
+        rows = {"delete": [vars(one) for one in ours], "keep": [vars(one) for one in left]}
+        output.data({**rows, "deleted": deleted})
 
 
 def _show(

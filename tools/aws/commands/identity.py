@@ -2,13 +2,17 @@
 
 The policies are made from the bucket's prefixes in cluster.env. eksctl.yaml holds them too, so a new cluster
 has them; --apply is for one that exists, for changed facts, and for the runs of Flux, each of which has a
-service account of its own.
+service account of its own. It asks IAM's simulator about each role that it made, where that may be asked.
+
+Pods get their role by Pod Identity, or with --irsa by the cluster's own tokens (IRSA): for nodes where the
+Pod Identity agent does not run. The commands that then annotate the service accounts are printed.
 
 \b
 Examples:
   yard cluster identity gpu                 the policies, as JSON with --json
   yard cluster identity gpu --simulate      ask IAM whether they allow what they should, and nothing else
   yard cluster identity gpu --apply         roles and Pod Identity associations
+  yard cluster identity gpu --apply --irsa  roles and the account's identity provider
   yard cluster identity gpu --apply --dry-run
 
 \b
@@ -30,16 +34,19 @@ from tools.errors import UserError
 @options.cluster_and_account
 @click.option("--simulate", is_flag=True, help="Ask IAM's policy simulator.")
 @click.option("--apply", "change", is_flag=True, help="Make roles, policies and associations.")
+@click.option("--irsa", is_flag=True, help="With --apply: by the cluster's tokens, without an agent.")
 @click.option("--dry-run", is_flag=True, help="With --apply: show what differs, change nothing.")
 @options.as_json
-def command(spec: Spec, session: Session, simulate: bool, change: bool, dry_run: bool, as_json: bool) -> None:
-    if (simulate and change) or (dry_run and not change):
-        raise UserError("one of --simulate and --apply; --dry-run goes with --apply")
+def command(
+    spec: Spec, session: Session, simulate: bool, change: bool, irsa: bool, dry_run: bool, as_json: bool
+) -> None:
+    if (simulate and change) or ((dry_run or irsa) and not change):
+        raise UserError("one of --simulate and --apply; --dry-run and --irsa go with --apply")
     accounts = service_accounts.of(spec, with_runs=True)
     if simulate:
         _simulated([identity.simulate(session, one) for one in accounts], as_json)
     if change:
-        _applied(spec, session, accounts, dry_run, as_json)
+        _applied(spec, session, accounts, irsa, dry_run, as_json)
         return
     if as_json:
         output.data([vars(one) for one in accounts])
@@ -64,14 +71,24 @@ def _applied(
     spec: Spec,
     session: Session,
     accounts: list[service_accounts.ServiceAccount],
+    irsa: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    lines = [line for one in accounts for line in identity.ensure(session, spec, one, not dry_run)]
+    issuer = identity.issuer(session, spec) if irsa else None
+    lines = identity.ensure_provider(session, spec, issuer, not dry_run) if issuer else []
+    for one in accounts:
+        lines += identity.ensure(session, spec, one, issuer, not dry_run)
+    findings = [] if dry_run else [identity.simulate_role(session, spec, one) for one in accounts]
+    commands = identity.annotate_commands(session, spec, accounts) if irsa else []
     if as_json:
-        output.data({"changes": lines, "applied": bool(lines) and not dry_run})
+        answer = {"changes": lines, "applied": bool(lines) and not dry_run, "annotate": commands}
+        output.data(answer | {"simulation": probe.as_data(findings)})
     else:
         for line in lines or ["all as the facts want it"]:
             output.line(line)
-    if dry_run and lines:
+        probe.show([one for one in findings if one.level is not probe.Level.PASS])
+        for line in commands:
+            output.note(f"next: {line}")
+    if (dry_run and lines) or probe.worst(findings) is probe.Level.FAIL:
         raise click.exceptions.Exit(1)

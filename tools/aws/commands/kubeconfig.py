@@ -25,7 +25,10 @@ from tools.errors import UserError
 @click.option("--context", metavar="NAME", help="The context's name; else the cluster's.")
 @click.option("--use", is_flag=True, help="Make it the current context.")
 @click.option("--replace", is_flag=True, help="Take the name from another cluster's context.")
-def command(spec: Spec, session: Session, context: str | None, use: bool, replace: bool) -> None:
+@options.as_json
+def command(
+    spec: Spec, session: Session, context: str | None, use: bool, replace: bool, as_json: bool
+) -> None:
     cluster = session.call("eks", "describe_cluster", name=spec.name)["cluster"]
     if cluster.get("status") != "ACTIVE":
         raise UserError(f"the cluster {spec.name} is {cluster.get('status')}", "wait until it is ACTIVE", 1)
@@ -34,5 +37,8 @@ def command(spec: Spec, session: Session, context: str | None, use: bool, replac
     changed = kubeconfig.merge(
         file, kubeconfig.entries(cluster, session.region, name, session.profile), replace, use
     )
-    output.line(f"{file}: context {name} {'written' if changed else 'is there already'}")
+    if as_json:
+        output.data({"file": str(file), "context": name, "changed": changed})
+    else:
+        output.line(f"{file}: context {name} {'written' if changed else 'is there already'}")
     output.note(f"next: kubectl --context {name} get nodes")

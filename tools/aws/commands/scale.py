@@ -26,7 +26,8 @@ from tools.repo import nearest
 @click.argument("group")
 @click.argument("count", type=click.IntRange(0, 9999))
 @click.option("--dry-run", is_flag=True, help="Show the difference only.")
-def command(spec: Spec, session: Session, group: str, count: int, dry_run: bool) -> None:
+@options.as_json
+def command(spec: Spec, session: Session, group: str, count: int, dry_run: bool, as_json: bool) -> None:
     known = {one.name: one for one in spec.groups}
     if group not in known:
         match = nearest(group, known)
@@ -43,11 +44,18 @@ def command(spec: Spec, session: Session, group: str, count: int, dry_run: bool)
     lines = [f"{key}: {old.get(key)} -> {value}" for key, value in new.items() if old.get(key) != value]
     price = inventory.instance_price(wanted.instance.name, "spot" if wanted.market == "spot" else "")
     rate = "unknown $/h" if price is None else f"{price * count:,.2f} $/h"
-    output.line(f"{spec.name}/{group}: {', '.join(lines) or f'{count} nodes already'} ({rate} for its nodes)")
-    if dry_run:
-        raise click.exceptions.Exit(1 if lines else 0)
-    if lines:
+    if not as_json:
+        shown = ", ".join(lines) or f"{count} nodes already"
+        output.line(f"{spec.name}/{group}: {shown} ({rate} for its nodes)")
+    if lines and not dry_run:
         session.call("eks", "update_nodegroup_config", **names, scalingConfig=new)
         now = session.call("eks", "describe_nodegroup", **names)["nodegroup"]["scalingConfig"]
         if now.get("desiredSize") != count:
             raise UserError(f"EKS took the change, and says {now.get('desiredSize')} nodes", "repeat it", 1)
+    if as_json:
+        hourly = None if price is None else round(price * count, 4)
+        output.data(
+            {"group": group, "changes": lines, "applied": bool(lines) and not dry_run, "usd_per_hour": hourly}
+        )
+    if dry_run and lines:
+        raise click.exceptions.Exit(1)
