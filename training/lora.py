@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
 from torch import nn
 
 from training.config import Config, Lora
@@ -20,6 +19,9 @@ from training.initial import fill_uniform
 from training.model import named_parameters, trained_parameters
 from training.task import Trainable
 
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
 ADAPTER = "default"
 _SUFFIX = {"norm": "model.norm"}  # peft compares ends of names, and other norms end so too
 _A, _B, _SAVED = f".lora_A.{ADAPTER}.", f".lora_B.{ADAPTER}.", f".modules_to_save.{ADAPTER}."
@@ -27,6 +29,8 @@ _A, _B, _SAVED = f".lora_A.{ADAPTER}.", f".lora_B.{ADAPTER}.", f".modules_to_sav
 
 def peft_config(lora: Lora, **more: Any) -> LoraConfig:
     """peft's configuration of the section `lora`; `more` are further keys of peft's."""
+    from peft import LoraConfig  # here, for every rank's start would wait for it, with adapters or without
+
     return LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -44,6 +48,8 @@ def adapt(model: Trainable, config: Config, precision: str) -> None:
 
     The base is kept in `precision`: it needs no fp32 copy, for nothing is added to it.
     """
+    from peft import inject_adapter_in_model  # as above
+
     assert config.lora is not None
     with warnings.catch_warnings(), torch.device("meta"):
         warnings.filterwarnings("ignore", message=".*meta device.*")

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.tensorboard import SummaryWriter
 
 from training.device import Device
 from training.failure import NanError
@@ -63,6 +62,8 @@ class Metrics:
         self._said_at = 0.0
         self._run, self._file, self._events = run, None, None
         if ranks.first:
+            from torch.utils.tensorboard import SummaryWriter  # a third of a second, which other ranks save
+
             _drop_after(run.metrics, resumed_at)
             _drop_after(run.heldout, resumed_at)
             self._file = run.metrics.open("a", encoding="utf-8")
