@@ -23,7 +23,7 @@ from tests.flux.source import Source
 NAMESPACE = "flux-system"
 ADDRESS = "https://git.example.com/team/trainyard.git"  # of clusters/*/flux-system/sync.yaml
 KIND = "kustomizations.kustomize.toolkit.fluxcd.io"
-PATIENCE = 150  # seconds that anything may take; usually one
+PATIENCE = 400  # seconds that anything may take on a machine with no time; usually one
 # Without waiting that only a production cluster needs (`kustomize-controller --help`).
 FLAGS = (
     *("--watch-all-namespaces", "--enable-leader-election=false", "--events-addr=", "--log-encoding=console"),

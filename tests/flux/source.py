@@ -45,28 +45,36 @@ class Source:
 
     def _publish(self, item: Object) -> None:
         try:
-            status = self._stored(item)
+            commit, revision = self._wanted(item)
+            if _has(item, revision):
+                return
+            status = self._stored(item, commit, revision)
         except subprocess.CalledProcessError as problem:
             said = problem.stderr.decode().strip().splitlines()[-1]
+            if _says(item, said):
+                return
             status = {"conditions": [_ready(item, "False", "GitOperationFailed", said)]}
-        if _differs(item, status):
-            words = ("patch", KIND, item["metadata"]["name"], f"--namespace={item['metadata']['namespace']}")
-            patch = json.dumps({"status": status})
-            self.kube.run(*words, "--subresource=status", "--type=merge", f"--patch={patch}")
+        words = ("patch", KIND, item["metadata"]["name"], f"--namespace={item['metadata']['namespace']}")
+        patch = json.dumps({"status": status})
+        self.kube.run(*words, "--subresource=status", "--type=merge", f"--patch={patch}")
 
-    def _stored(self, item: Object) -> Object:
+    def _wanted(self, item: Object) -> tuple[str, str]:
+        """Return the commit that a GitRepository asks for now, and the artifact's revision of it."""
+        reference = item["spec"]["ref"]
+        branch = None if reference.get("commit") else reference["branch"]
+        name = f"refs/heads/{branch}" if branch else reference["commit"]
+        repository = self.repositories[item["spec"]["url"]]
+        commit = _git(repository, "rev-parse", "--verify", f"{name}^{{commit}}").decode().strip()
+        return commit, f"{branch}@sha1:{commit}" if branch else f"sha1:{commit}"
+
+    def _stored(self, item: Object, commit: str, revision: str) -> Object:
         """Return the status of a GitRepository whose artifact lies in the folder."""
         spec, metadata = item["spec"], item["metadata"]
         repository = self.repositories[spec["url"]]
-        reference = spec["ref"].get("commit") or f"refs/heads/{spec['ref']['branch']}"
-        commit = _git(repository, "rev-parse", "--verify", f"{reference}^{{commit}}").decode().strip()
-        blob = gzip.compress(
-            _git(repository, "archive", "--format=tar", commit, *spec.get("sparseCheckout", [])), mtime=0
-        )
+        archive = _git(repository, "archive", "--format=tar", commit, *spec.get("sparseCheckout", []))
+        blob = gzip.compress(archive, compresslevel=1, mtime=0)
         name = f"{metadata['namespace']}-{metadata['name']}-{commit}.tar.gz"
         (self.folder / name).write_bytes(blob)
-        branch = spec["ref"].get("branch")
-        revision = f"{branch}@sha1:{commit}" if branch and not spec["ref"].get("commit") else f"sha1:{commit}"
         artifact = {
             "path": name,
             "url": f"http://127.0.0.1:{PORT}/{name}",
@@ -93,14 +101,17 @@ def _ready(item: Object, status: str, reason: str, message: str) -> Object:
     }
 
 
-def _differs(item: Object, status: Object) -> bool:
-    """Say whether a status says something new, apart from its times."""
-    old = item.get("status") or {}
-    if "artifact" not in status:
-        return old.get("conditions", [{}])[0].get("message") != status["conditions"][0]["message"]
-    known = old.get("artifact", {}).get("digest"), old.get("artifact", {}).get("revision")
-    new = status["artifact"]["digest"], status["artifact"]["revision"]
-    return known != new or old.get("observedGeneration") != status["observedGeneration"]
+def _has(item: Object, revision: str) -> bool:
+    """Say whether an object has its artifact: of this revision, for what its spec says now."""
+    status = item.get("status") or {}
+    known = (status.get("artifact") or {}).get("revision"), status.get("observedGeneration")
+    ready = (status.get("conditions") or [{}])[0].get("status") == "True"
+    return ready and known == (revision, item["metadata"]["generation"])
+
+
+def _says(item: Object, message: str) -> bool:
+    conditions = (item.get("status") or {}).get("conditions") or [{}]
+    return conditions[0].get("message") == message
 
 
 def _now() -> str:
