@@ -14,6 +14,8 @@ JOB    =
 IMAGE  = trainer-cpu
 LEVEL  = standard
 TO     =
+DEV    =
+ON     =
 ARGS   =
 PYTHON = $(or $(shell for name in python3 python3.14 python3.13 python3.12 python3.11; do command -v $$name && break; done),$(error Python 3.11 or newer is needed and none is on PATH))
 
@@ -66,8 +68,8 @@ diff: setup ## Show what applying a cell would change on the current cluster (CE
 	@exec .venv/bin/yard diff $(CELL) $(ARGS)
 
 ##@ Jobs
-job: setup ## Submit a cell to the current cluster and follow it to its first step (HW=cpu MODEL=llama-tiny)
-	@exec .venv/bin/yard job submit overlays/$(HW)/$(MODEL) $(ARGS)
+job: setup ## Submit a cell to the current cluster and follow it to its first step (HW=cpu MODEL=llama-tiny; your own code: DEV=1 ON=IMAGE)
+	@$(if $(DEV),image=$$(.venv/bin/yard image overlay . --on "$(ON)" --push) && )exec .venv/bin/yard job submit overlays/$(HW)/$(MODEL) $(if $(DEV),--image "$$image" )$(ARGS)
 
 job-status: setup ## Show a job: pods, step, speed, time left (JOB=name, or nothing for the only one)
 	@exec .venv/bin/yard job status $(JOB) $(ARGS)
@@ -82,7 +84,7 @@ precompile: setup ## Compile a trn1 cell's graphs on the current cluster before 
 image: setup ## Build an image with the Docker engine (IMAGE=trainer-cpu ARGS="--tag-from describe")
 	@exec .venv/bin/yard image build $(IMAGE) $(ARGS)
 
-image-test: setup ## Try what a built image does: imports, rights, signals (LEVEL=quick)
+image-test: setup ## Try what a built image does: imports, rights, signals, a killed training (LEVEL=full)
 	@exec .venv/bin/yard image test $(IMAGE) --level $(LEVEL) $(ARGS)
 
 push: setup ## Push a built image, and make every cell run it by its digest (TO=registry.example.com/team/trainer-cpu)

@@ -16,6 +16,7 @@ from tools.cli import run
 from tools.errors import UserError
 from tools.image import context, dockerignore, ecr, pin, push, registry, tags
 from tools.image.build import NAMESPACE, refuse_secrets
+from tools.job import find, submit
 
 DIGEST = "sha256:" + "ab" * 32
 
@@ -221,6 +222,30 @@ def test_a_pinned_digest_is_what_the_cell_renders(checkout: Path) -> None:
 
 
 def test_what_no_cell_runs_is_not_pinned() -> None:
-    with pytest.raises(UserError, match="no cell runs an image trainer-gpu") as caught:
+    with pytest.raises(UserError, match="no cell or service runs an image trainer-gpu") as caught:
         pin.pin("trainer-gpu", "r.example/x", DIGEST)
     assert "did you mean trainer-cpu?" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(("service", "image"), [("debug", "toolbox"), ("tensorboard", "tensorboard")])
+def test_a_pinned_digest_is_what_a_service_renders(service: str, image: str, tmp_path: Path) -> None:
+    renderer = kustomize.find(repo.root())
+    if renderer is None:
+        pytest.skip("no kustomize or kubectl on PATH: run `make setup`")
+    for part in (f"base/services/{service}", "overlays/images"):
+        shutil.copytree(repo.root() / part, tmp_path / part)
+    path = tmp_path / f"base/services/{service}"
+    assert f"image: {NAMESPACE}/{image}:0.1.0\n" in renderer.build(path)
+    pin.pin(image, f"registry.example/team/{image}", DIGEST, tmp_path)
+    assert f"image: registry.example/team/{image}@{DIGEST}\n" in renderer.build(path)
+
+
+def test_a_submitted_job_runs_the_image_that_is_given() -> None:
+    """What `make job DEV=1` does with the overlay's digest; control: the cell's own image before."""
+    if kustomize.find(repo.root()) is None:
+        pytest.skip("no kustomize or kubectl on PATH: run `make setup`")
+    manifests = find.rendered("cpu/llama-tiny")
+    spec = manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    assert spec["containers"][0]["image"].startswith(f"{NAMESPACE}/trainer-cpu")
+    submit.use_image(manifests, f"registry.example/team/trainer-cpu@{DIGEST}")
+    assert spec["containers"][0]["image"] == f"registry.example/team/trainer-cpu@{DIGEST}"

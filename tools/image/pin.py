@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import io
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,23 +20,24 @@ FILE = Path("overlays/images/kustomization.yaml")
 
 
 def known() -> list[str]:
-    """Return the names of the images that cells run."""
-    found = []
-    for path in sorted((repo.root() / "overlays/hardware").glob("*/kustomization.yaml")):
-        for image in YAML(typ="safe", pure=True).load(path).get("images") or []:
-            found.append(str(image["newName"]).removeprefix(NAMESPACE + "/"))
-    return sorted(set(found))
+    """Return the names of the images that cells and services run."""
+    places = [
+        *(repo.root() / "overlays/hardware").glob("*/*.yaml"),
+        *(repo.root() / "base/services").glob("*/*.yaml"),
+    ]
+    named = re.compile(rf"(?m)^ *(?:- )?(?:newName|image): {re.escape(NAMESPACE)}/([a-z0-9-]+)")
+    return sorted({name for path in places for name in named.findall(path.read_text(encoding="utf-8"))})
 
 
 def pin(name: str, repository: str, digest: str, root: Path | None = None) -> str:
-    """Make every cell run `name` as `repository@digest`; return the change as a diff, or an empty text.
+    """Make cells and services run `name` as `repository@digest`; return the change as a diff, or nothing.
 
-    The file is replaced in one step. Raises UserError where no cell runs an image of that name.
+    The file is replaced in one step. Raises UserError where nothing runs an image of that name.
     """
     if name not in known():
         match = repo.nearest(name, known())
-        hint = f"did you mean {match}?" if match else f"cells run {', '.join(known())}"
-        raise UserError(f"no cell runs an image {name}", hint)
+        hint = f"did you mean {match}?" if match else f"they run {', '.join(known())}"
+        raise UserError(f"no cell or service runs an image {name}", hint)
     path = (root or repo.root()) / FILE
     before = path.read_text(encoding="utf-8")
     yaml = YAML(typ="rt")

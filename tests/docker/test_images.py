@@ -1,0 +1,202 @@
+"""Our own images, really built: what they are for works in them. One build of each for all tests here."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docker.engine import LOGIN, LOGIN_HASH, Harness
+from tools import kustomize, repo
+from tools.image import judge, pin
+from tools.image.rehearsal import wait_for
+
+# What base/ gives their containers.
+RESTRICTED = [
+    "--read-only",
+    "--tmpfs",
+    "/tmp:mode=1777",
+    "--cap-drop",
+    "ALL",
+    "--security-opt",
+    "no-new-privileges",
+]
+UV = str(Path(sys.executable).with_name("uv"))
+
+
+def image(engine: Harness, name: str, base: str) -> dict[str, Any]:
+    """Build an image of images/ and return its record."""
+    done = engine.yard("build", name, "--build-arg", f"BASE={base}", "--json")
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(json.loads(done.stdout))
+
+
+@pytest.fixture(scope="module")
+def trainer(engine: Harness) -> Iterator[dict[str, Any]]:
+    """trainer-cpu, the record of its build."""
+    yield image(engine, "trainer-cpu", engine.base())
+    (repo.local() / "images/trainer-cpu.json").unlink(missing_ok=True)
+
+
+def test_a_killed_training_goes_on_as_if_it_had_not_been(engine: Harness, trainer: dict[str, Any]) -> None:
+    """Level full, which has the others in it; the control is in it: the same run without a kill."""
+    done = engine.yard("test", trainer["tags"][0], "--level", "full", "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 0, found
+    assert {one["summary"].split(":")[0] for one in found} == {
+        *("imports", "device", "entrypoint", "signal", "rights", "restricted", "environment"),
+        *("training", "checkpoint", "resume"),
+    }
+    assert engine.docker("ps", "--all", "--quiet", "--filter", "name=yard-test").strip() == ""
+    assert engine.docker("volume", "ls", "--quiet", "--filter", "name=yard-test").strip() == ""
+
+
+def test_a_change_of_the_code_builds_one_layer(
+    engine: Harness, trainer: dict[str, Any], tmp_path: Path
+) -> None:
+    shutil.copytree(repo.root() / "training", tmp_path / "training")
+    for name in ("requirements.lock", ".dockerignore", "images"):
+        source = repo.root() / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, tmp_path / name)
+    with (tmp_path / "training/entrypoint.py").open("a") as file:
+        file.write("\n# changed\n")
+    words = ["--context", str(tmp_path), "--build-arg", f"BASE={engine.base()}", "--json"]
+    words += ["--repository", "localhost/trainyard/changed"]
+    done = engine.yard("build", str(tmp_path / "images/trainer-cpu"), *words)
+    assert done.returncode == 0, done.stderr[-2000:]
+    there = (
+        json.loads(engine.docker("image", "inspect", one))[0]
+        for one in (json.loads(done.stdout)["id"], trainer["id"])
+    )
+    layers = [one["RootFS"]["Layers"] for one in there]
+    assert layers[0][:-1] == layers[1][:-1]
+    assert layers[0][-1] != layers[1][-1]
+
+
+def test_pushed_pulled_by_its_digest_and_rendered_with_it(
+    engine: Harness, trainer: dict[str, Any], registry: str, tmp_path: Path
+) -> None:
+    """Gone from the engine in between, with all that was built: what comes back is the registry's."""
+    done = engine.yard("push", "trainer-cpu", "--to", f"{registry}/team/trainer-cpu:1", "--json")
+    assert done.returncode == 0, done.stderr[-2000:]
+    digest = json.loads(done.stdout)["digest"]
+    engine.docker("image", "rm", "--force", trainer["id"])
+    engine.docker("builder", "prune", "--all", "--force")
+    name = f"{registry}/team/trainer-cpu@{digest}"
+    engine.docker("pull", "--quiet", name)
+    done = engine.yard("test", name, "--level", "quick")
+    assert done.returncode == 0, done.stdout
+    for part in (
+        "base/pytorchjob",
+        "overlays/hardware/cpu",
+        "overlays/model/llama-tiny",
+        "overlays/cpu/llama-tiny",
+    ):
+        shutil.copytree(repo.root() / part, tmp_path / part)
+    shutil.copytree(repo.root() / "overlays/images", tmp_path / "overlays/images")
+    pin.pin("trainer-cpu", f"{registry}/team/trainer-cpu", digest, tmp_path)
+    rendered = kustomize.ensure(repo.root(), print).build(tmp_path / "overlays/cpu/llama-tiny")
+    assert re.findall(r"^ +image: (\S+)$", rendered, re.M) == [name]
+
+
+def test_tensorboard_is_reached_with_a_password_and_by_tls_only(engine: Harness, tmp_path: Path) -> None:
+    """Both containers as a pod has them: one network, read-only, no capabilities."""
+    made = image(engine, "tensorboard", engine.base_with_apt())
+    words = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-subj",
+        "/CN=tensorboard",
+        "-days",
+        "2",
+    ]
+    words += ["-keyout", str(tmp_path / "tls.key"), "-out", str(tmp_path / "tls.crt")]
+    subprocess.run(words, capture_output=True, check=True)
+    (tmp_path / "tls.key").chmod(0o644)  # the container's user is another one
+    (tmp_path / "htpasswd").write_text(f"{LOGIN[0]}:{LOGIN_HASH}\n")
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(0o755)
+    mounts = [
+        "--volume",
+        f"{tmp_path}:/etc/trainyard/tls:ro",
+        "--volume",
+        f"{tmp_path}:/etc/trainyard/login:ro",
+    ]
+    board = ["--logdir=/tmp", "--host=127.0.0.1", "--port=6006"]
+    engine.docker("run", "--detach", "--name", "board", *RESTRICTED, made["id"], *board)
+    proxy = [
+        "--network",
+        "container:board",
+        "--entrypoint",
+        "nginx",
+        made["id"],
+        "-c",
+        "/etc/trainyard/proxy.conf",
+    ]
+    engine.docker("run", "--detach", "--name", "proxy", *RESTRICTED, *mounts, *proxy)
+    address = engine.docker("inspect", "--format", "{{.NetworkSettings.IPAddress}}", "board").strip()
+
+    def status(url: str, *words: str) -> str:
+        ask = ["curl", "-sk", "-o", "/dev/null", "-w", "%{http_code}", "--max-time", "20", *words, url]
+        return engine.run(ask).stdout
+
+    try:
+        login = ["--user", ":".join(LOGIN)]
+        assert wait_for(lambda: status(f"https://{address}:8443/", *login) == "200", 120)
+        assert status(f"https://{address}:8443/") == "401"
+        assert status(f"https://{address}:8443/", "--user", f"{LOGIN[0]}:wrong") == "401"
+        assert status(f"https://{address}:8443/healthz") == "204"
+        assert status(f"http://{address}:6006/") == "000"
+    finally:
+        engine.docker("rm", "--force", "proxy", "board")
+
+
+def test_the_toolbox_looks_around_and_prepares_without_torch(engine: Harness) -> None:
+    made = image(engine, "toolbox", engine.base_with_apt())
+    script = "dig -v && ss -V && curl --version && jq --version && nc -h && python -m training.prepare --help"
+    said = engine.docker("run", "--rm", *RESTRICTED, "--entrypoint", "sh", made["id"], "-c", script)
+    assert "--config CONFIG" in said
+    code = "import importlib.util as u, training.prepare; print(u.find_spec('torch'))"
+    assert engine.docker("run", "--rm", "--entrypoint", "python", made["id"], "-c", code).strip() == "None"
+
+
+@pytest.mark.parametrize(
+    ("name", "lock"),
+    [("trainer-cuda", "requirements.lock"), ("trainer-neuron", "tests/neuron/requirements.lock")],
+)
+def test_the_locks_of_images_that_cannot_be_built_here_resolve_for_their_platform(
+    name: str, lock: str, tmp_path: Path
+) -> None:
+    """On the Python and the C library of their bases, Ubuntu 24.04's; no wheel is missing, no hash wrong."""
+    assert f"COPY {lock} " in judge.find(name).dockerfile.read_text()
+    subprocess.run([sys.executable, "images/layers.py", lock, str(tmp_path)], cwd=repo.root(), check=True)
+    parts = ["rest"] if name == "trainer-neuron" else ["nvidia", "torch", "rest"]
+    platform = ["--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_39"]
+    words = [
+        UV,
+        "pip",
+        "install",
+        "--dry-run",
+        "--no-deps",
+        "--require-hashes",
+        "--only-binary",
+        ":all:",
+        *platform,
+    ]
+    words += ["--target", str(tmp_path / "target"), "--cache-dir", str(repo.root() / ".cache/uv")]
+    for part in parts:
+        words += ["--requirements", str(tmp_path / f"{part}.txt")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "Would install" in done.stderr
