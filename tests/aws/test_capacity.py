@@ -179,6 +179,17 @@ def test_every_type_has_a_quota(name: str) -> None:
     assert code != capacity._class(capacity.Wanted(instance(name), 1, spot=True))[1]
 
 
+def test_what_hides_everything_is_one_error(
+    world: Any, refusal: Callable[..., Exception], yard: Callable[..., Any]
+) -> None:
+    """No region, a region that is none, and keys that are nobody's: once, and not for each layer."""
+    ran = yard("capacity", "p5.48xlarge", "4")
+    assert (ran.code, ran.out, ran.err.count("no AWS region is set")) == (2, "", 1)
+    world["ec2", "describe_capacity_reservations"] = refusal("AuthFailure", "not able to validate", 401)
+    ran = yard("capacity", "p5.48xlarge", "4", "--region", "us-west-2")
+    assert (ran.code, ran.out, ran.err.count("AWS does not know these credentials")) == (3, "", 1)
+
+
 def test_the_command_exits_with_the_verdict(world: Any, yard: Callable[..., Any]) -> None:
     ran = yard("capacity", "p5.48xlarge", "5", "--region", "us-west-2", "--json")
     assert (ran.code, json.loads(ran.out)["verdict"]["level"]) == (1, "FAIL")

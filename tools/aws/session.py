@@ -49,11 +49,11 @@ PREFIXES = {"service-quotas": "servicequotas", "resourcegroupstaggingapi": "tag"
 class AwsError(UserError):
     """AWS did not do what was asked. `kind` says why, `code` what the process exits with.
 
-    Kinds: credentials, expired, denied, throttled, region, endpoint, missing, refused.
+    Kinds: credentials, expired, denied, throttled, region, endpoint, missing, refused, usage.
     """
 
     def __init__(self, kind: str, message: str, hint: str | None, aws_code: str = "") -> None:
-        super().__init__(message, hint, 2 if kind in ("missing", "refused") else CANNOT_TELL)
+        super().__init__(message, hint, 2 if kind in ("missing", "refused", "usage") else CANNOT_TELL)
         self.kind = kind
         self.aws_code = aws_code
 
@@ -82,7 +82,7 @@ class Session:
         """Return the region; AwsError where none is set."""
         if not self._region:
             hint = "--region NAME, AWS_REGION in the environment or in the cluster's cluster.env"
-            raise AwsError("refused", "no AWS region is set", hint)
+            raise AwsError("usage", "no AWS region is set", hint)
         return self._region
 
     def client(self, service: str) -> Any:
