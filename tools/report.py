@@ -14,6 +14,7 @@ from tools.errors import UserError
 from tools.local_job import LocalJob
 from tools.supervisor import Outcome
 from training import failure as failures
+from training.config import Config
 from training.rundir import RunDir
 
 FIRST_CELL = "overlays/cpu/llama-tiny"
@@ -97,8 +98,7 @@ def next_commands(job: LocalJob) -> list[tuple[str, str]]:
             "--set",
             f"train.steps={2 * job.config.train.steps}",
         ]
-        own = job.config.sample.prompts
-        prompt = shlex.quote(own[0] if own and job.config.model.weights else "def main(")
+        prompt = shlex.quote(_prompt(job.config))
         rows += [
             ("train further", run_command(job.source, longer)),
             ("more text", f"{yard_command()} sample {job.name} --prompt {prompt}"),
@@ -111,6 +111,14 @@ def next_commands(job: LocalJob) -> list[tuple[str, str]]:
         ("run the tests", "make test"),
         ("on a cluster", f"kubectl apply --server-side -k {job.source}"),
     ]
+
+
+def _prompt(config: Config) -> str:
+    """Return a prompt that the run's model can answer: BERT needs a [MASK], a chat one of its questions."""
+    if config.model.bert is not None:
+        return "import [MASK]"
+    own = config.sample.prompts
+    return own[0] if own and config.model.weights else "def main("
 
 
 def continue_command(job: LocalJob) -> str:

@@ -31,10 +31,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give time to whatever test comes first, which starts the cluster, and perhaps builds it."""
+    """Give time to whatever test comes first, which starts the cluster, and perhaps builds it.
+
+    The tests on real nodes come last: once these are there, the scheduler would use them for kwok's pods too.
+    """
     for item in items:
         if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(COLD_SECONDS))
+    items.sort(key=_needs_real_nodes)
+
+
+def _needs_real_nodes(item: pytest.Item) -> bool:
+    return HERE in item.path.parents and "nodes" in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture(scope="session")

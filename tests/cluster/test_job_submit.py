@@ -22,7 +22,7 @@ JOB = "cpu-llama-tiny-train"
 
 
 @pytest.fixture(scope="module")
-def nodes(kube: Kube, fake: None) -> Iterator[None]:
+def machines(kube: Kube, fake: None) -> Iterator[None]:
     """Two machines that the cell's pods fit on."""
     made = [fake_node(instance("m5.2xlarge"), f"submit-{number}") for number in range(2)]
     kube.apply(made, None)
@@ -31,7 +31,7 @@ def nodes(kube: Kube, fake: None) -> Iterator[None]:
 
 
 @pytest.fixture
-def team(kube: Kube, namespace: str, nodes: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def team(kube: Kube, namespace: str, machines: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A namespace with the claim, and `yard` told of this cluster."""
     for name in ("PATH", "KUBECONFIG"):
         monkeypatch.setenv(name, kube.environment[name])

@@ -384,6 +384,24 @@ def test_next_commands_keep_what_was_changed(checkout: Any, make_job: Job) -> No
     assert f"run {cell} {' '.join(changes)} --fresh" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("cell", "prompt"),
+    [
+        ("overlays/cpu/llama-tiny", "'def main('"),
+        (
+            "overlays/cpu/llama-tiny-lora",
+            "'What does shutil.copyfile(src, dst, *, follow_symlinks=True) do?'",
+        ),
+        ("overlays/cpu/bert-tiny", "'import [MASK]'"),
+    ],
+)
+def test_more_text_is_asked_for_as_the_model_can_give_it(tmp_path: Path, cell: str, prompt: str) -> None:
+    """BERT fills in words, and refuses a prompt without a [MASK]."""
+    manifests = local_job.render(cell, lambda line: None)
+    job = local_job.ready(manifests, local_job.Change(), tmp_path, repo.root())
+    assert dict(report.next_commands(job))["more text"].endswith(f"--prompt {prompt}")
+
+
 def test_a_base_that_is_no_run_yet_is_named_with_the_command_that_makes_it(tmp_path: Path) -> None:
     """The cell's own base by its make target, another cell's by `yard run`, any other by name only."""
     texts = local_job.config_texts(local_job.render("cpu/llama-tiny-lora", lambda line: None), repo.root())

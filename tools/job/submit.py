@@ -196,10 +196,18 @@ class Followed:
     explanation: Explanation
 
 
-def follow(kubectl: Kubectl, name: str, uid: str, seconds: float, say: Callable[[str], None]) -> Followed:
+def newest_step(kubectl: Kubectl, name: str) -> Record | None:
+    """Return the newest step that can be seen of a job, None where there is none."""
+    return progress.of(collect(kubectl, name)).last
+
+
+def follow(
+    kubectl: Kubectl, name: str, uid: str, seconds: float, before: Record | None, say: Callable[[str], None]
+) -> Followed:
     """Watch the job `uid` until its first step, its end, a cause that stands, or for `seconds`.
 
-    A step counts when it was taken after the job was made: the run's file may hold older ones.
+    A step counts when it was taken after the job was made and after the step `before`: the run may have
+    older ones, of a job before it or of this one before it was suspended.
     """
     began, shown = time.monotonic(), ""
     cause: tuple[str, float] | None = None
@@ -207,7 +215,7 @@ def follow(kubectl: Kubectl, name: str, uid: str, seconds: float, say: Callable[
         seen = collect(kubectl, name)
         if seen.uid != uid:
             raise UserError(f"{name} was replaced by another job while it was watched: {seen.uid}", code=1)
-        step = first_step(seen)
+        step = first_step(seen, before)
         found = explain(seen)
         if step is not None or is_over(seen):
             return Followed(seen, step, found)
@@ -227,10 +235,12 @@ def follow(kubectl: Kubectl, name: str, uid: str, seconds: float, say: Callable[
         time.sleep(EVERY)
 
 
-def first_step(seen: Snapshot) -> Record | None:
-    """Return the newest step that was taken since the job was made, None where there is none."""
+def first_step(seen: Snapshot, before: Record | None = None) -> Record | None:
+    """Return the newest step that was taken since the job was made, and since `before`; None without one."""
     last = progress.of(seen).last
     made = Status(seen).made
     if last is None or last.time is None or made is None or last.time < made.timestamp():
+        return None
+    if before is not None and before.time is not None and last.time <= before.time:
         return None
     return last
