@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from tests.cluster.sandbox import CannotStart as SandboxCannotStart
 from tests.cluster.sandbox import Process, Sandbox, is_root
 from tests.docker import base, packages
 from tests.docker.packages import CannotStart
@@ -27,6 +28,7 @@ LOGIN = ("team", "open-sesame")
 LOGIN_HASH = "$2y$05$trainyardtrainyardtrae3SWrdDQDaQBSnQeQX3e7PNugEo/y4lm"  # bcrypt
 KEEP = "TRAINYARD_TEST_DOCKER_ROOT"  # a directory: the engine's images are kept there from run to run
 READY_SECONDS = 90
+STARTS = 4
 DNS = "10.0.2.3"  # slirp4netns' own
 CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
@@ -55,9 +57,16 @@ class Harness:
             raise
 
     def start_daemon(self) -> Process:
-        """Start the dockerd and wait for it."""
+        """Start the dockerd and wait; again where a busy machine is too slow for its limit of 15 s."""
         keep = os.environ.get(KEEP)
-        return self._daemon("dockerd", Path(keep) if keep else self.sandbox.root / "data", self.socket)
+        data = Path(keep) if keep else self.sandbox.root / "data"
+        for _ in range(STARTS - 1):
+            try:
+                return self._daemon("dockerd", data, self.socket)
+            except SandboxCannotStart as problem:
+                if "waiting for containerd" not in str(problem):
+                    raise
+        return self._daemon("dockerd", data, self.socket)
 
     def second_daemon(self, size: str) -> str:
         """Start another dockerd whose images lie on a file system of `size`; return its address."""

@@ -1,4 +1,4 @@
-"""Our own images, really built: what they are for works in them. One build of each for all tests here."""
+"""Our own images, really built: what they are for works in them. The last test takes away what was built."""
 
 from __future__ import annotations
 
@@ -78,32 +78,6 @@ def test_a_change_of_the_code_builds_one_layer(
     layers = [one["RootFS"]["Layers"] for one in there]
     assert layers[0][:-1] == layers[1][:-1]
     assert layers[0][-1] != layers[1][-1]
-
-
-def test_pushed_pulled_by_its_digest_and_rendered_with_it(
-    engine: Harness, trainer: dict[str, Any], registry: str, tmp_path: Path
-) -> None:
-    """Gone from the engine in between, with all that was built: what comes back is the registry's."""
-    done = engine.yard("push", "trainer-cpu", "--to", f"{registry}/team/trainer-cpu:1", "--json")
-    assert done.returncode == 0, done.stderr[-2000:]
-    digest = json.loads(done.stdout)["digest"]
-    engine.docker("image", "rm", "--force", trainer["id"])
-    engine.docker("builder", "prune", "--all", "--force")
-    name = f"{registry}/team/trainer-cpu@{digest}"
-    engine.docker("pull", "--quiet", name)
-    done = engine.yard("test", name, "--level", "quick")
-    assert done.returncode == 0, done.stdout
-    for part in (
-        "base/pytorchjob",
-        "overlays/hardware/cpu",
-        "overlays/model/llama-tiny",
-        "overlays/cpu/llama-tiny",
-    ):
-        shutil.copytree(repo.root() / part, tmp_path / part)
-    shutil.copytree(repo.root() / "overlays/images", tmp_path / "overlays/images")
-    pin.pin("trainer-cpu", f"{registry}/team/trainer-cpu", digest, tmp_path)
-    rendered = kustomize.ensure(repo.root(), print).build(tmp_path / "overlays/cpu/llama-tiny")
-    assert re.findall(r"^ +image: (\S+)$", rendered, re.M) == [name]
 
 
 def test_tensorboard_is_reached_with_a_password_and_by_tls_only(engine: Harness, tmp_path: Path) -> None:
@@ -200,3 +174,29 @@ def test_the_locks_of_images_that_cannot_be_built_here_resolve_for_their_platfor
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "Would install" in done.stderr
+
+
+def test_pushed_pulled_by_its_digest_and_rendered_with_it(
+    engine: Harness, trainer: dict[str, Any], registry: str, tmp_path: Path
+) -> None:
+    """Gone from the engine in between, with all that was built: what comes back is the registry's."""
+    done = engine.yard("push", "trainer-cpu", "--to", f"{registry}/team/trainer-cpu:1", "--json")
+    assert done.returncode == 0, done.stderr[-2000:]
+    digest = json.loads(done.stdout)["digest"]
+    engine.docker("image", "rm", "--force", trainer["id"])
+    engine.docker("builder", "prune", "--all", "--force")
+    name = f"{registry}/team/trainer-cpu@{digest}"
+    engine.docker("pull", "--quiet", name)
+    done = engine.yard("test", name, "--level", "quick")
+    assert done.returncode == 0, done.stdout
+    for part in (
+        "base/pytorchjob",
+        "overlays/hardware/cpu",
+        "overlays/model/llama-tiny",
+        "overlays/cpu/llama-tiny",
+    ):
+        shutil.copytree(repo.root() / part, tmp_path / part)
+    shutil.copytree(repo.root() / "overlays/images", tmp_path / "overlays/images")
+    pin.pin("trainer-cpu", f"{registry}/team/trainer-cpu", digest, tmp_path)
+    rendered = kustomize.ensure(repo.root(), print).build(tmp_path / "overlays/cpu/llama-tiny")
+    assert re.findall(r"^ +image: (\S+)$", rendered, re.M) == [name]

@@ -92,7 +92,8 @@ SIGNS = (
     _sign(
         "base not found",
         r"manifest (?:for \S+ )?(?:unknown|not found)|pull access denied|repository does not exist"
-        r"|failed to resolve source metadata|invalid reference format",
+        r"|failed to resolve source metadata|invalid reference format"
+        r"|failed to (?:create LLB definition|solve): \S+[:@]\S+: not found",
         "is the name right, and its digest still there? --build-arg BASE=<image> names another",
     ),
     _sign(
