@@ -193,10 +193,10 @@ class World:
         self.log(index, *lines, seconds=seconds + len(lines))
 
     def crash_looping(
-        self, index: int, code: int, *lines: str, reason: str = "Error", restarts: int = 4
+        self, index: int, code: int, *lines: str, reason: str = "Error", restarts: int = 4, message: str = ""
     ) -> None:
         """The kubelet starts the container again and again."""
-        self.ended(index, code, *lines, reason=reason)
+        self.ended(index, code, *lines, reason=reason, message=message)
         status = self.pods[index]["status"]["containerStatuses"][0]
         status["lastState"], status["restartCount"] = status["state"], restarts
         status["state"] = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s restarting"}}

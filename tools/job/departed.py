@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from tools.job import classes, failing, loglines, signs
+from tools.job import classes, failing, loglines, signs, starting
 from tools.job.cause import Cause, Layer, short
 from tools.job.classes import layer_of, what
 from tools.job.snapshot import Snapshot, event_time
@@ -18,6 +18,8 @@ Object = dict[str, Any]
 EXIT_EVENT = re.compile(
     r"^Error pod (\S+) container \S+ exitCode: (-?\d+) terminated message: ?(.*)$", re.DOTALL
 )
+# What the kubelet says of a container that containerd could not start.
+START_EVENT = re.compile(r"^Error: failed to (?:create containerd task|start container)")
 INCIDENT = 900.0  # seconds before the job's end in which a failure may have led to it
 
 
@@ -37,8 +39,10 @@ def ended(snapshot: Snapshot) -> Iterator[Cause]:
         summary = "the job took longer than activeDeadlineSeconds"
         yield Cause("deadline", Layer.FAILED, summary, evidence, at=at)
         return
-    recent = [event for event in _exits(snapshot) if _near(event_time(event), at)]
-    causes = list(classes.first_of_each(one for each in recent if (one := _from_event(snapshot, each))))
+    exits = [event for event in _exits(snapshot) if _near(event_time(event), at)]
+    starts = [event for event in _starts(snapshot) if _near(event_time(event), at)]
+    causes = [_from_start(event) for event in starts[-1:]]
+    causes += classes.first_of_each(one for each in exits if (one := _from_event(snapshot, each)))
     yield from causes
     if not causes and "backoff" in message.lower():
         summary = "the job's restarts are used up, and what failed has left nothing behind"
@@ -51,6 +55,25 @@ def _exits(snapshot: Snapshot) -> Iterator[Object]:
         uid = (event.get("involvedObject") or {}).get("uid")
         if uid in (None, snapshot.uid) and EXIT_EVENT.match(str(event.get("message", ""))):
             yield event
+
+
+def _starts(snapshot: Snapshot) -> Iterator[Object]:
+    """Yield the kubelets' events about containers of this job that the runtime could not start."""
+    made = moment(snapshot.job["metadata"].get("creationTimestamp"))
+    own = re.compile(rf"{re.escape(snapshot.name)}-(?:master|worker)-\d+")
+    for event in snapshot.of("Event"):
+        about, at = event.get("involvedObject") or {}, event_time(event)
+        ours = about.get("kind") == "Pod" and own.fullmatch(str(about.get("name")))
+        told = event.get("reason") == "Failed" and START_EVENT.match(str(event.get("message", "")))
+        if ours and told and not (made and at and at < made):
+            yield event
+
+
+def _from_start(event: Object) -> Cause:
+    message, pod = str(event["message"]), str(event["involvedObject"]["name"])
+    kind = starting.start_error(message)
+    evidence = [short(f"{pod}: {message}"), "from the kubelet's event: the pod is gone"]
+    return Cause(kind, layer_of(kind), what(kind, pod), evidence, pod, at=event_time(event))
 
 
 def _near(event: datetime | None, end: datetime | None) -> bool:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from tools.facts.instances import NEURON, NVIDIA
-from tools.job import classes, loglines, signs
+from tools.job import classes, loglines, signs, starting
 from tools.job.cause import Cause, Layer, short
 from tools.job.classes import layer_of, what
 from tools.job.placement import requests
@@ -132,6 +132,10 @@ def _from_status(failed: Failed) -> Cause | None:
         limit = ((pod.container_spec.get("resources") or {}).get("limits") or {}).get("memory", "no limit")
         evidence = [f"{pod.short} on {pod.node}: OOMKilled, exit code {end.code}, memory limit {limit}"]
         return Cause("oom-host", Layer.FAILED, what("oom-host", pod.short), evidence, pod.name, at=at)
+    if end and end.reason == "StartError":
+        kind = starting.start_error(end.message)
+        evidence = [short(f"{pod.short} on {pod.node}: StartError, exit code {end.code}: {end.message}")]
+        return Cause(kind, layer_of(kind), what(kind, pod.short), evidence, pod.name, at=at)
     disruption = pod.condition("DisruptionTarget")
     if disruption and disruption.get("status") == "True":
         kind, summary = DISRUPTIONS.get(str(disruption.get("reason")), ("drained", "it was disrupted"))
@@ -184,7 +188,7 @@ def _from_code(snapshot: Snapshot, failed: Failed) -> Cause | None:
     if end is None:
         return None
     kind = classes.kind_of(end.code, accelerators(pod.spec) > 0)
-    kind = kind or ("command" if end.code in (126, 127) or end.reason == "StartError" else "crash")
+    kind = kind or ("command" if end.code in (126, 127) else "crash")
     if "exec format error" in end.message:
         kind = "image-architecture"
     lines = [line for line in snapshot.log(pod.name, failed.which).splitlines() if line.strip()]

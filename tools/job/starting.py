@@ -176,6 +176,11 @@ RUN_ERRORS = (
 )
 
 
+def start_error(message: str) -> str:
+    """Return the cause of a container that the runtime could not start, from what the runtime says."""
+    return next((kind for kind, pattern in RUN_ERRORS if re.search(pattern, message)), "command")
+
+
 def container_errors(snapshot: Snapshot) -> Iterator[Cause]:
     """The kubelet or the container runtime cannot make or start the container."""
     for pod in blocked(snapshot):

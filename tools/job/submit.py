@@ -196,18 +196,11 @@ class Followed:
     explanation: Explanation
 
 
-def newest_step(kubectl: Kubectl, name: str) -> Record | None:
-    """Return the newest step that can be seen of a job, None where there is none."""
-    return progress.of(collect(kubectl, name)).last
-
-
-def follow(
-    kubectl: Kubectl, name: str, uid: str, seconds: float, before: Record | None, say: Callable[[str], None]
-) -> Followed:
+def follow(kubectl: Kubectl, name: str, uid: str, seconds: float, say: Callable[[str], None]) -> Followed:
     """Watch the job `uid` until its first step, its end, a cause that stands, or for `seconds`.
 
-    A step counts when it was taken after the job was made and after the step `before`: the run may have
-    older ones, of a job before it or of this one before it was suspended.
+    A step counts when one of the job's present pods can have taken it: the run may have older ones, of a job
+    before it or of this one before it was suspended.
     """
     began, shown = time.monotonic(), ""
     cause: tuple[str, float] | None = None
@@ -215,7 +208,7 @@ def follow(
         seen = collect(kubectl, name)
         if seen.uid != uid:
             raise UserError(f"{name} was replaced by another job while it was watched: {seen.uid}", code=1)
-        step = first_step(seen, before)
+        step = first_step(seen)
         found = explain(seen)
         if step is not None or is_over(seen):
             return Followed(seen, step, found)
@@ -235,12 +228,10 @@ def follow(
         time.sleep(EVERY)
 
 
-def first_step(seen: Snapshot, before: Record | None = None) -> Record | None:
-    """Return the newest step that was taken since the job was made, and since `before`; None without one."""
+def first_step(seen: Snapshot) -> Record | None:
+    """Return the newest step that was taken since the job's pods were started, None where there is none."""
     last = progress.of(seen).last
-    made = Status(seen).made
-    if last is None or last.time is None or made is None or last.time < made.timestamp():
-        return None
-    if before is not None and before.time is not None and last.time <= before.time:
+    started = [pod.started for pod in seen.pods if pod.started]
+    if last is None or last.time is None or not started or last.time < min(started).timestamp():
         return None
     return last

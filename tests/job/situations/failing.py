@@ -339,6 +339,39 @@ def _gone(world: World) -> None:
     world.end("Failed", f"Job {name} has failed because it has reached the specified backoff limit")
 
 
+NOT_STARTED = (
+    "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed:"
+    ' unable to start container process: exec: "{program}": {problem}: unknown'
+)
+
+
+@situation("command")
+def program_is_not_there_between_two_starts(world: World) -> None:
+    """The words are the runtime's, as containerd 1.6 has them, and no program's: nothing of ours is missing."""
+    message = NOT_STARTED.format(program="no-such-program", problem="executable file not found in $PATH")
+    for index in (0, 1):
+        world.crash_looping(index, 128, reason="StartError", message=message)
+
+
+@situation("command")
+def program_was_not_there_and_the_pods_are_gone(world: World) -> None:
+    message = NOT_STARTED.format(program="/opt/run.sh", problem="permission denied")
+    for index in (0, 1):
+        world.event("Pod", world.name(index), "Failed", f"Error: {message}", seconds=90)
+    world.pods = []
+    _gone(world)
+
+
+@situation("backoff")
+def another_jobs_program_was_not_there(world: World) -> None:
+    """Its name begins as ours."""
+    world.pods = []
+    _gone(world)
+    message = NOT_STARTED.format(program="run", problem="no such file or directory")
+    name = f"{world.job['metadata']['name']}-two-worker-0"
+    world.event("Pod", name, "Failed", f"Error: {message}", seconds=90)
+
+
 @situation("config")
 def wrong_key_and_the_pods_are_gone(world: World) -> None:
     """As on real nodes: the job has failed, its pods are deleted, and the operator's events are left."""

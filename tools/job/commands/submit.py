@@ -73,7 +73,6 @@ def command(
     if dry_run:
         _done(as_json, "would be applied", here, [], None)
         return
-    before = submit.newest_step(here, name) if resumed else None
     applied = _apply(here, manifests, job, resumed)
     uid = next(one.uid for one in applied if one.kind == "PyTorchJob")
     if no_follow:
@@ -81,7 +80,7 @@ def command(
         return
     if not as_json:
         _print(here, applied)
-    followed = submit.follow(here, name, uid, timeout, before, output.note)
+    followed = submit.follow(here, name, uid, timeout, output.note)
     _done(as_json, "followed", here, applied, followed)
 
 
