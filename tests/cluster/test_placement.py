@@ -68,7 +68,7 @@ def placed(
 
 
 def test_every_pod_is_on_a_node_of_its_kind(kube: Kube, cells: list[Manifests], placed: list[Object]) -> None:
-    types = {name_of(node): node["metadata"]["labels"][INSTANCE_TYPE] for node in kube.list("nodes")}
+    types = {name_of(node): node["metadata"]["labels"].get(INSTANCE_TYPE) for node in kube.list("nodes")}
     on = {name_of(pod): types[pod["spec"]["nodeName"]] for pod in placed}
     for cell in cells:
         wanted = wanted_type(cell.job())
