@@ -346,8 +346,11 @@ def the_volumes_zone_has_no_node(bed: Bed) -> list[Object]:
 
 
 @rare("claim-pending", G5)
-def claim_larger_than_its_volume(bed: Bed) -> list[Object]:
+def claim_larger_than_every_volume(bed: Bed) -> list[Object]:
+    """Not one that names its volume: those two are bound whatever their sizes."""
     _claim(bed)["spec"]["resources"]["requests"]["storage"] = "900Ti"
+    _claim(bed)["spec"].pop("volumeName")
+    next(one for one in bed.claim if one["kind"] == "PersistentVolume")["spec"].pop("claimRef")
     return bed.nodes()
 
 
@@ -427,17 +430,21 @@ def a_policy_of_the_cluster_says_no(bed: Bed) -> list[Object]:
     """Kubernetes' own policies, without a webhook; they are in force a little after they are made."""
     name = f"{bed.namespace}-registry"
     place = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": bed.namespace}}}
-    pods = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
+    kinds = ["pods", "podtemplates"]  # a template is what can be tried without being made
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": kinds}
     spec = {
-        "matchConstraints": {"resourceRules": [pods]},
+        "matchConstraints": {"resourceRules": [rule]},
         "validations": [{"expression": "false", "message": "images come from our registry"}],
     }
     binding = {"policyName": name, "validationActions": ["Deny"], "matchResources": place}
     group = "admissionregistration.k8s.io/v1"
     for kind, body in (("ValidatingAdmissionPolicy", spec), ("ValidatingAdmissionPolicyBinding", binding)):
         bed.everywhere({"apiVersion": group, "kind": kind, "metadata": {"name": name}, "spec": body})
-    probe = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"}}
-    probe["spec"] = {"containers": [{"name": "probe", "image": "localhost/probe:1"}]}
+    pod = {
+        "metadata": {"labels": {}},
+        "spec": {"containers": [{"name": "probe", "image": "localhost/probe:1"}]},
+    }
+    probe = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "probe"}, "template": pod}
 
     def in_force() -> bool:
         words = ("create", "--dry-run=server", f"--namespace={bed.namespace}", "-f", "-")
