@@ -218,7 +218,7 @@ def test_upstream_is_fixed() -> None:
     for image in images:
         assert re.search(r":v?\d+(\.\d+)+(@sha256:[0-9a-f]{64})?$", image), image
     charts = [text for path, text in texts.items() if path.name == "release.yaml"]
-    assert len(charts) == 3
+    assert len(charts) == 4
     for text in charts:
         assert re.search(r"^ +(version|tag): \d+\.\d+\.\d+$", text, re.M)
 
