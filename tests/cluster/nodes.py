@@ -7,11 +7,8 @@ restrict_oom_score_adj where the machine gives no CAP_SYS_RESOURCE.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -23,7 +20,7 @@ from tests.cluster import image, registry
 from tests.cluster.control_plane import DNS_SERVICE, ControlPlane
 from tests.cluster.kube import Object, condition
 from tests.cluster.packages import Packages
-from tests.cluster.sandbox import BRIDGE_ADDRESS, CannotStart, Process, Unsupported, is_root
+from tests.cluster.sandbox import BRIDGE_ADDRESS, Process, Unsupported, is_root
 from tools import processes, repo
 
 TRAINER = "localhost/trainyard/trainer-cpu:0.1.0"  # the image that overlays/hardware/cpu names
@@ -54,7 +51,7 @@ exec sleep infinity
 
 
 class Node:
-    """One node of a cluster, from start() to kill(); it ends with the cluster's sandbox."""
+    """One node of a cluster. It ends with the cluster's sandbox."""
 
     def __init__(self, plane: ControlPlane, packages: Packages, index: int) -> None:
         if not is_root():
@@ -64,12 +61,9 @@ class Node:
         self.address = f"10.99.{index}.2"
         self.directory = plane.sandbox.root / self.name
         self.cgroup = plane.sandbox.cgroup + self.name
-        self._parts: list[Process] = []
-        self._images: Sequence[Path] = ()
 
     def start(self, images: Sequence[Path]) -> None:
         """Bring the node up until it is Ready, with these images on it; raises CannotStart."""
-        self._images = images
         self._make_cgroups()
         self._make_namespaces()
         containerd = self._containerd()
@@ -104,25 +98,6 @@ class Node:
     def kill_container(self, container: str) -> None:
         """Send SIGKILL to a container's first process, by the container's identity."""
         self._ctr("k8s.io", "tasks", "kill", "--signal", "SIGKILL", container)
-
-    def freeze(self) -> None:
-        """Stop every process of the node, as when a machine hangs: it answers nobody, and closes nothing."""
-        for pid in processes.descendants([self._pid, *(part.pid for part in self._parts)]):
-            os.kill(pid, signal.SIGSTOP)
-
-    def kill(self) -> None:
-        """End the node and its pods at once, as when a machine loses power."""
-        os.kill(self._pid, signal.SIGKILL)
-        self._outer.popen.wait(timeout=30)
-        for part in self._parts:
-            part.popen.wait(timeout=30)
-        with contextlib.suppress(CannotStart):  # the kernel takes it away by itself, but in its own time
-            self.plane.sandbox.call_outside("ip", "link", "del", f"node{self.index}")
-
-    def restart(self) -> None:
-        """Bring a killed node up again, as a new machine of its name."""
-        shutil.rmtree(self.directory)
-        self.start(self._images)
 
     def _make_cgroups(self) -> None:
         """Make the group that kubelet puts its pods below, in each hierarchy of version 1."""
@@ -166,9 +141,7 @@ class Node:
                 [*self.enter(), *map(str, words)], environment, self.directory, file, file
             )
         process = Process(f"{self.name}-{name}", popen, log)
-        sandbox = self.plane.sandbox
-        for listed in (self._parts, sandbox.processes):
-            listed[:] = [one for one in listed if one.name != process.name] + [process]
+        self.plane.sandbox.processes.append(process)
         return process
 
     def _containerd(self) -> Process:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 import socket
@@ -228,41 +227,6 @@ def test_a_drained_node_gives_its_pod_away(running: Training, undisturbed: Train
     assert_like(running, undisturbed)
 
 
-@pytest.mark.cluster_all
-def test_a_lost_node_is_replaced(running: Training, undisturbed: Training, nodes: Nodes, kube: Kube) -> None:
-    """It hangs, then it is gone; whoever runs the machines removes its Node, and another one comes."""
-    node, before = nodes.of(running.pod(1)), running.uid(1)
-    node.freeze()
-    kube.wait("the node to be missed", lambda: not node.is_ready(), 120)
-    node.kill()
-    kube.run("delete", "node", node.name)
-    node.restart()
-    assert running.last_step() < STEPS
-    kube.wait("another pod", lambda: running.uid(1) not in (None, before), 300)
-    assert_like(running, undisturbed)
-
-
-@pytest.mark.cluster_all
-def test_an_elastic_job_goes_on_with_one_pod_and_then_with_two_again(
-    kube: Kube, nodes: Nodes, rendered: dict[str, str], undisturbed: Training, team: Team
-) -> None:
-    """A step reads the same samples whatever the number of ranks: the same curve but for rounding."""
-    elastic = changed(short(rendered[CELL], 3 * STEPS), {"minReplicas: 2": "minReplicas: 1"})
-    training = start(kube, team(), elastic, undisturbed.volume)
-    training.wait_step(23)
-    node = training.pod(1)["spec"]["nodeName"]
-    kube.run("cordon", node)
-    kube.run("delete", "pod", f"{JOB}-worker-1", "-n", training.namespace)
-    kube.wait("steps of one rank", lambda: _ranks(training)[-1] == 1, 300)
-    training.wait_step(training.last_step() + 5)
-    assert _phase(training, 1) == "Pending"
-    kube.run("uncordon", node)
-    kube.wait("steps of two ranks", lambda: _ranks(training)[-1] == 2, 300)
-    training.wait_end()
-    assert [count for count, _ in itertools.groupby(_ranks(training))] == [2, 1, 2]
-    assert sorted(training.losses()) == list(range(1, 3 * STEPS + 1))
-
-
 def _steps(count: int) -> dict[str, str]:
     return {"steps: 200": f"steps: {count}"}
 
@@ -276,11 +240,6 @@ def _delete(training: Training, index: int) -> Recovery:
 
 def _phase(training: Training, index: int) -> str:
     return str((training.pod(index).get("status") or {}).get("phase", ""))
-
-
-def _ranks(training: Training) -> list[int]:
-    """Return of how many ranks each step was."""
-    return [len(line["rank_step_s"]) for line in training.metrics() if "rank_step_s" in line]
 
 
 def _why(training: Training) -> str:
