@@ -36,6 +36,7 @@ from tools.job.why import explain
 from tools.kubectl import Kubectl
 
 CELL = "overlays/cpu/llama-tiny"
+RESUME_SECONDS = 20
 DEFAULT_SECONDS = 30  # what torchrun's defaults take at least
 REFERENCE_SECONDS = 1800
 FAST_STEPS, ALL_STEPS = 30, 200
@@ -147,15 +148,16 @@ def test_a_committed_cell_trains_on_two_nodes_as_yard_run_does(
 def test_a_deleted_pod_is_made_again_and_training_goes_on(
     running: Training, undisturbed: Training, say: Progress
 ) -> None:
-    """The next step comes within two starts and a little: nobody waits for a store that nobody answers.
+    """The next step comes within 20 s.
 
-    In seconds: `make test-cluster` prints them. The machine's own pace is the measure here.
+    On a machine so busy that a start alone takes about as long, it is held against this run's own start, for
+    a pod ends before another one starts: one start and a half.
     """
     began = running.metrics()[0]["time"] - running.created()
     recovery = _delete(running, 1)
     say(f"deleted pod, seconds since: {recovery}; the job's own start took {began:.1f}")
     assert_like(running, undisturbed)
-    assert recovery.step <= 2 * began + DEFAULT_SECONDS
+    assert recovery.step <= max(RESUME_SECONDS, 1.5 * began)
 
 
 @pytest.mark.cluster_all
