@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -12,9 +13,10 @@ from moto import mock_aws
 from ruamel.yaml import YAML
 
 from tools import kustomize, repo
+from tools.aws.session import Session
 from tools.cli import run
 from tools.errors import UserError
-from tools.image import context, dockerignore, ecr, pin, push, registry, tags
+from tools.image import context, dockerignore, ecr, overlay, pin, push, registry, tags
 from tools.image.build import NAMESPACE, refuse_secrets
 from tools.job import find, submit
 
@@ -98,6 +100,25 @@ def test_dockerignore(rules: str, sent: set[str], tmp_path: Path) -> None:
     assert {name for name, _ in dockerignore.files(tmp_path, dockerignore.parse(rules))} == sent
 
 
+def test_a_link_is_sent_as_a_link(tmp_path: Path) -> None:
+    """To a directory too, which is not walked into; one that leaves the context is named."""
+    tree = tmp_path / "tree"
+    (tree / "runs").mkdir(parents=True)
+    (tree / "runs/a.bin").write_bytes(b"x" * 9000)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/secret").write_text("x")
+    for name, target in {"latest": "runs", "up": "../outside", "runs/abs": "/etc/hosts"}.items():
+        (tree / name).symlink_to(target)
+    os.mkfifo(tree / "pipe")
+    rules = dockerignore.parse("runs/a.bin\n")
+    assert {name for name, _ in dockerignore.files(tree, rules)} == {"latest", "up", "runs/abs"}
+    assert sorted(context.measure(tree, rules).outward) == ["runs/abs -> /etc/hosts", "up -> ../outside"]
+    before = overlay.content(tree, rules, "sha256:x")
+    (tree / "latest").unlink()
+    (tree / "latest").symlink_to("runs2")
+    assert overlay.content(tree, rules, "sha256:x") != before
+
+
 def test_our_own_context_is_code_and_the_lock() -> None:
     """No run, no data, no environment: what a build of trainyard's images sends is small."""
     found = context.measure(repo.root(), dockerignore.read(repo.root()))
@@ -155,20 +176,21 @@ def test_an_ecr_repository_is_made_once_and_well(aws: None) -> None:
     import boto3
 
     said: list[str] = []
-    ecr.ensure("123456789012", "us-east-1", "team/train", said.append)
+    session = Session("us-east-1")
+    ecr.ensure(session, "123456789012", "team/train", said.append)
     (found,) = boto3.client("ecr", region_name="us-east-1").describe_repositories()["repositories"]
     assert {key: found[key] for key in ecr.SETTINGS} == ecr.SETTINGS
     assert "made the repository team/train" in said[0]
-    ecr.ensure("123456789012", "us-east-1", "team/train", said.append)
+    ecr.ensure(session, "123456789012", "team/train", said.append)
     assert len(said) == 1
     boto3.client("ecr", region_name="us-east-1").create_repository(repositoryName="old")
-    ecr.ensure("123456789012", "us-east-1", "old", said.append)
+    ecr.ensure(session, "123456789012", "old", said.append)
     assert any("imageTagMutability MUTABLE" in line and "left as it is" in line for line in said)
 
 
 def test_another_accounts_repository_is_one_error(aws: None) -> None:
     with pytest.raises(UserError, match="is of account 123456789012, and the repository of 999999999999"):
-        ecr.ensure("999999999999", "us-east-1", "team/train", print)
+        ecr.ensure(Session("us-east-1"), "999999999999", "team/train", print)
 
 
 @pytest.mark.parametrize(

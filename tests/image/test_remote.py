@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import stat
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,12 +57,23 @@ def place() -> Place:
 
 
 def test_the_archive_is_the_context_and_the_same_for_the_same_files(wish: Wish) -> None:
-    archive = remote.pack(wish.target.context, wish.target.dockerfile)
-    assert archive == remote.pack(wish.target.context, wish.target.dockerfile)
+    root, said = wish.target.context, []
+    (root / "latest").symlink_to("data")
+    (root / "hosts").symlink_to("../../etc/hosts")
+    archive = remote.pack(root, wish.target.dockerfile, said.append)
+    assert archive == remote.pack(root, wish.target.dockerfile, print)
+    assert [line.partition(": ")[2] for line in said] == ["hosts -> ../../etc/hosts"]
     with zipfile.ZipFile(io.BytesIO(archive)) as found:
-        assert sorted(found.namelist()) == [".dockerignore", remote.DOCKERFILE, "Dockerfile", "run.sh"]
-        assert found.getinfo("run.sh").external_attr >> 16 == 0o755
-        assert found.getinfo("Dockerfile").external_attr >> 16 == 0o644
+        modes = {one.filename: stat.filemode(one.external_attr >> 16) for one in found.infolist()}
+        assert modes == {
+            ".dockerignore": "-rw-r--r--",
+            remote.DOCKERFILE: "-rw-r--r--",
+            "Dockerfile": "-rw-r--r--",
+            "run.sh": "-rwxr-xr-x",
+            "latest": "lrwxrwxrwx",
+            "hosts": "lrwxrwxrwx",
+        }
+        assert found.read("latest") == b"data"
 
 
 def test_a_role_may_read_contexts_write_its_log_and_push_to_one_repository(place: Place) -> None:

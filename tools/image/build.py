@@ -111,6 +111,8 @@ def build(wish: Wish, engine: Engine, say: Say) -> tuple[Record, Image]:
     log.parent.mkdir(parents=True, exist_ok=True)
     builder, head, variables = _builder(engine, versions["client"])
     say(f"building {name} with {builder}: {sent.files:,} files, {context.shown(sent.size)} of context")
+    for text in sent.warnings():
+        say(text)
     if wish.secrets and builder == "classic":
         raise UserError(
             "--secret needs BuildKit, and this engine has the classic builder only", "install buildx"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,14 +69,20 @@ def parse(text: str) -> Ignore:
 
 
 def files(context: Path, ignore: Ignore) -> Iterator[tuple[str, int]]:
-    """Yield each file that is sent, relative to the context, with its size in bytes."""
+    """Yield each file that is sent, relative to the context, with its size in bytes.
+
+    A link, to a directory too, is sent as the link that it is, and not what it points to.
+    """
     for directory, names, found in os.walk(context):
         below = Path(directory).relative_to(context).as_posix()
         prefix = "" if below == "." else below + "/"
+        links = [name for name in names if (Path(directory) / name).is_symlink()]
         names[:] = sorted(name for name in names if not ignore.empties(prefix + name))
-        for name in sorted(found):
-            if not ignore.excludes(prefix + name):
-                yield prefix + name, (Path(directory) / name).lstat().st_size
+        for name in sorted([*found, *links]):
+            status = (Path(directory) / name).lstat()
+            sent = stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)
+            if sent and not ignore.excludes(prefix + name):
+                yield prefix + name, status.st_size
 
 
 def _translate(pattern: str) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import shlex
+import stat
 import time
 import zipfile
 from collections.abc import Mapping
@@ -59,11 +60,11 @@ def build(wish: Wish, session: Session, say: Say) -> Built:
     (name,) = wish.names
     repository, tag = split(name)
     place = Place.of(repository)
-    ecr.ensure(place.account, place.region, place.repository, say)
+    ecr.ensure(session, place.account, place.repository, say)
     if (there := digest(session, place, tag)) is not None:
         hint = "a tag names one image for ever: another one, --tag-from"
         raise UserError(f"{name} is there already: {there}", hint, 1)
-    archive = pack(wish.target.context, wish.target.dockerfile, wish.limit)
+    archive = pack(wish.target.context, wish.target.dockerfile, say, wish.limit)
     made = codebuild.ensure(session, place, say)
     key = f"{place.name}/{hashlib.sha256(archive).hexdigest()}.zip"
     session.call("s3", "put_object", Bucket=place.bucket, Key=key, Body=archive)
@@ -82,20 +83,24 @@ def build(wish: Wish, session: Session, say: Say) -> Built:
     return Built(started["id"], name, found, round(time.monotonic() - began, 1), made)
 
 
-def pack(root: Path, dockerfile: Path, limit: int = context.LIMIT) -> bytes:
+def pack(root: Path, dockerfile: Path, say: Say, limit: int = context.LIMIT) -> bytes:
     """Return the context as a zip, as .dockerignore lets it through, with the Dockerfile as DOCKERFILE.
 
-    Raises UserError beyond `limit` bytes.
+    Links are links in it, as Info-ZIP writes them. Raises UserError beyond `limit` bytes.
     """
     ignore = dockerignore.read(root, dockerfile)
-    context.guard(root, ignore, limit)
+    for text in context.guard(root, ignore, limit).warnings():
+        say(text)
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, _ in sorted(dockerignore.files(root, ignore)):
             path = root / name
-            if path.is_file():
-                archive.writestr(_entry(name, os.access(path, os.X_OK)), path.read_bytes())
-        archive.writestr(_entry(DOCKERFILE, False), dockerfile.read_bytes())
+            if path.is_symlink():
+                archive.writestr(_entry(name, stat.S_IFLNK | 0o777), os.readlink(path))
+            else:
+                mode = 0o755 if os.access(path, os.X_OK) else 0o644
+                archive.writestr(_entry(name, stat.S_IFREG | mode), path.read_bytes())
+        archive.writestr(_entry(DOCKERFILE, stat.S_IFREG | 0o644), dockerfile.read_bytes())
     return out.getvalue()
 
 
@@ -220,8 +225,8 @@ def digest(session: Session, place: Place, tag: str) -> str | None:
     return str(found[0]["imageDigest"]) if found else None
 
 
-def _entry(name: str, program: bool) -> zipfile.ZipInfo:
+def _entry(name: str, mode: int) -> zipfile.ZipInfo:
     entry = zipfile.ZipInfo(name, EPOCH)
     entry.compress_type = zipfile.ZIP_DEFLATED
-    entry.external_attr = (0o755 if program else 0o644) << 16
+    entry.external_attr = mode << 16
     return entry
