@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -101,6 +102,21 @@ class Job:
         return self.output.read_text(errors="replace")[-4000:]
 
 
+@functools.cache
+def own_network() -> list[str]:
+    """Return the words that give a command a loopback of its own; none where this account may not.
+
+    torchrun chooses a port some ten seconds before rank 0 listens on it, and on a network that tests share,
+    another one takes it now and then.
+    """
+    words = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "own-network"]
+    try:
+        done = subprocess.run([*words, "true"], capture_output=True, check=False)
+    except OSError:
+        return []
+    return words if done.returncode == 0 else []
+
+
 @pytest.fixture
 def start(texts: dict[str, tuple[str, str]], data_root: Path, tmp_path: Path) -> Iterator[Callable[..., Job]]:
     """Start the trainer: `start(name, nproc=2, overrides=(...))`. Every job is ended afterwards.
@@ -144,7 +160,11 @@ def start(texts: dict[str, tuple[str, str]], data_root: Path, tmp_path: Path) ->
         }
         with output.open("wb") as file:
             process = subprocess.Popen(
-                command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+                [*own_network(), *command],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
             )
         jobs.append(Job(tmp_path / name, process, output))
         return jobs[-1]
