@@ -111,10 +111,10 @@ test-long: setup ## Run what make test leaves out for its length: trainings on t
 	@exec .venv/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal -m long $(ARGS)
 
 test-cluster: setup ## Run the tests on a real cluster, made here for them (builds it once)
-	@.venv/bin/python -m tests.cluster build; exec .venv/bin/python -m pytest tests/cluster -m "not cluster_all" $(ARGS)
+	@.venv/bin/python -m tests.cluster build; exec .venv/bin/python -m pytest --numprocesses 2 tests/cluster -m "not cluster_all" $(ARGS)
 
 test-cluster-all: setup ## Run them with the long ones: drained nodes, suspended jobs, 512 GPUs and a queue
-	@.venv/bin/python -m tests.cluster build; exec .venv/bin/python -m pytest tests/cluster $(ARGS)
+	@.venv/bin/python -m tests.cluster build; exec .venv/bin/python -m pytest --numprocesses 2 tests/cluster $(ARGS)
 
 test-flux: setup ## Run the tests on real Flux, each cluster on a Kubernetes of its own (builds both once)
 	@exec .venv/bin/python -m pytest tests/flux $(ARGS)

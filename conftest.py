@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator
 
 import pytest
@@ -23,11 +24,11 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
 
 @pytest.fixture(scope="session")
 def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """A function that prints a line at once, past pytest's capture."""
+    """A function that prints a line at once, past pytest's capture, also from a process of pytest-xdist."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
 
     def line(text: str) -> None:
         with capture.global_and_fixture_disabled():
-            print(f"\n{text}", end="", flush=True)
+            print(f"\n{text}", end="", file=sys.stderr, flush=True)
 
     return line

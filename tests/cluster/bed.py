@@ -6,7 +6,8 @@ import copy
 import time
 import uuid
 
-from tests.cluster.kube import Kube, Object, shared_claim
+from tests.cluster.api import Object
+from tests.cluster.kube import Kube, shared_claim
 from tests.cluster.machines import fake_node
 from tests.job.confusion import said
 from tools.cell import Manifests, name_of
@@ -64,11 +65,11 @@ class Bed:
     def start(self, nodes: list[Object]) -> None:
         """Bring up the nodes, then the job."""
         if nodes:
-            self.kube.apply(nodes, None)
+            self.kube.put(nodes)
         self._nodes += [name_of(node) for node in nodes]
         if self.claim:
-            self.kube.apply(self.claim, self.namespace)
-        self.kube.apply(self.objects, self.namespace)
+            self.kube.put(self.claim, self.namespace)
+        self.kube.put(self.objects, self.namespace)
 
     def hold(self, node: Object, **amounts: str) -> None:
         """Another pod of the team, that is on the node already and requests `amounts` (`gpu` is NVIDIA's)."""
@@ -84,15 +85,15 @@ class Bed:
         spec = {"nodeName": name_of(node), "containers": [container], "securityContext": security}
         spec |= {"tolerations": [{"operator": "Exists"}]}
         metadata = {"name": f"other-{uuid.uuid4().hex[:8]}"}
-        self.kube.apply([node], None)
+        self.kube.put([node])
         self._nodes.append(name_of(node))
-        self.kube.apply(
+        self.kube.put(
             [{"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}], self.namespace
         )
 
     def everywhere(self, item: Object) -> None:
         """Make an object that belongs to no namespace."""
-        self.kube.apply([item], None)
+        self.kube.put([item])
         self._everywhere.append(item)
 
     def answer(self, wanted: str) -> Explanation:

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,9 +26,9 @@ SOURCES = Path(__file__).parent / "binaries"
 OPERATOR = "github.com/kubeflow/training-operator"
 KWOK = "sigs.k8s.io/kwok"
 PROVISIONER = "github.com/rancher/local-path-provisioner"
-KUBERNETES = "1.36.3"
+KUBERNETES, OLDEST = "1.36.3", "1.33.13"  # the last four minors are what the tools promise to work on
+OLD = f"kubernetes-{OLDEST.rpartition('.')[0]}"
 _VERSION = "k8s.io/component-base/version"
-_MAJOR, _MINOR, _ = KUBERNETES.split(".")
 
 Progress = Callable[[str], None]
 
@@ -48,11 +48,17 @@ class Module:
     folders: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # name: module, folder in it
 
 
+def _named(version: str) -> str:
+    """Return the linker's flags that give Kubernetes programs their version."""
+    major, minor, _ = version.split(".")
+    words = {"gitVersion": f"v{version}", "gitMajor": major, "gitMinor": minor}
+    return "-s -w " + " ".join(f"-X {_VERSION}.{name}={value}" for name, value in words.items())
+
+
 MODULES = {
     "kubernetes": Module(
         packages=(".", f"{OPERATOR}/cmd/training-operator.v1", f"{KWOK}/cmd/kwok"),
-        ldflags=f"-s -w -X {_VERSION}.gitVersion=v{KUBERNETES} -X {_VERSION}.gitMajor={_MAJOR}"
-        f" -X {_VERSION}.gitMinor={_MINOR}",
+        ldflags=_named(KUBERNETES),
         renamed={"training-operator.v1": "training-operator"},
         links=(
             *("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"),
@@ -63,7 +69,12 @@ MODULES = {
     "coredns": Module(),
     "pause": Module(),
     "provisioner": Module(packages=(PROVISIONER,), folders={"provisioner": (PROVISIONER, "deploy")}),
+    OLD: Module(
+        ldflags=_named(OLDEST),
+        links=("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"),
+    ),
 }
+CLUSTER = ("kubernetes", "coredns", "pause", "provisioner")
 
 
 @dataclass(frozen=True)
@@ -101,15 +112,15 @@ def cache() -> Path:
     return Path(home) / "trainyard" / "cluster"
 
 
-def ensure(progress: Progress) -> Programs:
-    """Return the programs; build them where they are not there yet (minutes, both cores).
+def ensure(progress: Progress, modules: Sequence[str] = CLUSTER) -> Programs:
+    """Return the programs of `modules`; build them where they are not there yet (minutes, both cores).
 
     Raises CannotBuild.
     """
     if shutil.which("go") is None:
         raise CannotBuild("no go on PATH: install Go 1.26 or newer (https://go.dev/dl)")
     go = _output(["go", "env", "GOVERSION", "GOOS", "GOARCH"], SOURCES)
-    roots = {name: cache() / f"{name}-{_digest(SOURCES / name, go)}" for name in MODULES}
+    roots = {name: cache() / f"{name}-{_digest(SOURCES / name, go)}" for name in modules}
     missing = [name for name, root in roots.items() if not root.is_dir()]
     if missing:
         cache().mkdir(parents=True, exist_ok=True)

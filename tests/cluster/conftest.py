@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from tests.cluster import build, packages, registry, storage
+from tests.cluster.api import Object
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.kube import Kube, Object
+from tests.cluster.kube import Kube
 from tests.cluster.nodes import TRAINER, Node, images, start_dns
 from tests.cluster.sandbox import Sandbox, Unsupported
 from tools import kustomize, repo
@@ -22,6 +25,7 @@ from tools.cell import Manifests, parse
 HERE = Path(__file__).parent
 FOREIGN = "TRAINYARD_TEST_KUBECONFIG"
 COLD_SECONDS = 3000
+REAL_NODES = ("test_job_nodes.py", "test_nodes.py", "test_training.py")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -30,19 +34,31 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if any(path == HERE or HERE in path.parents for path in asked) else True
 
 
+class TwoClusters(LoadScopeScheduling):
+    """Two processes, each with a cluster: one has the real nodes, whose containers take the processors.
+
+    The other has kwok's, where most of the time is waiting.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        """Return which of the two a test belongs to."""
+        return "nodes" if Path(nodeid.partition("::")[0]).name in REAL_NODES else "kwok"
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> TwoClusters:
+    """Share the tests out among the processes of `--numprocesses`."""
+    return TwoClusters(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give time to whatever test comes first, which starts the cluster, and perhaps builds it.
 
-    The tests on real nodes come last: once these are there, the scheduler would use them for kwok's pods too.
+    In one process the tests on real nodes come last: once these are there, kwok's pods would go to them too.
     """
     for item in items:
         if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(COLD_SECONDS))
-    items.sort(key=_needs_real_nodes)
-
-
-def _needs_real_nodes(item: pytest.Item) -> bool:
-    return HERE in item.path.parents and "nodes" in getattr(item, "fixturenames", ())
+    items.sort(key=lambda item: HERE in item.path.parents and item.path.name in REAL_NODES)
 
 
 @pytest.fixture(scope="session")

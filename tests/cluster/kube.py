@@ -1,26 +1,19 @@
-"""kubectl as a test asks it: objects in and out as Python values, and waiting with a bound."""
+"""A cluster as a test asks it: Python values in and out, kubectl's own words, waiting with a bound."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from tests.cluster.api import CALL_SECONDS, Api, KubectlError, Object, proxy
 from tools import repo
-
-Object = dict[str, Any]
-CALL_SECONDS = 180
-
-
-class KubectlError(Exception):
-    """kubectl said no. The message is what it wrote."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +31,18 @@ class Kube:
 
     program: Path  # the kubectl, or a script that runs it where the cluster can be reached
     kubeconfig: Path
+    entrance: Callable[[], Path] | None = None  # starts a `kubectl proxy`, and returns its socket
 
     @property
     def environment(self) -> dict[str, str]:
         """Return an environment in which `kubectl` on PATH is this cluster's."""
         path = f"{self.program.parent}{os.pathsep}{os.environ['PATH']}"
         return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": path}
+
+    @cached_property
+    def api(self) -> Api:
+        """Return its API, asked without a kubectl."""
+        return Api(self.entrance or partial(proxy, self.program, self.kubeconfig))
 
     def call(self, *words: str, given: str | None = None, timeout: float = CALL_SECONDS) -> Done:
         """Run kubectl, whatever it answers."""
@@ -65,31 +64,29 @@ class Kube:
             raise KubectlError(f"kubectl {' '.join(words)}: {done.err.strip() or done.out.strip()}")
         return done.out
 
-    def apply(self, objects: str | Iterable[Object], namespace: str | None, *more: str) -> Done:
-        """Apply YAML, or objects, on the server's side, into `namespace` unless they name theirs (None).
-
-        Raises KubectlError.
-        """
-        text = objects if isinstance(objects, str) else yaml.safe_dump_all(objects)
+    def apply(self, text: str, namespace: str | None, *more: str) -> Done:
+        """Apply YAML on the server's side by kubectl, as a person does. Raises KubectlError."""
         where = [f"--namespace={namespace}"] if namespace else []
-        words = ("apply", "--server-side", *where, "-f", "-", *more)
-        done = self.call(*words, given=text)
+        done = self.call("apply", "--server-side", *where, "-f", "-", *more, given=text)
         if done.code != 0:
             raise KubectlError(f"kubectl apply: {done.err.strip()}")
         return done
 
+    def put(self, objects: Iterable[Object], namespace: str | None = None) -> None:
+        """Apply objects on the server's side, into `namespace` unless they name theirs.
+
+        Raises KubectlError at the first that is refused.
+        """
+        for item in objects:
+            self.api.apply(item, namespace)
+
     def get(self, kind: str, name: str, namespace: str = "default") -> Object | None:
-        """Return an object, or None where there is none of the name."""
-        words = ("get", kind, name, f"--namespace={namespace}", "--ignore-not-found", "-o", "json")
-        text = self.run(*words)
-        return json.loads(text) if text.strip() else None
+        """Return an object, or None where there is none of the name. Raises KubectlError."""
+        return self.api.get(kind, name, namespace)
 
     def list(self, kind: str, namespace: str | None = None, selector: str = "") -> list[Object]:
-        """Return the objects of a kind; of all namespaces without `namespace`."""
-        where = f"--namespace={namespace}" if namespace else "--all-namespaces"
-        words = ("get", kind, where, "-o", "json", *([f"--selector={selector}"] if selector else []))
-        items: list[Object] = json.loads(self.run(*words))["items"]
-        return items
+        """Return the objects of a kind; of all namespaces without `namespace`. Raises KubectlError."""
+        return self.api.list(kind, namespace, selector)
 
     def wait(self, what: str, ready: Callable[[], bool], seconds: float) -> float:
         """Wait until `ready`; return the seconds that it took. Raises TimeoutError that says what."""
@@ -105,7 +102,7 @@ class Kube:
         levels = ("enforce", "warn") if enforce else ()
         labels = {f"pod-security.kubernetes.io/{level}": enforce for level in levels}
         metadata = {"name": name, "labels": labels}
-        self.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}], "default")
+        self.put([{"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}])
         self.wait(
             f"the ServiceAccount of {name}",
             lambda: self.get("serviceaccount", "default", name) is not None,
@@ -114,7 +111,7 @@ class Kube:
 
     def delete_namespace(self, name: str) -> None:
         """Begin to delete a namespace and do not wait: the next test has its own."""
-        self.call("delete", "namespace", name, "--wait=false", "--ignore-not-found")
+        self.api.delete("namespace", name, "default")
 
 
 def condition(item: Object, kind: str) -> Object | None:

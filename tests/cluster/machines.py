@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cluster.kube import Object
+from tests.cluster.api import Object
 from tools.facts.instances import EFA, Instance
 
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"

@@ -7,8 +7,11 @@ restrict_oom_score_adj where the machine gives no CAP_SYS_RESOURCE.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,10 +20,11 @@ from pathlib import Path
 import yaml  # type: ignore[import-untyped]
 
 from tests.cluster import image, registry
+from tests.cluster.api import Object
 from tests.cluster.control_plane import DNS_SERVICE, ControlPlane
-from tests.cluster.kube import Object, condition
+from tests.cluster.kube import condition
 from tests.cluster.packages import Packages
-from tests.cluster.sandbox import BRIDGE_ADDRESS, Process, Unsupported, is_root
+from tests.cluster.sandbox import BRIDGE_ADDRESS, CannotStart, Process, Unsupported, is_root
 from tools import processes, repo
 
 TRAINER = "localhost/trainyard/trainer-cpu:0.1.0"  # the image that overlays/hardware/cpu names
@@ -51,7 +55,7 @@ exec sleep infinity
 
 
 class Node:
-    """One node of a cluster. It ends with the cluster's sandbox."""
+    """One node of a cluster, from start() to kill(); it ends with the cluster's sandbox."""
 
     def __init__(self, plane: ControlPlane, packages: Packages, index: int) -> None:
         if not is_root():
@@ -61,9 +65,12 @@ class Node:
         self.address = f"10.99.{index}.2"
         self.directory = plane.sandbox.root / self.name
         self.cgroup = plane.sandbox.cgroup + self.name
+        self._parts: list[Process] = []
+        self._images: Sequence[Path] = ()
 
     def start(self, images: Sequence[Path]) -> None:
         """Bring the node up until it is Ready, with these images on it; raises CannotStart."""
+        self._images = images
         self._make_cgroups()
         self._make_namespaces()
         containerd = self._containerd()
@@ -98,6 +105,26 @@ class Node:
     def kill_container(self, container: str) -> None:
         """Send SIGKILL to a container's first process, by the container's identity."""
         self._ctr("k8s.io", "tasks", "kill", "--signal", "SIGKILL", container)
+
+    def freeze(self) -> None:
+        """Stop every process of the node, as when a machine hangs: it answers nobody, and closes nothing."""
+        for pid in processes.descendants([self._pid, *(part.pid for part in self._parts)]):
+            os.kill(pid, signal.SIGSTOP)
+
+    def kill(self) -> None:
+        """End the node and its pods at once, as when a machine loses power."""
+        for part in self._parts:  # the `nsenter` above each: until it ends, nobody collects its dead
+            part.popen.kill()
+        os.kill(self._pid, signal.SIGKILL)
+        for process in (self._outer, *self._parts):
+            process.popen.wait(timeout=30)
+        with contextlib.suppress(CannotStart):  # the kernel takes it away by itself, but in its own time
+            self.plane.sandbox.call_outside("ip", "link", "del", f"node{self.index}")
+
+    def restart(self) -> None:
+        """Bring a killed node up again, as a new machine of its name."""
+        shutil.rmtree(self.directory)
+        self.start(self._images)
 
     def _make_cgroups(self) -> None:
         """Make the group that kubelet puts its pods below, in each hierarchy of version 1."""
@@ -141,7 +168,9 @@ class Node:
                 [*self.enter(), *map(str, words)], environment, self.directory, file, file
             )
         process = Process(f"{self.name}-{name}", popen, log)
-        self.plane.sandbox.processes.append(process)
+        sandbox = self.plane.sandbox
+        for listed in (self._parts, sandbox.processes):
+            listed[:] = [one for one in listed if one.name != process.name] + [process]
         return process
 
     def _containerd(self) -> Process:
@@ -314,7 +343,7 @@ def start_dns(plane: ControlPlane) -> None:
     service = {"clusterIP": DNS_SERVICE, "ports": ports}
     labels = {"kubernetes.io/service-name": "kube-dns"}
     endpoints = [{"addresses": [BRIDGE_ADDRESS], "conditions": {"ready": True}}]
-    plane.kube.apply(
+    plane.kube.put(
         [
             {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": service},
             {

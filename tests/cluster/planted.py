@@ -7,8 +7,8 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tests.cluster.api import Object
 from tests.cluster.bed import CPU, G5, P4D, P5, TRN1, Bed
-from tests.cluster.kube import Object
 from tools.cell import name_of
 
 Plant = Callable[[Bed], list[Object]]
@@ -409,7 +409,7 @@ def limit_range_is_exceeded(bed: Bed) -> list[Object]:
     limits = [{"type": "Container", "max": {"memory": "2Gi"}}]
     metadata = {"name": "small"}
     item = {"apiVersion": "v1", "kind": "LimitRange", "metadata": metadata, "spec": {"limits": limits}}
-    bed.kube.apply([item], bed.namespace)
+    bed.kube.put([item], bed.namespace)
     return bed.nodes()
 
 
@@ -498,7 +498,7 @@ def _quota(bed: Bed, hard: dict[str, str]) -> None:
         "metadata": {"name": "team"},
         "spec": {"hard": hard},
     }
-    bed.kube.apply([quota], bed.namespace)
+    bed.kube.put([quota], bed.namespace)
 
 
 def _webhook(bed: Bed, client: Object) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from tests.cluster.kube import Object
+from tests.cluster.api import Object
 from tests.cluster.training import Training
 
 SECONDS = 600

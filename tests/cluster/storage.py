@@ -11,8 +11,8 @@ from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
+from tests.cluster.api import Object
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.kube import Object
 
 NAMESPACE = "local-path-storage"
 ACCOUNT = "local-path-provisioner-service-account"
@@ -40,7 +40,7 @@ def start(plane: ControlPlane, image: str, nodes: list[str]) -> None:
             pod["spec"]["containers"][0] |= {"image": image, "securityContext": {"runAsUser": 0}}
             item["data"] |= {"helperPod.yaml": yaml.safe_dump(pod), "config.json": json.dumps(config)}
     kept = [item for item in objects if item["kind"] != "Deployment"]
-    plane.kube.apply(kept, None)
+    plane.kube.put(kept)
     data = next(item["data"] for item in kept if item["kind"] == "ConfigMap")
     home = root / "provisioner"
     home.mkdir()

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from tests.cluster.api import KubectlError, Object
 from tests.cluster.build import Progress
-from tests.cluster.kube import Kube, KubectlError, Object, condition, shared_claim
+from tests.cluster.kube import Kube, condition, shared_claim
 from tests.cluster.machines import fake_node
 from tools import repo
 from tools.facts.instances import instance
@@ -48,9 +49,10 @@ class Fate:
 @pytest.fixture(scope="module")
 def fates(kube: Kube, fake: None, say: Progress) -> Iterator[dict[str, Fate]]:
     """Every bad manifest applied in a namespace of its own, and what became of it."""
-    kube.apply(_machines(), "default")
+    kube.put(_machines())
+    kube.wait("machines without taints", lambda: not any(map(_tainted, kube.list("nodes"))), 120)
     namespaces = {path.stem: f"t-c-{number}" for number, path in enumerate(BAD)}
-    kube.apply([_namespace(name) for name in [*namespaces.values(), "team-a"]], "default")
+    kube.put([_namespace(name) for name in [*namespaces.values(), "team-a"]])
     refusals = {path.stem: _apply(kube, path, namespaces[path.stem]) for path in BAD}
     admitted = {path.stem: _job(path, namespaces[path.stem]) for path in BAD if not refusals[path.stem]}
     kube.wait(
@@ -94,6 +96,10 @@ def _machines() -> list[Object]:
     return [node | {"spec": {}} for node in nodes]
 
 
+def _tainted(node: Object) -> bool:
+    return bool((node.get("spec") or {}).get("taints"))
+
+
 def _namespace(name: str) -> Object:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
 
@@ -119,13 +125,13 @@ def _apply(kube: Kube, path: Path, namespace: str) -> str:
     job = _job(path, namespace)
     where = job[0] if job else namespace
     for name in wanted:
-        kube.apply(shared_claim(where, name), where)
+        kube.put(shared_claim(where, name), where)
     try:
         for item in objects:
             item["metadata"].setdefault("namespace", namespace)
-        kube.apply(objects, None)
+        kube.put(objects)
     except KubectlError as problem:
-        return str(problem).removeprefix("kubectl apply: ").splitlines()[-1]
+        return str(problem).splitlines()[-1]
     return ""
 
 

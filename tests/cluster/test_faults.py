@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.api import KubectlError, Object
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.kube import Kube, KubectlError, Object, condition, shared_claim
+from tests.cluster.kube import Kube, condition, shared_claim
 from tests.cluster.machines import fake_node
 from tools.cell import Manifests, name_of
 from tools.facts.instances import instance
@@ -77,7 +78,7 @@ class Running:
 @pytest.fixture(scope="module")
 def machine(kube: Kube, fake: None) -> Iterator[None]:
     """A node of kwok's with room for every job of this file."""
-    kube.apply([fake_node(instance("m5.24xlarge"), "faults-0", {"trainyard-test": "kwok-faults"})], "default")
+    kube.put([fake_node(instance("m5.24xlarge"), "faults-0", {"trainyard-test": "kwok-faults"})])
     yield
     kube.call("delete", "nodes", "--selector=trainyard-test=kwok-faults", "--wait=false")
 
@@ -91,8 +92,8 @@ def started(kube: Kube, machine: None, cells: list[Manifests], namespace: str) -
         objects = copy.deepcopy(cell.objects)
         for change in changes:
             change(next(item for item in objects if item["kind"] == "PyTorchJob"))
-        kube.apply(shared_claim(namespace), namespace)
-        kube.apply(objects, namespace)
+        kube.put(shared_claim(namespace), namespace)
+        kube.put(objects, namespace)
         running = Running(kube, namespace)
         kube.wait("both pods", running.is_running, 90)
         return running
@@ -167,10 +168,10 @@ def test_41_without_the_operator_pods_go_on_and_applying_fails(
     control_plane.process("training-operator").kill()
     cell = next(one for one in cells if one.source == CELL)
     with pytest.raises(KubectlError, match="failed calling webhook"):
-        control_plane.kube.apply(_renamed(cell, "second"), running.namespace)
+        control_plane.kube.put(_renamed(cell, "second"), running.namespace)
     assert running.is_running()
     control_plane.restart_operator()
-    control_plane.kube.apply(_renamed(cell, "second"), running.namespace)
+    control_plane.kube.put(_renamed(cell, "second"), running.namespace)
     running.kube.wait("the second job's pods", lambda: len(_pods(running)) == 4, 60)
     assert {index: running.pod(index)["metadata"]["uid"] for index in (0, 1)} == before
 

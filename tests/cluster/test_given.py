@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.cluster import build
+from tests.cluster.build import Progress
 from tests.cluster.conftest import FOREIGN
 from tests.cluster.control_plane import ControlPlane
 from tools import repo
@@ -14,7 +19,8 @@ from tools import repo
 REFUSED = "test_42_what_the_webhook_refuses_and_what_preflight_refuses[no container pytorch]"
 ON_ANY = f"tests/cluster/test_faults.py::{REFUSED}"
 ON_OURS = "tests/cluster/test_isolation.py::test_there_is_no_way_out"
-SECONDS = 300
+ON_OLD = [f"tests/cluster/test_{name}.py" for name in ("cells", "faults", "job_submit", "job_why")]
+SECONDS, OLD_SECONDS = 300, 1800
 
 
 def test_tests_run_on_a_given_cluster(control_plane: ControlPlane) -> None:
@@ -33,6 +39,29 @@ def test_control_a_cluster_that_is_not_there(control_plane: ControlPlane, tmp_pa
     done = _pytest(control_plane, elsewhere, ON_ANY)
     assert done.returncode == 1
     assert "refused" in done.stdout
+
+
+@pytest.mark.cluster_all
+def test_the_same_holds_on_the_oldest_kubernetes(say: Progress) -> None:
+    """A control plane of its own of the first of the last four minors, and its kubectl."""
+    home = build.ensure(say, (build.OLD,)).roots[build.OLD] / "bin"
+    version = subprocess.run(
+        [home / "kubectl", "version", "--client"], capture_output=True, text=True, check=True
+    )
+    assert f"v{build.OLDEST}" in version.stdout
+    say(f"the tests of cells and of yard job on Kubernetes {build.OLDEST}")
+    words = [sys.executable, "-m", "pytest", *ON_OLD, "-m", "not cluster_all"]
+    done = subprocess.run(
+        words,
+        cwd=repo.root(),
+        env={**os.environ, "KUBEBUILDER_ASSETS": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=OLD_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"\d\d passed, 0 failed, 0 skipped", done.stdout)
 
 
 def _pytest(plane: ControlPlane, kubeconfig: Path, *tests: str) -> subprocess.CompletedProcess[str]:

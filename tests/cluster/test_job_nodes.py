@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.api import Object
 from tests.cluster.conftest import Nodes
-from tests.cluster.kube import Kube, Object
+from tests.cluster.kube import Kube
 from tests.cluster.training import JOB, short, start
 from tools import repo
 from tools.cell import parse
@@ -35,6 +36,16 @@ def team(kube: Kube, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     """A namespace of the test's own, and `yard` told of this cluster."""
     for name in ("PATH", "KUBECONFIG"):
         monkeypatch.setenv(name, kube.environment[name])
+    yield from _namespace(kube)
+
+
+@pytest.fixture
+def other_team(kube: Kube) -> Iterator[str]:
+    """A second namespace."""
+    yield from _namespace(kube)
+
+
+def _namespace(kube: Kube) -> Iterator[str]:
     name = f"t-{uuid.uuid4().hex[:8]}"
     kube.make_namespace(name, enforce="restricted")
     yield name
@@ -46,10 +57,12 @@ def test_a_job_is_submitted_and_watched(
     kube: Kube,
     nodes: Nodes,
     team: str,
+    other_team: str,
     rendered: dict[str, str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """From submit to stop and resume; meanwhile another job's pods do not fit, and `why` says for what."""
     cell = tmp_path / "cell"
     cell.mkdir()
     (cell / "job.yaml").write_text(short(rendered[CELL], steps=20000))
@@ -65,6 +78,11 @@ def test_a_job_is_submitted_and_watched(
     (uid,) = (one["uid"] for one in submitted["objects"] if one["kind"] == "PyTorchJob")
     assert submitted["result"] == "trains"
     assert submitted["step"]["step"] >= 1
+
+    waiting = start(kube, other_team, (cell / "job.yaml").read_text())
+    kube.wait("a pod that waits", lambda: waiting.pod(1).get("status", {}).get("phase") == "Pending", 60)
+    _until("unschedulable/cpu", other_team)
+    kube.run("delete", "pytorchjob", JOB, f"--namespace={other_team}")
 
     status = asked("status")
     assert (status["uid"], status["training"]["source"]) == (uid, "the run's own files")
@@ -157,7 +175,7 @@ def test_why_names_what_fails_in_a_container(
     objects = parse(rendered[CELL], CELL).objects
     plant(next(one for one in objects if one["kind"] == "PyTorchJob"), objects)
     start(kube, team, NOTHING)
-    kube.apply(objects, team)
+    kube.put(objects, team)
     _until(cause, team)
     if cause == "config":
         kube.wait("the pods to go", lambda: not kube.list("pods", team), SECONDS)

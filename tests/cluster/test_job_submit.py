@@ -25,7 +25,7 @@ JOB = "cpu-llama-tiny-train"
 def machines(kube: Kube, fake: None) -> Iterator[None]:
     """Two machines that the cell's pods fit on."""
     made = [fake_node(instance("m5.2xlarge"), f"submit-{number}") for number in range(2)]
-    kube.apply(made, None)
+    kube.put(made)
     yield
     kube.call("delete", "nodes", *(node["metadata"]["name"] for node in made), "--wait=false")
 
@@ -35,7 +35,7 @@ def team(kube: Kube, namespace: str, machines: None, monkeypatch: pytest.MonkeyP
     """A namespace with the claim, and `yard` told of this cluster."""
     for name in ("PATH", "KUBECONFIG"):
         monkeypatch.setenv(name, kube.environment[name])
-    kube.apply(shared_claim(namespace), namespace)
+    kube.put(shared_claim(namespace), namespace)
     yield namespace
     kube.call("delete", "pytorchjobs", "--all", f"--namespace={namespace}", "--wait=false")
     kube.call("delete", "pv", f"{namespace}-trainyard", "--wait=false", "--ignore-not-found")

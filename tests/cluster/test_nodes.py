@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.cluster.api import Object
 from tests.cluster.conftest import Nodes
-from tests.cluster.kube import Kube, Object
+from tests.cluster.kube import Kube
 from tests.cluster.nodes import TRAINER
 from tests.cluster.storage import directory_of
 
@@ -27,7 +28,7 @@ def test_an_image_is_pulled_by_its_digest_and_writes_to_the_claim(
     """On both nodes, into one directory."""
     directory = _claim(kube, namespace)
     names = [node.name for node in nodes.nodes]
-    kube.apply([_writer(name, f"{BY_DIGEST}@{nodes.digest}") for name in names], namespace)
+    kube.put([_writer(name, f"{BY_DIGEST}@{nodes.digest}") for name in names], namespace)
     kube.wait("both files", lambda: all((directory / name).exists() for name in names), SECONDS)
     for name in names:
         statuses = (kube.get("pod", name, namespace) or {})["status"]["containerStatuses"]
@@ -37,7 +38,7 @@ def test_an_image_is_pulled_by_its_digest_and_writes_to_the_claim(
 def test_control_another_digest_is_not_to_be_had(kube: Kube, nodes: Nodes, namespace: str) -> None:
     """So an image did come from the registry, and what is asked for is what runs."""
     _claim(kube, namespace)
-    kube.apply([_writer(nodes.nodes[0].name, f"{BY_DIGEST}@sha256:{'0' * 64}")], namespace)
+    kube.put([_writer(nodes.nodes[0].name, f"{BY_DIGEST}@sha256:{'0' * 64}")], namespace)
 
     def refused() -> bool:
         found = kube.get("pod", nodes.nodes[0].name, namespace) or {}

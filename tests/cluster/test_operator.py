@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.kube import Kube, Object
+from tests.cluster.api import Object
+from tests.cluster.kube import Kube
 from tools import operator_rules
 from tools.cell import name_of
 from tools.operator_admission import rejections
@@ -89,7 +90,7 @@ def jobs(kube: Kube) -> Iterator[list[Object]]:
     made = [generated(dice, number) for number in range(JOBS)]
     assert [rejections(job, operator_rules.LATEST) for job in made] == [[]] * JOBS
     kube.make_namespace(NAMESPACE)
-    kube.apply(made, NAMESPACE)
+    kube.put(made, NAMESPACE)
     names = {pod.name for job in made for pod in operator_rules.pods(job)}
     for kind in ("pods", "services"):
         kube.wait(

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tests.cluster.kube import Kube, Object, shared_claim
+from tests.cluster.api import Object
+from tests.cluster.kube import Kube, shared_claim
 from tests.cluster.machines import INSTANCE_TYPE, fake_node
 from tools import operator_rules
 from tools.cell import Manifests, name_of
@@ -48,8 +49,8 @@ def placed(
     """Every cell's pods, all cells at once, on exactly the nodes that they need."""
     accelerated = [cell for cell in cells if wanted_type(cell.job()) != CPU_NODE]
     kube.make_namespace(NAMESPACE, enforce="restricted")
-    kube.apply(shared_claim(NAMESPACE), NAMESPACE)
-    kube.apply(nodes_for(accelerated), NAMESPACE)
+    kube.put(shared_claim(NAMESPACE), NAMESPACE)
+    kube.put(nodes_for(accelerated), NAMESPACE)
     for cell in accelerated:
         kube.apply(rendered[cell.source], NAMESPACE)
     expected = sum(len(operator_rules.pods(cell.job())) for cell in accelerated)
@@ -87,7 +88,7 @@ def test_every_pod_has_a_node_to_itself(placed: list[Object]) -> None:
 def test_one_more_pod_than_fits_waits(kube: Kube, cells: list[Manifests], placed: list[Object]) -> None:
     """And the scheduler names a resource that the cell asks for."""
     more = [_copy(cell) for cell in cells if wanted_type(cell.job()) != CPU_NODE]
-    kube.apply(more, NAMESPACE)
+    kube.put(more, NAMESPACE)
     waiting: dict[str, str] = {}
 
     def judged() -> bool:
@@ -106,9 +107,9 @@ def test_a_pod_of_another_kind_of_machine_waits(
     kube: Kube, cells: list[Manifests], placed: list[Object]
 ) -> None:
     """Control: a free node of the wrong type is not taken."""
-    kube.apply([fake_node(instance("g5.48xlarge"), "free-g5", {INSTANCE_TYPE: "g5.elsewhere"})], NAMESPACE)
+    kube.put([fake_node(instance("g5.48xlarge"), "free-g5", {INSTANCE_TYPE: "g5.elsewhere"})], NAMESPACE)
     pod = _copy(next(cell for cell in cells if wanted_type(cell.job()) == "g5.48xlarge"), "control")
-    kube.apply([pod], NAMESPACE)
+    kube.put([pod], NAMESPACE)
 
     kube.wait("a verdict", lambda: _message(kube, name_of(pod), NAMESPACE) != "", 60)
     assert "affinity/selector" in _message(kube, name_of(pod), NAMESPACE)
@@ -119,16 +120,16 @@ def test_cpu_cells_share_a_node_until_it_is_full(
 ) -> None:
     """3.92 processors hold three pods of one; the fourth waits."""
     cell = next(one for one in cells if one.source == "overlays/cpu/llama-tiny")
-    kube.apply(shared_claim(namespace), namespace)
-    kube.apply([fake_node(instance(CPU_NODE), "cpu-0")], namespace)
+    kube.put(shared_claim(namespace), namespace)
+    kube.put([fake_node(instance(CPU_NODE), "cpu-0")], namespace)
     kube.apply(rendered[cell.source], namespace)
-    kube.apply([_copy(cell, "third")], namespace)
+    kube.put([_copy(cell, "third")], namespace)
 
     def running() -> int:
         return sum(pod["status"]["phase"] == "Running" for pod in kube.list("pods", namespace))
 
     kube.wait("three pods on the node", lambda: running() == 3, 60)
-    kube.apply([_copy(cell, "fourth")], namespace)
+    kube.put([_copy(cell, "fourth")], namespace)
     fourth = f"fourth-{name_of(cell.job())}"
     kube.wait("a verdict", lambda: _message(kube, fourth, namespace) != "", 60)
     assert "Insufficient cpu" in _message(kube, fourth, namespace)

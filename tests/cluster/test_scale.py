@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.api import Object
 from tests.cluster.build import Progress
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.kube import Kube, Object, shared_claim
+from tests.cluster.kube import Kube, shared_claim
 from tests.cluster.machines import fake_node
 from tools import processes
 from tools.cell import Manifests, name_of
@@ -34,11 +35,11 @@ def test_512_gpus_hold_one_large_job_and_a_queue_of_others(
     kube: Kube, control_plane: ControlPlane, cells: list[Manifests], namespace: str, say: Progress
 ) -> None:
     by_name = {cell.source: cell for cell in cells}
-    kube.apply(shared_claim(namespace), namespace)
+    kube.put(shared_claim(namespace), namespace)
     began = time.monotonic()
     labels = {"trainyard-test": "kwok-scale"}
-    kube.apply([fake_node(instance("p5.48xlarge"), f"scale-{n}", labels) for n in range(MACHINES)], "default")
-    kube.apply(by_name[LARGE].objects, namespace)
+    kube.put([fake_node(instance("p5.48xlarge"), f"scale-{n}", labels) for n in range(MACHINES)])
+    kube.put(by_name[LARGE].objects, namespace)
     kube.wait("the large job's pods", lambda: _running(kube, namespace) == 8, 120)
     say(f"{MACHINES} nodes up and 8 pods of {LARGE} running: {time.monotonic() - began:.1f} s")
     began, wanted, number = time.monotonic(), 8, 0
@@ -48,11 +49,11 @@ def test_512_gpus_hold_one_large_job_and_a_queue_of_others(
         if wanted + pods > MACHINES:
             cell = by_name[OTHERS[-1]]
             pods = 2
-        kube.apply(renamed(cell, f"other-{number}"), namespace)
+        kube.put(renamed(cell, f"other-{number}"), namespace)
         wanted, number = wanted + pods, number + 1
     kube.wait("every machine taken", lambda: _running(kube, namespace) == wanted == MACHINES, 300)
     say(f"{number} more jobs on the other {MACHINES - 8} machines: {time.monotonic() - began:.1f} s")
-    kube.apply(renamed(by_name[LARGE], "one-more"), namespace)
+    kube.put(renamed(by_name[LARGE], "one-more"), namespace)
     selector = "training.kubeflow.org/job-name=one-more"
     kube.wait("the next job's pods", lambda: len(kube.list("pods", namespace, selector)) == 8, 60)
     kube.wait("its verdict", lambda: f"Insufficient {NVIDIA}" in _verdict(kube, namespace, selector), 60)

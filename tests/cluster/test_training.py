@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import shutil
-import socket
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -22,24 +19,21 @@ from tests.cluster.nodes import TRAINER
 from tests.cluster.recovery import Recovery, watch
 from tests.cluster.training import (
     JOB,
+    SHORT,
     STEPS,
     Training,
     changed,
-    copy_data,
-    copy_of_the_tree,
     short,
     start,
+    trained_here,
 )
 from tools import repo
-from tools.job.collect import collect
-from tools.job.why import explain
-from tools.kubectl import Kubectl
 
 CELL = "overlays/cpu/llama-tiny"
 RESUME_SECONDS = 20
 DEFAULT_SECONDS = 30  # what torchrun's defaults take at least
-REFERENCE_SECONDS = 1800
-FAST_STEPS, ALL_STEPS = 30, 200
+COMMITTED_STEPS = 200
+CURVE = 0.05  # of loss: what rounding may add up to in 300 steps
 # The launcher itself as process 1, with its own settings.
 OURS = "- training.entrypoint\n            - torchrun"
 DEFAULTS = {
@@ -90,59 +84,39 @@ def running(
 def assert_like(training: Training, undisturbed: Training) -> None:
     """Wait for the end, and hold losses and tensors against the undisturbed run's, bit for bit."""
     training.wait_end()
-    assert training.losses() == undisturbed.losses()
-    assert training.weights() == undisturbed.weights()
+    assert_equal(training, undisturbed)
 
 
-@pytest.mark.parametrize("steps", [FAST_STEPS, pytest.param(ALL_STEPS, marks=pytest.mark.cluster_all)])
-def test_a_committed_cell_trains_on_two_nodes_as_yard_run_does(
-    kube: Kube,
-    nodes: Nodes,
-    rendered: dict[str, str],
-    team: Team,
-    say: Progress,
-    tmp_path: Path,
-    steps: int,
-    monkeypatch: pytest.MonkeyPatch,
+def assert_equal(one: Training, other: Training) -> None:
+    """Hold losses and tensors of two runs against each other, bit for bit."""
+    assert one.losses() == other.losses()
+    assert one.weights() == other.weights()
+
+
+def test_a_cell_trains_on_two_nodes_as_yard_run_does(
+    nodes: Nodes, undisturbed: Training, say: Progress, tmp_path: Path
 ) -> None:
-    """The image pulled, rendezvous by Service DNS, checkpoints on the claim, this machine's own curve.
+    """The image pulled, rendezvous by Service DNS, checkpoints on the claim, this machine's own curve."""
+    assert all(TRAINER in node.pulled() for node in nodes.nodes)
+    say(f"training the same cell with yard run for {STEPS} steps")
+    settings = [f"--set={key}={new}" for key, (_, new) in SHORT.items()]
+    assert_equal(undisturbed, trained_here(undisturbed, CELL, tmp_path, *settings))
 
-    While it trains, one more pod than fits waits, and `yard job why` says for what.
-    """
-    manifest = rendered[CELL] if steps == ALL_STEPS else changed(rendered[CELL], _steps(steps))
+
+@pytest.mark.cluster_all
+def test_the_committed_cell_trains_all_its_steps(
+    kube: Kube, nodes: Nodes, team: Team, say: Progress, tmp_path: Path
+) -> None:
+    """`kubectl apply --server-side -k` of the cell as it is in git, compiled, on all its data."""
     prepared = repo.root() / "local" if (repo.root() / "local/data").is_dir() else None
-    training = start(kube, team(), manifest, prepared)
+    training = start(kube, team(), Path(CELL), prepared)
     training.wait_step(1)
     placed = {training.pod(index)["spec"]["nodeName"] for index in (0, 1)}
     assert placed == {node.name for node in nodes.nodes}
-    assert all(TRAINER in node.pulled() for node in nodes.nodes)
-
-    second = start(kube, team(), manifest, prepared)
-    kube.wait("a pod that waits", lambda: _phase(second, 1) == "Pending", 60)
-    for name in ("PATH", "KUBECONFIG"):
-        monkeypatch.setenv(name, kube.environment[name])
-    kube.wait("why it waits", lambda: _why(second) == "unschedulable/cpu", 60)
-    kube.run("delete", "pytorchjob", JOB, "-n", second.namespace)
-
     training.wait_end()
-    root = copy_of_the_tree(tmp_path)
-    copy_data(training.volume, root / "local")
-    local = Training(kube, "", root / "local")
-    shutil.copytree(training.run / "cache", local.run / "cache")  # compiled once
-    say(f"training the same cell with yard run for {steps} steps")
-    words = ["run", CELL, "--port", str(_free_port()), "--set", f"train.steps={steps}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.cli", *words],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=REFERENCE_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert sorted(training.losses()) == list(range(1, steps + 1))
-    assert training.losses() == local.losses()
-    assert training.weights() == local.weights()
+    assert sorted(training.losses()) == list(range(1, COMMITTED_STEPS + 1))
+    say(f"training the same cell with yard run for {COMMITTED_STEPS} steps")
+    assert_equal(training, trained_here(training, CELL, tmp_path))
 
 
 def test_a_deleted_pod_is_made_again_and_training_goes_on(
@@ -229,8 +203,59 @@ def test_a_drained_node_gives_its_pod_away(running: Training, undisturbed: Train
     assert_like(running, undisturbed)
 
 
-def _steps(count: int) -> dict[str, str]:
-    return {"steps: 200": f"steps: {count}"}
+@pytest.mark.cluster_all
+def test_a_lost_node_is_replaced(running: Training, undisturbed: Training, nodes: Nodes, kube: Kube) -> None:
+    """It hangs, then it is gone; whoever runs the machines removes its Node, and later another one comes."""
+    node, before = nodes.of(running.pod(1)), running.uid(1)
+    node.freeze()
+    kube.wait("the node to be missed", lambda: not node.is_ready(), 120)
+    node.kill()
+    kube.run("delete", "node", node.name)
+    kube.wait("another pod", lambda: running.uid(1) not in (None, before), 300)
+    assert running.last_step() < STEPS
+    assert _phase(running, 1) == "Pending"
+    node.restart()
+    assert_like(running, undisturbed)
+
+
+@pytest.mark.cluster_all
+def test_an_elastic_job_goes_on_with_one_pod_and_then_with_two_again(
+    kube: Kube,
+    nodes: Nodes,
+    rendered: dict[str, str],
+    undisturbed: Training,
+    team: Team,
+    say: Progress,
+    tmp_path: Path,
+) -> None:
+    """A step reads the same samples whatever the number of ranks: the same curve but for rounding."""
+    elastic = changed(short(rendered[CELL], 3 * STEPS), {"minReplicas: 2": "minReplicas: 1"})
+    training = start(kube, team(), elastic, undisturbed.volume)
+    training.wait_step(23)
+    node = training.pod(1)["spec"]["nodeName"]
+    kube.run("cordon", node)
+    try:
+        kube.run("delete", "pod", f"{JOB}-worker-1", "-n", training.namespace)
+        kube.wait("steps of one rank", lambda: _ranks(training)[-1] == 1, 300)
+        training.wait_step(training.last_step() + 5)
+        assert _phase(training, 1) == "Pending"
+    finally:
+        kube.run("uncordon", node)
+    kube.wait("steps of two ranks", lambda: _ranks(training)[-1] == 2, 300)
+    training.wait_end()
+    assert [count for count, _ in itertools.groupby(_ranks(training))] == [2, 1, 2]
+    losses = training.losses()
+    assert sorted(losses) == list(range(1, 3 * STEPS + 1))
+    settings = [f"--set={key}={new}" for key, (_, new) in SHORT.items()]
+    whole = trained_here(training, CELL, tmp_path, *settings, f"--set=train.steps={3 * STEPS}").losses()
+    apart = {step: abs(loss - whole[step]) for step, loss in losses.items()}
+    say(f"furthest from the undisturbed curve: {max(apart.values()):.4f}")
+    assert max(apart.values()) < CURVE
+
+
+def _ranks(training: Training) -> list[int]:
+    """Return of how many ranks each step was."""
+    return [len(line["rank_step_s"]) for line in training.metrics() if "rank_step_s" in line]
 
 
 def _delete(training: Training, index: int) -> Recovery:
@@ -244,19 +269,6 @@ def _phase(training: Training, index: int) -> str:
     return str((training.pod(index).get("status") or {}).get("phase", ""))
 
 
-def _why(training: Training) -> str:
-    """Return the first cause that `yard job why` names."""
-    causes = explain(collect(Kubectl(None, training.namespace), JOB)).causes
-    return causes[0].kind if causes else ""
-
-
 def _suspend(training: Training, suspended: bool) -> None:
     patch = json.dumps({"spec": {"runPolicy": {"suspend": suspended}}})
     training.kube.run("patch", "pytorchjob", JOB, "-n", training.namespace, "--type=merge", "-p", patch)
-
-
-def _free_port() -> int:
-    """Return a port that nobody has, for another run may be at the usual one."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from tests.cluster import build
+from tests.cluster.api import Object
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.kube import Kube, Object
+from tests.cluster.kube import Kube
 from tests.cluster.machines import fake_node
 from tests.cluster.sandbox import Sandbox, Unsupported
 from tools import cli
@@ -49,17 +50,16 @@ def plane(say: build.Progress) -> Iterator[ControlPlane]:
 def _furnish(kube: Kube) -> None:
     """Make three nodes, and the traces of DNS, of the operator's Service and of the FSx driver."""
     for name, kind in NODES.items():
-        kube.apply([fake_node(instance(kind), name)], "default")
+        kube.put([fake_node(instance(kind), name)])
     slices = [_slice("kube-system", "kube-dns"), _slice("kubeflow", "training-operator")]
     driver = {"attachRequired": False, "fsGroupPolicy": "None"}
     serving = {"drivers": [{"name": FSX, "nodeID": "i-0"}]}
-    kube.apply(
+    kube.put(
         [
             *slices,
             _object("storage.k8s.io/v1", "CSIDriver", FSX, spec=driver),
             *(_object("storage.k8s.io/v1", "CSINode", name, spec=serving) for name in NODES),
-        ],
-        None,
+        ]
     )
     for name in NODES:
         kube.wait(f"{name} to be Ready", lambda name=name: "Ready" in _kinds(kube, name), 60)  # type: ignore[misc]
@@ -132,7 +132,7 @@ def test_an_empty_cluster_is_fixed_as_far_as_it_can_be_from_here(
     labels = (plane.kube.get("namespace", TEAM) or {})["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
     assert (plane.kube.get("csidriver", FSX) or {})["spec"]["fsGroupPolicy"] == "File"
-    plane.kube.apply(_claim(), TEAM)
+    plane.kube.put(_claim(), TEAM)
     phase = lambda: ((plane.kube.get("pvc", "trainyard", TEAM) or {}).get("status") or {}).get("phase")  # noqa: E731
     plane.kube.wait("the claim to be bound", lambda: phase() == "Bound", 60)
     code, whole = yard("validate", CLUSTER)
@@ -176,7 +176,7 @@ def test_a_pod_on_a_node_holds_its_devices(plane: ControlPlane, yard: Callable[.
     limits = {NVIDIA: "8", EFA: "32"}
     container = {"name": "c", "image": "none", "resources": {"limits": limits, "requests": limits}}
     spec = {"containers": [container], "tolerations": [{"operator": "Exists"}]}
-    plane.kube.apply([_object("v1", "Pod", "holds", spec=spec)], "default")
+    plane.kube.put([_object("v1", "Pod", "holds", spec=spec)])
 
     def held() -> list[tuple[int, int]]:
         rows = yard("nodes")[1]
@@ -190,9 +190,9 @@ def test_a_pod_on_a_node_holds_its_devices(plane: ControlPlane, yard: Callable[.
 def test_dns_that_is_bad_is_found(plane: ControlPlane, yard: Callable[..., Any]) -> None:
     bad = _slice("kube-system", "kube-dns")
     bad["endpoints"][0]["conditions"]["ready"] = False
-    plane.kube.apply([bad], None)
+    plane.kube.put([bad])
     assert levels(yard("validate", CLUSTER)[1])["dns"] == "FAIL"
-    plane.kube.apply([_slice("kube-system", "kube-dns")], None)
+    plane.kube.put([_slice("kube-system", "kube-dns")])
     assert levels(yard("validate", CLUSTER)[1])["dns"] == "PASS"
 
 
@@ -230,7 +230,7 @@ def guest(plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "sees-nodes"}
     version = "rbac.authorization.k8s.io/v1"
     binding = _object(version, "ClusterRoleBinding", "sees-nodes", roleRef=role, subjects=[subject])
-    plane.kube.apply([_object(version, "ClusterRole", "sees-nodes", rules=rules), binding], None)
+    plane.kube.put([_object(version, "ClusterRole", "sees-nodes", rules=rules), binding])
 
 
 def test_rights_are_those_of_whoever_asks(plane: ControlPlane, yard: Callable[..., Any], guest: None) -> None:
@@ -252,5 +252,5 @@ def test_rights_are_those_of_whoever_asks(plane: ControlPlane, yard: Callable[..
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "trains"}
     role = _object(version, "Role", "trains", TEAM, rules=rules)
     binding = _object(version, "RoleBinding", "trains", TEAM, roleRef=reference, subjects=[subject])
-    plane.kube.apply([role, binding], None)
+    plane.kube.put([role, binding])
     plane.kube.wait("the role", lambda: levels(yard("validate", CLUSTER)[1])["rights"] == "PASS", 30)

@@ -6,6 +6,9 @@ import contextlib
 import hashlib
 import json
 import shutil
+import socket
+import subprocess
+import sys
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,25 +16,28 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.kube import Kube, Object, condition
+from tests.cluster.api import Object
+from tests.cluster.kube import Kube, condition
 from tests.cluster.storage import directory_of
 from tools import repo
 
 JOB = "cpu-llama-tiny-train"
 STEPS = 100
 # The model of the cell, in smaller and more frequent bites: a fault must meet a run at work. Two megabytes of
-# text are enough for it, and take seconds to prepare.
+# text are enough for it, and take seconds to prepare. Key of the configuration: what the cell says, and this.
 SHORT = {
-    "source: python-stdlib": f"source: {sysconfig.get_path('stdlib')}/[a-d]*.py",
-    "sequence_length: 256": "sequence_length: 64",
-    "global_batch_size: 32": "global_batch_size: 16",
-    "max_new_tokens: 48": "max_new_tokens: 4",
-    "every: 50": "every: 20",
-    "compile: auto": "compile: off",
+    "data.source": ("python-stdlib", f"{sysconfig.get_path('stdlib')}/[a-d]*.py"),
+    "sequence_length": ("256", "64"),
+    "train.steps": ("200", str(STEPS)),
+    "train.global_batch_size": ("32", "16"),
+    "sample.max_new_tokens": ("48", "4"),
+    "checkpoint.every": ("50", "20"),
+    "device.compile": ("auto", "off"),
 }
 VOLUME_SECONDS = 120
 STEP_SECONDS = 900
 END_SECONDS = 1200
+REFERENCE_SECONDS = 1800
 
 
 @dataclass(frozen=True)
@@ -127,23 +133,29 @@ class Training:
         return "\n".join(parts)
 
 
-def start(kube: Kube, namespace: str, manifest: str, warm: Path | None = None) -> Training:
-    """Apply the claim as it is committed and a cell's manifest; return the training.
+def start(kube: Kube, namespace: str, manifest: str | Path, warm: Path | None = None) -> Training:
+    """Apply the claim as it is committed and a cell, its manifest or its directory; return the training.
 
     `warm` is a volume whose prepared data is copied first.
     """
-    kube.run("apply", "--server-side", f"--namespace={namespace}", "-k", "base/storage/default-class")
+    where = ("apply", "--server-side", f"--namespace={namespace}", "-k")
+    kube.run(*where, "base/storage/default-class")
     kube.wait("the claim bound", lambda: _volume(kube, namespace) is not None, VOLUME_SECONDS)
     training = Training(kube, namespace, directory_of(_volume(kube, namespace) or {}))
     if warm is not None:
         copy_data(warm, training.volume)
-    kube.apply(manifest, namespace)
+    if isinstance(manifest, Path):
+        kube.run(*where, str(manifest))
+    else:
+        kube.apply(manifest, namespace)
     return training
 
 
 def short(rendered: str, steps: int = STEPS) -> str:
     """Return the cell's manifest with smaller steps, not compiled."""
-    return changed(rendered, SHORT | {"steps: 200": f"steps: {steps}"})
+    lines = {f"{key.rpartition('.')[2]}: ": values for key, values in SHORT.items()}
+    words = {line + old: line + new for line, (old, new) in lines.items()}
+    return changed(rendered, words | {"steps: 200": f"steps: {steps}"})
 
 
 def changed(text: str, changes: Mapping[str, str]) -> str:
@@ -161,11 +173,34 @@ def copy_data(source: Path, target: Path) -> None:
         shutil.chown(path, 1000, 1000)
 
 
-def copy_of_the_tree(root: Path) -> Path:
-    """Copy what `yard run` needs, so that its runs are not the user's; return the copy."""
+def trained_here(training: Training, cell: str, root: Path, *settings: str) -> Training:
+    """Train the same cell on the same data by `yard run`, in a copy of the tree; return that training.
+
+    `settings` are its further words. AssertionError with what it says where it fails.
+    """
     for name in ("tools", "training", "base", "overlays"):
         shutil.copytree(repo.root() / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    return root
+    copy_data(training.volume, root / "local")
+    local = Training(training.kube, "", root / "local")
+    if (training.run / "cache").exists():  # compiled once
+        shutil.copytree(training.run / "cache", local.run / "cache")
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.cli", "run", cell, "--port", str(_free_port()), *settings],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=REFERENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return local
+
+
+def _free_port() -> int:
+    """Return a port that nobody has, for another run may be at the usual one."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _volume(kube: Kube, namespace: str) -> Object | None:

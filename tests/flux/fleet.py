@@ -13,9 +13,10 @@ from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
+from tests.cluster.api import Object
 from tests.cluster.build import Programs
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.kube import Kube, Object
+from tests.cluster.kube import Kube
 from tests.cluster.sandbox import Process, Sandbox
 from tests.flux.build import Parts
 from tests.flux.source import Source

@@ -16,7 +16,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.cluster.kube import Kube, Object
+from tests.cluster.api import Object
+from tests.cluster.kube import Kube
 from tests.cluster.sandbox import Sandbox
 
 PORT = 8180

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.kube import Object, condition
+from tests.cluster.api import Object
+from tests.cluster.kube import condition
 from tests.flux.fleet import condition as said
 from tests.flux.fleet import git
 from tests.flux.world import World
@@ -76,7 +77,7 @@ def test_prune_removes_only_what_left_git(world: World) -> None:
     edit(world.cluster / "plugins/kustomization.yaml", "  - ../../../base/plugins/fsx-csi\n", "")
     edit(world.cluster / "plugins/kustomization.yaml", "  - ../../../base/plugins/namespace\n", "")
     by_hand = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "by-hand"}}
-    world.fleet.kube.apply([by_hand], "kube-system")
+    world.fleet.kube.put([by_hand], "kube-system")
     made = world.push("without the CSI driver, and without the namespace")
     world.fleet.wait_ready("plugins", made)
     assert world.fleet.kube.get("deployment", "fsx-csi-controller", "kube-system") is None

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from tests.cluster.kube import Object, condition
+from tests.cluster.api import Object
+from tests.cluster.kube import condition
 from tests.flux.fleet import condition as said
 from tests.flux.world import DIGEST, World
 from tools import kustomize, repo

@@ -12,7 +12,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.cluster.kube import Object, condition
+from tests.cluster.api import Object
+from tests.cluster.kube import condition
 from tests.cluster.machines import fake_node
 from tests.flux.fleet import KIND, Fleet, commit
 from tests.flux.fleet import condition as said
@@ -71,7 +72,7 @@ class World:
         """Do what a person does once, and wait until everything is Ready."""
         fleet = self.fleet
         for index, kind in enumerate(NODES[self.name]):
-            fleet.kube.apply([fake_node(instance(kind), f"node-{index}", HEALTHY)], "default")
+            fleet.kube.put([fake_node(instance(kind), f"node-{index}", HEALTHY)])
         if self.name == "gpu-hyperpod":  # HyperPod's own Helm chart has the operator
             self._run_operator()
         fleet.apply(self.cluster)
@@ -113,7 +114,7 @@ class World:
                 self._say(item)
         for claim in self.fleet.kube.list("persistentvolumeclaims"):
             if (claim.get("status") or {}).get("phase") == "Pending":
-                self.fleet.kube.apply([_volume(claim)], None)
+                self.fleet.kube.put([_volume(claim)])
 
     def _of(self, *kinds: str) -> list[Object]:
         return self.fleet.kube.list(",".join(TYPES[kind][0] for kind in kinds))
