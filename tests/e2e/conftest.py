@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.parts import tree
 from tools import bootstrap, kustomize, repo
 
 # The cell with small numbers in place of its own: the same keys, the same ways, a tenth of the time.
@@ -120,12 +121,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     if not sys.platform.startswith("linux"):
         pytest.skip("looks for left processes in /proc, which only Linux has")
     root = tmp_path_factory.mktemp("clone") / "trainyard"
-    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listing, cwd=repo.root(), capture_output=True, text=True, check=True).stdout
-    for name in names.splitlines():
-        if (repo.root() / name).is_file():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(repo.root() / name, root / name)
+    tree.copy(root)
     _environment(root)
     return Clone(root)
 

@@ -9,18 +9,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from botocore.stub import Stubber
 from moto import mock_aws
 from ruamel.yaml import YAML
 
 from tools import kustomize, repo
-from tools.aws.session import Session
+from tools.aws.session import AwsError, Session
 from tools.cli import run
 from tools.errors import UserError
 from tools.image import context, dockerignore, ecr, overlay, pin, push, registry, tags
 from tools.image.build import NAMESPACE, refuse_secrets
+from tools.image.engine import Engine
 from tools.job import find, submit
 
 DIGEST = "sha256:" + "ab" * 32
+ECR = "123456789012.dkr.ecr.us-east-1.amazonaws.com"
 
 
 def git(root: Path, *words: str) -> None:
@@ -191,6 +194,51 @@ def test_an_ecr_repository_is_made_once_and_well(aws: None) -> None:
 def test_another_accounts_repository_is_one_error(aws: None) -> None:
     with pytest.raises(UserError, match="is of account 123456789012, and the repository of 999999999999"):
         ecr.ensure(Session("us-east-1"), "999999999999", "team/train", print)
+
+
+DENIED = "User: arn:aws:iam::123456789012:user/jane is not authorized to perform: {} on resource: {}"
+TRAIN = "arn:aws:ecr:us-east-1:123456789012:repository/team/train"
+
+
+@pytest.mark.parametrize(
+    ("service", "operation", "code", "text", "said"),
+    [
+        ("sts", "get_caller_identity", "ExpiredToken", "it is expired", "credentials have expired"),
+        ("ecr", "describe_repositories", "", TRAIN, f"permission: ecr:DescribeRepositories on {TRAIN}"),
+        ("ecr", "create_repository", "", TRAIN, f"permission: ecr:CreateRepository on {TRAIN}"),
+        ("ecr", "get_authorization_token", "", "*", r"permission: ecr:GetAuthorizationToken on \*"),
+    ],
+)
+def test_what_aws_refuses_is_named_with_action_and_resource(
+    aws: None, monkeypatch: pytest.MonkeyPatch,
+    service: str, operation: str, code: str, text: str, said: str,
+) -> None:  # fmt: skip
+    """moto allows everything: the answer is the Stubber's, and what is asked before it is moto's."""
+    session = Session("us-east-1")
+    monkeypatch.setattr(ecr, "Session", lambda region: session)
+    action = f"ecr:{session.client(service).meta.method_to_api_mapping[operation]}"
+    with Stubber(session.client(service)) as stub:
+        if operation == "create_repository":
+            stub.add_client_error("describe_repositories", "RepositoryNotFoundException")
+        if operation == "get_authorization_token":
+            stub.add_response("describe_repositories", {"repositories": [ecr.SETTINGS]})
+        stub.add_client_error(
+            operation, code or "AccessDeniedException", text if code else DENIED.format(action, text)
+        )
+        with pytest.raises(AwsError, match=said) as caught:
+            ecr.prepare(f"{ECR}/team/train", Engine("no-such-docker"), print)
+    assert caught.value.code == 3
+
+
+@pytest.mark.parametrize(
+    "name", [ECR, f"{ECR[1:]}/team/train", "123456789012.dkr.ecr.amazonaws.com/team/train"]
+)
+def test_a_slip_in_ecrs_form_is_named(name: str) -> None:
+    """Without a name, an account of eleven digits, without a region; control: other registries pass."""
+    with pytest.raises(UserError, match="is no name of an ECR repository") as caught:
+        ecr.prepare(name, Engine("no-such-docker"), print)
+    assert caught.value.hint == ecr.FORM
+    assert not ecr.prepare("public.ecr.aws/docker/library/python", Engine("no-such-docker"), print)
 
 
 @pytest.mark.parametrize(

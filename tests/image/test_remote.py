@@ -17,9 +17,13 @@ from typing import Any
 import pytest
 from botocore.stub import Stubber
 from moto import mock_aws
+from moto.codebuild.models import CodeBuildBackend
 from ruamel.yaml import YAML
 
+from tests.parts.moto import server
+from tools import __version__, repo
 from tools.aws.session import Session
+from tools.cli import run
 from tools.errors import UserError
 from tools.image import codebuild, remote
 from tools.image.build import BuildFailed, Wish
@@ -29,6 +33,12 @@ from tools.image.judge import Target
 ACCOUNT, REGION = "123456789012", "us-west-2"
 REPOSITORY = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/train"
 DIGEST = "sha256:" + "cd" * 32
+
+
+@pytest.fixture(autouse=True)
+def _no_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Logs of builds go to another place than the checkout's own."""
+    monkeypatch.setattr(repo, "local", lambda: tmp_path / "local")
 
 
 @pytest.fixture
@@ -57,7 +67,8 @@ def place() -> Place:
 
 
 def test_the_archive_is_the_context_and_the_same_for_the_same_files(wish: Wish) -> None:
-    root, said = wish.target.context, []
+    root = wish.target.context
+    said: list[str] = []
     (root / "latest").symlink_to("data")
     (root / "hosts").symlink_to("../../etc/hosts")
     archive = remote.pack(root, wish.target.dockerfile, said.append)
@@ -187,7 +198,6 @@ def test_failures_are_told_apart_by_their_phase(
         logs.add_response("get_log_events", _events("a"))
         with pytest.raises(BuildFailed) as caught:
             remote.follow(session, "p:1", "remote-test", said.append)
-    caught.value.log.unlink()
     assert caught.value.cause.kind == kind
     assert "SUBMITTED SUCCEEDED in 3 s" in said
     assert said[-len(lines) :] == lines or not lines
@@ -215,6 +225,50 @@ def test_a_build_that_went_well_ends_with_ecrs_digest(
     assert built.made == []
     with pytest.raises(UserError, match="is there already"):
         remote.build(wish, session, print)
+
+
+def test_the_command_builds_once_lists_what_it_made_and_takes_it_away(
+    wish: Wish, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """AWS behind HTTP. moto's builds run no buildspec: this one pushes, as the buildspec says.
+
+    Control: before it does, the build that ended well is no success.
+    """
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    words = ["image", "build", str(wish.target.context), "--repository", REPOSITORY, "--json"]
+    manifest = json.dumps(
+        {"schemaVersion": 2, "mediaType": "application/vnd.docker.distribution.manifest.v2+json"}
+    )
+    begin = CodeBuildBackend.start_build
+
+    def build(backend: CodeBuildBackend, *given: Any, **named: Any) -> dict[str, Any]:
+        pushed = {"repositoryName": "team/train", "imageManifest": manifest, "imageTag": __version__}
+        Session(REGION).call("ecr", "put_image", **pushed)
+        return begin(backend, *given, **named)
+
+    with server() as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        assert run([*words, "--remote"]) == 1
+        assert "the build ended well, and ECR does not have" in capsys.readouterr().err
+        assert run([*words, "--cleanup"]) == 0
+        assert len(json.loads(capsys.readouterr().out)["removed"]) == 5
+        monkeypatch.setattr(CodeBuildBackend, "start_build", build)
+        assert run([*words, "--remote"]) == 0
+        said = json.loads(capsys.readouterr().out)
+        assert said["digest"] == remote.digest(Session(REGION), Place.of(REPOSITORY), __version__)
+        assert [one.split()[0] for one in said["made"]] == ["bucket", "log", "role", "project"]
+        assert run([*words, "--remote"]) == 1
+        assert "is there already" in capsys.readouterr().err
+        assert run([*words, "--cleanup"]) == 0
+        removed = json.loads(capsys.readouterr().out)["removed"]
+        assert [one.split()[0] for one in removed] == ["project", "role", "log", "1", "bucket"]
+        assert run([*words, "--cleanup"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"removed": []}
+        words[words.index(REPOSITORY)] = REPOSITORY.replace(ACCOUNT, "999999999999")
+        assert run([*words, "--cleanup"]) == 2
+        assert "is of account 123456789012, and the repository of 999999999999" in capsys.readouterr().err
 
 
 def test_an_interrupted_build_is_stopped(session: Session) -> None:

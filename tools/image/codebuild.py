@@ -112,8 +112,10 @@ def ensure(session: Session, place: Place, say: Say) -> list[str]:
 def cleanup(session: Session, place: Place, say: Say) -> list[str]:
     """Remove what `ensure` makes, as far as it has our tag; return what was removed. The image stays.
 
-    The bucket goes when no other repository's contexts are in it. Raises AwsError.
+    The bucket goes when no other repository's contexts are in it. Raises AwsError, and UserError where the
+    current identity is of another account.
     """
+    ecr.same_account(session, place.account)
     removed = []
     projects = session.call("codebuild", "batch_get_projects", names=[place.name])["projects"]
     if projects and _ours(projects[0].get("tags")):

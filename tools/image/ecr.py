@@ -47,10 +47,7 @@ def ensure(session: Session, account: str, name: str, say: Say) -> None:
 
     An existing one is not changed; what it has otherwise is said. Raises UserError, AwsError.
     """
-    own = session.identity()["account"]
-    if own != account:
-        text = f"the current AWS identity is of account {own}, and the repository of {account}"
-        raise UserError(text, "AWS_PROFILE chooses another identity")
+    same_account(session, account)
     found = _found(session, name)
     if found is None:
         session.call("ecr", "create_repository", repositoryName=name, **SETTINGS)
@@ -59,6 +56,14 @@ def ensure(session: Session, account: str, name: str, say: Say) -> None:
     for key, wanted in SETTINGS.items():
         if found.get(key) != wanted:
             say(f"the repository {name} has {key} {found.get(key)}, not {wanted}; it is left as it is")
+
+
+def same_account(session: Session, account: str) -> None:
+    """Raise UserError where the current identity is of another account than the repository."""
+    own = session.identity()["account"]
+    if own != account:
+        text = f"the current AWS identity is of account {own}, and the repository of {account}"
+        raise UserError(text, "AWS_PROFILE chooses another identity")
 
 
 def _found(session: Session, name: str) -> dict[str, Any] | None:

@@ -11,7 +11,8 @@ builds again; --push, which ends with the digest that the registry has.
 
 --remote zips the context as .dockerignore lets it through, uploads it, and builds and pushes on CodeBuild,
 with a project and a role of its own for the repository, made where missing. Phases and log lines are printed
-as they come, and the digest is the one that ECR has in the end. Ctrl-C stops the build.
+as they come, and the digest is the one that ECR has in the end. Ctrl-C stops the build. --cleanup removes all
+that was made for the repository's builds: after the build with --remote, and without it at once.
 
 Without --tag-from the tag is trainyard's version, which is what cells name.
 
@@ -22,6 +23,8 @@ Examples:
   yard image build . --fix --test standard
   yard image build . --repository registry.example.com/team/train --tag-from describe --test full --push
   yard image build trainer-cuda --remote --tag-from sha \\
+    --repository 123456789012.dkr.ecr.us-east-1.amazonaws.com/team/trainer-cuda
+  yard image build trainer-cuda --cleanup \\
     --repository 123456789012.dkr.ecr.us-east-1.amazonaws.com/team/trainer-cuda
 """
 
@@ -86,7 +89,7 @@ class Outcome:
 )
 @click.option("--push", "pushes", is_flag=True, help="Then push it, where every test passed.")
 @click.option("--remote", "away", is_flag=True, help="Build and push on AWS CodeBuild, not here.")
-@click.option("--cleanup", "cleans", is_flag=True, help="With --remote: afterwards remove what it made.")
+@click.option("--cleanup", "cleans", is_flag=True, help="Remove what --remote made for the repository.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record, or the cause, as JSON.")
 def command(
     what: str,
@@ -107,13 +110,18 @@ def command(
 ) -> None:
     if modules and not level:
         raise click.UsageError("--module needs --test")
-    if cleans and not away:
-        raise click.UsageError("--cleanup needs --remote")
+    if cleans and not away and (pushes or level or mends):
+        raise click.UsageError("--cleanup goes with --remote, or alone")
+    if cleans and repository is None:
+        raise click.UsageError("--cleanup needs --repository, whose builds it clears up after")
     if away and (level or mends or secrets):
         raise click.UsageError("--test, --fix and --secret need an engine here; --remote goes without")
     if pushes and (repository is None or registry.host(repository) == "localhost"):
         raise click.UsageError("--push needs --repository, a name with its registry")
     target = find(what, root)
+    if cleans and not away:
+        _clean(str(repository), as_json)
+        return
     tag = tags.tag(tag_from, target.context) if tag_from else __version__
     wish = building.Wish(
         target=target,
@@ -179,6 +187,16 @@ def _remote(wish: building.Wish, cleans: bool, as_json: bool) -> None:
     output.line(f"digest {built.digest}, read back from ECR")
     for one in [] if cleans else built.made:
         output.line(f"made {one}; --cleanup removes it")
+
+
+def _clean(repository: str, as_json: bool) -> None:
+    """Remove what remote builds of a repository left, and say what that was."""
+    place = codebuild.Place.of(repository)
+    removed = codebuild.cleanup(Session(place.region), place, output.note)
+    if as_json:
+        output.data({"removed": removed})
+    elif not removed:
+        output.line(f"nothing of trainyard's is there for {repository}")
 
 
 def _try(image: str, level: str, modules: tuple[str, ...], quiet: bool) -> list[Verdict]:

@@ -1,0 +1,21 @@
+"""moto behind HTTP, for what runs in a process of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """Give the address of a moto server on loopback."""
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
+    served = make_server("127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True)
+    thread = threading.Thread(target=served.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{served.port}"
+    served.shutdown()
+    thread.join(10)
