@@ -91,6 +91,17 @@ def test_a_bandwidth_is_judged_at_its_message_size(job: dict[str, Any]) -> None:
     assert states(job, f"{EFA}\n{slow}")["bandwidth"] == [State.PASS, State.CANNOT_TELL], "other machines"
 
 
+def test_a_measurement_of_as_many_machines_is_the_one_that_counts(job: dict[str, Any]) -> None:
+    """Four p4d reach half of what two do at the same size: no reason to doubt them."""
+    worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
+    text = json.dumps(worker).replace("p5.48xlarge", "p4d.24xlarge")
+    job["spec"]["pytorchReplicaSpecs"]["Worker"] = json.loads(text) | {"replicas": 4}
+    four = NEW.replace("17179869184", "1073741824").replace("480.00", "29.00")
+    assert states(job, f"{EFA}\n{four}")["bandwidth"] == [State.PASS]
+    job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] = 2
+    assert states(job, f"{EFA}\n{four}")["bandwidth"] == [State.FAIL]
+
+
 def test_machines_that_nobody_has_measured_get_no_threshold(world: NewWorld) -> None:
     (verdict,) = [
         one

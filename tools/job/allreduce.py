@@ -222,7 +222,7 @@ def _bandwidth(job: Object, found: list[Row]) -> Iterator[Verdict]:
         line = f"nothing that was measured with {where} is known to hold {best} against"
         rates = [f"{name}: {INSTANCES[name].network_mbps / 8000:,.1f} GB/s to the network" for name in names]
         yield _verdict("bandwidth", State.CANNOT_TELL, line, *rates)
-    for one in known:
+    for one in [one for one in known if one.nodes == count] or known:
         yield _against(one, count, found)
 
 
