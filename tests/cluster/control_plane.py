@@ -20,7 +20,7 @@ import yaml  # type: ignore[import-untyped]
 from tests.cluster.build import Programs
 from tests.cluster.kube import Kube, condition
 from tests.cluster.pki import Pki
-from tests.cluster.sandbox import BRIDGE_ADDRESS, CannotStart, Process, Sandbox
+from tests.cluster.sandbox import BRIDGE_ADDRESS, UP_SECONDS, CannotStart, Process, Sandbox
 
 SERVICES = "10.96.0.0/16"
 DNS_SERVICE = "10.96.0.10"
@@ -88,7 +88,7 @@ class ControlPlane:
             *("--enable-admission-plugins=NodeRestriction", "--allow-privileged=true"),
             *("--endpoint-reconciler-type=lease", "--max-requests-inflight=2000"),
         )
-        self._wait("the API server", self._is_ready, 60, process)
+        self._wait("the API server", self._is_ready, process)
         return process
 
     def start_controllers(self) -> None:
@@ -111,7 +111,6 @@ class ControlPlane:
         self._wait(
             "the default ServiceAccount",
             lambda: self.kube.get("serviceaccount", "default") is not None,
-            60,
             manager,
             scheduler,
         )
@@ -125,19 +124,17 @@ class ControlPlane:
         """
         self.kube.apply(self.operator_manifests(), None, "--force-conflicts")
         crd = ("crd", "pytorchjobs.kubeflow.org")
-        self._wait(
-            "the PyTorchJob's CRD", lambda: bool(condition(self.kube.get(*crd) or {}, "Established")), 60
-        )
+        self._wait("the PyTorchJob's CRD", lambda: bool(condition(self.kube.get(*crd) or {}, "Established")))
         operator = self._run_operator()
         certificates = self._operator_home / "k8s-webhook-server/serving-certs"
-        self._wait("the operator's certificate", lambda: self._put_certificate(certificates), 60, operator)
-        self._wait("the operator's webhook", self._webhook_answers, 120, operator)
+        self._wait("the operator's certificate", lambda: self._put_certificate(certificates), operator)
+        self._wait("the operator's webhook", self._webhook_answers, operator)
 
     def restart_operator(self) -> None:
         """Kill the operator and start it again; its certificate is there already."""
         self.process("training-operator").kill()
         operator = self._run_operator()
-        self._wait("the operator's webhook", self._webhook_answers, 120, operator)
+        self._wait("the operator's webhook", self._webhook_answers, operator)
 
     def restart_api_server(self) -> None:
         """Kill the API server and start it again on the same etcd."""
@@ -173,8 +170,8 @@ class ControlPlane:
         flags = ("kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig")
         return [f"--{flag}={kubeconfig}" for flag in flags]
 
-    def _wait(self, what: str, ready: Any, seconds: float, *needs: Process) -> None:
-        self.sandbox.wait(what, ready, seconds, needs)
+    def _wait(self, what: str, ready: Any, *needs: Process) -> None:
+        self.sandbox.wait(what, ready, UP_SECONDS, needs)
         self.times[what] = time.monotonic() - self._started
 
     def _is_ready(self) -> bool:
@@ -195,7 +192,7 @@ class ControlPlane:
         """Start the proxy by which tests ask the API server; return its socket."""
         path = self.sandbox.root / "api"
         words = ("proxy", f"--kubeconfig={self.pki.path('admin.kubeconfig')}", f"--unix-socket={path}")
-        self._wait("kubectl proxy", path.exists, 30, self._start("kubectl", *words))
+        self._wait("kubectl proxy", path.exists, self._start("kubectl", *words))
         return path
 
     @property

@@ -24,7 +24,7 @@ from tests.cluster.api import Object
 from tests.cluster.control_plane import DNS_SERVICE, ControlPlane
 from tests.cluster.kube import condition
 from tests.cluster.packages import Packages
-from tests.cluster.sandbox import BRIDGE_ADDRESS, CannotStart, Process, Unsupported, is_root
+from tests.cluster.sandbox import BRIDGE_ADDRESS, UP_SECONDS, CannotStart, Process, Unsupported, is_root
 from tools import processes, repo
 
 TRAINER = "localhost/trainyard/trainer-cpu:0.1.0"  # the image that overlays/hardware/cpu names
@@ -79,7 +79,7 @@ class Node:
         kubelet = self._kubelet()
         self._proxy()
         sandbox = self.plane.sandbox
-        sandbox.wait(f"{self.name} Ready", self.is_ready, 90, [containerd, kubelet])
+        sandbox.wait(f"{self.name} Ready", self.is_ready, UP_SECONDS, [containerd, kubelet])
 
     def is_ready(self) -> bool:
         """Say whether the control plane calls the node Ready."""
@@ -149,7 +149,7 @@ class Node:
         words += ["--mount-proc", "sh", "-c", _FIRST_PROCESS, "node"]
         self._outer = sandbox.start(self.name, [*words, self.name, self.directory, self.address])
         ready = self.directory / "ready"
-        sandbox.wait(f"namespaces of {self.name}", ready.exists, 15, [self._outer])
+        sandbox.wait(f"namespaces of {self.name}", ready.exists, UP_SECONDS, [self._outer])
         self._pid = min(processes.children_of(self._outer.pid))
         link = f"node{self.index}"
         peer = ("type", "veth", "peer", "name", "eth0", "netns", str(self._pid))
@@ -157,7 +157,7 @@ class Node:
         sandbox.call_outside("ip", "link", "set", link, "master", "br0", "up")
         route = (f"10.244.{self.index}.0/24", "via", self.address)
         (self.directory / "linked").touch()
-        sandbox.wait(f"the network of {self.name}", (self.directory / "up").exists, 15, [self._outer])
+        sandbox.wait(f"the network of {self.name}", (self.directory / "up").exists, UP_SECONDS, [self._outer])
         sandbox.call_outside("ip", "route", "replace", *route)
 
     def _start(self, name: str, *words: str | Path) -> Process:
@@ -182,7 +182,7 @@ class Node:
         specification = self._run("ctr", "oci", "spec")
         (self.directory / "base.json").write_text(_with_mounts(specification), encoding="utf-8")
         process = self._start("containerd", "containerd", "-c", config)
-        self.plane.sandbox.wait("containerd", lambda: self._answers("ctr", "version"), 30, [process])
+        self.plane.sandbox.wait("containerd", lambda: self._answers("ctr", "version"), UP_SECONDS, [process])
         return process
 
     def _containerd_config(self, cni: Path) -> str:

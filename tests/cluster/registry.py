@@ -11,7 +11,7 @@ import yaml  # type: ignore[import-untyped]
 
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.packages import Packages
-from tests.cluster.sandbox import BRIDGE_ADDRESS
+from tests.cluster.sandbox import BRIDGE_ADDRESS, UP_SECONDS
 
 ADDRESS = f"{BRIDGE_ADDRESS}:5000"
 HOST = "localhost"  # the host in the names of the images that it serves
@@ -32,7 +32,9 @@ def start(plane: ControlPlane, packages: Packages) -> None:
     listening = f"{int(ADDRESS.partition(':')[2]):04X}"
     table = Path(f"/proc/{plane.sandbox.init.pid}/net/tcp")
     port = f":{listening} 00000000:0000 0A"  # 0A: it listens
-    plane.sandbox.wait("the registry", lambda: port in table.read_text(encoding="utf-8"), 30, [process])
+    plane.sandbox.wait(
+        "the registry", lambda: port in table.read_text(encoding="utf-8"), UP_SECONDS, [process]
+    )
 
 
 def hosts(directory: Path) -> Path:

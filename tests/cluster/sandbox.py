@@ -20,6 +20,7 @@ from pathlib import Path
 from tools import processes
 
 BRIDGE_ADDRESS = "10.99.0.1"
+UP_SECONDS = 180  # until a program of the cluster answers, on a busy machine too
 _FIRST_PROCESS = """
 set -e
 mount --make-rprivate /
