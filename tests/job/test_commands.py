@@ -80,6 +80,10 @@ def test_logs_are_merged_filtered_and_prefixed(
     assert capsys.readouterr().out == "worker-0 | one\nworker-1 | two\nworker-0 | three\n"
     assert run(["job", "logs", "--grep", "t.?o"]) == 0
     assert capsys.readouterr().out == "worker-1 | two\n"
+    assert run(["job", "logs", "--json"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["pod"], line["text"]) for line in told][1] == (f"{JOB}-worker-1", "two")
+    assert told[0]["time"] == "2026-11-21T11:59:56+00:00"
     assert run(["job", "logs", "--follow"]) == 0
     assert sorted(capsys.readouterr().out.split()[2::3]) == ["one", "three", "two"]
     for words, said in ((["--since", "1 day"], "--since 1 day"), (["--grep", "("], "--grep (")):
@@ -110,6 +114,10 @@ def test_first_failure_of_all_logs(
     shown = capsys.readouterr().out
     assert f"oom-device: first seen in {JOB}-worker-1" in shown
     assert "worker-0" not in shown
+    assert run(["job", "logs", "--first-failure", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["kind"], told["pod"]) == ("oom-device", f"{JOB}-worker-1")
+    assert told["around"][-1]["text"] == told["line"] == "torch.OutOfMemoryError: CUDA out of memory"
 
 
 def test_a_rank_without_heartbeat_cannot_be_found(
@@ -148,6 +156,11 @@ def test_exec_goes_to_the_pod_that_holds_the_rank(world: NewWorld, cluster: Clus
     assert said("--", "printenv", "POD") == (f"{JOB}-worker-1", 0)
     assert said("--pod", "0", "--", "printenv", "POD") == (f"{JOB}-worker-0", 0)
     assert said("--pod", "5", "--", "true")[1] == 2
+    text, code = said("--json", "--rank", "1", "--", "sh", "-c", "echo $POD; echo no >&2; exit 7")
+    told = json.loads(text)
+    assert (told["pod"], told["code"], code) == (f"{JOB}-worker-0", 7, 7)
+    assert told["stdout"] == f"{JOB}-worker-0\n"
+    assert told["stderr"].startswith("no\n"), "kubectl adds a line of its own"
 
 
 def test_a_ranks_own_log_is_read_from_the_volume(
@@ -159,6 +172,11 @@ def test_a_ranks_own_log_is_read_from_the_volume(
     (home / "volume/logs/rank-00001.log").write_text("a\nb\nc\n")
     assert run(["job", "logs", "--rank", "1", "--volume", "--tail", "2"]) == 0
     assert capfd.readouterr().out == "b\nc\n"
+    assert run(["job", "logs", "--rank", "1", "--volume", "--grep", "[ab]", "--json"]) == 0
+    told = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [(line["rank"], line["text"]) for line in told] == [(1, "a"), (1, "b")]
+    assert run(["job", "logs", "--rank", "1", "--volume", "--follow"]) == 2
+    assert "only --rank, --tail and --grep go with it" in capfd.readouterr().err
 
 
 def test_cp_brings_whole_files_and_survives_a_broken_stream(

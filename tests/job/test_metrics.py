@@ -206,3 +206,8 @@ def test_svg_is_xml_with_one_line_a_run(tmp_path: Path, capsys: pytest.CaptureFi
     assert ElementTree.parse(tmp_path / "x.svg").getroot().tag == f"{space}svg"
     assert run(["job", "plot", str(log), "--svg", str(tmp_path / "no/x.svg")]) == 2
     assert "no/x.svg: No such file or directory" in capsys.readouterr().err
+    assert run(["job", "plot", str(log), "--key", "loss", "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)["runs"]
+    assert set(told) == {"name", "curves", "restarts"}
+    assert len(told["curves"]["loss"]) > 1
+    assert all(len(point) == 2 for point in told["curves"]["loss"])

@@ -72,11 +72,12 @@ def follow(kubectl: Kubectl, pods: list[JobPod], wanted: Wanted) -> Iterator[Lin
             yield line
 
 
-def from_volume(kubectl: Kubectl, pod: JobPod, rank: int, tail: int | None) -> str:
-    """Return a rank's own log from the run directory, read through a pod that sees it."""
+def from_volume(kubectl: Kubectl, pod: JobPod, rank: int, tail: int | None) -> list[Line]:
+    """Return the lines of a rank's own log in the run directory, read through a pod that sees it."""
     count = f"-n {tail}" if tail is not None else "-n +1"
     file = f'"$TRAINYARD_RUN/logs/rank-{rank:05d}.log"'
-    return in_pod(kubectl, pod, "sh", "-c", f"exec tail {count} {file}")
+    text = in_pod(kubectl, pod, "sh", "-c", f"exec tail {count} {file}")
+    return [Line(line, pod=pod.name) for line in text.splitlines()]
 
 
 def first_failure(lines: Iterable[Line]) -> tuple[list[Line], signs.Found] | None:

@@ -17,6 +17,7 @@ import sys
 
 import click
 
+from tools import output
 from tools.errors import UserError
 from tools.job import collect, find, options
 from tools.job.pod import JobPod
@@ -31,14 +32,22 @@ from tools.kubectl import Kubectl, missing
 @options.cluster
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="The rank; 0 if neither is given.")
 @click.option("--pod", "index", type=click.IntRange(min=0), metavar="N", help="The worker's number instead.")
-def command(kubectl: Kubectl, job: str, words: tuple[str, ...], rank: int | None, index: int | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print pod, exit code and what was written as JSON.")
+def command(
+    kubectl: Kubectl, job: str, words: tuple[str, ...], rank: int | None, index: int | None, as_json: bool
+) -> None:
     if rank is not None and index is not None:
         raise UserError("--rank and --pod both name a pod: give one of them")
     seen = collect.collect(kubectl, find.job_name(kubectl, job), logs=index is None, run=index is None)
     pod = pod_of(seen, rank or 0) if index is None else _worker(seen, index)
     here = Kubectl(kubectl.context, seen.namespace)
-    terminal = ["--stdin", "--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
     container = f"--container={collect.container_name(pod)}"
+    if as_json:
+        done = here.run("exec", pod.name, container, "--", *words, seconds=None)
+        answer = {"pod": pod.name, "code": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
+        output.data(answer)
+        raise click.exceptions.Exit(done.returncode)
+    terminal = ["--stdin", "--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
     program = here.words("exec", pod.name, container, *terminal, "--", *words)
     try:
         os.execvp(program[0], program)

@@ -10,6 +10,7 @@ Examples:
   yard job logs --first-failure
   yard job logs --previous --since 10m --grep 'loss|error'
   yard job logs --rank 1 --volume --tail 50
+  yard job logs --follow --json | jq -r 'select(.rank == 0).text'
 
 \b
 Exit codes: 0 printed, 1 no failure was found (--first-failure), 3 a log was not seen.
@@ -17,6 +18,7 @@ Exit codes: 0 printed, 1 no failure was found (--first-failure), 3 a log was not
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 
@@ -43,6 +45,7 @@ from tools.kubectl import Kubectl
 @click.option("--grep", metavar="REGEX", help="Only lines that match.")
 @click.option("--first-failure", is_flag=True, help="Only the lines around the first failure.")
 @click.option("--volume", is_flag=True, help="The rank's own log in the run directory (with --rank).")
+@click.option("--json", "as_json", is_flag=True, help="Print each line as JSON: time, pod, rank, text.")
 def command(
     kubectl: Kubectl,
     job: str | None,
@@ -54,12 +57,17 @@ def command(
     grep: str | None,
     first_failure: bool,
     volume: bool,
+    as_json: bool,
 ) -> None:
     wanted = Wanted(previous, _since(since), tail, _pattern(grep))
     if first_failure and follow:
         raise UserError("--first-failure looks back, --follow ahead: give one of them")
     if volume and rank is None:
         raise UserError("--volume reads the log of one rank", "add --rank N")
+    if volume and (follow or previous or since or first_failure):
+        raise UserError(
+            "--volume reads a file of the run directory: only --rank, --tail and --grep go with it"
+        )
     ranked = rank is not None and not volume
     seen = collect.collect(kubectl, find.job_name(kubectl, job), logs=ranked, run=ranked)
     here = Kubectl(kubectl.context, seen.namespace)
@@ -67,19 +75,21 @@ def command(
     if volume:
         assert rank is not None
         with reader.reading(here, seen, output.note) as pod:
-            click.echo(logs.from_volume(here, pod, rank, tail), nl=False)
+            lines = logs.from_volume(here, pod, rank, tail)
+        for line in filter(wanted.matches, lines):
+            output.line(_json(line, rank) if as_json else line.text)
         return
     if not pods:
         raise UserError(f"{seen.name} has no pods", "yard job why says what it waits for", code=3)
     chosen = pods if rank is None else [pod_of(seen, rank)]
     if follow:
-        _print_all(logs.follow(here, chosen, wanted), chosen)
+        _print_all(logs.follow(here, chosen, wanted), chosen, as_json)
         return
-    lines, unseen = logs.once(here, chosen, wanted)
+    found, unseen = logs.once(here, chosen, wanted)
     if first_failure:
-        _print_failure(lines, chosen)
+        _print_failure(found, chosen, as_json)
     else:
-        _print_all(lines, chosen)
+        _print_all(found, chosen, as_json)
     for name, reason in unseen.items():
         output.note(f"{name}: not seen: {reason}")
     if unseen:
@@ -99,18 +109,29 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
         raise UserError(f"--grep {text}: {problem}") from None
 
 
-def _print_all(lines: Iterable[Line], pods: list[JobPod]) -> None:
+def _json(line: Line, rank: int | None = None) -> str:
+    """Return a line as one line of JSON; `rank` where the line does not name its own."""
+    time = line.time.isoformat() if line.time else None
+    own = line.rank if line.rank is not None else rank
+    return json.dumps({"time": time, "pod": line.pod, "rank": own, "text": line.text})
+
+
+def _print_all(lines: Iterable[Line], pods: list[JobPod], as_json: bool) -> None:
     by_name = {pod.name: pod for pod in pods}
     width = max(len(pod.short) for pod in pods)
     for line in lines:
-        output.line(logs.prefixed(line, by_name, width))
+        output.line(_json(line) if as_json else logs.prefixed(line, by_name, width))
 
 
-def _print_failure(lines: Iterable[Line], pods: list[JobPod]) -> None:
+def _print_failure(lines: Iterable[Line], pods: list[JobPod], as_json: bool) -> None:
     found = logs.first_failure(lines)
     if found is None:
-        output.line("no line of any log reports a failure")
+        output.line("null" if as_json else "no line of any log reports a failure")
         raise click.exceptions.Exit(1)
     around, sign = found
+    if as_json:
+        told = [json.loads(_json(line)) for line in around]
+        output.data({"kind": sign.kind, "pod": sign.line.pod, "line": sign.line.text, "around": told})
+        return
     output.line(f"{sign.kind}: first seen in {sign.line.pod}")
-    _print_all(around, pods)
+    _print_all(around, pods, as_json)
