@@ -1,6 +1,29 @@
 """All situations of the corpus: importing the families adds them."""
 
 from tests.job.corpus import SITUATIONS
-from tests.job.situations import before, failing, healthy, placing, running, starting, unclear
+from tests.job.situations import (
+    before,
+    communication,
+    ended,
+    failing,
+    healthy,
+    machine,
+    placing,
+    running,
+    starting,
+    unclear,
+)
 
-__all__ = ["SITUATIONS", "before", "failing", "healthy", "placing", "running", "starting", "unclear"]
+__all__ = [
+    "SITUATIONS",
+    "before",
+    "communication",
+    "ended",
+    "failing",
+    "healthy",
+    "machine",
+    "placing",
+    "running",
+    "starting",
+    "unclear",
+]

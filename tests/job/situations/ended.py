@@ -1,0 +1,156 @@
+"""Situations of pods that the cluster has ended or taken away: what is left of them must do."""
+# ruff: noqa: E501 - other programs' lines are as long as they are
+
+from __future__ import annotations
+
+from tests.job.corpus import G5, PEER, STEP, TORCHRUN, situation
+from tests.job.world import World, ago
+
+
+@situation("killed")
+def killed_from_outside(world: World) -> None:
+    world.crash_looping(0, 137, STEP.format(n=3), reason="Error")
+
+
+@situation("evicted")
+def node_was_short_of_disk(world: World) -> None:
+    world.end("Failed")
+    world.ended(0, 137)
+    message = (
+        "The node was low on resource: ephemeral-storage. Container pytorch was using 12Gi, request is 0"
+    )
+    world.pods[0]["status"] |= {"phase": "Failed", "reason": "Evicted", "message": message}
+
+
+@situation("preempted", G5)
+def a_more_important_pod_came(world: World) -> None:
+    world.disrupted(
+        1, "PreemptionByScheduler", "default-scheduler: preempting to accommodate a higher priority pod"
+    )
+    for index in (0, 2, 3):
+        world.crash_looping(index, 1, PEER)
+
+
+@situation("drained")
+def node_was_drained(world: World) -> None:
+    world.disrupted(1, "EvictionByEvictionAPI", "Eviction API: evicting")
+
+
+@situation("node-lost")
+def node_went_away(world: World) -> None:
+    ready = world.nodes[1]["status"]["conditions"][0]
+    ready |= {
+        "status": "Unknown",
+        "message": "Kubelet stopped posting node status.",
+        "lastTransitionTime": ago(70),
+    }
+    world.training(silent=90)
+
+
+@situation("node-lost")
+def node_was_deleted(world: World) -> None:
+    world.nodes = world.nodes[:1]
+
+
+@situation("deadline")
+def deadline_is_over(world: World) -> None:
+    world.pods = []
+    name = world.job["metadata"]["name"]
+    world.end("Failed", f"PyTorchJob {name} has failed because it was active longer than specified deadline")
+
+
+@situation("backoff")
+def restarts_are_used_up_and_pods_gone(world: World) -> None:
+    world.pods = []
+    name = world.job["metadata"]["name"]
+    world.end("Failed", f"PyTorchJob {name} has failed because it has reached the specified backoff limit")
+
+
+def _exit_event(world: World, index: int, code: int, words: str, seconds: float = 70) -> None:
+    """The operator's two events about a container that has failed."""
+    job, pod = world.job["metadata"]["name"], world.name(index)
+    message = f"Error pod {pod} container pytorch exitCode: {code} terminated message: {words}"
+    world.event("PyTorchJob", job, "Error", message, seconds=seconds)
+    told = f"Pod: team-a.{pod} exited with code {code}"
+    world.event("PyTorchJob", job, "ExitedWithCode", told, warning=False, seconds=seconds)
+
+
+def _gone(world: World) -> None:
+    """The restarts are used up, and the operator has taken the pods away."""
+    name = world.job["metadata"]["name"]
+    world.end("Failed", f"Job {name} has failed because it has reached the specified backoff limit")
+
+
+NOT_STARTED = (
+    "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed:"
+    ' unable to start container process: exec: "{program}": {problem}: unknown'
+)
+
+
+@situation("command")
+def program_is_not_there_between_two_starts(world: World) -> None:
+    """The words are the runtime's, as containerd 1.6 has them, and no program's: nothing of ours is missing."""
+    message = NOT_STARTED.format(program="no-such-program", problem="executable file not found in $PATH")
+    for index in (0, 1):
+        world.crash_looping(index, 128, reason="StartError", message=message)
+
+
+@situation("command")
+def program_was_not_there_and_the_pods_are_gone(world: World) -> None:
+    message = NOT_STARTED.format(program="/opt/run.sh", problem="permission denied")
+    for index in (0, 1):
+        world.event("Pod", world.name(index), "Failed", f"Error: {message}", seconds=90)
+    world.pods = []
+    _gone(world)
+
+
+@situation("backoff")
+def another_jobs_program_was_not_there(world: World) -> None:
+    """Its name begins as ours."""
+    world.pods = []
+    _gone(world)
+    message = NOT_STARTED.format(program="run", problem="no such file or directory")
+    name = f"{world.job['metadata']['name']}-two-worker-0"
+    world.event("Pod", name, "Failed", f"Error: {message}", seconds=90)
+
+
+@situation("config")
+def wrong_key_and_the_pods_are_gone(world: World) -> None:
+    """As on real nodes: the job has failed, its pods are deleted, and the operator's events are left."""
+    end = "entrypoint: config: rank 1 on x-worker-1: /etc/trainyard/model.yaml:32: unknown key train.lerning_rate (exit code 78)"
+    for index in (0, 1):
+        _exit_event(world, index, 78, f"traceback\n{end}\n")
+    _gone(world)
+    world.pods = []
+
+
+@situation("oom-host")
+def only_exit_codes_are_left_of_the_pods(world: World) -> None:
+    """The victims' ends, and before them that of the one whose memory was used up."""
+    _exit_event(world, 1, 160, "", seconds=90)
+    _exit_event(world, 0, 164, "", seconds=75)
+    _gone(world)
+    world.pods = []
+
+
+@situation("backoff")
+def an_old_failure_is_not_why_it_ended(world: World) -> None:
+    """It was cured an hour before the job failed."""
+    _exit_event(world, 1, 160, "", seconds=3600)
+    _gone(world)
+    world.pods = []
+
+
+@situation("config")
+def the_log_is_gone_and_the_termination_message_is_left(world: World) -> None:
+    end = "entrypoint: config: rank 0 on x-worker-0: /etc/trainyard/cell.yaml:3: unknown key paralel (exit code 78)"
+    for index in (0, 1):
+        world.crash_looping(index, 78)
+        world.pods[index]["status"]["containerStatuses"][0]["lastState"]["terminated"]["message"] = end
+
+
+@situation("drained", G5)
+def spot_node_was_taken_back(world: World) -> None:
+    world.disrupted(2, "EvictionByEvictionAPI", "Eviction API: evicting")
+    for index in (0, 1, 3):
+        world.crash_looping(index, 1, PEER, *TORCHRUN)
