@@ -1,4 +1,7 @@
-"""A cluster of 64 p5 machines: one job of 70 B parameters, and a queue of others until nothing is free."""
+"""A cluster of 64 p5 machines: one job of 70 B parameters, and a queue of others until nothing is free.
+
+The times are those of an operator that nobody holds back; by default it asks 20 times a second at most.
+"""
 
 from __future__ import annotations
 
