@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+SHOWN = 90  # characters of a value in evidence
 
 
 class State(enum.Enum):
@@ -39,3 +41,34 @@ class Verdict:
             "remedy": self.remedy,
             **self.details,
         }
+
+
+class Placed(Protocol):
+    """Where something stands that is judged: in a file, or in a manifest."""
+
+    def evidence(self) -> str:
+        """Return place and value in one line."""
+
+    def details(self) -> dict[str, Any]:
+        """Return place and value as plain data."""
+
+
+def good(place: Placed, summary: str) -> Verdict:
+    """Say what was looked at and is right."""
+    return Verdict(State.PASS, summary, [place.evidence()], None, place.details())
+
+
+def bad(place: Placed, summary: str, remedy: str) -> Verdict:
+    """Say what is wrong and what to do about it."""
+    return Verdict(State.FAIL, summary, [place.evidence()], remedy, place.details())
+
+
+def unclear(place: Placed, summary: str, remedy: str | None = None) -> Verdict:
+    """Say what cannot be told from what was looked at."""
+    return Verdict(State.CANNOT_TELL, summary, [place.evidence()], remedy, place.details())
+
+
+def shown(value: Any) -> str:
+    """Return a value in one short line."""
+    text = " ".join(str(value).split())
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."

@@ -9,9 +9,9 @@ from packaging.version import Version
 
 from tools.facts import compatibility as facts
 from tools.image.dockerfile import Instruction
-from tools.image.rule import Subject, at, bad, good, rule, unclear
+from tools.image.rule import Subject, at, rule
 from tools.image.script import script
-from tools.verdict import Verdict
+from tools.verdict import Verdict, bad, good, unclear
 
 INSTALLER = re.compile(r"aws-efa-installer-v?(\d+\.\d+\.\d+)")
 PLUGIN = re.compile(r"aws-ofi-nccl[-/@ ](?:.*?[^\d.])??v?(\d+\.\d+\.\d+)")

@@ -9,9 +9,9 @@ from pathlib import Path
 from tools.image.dockerfile import Dockerfile, Instruction, Stage, unresolved
 from tools.image.dockerignore import files
 from tools.image.packages import Install
-from tools.image.rule import Subject, at, bad, good, of, rule, unclear
+from tools.image.rule import Subject, at, of, rule
 from tools.image.script import commands, program, script
-from tools.verdict import Verdict
+from tools.verdict import Verdict, bad, good, unclear
 
 DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
 COMMIT = re.compile(r"@[0-9a-f]{7,40}(?:#|$)|@v?\d+(?:\.\d+)+(?:#|$)")

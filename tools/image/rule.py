@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from tools.facts.instances import Instance
 from tools.image.dockerfile import Dockerfile, Instruction, Stage
 from tools.image.dockerignore import Ignore
 from tools.image.packages import Install, Package, Sources, installs
-from tools.preflight.rule import shown
-from tools.verdict import State, Verdict
+from tools.verdict import Verdict, shown
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,14 @@ class Place:
     line: int
     text: str
 
+    def evidence(self) -> str:
+        """Return place and text in one line."""
+        return f"{self.file}:{self.line}: {shown(self.text)}"
+
+    def details(self) -> dict[str, Any]:
+        """Return the place as plain data."""
+        return {"file": self.file, "line": self.line}
+
 
 def at(subject: Subject, one: Instruction | Stage) -> Place:
     """Return the place of an instruction, or of a stage's FROM."""
@@ -97,23 +105,3 @@ def at(subject: Subject, one: Instruction | Stage) -> Place:
 def of(package: Package) -> Place:
     """Return the place of a package."""
     return Place(package.file, package.line, package.text)
-
-
-def good(place: Place, summary: str) -> Verdict:
-    """Say what was looked at and is right."""
-    return _verdict(State.PASS, place, summary, None)
-
-
-def bad(place: Place, summary: str, remedy: str) -> Verdict:
-    """Say what is wrong and what to do about it."""
-    return _verdict(State.FAIL, place, summary, remedy)
-
-
-def unclear(place: Place, summary: str, remedy: str | None = None) -> Verdict:
-    """Say what cannot be told from the file."""
-    return _verdict(State.CANNOT_TELL, place, summary, remedy)
-
-
-def _verdict(state: State, place: Place, summary: str, remedy: str | None) -> Verdict:
-    line = f"{place.file}:{place.line}: {shown(place.text)}"
-    return Verdict(state, summary, [line], remedy, {"file": place.file, "line": place.line})

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from tools.image.dockerfile import KNOWN, PLATFORM_ARGS, Instruction, unresolved
-from tools.image.rule import Place, Subject, at, bad, good, rule, unclear
+from tools.image.rule import Place, Subject, at, rule
 from tools.launch import SHELLS
 from tools.repo import nearest
-from tools.verdict import Verdict
+from tools.verdict import Verdict, bad, good, unclear
 
 INITS = frozenset({"tini", "dumb-init", "catatonit", "s6-svscan"})
 OTHER_MACHINE = {"amd64": re.compile(r"aarch64|arm64"), "arm64": re.compile(r"x86_64|amd64")}

@@ -9,8 +9,8 @@ from pathlib import PurePosixPath
 
 from tools.image.dockerfile import Instruction
 from tools.image.dockerignore import files
-from tools.image.rule import Place, Subject, at, bad, good, rule
-from tools.verdict import Verdict
+from tools.image.rule import Place, Subject, at, rule
+from tools.verdict import Verdict, bad, good
 
 NAME = re.compile(
     r"(?:^|_)(?:(?:API|ACCESS|SECRET|PRIVATE|AUTH|LICENSE|SSH)_?KEY(?:_ID)?|TOKEN|PASSWORD|PASSWD|PASSPHRASE|PWD_HASH"

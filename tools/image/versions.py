@@ -9,8 +9,8 @@ from packaging.version import Version
 
 from tools.facts import compatibility as facts
 from tools.image.packages import Install, Package, cuda_version
-from tools.image.rule import Place, Subject, at, bad, good, of, rule, unclear
-from tools.verdict import Verdict
+from tools.image.rule import Place, Subject, at, of, rule
+from tools.verdict import Verdict, bad, good, unclear
 
 BASE_CUDA = re.compile(r"(?:^|[^0-9a-z])cuda[-_]?(\d+\.\d+)|nvidia/cuda:(\d+\.\d+)|(?:^|-)cu(\d{3})(?:-|$)")
 BASE_TORCH = re.compile(r"pytorch(?:-training|-inference)?:v?(\d+\.\d+(?:\.\d+)?)")

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tools.preflight.rule import Place, bad, good, rule
+from tools.preflight.rule import Place, rule
 from tools.preflight.storage import save_seconds
 from tools.preflight.subject import Subject, Template
 from tools.preflight.words import literals, words
-from tools.verdict import Verdict
+from tools.verdict import Verdict, bad, good
 from training.config import FILES, Config, ConfigError, load_texts
 from training.counting import trainable_parameters
 

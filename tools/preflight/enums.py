@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tools.preflight.rule import Place, bad, good, rule
+from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, title
-from tools.verdict import Verdict
+from tools.verdict import Verdict, bad, good
 
 
 @rule("enums", "the CRD has no enums: a misspelt word is admitted and the job stands still")

@@ -12,10 +12,10 @@ from tools.facts.environment import GUIDANCE, Guidance, Say
 from tools.operator_admission import OperatorFault
 from tools.pod_environment import REFERENCE
 from tools.preflight.amounts import efa
-from tools.preflight.rule import Place, bad, good, rule, unclear
+from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Job, Subject, Template, title
 from tools.preflight.words import command, literals, script
-from tools.verdict import Verdict
+from tools.verdict import Verdict, bad, good, unclear
 
 ENV_MARK = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*[^}]*\}")
 TEMPLATE_MARK = re.compile(ENV_MARK.pattern + r"|\{\{.*?\}\}")

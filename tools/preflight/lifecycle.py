@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from tools.preflight.enums import RESTART
-from tools.preflight.rule import Place, bad, good, rule, unclear
+from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Job, Subject, title
 from tools.preflight.words import script
-from tools.verdict import Verdict
+from tools.verdict import Verdict, bad, good, unclear
 
 GITOPS = ("kustomize.toolkit.fluxcd.io/", "helm.toolkit.fluxcd.io/", "argocd.argoproj.io/")
 OUR_PART = ("app.kubernetes.io/part-of", "trainyard")

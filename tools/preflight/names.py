@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 from tools.operator_rules import pod_name
-from tools.preflight.rule import Place, bad, good, rule
+from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, title
-from tools.verdict import Verdict
+from tools.verdict import Verdict, bad, good
 
 LONGEST = 63  # of a DNS label: a Service's name, a pod's host name, a label's value
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")

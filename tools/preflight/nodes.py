@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 
 from tools.facts.instances import INSTANCES
-from tools.preflight.rule import Place, bad, good, rule, unclear
+from tools.preflight.rule import Place, rule
 from tools.preflight.subject import INSTANCE_LABELS, Subject, Template
 from tools.repo import nearest
-from tools.verdict import Verdict
+from tools.verdict import Verdict, bad, good, unclear
 
 TYPE_NAME = re.compile(
     r"[a-z]+[0-9]+[a-z0-9-]*\.(nano|micro|small|medium|large|xlarge|[0-9]+xlarge|metal(-[0-9]+xl)?)"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tools.preflight.rule import Place, bad, good, rule
+from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, title
-from tools.verdict import Verdict
+from tools.verdict import Verdict, bad, good
 
 
 @rule("types", "a value of another type is refused, or silently means something else")

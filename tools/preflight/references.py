@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tools.cell import name_of
-from tools.preflight.rule import Place, bad, good, rule
+from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, Template, title
 from tools.repo import nearest
-from tools.verdict import Verdict
+from tools.verdict import Verdict, bad, good
 
 HASH = re.compile(r"-[bcdfghkmt2456789]{10}$")  # what kustomize appends to a generated name
 ROLE = "eks.amazonaws.com/role-arn"

@@ -7,9 +7,9 @@ from decimal import Decimal
 
 from tools.facts.instances import NEURON, Instance
 from tools.preflight.amounts import MIB, accelerators, amount, asked, efa, extended, plain, requests
-from tools.preflight.rule import Place, bad, good, rule
+from tools.preflight.rule import Place, rule
 from tools.preflight.subject import ACCELERATORS, EFA, Subject, Template
-from tools.verdict import Verdict
+from tools.verdict import Verdict, bad, good
 
 SMALLEST_MEMORY = Decimal(2**20)
 MOST_PROCESSORS = 1000

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.preflight.subject import Subject
-from tools.verdict import State, Verdict
+from tools.verdict import Verdict, shown
 
 Check = Callable[[Subject], Iterator[Verdict]]
-SHOWN = 90  # characters of a value in evidence
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,14 @@ class Place:
     path: str
     value: Any = None
 
+    def evidence(self) -> str:
+        """Return place and value in one line."""
+        return f"{self.object}: {self.path}" + ("" if self.value is None else f": {shown(self.value)}")
+
+    def details(self) -> dict[str, Any]:
+        """Return place and value as plain data."""
+        return {"object": self.object, "path": self.path, "value": self.value}
+
 
 RULES: dict[str, Rule] = {}
 
@@ -48,32 +55,3 @@ def rule(name: str, reason: str) -> Callable[[Check], Check]:
         return check
 
     return register
-
-
-def good(place: Place, summary: str) -> Verdict:
-    """Say what was looked at and is right."""
-    return _verdict(State.PASS, place, summary, None)
-
-
-def bad(place: Place, summary: str, remedy: str) -> Verdict:
-    """Say what is wrong and what to do about it."""
-    return _verdict(State.FAIL, place, summary, remedy)
-
-
-def unclear(place: Place, summary: str, remedy: str | None = None) -> Verdict:
-    """Say what cannot be told from the manifest."""
-    return _verdict(State.CANNOT_TELL, place, summary, remedy)
-
-
-def _verdict(state: State, place: Place, summary: str, remedy: str | None) -> Verdict:
-    line = f"{place.object}: {place.path}"
-    if place.value is not None:
-        line += f": {shown(place.value)}"
-    details = {"object": place.object, "path": place.path, "value": place.value}
-    return Verdict(state, summary, [line], remedy, details)
-
-
-def shown(value: Any) -> str:
-    """Return a value in one short line."""
-    text = " ".join(str(value).split())
-    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tools import repo, schemas
-from tools.preflight.rule import Place, bad, good, rule, unclear
+from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, title
-from tools.verdict import Verdict
+from tools.verdict import Verdict, bad, good, unclear
 
 
 @rule("schema", "a field that the kind does not have is refused, or dropped without a word")

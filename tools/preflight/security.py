@@ -10,9 +10,9 @@ from typing import Any
 
 from tools import operator_rules
 from tools.operator_admission import OperatorFault
-from tools.preflight.rule import Place, bad, good, rule
+from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Job, Subject, Template, known_kind, title
-from tools.verdict import Verdict
+from tools.verdict import Verdict, bad, good
 
 # Capabilities that the baseline Pod Security Standard lets a container add (Kubernetes v1.35).
 BASELINE = {

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from tools.preflight.amounts import amount
-from tools.preflight.rule import Place, bad, good, rule, unclear
+from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, Template
 from tools.preflight.words import literals, number, option, words
-from tools.verdict import Verdict
+from tools.verdict import Verdict, bad, good, unclear
 
 SAVE = (
     *(
