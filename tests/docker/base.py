@@ -10,7 +10,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.docker.packages import CannotStart, cache, environment
+from tests.docker.packages import CannotStart, cache
+from tests.parts.debian import Packages
 
 NAME = "localhost/trainyard/base:test"
 WITH_APT = "localhost/trainyard/base:apt"
@@ -29,7 +30,7 @@ LITTER = (
 )
 
 
-def ensure(packages: Path) -> Path:
+def ensure(packages: Packages) -> Path:
     """Return the archive of the base image's files; make it where it is not there. Raises CannotStart.
 
     A change of what is wanted makes another file. Nothing of this machine is in it: no mirror, no host name.
@@ -42,9 +43,10 @@ def ensure(packages: Path) -> Path:
     work = Path(tempfile.mkdtemp(prefix="base-", dir=cache()))
     try:
         root = work / "root"
-        program = packages / "usr/sbin/debootstrap"
+        program = packages.root / "usr/sbin/debootstrap"
         command = [str(program), "--variant=minbase", f"--include={WANTED}", SUITE, str(root), mirror()]
-        variables = {**environment(packages), "DEBOOTSTRAP_DIR": str(packages / "usr/share/debootstrap")}
+        scripts = str(packages.root / "usr/share/debootstrap")
+        variables = {**packages.environment, "DEBOOTSTRAP_DIR": scripts}
         variables.pop("LD_LIBRARY_PATH")  # its chroot has libraries of its own
         with (work / "log").open("wb") as log:
             done = subprocess.run(

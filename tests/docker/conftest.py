@@ -13,7 +13,7 @@ from tests.docker.engine import REGISTRY, Harness
 from tests.docker.packages import CannotStart
 
 HERE = Path(__file__).parent
-SECONDS = 1800
+SECONDS = 3600
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -1,8 +1,8 @@
 """A private Docker engine and registry, in namespaces that end with the process that made them.
 
 The sandbox is that of the test cluster. Its network has no uplink; slirp4netns gives it one, without a rule
-or an address on the machine itself, so that a build reaches the package index. Clients run inside of the
-network, where the registry is 127.0.0.1:5000.
+or an address on the machine itself, so that a build reaches the package index. Clients run inside, where the
+registry is 127.0.0.1:5000, and `yard` from a copy of the tree, so that no record is left in the checkout.
 """
 
 from __future__ import annotations
@@ -19,15 +19,22 @@ from pathlib import Path
 from tests.cluster.sandbox import Process, Sandbox, is_root
 from tests.docker import base, packages
 from tests.docker.packages import CannotStart
-from tools import processes, repo
+from tests.parts import tree
+from tools import processes
 
 REGISTRY = "127.0.0.1:5000"
 CLOSED = "127.0.0.1:5001"  # a registry that wants a login
 LOGIN = ("team", "open-sesame")
 LOGIN_HASH = "$2y$05$trainyardtrainyardtrae3SWrdDQDaQBSnQeQX3e7PNugEo/y4lm"  # bcrypt
+# Amazon ECR of moto's account: behind the name is a registry here, which takes moto's login only.
+ECR = "123456789012.dkr.ecr.us-east-1.amazonaws.com"
+ECR_LOGIN = ("AWS", "123456789012-auth-token")
+ECR_HASH = "$2y$05$trainyardtrainyardtraeofGs3WQr90Xl/TwFfz7hG1NbebL7/YW"
+MOTO = "127.0.0.1:5002"
 KEEP = "TRAINYARD_TEST_DOCKER_ROOT"  # a directory: the engine's images are kept there from run to run
 READY_SECONDS = 90
 DNS = "10.0.2.3"  # slirp4netns' own
+_TLS = {"certificate": "crt", "key": "key"}
 CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
@@ -39,14 +46,17 @@ class Harness:
             raise CannotStart(
                 "a private dockerd needs namespaces, overlay mounts and control groups: run as root"
             )
-        self.packages = packages.ensure()
+        self.packages = packages.ensure(say)
         self.archive = base.ensure(self.packages)
         self.sandbox = Sandbox()
         login = {"DOCKER_CONFIG": str(self.sandbox.root / "docker")}  # none of this machine, none left on it
-        self.environment = packages.environment(self.packages) | login
+        self.environment = self.packages.environment | login
         self.socket = self.sandbox.root / "docker.sock"
+        self.trusted = self.sandbox.root / "certificates.crt"
         try:
+            self.tree = tree.copy(self.sandbox.root / "tree")
             self._uplink()
+            self._name_ecr()
             self.daemon = self.start_daemon()
             self.registry = self.start_registry()
             say("a private Docker engine and a registry are up")
@@ -78,6 +88,19 @@ class Harness:
         self._registry("closed", CLOSED, {"auth": access}, 401)
         return CLOSED
 
+    def start_ecr(self) -> dict[str, str]:
+        """Start moto, and the registry that ECR's name leads to; return the variables of a client of both."""
+        (self.sandbox.root / "ecr.htpasswd").write_text(f"{ECR_LOGIN[0]}:{ECR_HASH}\n")
+        access = {"htpasswd": {"realm": "ecr", "path": str(self.sandbox.root / "ecr.htpasswd")}}
+        tls = {name: str(self.sandbox.root / f"ecr.{end}") for name, end in _TLS.items()}
+        more = {"auth": access, "http": {"addr": "127.0.0.1:443", "tls": tls}}
+        self._registry("ecr", ECR, more, 401, "https")
+        words = [sys.executable, "-m", "moto.server", "--host", MOTO.split(":")[0], "--port"]
+        moto = self.sandbox.start("moto", [*words, MOTO.split(":")[1]])
+        self.sandbox.wait("moto", lambda: self.get("/", host=MOTO)[0] > 0, READY_SECONDS, [moto])
+        keys = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"), "testing")
+        return {"AWS_ENDPOINT_URL": f"http://{MOTO}", "SSL_CERT_FILE": str(self.trusted), **keys}
+
     def docker(self, *words: str, check: bool = True) -> str:
         """Run docker and return what it said on standard output; AssertionError where it fails."""
         done = self.run(["docker", *words])
@@ -86,7 +109,17 @@ class Harness:
 
     def yard(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run `yard image` inside of the network."""
-        return self.run([str(Path(sys.executable).with_name("yard")), "image", *words], variables)
+        return self.run([*self._yard(), *words], variables)
+
+    def begin(self, *words: str, **variables: str) -> subprocess.Popen[str]:
+        """Start `yard image` inside of the network, and leave it running."""
+        return subprocess.Popen(
+            self.words(*self._yard(), *words),
+            env=self.environment | self._own() | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def run(
         self, words: Sequence[str], variables: Mapping[str, str] | None = None, seconds: float = 1500
@@ -94,8 +127,7 @@ class Harness:
         """Run a program inside of the network, with this engine as docker's."""
         return subprocess.run(
             self.words(*words),
-            env=self.environment | {"DOCKER_HOST": f"unix://{self.socket}"} | dict(variables or {}),
-            cwd=repo.root(),
+            env=self.environment | self._own() | dict(variables or {}),
             capture_output=True,
             text=True,
             timeout=seconds,
@@ -103,16 +135,20 @@ class Harness:
         )
 
     def words(self, *words: str) -> list[str]:
-        """Return the words that run a command inside of the network."""
-        return [*self.sandbox.enter("net"), *words]
+        """Return the words that run a command inside, in the copy of the tree."""
+        return [*self.sandbox.enter(), "env", "-C", str(self.tree), *words]
 
-    def get(self, path: str, method: str = "GET", host: str = REGISTRY) -> tuple[int, dict[str, str]]:
+    def get(
+        self, path: str, method: str = "GET", host: str = REGISTRY, scheme: str = "http", login: str = ""
+    ) -> tuple[int, dict[str, str]]:
         """Ask the registry without docker; return status and headers, names in lower case."""
         accept = "application/vnd.docker.distribution.manifest.v2+json"
         command = ["curl", "-s", "-o", "/dev/null", "-D", "-", "-H", f"Accept: {accept}", "--max-time", "5"]
         command += ["-I"] if method == "HEAD" else []
+        command += ["--cacert", str(self.trusted)] if scheme == "https" else []
+        command += ["--user", login] if login else []
         done = subprocess.run(
-            self.words(*command, f"http://{host}{path}"), capture_output=True, text=True, check=False
+            self.words(*command, f"{scheme}://{host}{path}"), capture_output=True, text=True, check=False
         )
         lines = done.stdout.splitlines() or ["HTTP/1.1 0 none"]
         headers = dict(line.split(": ", 1) for line in lines[1:] if ": " in line)
@@ -130,7 +166,7 @@ class Harness:
             subprocess.run(
                 ["docker", "import", "-", raw],
                 stdin=unpacked.stdout,
-                env=self.environment | {"DOCKER_HOST": f"unix://{self.socket}"},
+                env=self.environment | self._own(),
                 capture_output=True,
                 check=True,
             )
@@ -167,6 +203,13 @@ class Harness:
         """Kill one of the processes, and wait for its end."""
         process.kill(signal.SIGKILL)
 
+    def _yard(self) -> list[str]:
+        return [str(Path(sys.executable).with_name("yard")), "image"]
+
+    def _own(self) -> dict[str, str]:
+        """Return the variables that lead to this engine, and to the modules of the copy."""
+        return {"DOCKER_HOST": f"unix://{self.socket}", "PYTHONPATH": str(self.tree)}
+
     def _daemon(self, name: str, data: Path, socket: Path) -> Process:
         root = self.sandbox.root
         (root / f"{name}.json").write_text("{}")
@@ -174,7 +217,8 @@ class Harness:
         words += ["--exec-root", root / f"{name}-exec", "--pidfile", root / f"{name}.pid", "--dns", DNS]
         words += ["--host", f"unix://{socket}", "--cgroup-parent", f"/{self.sandbox.cgroup}docker"]
         words += ["--containerd", self._containerd(name, data)]
-        process = self.sandbox.start(name, words, self.environment)
+        trust = {"SSL_CERT_FILE": str(self.trusted)}
+        process = self.sandbox.start(name, words, self.environment | trust)
         answers = self.environment | {"DOCKER_HOST": f"unix://{socket}"}
 
         def ready() -> bool:
@@ -204,17 +248,36 @@ class Harness:
         self.sandbox.wait(f"{name}-containerd", address.exists, READY_SECONDS, [process])
         return address
 
-    def _registry(self, name: str, address: str, more: Mapping[str, object], status: int) -> Process:
+    def _registry(
+        self, name: str, address: str, more: Mapping[str, object], status: int, scheme: str = "http"
+    ) -> Process:
         config = self.sandbox.root / f"{name}.yml"
         files = {"rootdirectory": str(self.sandbox.root / name)}
         storage = {"filesystem": files, "delete": {"enabled": True}}
         config.write_text(json.dumps({"version": 0.1, "storage": storage, "http": {"addr": address}, **more}))
         process = self.sandbox.start(name, ["docker-registry", "serve", config], self.environment)
-        self.sandbox.wait(name, lambda: self.get("/v2/", host=address)[0] == status, READY_SECONDS, [process])
+
+        def ready() -> bool:
+            return self.get("/v2/", host=address, scheme=scheme)[0] == status
+
+        self.sandbox.wait(name, ready, READY_SECONDS, [process])
         return process
 
+    def _name_ecr(self) -> None:
+        """Let ECR's name lead to this network, with a certificate that is trusted in it."""
+        root = self.sandbox.root
+        words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+        words += ["-subj", "/CN=ecr", "-addext", f"subjectAltName=DNS:{ECR}"]
+        words += ["-keyout", str(root / "ecr.key"), "-out", str(root / "ecr.crt")]
+        subprocess.run(words, capture_output=True, check=True)
+        system = Path("/etc/ssl/certs/ca-certificates.crt")
+        known = system.read_bytes() if system.is_file() else b""
+        self.trusted.write_bytes(known + (root / "ecr.crt").read_bytes())
+        (root / "hosts").write_text(f"127.0.0.1 localhost {ECR}\n")
+        self.sandbox.run(["mount", "--bind", root / "hosts", "/etc/hosts"])
+
     def _uplink(self) -> None:
-        words = [str(self.packages / "usr/bin/slirp4netns"), "--configure", "--mtu=1400"]
+        words = [str(self.packages.root / "usr/bin/slirp4netns"), "--configure", "--mtu=1400"]
         words += ["--disable-host-loopback", str(self.sandbox.init.pid), "tap0"]
         log = self.sandbox.root / "log/uplink.log"
         with log.open("wb") as file:

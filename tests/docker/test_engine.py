@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,18 +10,17 @@ from typing import Any
 
 import pytest
 
-from tests.docker.engine import LOGIN, Harness
-from tools import repo
+from tests.docker.engine import ECR, ECR_LOGIN, LOGIN, Harness
 from tools.image.rehearsal import wait_for
 
 Make = Callable[..., Path]
 
 
 @pytest.fixture(autouse=True)
-def _records() -> Iterator[None]:
+def _records(engine: Harness) -> Iterator[None]:
     """Take away the records of the test's own images."""
     yield
-    for path in (repo.local() / "images").glob("small*"):
+    for path in (engine.tree / "local/images").glob("small*"):
         path.unlink()
 
 
@@ -32,9 +30,9 @@ def built(engine: Harness, directory: Path, *words: str, **variables: str) -> di
     return dict(json.loads(done.stdout))
 
 
-def python(engine: Harness, code: str) -> str:
+def python(engine: Harness, code: str, **variables: str) -> str:
     """Run Python inside of the network, with this project's modules."""
-    done = engine.run([sys.executable, "-c", code])
+    done = engine.run([sys.executable, "-c", code], variables)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -46,7 +44,7 @@ def test_what_is_built_is_what_the_engine_has(engine: Harness, small: Make, buil
     assert first["builder"] == ("BuildKit" if buildkit == "1" else "classic")
     there = json.loads(engine.docker("image", "inspect", first["tags"][0]))[0]
     assert (there["Id"], there["Size"]) == (first["id"], first["size"])
-    kept = json.loads((repo.local() / "images/small.json").read_text())
+    kept = json.loads((engine.tree / "local/images/small.json").read_text())
     assert kept == {name: first[name] for name in kept}
     assert engine.docker("run", "--rm", first["tags"][0]).strip() == "step 1"
     second = built(engine, small(text="print('step 2')\n"), DOCKER_BUILDKIT=buildkit)
@@ -72,7 +70,7 @@ def test_a_failed_build_has_one_cause_and_no_record(
     done = engine.yard("build", str(small(tail)), "--json", DOCKER_BUILDKIT=buildkit)
     assert done.returncode == 1
     assert json.loads(done.stdout)["kind"] == kind
-    assert not (repo.local() / "images/small.json").exists()
+    assert not (engine.tree / "local/images/small.json").exists()
 
 
 def test_a_secret_as_argument_is_refused_because_the_history_would_show_it(
@@ -99,7 +97,7 @@ def test_pushed_is_what_the_registry_has_and_comes_back(engine: Harness, small: 
     digest = json.loads(done.stdout)["digest"]
     status, headers = engine.get("/v2/team/small/manifests/1", "HEAD")
     assert (status, headers["docker-content-digest"]) == (200, digest)
-    assert json.loads((repo.local() / "images/small.json").read_text())["digests"] == {
+    assert json.loads((engine.tree / "local/images/small.json").read_text())["digests"] == {
         f"{registry}/team/small": digest
     }
     assert engine.yard("push", "small", "--to", target).returncode == 0
@@ -141,11 +139,11 @@ def test_a_tag_that_somebody_else_moved_is_a_mismatch(engine: Harness, small: Ma
 
 
 def test_pin_asks_the_registry_first(engine: Harness, registry: str) -> None:
-    before = (repo.root() / "overlays/images/kustomization.yaml").read_text()
+    before = (engine.tree / "overlays/images/kustomization.yaml").read_text()
     done = engine.yard("pin", "trainer-cpu", f"{registry}/team/nothing:1")
     assert done.returncode == 1
     assert "nothing was pinned" in done.stderr
-    assert (repo.root() / "overlays/images/kustomization.yaml").read_text() == before
+    assert (engine.tree / "overlays/images/kustomization.yaml").read_text() == before
 
 
 def test_a_registry_that_is_down_is_said(engine: Harness, small: Make, registry: str) -> None:
@@ -172,6 +170,34 @@ def test_a_registry_that_refuses_is_said(engine: Harness, small: Make) -> None:
     assert "docker login" in done.stderr
     engine.docker("login", "--username", LOGIN[0], "--password", LOGIN[1], host)
     assert engine.yard("push", "small", "--to", f"{host}/team/small:1").returncode == 0
+
+
+def test_a_repository_of_ecr_is_made_logged_in_to_and_pushed_to(engine: Harness, small: Make) -> None:
+    """From the command line, with moto for AWS. Control: the registry behind the name lets nobody else in."""
+    built(engine, small())
+    aws = engine.start_ecr()
+    target = f"{ECR}/team/small:1"
+    assert engine.get("/v2/team/small/manifests/1", "HEAD", ECR, "https")[0] == 401
+    done = engine.yard("push", "small", "--to", target, "--json", **aws)
+    assert done.returncode == 0, done.stderr
+    assert "made the repository team/small in us-east-1" in done.stderr
+    digest = json.loads(done.stdout)["digest"]
+    status, headers = engine.get(
+        "/v2/team/small/manifests/1", "HEAD", ECR, "https", login=":".join(ECR_LOGIN)
+    )
+    assert (status, headers["docker-content-digest"]) == (200, digest)
+    code = "import boto3; print(boto3.client('ecr', 'us-east-1').describe_repositories()['repositories'])"
+    said = python(engine, code, **aws)
+    assert "'imageTagMutability': 'IMMUTABLE'" in said
+    assert "{'scanOnPush': True}" in said
+    assert "'encryptionType': 'AES256'" in said
+    done = engine.yard("push", "small", "--to", target, **aws)
+    assert done.returncode == 0, done.stderr
+    assert "is there already, with this digest" in done.stderr
+    built(engine, small(text="print('another')\n"))
+    done = engine.yard("push", "small", "--to", target, **aws)
+    assert done.returncode == 1
+    assert "is another image" in done.stderr
 
 
 def test_a_context_of_10_gb_reaches_no_engine(engine: Harness, small: Make) -> None:
@@ -239,15 +265,7 @@ def test_a_full_disk_is_the_cause(engine: Harness, small: Make) -> None:
 def test_an_engine_that_dies_in_a_build_is_the_cause(engine: Harness, small: Make) -> None:
     """And nothing is said to be built; the engine comes back, and builds."""
     directory = small("RUN sleep 300\n")
-    variables = engine.environment | {"DOCKER_HOST": f"unix://{engine.socket}", "DOCKER_BUILDKIT": "0"}
-    yard = str(Path(sys.executable).with_name("yard"))
-    with subprocess.Popen(
-        engine.words(yard, "image", "build", str(directory), "--json"),
-        env=variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with engine.begin("build", str(directory), "--json", DOCKER_BUILDKIT="0") as process:
         assert process.stderr is not None
         for line in process.stderr:
             if "RUN sleep" in line:
@@ -258,7 +276,7 @@ def test_an_engine_that_dies_in_a_build_is_the_cause(engine: Harness, small: Mak
     engine.daemon = engine.start_daemon()
     assert process.returncode == 1
     assert json.loads(out)["kind"] == "engine stopped"
-    assert not (repo.local() / "images/small.json").exists()
+    assert not (engine.tree / "local/images/small.json").exists()
     built(engine, small())
 
 
@@ -290,7 +308,14 @@ def test_an_overlay_is_one_layer_by_its_content(
     (tree / "app.py").write_text("print('mine')\n")
     (tree / "secret.env").write_text("x\n")
     (tree / ".dockerignore").write_text("*.env\n")
-    said = [json.loads(engine.yard("overlay", str(tree), "--on", name, "--json").stdout) for _ in range(2)]
+    (tree / "deep").mkdir()
+    (tree / "deep/x.py").write_text("x = 1\n")
+    (tree / "linked").symlink_to("deep")
+    (tree / "hosts").symlink_to("../../etc/hosts")
+    both = [engine.yard("overlay", str(tree), "--on", name, "--json") for _ in range(2)]
+    said = [json.loads(one.stdout) for one in both]
+    assert "hosts -> ../../etc/hosts" in both[0].stderr
+    assert "linked" not in both[0].stderr
     assert [one["built"] for one in said] == [True, False]
     assert said[0]["id"] == said[1]["id"]
     layers = [
@@ -299,9 +324,10 @@ def test_an_overlay_is_one_layer_by_its_content(
     ]
     assert layers[1][:-1] == layers[0]
     assert engine.docker("run", "--rm", said[0]["name"]).strip() == "mine"
-    assert "secret.env" not in engine.docker(
-        "run", "--rm", "--entrypoint", "ls", said[0]["name"], "-A", "/app"
-    )
+    listed = engine.docker("run", "--rm", "--entrypoint", "ls", said[0]["name"], "-Al", "/app")
+    assert "secret.env" not in listed
+    assert "linked -> deep" in listed
+    assert "hosts -> ../../etc/hosts" in listed
     (tree / "app.py").write_text("print('changed')\n")
     done = engine.yard("overlay", str(tree), "--on", name, "--push")
     assert done.returncode == 0, done.stderr
