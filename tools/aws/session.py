@@ -18,6 +18,7 @@ from tools.repo import nearest
 CANNOT_TELL = 3
 # Five attempts of botocore's standard mode wait at most about 15 s together.
 ATTEMPTS, CONNECT_SECONDS, READ_SECONDS = 5, 5, 30
+POLL_SECONDS = 5
 
 EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
 INVALID = {
@@ -38,9 +39,11 @@ THROTTLED = {
     *("TooManyRequestsException", "RequestThrottled", "RequestThrottledException", "BandwidthLimitExceeded"),
 }
 OPT_IN = {"OptInRequired", "InvalidRegion", "UnknownRegion", "SubscriptionRequiredException"}
-# How a message names what was wanted: `... is not authorized to perform: eks:DescribeCluster on resource: A`
+# How a message names what was wanted: `... is not authorized to perform: eks:DescribeCluster on resource: A`.
+# IAM's resources are two words: `on resource: role dev because no identity-based policy allows ...`.
 WANTED = re.compile(
-    r"not authorized to perform:?\s+(?P<action>[\w-]+:\w+)(?:\s+on resource:?\s+(?P<resource>\S+))?"
+    r"not authorized to perform:?\s+(?P<action>[\w-]+:\w+)"
+    r"(?:\s+on resource:?\s+(?P<resource>(?:(?:role|policy|user|group)\s+)?\S+))?"
 )
 # The prefixes of IAM actions that are not the name that boto3 gives the service.
 PREFIXES = {"service-quotas": "servicequotas", "resourcegroupstaggingapi": "tag"}
@@ -92,7 +95,7 @@ class Session:
             from botocore.exceptions import BotoCoreError
 
             config = Config(
-                retries={"mode": "standard", "max_attempts": ATTEMPTS},
+                retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
                 connect_timeout=CONNECT_SECONDS,
                 read_timeout=READ_SECONDS,
             )
@@ -127,6 +130,19 @@ class Session:
         except (BotoCoreError, ClientError) as problem:
             raise self._error(problem, service, client.meta.method_to_api_mapping[operation]) from None
 
+    def wait(self, service: str, waiter: str, operation: str, seconds: int, **parameters: Any) -> bool:
+        """Return whether a waiter, which asks by `operation`, saw its end in time. Raises AwsError."""
+        from botocore.exceptions import BotoCoreError, WaiterError
+
+        often = {"Delay": POLL_SECONDS, "MaxAttempts": seconds // POLL_SECONDS}
+        try:
+            self.client(service).get_waiter(waiter).wait(**parameters, WaiterConfig=often)
+        except WaiterError:
+            return False
+        except BotoCoreError as problem:
+            raise self._error(problem, service, operation) from None
+        return True
+
     def identity(self) -> dict[str, str]:
         """Return the caller's account and ARN, as STS tells them. Raises AwsError."""
         answer = self.call("sts", "get_caller_identity")
@@ -149,7 +165,8 @@ class Session:
         if code in EXPIRED or "token included in the request is expired" in text:
             return AwsError("expired", f"the AWS credentials have expired ({where})", self._login(), code)
         if code in INVALID:
-            hint = "aws configure list shows which credentials are used; then aws sso login, or new keys"
+            # A region that the account has not enabled answers so, too.
+            hint = "aws configure list shows which are used; is the region enabled for the account?"
             return AwsError(
                 "credentials", f"AWS does not know these credentials ({where}): {text}", hint, code
             )

@@ -127,18 +127,12 @@ def status(session: Session, spec: Spec) -> str | None:
 
 
 def _wait(session: Session, spec: Spec, waiter: str) -> str:
-    from botocore.exceptions import WaiterError
-
-    attempts = {"Delay": 5, "MaxAttempts": STACK_SECONDS // 5}
-    try:
-        session.client("cloudformation").get_waiter(waiter).wait(StackName=name(spec), WaiterConfig=attempts)
-    except WaiterError:
-        events = session.call("cloudformation", "describe_stack_events", StackName=name(spec))["StackEvents"]
-        failed = [one for one in events if "FAILED" in one.get("ResourceStatus", "")]
-        reason = failed[-1].get("ResourceStatusReason", "no reason given") if failed else "it took too long"
-        found = status(session, spec)
-        raise UserError(f"the stack {name(spec)} is {found}: {reason}", None, 1) from None
-    return str(status(session, spec))
+    if session.wait("cloudformation", waiter, "DescribeStacks", STACK_SECONDS, StackName=name(spec)):
+        return str(status(session, spec))
+    events = session.call("cloudformation", "describe_stack_events", StackName=name(spec))["StackEvents"]
+    failed = [one for one in events if "FAILED" in one.get("ResourceStatus", "")]
+    reason = failed[-1].get("ResourceStatusReason", "no reason given") if failed else "it took too long"
+    raise UserError(f"the stack {name(spec)} is {status(session, spec)}: {reason}", None, 1)
 
 
 def _cluster_group(spec: Spec) -> str:
