@@ -245,11 +245,13 @@ def test_a_policy_that_is_too_wide_or_too_narrow_is_found(
     assert any(wrong in line for line in found.evidence), found.evidence
 
 
-def test_a_simulator_that_may_not_be_asked_is_no_failure(
-    session: Session, gaps: Any, refusal: Callable[..., Exception]
-) -> None:
-    gaps["iam", "simulate_custom_policy"] = refusal("AccessDenied", "User: x is not authorized", 403)
-    assert identity.simulate(session, gpu_accounts()[0]).level is Level.CANNOT_TELL
+@pytest.fixture
+def one_cell(change: Callable[..., Spec]) -> Spec:
+    """cpu-demo with one cell and no run: three service accounts."""
+    spec = change("cpu-demo", CELLS="cpu/llama-tiny")
+    for file in (spec.directory / "runs").glob("*.yaml"):
+        file.unlink()
+    return spec
 
 
 def test_roles_are_made_once_and_follow_the_facts(
@@ -257,13 +259,11 @@ def test_roles_are_made_once_and_follow_the_facts(
     gaps: Any,
     refusal: Callable[..., Exception],
     simulator: None,
+    one_cell: Spec,
     change: Callable[..., Spec],
     yard: Callable[..., Any],
 ) -> None:
     rows = Associations(gaps, refusal).rows
-    spec = change("cpu-demo", CELLS="cpu/llama-tiny")
-    for file in (spec.directory / "runs").glob("*.yaml"):
-        file.unlink()
     dry = yard("identity", "cpu-demo", "--apply", "--dry-run")
     assert (dry.code, rows) == (1, {})
     assert session.call("iam", "list_roles")["Roles"] == []
@@ -289,14 +289,11 @@ def test_irsa_trusts_one_service_account_of_one_cluster(
     gaps: Any,
     refusal: Callable[..., Exception],
     simulator: None,
-    change: Callable[..., Spec],
+    one_cell: Spec,
     yard: Callable[..., Any],
 ) -> None:
     """No association; the provider and the roles once; back to Pod Identity is a change of trust."""
     rows = Associations(gaps, refusal).rows
-    spec = change("cpu-demo", CELLS="cpu/llama-tiny")
-    for file in (spec.directory / "runs").glob("*.yaml"):
-        file.unlink()
     make_cluster(session, "cpu-demo", make_network(session, ["us-west-2a", "us-west-2b"]))
     dry = yard("identity", "cpu-demo", "--apply", "--irsa", "--dry-run")
     assert (dry.code, "+ identity provider oidc.eks" in dry.out) == (1, True)
@@ -316,7 +313,7 @@ def test_irsa_trusts_one_service_account_of_one_cluster(
     back = yard("identity", "cpu-demo", "--apply")
     assert "~ who may be trainyard-cpu-demo-trainyard-pruner" in back.out
     assert len(rows) == 3
-    providers = [one.kind for one in inventory.owned(session, spec) if one.kind == "identity provider"]
+    providers = [one.kind for one in inventory.owned(session, one_cell) if one.kind == "identity provider"]
     assert providers == ["identity provider"]
 
 

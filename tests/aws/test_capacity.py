@@ -130,26 +130,6 @@ def test_a_zone_without_the_type_is_a_no(world: Any, session: Session) -> None:
     assert found["capacity"].level is Level.FAIL
 
 
-def test_what_may_not_be_seen_is_never_a_no(
-    world: Any, session: Session, refusal: Callable[..., Exception]
-) -> None:
-    denied = refusal(
-        "AccessDeniedException", "User: x is not authorized to perform: servicequotas:GetServiceQuota", 403
-    )
-    world["service-quotas", "get_service_quota"] = denied
-    found = judged(session)
-    assert found["quota"].level is Level.CANNOT_TELL
-    assert "servicequotas:GetServiceQuota" in found["quota"].summary
-    assert "quota" in found["capacity"].summary
-
-
-def test_a_fleet_that_may_not_be_started_is_a_no(
-    world: Any, session: Session, refusal: Callable[..., Exception]
-) -> None:
-    world["ec2", "create_fleet"] = refusal("UnauthorizedOperation", "You are not authorized", 403)
-    assert judged(session)["permission"].level is Level.FAIL
-
-
 def test_a_dry_run_starts_nothing(world: Any, session: Session) -> None:
     judged(session)
     assert session.call("ec2", "describe_instances")["Reservations"] == []

@@ -118,22 +118,6 @@ def test_a_listing_is_whole(session: Session) -> None:
     assert {one["RoleName"] for one in pages} == names
 
 
-def test_a_denied_listing_is_the_same_error(
-    session: Session, gaps: Any, refusal: Callable[..., Exception]
-) -> None:
-    gaps["eks", "list_clusters"] = refusal("AccessDeniedException", "User: x is not authorized", 403)
-    with pytest.raises(AwsError, match="missing permission: eks:ListClusters"):
-        list(session.pages("eks", "list_clusters", "clusters"))
-
-
-def test_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
-        monkeypatch.delenv(name)
-    with pytest.raises(AwsError, match="no AWS credentials were found") as caught:
-        Session(REGION).identity()
-    assert caught.value.code == 3
-
-
 @pytest.mark.parametrize(
     ("region", "said", "hint"),
     [
