@@ -10,10 +10,20 @@ from tools.facts.instances import EFA, NEURON, NVIDIA
 from tools.preflight.amounts import amount
 
 READY = "Ready"
-# HyperPod's labels, and the value under which a node takes work (SageMaker developer guide, resiliency).
+# HyperPod's labels, and what stands behind their values (SageMaker developer guide, "Resilience-related
+# Kubernetes labels by SageMaker HyperPod"); a node takes work while it is Schedulable.
 HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
 DEEP_LABEL = "sagemaker.amazonaws.com/deep-health-check-status"
 SCHEDULABLE = "Schedulable"
+HEALTH = {
+    "Unschedulable": "deep health checks run on it",
+    "UnschedulablePendingReplacement": "HyperPod replaces it, where node recovery is automatic",
+    "UnschedulablePendingReboot": "HyperPod reboots it, where node recovery is automatic",
+}
+DEEP = {
+    "InProgress": "no work for it until they end",
+    "Failed": "HyperPod reboots or replaces it, where node recovery is automatic",
+}
 # Conditions that are good when True; all others (pressure, repair wanted) are good when False.
 GOOD_WHEN_TRUE = (
     "Ready",
@@ -124,12 +134,16 @@ def _conditions(conditions: dict[str, Object]) -> list[str]:
 
 def _labels(labels: dict[str, str]) -> list[str]:
     bad = []
-    health = labels.get(HEALTH_LABEL)
+    health, deep = labels.get(HEALTH_LABEL), labels.get(DEEP_LABEL)
     if health not in (None, SCHEDULABLE):
         fault = labels.get("sagemaker.amazonaws.com/fault-types") or labels.get(
             "sagemaker.amazonaws.com/fault-type"
         )
-        bad.append(f"HyperPod: {health}" + (f" ({fault})" if fault else ""))
-    if labels.get(DEEP_LABEL) not in (None, "Passed"):
-        bad.append(f"deep health check: {labels[DEEP_LABEL]}")
+        bad.append(f"HyperPod: {health}" + _why(HEALTH.get(health)) + _why(fault))
+    if deep not in (None, "Passed"):
+        bad.append(f"deep health check: {deep}" + _why(DEEP.get(deep)))
     return bad
+
+
+def _why(text: str | None) -> str:
+    return f" ({text})" if text else ""

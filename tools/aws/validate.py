@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tools import cluster, repo
+from tools import cluster, output, repo
 from tools.aws.kube import CRD, OPERATOR_WEBHOOK, Object, State
 from tools.aws.nodes import HEALTH_LABEL, Node, table
 from tools.aws.probe import Finding, Level, bad, good, unclear, warn
@@ -35,6 +35,8 @@ RIGHTS = (
     *(("get", "pods/log"), ("create", "pods/exec")),
 )
 WEBHOOK_ATTEMPTS, WEBHOOK_SECONDS = 5, 3.0
+# How the API server says it: of admission, as its versions spell it, and of a type's conversion.
+WEBHOOK_DOWN = ("failed calling webhook", "failed to call webhook", "conversion webhook for")
 FREE_PODS = 3  # a worker, a debug pod, a preparation job
 
 Check = Callable[[Spec, State], Finding]
@@ -272,24 +274,40 @@ def _review(namespace: str, verb: str, resource: str) -> Object:
 
 def webhook(kubectl: Kubectl, spec: Spec) -> Finding:
     """Judge by a dry run whether a job would be taken; a webhook that is not up yet is given time."""
-    last = ""
-    for attempt in range(WEBHOOK_ATTEMPTS):
-        if attempt:
-            time.sleep(WEBHOOK_SECONDS)
+
+    def dry_run() -> str | None:
         done = kubectl.run("create", "--dry-run=server", "--filename=-", stdin=json.dumps(_job(spec)))
         if done.returncode == 0:
-            return good("admission", "a PyTorchJob is taken (dry run)")
-        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        if "failed calling webhook" not in last and "connection refused" not in last:
-            break
-    if "orbidden" in last:
-        return unclear("admission", last)
-    waited = f" for {WEBHOOK_ATTEMPTS} attempts" if "failed calling webhook" in last else ""
+            return None
+        return (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+
+    reason = _patiently(dry_run)
+    if reason is None:
+        return good("admission", "a PyTorchJob is taken (dry run)")
+    if "orbidden" in reason:
+        return unclear("admission", reason)
+    waited = f" for {WEBHOOK_ATTEMPTS} attempts" if _is_not_up(reason) else ""
     return bad(
         "admission",
-        f"a PyTorchJob is refused{waited}: {last}",
+        f"a PyTorchJob is refused{waited}: {reason}",
         "the findings on operator and namespace say why",
     )
+
+
+def _patiently(attempt: Callable[[], str | None]) -> str | None:
+    """Return why an attempt failed, None if it did not; one that meets a webhook not yet up is repeated."""
+    reason = attempt()
+    for number in range(2, WEBHOOK_ATTEMPTS + 1):
+        if reason is None or not _is_not_up(reason):
+            break
+        output.note(f"a webhook is not up yet: attempt {number} of {WEBHOOK_ATTEMPTS}")
+        time.sleep(WEBHOOK_SECONDS)
+        reason = attempt()
+    return reason
+
+
+def _is_not_up(reason: str) -> bool:
+    return any(words in reason for words in WEBHOOK_DOWN)
 
 
 @dataclass(frozen=True)
@@ -319,19 +337,15 @@ def fixes(spec: Spec, findings: list[Finding]) -> list[Fix]:
 
 def carry_out(kubectl: Kubectl, fix: Fix) -> str | None:
     """Make a change; return why it was not made, or None. A webhook that is not up is given time."""
-    reason = ""
-    for attempt in range(WEBHOOK_ATTEMPTS):
-        if attempt:
-            time.sleep(WEBHOOK_SECONDS)
+
+    def change() -> str | None:
         try:
             kubectl.text(*fix.words, stdin=fix.stdin)
         except UserError as problem:
-            reason = problem.message
-            if "failed calling webhook" not in reason:
-                break
-        else:
-            return None
-    return reason
+            return problem.message
+        return None
+
+    return _patiently(change)
 
 
 def _job(spec: Spec) -> Object:

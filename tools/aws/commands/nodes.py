@@ -1,5 +1,8 @@
 """Show a cluster's nodes: ready, instance, zone, devices and EFA used, pods, health by condition and label.
 
+On HyperPod deep health checks run when instances are made or updated, where the cluster asks for them, and
+when somebody starts them: aws sagemaker start-cluster-health-check. Meanwhile a node takes no work.
+
 \b
 Examples:
   yard cluster nodes
