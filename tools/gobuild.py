@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-GO_SECONDS = 1800
+GO_SECONDS = 3600
 PROGRESS_SECONDS = 2
 
 Progress = Callable[[str], None]
@@ -127,7 +127,13 @@ def _run(command: list[str], environment: dict[str, str], progress: Progress, wh
 
 
 def _follow(process: subprocess.Popen[str], progress: Progress, what: str) -> None:
-    guard = threading.Timer(GO_SECONDS, process.kill)
+    late = threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        process.kill()
+
+    guard = threading.Timer(GO_SECONDS, give_up)
     guard.start()
     last, count, told = "", 0, time.monotonic()
     try:
@@ -138,7 +144,8 @@ def _follow(process: subprocess.Popen[str], progress: Progress, what: str) -> No
                 progress(f"  {count} modules and packages done")
                 told = time.monotonic()
         if process.wait() != 0:
-            raise Unusable(f"{what} failed: {last}")
+            reason = f"not done after {GO_SECONDS} s" if late.is_set() else last
+            raise Unusable(f"{what} failed: {reason}")
     finally:
         guard.cancel()
         process.kill()
