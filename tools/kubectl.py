@@ -22,6 +22,7 @@ HINTS = {
     "no such host": "is the cluster's address in the kubeconfig right?",
     "no configuration has been provided": "this machine has no kubeconfig with a current context",
     "current-context is not set": "choose a context: kubectl config use-context NAME",
+    "context was not found": "kubectl config get-contexts lists the contexts that there are",
     "does not exist": "kubectl config get-contexts lists the contexts that there are",
     "no matches for kind": "the training operator's CRD is not installed on this cluster",
     "ensure CRDs are installed": "the training operator's CRD is not installed on this cluster",

@@ -145,6 +145,7 @@ def nodes(control_plane: ControlPlane, say: build.Progress) -> Nodes:
         pause, trainer = images(control_plane)
         for node in made:
             node.start([pause])
+        say(f"two nodes are Ready {control_plane.age:.1f} s after the cluster was begun")
         digest = made[0].push(trainer, TRAINER)
         storage.start(control_plane, TRAINER, [node.name for node in made])
     except (build.CannotBuild, Unsupported) as problem:

@@ -42,13 +42,17 @@ class ControlPlane:
 
     def __init__(self, sandbox: Sandbox, programs: Programs) -> None:
         self.sandbox, self.programs = sandbox, programs
-        self.times: dict[str, float] = {}
         self._started = time.monotonic()
         self._server = f"https://{BRIDGE_ADDRESS}:6443"
         names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "localhost"]
         names = [*(f"DNS:{name}" for name in names), "IP:127.0.0.1", "IP:10.96.0.1", f"IP:{BRIDGE_ADDRESS}"]
         self.pki = Pki(sandbox.root / "pki", self._server, names)
         self.kube = Kube(self._kubectl(), self.pki.path("admin.kubeconfig"), self._proxy)
+
+    @property
+    def age(self) -> float:
+        """Return the seconds since the cluster was begun."""
+        return time.monotonic() - self._started
 
     def start(self) -> None:
         """Start everything, in the order in which it can come up; raises CannotStart."""
@@ -172,7 +176,6 @@ class ControlPlane:
 
     def _wait(self, what: str, ready: Any, *needs: Process) -> None:
         self.sandbox.wait(what, ready, UP_SECONDS, needs)
-        self.times[what] = time.monotonic() - self._started
 
     def _is_ready(self) -> bool:
         return self.kube.call("get", "--raw=/readyz", "--request-timeout=5s").out.strip() == "ok"

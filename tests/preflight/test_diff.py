@@ -96,6 +96,12 @@ def test_json(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
         (2, 'error: context "x" does not exist\n', 'context "x" does not exist', "get-contexts"),
         (
             2,
+            "Error in configuration: context was not found for specified context: x\n",
+            "context was not found for specified context: x",
+            "get-contexts",
+        ),
+        (
+            2,
             'resource mapping not found: no matches for kind "PyTorchJob"\n',
             "PyTorchJob",
             "training operator",
