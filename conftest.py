@@ -1,11 +1,35 @@
-"""For every test run: a voice past the capture, and a last line that counts passed, failed and skipped."""
+"""For every test run: a voice past the capture, a last line that counts, the suites on request."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator
+from pathlib import Path
 
 import pytest
+
+# Suites that start clusters or an engine: collected only when they are asked for by path, with time to build.
+ON_REQUEST = tuple(Path(__file__).parent / "tests" / name for name in ("cluster", "docker", "flux"))
+SECONDS = 3600
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Pass by the suites that nobody has asked for."""
+    home = _on_request(collection_path)
+    asked = (Path(str(word).split("::")[0]).resolve() for word in config.args)
+    return None if home is None or home in map(_on_request, asked) else True
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give time to their tests: whichever comes first starts everything, and perhaps builds it."""
+    for item in items:
+        if _on_request(item.path) is not None and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SECONDS))
+
+
+def _on_request(path: Path) -> Path | None:
+    """Return the suite of ON_REQUEST that a path is in."""
+    return next((home for home in ON_REQUEST if path == home or home in path.parents), None)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -26,6 +26,7 @@ from tests.cluster import build
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kube import Kube
 from tests.cluster.sandbox import CannotStart, Sandbox, Unsupported
+from tests.parts.gomodule import CannotBuild
 
 STATE = Path(__file__).parents[2] / ".cache/cluster/up.json"
 LOG = STATE.with_name("up.log")
@@ -41,7 +42,7 @@ def main(words: Sequence[str]) -> int:
     actions = {"up": up, "status": status, "down": down, "build": make, "hold": hold}
     try:
         return execute(words[1:]) if words[0] == "exec" else actions[words[0]]()
-    except (build.CannotBuild, Unsupported, CannotStart) as problem:
+    except (CannotBuild, Unsupported, CannotStart) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 3
 

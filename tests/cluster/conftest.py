@@ -19,19 +19,13 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kube import Kube
 from tests.cluster.nodes import TRAINER, Node, images, start_dns
 from tests.cluster.sandbox import Sandbox, Unsupported
+from tests.parts.gomodule import CannotBuild, Progress
 from tools import kustomize, repo
 from tools.cell import Manifests, parse
 
 HERE = Path(__file__).parent
 FOREIGN = "TRAINYARD_TEST_KUBECONFIG"
-COLD_SECONDS = 3000
 REAL_NODES = ("test_job_nodes.py", "test_nodes.py", "test_training.py")
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Collect these tests only when they are asked for by path: they build and start a whole cluster."""
-    asked = (Path(str(word).split("::")[0]).resolve() for word in config.args)
-    return None if any(path == HERE or HERE in path.parents for path in asked) else True
 
 
 class TwoClusters(LoadScopeScheduling):
@@ -51,25 +45,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> TwoClus
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give time to whatever test comes first, which starts the cluster, and perhaps builds it.
-
-    In one process the tests on real nodes come last: once these are there, kwok's pods would go to them too.
-    """
-    for item in items:
-        if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(COLD_SECONDS))
+    """Put the tests on real nodes last, for one process: kwok's pods would go to these nodes too."""
     items.sort(key=lambda item: HERE in item.path.parents and item.path.name in REAL_NODES)
 
 
 @pytest.fixture(scope="session")
-def control_plane(say: build.Progress) -> Iterator[ControlPlane]:
+def control_plane(say: Progress) -> Iterator[ControlPlane]:
     """The processes of a control plane of our own; skipped where another cluster is given or none can be."""
     if os.environ.get(FOREIGN):
         pytest.skip(f"needs to reach into the control plane: unset {FOREIGN}")
     try:
         programs = build.ensure(say)
         sandbox = Sandbox()
-    except (build.CannotBuild, Unsupported) as problem:
+    except (CannotBuild, Unsupported) as problem:
         pytest.skip(str(problem))
     try:
         plane = ControlPlane(sandbox, programs)
@@ -135,7 +123,7 @@ class Nodes:
 
 
 @pytest.fixture(scope="session")
-def nodes(control_plane: ControlPlane, say: build.Progress) -> Nodes:
+def nodes(control_plane: ControlPlane, say: Progress) -> Nodes:
     """Two real nodes with DNS, a registry and a default storage class; skipped where they cannot be."""
     try:
         debian = packages.ensure(say)
@@ -148,6 +136,6 @@ def nodes(control_plane: ControlPlane, say: build.Progress) -> Nodes:
         say(f"two nodes are Ready {control_plane.age:.1f} s after the cluster was begun")
         digest = made[0].push(trainer, TRAINER)
         storage.start(control_plane, TRAINER, [node.name for node in made])
-    except (build.CannotBuild, Unsupported) as problem:
+    except (CannotBuild, Unsupported) as problem:
         pytest.skip(str(problem))
     return Nodes(made, digest)

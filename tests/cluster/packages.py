@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.cluster.build import CannotBuild, Progress, cache
+from tests.cluster.build import cache
 from tests.parts import debian
+from tests.parts.gomodule import CannotBuild, Progress
 
 NAMES = ("containerd", "runc", "containernetworking-plugins", *debian.IPTABLES, "docker-registry")
 

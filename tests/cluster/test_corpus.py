@@ -18,9 +18,9 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from tests.cluster.api import KubectlError, Object
-from tests.cluster.build import Progress
 from tests.cluster.kube import Kube, condition, shared_claim
 from tests.cluster.machines import fake_node
+from tests.parts.gomodule import Progress
 from tools import repo
 from tools.facts.instances import instance
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import build
-from tests.cluster.build import Progress
 from tests.cluster.conftest import FOREIGN
 from tests.cluster.control_plane import ControlPlane
+from tests.parts.gomodule import Progress
 from tools import repo
 
 REFUSED = "test_42_what_the_webhook_refuses_and_what_preflight_refuses[no container pytorch]"

@@ -16,6 +16,7 @@ import pytest
 from tests.cluster import build
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.sandbox import BRIDGE_ADDRESS, Sandbox, Unsupported
+from tests.parts.gomodule import CannotBuild, Progress
 from tools import processes, repo
 
 # A run with etcd, an API server and control groups, that says where it is and then does nothing.
@@ -37,12 +38,12 @@ time.sleep(600)
 
 
 @pytest.fixture
-def other(say: build.Progress) -> Iterator[ControlPlane]:
+def other(say: Progress) -> Iterator[ControlPlane]:
     """Another cluster's etcd and API server, beside the one of the session."""
     try:
         programs = build.ensure(say)
         sandbox = Sandbox()
-    except (build.CannotBuild, Unsupported) as problem:
+    except (CannotBuild, Unsupported) as problem:
         pytest.skip(str(problem))
     try:
         plane = ControlPlane(sandbox, programs)
@@ -84,7 +85,7 @@ def test_there_is_no_way_out(control_plane: ControlPlane) -> None:
     assert not [route for route in routes if route["dst"] == "default"]
 
 
-def test_nothing_is_left_after_sigkill(say: build.Progress) -> None:
+def test_nothing_is_left_after_sigkill(say: Progress) -> None:
     build.ensure(say)
     runner = subprocess.Popen(
         [sys.executable, "-c", RUNNER], cwd=repo.root(), stdout=subprocess.PIPE, text=True

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.cluster.bed import Bed
-from tests.cluster.build import Progress
 from tests.cluster.kube import Kube
 from tests.cluster.planted import PLANTED, Planted
 from tests.job import pages
 from tests.job.conftest import KINDS as MACHINES
 from tests.job.confusion import Confusion, confusion, said
 from tests.job.world import World
+from tests.parts.gomodule import Progress
 from tools.cell import Manifests
 
 LEAST = 60  # situations

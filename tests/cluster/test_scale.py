@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.api import Object
-from tests.cluster.build import Progress
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kube import Kube, shared_claim
 from tests.cluster.machines import fake_node
+from tests.parts.gomodule import Progress
 from tools import processes
 from tools.cell import Manifests, name_of
 from tools.facts.instances import NVIDIA, instance

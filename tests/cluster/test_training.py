@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.build import Progress
 from tests.cluster.conftest import Nodes
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kube import Kube
@@ -27,6 +26,7 @@ from tests.cluster.training import (
     start,
     trained_here,
 )
+from tests.parts.gomodule import Progress
 from tools import repo
 
 CELL = "overlays/cpu/llama-tiny"

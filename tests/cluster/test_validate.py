@@ -19,6 +19,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kube import Kube
 from tests.cluster.machines import fake_node
 from tests.cluster.sandbox import Sandbox, Unsupported
+from tests.parts.gomodule import CannotBuild, Progress
 from tools import cli
 from tools.aws import validate
 from tools.facts.instances import EFA, NVIDIA, instance
@@ -31,12 +32,12 @@ GUEST = "system:serviceaccount:training:guest"
 
 
 @pytest.fixture(scope="module")
-def plane(say: build.Progress) -> Iterator[ControlPlane]:
+def plane(say: Progress) -> Iterator[ControlPlane]:
     """A control plane of its own: nodes that other tests lose would be found here."""
     try:
         programs = build.ensure(say)
         sandbox = Sandbox()
-    except (build.CannotBuild, Unsupported) as problem:
+    except (CannotBuild, Unsupported) as problem:
         pytest.skip(str(problem))
     try:
         plane = ControlPlane(sandbox, programs)

@@ -11,33 +11,12 @@ from tests.cluster.sandbox import CannotStart as SandboxCannotStart
 from tests.cluster.sandbox import Unsupported
 from tests.docker.engine import REGISTRY, Harness
 from tests.docker.packages import CannotStart
-
-HERE = Path(__file__).parent
-SECONDS = 3600
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Collect these tests only when they are asked for by path: they start an engine and build images."""
-    asked = (Path(str(word).split("::")[0]).resolve() for word in config.args)
-    return None if any(path == HERE or HERE in path.parents for path in asked) else True
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give time to whatever test comes first, which fetches the engine and makes the base image."""
-    for item in items:
-        if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(SECONDS))
+from tests.parts.gomodule import Progress
 
 
 @pytest.fixture(scope="session")
-def engine(request: pytest.FixtureRequest) -> Iterator[Harness]:
+def engine(say: Progress) -> Iterator[Harness]:
     """A private engine with a registry; skipped, with the reason, where none can be had."""
-    capture = request.config.pluginmanager.getplugin("capturemanager")
-
-    def say(text: str) -> None:
-        with capture.global_and_fixture_disabled():
-            print(f"\n{text}", end="", flush=True)
-
     try:
         harness = Harness(say)
     except (CannotStart, Unsupported) as problem:

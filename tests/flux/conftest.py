@@ -12,34 +12,19 @@ from tests.cluster.sandbox import Unsupported
 from tests.flux import build
 from tests.flux.fleet import Fleet, git
 from tests.flux.world import World
+from tests.parts.gomodule import CannotBuild, Progress
 from tools import repo
-
-HERE = Path(__file__).parent
-COLD_SECONDS = 3000
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Collect these tests only when they are asked for by path: they start clusters."""
-    asked = (Path(str(word).split("::")[0]).resolve() for word in config.args)
-    return None if any(path == HERE or HERE in path.parents for path in asked) else True
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give time to whatever test comes first, which starts a cluster, and perhaps builds it."""
-    for item in items:
-        if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(COLD_SECONDS))
 
 
 @pytest.fixture(scope="session")
-def start(say: cluster_build.Progress) -> Callable[[Path], Fleet]:
+def start(say: Progress) -> Callable[[Path], Fleet]:
     """A function that starts an empty cluster with Flux, which watches a working copy; close it after use."""
 
     def started(clone: Path) -> Fleet:
         try:
             programs, parts = cluster_build.ensure(say), build.ensure(say)
             return Fleet.start_new(programs, parts, clone)
-        except (cluster_build.CannotBuild, Unsupported) as problem:
+        except (CannotBuild, Unsupported) as problem:
             pytest.skip(str(problem))
 
     return started
