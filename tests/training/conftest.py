@@ -121,7 +121,8 @@ def own_network() -> list[str]:
 def start(texts: dict[str, tuple[str, str]], data_root: Path, tmp_path: Path) -> Iterator[Callable[..., Job]]:
     """Start the trainer: `start(name, nproc=2, overrides=(...))`. Every job is ended afterwards.
 
-    With `entrypoint` it starts as in a pod; `variables` are added to its environment.
+    With `entrypoint` it starts as in a pod; `alone` it has a loopback of its own, where it can be given one;
+    `variables` are added to its environment.
     """
     jobs: list[Job] = []
 
@@ -133,6 +134,7 @@ def start(texts: dict[str, tuple[str, str]], data_root: Path, tmp_path: Path) ->
         restarts: int = 0,
         module: str = "training.pretrain",
         entrypoint: bool = False,
+        alone: bool = True,
         **variables: str,
     ) -> Job:
         own = dict(texts)
@@ -160,7 +162,7 @@ def start(texts: dict[str, tuple[str, str]], data_root: Path, tmp_path: Path) ->
         }
         with output.open("wb") as file:
             process = subprocess.Popen(
-                [*own_network(), *command],
+                [*(own_network() if alone else []), *command],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=environment,

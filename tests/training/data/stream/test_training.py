@@ -35,7 +35,7 @@ def test_a_killed_run_goes_on_bit_for_bit_and_on_another_number_of_ranks(
     server = serve(share=0.2, seed=4)
     keys = (*KEYS, f"data.source={server.pattern}")
     whole = losses(run(texts, keys, tmp_path / "whole", data_root))
-    killed = start("killed", overrides=keys)
+    killed = start("killed", overrides=keys, alone=False)
     killed.until(lambda: len(killed.records()) >= 6, timeout=200)
     for pid in killed.workers():
         os.kill(pid, signal.SIGKILL)
@@ -43,7 +43,7 @@ def test_a_killed_run_goes_on_bit_for_bit_and_on_another_number_of_ranks(
     assert len(killed.records()) < 12, "the control: it was killed on its way"
     assert losses(run(texts, keys, killed.run, data_root)) == whole, "bit for bit"
     assert server.faults()
-    two = start("whole", nproc=2, overrides=(*keys, "train.steps=14"))
+    two = start("whole", nproc=2, overrides=(*keys, "train.steps=14"), alone=False)
     assert two.wait(200) == 0, two.text()
     assert "continuing from step 12" in two.text(), "a checkpoint of one rank goes on at two"
     assert losses(run(texts, (*keys, "train.steps=14"), killed.run, data_root)) == pytest.approx(
