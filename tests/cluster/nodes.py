@@ -29,6 +29,10 @@ from tools import processes, repo
 
 TRAINER = "localhost/trainyard/trainer-cpu:0.1.0"  # the image that overlays/hardware/cpu names
 PAUSE = "localhost/trainyard/pause:test"
+# Where containers have the project and its environment: a checkout may lie below /tmp, which pods hide.
+# The environment's own torchrun names its Python by the path that it has on the machine.
+PROJECT, ENVIRONMENT = "/opt/trainyard", "/opt/environment"
+TORCHRUN = '#!/bin/sh\nexec python -m torch.distributed.run "$@"\n'
 CGROUPS = Path("/sys/fs/cgroup")
 PODS = "10.244.0.0/16"
 _FIRST_PROCESS = """
@@ -304,7 +308,7 @@ def images(plane: ControlPlane) -> tuple[Path, Path]:
     """Make the image of the pods' first process, which the nodes hold, and the trainer's.
 
     The trainer's has only directories: what the machine has of them (system, Python, the project with
-    its environment) is mounted into every container, read-only, at the same place. A copy would be 5 GB.
+    its environment) is mounted into every container, read-only. A copy would be 5 GB.
     """
     folder = plane.sandbox.root / "images"
     folder.mkdir(exist_ok=True)
@@ -316,14 +320,19 @@ def images(plane: ControlPlane) -> tuple[Path, Path]:
         {},
         {"Entrypoint": ["/pause"]},
     )
+    (folder / "torchrun").write_text(TORCHRUN, encoding="utf-8")
     account = "trainer:x:1000:1000::/tmp:/bin/sh\n"
     trainer = image.archive(
         folder / "trainer.tar",
         TRAINER,
         ["etc", "proc", "sys", "dev", "tmp!", "var", "run", "usr"],
-        {"etc/passwd": account, "etc/group": "trainer:x:1000:\n"},
+        {
+            "etc/passwd": account,
+            "etc/group": "trainer:x:1000:\n",
+            "opt/bin/torchrun": folder / "torchrun",
+        },
         {name: f"usr/{name}" for name in ("bin", "sbin", "lib", "lib64")},
-        {"Env": [f"PATH={Path(sys.prefix) / 'bin'}:/usr/local/bin:/usr/bin:/bin"], "User": "1000"},
+        {"Env": [f"PATH=/opt/bin:{ENVIRONMENT}/bin:/usr/bin:/bin", f"PYTHONPATH={PROJECT}"], "User": "1000"},
     )
     return pause, trainer
 
@@ -362,13 +371,13 @@ def start_dns(plane: ControlPlane) -> None:
 def _with_mounts(specification: str) -> str:
     """Return an OCI specification with what the machine has mounted into the container, read-only."""
     base: Object = json.loads(specification)
-    wanted = [Path("/usr"), Path("/etc/alternatives"), Path(sys.base_prefix), Path(sys.prefix), repo.root()]
-    kept: list[Path] = []
-    for path in sorted(set(wanted)):
-        if path.exists() and not any(outer in path.parents for outer in kept):
-            kept.append(path)
+    places = {str(path): str(path) for path in (Path("/usr"), Path("/etc/alternatives")) if path.exists()}
+    if Path("/usr") not in Path(sys.base_prefix).parents:
+        places[sys.base_prefix] = sys.base_prefix
+    places |= {sys.prefix: ENVIRONMENT, str(repo.root()): PROJECT}
     options = ["rbind", "ro", "nosuid", "nodev"]
     base["mounts"] += [
-        {"destination": str(path), "type": "bind", "source": str(path), "options": options} for path in kept
+        {"destination": there, "type": "bind", "source": here, "options": options}
+        for here, there in places.items()
     ]
     return json.dumps(base)

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.docker import buildx
 from tests.docker.engine import ECR, ECR_LOGIN, LOGIN, Harness
+from tests.parts.gomodule import CannotBuild, Progress
 from tools.image.rehearsal import wait_for
 
 Make = Callable[..., Path]
@@ -37,23 +39,41 @@ def python(engine: Harness, code: str, **variables: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("buildkit", ["1", "0"])
-def test_what_is_built_is_what_the_engine_has(engine: Harness, small: Make, buildkit: str) -> None:
-    """With both builders; a changed file makes another image under the same name."""
-    first = built(engine, small(), DOCKER_BUILDKIT=buildkit)
-    assert first["builder"] == ("BuildKit" if buildkit == "1" else "classic")
+@pytest.fixture(params=["buildx", "BuildKit", "classic"])
+def builder(request: pytest.FixtureRequest, engine: Harness, say: Progress) -> Iterator[str]:
+    """One of the three builders, and the first of them is installed only for its own tests."""
+    plugin = engine.sandbox.root / "docker/cli-plugins/docker-buildx"
+    if request.param == "buildx":
+        try:
+            program = buildx.ensure(say)
+        except CannotBuild as problem:
+            pytest.skip(str(problem))
+        plugin.parent.mkdir(parents=True, exist_ok=True)
+        plugin.symlink_to(program)
+    yield request.param
+    plugin.unlink(missing_ok=True)
+
+
+def chosen(builder: str) -> str:
+    """Return what DOCKER_BUILDKIT must be for a builder."""
+    return "0" if builder == "classic" else "1"
+
+
+def test_what_is_built_is_what_the_engine_has(engine: Harness, small: Make, builder: str) -> None:
+    """With each builder; a changed file makes another image under the same name."""
+    first = built(engine, small(), DOCKER_BUILDKIT=chosen(builder))
+    assert first["builder"] == builder
     there = json.loads(engine.docker("image", "inspect", first["tags"][0]))[0]
     assert (there["Id"], there["Size"]) == (first["id"], first["size"])
     kept = json.loads((engine.tree / "local/images/small.json").read_text())
     assert kept == {name: first[name] for name in kept}
     assert engine.docker("run", "--rm", first["tags"][0]).strip() == "step 1"
-    second = built(engine, small(text="print('step 2')\n"), DOCKER_BUILDKIT=buildkit)
+    second = built(engine, small(text="print('step 2')\n"), DOCKER_BUILDKIT=chosen(builder))
     assert second["id"] != first["id"]
     assert second["layers"] == first["layers"]
     assert engine.docker("run", "--rm", second["tags"][0]).strip() == "step 2"
 
 
-@pytest.mark.parametrize("buildkit", ["1", "0"])
 @pytest.mark.parametrize(
     ("tail", "kind"),
     [
@@ -65,9 +85,9 @@ def test_what_is_built_is_what_the_engine_has(engine: Harness, small: Make, buil
     ],
 )
 def test_a_failed_build_has_one_cause_and_no_record(
-    engine: Harness, small: Make, tail: str, kind: str, buildkit: str
+    engine: Harness, small: Make, tail: str, kind: str, builder: str
 ) -> None:
-    done = engine.yard("build", str(small(tail)), "--json", DOCKER_BUILDKIT=buildkit)
+    done = engine.yard("build", str(small(tail)), "--json", DOCKER_BUILDKIT=chosen(builder))
     assert done.returncode == 1
     assert json.loads(done.stdout)["kind"] == kind
     assert not (engine.tree / "local/images/small.json").exists()
