@@ -30,9 +30,7 @@ from tools import processes, repo
 TRAINER = "localhost/trainyard/trainer-cpu:0.1.0"  # the image that overlays/hardware/cpu names
 PAUSE = "localhost/trainyard/pause:test"
 # Where containers have the project and its environment: a checkout may lie below /tmp, which pods hide.
-# The environment's own torchrun names its Python by the path that it has on the machine.
 PROJECT, ENVIRONMENT = "/opt/trainyard", "/opt/environment"
-TORCHRUN = '#!/bin/sh\nexec python -m torch.distributed.run "$@"\n'
 CGROUPS = Path("/sys/fs/cgroup")
 PODS = "10.244.0.0/16"
 _FIRST_PROCESS = """
@@ -320,7 +318,6 @@ def images(plane: ControlPlane) -> tuple[Path, Path]:
         {},
         {"Entrypoint": ["/pause"]},
     )
-    (folder / "torchrun").write_text(TORCHRUN, encoding="utf-8")
     account = "trainer:x:1000:1000::/tmp:/bin/sh\n"
     trainer = image.archive(
         folder / "trainer.tar",
@@ -329,12 +326,27 @@ def images(plane: ControlPlane) -> tuple[Path, Path]:
         {
             "etc/passwd": account,
             "etc/group": "trainer:x:1000:\n",
-            "opt/bin/torchrun": folder / "torchrun",
+            **_scripts(folder / "bin"),
         },
         {name: f"usr/{name}" for name in ("bin", "sbin", "lib", "lib64")},
         {"Env": [f"PATH=/opt/bin:{ENVIRONMENT}/bin:/usr/bin:/bin", f"PYTHONPATH={PROJECT}"], "User": "1000"},
     )
     return pause, trainer
+
+
+def _scripts(folder: Path) -> dict[str, Path]:
+    """Write the environment's scripts (torchrun and others) to `folder`, for the Python of containers.
+
+    Their own first lines name the Python by the path that it has on the machine.
+    """
+    folder.mkdir()
+    found = {}
+    for path in sorted((Path(sys.prefix) / "bin").iterdir()):
+        first, _, rest = path.read_bytes().partition(b"\n") if path.is_file() else (b"", b"", b"")
+        if first.startswith(f"#!{sys.prefix}/bin/python".encode()):
+            (folder / path.name).write_bytes(f"#!{ENVIRONMENT}/bin/python\n".encode() + rest)
+            found[f"opt/bin/{path.name}"] = folder / path.name
+    return found
 
 
 def start_dns(plane: ControlPlane) -> None:
