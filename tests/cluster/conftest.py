@@ -26,6 +26,7 @@ from tools.cell import Manifests, parse
 HERE = Path(__file__).parent
 FOREIGN = "TRAINYARD_TEST_KUBECONFIG"
 REAL_NODES = ("test_job_nodes.py", "test_nodes.py", "test_training.py")
+OWN_PLANES = ("test_isolation.py", "test_validate.py")  # on clusters of their own: with either of the two
 
 
 class TwoClusters(LoadScopeScheduling):
@@ -36,7 +37,8 @@ class TwoClusters(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         """Return which of the two a test belongs to."""
-        return "nodes" if Path(nodeid.partition("::")[0]).name in REAL_NODES else "kwok"
+        name = Path(nodeid.partition("::")[0]).name
+        return "nodes" if name in (*REAL_NODES, *OWN_PLANES) else "kwok"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> TwoClusters:

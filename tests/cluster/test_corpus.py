@@ -50,9 +50,9 @@ class Fate:
 def fates(kube: Kube, fake: None, say: Progress) -> Iterator[dict[str, Fate]]:
     """Every bad manifest applied in a namespace of its own, and what became of it."""
     kube.put(_machines())
-    kube.wait("machines without taints", lambda: not any(map(_tainted, kube.list("nodes"))), 120)
     namespaces = {path.stem: f"t-c-{number}" for number, path in enumerate(BAD)}
     kube.put([_namespace(name) for name in [*namespaces.values(), "team-a"]])
+    kube.wait("machines without taints", lambda: not any(map(_tainted, kube.list("nodes"))), 120)
     refusals = {path.stem: _apply(kube, path, namespaces[path.stem]) for path in BAD}
     admitted = {path.stem: _job(path, namespaces[path.stem]) for path in BAD if not refusals[path.stem]}
     kube.wait(

@@ -49,6 +49,11 @@ class Running:
         phases = {(self.pod(index).get("status") or {}).get("phase") for index in (0, 1)}
         return phases == {"Running"} and condition(self.job(), "Running") is not None
 
+    def is_going(self, index: int) -> bool:
+        """Say whether worker `index` is being deleted, or is gone."""
+        pod = self.pod(index)
+        return not pod or "deletionTimestamp" in pod["metadata"]
+
     def end_pod(self, index: int, phase: str, code: int, **status: Any) -> str:
         """Write a pod's end as its kubelet would; return the pod's UID."""
         pod = self.pod(index)
@@ -121,7 +126,7 @@ def test_38_one_pod_that_ends_with_0_when_preempted_makes_the_job_a_success(
     target = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
     running.end_pod(1, "Succeeded", 0, conditions=[target])
     running.kube.wait("the operator's verdict", lambda: "Succeeded" in running.conditions(), 60)
-    assert running.pod(0).get("metadata", {}).get("deletionTimestamp") or not running.pod(0)
+    running.kube.wait("the other pod to be taken away", lambda: running.is_going(0), 60)
 
 
 def test_38_control_the_same_pod_with_143_is_made_again(started: Callable[..., Running]) -> None:
