@@ -113,13 +113,13 @@ test-long: setup ## Run what make test leaves out for its length: trainings on t
 test-cluster: setup ## Run the tests on a real cluster, made here for them (builds it once)
 	@.venv/bin/python -m tests.cluster build; exec .venv/bin/python -m pytest --numprocesses 2 tests/cluster -m "not cluster_all" $(ARGS)
 
-test-cluster-all: setup ## Run them with the long ones: drained nodes, suspended jobs, 512 GPUs and a queue
+test-cluster-all: setup ## Run them with the long ones: lost nodes, an elastic job, 512 GPUs and a queue, Kubernetes 1.33
 	@.venv/bin/python -m tests.cluster build; exec .venv/bin/python -m pytest --numprocesses 2 tests/cluster $(ARGS)
 
 test-flux: setup ## Run the tests on real Flux, each cluster on a Kubernetes of its own (builds both once)
 	@exec .venv/bin/python -m pytest tests/flux $(ARGS)
 
-test-images: setup ## Run the tests on a private Docker engine and registry, made for them (root, 10 min)
+test-images: setup ## Run the tests on a private Docker engine and registry, made for them (root, up to an hour)
 	@exec .venv/bin/python -m pytest tests/docker $(ARGS)
 
 test-neuron: setup ## Run the tests on XLA, in an environment with torch_xla that is made for them once (7 GiB)
