@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,8 @@ from tests.job.conftest import Cluster, NewWorld
 from tests.job.corpus import STEP
 from tools import repo
 from tools.cli import run
-from tools.job import copy, sender
+from tools.job import copy, sender, submit
+from tools.kubectl import Kubectl
 
 JOB = "cpu-llama-tiny-train"
 
@@ -270,3 +272,14 @@ def test_no_kubectl_is_one_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setenv("PATH", "/nowhere")
     assert run(["job", "list"]) == 2
     assert capsys.readouterr().err.startswith("error: no kubectl on PATH\n  hint: install kubectl 1.31")
+
+
+def test_a_pod_that_has_ended_and_is_being_taken_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever submits again would meet it; what a finished job keeps is not waited for."""
+    kept = {"metadata": {"name": "a"}, "status": {"phase": "Failed"}}
+    leaving = kept | {"metadata": {"name": "a", "deletionTimestamp": "2026-11-21T12:00:00Z"}}
+    answers = [[kept], [leaving, kept], [leaving]]
+    monkeypatch.setattr(Kubectl, "items", lambda self, *words: answers.pop())
+    spec: dict[str, Any] = {"pytorchReplicaSpecs": {"Worker": {"template": {"spec": {}}}}}
+    submit.wait_gone(Kubectl(), {"metadata": {"name": "job"}, "spec": spec}, lambda text: None)
+    assert answers == []

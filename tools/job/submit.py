@@ -168,13 +168,13 @@ def delete(kubectl: Kubectl, job: Object, say: Callable[[str], None]) -> None:
 
 
 def wait_gone(kubectl: Kubectl, job: Object, say: Callable[[str], None]) -> None:
-    """Wait until the job has no pod any more; UserError when their grace period is long over."""
+    """Wait until no pod of the job runs or is on its way out; UserError when their grace is long over."""
     name = job["metadata"]["name"]
     grace = max(int(spec.get("terminationGracePeriodSeconds") or 30) for spec in _templates(job))
     began = told = time.monotonic()
     while True:
         pods = kubectl.items("pods", f"--selector=training.kubeflow.org/job-name={name}")
-        left = [one for one in pods if (one.get("status") or {}).get("phase") not in ("Succeeded", "Failed")]
+        left = [one for one in pods if _goes_on(one)]
         if not left:
             return
         waited = time.monotonic() - began
@@ -185,6 +185,12 @@ def wait_gone(kubectl: Kubectl, job: Object, say: Callable[[str], None]) -> None
             told = time.monotonic()
             say(f"{len(left)} pods still end, {waited:.0f} s of at most {grace} s")
         time.sleep(min(EVERY, 0.5))
+
+
+def _goes_on(pod: Object) -> bool:
+    """Say whether a pod runs, or has ended and is being taken away; what a finished job keeps does not."""
+    ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    return not ended or "deletionTimestamp" in pod["metadata"]
 
 
 @dataclass(frozen=True)
