@@ -57,7 +57,7 @@ def _fail(error: Exception, rank: int, attempt: Attempt, directory: RunDir) -> i
     if not known:
         log.debug("traceback", exc_info=error)  # only in this rank's own log
     if not log.handlers:  # failed before the logs were open
-        print(text, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{text}\n")  # one write: print's newline is another, and ranks share the stream
     try:
         failure.record(error, rank, attempt.step, directory, heartbeat.current())
     except OSError as why:

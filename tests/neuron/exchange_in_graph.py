@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any
 
@@ -27,13 +28,9 @@ def replica(_index: int) -> None:
         COMPILED.wait()
     own.step_done()
     COMPILED.set()
-    print(
-        "replica",
-        rank,
-        xr.world_size(),
-        [gradient.cpu().flatten().tolist() for gradient in gradients],
-        flush=True,
-    )
+    means = [gradient.cpu().flatten().tolist() for gradient in gradients]
+    sys.stdout.write(f"replica {rank} {xr.world_size()} {means}\n")  # one write: replicas share the stream
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -20,8 +20,10 @@ def main() -> int:
     """Do what DO says; return the exit code."""
     RUN.mkdir(parents=True, exist_ok=True)
     (RUN / f"environment-{POD}.json").write_text(json.dumps(dict(os.environ)))
-    print(f"hello from {POD}", flush=True)
-    print(f"warning of {POD}", file=sys.stderr, flush=True)
+    # One write a line: torchrun starts its ranks unbuffered, and print's newline is a write of its own.
+    sys.stdout.write(f"hello from {POD}\n")
+    sys.stdout.flush()
+    sys.stderr.write(f"warning of {POD}\n")
     chosen = os.environ.get("ON", str(RANK)) == str(RANK)
     return {
         "end": end,

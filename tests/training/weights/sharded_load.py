@@ -1,10 +1,10 @@
 """Run by torchrun on any number of ranks: a sharded load keeps the right bits, and no more than its share.
 
 `PYTHONPATH=. torchrun --nproc-per-node=2 tests/training/weights/sharded_load.py DIRECTORY [WEIGHTS]`, in the
-checkout, loads a model over FSDP2 with adapters: WEIGHTS, else one that it makes in DIRECTORY. Prints, for
-each rank, the peak of its resident memory while it loads, above what it had, as a ratio to its shard; and, as
-control, the same for a load of the whole model. A step of a small one in bf16 follows, against the same step
-on one rank.
+checkout, loads a model over FSDP2 with adapters: WEIGHTS, else one that it makes in DIRECTORY. Writes, for
+each rank, DIRECTORY/report-RANK.json: the peak of its resident memory while it loads, above what it had, as a
+ratio to its shard; and, as control, the same for a load of the whole model. A step of a small one in bf16
+follows, against the same step on one rank.
 """
 
 from __future__ import annotations
@@ -98,18 +98,15 @@ def main() -> None:
         if "lora" not in name:
             expected = whole[name.replace(".base_layer.", ".")]
             assert torch.equal(parameter.full_tensor(), expected), name
-    print(
-        json.dumps(
-            {
-                "rank": ranks.rank,
-                "digest": opened.digest,
-                "shard_mib": shard,
-                "ratio": task.peak / shard,
-                "control": control / shard,
-            }
-        ),
-        flush=True,
-    )
+    report = {
+        "rank": ranks.rank,
+        "digest": opened.digest,
+        "shard_mib": shard,
+        "ratio": task.peak / shard,
+        "control": control / shard,
+    }
+    # A file for each rank: torchrun starts them unbuffered, so that lines of two ranks run into each other.
+    (directory / f"report-{ranks.rank}.json").write_text(json.dumps(report))
     check_a_bf16_step(directory / "small", ranks)
     torch.distributed.destroy_process_group()
 
