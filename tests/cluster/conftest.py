@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kube import Kube
 from tests.cluster.nodes import TRAINER, Node, images, start_dns
 from tests.cluster.sandbox import Sandbox, Unsupported
+from tests.cluster.turns import Turns
 from tests.parts.gomodule import CannotBuild, Progress
 from tools import kustomize, repo
 from tools.cell import Manifests, parse
@@ -26,7 +28,6 @@ from tools.cell import Manifests, parse
 HERE = Path(__file__).parent
 FOREIGN = "TRAINYARD_TEST_KUBECONFIG"
 REAL_NODES = ("test_job_nodes.py", "test_nodes.py", "test_training.py")
-OWN_PLANES = ("test_isolation.py", "test_validate.py")  # on clusters of their own: with either of the two
 
 
 class TwoClusters(LoadScopeScheduling):
@@ -38,12 +39,35 @@ class TwoClusters(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         """Return which of the two a test belongs to."""
         name = Path(nodeid.partition("::")[0]).name
-        return "nodes" if name in (*REAL_NODES, *OWN_PLANES) else "kwok"
+        return "nodes" if name in REAL_NODES else "kwok"
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> TwoClusters:
     """Share the tests out among the processes of `--numprocesses`."""
     return TwoClusters(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Let kwok's tests keep out of the processors while a test on the real nodes measures seconds."""
+    if item.path.parent != HERE or item.path.name in REAL_NODES:
+        return (yield)
+    with turns(item.config).test():
+        return (yield)
+
+
+@pytest.fixture
+def alone(request: pytest.FixtureRequest) -> AbstractContextManager[None]:
+    """For a test that measures seconds: waits for the other process's test, and keeps its next waiting."""
+    return turns(request.config).alone()
+
+
+def turns(config: pytest.Config) -> Turns:
+    """Return the turns of this run of tests."""
+    factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
+    base = factory.getbasetemp()
+    return Turns(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,7 +2,7 @@
 
 Most are admitted: that is why preflight exists. For each of these the test finds out what happens next on a
 cluster with free machines of every type, and prints the table. kwok's nodes mount nothing and run nothing, so
-"placed" says only that the machines are taken and paid for.
+"placed" says only that the machines are taken and paid for. Takes minutes: in `make test-cluster-all` alone.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tests.parts.gomodule import Progress
 from tools import repo
 from tools.facts.instances import instance
 
+pytestmark = pytest.mark.cluster_all
 BAD = sorted((repo.root() / "tests/preflight/corpus/bad").glob("*.yaml"))
 RULE = re.compile(r"^# rule: (\S+)", re.MULTILINE)
 SETTLED_SECONDS = 300

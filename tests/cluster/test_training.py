@@ -7,6 +7,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ CELL = "overlays/cpu/llama-tiny"
 RESUME_SECONDS = 20
 DEFAULT_SECONDS = 30  # what torchrun's defaults take at least
 COMMITTED_STEPS = 200
+FAULT, SECOND_FAULT = 23, 43  # steps a little behind a checkpoint each
 CURVE = 0.05  # of loss: what rounding may add up to in 300 steps
 # The launcher itself as process 1, with its own settings.
 OURS = "- training.entrypoint\n            - torchrun"
@@ -72,13 +74,23 @@ def undisturbed(kube: Kube, nodes: Nodes, rendered: dict[str, str]) -> Iterator[
 
 
 @pytest.fixture
-def running(
+def begin(
     kube: Kube, nodes: Nodes, rendered: dict[str, str], undisturbed: Training, team: Team
-) -> Training:
-    """The shorter run at work, some steps behind its first checkpoint."""
-    training = start(kube, team(), short(rendered[CELL]), undisturbed.volume)
-    training.wait_step(23)
-    return training
+) -> Callable[[], Training]:
+    """A function that starts the shorter run, and returns it some steps behind its first checkpoint."""
+
+    def started() -> Training:
+        training = start(kube, team(), short(rendered[CELL]), undisturbed.volume)
+        training.wait_step(FAULT)
+        return training
+
+    return started
+
+
+@pytest.fixture
+def running(begin: Callable[[], Training]) -> Training:
+    """The shorter run at work."""
+    return begin()
 
 
 def assert_like(training: Training, undisturbed: Training) -> None:
@@ -119,17 +131,34 @@ def test_the_committed_cell_trains_all_its_steps(
     assert_equal(training, trained_here(training, CELL, tmp_path))
 
 
-def test_a_deleted_pod_is_made_again_and_training_goes_on(
-    running: Training, undisturbed: Training, say: Progress
+def test_training_goes_on_after_a_deleted_pod_and_then_a_killed_container(
+    begin: Callable[[], Training],
+    undisturbed: Training,
+    nodes: Nodes,
+    say: Progress,
+    alone: AbstractContextManager[None],
 ) -> None:
-    """The next step comes within 20 s.
+    """Two faults in one run, a checkpoint between them; the end is the undisturbed run's, bit for bit.
 
-    On a machine so busy that a start alone takes about as long, it is held against this run's own start, for
-    a pod ends before another one starts: one start and a half.
+    After the first, the next step comes within 20 s. On a machine so busy that a start alone takes about as
+    long, it is held against this run's own start, for a pod ends before another one starts: one start and a
+    half. The second is in the pod that holds the rendezvous: the other's launcher loses it, and starts again
+    too.
     """
-    began = running.metrics()[0]["time"] - running.created()
-    recovery = _delete(running, 1)
+    with alone:
+        running = begin()
+        began = running.metrics()[0]["time"] - running.created()
+        recovery = _delete(running, 1)
     say(f"deleted pod, seconds since: {recovery}; the job's own start took {began:.1f}")
+    running.wait_step(SECOND_FAULT)
+    assert running.last_step() < STEPS, "the run was over before the second fault"
+    pod = running.pod(0)
+    container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
+    restarts, at = running.restarts(0), time.time()
+    nodes.of(pod).kill_container(container)
+    killed = watch(running, at, lambda: running.restarts(0) > restarts)
+    say(f"killed container, seconds since: {killed}")
+    assert running.uid(0) == pod["metadata"]["uid"]
     assert_like(running, undisturbed)
     assert recovery.step <= max(RESUME_SECONDS, 1.5 * began)
 
@@ -144,24 +173,10 @@ def test_control_torchruns_defaults_take_much_longer(
     one waits for it in the store of the new round, and both give up after 60 s.
     """
     training = start(kube, team(), changed(short(rendered[CELL]), DEFAULTS), undisturbed.volume)
-    training.wait_step(23)
+    training.wait_step(FAULT)
     recovery = _delete(training, 1)
     say(f"deleted pod with torchrun's defaults, seconds since: {recovery}")
     assert recovery.step >= DEFAULT_SECONDS
-
-
-def test_a_killed_container_starts_again_in_its_pod(
-    running: Training, undisturbed: Training, nodes: Nodes, say: Progress
-) -> None:
-    """Of the pod that holds the rendezvous: the other's launcher loses it, and starts again too."""
-    pod = running.pod(0)
-    container = pod["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")
-    at = time.time()
-    nodes.of(pod).kill_container(container)
-    recovery = watch(running, at, lambda: running.restarts(0) >= 1)
-    say(f"killed container, seconds since: {recovery}")
-    assert running.uid(0) == pod["metadata"]["uid"]
-    assert_like(running, undisturbed)
 
 
 @pytest.mark.cluster_all
@@ -231,7 +246,7 @@ def test_an_elastic_job_goes_on_with_one_pod_and_then_with_two_again(
     """A step reads the same samples whatever the number of ranks: the same curve but for rounding."""
     elastic = changed(short(rendered[CELL], 3 * STEPS), {"minReplicas: 2": "minReplicas: 1"})
     training = start(kube, team(), elastic, undisturbed.volume)
-    training.wait_step(23)
+    training.wait_step(FAULT)
     node = training.pod(1)["spec"]["nodeName"]
     kube.run("cordon", node)
     try:
