@@ -108,12 +108,11 @@ def slow_network(snapshot: Snapshot) -> Iterator[Cause]:
 
 def slowdown(snapshot: Snapshot) -> Iterator[Cause]:
     """The run is slower than it was."""
-    if is_over(snapshot):
-        return
     records = [record for record in progress.of(snapshot).records if _speed(record)]
-    if len(records) < 4 * RECENT:
+    of_now = [record for record in _recent(snapshot) if _speed(record)]
+    if len(records) < 4 * RECENT or len(of_now) < RECENT:
         return
-    now = statistics.median(_speed(record) for record in records[-RECENT:])
+    now = statistics.median(map(_speed, of_now))
     before = [
         statistics.median(_speed(record) for record in records[start : start + RECENT])
         for start in range(RECENT, len(records) - 2 * RECENT + 1, RECENT)
@@ -129,6 +128,13 @@ def _speed(record: Record) -> float:
 
 
 def _recent(snapshot: Snapshot) -> list[Record]:
-    if is_over(snapshot):
+    """Return the newest records of the containers that run now.
+
+    A step needs every rank, so what was recorded before the newest container started is of a run before it:
+    it says nothing of how this one goes.
+    """
+    started = [pod.started.timestamp() for pod in snapshot.pods if pod.started]
+    if is_over(snapshot) or not started:
         return []
-    return progress.of(snapshot).records[-RECENT:]
+    newest = progress.of(snapshot).records[-RECENT:]
+    return [record for record in newest if record.time is None or record.time >= max(started)]

@@ -65,6 +65,27 @@ def resuming_after_one_restart(world: World) -> None:
 
 
 @situation(HEALTHY)
+def resumed_and_its_last_steps_were_slow(world: World) -> None:
+    """What slowed the run before it was suspended says nothing of the pods that are loading now."""
+    _resumed(world, {"tokens_per_s": 500.0, "data_wait_s": 0.6, "rank_step_s": [0.9, 0.4]})
+
+
+@situation(HEALTHY)
+def resumed_behind_steps_without_a_loss(world: World) -> None:
+    _resumed(world, {"loss": float("nan")})
+
+
+def _resumed(world: World, last: dict[str, object]) -> None:
+    """New pods are loading; the last steps of those before them were like this."""
+    world.training(steps=200, silent=60, phase="loading", rows=[last] * 30)
+    assert world.run is not None
+    for index in (0, 1):
+        world.running(index, seconds=20)
+    for beat in world.run["heartbeats"].values():
+        beat["time"] += 59
+
+
+@situation(HEALTHY)
 def scheduled_a_moment_ago(world: World) -> None:
     world.pending(0, 1, seconds=3)
     world.nodes = [node(f"node-{index}", "m5.xlarge") for index in range(2)]
