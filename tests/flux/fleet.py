@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
-from tests.cluster.api import Object
+from tests.cluster.api import KubectlError, Object
 from tests.cluster.build import Programs
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kube import Kube
@@ -25,6 +25,8 @@ NAMESPACE = "flux-system"
 ADDRESS = "https://git.example.com/team/trainyard.git"  # of clusters/*/flux-system/sync.yaml
 KIND = "kustomizations.kustomize.toolkit.fluxcd.io"
 PATIENCE = 400  # seconds that anything may take on a machine with no time; usually one
+# The API server's answer, 429, of a type that is just being made: kubectl asks again.
+STORAGE_COMES = "storage is (re)initializing"
 # Without waiting that only a production cluster needs (`kustomize-controller --help`).
 FLAGS = (
     *("--watch-all-namespaces", "--enable-leader-election=false", "--events-addr=", "--log-encoding=console"),
@@ -122,7 +124,12 @@ class Fleet:
 
         def look() -> bool:
             self.source.publish()
-            return ready()
+            try:
+                return ready()
+            except KubectlError as problem:
+                if STORAGE_COMES not in str(problem):
+                    raise
+                return False
 
         try:
             self.kube.wait(what, look, seconds)
