@@ -6,7 +6,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,22 +75,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: HERE in item.path.parents and item.path.name in REAL_NODES)
 
 
-@pytest.fixture(scope="session")
-def control_plane(say: Progress) -> Iterator[ControlPlane]:
-    """The processes of a control plane of our own; skipped where another cluster is given or none can be."""
-    if os.environ.get(FOREIGN):
-        pytest.skip(f"needs to reach into the control plane: unset {FOREIGN}")
+@contextmanager
+def own_plane(say: Progress) -> Iterator[ControlPlane]:
+    """Give a control plane to start, in a sandbox that ends with the block; skip where none can be."""
     try:
         programs = build.ensure(say)
         sandbox = Sandbox()
     except (CannotBuild, Unsupported) as problem:
         pytest.skip(str(problem))
     try:
-        plane = ControlPlane(sandbox, programs)
-        plane.start()
-        yield plane
+        yield ControlPlane(sandbox, programs)
     finally:
         sandbox.close()
+
+
+@pytest.fixture(scope="session")
+def control_plane(say: Progress) -> Iterator[ControlPlane]:
+    """The processes of a control plane of our own; skipped where another cluster is given or none can be."""
+    if os.environ.get(FOREIGN):
+        pytest.skip(f"needs to reach into the control plane: unset {FOREIGN}")
+    with own_plane(say) as plane:
+        plane.start()
+        yield plane
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import build
+from tests.cluster.conftest import own_plane
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.sandbox import BRIDGE_ADDRESS, Sandbox, Unsupported
-from tests.parts.gomodule import CannotBuild, Progress
+from tests.cluster.sandbox import BRIDGE_ADDRESS
+from tests.parts.gomodule import Progress
 from tools import processes, repo
 
 # A run with etcd, an API server and control groups, that says where it is and then does nothing.
@@ -24,6 +25,7 @@ RUNNER = """
 import sys, time
 from pathlib import Path
 from tests.cluster import build
+from tests.cluster.conftest import own_plane
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.sandbox import Sandbox
 sandbox = Sandbox()
@@ -40,19 +42,11 @@ time.sleep(600)
 @pytest.fixture
 def other(say: Progress) -> Iterator[ControlPlane]:
     """Another cluster's etcd and API server, beside the one of the session."""
-    try:
-        programs = build.ensure(say)
-        sandbox = Sandbox()
-    except (CannotBuild, Unsupported) as problem:
-        pytest.skip(str(problem))
-    try:
-        plane = ControlPlane(sandbox, programs)
+    with own_plane(say) as plane:
         plane.start_etcd()
         plane.start_api_server()
         yield plane
-    finally:
-        sandbox.close()
-    assert not sandbox.root.exists()
+    assert not plane.sandbox.root.exists()
 
 
 def test_two_clusters_side_by_side_do_not_meet(control_plane: ControlPlane, other: ControlPlane) -> None:

@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import build
 from tests.cluster.api import Object
+from tests.cluster.conftest import own_plane
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kube import Kube
 from tests.cluster.machines import fake_node
-from tests.cluster.sandbox import Sandbox, Unsupported
-from tests.parts.gomodule import CannotBuild, Progress
+from tests.parts.gomodule import Progress
 from tools import cli
 from tools.aws import validate
 from tools.facts.instances import EFA, NVIDIA, instance
@@ -34,18 +33,10 @@ GUEST = "system:serviceaccount:training:guest"
 @pytest.fixture(scope="module")
 def plane(say: Progress) -> Iterator[ControlPlane]:
     """A control plane of its own: nodes that other tests lose would be found here."""
-    try:
-        programs = build.ensure(say)
-        sandbox = Sandbox()
-    except (CannotBuild, Unsupported) as problem:
-        pytest.skip(str(problem))
-    try:
-        plane = ControlPlane(sandbox, programs)
+    with own_plane(say) as plane:
         plane.start()
         _furnish(plane.kube)
         yield plane
-    finally:
-        sandbox.close()
 
 
 def _furnish(kube: Kube) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from tests.cluster.api import Object
 from tests.cluster.kube import Kube, condition
 from tests.cluster.storage import directory_of
-from tools import repo
+from tests.parts import tree
 
 JOB = "cpu-llama-tiny-train"
 STEPS = 100
@@ -178,8 +178,7 @@ def trained_here(training: Training, cell: str, root: Path, *settings: str) -> T
 
     `settings` are its further words. AssertionError with what it says where it fails.
     """
-    for name in ("tools", "training", "base", "overlays"):
-        shutil.copytree(repo.root() / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    tree.copy(root)
     copy_data(training.volume, root / "local")
     local = Training(training.kube, "", root / "local")
     if (training.run / "cache").exists():  # compiled once
