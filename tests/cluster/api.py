@@ -26,6 +26,7 @@ from tools import processes
 Object = dict[str, Any]
 CALL_SECONDS = 180
 START_SECONDS = 30
+RETRIES = 10  # of an answer that says when to ask again
 APPLY = {"Content-Type": "application/apply-patch+yaml"}  # JSON is YAML
 
 
@@ -121,20 +122,36 @@ class Api:
     def _ask(
         self, method: str, path: str, body: Object | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, Any]:
-        """Return the status and the answer; where the API server cannot be reached, the proxy says 502."""
+        """Return the status and the answer; where the API server cannot be reached, the proxy says 502.
+
+        A server that is busy, or that has just learnt of a kind, says when to ask again: that is done, as often
+        as client-go does.
+        """
+        for _ in range(RETRIES):
+            status, answer, again = self._ask_once(method, path, body, headers or {})
+            if again is None or status < 429:
+                break
+            time.sleep(float(again))
+        return status, answer
+
+    def _ask_once(
+        self, method: str, path: str, body: Object | None, headers: Mapping[str, str]
+    ) -> tuple[int, Any, str | None]:
+        """Return the status, the answer, and after how many seconds to ask again where the server says so."""
         connection = _Connection(self._socket)
         try:
-            connection.request(method, path, json.dumps(body) if body else None, dict(headers or {}))
+            connection.request(method, path, json.dumps(body) if body else None, dict(headers))
             response = connection.getresponse()
             text = response.read().decode()
         except OSError as problem:
             raise KubectlError(f"{method} {path}: {problem}") from problem
         finally:
             connection.close()
+        again = response.getheader("Retry-After")
         try:
-            return response.status, json.loads(text)
+            return response.status, json.loads(text), again
         except ValueError:
-            return response.status, {"message": text.strip()}
+            return response.status, {"message": text.strip()}, again
 
 
 class _Connection(http.client.HTTPConnection):
