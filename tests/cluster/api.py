@@ -124,8 +124,8 @@ class Api:
     ) -> tuple[int, Any]:
         """Return the status and the answer; where the API server cannot be reached, the proxy says 502.
 
-        A server that is busy, or that has just learnt of a kind, says when to ask again: that is done, as often
-        as client-go does.
+        A server that is busy, or has just learnt of a kind, says when to ask again: that is done, as often as
+        client-go does.
         """
         for _ in range(RETRIES):
             status, answer, again = self._ask_once(method, path, body, headers or {})
