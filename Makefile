@@ -28,7 +28,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
 ##@ Start here
 help: ## Show this help
-	@awk 'BEGIN {FS = ":.*## "; print "make TARGET [VARIABLE=value]"} /^##@ / {print "\n" substr($$0, 5)} /^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk 'BEGIN {FS = ":.*## "; print "make TARGET [VARIABLE=value]"} /^##@ / {print "\n" substr($$0, 5)} /^[a-z%-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: ## Make .venv from requirements.lock; every other target does it when needed
 	@$(PYTHON) tools/bootstrap.py $(if $(filter setup,$(MAKECMDGOALS)),,--quiet)
@@ -76,6 +76,9 @@ job-status: setup ## Show a job: pods, step, speed, time left (JOB=name, or noth
 
 why: setup ## Say why a job does not train: one cause, its evidence, what to do (JOB=...)
 	@exec .venv/bin/yard job why $(JOB) $(ARGS)
+
+job-%: setup ## Any other yard job command: list, logs, metrics, plot, stop, retry, cp ... (JOB=name ARGS="--rank 0")
+	@exec .venv/bin/yard job $* $(JOB) $(ARGS)
 
 precompile: setup ## Compile a trn1 cell's graphs on the current cluster before it trains (MODEL=bert-large)
 	@.venv/bin/yard precompile trn1/$(MODEL) $(ARGS) | kubectl apply --server-side -f -
