@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,60 @@ def test_suspending_and_comments_are_no_change(team: Team, edit: Edit) -> None:
     assert team.failed() == []
 
 
+def test_a_copy_of_a_run_is_no_other_run(team: Team) -> None:
+    """Renamed in all but its suffix, it would take over the first one's job."""
+    path = team.started()
+    text = path.read_text(encoding="utf-8").replace("cpu-llama-tiny-r1", "cpu-llama-tiny-r9")
+    path.with_name("cpu-llama-tiny-r9.yaml").write_text(text, encoding="utf-8")
+    assert any("two runs could be one job" in one for one in team.failed())
+
+
+def test_what_flux_applies_and_nobody_checks_is_refused(team: Team) -> None:
+    path = team.started()
+    text = path.read_text(encoding="utf-8")
+    path.with_suffix(".yml").write_text(text, encoding="utf-8")
+    assert any("cpu-llama-tiny-r1.yaml is the same run" in one for one in team.failed())
+    path.with_suffix(".yml").unlink()
+    below = path.parent / "old" / path.name
+    below.parent.mkdir()
+    path.rename(below)
+    assert any("a run lies in runs/ itself" in one for one in team.failed())
+
+
+def test_what_was_pushed_stays_also_where_it_is_amended(team: Team, edit: Edit) -> None:
+    path = team.started()
+    team.git("clone", "--quiet", "--bare", ".", "../pushed")
+    team.git("remote", "add", "origin", "../pushed")
+    team.git("fetch", "--quiet", "origin")
+    team.git("branch", "--quiet", "--set-upstream-to=origin/main")
+    assert team.failed() == []
+    edit(path, "interval: 5m", "interval: 6m")
+    team.git("commit", "--quiet", "--all", "--amend", "--no-edit")
+    assert "run-edited" in team.failed()[0]
+
+
+def test_what_a_merge_brought_is_known(team: Team, edit: Edit) -> None:
+    """Added in the merge itself, which git's log leaves out by itself."""
+    team.git("checkout", "--quiet", "-b", "side")
+    team.commit("side")
+    team.git("checkout", "--quiet", "main")
+    team.commit("main")
+    team.git("merge", "--quiet", "--no-ff", "--no-commit", "side")
+    path = team.started()
+    edit(path, "interval: 5m", "interval: 6m")
+    assert "run-edited" in team.failed()[0]
+
+
+def test_a_shallow_clone_cannot_tell(team: Team, edit: Edit) -> None:
+    """As a continuous integration clones: the one commit it has seems to have brought every file."""
+    edit(team.started(), "interval: 5m", "interval: 6m")
+    team.commit("changed")
+    team.git("clone", "--quiet", "--depth=1", f"file://{team.root}", "../shallow")
+    shallow = replace(team, root=team.root.parent / "shallow")
+    (found,) = [one for one in shallow.check() if one.details["rule"] == "run-edited"]
+    assert (found.state, found.remedy) == (State.CANNOT_TELL, "git fetch --unshallow")
+
+
 def test_a_name_that_comes_back_with_other_content_is_refused(team: Team, edit: Edit) -> None:
     path = team.started()
     text = path.read_text(encoding="utf-8")
@@ -79,6 +134,12 @@ def test_a_name_that_comes_back_with_other_content_is_refused(team: Team, edit: 
     ("old", "new_text", "message"),
     [
         ("  nameSuffix: -r1\n", "", "no spec.nameSuffix"),
+        ("  nameSuffix: -r1\n", "  nameSuffix: -r2\n", "make cpu-llama-tiny-r2, and the run is"),
+        (
+            "kind: Kustomization\nmetadata:\n  name: cpu-llama-tiny-r1\n  namespace: flux-system\n",
+            "kind: Kustomization\nmetadata:\n  name: cpu-llama-tiny-r1\n  namespace: team\n",
+            "Kustomization is not in flux-system",
+        ),
         ("  prune: true\n", "", "no spec.prune"),
         ("  targetNamespace: training\n", "", "no spec.targetNamespace"),
         ("  prune: true\n", "  prune: true\n  force: true\n", "spec.force"),

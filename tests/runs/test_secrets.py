@@ -43,7 +43,27 @@ def test_there_is_none_in_the_checkout(team: Team) -> None:
     assert check.check_secrets(team.root) == []
 
 
-@pytest.mark.parametrize("text", [PLAIN, ENCRYPTED + "---\n" + PLAIN.replace("hf-token", "other")])
+def indented(text: str, by: int) -> str:
+    return text.replace("\n", "\n" + " " * by).rstrip()
+
+
+PLAIN_PLACES = {
+    "alone": PLAIN,
+    "behind an encrypted one": ENCRYPTED + "---\n" + PLAIN.replace("hf-token", "other"),
+    "in a List": f"apiVersion: v1\nkind: List\nitems:\n  - {indented(PLAIN, 4)}\n",
+    "in a SecretList": "apiVersion: v1\nkind: SecretList\nitems:\n  - {data: {a: YQ==}}\n",
+    "as JSON": '{"apiVersion": "v1", "kind": "Secret", "stringData": {"a": "b"}}\n',
+    "in a patch": f"kind: Component\npatches:\n  - patch: |\n      {indented(PLAIN, 6)}\n",
+    "in an older patch": f"kind: Component\npatchesStrategicMerge:\n  - |\n    {indented(PLAIN, 4)}\n",
+    "in Flux's patch": f"kind: Any\nspec:\n  patches:\n    - patch: |\n        {indented(PLAIN, 8)}\n",
+    "in a patch's operation": (
+        "kind: Component\npatches:\n  - target: {kind: Secret}\n    patch: |\n"
+        "      - {op: add, path: /stringData/a, value: hf_plain}\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", PLAIN_PLACES.values(), ids=PLAIN_PLACES)
 def test_a_plain_one_is_refused(team: Team, text: str) -> None:
     place(team, text)
     assert any("is in plain text" in one.summary for one in judged(team))
@@ -91,3 +111,17 @@ def test_an_ignored_file_is_not_in_git(team: Team) -> None:
     (team.root / ".gitignore").write_text("local.yaml\n", encoding="utf-8")
     (team.cluster / "local.yaml").write_text(PLAIN, encoding="utf-8")
     assert judged(team) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "is_plain"),
+    [
+        ("A=ENC[AES256_GCM,data:a]\nB=hf_plain\nsops_version=3.9.0\n", True),
+        ("# note\nA=ENC[AES256_GCM,data:a]\nB=ENC[AES256_GCM,data:b]\nsops_version=3.9.0\n", False),
+    ],
+)
+def test_a_half_encrypted_env_file_is_plain(team: Team, text: str, is_plain: bool) -> None:
+    (team.cluster / "storage/half.env").write_text(text, encoding="utf-8")
+    with (team.cluster / "storage/kustomization.yaml").open("a", encoding="utf-8") as file:
+        file.write("secretGenerator:\n  - name: half\n    envs: [half.env]\n")
+    assert any("is in plain text" in one.summary for one in judged(team)) is is_plain

@@ -19,7 +19,7 @@ from tools.repo import nearest
 from tools.runs import fleet, git, secrets
 from tools.runs.live import Live
 from tools.runs.render import render
-from tools.runs.runfile import COMMIT, DIGEST, HEALTH, SSA, RunFile, health_check, read
+from tools.runs.runfile import COMMIT, DIGEST, HEALTH, NAMESPACE, SSA, RunFile, health_check, read
 from tools.verdict import State, Verdict
 
 TTL = "ttlSecondsAfterFinished"
@@ -31,7 +31,7 @@ def check(root: Path, cluster: Path, renderer: Renderer, live: Mapping[str, Live
     found: list[Verdict] = []
     for path in sorted((cluster / "runs").glob("*.y*ml")):
         found += _run(root, path, added, renderer, live)
-    return [*found, *_facts(root, cluster)]
+    return [*found, *_misplaced(root, cluster), *_facts(root, cluster)]
 
 
 def check_secrets(root: Path) -> list[Verdict]:
@@ -49,6 +49,22 @@ def run_files(root: Path, cluster: Path) -> list[RunFile]:
 
 def _folder(root: Path, cluster: Path) -> str:
     return (cluster / "runs").relative_to(root).as_posix()
+
+
+def _misplaced(root: Path, cluster: Path) -> Iterator[Verdict]:
+    """Yield verdicts on files that Flux applies from runs/ and that are no run of their own."""
+    folder = cluster / "runs"
+    known = {path.with_suffix("").name: path for path in sorted(folder.glob("*.yaml"))}
+    for path in sorted(folder.rglob("*.y*ml")):
+        name = path.relative_to(root).as_posix()
+        if path.parent != folder:
+            remedy = f"git mv it into {_folder(root, cluster)}: Flux applies what lies below, too"
+            summary = f"{name}: a run lies in runs/ itself, and this one nobody checks"
+        elif path.suffix == ".yml" and path.stem in known:
+            summary, remedy = f"{name}: {path.stem}.yaml is the same run", "one file a run"
+        else:
+            continue
+        yield Verdict(State.FAIL, summary, remedy=remedy, details={"rule": "run-file"})
 
 
 def _run(
@@ -73,12 +89,17 @@ def _faults(run: RunFile) -> Iterator[str]:
     for item in (run.source, run.kustomization):
         if item["metadata"].get("name") != run.name:
             yield f"{item['kind']} is named {item['metadata'].get('name')}, the file {run.name}"
+        if item["metadata"].get("namespace") != NAMESPACE:
+            yield f"{item['kind']} is not in {NAMESPACE}: moved, Flux would make its job again"
     if not COMMIT.fullmatch(run.commit) or not isinstance((source.get("ref") or {}).get("commit"), str):
         yield f"spec.ref.commit is no commit of 40 digits in quotes: {run.commit or 'nothing'}"
     if spec.get("sourceRef", {}).get("name") != run.name or "namespace" in spec.get("sourceRef", {}):
         yield "spec.sourceRef is not the file's own GitRepository: what it applies would not be pinned"
     if not spec.get("nameSuffix"):
         yield "no spec.nameSuffix: two runs of the cell would be one job"
+    stem = run.cell.removeprefix("overlays/").replace("/", "-") + str(spec.get("nameSuffix", ""))
+    if spec.get("nameSuffix") and stem != run.name:
+        yield f"cell and nameSuffix make {stem}, and the run is {run.name}: two runs could be one job"
     if not spec.get("targetNamespace"):
         yield "no spec.targetNamespace"
     if not any(DIGEST.fullmatch(str(image.get("digest"))) for image in spec.get("images") or []):
@@ -108,6 +129,9 @@ def _edited(root: Path, run: RunFile, added: Mapping[str, str], live: Mapping[st
         *_changes(before.source, run.source, "GitRepository"),
         *_changes(before.kustomization, run.kustomization, "Kustomization"),
     ]
+    if not changes and git.is_shallow(root):
+        summary = f"{run.path}: this clone is shallow, and what the file first was is not in it"
+        return Verdict(State.CANNOT_TELL, summary, remedy="git fetch --unshallow", details=rule)
     if not changes:
         return Verdict(State.PASS, f"{run.path}: as committed in {first[:12]}", details=rule)
     own = None if live is None else live.get(run.name)

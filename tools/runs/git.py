@@ -53,13 +53,23 @@ def text_at(root: Path, revision: str, path: str) -> str | None:
 
 
 def added(root: Path, folder: str) -> dict[str, str]:
-    """Return the commit that first brought each file that was ever below `folder`, by the file's path."""
-    words = ("log", "--diff-filter=A", "--format=%x01%H", "--name-only", "--no-renames", "--", folder)
+    """Return the commit that first brought each file that was ever below `folder`, by the file's path.
+
+    In this branch, or in the one that it follows: what was pushed stays so, also where it was amended here.
+    """
+    upstream = _git(root, "rev-parse", "--verify", "--quiet", "@{upstream}")
+    revisions = ["HEAD", *(["@{upstream}"] if upstream.returncode == 0 else [])]
+    words = ("log", "-m", "--diff-filter=A", "--format=%x01%H", "--name-only", "--no-renames", *revisions)
     found: dict[str, str] = {}
-    for block in _text(root, *words).split("\1"):
+    for block in _text(root, *words, "--", folder).split("\1"):
         revision, *names = [line for line in block.splitlines() if line] or [""]
         found |= dict.fromkeys(names, revision)  # git begins with the newest
     return found
+
+
+def is_shallow(root: Path) -> bool:
+    """Say whether this clone lacks a part of the history."""
+    return _text(root, "rev-parse", "--is-shallow-repository").strip() == "true"
 
 
 def unpack(root: Path, revision: str, folders: list[str], target: Path) -> None:

@@ -26,7 +26,7 @@ def verdicts(root: Path) -> list[Verdict]:
     found: list[Verdict] = []
     for name in git.files(root, *FOLDERS):
         path = root / name
-        if path.suffix in (".yaml", ".yml") and path.is_file():
+        if path.suffix in (".yaml", ".yml", ".json") and path.is_file():
             found += [judged for item in _documents(path) for judged in _judge(root, path, item, appliers)]
     return found
 
@@ -44,6 +44,12 @@ def _documents(path: Path) -> Iterator[dict[str, Any]]:
 
 def _judge(root: Path, path: Path, item: dict[str, Any], appliers: list[fleet.Applied]) -> Iterator[Verdict]:
     where = path.relative_to(root).as_posix()
+    if str(item.get("kind", "")).endswith("List"):
+        of = {"kind": "Secret"} if item["kind"] == "SecretList" else {}
+        for one in item.get("items") or []:
+            yield from _judge(root, path, {**of, **one}, appliers) if isinstance(one, dict) else ()
+    for text, target in _patches(item):
+        yield from _patched(root, path, text, target, appliers)
     if item.get("kind") == "Secret":
         name = f"{where}: Secret {(item.get('metadata') or {}).get('name')}"
         values = [*(item.get("data") or {}).values(), *(item.get("stringData") or {}).values()]
@@ -60,6 +66,34 @@ def _judge(root: Path, path: Path, item: dict[str, Any], appliers: list[fleet.Ap
         yield from _generated(root, path, generator, appliers)
 
 
+def _patches(item: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the patches that stand in a kustomization or in a Flux Kustomization, with the target's kind."""
+    spec = item.get("spec")
+    for holder in (item, spec if isinstance(spec, dict) else {}):
+        for one in [*(holder.get("patches") or []), *(holder.get("patchesJson6902") or [])]:
+            if isinstance(one, dict) and isinstance(one.get("patch"), str):
+                yield one["patch"], str((one.get("target") or {}).get("kind", ""))
+        for one in holder.get("patchesStrategicMerge") or []:
+            if "\n" in str(one):
+                yield str(one), ""
+
+
+def _patched(
+    root: Path, path: Path, text: str, target: str, appliers: list[fleet.Applied]
+) -> Iterator[Verdict]:
+    """Yield verdicts on a patch: a part of a Secret, or operations on one."""
+    try:
+        documents = list(yaml.safe_load_all(text))
+    except yaml.YAMLError:
+        return  # the render says what is wrong with it
+    for one in documents:
+        if isinstance(one, dict):
+            yield from _judge(root, path, one, appliers)
+        elif isinstance(one, list) and target == "Secret" and any("value" in step for step in one):
+            where = path.relative_to(root).as_posix()
+            yield _bad(f"{where}: a patch of a Secret is in plain text", _ENCRYPT)
+
+
 def _generated(
     root: Path, path: Path, generator: dict[str, Any], appliers: list[fleet.Applied]
 ) -> Iterator[Verdict]:
@@ -73,10 +107,20 @@ def _generated(
         known = source.is_file() and source.resolve().relative_to(root).as_posix() in git.files(
             root, *FOLDERS
         )
-        if known and ENCRYPTED not in source.read_text(encoding="utf-8", errors="replace"):
+        if known and not _is_encrypted(source, entry in (*(generator.get("envs") or []), *env)):
             yield _bad(f"{name}: {source.name} is in plain text", _ENCRYPT)
         elif known:
             yield _decrypted(root, path, f"{name} from {source.name}", appliers)
+
+
+def _is_encrypted(source: Path, is_env: bool) -> bool:
+    """Say whether SOPS has encrypted a file: of NAME=value lines every value."""
+    text = source.read_text(encoding="utf-8", errors="replace")
+    if not is_env:
+        return ENCRYPTED in text
+    lines = [line.partition("=") for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    values = [value for name, _, value in lines if not name.startswith("sops_")]
+    return all(value.startswith(ENCRYPTED) for value in values)
 
 
 def _decrypted(root: Path, path: Path, name: str, appliers: list[fleet.Applied]) -> Verdict:
