@@ -9,11 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from tools.image.causes import SIGNS, cause
 
 OUTPUTS = Path(__file__).parent / "outputs"
 FILES = sorted(OUTPUTS.glob("*.txt"))
+LINES: list[dict[str, str]] = YAML(typ="safe", pure=True).load(OUTPUTS / "lines.yaml")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -25,6 +27,21 @@ def test_the_cause_of_a_recorded_build(path: Path) -> None:
     assert found.kind == kind
     assert part in found.line
     assert found.remedy
+
+
+@pytest.mark.parametrize("case", LINES, ids=lambda case: f"{case['cause']}: {case['output'][:40]}")
+def test_the_cause_of_what_a_program_says(case: dict[str, str]) -> None:
+    found = cause(case["output"])
+    assert found.kind == case["cause"], found.line
+    assert found.retry == (case["cause"] == "network")
+    assert found.line.removeprefix("ERROR: ")[:20] in case["output"]
+
+
+def test_every_cause_is_found_in_some_output() -> None:
+    shown = {path.read_text().split(":")[0].removeprefix("# ") for path in FILES}
+    assert {sign.kind for sign in SIGNS} == {case["cause"] for case in LINES} | (
+        shown & {s.kind for s in SIGNS}
+    )
 
 
 def test_most_causes_have_a_recorded_build() -> None:

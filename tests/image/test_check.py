@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from tools.cli import run
 from tools.facts.instances import instance
 from tools.image import dockerfile
+from tools.image.fix import fix
 from tools.image.judge import Target, judge, rules, subject, verdicts
 from tools.verdict import State, Verdict
 
 CORPUS = Path(__file__).parent / "corpus"
 BAD, GOOD = (sorted((CORPUS / kind).glob("*.Dockerfile")) for kind in ("bad", "good"))
+CASES: list[dict[str, Any]] = YAML(typ="safe", pure=True).load(CORPUS / "cases.yaml")
 EXPECTED = re.compile(r"# finds: ([a-z-]+)@(?:(\S+):)?(\d+)")
 
 
@@ -48,8 +52,72 @@ def test_a_good_one_is_not_found_fault_with(path: Path) -> None:
 def test_every_rule_has_a_case() -> None:
     """Two depend on --driver and --for, and have tests of their own."""
     shown = {match[1] for path in BAD if (match := EXPECTED.match(path.read_text()))}
+    shown |= {case["fails"] for case in CASES if "driver" not in case and "fails" in case} - {"driver", "gpu"}
     assert set(rules()) - shown == {"driver", "gpu"}
     assert len(BAD) >= 30
+
+
+def target(case: dict[str, Any], root: Path) -> Target:
+    """Write a case's files and return it."""
+    for name, text in {"train.py": "", **case.get("files", {}), "Dockerfile": case["dockerfile"]}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return Target(root / "Dockerfile", root)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["name"]))
+def test_a_case_is_judged_and_repaired(case: dict[str, Any], tmp_path: Path) -> None:
+    """By one rule at most; what fix says that it cured is cured, and a second fix finds nothing to do."""
+    place = target(case, tmp_path)
+    machine = instance(case["machine"]) if "machine" in case else None
+    said = [
+        one
+        for one in verdicts(subject(place, machine=machine, driver=case.get("driver")))
+        if one.state is not State.PASS
+    ]
+    expected = {(State.FAIL, case["fails"])} if "fails" in case else set()
+    expected |= {(State.CANNOT_TELL, case["unclear"])} if "unclear" in case else set()
+    assert {(one.state, one.details["rule"]) for one in said} == expected, said
+    fixed = fix(place)
+    for path in fixed.write():
+        assert path.read_text() == fixed.after[path]
+    again = fix(place)
+    assert again.diff == ""
+    assert [one.summary for one in again.left] == [one.summary for one in fixed.left]
+
+
+@pytest.mark.parametrize(
+    ("line", "secret"),
+    [
+        ("RUN export AWS_SECRET_ACCESS_KEY=", "wJalrXUtnFEMIbPxRfiCYEXAMPLEKEY"),
+        ("RUN aws configure set aws_secret_access_key ", "wJalrXUtnFEMIbPxRfiCYEXAMPLEKEY"),
+        (r"RUN printf '[default]\naws_secret_access_key=", "wJalrXUtnFEMIbPxRfiCYEXAMPLEKEY"),
+        ("RUN wandb login ", "0123456789abcdef0123456789abcdef01234567"),
+        ("LABEL token=gh", "p_abcdefghijklmnopqrstuvwxyz0123456789"),
+        ("ENV KEYDATA=LS0tLS1CRUdJ", "TiBSU0EgUFJJVkFURSBLRVktLS0tLQo"),
+        ("ENV G=AIz", "aSyA1234567890abcdefghijklmnopqrstuv"),
+        ("ENV S=xox", "b-123456789012-abcdefghijkl"),
+        ("ENV A=sk-", "ant-api03-abcdefghijklmnopqrstuvwx"),
+        ("ENV N=nva", "pi-abcdefghijklmnopqrstuvwxyz012345"),
+        ("ENV P=pyp", "i-AgEIcHlwaS5vcmcCJDAwMDAwMDAwLTAwMDA"),
+        ("ONBUILD ENV V=hf", "_abcdefghijklmnopqrstuvwxyz"),
+    ],
+)
+def test_a_secret_is_known_by_its_shape_and_not_printed(line: str, secret: str, tmp_path: Path) -> None:
+    """Each is in two parts here, for whoever searches this repository for secrets."""
+    said = _judged(tmp_path, f"FROM python:3.12\n{line}{secret}\nUSER 1000\n")["secrets"]
+    assert [(one.state, one.details["line"]) for one in said] == [(State.FAIL, 2)]
+    assert secret not in json.dumps([one.as_dict() for one in said])
+
+
+@pytest.mark.parametrize("mark", ["\ufeff", "\r\n"])
+def test_what_windows_writes_is_read(mark: str, tmp_path: Path) -> None:
+    """A byte order mark and its ends of line: the same findings as without."""
+    text = "FROM python:3.12\nUSER root\n"
+    text = mark + text if mark == "\ufeff" else text.replace("\n", mark)
+    (tmp_path / "Dockerfile").write_bytes(text.encode())
+    said = verdicts(subject(Target(tmp_path / "Dockerfile", tmp_path)))
+    assert [one.details["rule"] for one in said if one.state is State.FAIL] == ["user"]
 
 
 @pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)

@@ -16,7 +16,7 @@ CORPUS = Path(__file__).parent / "corpus"
 EXPECTED = re.compile(r"# finds: ([a-z-]+)@")
 BAD = sorted((CORPUS / "bad").glob("*.Dockerfile"))
 # No words tell which program a shell script should be replaced by, or what a wrong signal was meant for.
-BEYOND = {"entrypoint-sh-c", "entrypoint-script-without-exec", "stopsignal-kill"}
+BEYOND = {"entrypoint-script-without-exec", "stopsignal-kill"}
 REPAIRABLE = [
     path
     for path in BAD
@@ -44,6 +44,7 @@ def test_a_repair_cures_its_finding_and_changes_one_line(path: Path) -> None:
         ("entrypoint-shell-form", '+ENTRYPOINT ["torchrun", "--nproc-per-node=8", "train.py"]'),
         ("entrypoint-broken-json", '+ENTRYPOINT ["python", "train.py"]'),
         ("root-again-at-the-end", "+USER 1000:1000"),
+        ("entrypoint-sh-c", '+ENTRYPOINT ["/bin/bash", "-c", "source /env && exec torchrun train.py"]'),
         (
             "index-never-built",
             "+RUN pip install --no-cache-dir --index-url https://wheels.example/whl/cu128 torch==2.9.0",
@@ -52,6 +53,59 @@ def test_a_repair_cures_its_finding_and_changes_one_line(path: Path) -> None:
 )
 def test_what_is_written_is_what_is_right(name: str, line: str) -> None:
     assert line in fix(Target(CORPUS / f"bad/{name}.Dockerfile", CORPUS / "context")).diff.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("CMD cd /app && python a.py", 'CMD ["/bin/sh", "-c", "cd /app && exec python a.py"]'),
+        ("CMD A=1 python a.py", 'CMD ["env", "A=1", "python", "a.py"]'),
+        ("ENV A=1\nCMD python a.py $A", 'CMD ["/bin/sh", "-c", "exec python a.py $A"]'),
+        (
+            'SHELL ["/bin/bash", "-c"]\nCMD . /e && python a.py',
+            'CMD ["/bin/bash", "-c", ". /e && exec python a.py"]',
+        ),
+        ('CMD python -c "a; b"', 'CMD ["/bin/sh", "-c", "exec python -c \\"a; b\\""]'),
+        ("CMD python a.py | tee log", None),
+        ("CMD python a.py || sleep 9", None),
+        ("CMD python a.py & wait", None),
+    ],
+)
+def test_a_shell_form_keeps_what_it_does(before: str, after: str | None, tmp_path: Path) -> None:
+    """`exec` stands before the last command; where that would change what runs, nothing is changed."""
+    (tmp_path / "Dockerfile").write_text(f"FROM python:3.12\nUSER 1000\n{before}\n")
+    fixed = fix(Target(tmp_path / "Dockerfile", tmp_path))
+    added = [line[1:] for line in fixed.diff.splitlines() if re.match(r"\+(?!\+)", line)]
+    assert added == ([after] if after else [])
+    assert bool(fixed.left) == (after is None)
+
+
+@pytest.mark.parametrize(
+    ("before", "line"),
+    [
+        ("ARG CUDA=11.8.0\nFROM nvidia/cuda:${CUDA}-devel-ubuntu22.04", "ARG CUDA=12.4.1"),
+        (
+            "ARG CUDA=11.8.0\nFROM nvidia/cuda:${CUDA}-cudnn8-devel-ubuntu22.04",
+            "FROM nvidia/cuda:12.4.1-cudnn-devel-ubuntu22.04",
+        ),
+        ("FROM nvidia/cuda:13.0.0-devel-ubuntu24.04", "FROM nvidia/cuda:12.6.3-devel-ubuntu24.04"),
+    ],
+)
+def test_a_base_is_changed_where_it_is_written(before: str, line: str, tmp_path: Path) -> None:
+    """Where there is no image of the wheel's own CUDA for that system, the next newer minor release's."""
+    (tmp_path / "Dockerfile").write_text(
+        f"{before}\nRUN pip install --no-cache-dir torch==2.6.0\nUSER 1000\n"
+    )
+    fixed = fix(Target(tmp_path / "Dockerfile", tmp_path))
+    assert [one[1:] for one in fixed.diff.splitlines() if re.match(r"\+(?!\+)", one)] == [line]
+    assert fixed.left == []
+
+
+def test_root_that_is_needed_stays_root(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM python:3.12\nUSER 1\nUSER root\nRUN touch /x\nCMD []\n")
+    fixed = fix(Target(tmp_path / "Dockerfile", tmp_path))
+    text = fixed.after[tmp_path / "Dockerfile"]
+    assert text == "FROM python:3.12\nUSER 1\nUSER root\nRUN touch /x\nUSER 1000:1000\nCMD []\n"
 
 
 def test_what_is_beyond_it_is_left_and_said() -> None:

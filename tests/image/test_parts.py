@@ -69,6 +69,41 @@ def test_without_a_repository_only_the_time_is_left(tmp_path: Path) -> None:
     assert tags.valid("v1.2.0+cu121/x") == "v1.2.0-cu121-x"
 
 
+@pytest.mark.parametrize(
+    ("name", "repository", "tag"),
+    [
+        ("train", "train", ""),
+        ("localhost:5000/train", "localhost:5000/train", ""),
+        ("registry.example.com:443/a/b_c:v1.2", "registry.example.com:443/a/b_c", "v1.2"),
+        (f"{ECR}/team/train@{DIGEST}", f"{ECR}/team/train", DIGEST),
+        (f"a/b:1@{DIGEST}", "a/b", DIGEST),
+    ],
+)
+def test_a_name_is_split_as_the_registry_reads_it(name: str, repository: str, tag: str) -> None:
+    assert registry.split(name) == (repository, tag)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["pin", "trainer-cp"], "did you mean trainer-cpu?"),
+        (["pin", "trainer-cpu", "a/b@sha256:12"], "'sha256:12' is no digest"),
+        (["overlay", ".", "--on", "Team/X:1"], "team/x: lower case"),
+        (["push", "trainer-cpu", "--to", "a/b:1 2"], "'1 2' is no tag"),
+        (["build", "trainer-cpu", "--repository", "a/b:1"], "a name without a tag"),
+        (["build", "trainer-cpu", "--platform", "arm64"], "not OS/ARCH"),
+    ],
+)
+def test_a_wrong_name_is_said_before_any_engine_is_asked(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
+    assert run(["image", *words]) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.out == ""
+
+
 def test_a_huge_context_is_stopped_with_its_largest_parts(tmp_path: Path) -> None:
     """Ten GiB in a sparse file; with .dockerignore it is small again."""
     (tmp_path / "data/imagenet").mkdir(parents=True)

@@ -20,7 +20,9 @@ SOURCE = Path(__file__).parent / "compatibility.yaml"
 
 @dataclass(frozen=True)
 class Torch:
-    """One series of torch. `cuda` is the index's default wheel, `other_cuda` what else there was."""
+    """One series of torch. `cuda` is the index's default wheel's; there were builds for `other_cuda` too, and
+    there may have been for `unsure_cuda`.
+    """
 
     series: str
     cuda: str
@@ -29,11 +31,21 @@ class Torch:
     torchvision: str
     oldest_python: str
     newest_python: str
+    unsure_cuda: tuple[str, ...] = ()
 
     @property
     def builds(self) -> tuple[str, ...]:
         """Return the CUDA versions that this series was built for, the default first."""
         return self.cuda, *self.other_cuda
+
+
+@dataclass(frozen=True)
+class Ngc:
+    """What one of NVIDIA's images of PyTorch has: a series of torch, CUDA, Python."""
+
+    torch: str
+    cuda: str
+    python: str
 
 
 @dataclass(frozen=True)
@@ -61,11 +73,19 @@ _FACTS: dict[str, Any] = YAML(typ="safe", pure=True).load(SOURCE)
 TORCH: Mapping[str, Torch] = MappingProxyType(
     {
         series: Torch(
-            series, row["cuda"], tuple(row["other_cuda"]), row["nccl"], row["torchvision"], *row["python"]
+            series,
+            row["cuda"],
+            tuple(row["other_cuda"]),
+            row["nccl"],
+            row["torchvision"],
+            oldest_python=row["python"][0],
+            newest_python=row["python"][1],
+            unsure_cuda=tuple(row.get("unsure_cuda", ())),
         )
         for series, row in _FACTS["torch"].items()
     }
 )
+NGC: Mapping[str, Ngc] = MappingProxyType({name: Ngc(**row) for name, row in _FACTS["ngc"].items()})
 EFA: Mapping[str, Efa] = MappingProxyType(
     {
         name: Efa(name, row["libfabric"], row["ofi_nccl"], str(row["date"]))
@@ -81,6 +101,9 @@ CAPABILITIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {cuda: tuple(found) for cuda, found in _FACTS["cuda"]["capabilities"].items()}
 )
 FLASH_ATTN: Mapping[str, str] = MappingProxyType(dict(_FACTS["flash_attn"]))
+TORCH_PINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {name: MappingProxyType(dict(releases)) for name, releases in _FACTS["torch_pins"].items()}
+)
 NEURON: Mapping[str, str] = MappingProxyType(dict(_FACTS["neuron"]))
 
 
@@ -146,6 +169,16 @@ def cuda_image(tag: str, cuda: str) -> str | None:
     if system is not None and system not in row["ubuntu"]:
         return None
     return "-".join([row["release"], *parts])
+
+
+def cuda_images(tag: str, cuda: str) -> list[str]:
+    """Return tags of nvidia/cuda for `cuda` and for newer minor releases of its major, the nearest first."""
+    wanted = Version(cuda)
+    newer = [
+        one for one in _FACTS["cuda_images"] if Version(one).major == wanted.major and Version(one) >= wanted
+    ]
+    found = [cuda_image(tag, one) for one in sorted(newer, key=Version)]
+    return [one for one in found if one]
 
 
 def torch_of_torchaudio(text: str) -> str | None:

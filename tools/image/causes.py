@@ -54,15 +54,23 @@ SIGNS = (
         "is the engine running? docker info; its log says why it ended",
     ),
     _sign(
+        "package not found",
+        r"Because (?:there is no version of|only) \S+ (?:is available )?and you require"
+        r"|was not found in the package registry and you require|Version '\S+' for '\S+' was not found",
+        "is the name right, and the version there for this Python? pip index versions <name>",
+    ),
+    _sign(
         "dependency conflict",
         r"ResolutionImpossible|conflicting dependencies|No solution found when resolving"
         r"|incompatible packages|THESE PACKAGES DO NOT MATCH THE HASHES|requires a different Python"
-        r"|unmet dependencies|held broken packages",
+        r"|unmet dependencies|held broken packages|In --require-hashes mode|UnsatisfiableError"
+        r"|SolverProblemError|version solving failed",
         "pins that go together: yard image check names torch's; make lock resolves all of them",
     ),
     _sign(
         "certificate",
-        r"CERTIFICATE_VERIFY_FAILED|certificate signed by unknown authority|SSL certificate problem",
+        r"CERTIFICATE_VERIFY_FAILED|certificate signed by unknown authority|SSL certificate problem"
+        r"|self-signed certificate|InRelease' is not signed|NO_PUBKEY",
         "the proxy's certificate in the base image, or --secret id=ca,src=/etc/ssl/certs/ca-certificates.crt",
     ),
     _sign(
@@ -71,7 +79,9 @@ SIGNS = (
         r"|Connection (?:timed out|reset by peer|refused)|Network is unreachable|TLS handshake timeout"
         r"|i/o timeout|Read timed out|ReadTimeoutError|no route to host|502 Bad Gateway"
         r"|503 Service Unavailable|504 Gateway|IncompleteRead|lookup \S+ on \S+: "
-        r"|request canceled while waiting for connection",
+        r"|request canceled while waiting for connection|network timeout|Connection failed|no such host"
+        r"|Operation timed out|Failed to connect to|Could not connect to|client error \(Connect\)"
+        r"|RemoteDisconnected",
         "does the engine reach the index? docker run --rm <base> getent hosts <host>",
         retry=True,
     ),
@@ -80,19 +90,29 @@ SIGNS = (
         "docker login, or a mirror of the registry: --build-arg BASE=<your registry>/...",
     ),
     _sign(
-        "not allowed", r"no basic auth credentials|authorization failed|unauthorized:|403 Forbidden",
+        "not allowed",
+        r"no basic auth credentials|authorization failed|unauthorized:|401 Unauthorized|403 Forbidden",
         "docker login <registry>; for ECR: aws ecr get-login-password",
+    ),
+    _sign(
+        "missing secret", r"failed to solve: secret \S+: not found|secret \S+ not found",
+        "--secret id=NAME,src=FILE, with the id of the RUN's --mount=type=secret",
+    ),
+    _sign(
+        "no BuildKit", r"requires BuildKit|buildx component is missing",
+        "DOCKER_BUILDKIT=1, or install buildx: the classic builder has no --mount and no heredocs",
     ),
     _sign(
         "missing file",
         r"COPY failed: |ADD failed: |failed to (?:compute|calculate) (?:cache key|checksum)|no source files"
-        r"|\"/\S+\" not found|forbidden path outside the build context|failed to read dockerfile",
+        r"|\"/\S+\" not found|forbidden path outside the build context|failed to read dockerfile"
+        r"|Could not open requirements file|can't open file '",
         "is it in the context, and not in .dockerignore? yard image check says which",
     ),
     _sign(
         "base not found",
         r"manifest (?:for \S+ )?(?:unknown|not found)|pull access denied|repository does not exist"
-        r"|failed to resolve source metadata|invalid reference format"
+        r"|failed to resolve source metadata|invalid reference format|base name \(.*\) should not be blank"
         r"|failed to (?:create LLB definition|solve): \S+[:@]\S+: not found",
         "is the name right, and its digest still there? --build-arg BASE=<image> names another",
     ),
@@ -105,6 +125,15 @@ SIGNS = (
         "the base is of another architecture: --platform linux/amd64",
     ),
     _sign(
+        "managed Python", r"externally-managed-environment",
+        "a virtual environment: python3 -m venv /opt/venv, and its pip; the system's Python is apt's",
+    ),
+    _sign(
+        "address not found",
+        r"returned error: 404|404 +Not Found|HTTP Error 404|does not have a Release file",
+        "is the address right, and the release still there? apt's: apt-get update in the same RUN",
+    ),
+    _sign(
         "package not found",
         r"No matching distribution found|Could not find a version that satisfies|Unable to locate package"
         r"|has no installation candidate|PackagesNotFoundError",
@@ -112,10 +141,24 @@ SIGNS = (
     ),
     _sign(
         "compiler",
-        r"error: command '[^']*(?:gcc|g\+\+|nvcc|cc|ninja)[^']*' failed|Failed building wheel|nvcc fatal",
+        r"error: command '[^']*(?:gcc|g\+\+|nvcc|cc|ninja)[^']*' failed|Failed building wheel|nvcc fatal"
+        r"|CUDA_HOME environment variable is not set|make sure nvcc has|fatal error: \S+\.h: No such file"
+        r"|nvcc: (?:command )?not found|No CMAKE_\w+_COMPILER could be found",
         "a release with wheels for this Python, or a base with compilers (-devel)",
     ),
-    _sign("program not found", r": not found$|executable file not found", "is it installed before?"),
+    _sign(
+        "missing module", r"ModuleNotFoundError: No module named",
+        "install it before; what a package imports while it is built: pip install --no-build-isolation",
+    ),
+    _sign(
+        "permission", r"Permission denied|are you root\?|Read-only file system|Operation not permitted",
+        "USER root before it, and the image's own user again after it; COPY --chown for files",
+    ),
+    _sign(
+        "program not found", r": not found$|command not found|executable file not found",
+        "is it installed before?",
+    ),
+    _sign("missing file", r"No such file or directory", "is it made or copied before?"),
 )  # fmt: skip
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 FAILED_STEP = re.compile(r"(?m)^#(\d+) ERROR: ")

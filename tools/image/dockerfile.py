@@ -38,11 +38,15 @@ KNOWN = frozenset(
         "WORKDIR",
     ]
 )
-HEREDOC = re.compile(r"<<-?\s*([\"']?)([A-Za-z_][A-Za-z0-9_]*)\1")
+# A heredoc is a whole word of the shell, as in BuildKit's parser: neither `<<<` nor what stands in quotes.
+WORD = re.compile(r"(?:[^\s\"'\\]|\\.|\"(?:[^\"\\]|\\.)*\"|'[^']*')+")
+HEREDOC = re.compile(r"\d*<<(-?)([\"']?)([^\s<\"']+)\2")
 WITH_HEREDOC = re.compile(r"^\s*(RUN|COPY|ADD)\b", re.IGNORECASE)
 FLAG = re.compile(r"\s*--([a-z-]+)(?:=(\S+))?(?=\s|$)")
 VARIABLE = re.compile(r"\\\$|\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?([-+])((?:[^{}]|\{[^{}]*\})*))?\})")
 PAIR = re.compile(r"([A-Za-z_][\w.-]*)=(\"(?:[^\"\\]|\\.)*\"|'[^']*'|(?:[^\s\"'\\]|\\.)*)")
+# What the builder leaves to the shell, or to nobody, and does not fill variables into.
+LITERAL = frozenset(["CMD", "ENTRYPOINT", "SHELL", "HEALTHCHECK"])
 # What BuildKit sets by itself; the target platform's are known only when it is built.
 PLATFORM_ARGS = frozenset(
     ["TARGETPLATFORM", "TARGETOS", "TARGETARCH", "BUILDPLATFORM", "BUILDOS", "BUILDARCH"]
@@ -157,7 +161,7 @@ def parse(text: str, source: str, given: Mapping[str, str] | None = None) -> Doc
     """
     if re.match(r"(?is)^(?:#[^\n]*\n)*?#\s*escape\s*=\s*`", text):
         raise UserError(f"{source}: uses ` as its escape character, which is not understood here", code=3)
-    plain, heredocs = _without_heredocs(text, source)
+    plain, heredocs = _without_heredocs(text.removeprefix("\ufeff"), source)
     reader = _Reader(source, dict(given or {}), heredocs)
     parser = DockerfileParser(fileobj=io.BytesIO(plain.encode()), cache_content=True)
     for found in parser.structure:
@@ -208,7 +212,8 @@ class _Reader:
         flags, rest = _flags(raw) if name in ("FROM", "RUN", "COPY", "ADD", "HEALTHCHECK") else ((), raw)
         known = self._values if self.stages and name != "FROM" else self.arguments
         filled = tuple((key, substitute(value, known)) for key, value in flags)
-        one = Instruction(name, substitute(rest, known), raw, line, end, filled, bodies)
+        value = rest if name in LITERAL else substitute(rest, known)
+        one = Instruction(name, value, raw, line, end, filled, bodies)
         if name not in KNOWN:
             self.unknown.append(one)
         elif name == "FROM":
@@ -253,32 +258,45 @@ class _Reader:
 
 
 def _without_heredocs(text: str, source: str) -> tuple[str, dict[int, list[str]]]:
-    """Return the text with heredocs as empty lines, and their bodies by their instruction's first line."""
+    """Return the text with heredocs as empty lines, and their bodies by their instruction's first line.
+
+    An empty line inside an instruction, which the builder skips, becomes a continuation.
+    """
     lines = text.splitlines()
     bodies: dict[int, list[str]] = {}
     out: list[str] = []
-    at, first, inside = 0, 0, False
+    at = 0
     while at < len(lines):
-        line = lines[at]
-        if not inside:
-            first, inside = at, bool(WITH_HEREDOC.match(line))
-        out.append(line)
-        at += 1
-        if not inside:
-            continue
-        marks = [(match[0].startswith("<<-"), match[2]) for match in HEREDOC.finditer(line)]
-        for tabs, mark in marks:
+        first, whole = at, ""
+        while at < len(lines):
+            line = lines[at]
+            at += 1
+            comment = line.lstrip().startswith("#")
+            out.append("\\" if whole and not line.strip() else line)
+            if whole and (comment or not line.strip()):
+                continue
+            whole += line.rstrip().removesuffix("\\") + " "
+            if comment or not line.rstrip().endswith("\\"):
+                break
+        for tabs, mark in _marks(whole):
             body = []
             while at < len(lines) and (lines[at].lstrip("\t") if tabs else lines[at]) != mark:
-                body.append(lines[at])
+                body.append(lines[at].lstrip("\t") if tabs else lines[at])
                 at += 1
             if at == len(lines):
                 raise UserError(f"{source}:{first + 1}: the heredoc {mark} is not closed")
             out += [""] * (len(body) + 1)
             at += 1
             bodies.setdefault(first + 1, []).append("\n".join(body))
-        inside = line.rstrip().endswith("\\") and not marks
     return "\n".join(out) + "\n", bodies
+
+
+def _marks(instruction: str) -> list[tuple[bool, str]]:
+    """Return the ends of the heredocs that an instruction opens, each with whether tabs before it count."""
+    if "<<" not in instruction or not WITH_HEREDOC.match(instruction):
+        return []
+    found = [HEREDOC.fullmatch(word) for word in WORD.findall(instruction)]
+    return [(match[1] == "-", match[3]) for match in found if match]
 
 
 def _flags(value: str) -> tuple[tuple[tuple[str, str], ...], str]:

@@ -6,6 +6,7 @@ Each repair takes the texts as they are and returns them changed, or None where 
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from tools.image import dockerfile, versions
 from tools.image.judge import Target, subject, verdicts
 from tools.image.packages import Package, cuda_version, entries, requirement
 from tools.image.rule import Subject
-from tools.image.running import exec_form
+from tools.image.running import exec_form, with_exec
 from tools.verdict import State, Verdict
 
 ATTEMPTS = 8  # repairs of one file; each cures one finding
@@ -122,27 +123,63 @@ def _requirement_files(one: Subject) -> Texts:
 
 def _base(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
     """Put a base with the right CUDA in FROM, or the right CUDA in the index's name."""
-    found = one.package("torch")
+    found, torch = one.package("torch"), versions.torch_version(one)
     stage = one.dockerfile.final.lineage()[0]
-    row = facts.torch(found[1].exact) if found and found[1].exact else None
+    row = facts.torch(torch) if torch else None
     if row is None:
         return False
-    index = re.search(r"/whl/(cu\d+)", texts[path])
-    if verdict.details["line"] != stage.line:
-        wanted = "cu" + row.cuda.replace(".", "")
-        return bool(index) and _replace(texts, path, str(index and index[1]), wanted)
-    asked = found[0].cuda if found else None
+    if (verdict.details["file"], verdict.details["line"]) != (one.source, stage.line):
+        return any(_index(texts, place, "cu" + row.cuda.replace(".", "")) for place in texts)
+    asked = (found[1].local or found[0].cuda) if found else None
     cuda = (cuda_version(asked) if asked else None) or row.cuda
     name = stage.base.split("@")[0]
     image, _, tag = name.partition(":")
     if image.endswith("nvidia/cuda"):
-        new = facts.cuda_image(tag, cuda)
-        return new is not None and _replace(texts, path, stage.base, f"{image}:{new}")
-    if image.endswith("pytorch/pytorch") and found:
+        tags = facts.cuda_images(tag, cuda)
+        return bool(tags) and _put_base(one, texts, path, f"{image}:{tags[0]}")
+    if image.endswith("pytorch/pytorch"):
         kind = tag.rsplit("-", 1)[-1]
         cudnn = "cudnn9" if (row.series not in ("2.0", "2.1", "2.2", "2.3")) else "cudnn8"
-        return _replace(texts, path, stage.base, f"{image}:{found[1].exact}-cuda{cuda}-{cudnn}-{kind}")
+        return _put_base(one, texts, path, f"{image}:{torch}-cuda{cuda}-{cudnn}-{kind}")
     return False
+
+
+def _index(texts: Texts, path: Path, wanted: str) -> bool:
+    """Put `wanted`, such as cu128, for the CUDA in the name of an index, a local version or uv's backend."""
+    changed = re.sub(r"(/whl/|\+|--torch-backend[= ])cu\d+", rf"\g<1>{wanted}", texts[path])
+    found, texts[path] = changed != texts[path], changed
+    return found
+
+
+def _put_base(one: Subject, texts: Texts, path: Path, image: str) -> bool:
+    """Change the base image: the default of the build argument that it differs by, else what FROM says."""
+    stage = one.dockerfile.final.lineage()[0]
+    lines = texts[path].split("\n")
+    at = stage.start.line - 1
+    if stage.base in lines[at]:
+        lines[at] = lines[at].replace(stage.base, image, 1)
+        texts[path] = "\n".join(lines)
+        return True
+    for name, value in one.dockerfile.arguments.items():
+        before, found, after = stage.base.partition(value) if value else ("", "", "")
+        if not found or not (image.startswith(before) and image.endswith(after)):
+            continue
+        new = image[len(before) : len(image) - len(after)]
+        for number, line in enumerate(lines[:at]):
+            changed = re.sub(
+                rf"^(\s*ARG\s+{name}=[\"']?){re.escape(value)}", rf"\g<1>{new}", line, flags=re.I
+            )
+            if changed != line:
+                lines[number] = changed
+                texts[path] = "\n".join(lines)
+                return True
+    named = stage.start.raw.split()
+    words = [word for word in named if not word.startswith("--")]
+    if not words or words[0] not in lines[at]:
+        return False
+    lines[at] = lines[at].replace(words[0], image, 1)
+    texts[path] = "\n".join(lines)
+    return True
 
 
 def _torchvision(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
@@ -156,21 +193,35 @@ def _torchaudio(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> boo
 
 
 def _exec(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
-    """Give ENTRYPOINT or CMD its exec form."""
+    """Give ENTRYPOINT or CMD its exec form, or the command line of its shell an `exec`."""
     lines = texts[path].split("\n")
     line = int(verdict.details["line"])
     found = next((each for _, each in one.dockerfile.instructions() if each.line == line), None)
-    if found is None or found.name not in ("ENTRYPOINT", "CMD") or found.words is not None:
+    if found is None or found.name not in ("ENTRYPOINT", "CMD"):
         return False
-    text = found.value
-    if text.lstrip().startswith("["):
-        words = re.findall(r"'([^']*)'", text)
-        form = "[" + ", ".join(f'"{word}"' for word in words) + "]"
+    if found.words is not None:
+        form = _with_exec(found.words)
+    elif found.raw.lstrip().startswith("["):
+        form = json.dumps(re.findall(r"'([^']*)'", found.raw))
     else:
-        form = exec_form(text)
+        shell = one.dockerfile.final.last("SHELL")
+        form = exec_form(found.raw, (shell.words if shell else None) or ("/bin/sh", "-c"))
+    if form is None:
+        return False
     lines[line - 1 : found.end] = [f"{found.name} {form}"]
     texts[path] = "\n".join(lines)
     return True
+
+
+def _with_exec(words: list[str]) -> str | None:
+    """Return an exec form whose only command line ends in `exec`, or None where it has none."""
+    at = next((number for number, word in enumerate(words) if re.search(r"\s", word)), None)
+    text = with_exec(words[at]) if at is not None else None
+    return (
+        None
+        if at is None or text is None
+        else json.dumps([*words[:at], text, *words[at + 1 :]], ensure_ascii=False)
+    )
 
 
 def _user(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
@@ -178,11 +229,11 @@ def _user(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
     lines = texts[path].split("\n")
     final = one.dockerfile.final
     last = next((each for each in reversed(final.instructions) if each.name == "USER"), None)
-    if last is not None:
+    needs = [each for each in final.instructions if each.name in ("RUN", "COPY", "ADD", "WORKDIR")]
+    after = max([final.start.end, *(each.end + _bodies(each) for each in needs)])
+    if last is not None and last.line > after:
         lines[last.line - 1 : last.end] = [USER]
     else:
-        needs = [each for each in final.instructions if each.name in ("RUN", "COPY", "ADD", "WORKDIR")]
-        after = max([final.start.end, *(each.end + _bodies(each) for each in needs)])
         lines.insert(after, USER)
     texts[path] = "\n".join(lines)
     return True

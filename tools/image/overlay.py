@@ -35,6 +35,7 @@ def lay(tree: Path, on: str, engine: Engine, say: Say, limit: int = context.LIMI
     UserError where the engine has no such image, it has no working directory, or the tree is empty or larger
     than `limit` bytes; BuildFailed.
     """
+    registry.split(on)
     engine.check()
     below = engine.image(on)
     if below is None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from packaging.markers import UndefinedEnvironmentName, default_environment
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from tools.image.dockerfile import Dockerfile, Instruction, Stage
 from tools.image.script import commands, program, script
@@ -56,11 +60,19 @@ WITH_VALUE = frozenset(
         "--log",
     ]
 )
+CONSTRAINTS = {"-c", "--constraint", "--constraints"}
 REQUIREMENTS, INDEXES = (
     {"-r", "--requirement"},
     {"-i", "--index-url", "--extra-index-url", "--default-index", "--index"},
 )
 CONDA = {"pytorch": "torch", "pytorch-cuda": "pytorch-cuda"}
+CONDA_VERBS = ("env", "install", "create", "update")
+CONDAS = ("conda", "mamba", "micromamba")
+LOCKS = {
+    "uv": "uv.lock",
+    "poetry": "poetry.lock",
+    "pdm": "pdm.lock",
+}  # what a project's own tool installs from
 
 
 @dataclass(frozen=True)
@@ -95,12 +107,13 @@ class Install:
 
     stage: Stage
     instruction: Instruction
-    tool: str  # pip | uv | conda
+    tool: str  # pip | uv | conda | poetry | pdm
     flags: set[str] = field(default_factory=set)
     packages: list[Package] = field(default_factory=list)
     places: list[str] = field(default_factory=list)  # directories, archives and repositories
     cuda: str | None = None  # of the index that is named: cu121, cpu
     missing: list[str] = field(default_factory=list)  # requirement files that are not to be found
+    limits: dict[str, Package] = field(default_factory=dict)  # what constraint files pin
 
 
 def installs(dockerfile: Dockerfile, context: Sources, source: str) -> list[Install]:
@@ -141,15 +154,20 @@ def _install(
     name, rest = program(words), words[1:]
     if PYTHON.fullmatch(name) and rest[:1] == ["-m"] and rest[1:2] and rest[1] in ("pip", "uv"):
         name, rest = rest[1], rest[2:]
-    if name == "uv" and rest[:2] == ["pip", "install"]:
+    if name == "uv" and rest[:1] == ["pip"] and rest[1:2] and rest[1] in ("install", "sync"):
         install = Install(stage, one, "uv")
-        rest = rest[2:]
+        files = rest[1] == "sync"  # whose words are requirement files
+        rest = [f"-r{word}" if files and word.endswith((".txt", ".lock")) else word for word in rest[2:]]
+    elif name in LOCKS and rest[:1] and rest[0] in ("sync", "install"):
+        install = Install(stage, one, name, {word.partition("=")[0] for word in rest if word[0] == "-"})
+        _project(install, context)
+        return install
     elif PIP.fullmatch(name) and "install" in rest[:3]:
         install = Install(stage, one, "pip")
         rest = [word for word in rest if word != "install"]
-    elif name in ("conda", "mamba", "micromamba") and "install" in rest[:2]:
+    elif name in CONDAS and {"install", "create", "update"} & set(rest[:2]):
         install = Install(stage, one, "conda")
-        _conda(install, [word for word in rest if word != "install"], source)
+        _conda(install, [word for word in rest if word not in CONDA_VERBS], context, source)
         return install
     else:
         return None
@@ -172,33 +190,124 @@ def _pip(install: Install, words: list[str], context: Sources, source: str) -> N
             install.flags.add(key)
             if key in REQUIREMENTS:
                 _file(install, value, context)
+            elif key in CONSTRAINTS:
+                _limits(install, value, context)
             elif key in INDEXES and (match := INDEX.search(value)):
                 install.cuda = match[1]
+            elif key == "--torch-backend" and (LOCAL.match(value) or value == "cpu"):
+                install.cuda = value
             continue
         package = requirement(word, source, install.instruction.line)
+        address = re.match(r"[\w.\[\],-]+\s*@\s*(\S+)", word)
         if package is not None:
             install.packages.append(package)
+        elif address:
+            install.places.append(address[1])
         elif word not in (">", "2>&1") and not word.startswith("$"):
             install.places.append(word)
+    install.packages = [_limited(one, install.limits.get(one.name)) for one in install.packages]
 
 
-def _conda(install: Install, words: list[str], source: str) -> None:
+def _limited(one: Package, limit: Package | None) -> Package:
+    """Return a package with the version that a constraint gives it."""
+    if one.exact or limit is None or limit.exact is None:
+        return one
+    return replace(one, exact=limit.exact, local=limit.local)
+
+
+def _limits(install: Install, name: str, context: Sources) -> None:
+    """Read the pins of a constraints file."""
+    path = _in_context(name, install, context.root)
+    for line, text in entries(context.read(path)) if path else ():
+        found = requirement(re.split(r"\s--hash=", text)[0].strip(), path.name if path else name, line)
+        if found is not None:
+            install.limits[found.name] = found
+
+
+def _project(install: Install, context: Sources) -> None:
+    """Read what a project's tool installs: its lock, where that is copied, else nothing that is pinned."""
+    name = LOCKS[install.tool]
+    path, project = (_in_context(one, install, context.root) for one in (name, "pyproject.toml"))
+    if path is None:
+        if project is None:
+            install.missing.append(name)
+        else:
+            text = f"pyproject.toml without {name}"
+            install.packages.append(Package("pyproject.toml", text, _shown(project, context), 1, None))
+        return
+    try:
+        data: dict[str, Any] = tomllib.loads(context.read(path))
+    except tomllib.TOMLDecodeError:
+        install.missing.append(name)
+        return
+    lines = context.read(path).splitlines()
+    for one in data.get("package", []):
+        key, version = str(one.get("name", "")), str(one.get("version", ""))
+        at = next((n for n, line in enumerate(lines, 1) if line.strip() == f'name = "{key}"'), 1)
+        exact, _, local = version.partition("+")
+        shown = f"{key}=={version}"
+        install.packages.append(
+            Package(canonicalize_name(key), shown, _shown(path, context), at, exact or None, True, local)
+        )
+
+
+def _shown(path: Path, context: Sources) -> str:
+    return path.relative_to(context.root).as_posix() if path.is_relative_to(context.root) else path.name
+
+
+def _conda(install: Install, words: list[str], context: Sources, source: str) -> None:
     at = 0
     while at < len(words):
         word = words[at]
         at += 1
-        if word in ("-c", "--channel", "-n", "--name", "-p", "--prefix", "--file"):
-            at += 1
+        key, equals, value = word.partition("=")
+        if key in ("-c", "--channel", "-n", "--name", "-p", "--prefix", "--solver"):
+            at += not equals
+        elif key in ("-f", "--file"):
+            value = value or (words[at] if at < len(words) else "")
+            at += not equals
+            _environment_file(install, value, context)
         elif word.startswith("-"):
             install.flags.add(word)
         else:
-            name, _, rest = word.split("::")[-1].partition("=")
-            exact = rest.strip("=") or None
-            shown = CONDA.get(name, name)
-            package = Package(shown, word, source, install.instruction.line, exact)
-            install.packages.append(package)
-            if shown == "pytorch-cuda" and exact:
-                install.cuda = "cu" + exact.replace(".", "")
+            _conda_package(install, word, source, install.instruction.line)
+
+
+def _conda_package(install: Install, text: str, file: str, line: int) -> None:
+    """Add what conda calls a match specification: numpy, numpy=1.26, conda-forge::numpy==1.26.4=build."""
+    match = re.match(r"([A-Za-z0-9_.-]+)\s*={1,2}\s*([0-9][^=\s*,|<>]*)(?:=\S+)?$", text.split("::")[-1])
+    bare = re.split(r"[\s=<>!~\[]", text.split("::")[-1], maxsplit=1)[0]
+    name = CONDA.get(bare, bare)
+    exact = match[2] if match else None
+    install.packages.append(Package(name, text, file, line, exact))
+    if name == "pytorch-cuda" and exact:
+        install.cuda = "cu" + exact.replace(".", "")
+
+
+def _environment_file(install: Install, name: str, context: Sources) -> None:
+    """Read an environment file of conda: its packages, and those under `pip:`."""
+    path = _in_context(name, install, context.root)
+    try:
+        data: Any = YAML(typ="rt").load(context.read(path)) if path else None
+    except YAMLError:
+        data = None
+    if path is None or not isinstance(data, dict):
+        install.missing.append(name)
+        return
+    shown = _shown(path, context)
+    listed: Any = data.get("dependencies") or []
+    for number, entry in enumerate(listed):
+        if isinstance(entry, str):
+            _conda_package(install, entry, shown, listed.lc.item(number)[0] + 1)
+            continue
+        below: Any = entry.get("pip") or [] if isinstance(entry, dict) else []
+        for index, text in enumerate(below):
+            line = below.lc.item(index)[0] + 1
+            package = requirement(str(text), shown, line)
+            if package is not None:
+                install.packages.append(package)
+            elif match := INDEX.search(str(text)):
+                install.cuda = match[1]
 
 
 def requirement(text: str, file: str, line: int, hashed: bool = False) -> Package | None:
@@ -260,10 +369,12 @@ def _file(install: Install, name: str, context: Sources, depth: int = 0) -> None
     if path is None or depth > 5:
         install.missing.append(name)
         return
-    shown = path.relative_to(context.root).as_posix() if path.is_relative_to(context.root) else path.name
+    shown = _shown(path, context)
     for line, text in entries(context.read(path)):
         words = text.split()
-        if words[0] in REQUIREMENTS and len(words) > 1:
+        if words[0] in CONSTRAINTS and len(words) > 1:
+            _limits(install, str(PurePosixPath(shown).parent / words[1]), context)
+        elif words[0] in REQUIREMENTS and len(words) > 1:
             _file(install, str(PurePosixPath(shown).parent / words[1]), context, depth + 1)
         elif text.startswith("-"):
             if match := INDEX.search(text):

@@ -34,10 +34,7 @@ def pin(name: str, repository: str, digest: str, root: Path | None = None) -> st
 
     The file is replaced in one step. Raises UserError where nothing runs an image of that name.
     """
-    if name not in known():
-        match = repo.nearest(name, known())
-        hint = f"did you mean {match}?" if match else f"they run {', '.join(known())}"
-        raise UserError(f"no cell or service runs an image {name}", hint)
+    require(name)
     path = (root or repo.root()) / FILE
     before = path.read_text(encoding="utf-8")
     yaml = YAML(typ="rt")
@@ -56,6 +53,14 @@ def pin(name: str, repository: str, digest: str, root: Path | None = None) -> st
         before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{shown}", f"b/{shown}"
     )
     return "".join(lines)
+
+
+def require(name: str) -> None:
+    """Raise UserError where no cell or service runs an image of that name."""
+    if name not in known():
+        match = repo.nearest(name, known())
+        hint = f"did you mean {match}?" if match else f"they run {', '.join(known())}"
+        raise UserError(f"no cell or service runs an image {name}", hint)
 
 
 def _entries(images: list[Any], name: str, repository: str, digest: str) -> list[dict[str, str]]:

@@ -10,18 +10,33 @@ from tools.image.engine import Engine
 
 CANNOT_SEE = 3
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+TAG = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
+REPOSITORY = re.compile(
+    r"(?:(?:[A-Za-z0-9.-]+\.[A-Za-z0-9.-]+|localhost|[A-Za-z0-9.-]+:\d+|\[[0-9a-fA-F:]+\])(?::\d+)?/)?"
+    r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*"
+)
 LOOPBACK = re.compile(r"^(?:localhost|127\.\d+\.\d+\.\d+|\[::1\])(?::\d+)?/")
 ABSENT = ("no such manifest", "manifest unknown", "name unknown", "not found", "does not exist")
 
 
 def split(name: str) -> tuple[str, str]:
-    """Return repository and tag (or digest) of an image's name; an empty tag where it has none."""
-    if "@" in name:
-        repository, _, digest = name.partition("@")
-        return repository, digest
-    head, _, last = name.rpartition("/")
-    base, _, tag = last.partition(":")
-    return f"{head}/{base}" if head else base, tag
+    """Return repository and tag (or digest) of an image's name; an empty tag where it has none.
+
+    Raises UserError where it is no name by the rules of the OCI distribution specification.
+    """
+    named, at, digest = name.partition("@")
+    head, _, last = named.rpartition("/")
+    base, colon, tag = last.partition(":")
+    repository = f"{head}/{base}" if head else base
+    if not REPOSITORY.fullmatch(repository):
+        nearest = re.sub(r"[^a-z0-9._/:-]+", "-", repository.lower()).strip("-/")
+        raise UserError(f"{name}: {repository!r} is no repository", f"{nearest}: lower case, without spaces")
+    if (colon and not TAG.fullmatch(tag)) or (at and not DIGEST.fullmatch(digest)):
+        wrong, right = (
+            (digest, "sha256: and 64 hexadecimal digits") if at else (tag, "letters, digits, . _ -")
+        )
+        raise UserError(f"{name}: {wrong!r} is no {'digest' if at else 'tag'}", right)
+    return repository, digest or tag
 
 
 def host(repository: str) -> str:

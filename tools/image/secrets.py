@@ -12,10 +12,19 @@ from tools.image.dockerignore import files
 from tools.image.rule import Place, Subject, at, rule
 from tools.verdict import Verdict, bad, good
 
+# The last words of a secret's name, and those behind which it is only about one: where it is, how long.
 NAME = re.compile(
-    r"(?:^|_)(?:(?:API|ACCESS|SECRET|PRIVATE|AUTH|LICENSE|SSH)_?KEY(?:_ID)?|TOKEN|PASSWORD|PASSWD|PASSPHRASE|PWD_HASH"
-    r"|SECRET|SECRETS|CREDENTIALS?|APIKEY|PAT)"
-    r"(?:$|_(?!FILE|PATH|DIR|NAME|ARN|LENGTH|COUNT|LIMIT|TYPE))",
+    r"(?:^|_|(?-i:(?<=[a-z])(?=[A-Z])))"
+    r"(?:(?:API|ACCESS|SECRET|PRIVATE|AUTH|LICENSE|SSH|WANDB|ENCRYPTION|SIGNING)_?KEY(?:_ID)?"
+    r"|(?:HF|GH|GITHUB|GITLAB|ACCESS|AUTH|API|NPM)?TOKEN|(?:[A-Z]{2})?PASSWORD|PASSWD|PASSPHRASE|PASS(?=$)"
+    r"|PWD_HASH|MYSQL_PWD|SECRETS?|CREDENTIALS?|APIKEY|PAT)"
+    r"(?:$|_(?!FILE|PATH|DIR|NAME|ARN|LENGTH|COUNT|LIMIT|TYPE|UR[LI]|ENDPOINT|TTL|TIMEOUT|EXPIR|SIZE|HEADER|STORE"
+    r"|PROVIDER|BACKEND|MANAGER|REGION|VERSION|ALGORITHM|MOUNT|POLICY|COMMAND|CMD|HELPER|ENABLED|REQUIRED))",
+    re.IGNORECASE,
+)
+# Words of a tokenizer and numbers of them, not credentials.
+SPECIAL = re.compile(
+    r"^(?:\w+_)?(?:PAD|EOS|BOS|UNK|CLS|SEP|MASK|SPECIAL|STOP|START|END|IMAGE|NEXT|FIRST|LAST|PER|NEW|MAX|MIN)_TOKEN(?:_IDS?)?$",
     re.IGNORECASE,
 )
 # Shapes that are nothing else. Sources: the issuers' documentation of their tokens' prefixes.
@@ -26,15 +35,70 @@ VALUES = {
     "a GitLab token": re.compile(r"\bglpat-[\w-]{20,}"),
     "a Weights & Biases key": re.compile(r"\bWANDB_API_KEY=[\"']?[0-9a-f]{40}\b"),
     "an OpenAI key": re.compile(r"\bsk-(?:proj-)?[A-Za-z0-9_-]{20,}"),
-    "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----"),
+    "a Weights & Biases key on a command line": re.compile(r"\bwandb\s+login\s+(?:--\S+\s+)*[0-9a-f]{40}\b"),
+    "a Google API key": re.compile(r"\bAIza[0-9A-Za-z_-]{35}"),
+    "a Slack token": re.compile(r"\bxox[abeoprs]-[0-9A-Za-z-]{10,}"),
+    "an NVIDIA key": re.compile(r"\bnvapi-[A-Za-z0-9_-]{20,}"),
+    "a PyPI token": re.compile(r"\bpypi-AgE[A-Za-z0-9_-]{16,}"),
+    "an npm token": re.compile(r"\bnpm_[A-Za-z0-9]{36}\b"),
+    "a Stripe key": re.compile(r"\b[rs]k_live_[0-9A-Za-z]{16,}"),
+    "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----|LS0tLS1CRUdJTi[A-Za-z0-9+/]"),
     "a password in an address": re.compile(r"\b[a-z][a-z0-9+]*://[^\s/:@$]+:[^\s/:@$]{3,}@"),
 }
+# What a command is given in words: only literal values, none that a variable or a file holds.
+SPOKEN = {
+    "a password for .netrc": re.compile(r"\bmachine\s+\S+\s+login\s+\S+\s+password\s+[^\s$'\"]{3,}"),
+    "an authorization header": re.compile(r"(?i)authorization:\s*(?:bearer|basic|token)\s+[^\s$'\"]{8,}"),
+    "a password of a command": re.compile(
+        r"\bcurl\b[^|;&\n]*\s(?:-u|--user)[ =][\"']?[^\s:$\"']+:[^\s$\"']{3,}"
+        r"|\bdocker\s+login\b[^|;&\n]*\s(?:-p|--password)[ =][\"']?[^\s$\"']{3,}"
+        r"|\s--password=[\"']?[^\s$\"'<]{3,}"
+    ),
+    "an AWS secret key": re.compile(r"(?i)aws_secret_access_key\s*(?:=|\s)\s*[\"']?[A-Za-z0-9/+]{20,}"),
+}
+# A secret's mount ends with its RUN; what is written elsewhere does not.
+KEPT = re.compile(r"(?:\bcat\s+/run/secrets/\S+\s*>>?\s*|\bcp\s+(?:-\S+\s+)*/run/secrets/\S+\s+)(\S+)")
+ASSIGNED = re.compile(r"(?:^|[\s;&|(])(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;&|]+)")
 FILES = (
-    *(".env", ".env.*", "*.pem", "*.p12", "*.pfx", "*.key", "id_rsa", "id_ed25519", "id_ecdsa", ".netrc"),
+    *(
+        "*.env",
+        ".env",
+        ".env.*",
+        "*.pem",
+        "*.p12",
+        "*.pfx",
+        "*.key",
+        "id_rsa",
+        "id_ed25519",
+        "id_ecdsa",
+        ".netrc",
+    ),
+    *("service[-_]account*.json", "application_default_credentials.json", "kaggle.json", ".vault-token"),
+    *(
+        "secret.yaml",
+        "secret.yml",
+        "secrets.yaml",
+        "secrets.yml",
+        "secrets.json",
+        "secrets.toml",
+        "secrets.env",
+    ),
+    *("token", "token.txt", "*.tfstate", "*.keytab"),
     *(".git-credentials", ".pgpass", ".htpasswd", "credentials.json", "kubeconfig", ".pypirc", ".npmrc"),
 )
-DIRECTORIES = frozenset({".aws", ".ssh", ".kube", ".docker", ".gnupg"})
-HARMLESS = ("*.pub", ".env.example", ".env.sample", ".env.template", "*.crt.pem", "ca*.pem", "cert.pem")
+DIRECTORIES = frozenset({".aws", ".ssh", ".kube", ".docker", ".gnupg", ".huggingface", ".kaggle"})
+HARMLESS = (
+    "*.pub",
+    "*.example",
+    "*.sample",
+    "*.template",
+    "example.env",
+    "sample.env",
+    "template.env",
+    "*.crt.pem",
+    "ca*.pem",
+    "cert.pem",
+)
 EMPTY = re.compile(r"^$|^\$|^<|^(?:changeme|none|null|false|true|0|1|unset)$", re.IGNORECASE)
 REMEDY = "RUN --mount=type=secret,id=NAME at build time, a Secret of the cluster at run time"
 
@@ -63,7 +127,7 @@ def masked(text: str) -> str:
 
 def secret_name(name: str) -> bool:
     """Say whether a variable of this name holds a secret."""
-    return bool(NAME.search(name))
+    return bool(NAME.search(name)) and not SPECIAL.match(name)
 
 
 def secret_value(text: str) -> str | None:
@@ -93,8 +157,31 @@ def _instruction(subject: Subject, one: Instruction) -> Iterator[Verdict]:
     kind = secret_value("\n".join([one.raw, *one.heredocs]))
     if kind:
         yield bad(hidden, f"{kind} stands in the file", f"revoke it, and {REMEDY}")
-    if one.name in ("COPY", "ADD") and one.flag("from") is None:
+    elif one.name == "RUN" and (said := _said("\n".join([one.raw, *one.heredocs]))):
+        yield bad(Place(subject.source, one.line, one.name), said, REMEDY)
+    if one.name in ("COPY", "ADD"):
         yield from _copied(subject, one)
+
+
+def _said(text: str) -> str | None:
+    """Return what secret a command is given in words, or leaves in the layer; None where there is none."""
+    kind = next((kind for kind, pattern in SPOKEN.items() if pattern.search(text)), None)
+    if kind:
+        return f"{kind} stands in the file"
+    for name, value in ASSIGNED.findall(text):
+        bare = value.strip("\"'")
+        if (
+            name.isupper()
+            and secret_name(name)
+            and len(bare) > 3
+            and not EMPTY.match(bare)
+            and bare[:1] != "`"
+        ):
+            return f"the value of {name} stands in the file"
+    kept = next(
+        (path for path in KEPT.findall(text) if not re.search(rf"\brm\b[^;&|]*{re.escape(path)}", text)), None
+    )
+    return f"a secret is copied from its mount to {kept}, which is in the layer" if kept else None
 
 
 def _copied(subject: Subject, one: Instruction) -> Iterator[Verdict]:
@@ -102,6 +189,8 @@ def _copied(subject: Subject, one: Instruction) -> Iterator[Verdict]:
     named = [word for word in sources if _credentials(word)]
     if named:
         yield bad(at(subject, one), f"{named[0]} holds credentials, and is copied into a layer", REMEDY)
+        return
+    if one.flag("from") is not None:
         return
     for source in sources:
         top = "" if source in ("", ".") else source + "/"

@@ -13,7 +13,11 @@ from tools.image.rule import Place, Subject, at, of, rule
 from tools.verdict import Verdict, bad, good, unclear
 
 BASE_CUDA = re.compile(r"(?:^|[^0-9a-z])cuda[-_]?(\d+\.\d+)|nvidia/cuda:(\d+\.\d+)|(?:^|-)cu(\d{3})(?:-|$)")
-BASE_TORCH = re.compile(r"pytorch(?:-training|-inference)?:v?(\d+\.\d+(?:\.\d+)?)")
+# torch's own images and those of AWS, which builds torch itself.
+BASE_TORCH = re.compile(r"(?:^|/)pytorch(?:-training|-inference)?:v?(\d+\.\d+(?:\.\d+)?)")
+NGC = re.compile(r"nvcr\.io/nvidia/pytorch:(\d\d\.\d\d)-")
+OFFICIAL = re.compile(r"^(?:docker\.io/)?pytorch/pytorch:")
+CPU_BASE = re.compile(r"pytorch(?:-training|-inference):[^@]*-cpu-")
 BASE_PYTHON = re.compile(r"(?:^|/)python:(\d+\.\d+)|[-_]py(3)(\d{1,2})(?:-|$)")
 RUNTIME = re.compile(r"-(?:runtime|base)-|-(?:runtime|base)$|slim")
 
@@ -42,6 +46,15 @@ def torch_cuda(subject: Subject) -> Iterator[Verdict]:
     if wheel == "cpu":
         yield good(place, "the wheel of the index `cpu` needs no CUDA")
         return
+    stage = at(subject, subject.dockerfile.final.lineage()[0])
+    if place == stage and not OFFICIAL.match(subject.dockerfile.final.image):
+        yield good(place, f"torch {text} comes with the base, built for its CUDA")
+        return
+    if wheel in row.unsure_cuda:
+        yield unclear(
+            place, f"whether torch {text} was built for CUDA {wheel} is not certain", f"CUDA {row.cuda}"
+        )
+        return
     if wheel and wheel not in row.builds and facts.version(wheel):
         known = ", ".join(row.builds)
         yield bad(
@@ -53,7 +66,6 @@ def torch_cuda(subject: Subject) -> Iterator[Verdict]:
         return
     builds = (wheel,) if wheel else tuple(one for one in row.builds if _same_major(one, row.cuda))
     fits = [build for build in builds if _newer_minor(base, build)]
-    stage = at(subject, subject.dockerfile.final.lineage()[0])
     if fits:
         yield good(stage, f"CUDA {base} of the base goes with torch {text} (built for {', '.join(builds)})")
     else:
@@ -73,6 +85,8 @@ def driver(subject: Subject) -> Iterator[Verdict]:
     need is said, and nothing is judged.
     """
     found, base = _torch(subject), base_cuda(subject)
+    if CPU_BASE.search(subject.dockerfile.final.image) and base is None:
+        return
     row = facts.torch(found[1]) if found else None
     cuda = (found[2] if found else "") or (row.cuda if row else base)
     if cuda is None or cuda == "cpu":
@@ -95,33 +109,37 @@ def driver(subject: Subject) -> Iterator[Verdict]:
 
 @rule("torchvision", "a torchvision for another torch fails when it is imported: operator torchvision::nms")
 def torchvision(subject: Subject) -> Iterator[Verdict]:
-    """torchvision's release against the torch that its metadata requires."""
+    """torchvision's release against the torch that its metadata requires, to the last number."""
     found, torch = subject.package("torchvision"), _torch(subject)
     if found is None or torch is None or found[1].exact is None:
         return
     place, wanted = of(found[1]), facts.torch_of_torchvision(found[1].exact)
+    right = facts.torchvision_release(torch[1]) if _whole(torch[1]) else facts.torchvision_of(torch[1])
+    remedy = f"torchvision=={right}" if right else "see docs/images.md"
     if wanted is None:
         yield unclear(place, f"torchvision {found[1].exact} is not in the table of releases")
     elif wanted != facts.series(torch[1]):
-        right = facts.torchvision_of(torch[1])
-        remedy = f"torchvision=={right}" if right else "see docs/images.md"
         yield bad(place, f"torchvision {found[1].exact} is for torch {wanted}, not {torch[1]}", remedy)
+    elif _whole(torch[1]) and right and facts.version(right) != facts.version(found[1].exact):
+        yield bad(place, f"torchvision {found[1].exact} requires another torch than {torch[1]}", remedy)
     else:
         yield good(place, f"torchvision {found[1].exact} is for torch {wanted}")
 
 
 @rule("torchaudio", "a torchaudio for another torch fails when it is imported: undefined symbol")
 def torchaudio(subject: Subject) -> Iterator[Verdict]:
-    """torchaudio's release against torch's: the same first two numbers, up to 2.10."""
+    """torchaudio's release against torch's: the same number, up to 2.10."""
     found, torch = subject.package("torchaudio"), _torch(subject)
     if found is None or torch is None or found[1].exact is None:
         return
     wanted = facts.torch_of_torchaudio(found[1].exact)
+    same = facts.version(found[1].exact) == facts.version(torch[1])
     if wanted is None:
         yield good(of(found[1]), f"torchaudio {found[1].exact} requires no particular torch")
-    elif wanted != facts.series(torch[1]):
-        remedy = f"torchaudio=={facts.series(torch[1])}.*"
-        yield bad(of(found[1]), f"torchaudio {found[1].exact} is for torch {wanted}, not {torch[1]}", remedy)
+    elif wanted != facts.series(torch[1]) or (_whole(torch[1]) and not same):
+        remedy = f"torchaudio=={torch[1] if _whole(torch[1]) else facts.series(torch[1]) + '.*'}"
+        text = f"torchaudio {found[1].exact} is for torch {found[1].exact}, not {torch[1]}"
+        yield bad(of(found[1]), text, remedy)
     else:
         yield good(of(found[1]), f"torchaudio {found[1].exact} is for torch {wanted}")
 
@@ -143,6 +161,26 @@ def transformers(subject: Subject) -> Iterator[Verdict]:
         )
     else:
         yield good(of(found[1]), f"transformers {found[1].exact} works with torch {wanted} and newer")
+
+
+@rule(
+    "torch-pins", "pip replaces torch by the one that a package requires, or the package fails at its import"
+)
+def torch_pins(subject: Subject) -> Iterator[Verdict]:
+    """Packages whose wheels require exactly one torch: xformers and vLLM, by the fact table's releases."""
+    torch = _torch(subject)
+    for name, releases in facts.TORCH_PINS.items():
+        found = subject.package(name)
+        wanted = releases.get(found[1].exact or "") if found else None
+        if found is None or torch is None or wanted is None:
+            continue
+        text = f"{name} {found[1].exact} requires torch {wanted}"
+        if torch[1] == wanted or (not _whole(torch[1]) and facts.series(wanted) == torch[1]):
+            yield good(of(found[1]), text)
+        else:
+            yield bad(
+                of(found[1]), f"{text}, not {torch[1]}", f"torch=={wanted}, or the {name} for {torch[1]}"
+            )
 
 
 @rule(
@@ -170,7 +208,7 @@ def flash_attn(subject: Subject) -> Iterator[Verdict]:
     problem = _cannot_compile(install, base)
     if problem:
         yield bad(place, *problem)
-    elif BASE_CUDA.search(base):
+    elif BASE_CUDA.search(base) or NGC.search(base):
         yield good(place, "flash-attn is built where nvcc is")
     else:
         yield unclear(place, f"flash-attn is compiled: whether {base} has nvcc cannot be told")
@@ -181,11 +219,11 @@ def python(subject: Subject) -> Iterator[Verdict]:
     """The base image's Python against those that the torch release has wheels for."""
     found = _torch(subject)
     base = subject.dockerfile.final.image
-    match = BASE_PYTHON.search(base)
+    match, ngc = BASE_PYTHON.search(base), _ngc(base)
     row = facts.torch(found[1]) if found else None
-    if not found or not match or row is None:
+    if not found or not (match or ngc) or row is None or _base_torch(base) == found[1]:
         return
-    has = match[1] or f"{match[2]}.{match[3]}"
+    has = (match[1] or f"{match[2]}.{match[3]}") if match else ngc.python if ngc else ""
     place = at(subject, subject.dockerfile.final.lineage()[0])
     if Version(row.oldest_python) <= Version(has) <= Version(row.newest_python):
         yield good(place, f"torch {found[1]} has wheels for Python {has}")
@@ -225,6 +263,8 @@ def gpu(subject: Subject) -> Iterator[Verdict]:
 
 def base_cuda(subject: Subject) -> str | None:
     """Return the CUDA of the base image, by its name, or None."""
+    if ngc := _ngc(subject.dockerfile.final.image):
+        return ngc.cuda
     match = BASE_CUDA.search(subject.dockerfile.final.image.split("@")[0])
     if match is None:
         return None
@@ -237,17 +277,36 @@ def torch_version(subject: Subject) -> str | None:
     return found[1] if found else None
 
 
+def _whole(version: str) -> bool:
+    """Say whether a version is a whole release, 2.5.1, and not a series or what was built before one."""
+    return bool(re.fullmatch(r"\d+\.\d+\.\d+", version))
+
+
+def _ngc(image: str) -> facts.Ngc | None:
+    match = NGC.search(image)
+    return facts.NGC.get(match[1]) if match else None
+
+
+def _base_torch(image: str) -> str | None:
+    """Return the torch that a base image has by its name: a release, or a series; None where not known."""
+    if NGC.search(image):
+        ngc = _ngc(image)
+        return ngc.torch if ngc else None
+    match = BASE_TORCH.search(image.split("@")[0])
+    return match[1] if match else None
+
+
 def _torch(subject: Subject) -> tuple[Place, str, str] | None:
     """Return where torch comes from, its version, and the CUDA that was asked for ('' for the default)."""
     found = subject.package("torch")
-    base = BASE_TORCH.search(subject.dockerfile.final.image.split("@")[0])
-    if found and found[1].exact and not (base and base[1] == found[1].exact):
+    base = _base_torch(subject.dockerfile.final.image)
+    if found and found[1].exact and base != found[1].exact:
         install, package = found
         asked = package.local or install.cuda or ""
         return of(package), package.exact or "", "cpu" if asked == "cpu" else cuda_version(asked) or ""
     if base is None:
         return None
-    return at(subject, subject.dockerfile.final.lineage()[0]), base[1], base_cuda(subject) or ""
+    return at(subject, subject.dockerfile.final.lineage()[0]), base, base_cuda(subject) or ""
 
 
 def _same_major(one: str, other: str) -> bool:
@@ -259,15 +318,20 @@ def _newer_minor(base: str, build: str) -> bool:
 
 
 def _flash_wheel(place: Place, package: Package, torch: tuple[Place, str, str] | None) -> Iterator[Verdict]:
-    match = re.search(r"torch(\d+\.\d+)", package.local or package.text)
+    match = re.search(r"(?:cu(\d+))?torch(\d+\.\d+)", package.local or package.text)
+    row = facts.torch(torch[1]) if torch else None
+    cuda = (torch[2] if torch else "") or (row.cuda if row else "")
     if match is None or torch is None:
         yield unclear(place, "which torch this wheel is for cannot be told from its name")
-    elif match[1] != facts.series(torch[1]):
+    elif match[1] and cuda[:2].isdigit() and match[1][:2] != cuda[:2]:
+        text = f"this wheel of flash-attn is for CUDA {match[1][:2]}, and torch {torch[1]} for {cuda}"
+        yield bad(place, text, "the wheel for it")
+    elif match[2] != facts.series(torch[1]):
         yield bad(
-            place, f"this wheel of flash-attn is for torch {match[1]}, not {torch[1]}", "the wheel for it"
+            place, f"this wheel of flash-attn is for torch {match[2]}, not {torch[1]}", "the wheel for it"
         )
     else:
-        yield good(place, f"the wheel of flash-attn is for torch {match[1]}")
+        yield good(place, f"the wheel of flash-attn is for torch {match[2]}")
 
 
 def _cannot_compile(install: Install, base: str) -> tuple[str, str] | None:

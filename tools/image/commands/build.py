@@ -30,6 +30,7 @@ Examples:
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, field, replace
 
 import click
@@ -47,6 +48,7 @@ from tools.image.mend import repaired
 from tools.image.options import arguments
 from tools.verdict import State, Verdict
 
+PLATFORM = re.compile(r"[a-z]+/[a-z0-9_]+(?:/v\d+)?")
 ROUNDS = 3  # builds of one command, where --fix adds what a test found missing
 
 
@@ -118,6 +120,10 @@ def command(
         raise click.UsageError("--test, --fix and --secret need an engine here; --remote goes without")
     if pushes and (repository is None or registry.host(repository) == "localhost"):
         raise click.UsageError("--push needs --repository, a name with its registry")
+    if platform and not PLATFORM.fullmatch(platform):
+        raise click.UsageError(f"--platform {platform}: not OS/ARCH, such as linux/amd64")
+    if repository and registry.split(repository)[1]:
+        raise click.UsageError(f"--repository {repository}: a name without a tag; --tag-from says which tag")
     target = find(what, root)
     if cleans and not away:
         _clean(str(repository), as_json)

@@ -27,6 +27,7 @@ from tools.image.engine import Engine
 @click.argument("image", required=False, metavar="[IMAGE]")
 @click.option("--json", "as_json", is_flag=True, help="Print what was pinned as JSON.")
 def command(name: str, image: str | None, as_json: bool) -> None:
+    pinning.require(name)
     repository, digest = _looked_up(image) if image else _last_push(name)
     diff = pinning.pin(name, repository, digest)
     if as_json:
