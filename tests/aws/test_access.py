@@ -50,7 +50,7 @@ def test_another_scope_is_a_change(entries: Access, session: Session) -> None:
 
 def test_the_partition_is_the_principals() -> None:
     grant = access.Grant("arn:aws-us-gov:iam::123456789012:role/team", "view")
-    assert grant.arn() == "arn:aws-us-gov:eks::aws-us-gov:cluster-access-policy/AmazonEKSViewPolicy"
+    assert grant.arn() == "arn:aws-us-gov:eks::aws:cluster-access-policy/AmazonEKSViewPolicy"
 
 
 def test_a_cluster_that_is_not_there_is_no_missing_entry(
@@ -133,7 +133,48 @@ def test_kubeconfig_keeps_a_name_that_is_taken(
     assert yard("kubeconfig", "gpu", "--context", "other", "--replace").code == 0
 
 
+def test_kubeconfig_of_several_files(
+    file: Path, session: Session, yard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As kubectl writes: into the file that has the context, else the first that exists."""
+    make_cluster(session, "gpu", make_network(session, ["us-west-2a", "us-west-2b"]))
+    first, second = file.with_name("first"), file
+    monkeypatch.setenv("KUBECONFIG", f"{first}:{second}")
+    taken = yard("kubeconfig", "gpu", "--context", "other")
+    assert (taken.code, "that of other" in taken.err, first.exists()) == (2, True, False)
+    first.write_text("apiVersion: v1\nkind: Config\n", encoding="utf-8")
+    assert yard("kubeconfig", "gpu").code == 0
+    document = YAML(typ="safe").load(first)
+    assert [one["name"] for one in document["contexts"]] == ["gpu"]
+    assert "current-context" not in document, "the second file has one"
+    assert second.read_text(encoding="utf-8") == CONFIG
+    monkeypatch.setenv("KUBECONFIG", f"{second}:{first}")
+    assert "is there already" in yard("kubeconfig", "gpu").out, "where it is, though not in the first"
+
+
+def test_kubeconfig_that_cannot_be_used_is_one_error(
+    file: Path, session: Session, yard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_cluster(session, "gpu", make_network(session, ["us-west-2a", "us-west-2b"]))
+    file.chmod(0o400)
+    ran = yard("kubeconfig", "gpu")
+    assert (ran.code, "is read-only" in ran.err, file.read_text(encoding="utf-8")) == (2, True, CONFIG)
+    for text, said in (("[1, 2]", "is no kubeconfig"), ("contexts: [a]", "is no kubeconfig")):
+        other = file.with_name("other")
+        other.write_text(text, encoding="utf-8")
+        monkeypatch.setenv("KUBECONFIG", str(other))
+        ran = yard("kubeconfig", "gpu")
+        assert (ran.code, said in ran.err) == (2, True), ran
+    monkeypatch.setenv("KUBECONFIG", str(file.parent))
+    ran = yard("kubeconfig", "gpu")
+    assert (ran.code, "Is a directory" in ran.err) == (2, True), ran
+    monkeypatch.setenv("KUBECONFIG", str(file / "config"))
+    ran = yard("kubeconfig", "gpu")
+    assert (ran.code, "Not a directory" in ran.err) == (2, True), ran
+
+
 def test_kubeconfig_of_a_new_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / ".kube" / "config"))
     cluster = {
         "arn": "arn:x",
         "name": "gpu",
@@ -239,7 +280,7 @@ def test_a_policy_that_is_too_wide_or_too_narrow_is_found(
     (write,) = [one for one in account.policy["Statement"] if one["Sid"] == "Write"]
     expected = list(identity.expectations(account.policy))
     write["Resource"] = [resource]
-    monkeypatch.setattr(identity, "expectations", lambda policy: iter(expected))
+    monkeypatch.setattr(identity, "expectations", lambda policy, partition: iter(expected))
     found = identity.simulate(session, account)
     assert found.level is Level.FAIL
     assert any(wrong in line for line in found.evidence), found.evidence

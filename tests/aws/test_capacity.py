@@ -88,6 +88,35 @@ def test_what_is_reserved_is_a_yes_whatever_the_quota(
     assert judged(session, zone="us-west-2b", vpc=network.vpc)["capacity"].level is Level.FAIL
 
 
+@pytest.mark.parametrize(
+    ("row", "options", "level"),
+    [
+        ({"InstanceMatchCriteria": "targeted"}, {}, Level.PASS),
+        ({"State": "scheduled", "StartDate": datetime(2027, 1, 1, tzinfo=UTC)}, {}, Level.CANNOT_TELL),
+        ({"InstancePlatform": "Windows"}, {}, Level.CANNOT_TELL),
+        ({"Tenancy": "dedicated"}, {}, Level.CANNOT_TELL),
+        ({"AvailabilityZone": "us-west-2b"}, {"zone": "us-west-2a"}, Level.CANNOT_TELL),
+        ({}, {"spot": True}, Level.CANNOT_TELL),
+    ],
+)
+def test_a_reservation_counts_where_nodes_may_start_in_it(
+    world: Any,
+    session: Session,
+    refusal: Callable[..., Exception],
+    row: dict[str, Any],
+    options: dict[str, Any],
+    level: Level,
+) -> None:
+    whole = {"InstancePlatform": "Linux/UNIX", "Tenancy": "default", "State": "active"}
+    give_reservation(world, 4)
+    (given,) = world.replies["ec2", "describe_capacity_reservations"]["CapacityReservations"]
+    given |= whole | row
+    give_quota(world, refusal, 0.0, 0.0)
+    found = judged(session, **options)
+    assert found["reservations"].level is level
+    assert found["quota"].level is (Level.PASS if level is Level.PASS else Level.FAIL), "it needs no quota"
+
+
 def test_a_quota_that_is_too_small_is_a_no(
     world: Any, session: Session, refusal: Callable[..., Exception]
 ) -> None:

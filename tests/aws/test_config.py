@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import datetime
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from tests.aws.eksctl_schema import schema
 from tools import kustomize, repo
 from tools.aws import eksctl, service_accounts
 from tools.aws import spec as specs
+from tools.aws.session import Session
 from tools.cell import parse
+from tools.cluster import Fact
 from tools.errors import UserError
 from tools.facts.eks import ADDONS, VERSIONS
 from tools.facts.instances import INSTANCES, NEURON, NVIDIA
@@ -221,7 +224,7 @@ def test_pods_get_their_prefix_and_nothing_else(name: str) -> None:
             "starts with no node",
             "0-4",
         ),
-        ({"ZONES": "us-east-1a,us-east-1b"}, "us-east-1a is no zone of us-west-2", "us-west-2a"),
+        ({"ZONES": "us-east-1a,us-east-1b"}, "us-east-1a is no availability zone of us-west-2", "us-west-2a"),
         ({"AWS_REGION": "oregon"}, "AWS_REGION=oregon is not a region", ""),
         ({"KUBERNETES_VERSION": "1.20"}, "no add-on versions are recorded for Kubernetes 1.20", "--verify"),
         ({"KUBERNETES_VERSION": "latest"}, "KUBERNETES_VERSION=latest is not a minor", ""),
@@ -238,6 +241,31 @@ def test_pods_get_their_prefix_and_nothing_else(name: str) -> None:
             "",
         ),
         ({"VPC_ID": "vpc-1", "PRIVATE_SUBNETS": "subnet-1"}, "subnet-1 is not ZONE=subnet-", "zones:"),
+        ({"ZONES": "us-west-2a,us-west-2-lax-1a"}, "us-west-2-lax-1a is no availability zone", "local"),
+        ({"ZONES": "us-west-2a,us-west-2b,us-west-2a"}, "us-west-2a stands there twice", "once"),
+        ({"NODES_G5": "g5.8xlarge 0-4 us-west-2a us-west-2b"}, "us-west-2b is one word too many", "[ZONE,"),
+        ({"NODES_G5": "g5.8xlarge 0-4 us-west-2a spot on-demand"}, "on-demand is one word too many", "spot"),
+        ({"NODES_SYSTEM": "m5.large 1-2"}, "every cluster has a group system already", "another"),
+        ({"NODES_": "m5.large 1-2"}, "NODES_ names no group", "NODES_CPU"),
+        ({f"NODES_{'A' * 64}": "m5.large 1-2"}, "is longer than 63 characters", "shorter"),
+        (
+            {"CLUSTER_NAME": "g" * 100, "NODES_ABCDEFGHIJK": "m5.large 1-2"},
+            "longer than 10 characters",
+            "shorter",
+        ),
+        ({"CLUSTER_NAME": "my_cluster"}, "CLUSTER_NAME=my_cluster is not a letter", ""),
+        ({"CLUSTER_NAME": "2nd"}, "CLUSTER_NAME=2nd is not a letter", ""),
+        ({"S3_BUCKET": "s3://data"}, "S3_BUCKET=s3://data is not the name of a bucket", ""),
+        ({"S3_BUCKET": "data/text"}, "S3_BUCKET=data/text is not the name of a bucket", ""),
+        ({"S3_BUCKET": "null"}, "S3_BUCKET is null", ""),
+        ({"S3_PREFIX": "te*t/"}, "S3_PREFIX=te*t/ is no prefix that a policy can name", "any text"),
+        ({"S3_RUNS_PREFIX": "${aws:username}/"}, "is no prefix that a policy can name", "a variable"),
+        ({"TEAM_NAMESPACE": "*"}, "TEAM_NAMESPACE=* is not a namespace", ""),
+        (
+            {"ADMIN_ROLE_ARN": "arn:aws-us-gov:iam::111122223333:role/admin"},
+            "is of aws-us-gov, and us-west-2 of aws",
+            "",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(
@@ -350,3 +378,32 @@ def test_verify_says_no(
     ran = yard("config", "cpu-demo", "--verify")
     assert (ran.code, "EKS does not offer 1.34" in ran.err, "1.35" in ran.err) == (1, True, True)
     assert (checkout / "clusters/trn1/eksctl.yaml").read_text(encoding="utf-8") == before
+
+
+@pytest.mark.parametrize(
+    ("region", "partition"), [("us-gov-west-1", "aws-us-gov"), ("cn-north-1", "aws-cn"), ("eu-west-1", "aws")]
+)
+def test_every_arn_is_of_the_regions_partition(
+    change: Callable[..., specs.Spec], region: str, partition: str
+) -> None:
+    """As the cluster would be in GovCloud or China: access policies, buckets, file systems, secrets."""
+    zones = {"AWS_REGION": region, "ZONES": f"{region}a,{region}b", "CELLS": None}
+    groups = dict.fromkeys(("NODES_G5", "NODES_P4D", "NODES_P5", "NODES_P5EN"))
+    role = f"arn:{partition}:iam::111122223333:role/"
+    roles = {"ADMIN_ROLE_ARN": f"{role}admin", "TEAM_ROLE_ARN": f"{role}team"}
+    spec = change("gpu", **zones, **groups, **roles)
+    assert Session(region).partition == spec.partition == partition
+    arns = re.findall(r"arn:([\w-]+):", eksctl.text(spec))
+    assert set(arns) == {partition}, arns
+    assert f"arn:{partition}:eks::aws:cluster-access-policy/" in eksctl.text(spec)
+
+
+def test_every_region_that_boto3_knows_has_its_partition(change: Callable[..., specs.Spec]) -> None:
+    import boto3
+
+    known = boto3.Session()
+    spec = change("cpu-demo")
+    for partition in known.get_available_partitions():
+        for region in known.get_available_regions("eks", partition):
+            found = specs.Spec(spec.directory, {"AWS_REGION": Fact(region, 1)})
+            assert found.partition == partition, region

@@ -69,8 +69,8 @@ def test_a_run_that_failed_goes_on(
     again = yard("create", "cpu-demo")
     assert called(tmp_path) == ["cluster", "nodegroup", "accessentry", "addon"]
     assert sorted(eks.list_nodegroups(clusterName="cpu-demo")["nodegroups"]) == ["cpu", "system"]
-    assert again.code == 1
-    assert "yard cluster identity failed" in again.err
+    assert again.code == 2, "as that command has it"
+    assert "yard cluster identity failed: eks:" in again.err, "its error, and not the hint behind it"
 
 
 def test_eksctls_word_alone_proves_nothing(eks: Any, yard: Callable[..., Any], tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.aws.account import make_cluster, make_lustre, make_network
+from tests.aws.account import Network, make_cluster, make_group, make_lustre, make_network
 from tools.aws import discover
 from tools.aws.session import Session
 from tools.aws.spec import Spec
@@ -92,6 +92,41 @@ def test_of_several_file_systems_none_is_guessed(session: Session, change: Calla
     assert any(first in line and second in line for line in found.missing)
     found = discover.discover(session, change("gpu", FSX_FILE_SYSTEM_ID=second), None)
     assert found.facts["FSX_FILE_SYSTEM_ID"] == second
+
+
+def test_what_facts_name_rightly_stays(session: Session, change: Callable[..., Spec], gaps: Any) -> None:
+    """A file system's own groups stay where they exist; one of another VPC is said, and not taken."""
+    network, other = make_network(session, ZONES[:2]), make_network(session, ZONES[:2], "10.9")
+    make_cluster(session, "gpu", network)
+    group = make_group(session, network.vpc, "files")
+    away = make_lustre(session, other, "us-west-2a")["FileSystemId"]
+    row = {"FileSystemId": away, "FileSystemType": "LUSTRE", "VpcId": other.vpc}  # which moto leaves out
+    gaps["fsx", "describe_file_systems"] = {"FileSystems": [row]}
+    found = discover.discover(
+        session, change("gpu", FSX_FILE_SYSTEM_ID=away, FSX_SECURITY_GROUP_IDS=group), None
+    )
+    assert found.facts["FSX_SECURITY_GROUP_IDS"] == group
+    assert "FSX_FILE_SYSTEM_ID" not in found.facts
+    assert any(
+        f"{away} is in {other.vpc}, and the cluster is in {network.vpc}" in one for one in found.missing
+    )
+    found = discover.discover(session, change("gpu", FSX_SECURITY_GROUP_IDS="sg-0123456789abcdef0"), None)
+    assert found.facts.get("FSX_SECURITY_GROUP_IDS") != "sg-0123456789abcdef0"
+
+
+def test_of_several_subnets_in_a_zone_the_roomiest_is_taken(
+    session: Session, change: Callable[..., Spec]
+) -> None:
+    network = make_network(session, ZONES[:2])
+    block = {"VpcId": network.vpc, "CidrBlock": "10.0.64.0/20", "AvailabilityZone": "us-west-2a"}
+    large = session.call("ec2", "create_subnet", **block)["Subnet"]["SubnetId"]
+    block |= {"CidrBlock": "10.0.9.0/28"}
+    small = session.call("ec2", "create_subnet", **block)["Subnet"]["SubnetId"]
+    for number, subnets in enumerate(((small, large), (large, small))):
+        wide = Network(network.vpc, dict(zip("ab", subnets, strict=True)), network.group)
+        make_cluster(session, f"gpu{number}", wide)
+        found = discover.discover(session, change("gpu", CLUSTER_NAME=f"gpu{number}"), None)
+        assert found.facts["CLUSTER_SUBNETS"] == f"us-west-2a={large}"
 
 
 def test_writing_keeps_comments_and_says_what_changed(tmp_path: Path) -> None:

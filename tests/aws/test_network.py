@@ -85,6 +85,18 @@ def test_nodes_without_a_group_open_to_itself(net: Network, session: Session, sp
         ),
         ({"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}, Level.FAIL),
         (
+            {"IpProtocol": "tcp", "FromPort": 20, "ToPort": 25, "IpRanges": [{"CidrIp": "128.0.0.0/1"}]},
+            Level.FAIL,
+        ),
+        (
+            {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "203.0.113.0/24"}]},
+            Level.PASS,
+        ),
+        (
+            {"IpProtocol": "udp", "FromPort": 0, "ToPort": 65535, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]},
+            Level.PASS,
+        ),
+        (
             {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "10.0.0.0/8"}]},
             Level.PASS,
         ),
@@ -99,6 +111,25 @@ def test_ssh_from_the_world(
 ) -> None:
     allow(session, net.group, **rule)
     assert judged(session, spec)["ssh"].level is level
+
+
+def test_ssh_from_the_world_through_a_prefix_list(
+    net: Network, session: Session, spec: Spec, gaps: Any, refusal: Callable[..., Exception]
+) -> None:
+    def listed(*cidrs: str) -> str:
+        entries = [{"Cidr": cidr} for cidr in cidrs]
+        shape = {"AddressFamily": "IPv4", "MaxEntries": 5, "PrefixListName": "l"}
+        made = session.call("ec2", "create_managed_prefix_list", **shape, Entries=entries)
+        return str(made["PrefixList"]["PrefixListId"])
+
+    office = [{"PrefixListId": listed("203.0.113.0/24")}]
+    allow(session, net.group, IpProtocol="tcp", FromPort=22, ToPort=22, PrefixListIds=office)
+    assert judged(session, spec)["ssh"].level is Level.PASS
+    world = [{"PrefixListId": listed("203.0.113.0/24", "0.0.0.0/0")}]
+    allow(session, net.group, IpProtocol="tcp", FromPort=22, ToPort=22, PrefixListIds=world)
+    assert judged(session, spec)["ssh"].level is Level.FAIL
+    gaps["ec2", "get_managed_prefix_list_entries"] = refusal("UnauthorizedOperation", "no", 403)
+    assert judged(session, spec)["ssh"].level is Level.CANNOT_TELL
 
 
 def test_nodes_in_two_zones(net: Network, session: Session, spec: Spec) -> None:
@@ -146,6 +177,29 @@ def test_lustre_ports(net: Network, session: Session, change: Callable[..., Spec
     assert (half.level, "988" in half.summary.replace("1018-1023", "")) == (Level.FAIL, False)
     allow(session, group, IpProtocol="tcp", FromPort=1018, ToPort=1023, UserIdGroupPairs=nodes)
     assert judged(session, spec)["lustre"].level is Level.PASS
+    session.call("ec2", "revoke_security_group_ingress", GroupId=group, IpPermissions=ingress(session, group))
+    make_nodes(session, "m5.large", 1, net, "us-west-2a", trainyard__cluster="gpu")
+    for first, last in ((988, 988), (1018, 1020), (1021, 1023)):
+        assert judged(session, spec)["lustre"].level is Level.FAIL
+        subnets = [{"CidrIp": "10.0.0.0/16"}]
+        allow(session, group, IpProtocol="tcp", FromPort=first, ToPort=last, IpRanges=subnets)
+    assert judged(session, spec)["lustre"].level is Level.PASS, "by the nodes' addresses"
+    row["VpcId"] = "vpc-0fffffff"
+    away = judged(session, spec)["lustre"]
+    assert (away.level, "is in vpc-0fffffff, and the nodes are in" in away.summary) == (Level.WARN, True)
+
+
+def test_a_file_system_that_is_gone_is_a_fault(
+    net: Network, session: Session, change: Callable[..., Spec], gaps: Any, refusal: Callable[..., Exception]
+) -> None:
+    gaps["fsx", "describe_file_systems"] = refusal("FileSystemNotFound", "no such", 400)
+    assert judged(session, change("gpu"))["lustre"].level is Level.FAIL
+
+
+def ingress(session: Session, group: str) -> list[dict[str, Any]]:
+    found = session.call("ec2", "describe_security_groups", GroupIds=[group])["SecurityGroups"][0]
+    rules: list[dict[str, Any]] = found["IpPermissions"]
+    return rules
 
 
 def test_room_for_pods(session: Session) -> None:

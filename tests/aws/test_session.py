@@ -180,6 +180,20 @@ def test_a_role_of_another_account_keeps_its_account(session: Session) -> None:
     assert (who.arn, who.certain) == ("arn:aws:iam::999999999999:role/dev", False)
 
 
+@pytest.mark.parametrize("session_name", ["jane@x.org", "a,b=c", "i-0abc", "1718+x_.-", "botocore-session-1"])
+def test_a_sessions_name_may_hold_anything(session: Session, session_name: str) -> None:
+    make_role(session, "dev+ops=a,b@c-d_e", "/here/")
+    arn = f"arn:aws:sts::123456789012:assumed-role/dev+ops=a,b@c-d_e/{session_name}"
+    assert principals.resolve(session, arn).arn == "arn:aws:iam::123456789012:role/here/dev+ops=a,b@c-d_e"
+
+
+def test_a_federated_user_is_somebody_and_no_access_entry(session: Session, yard: Callable[..., Any]) -> None:
+    arn = "arn:aws:sts::123456789012:federated-user/jane"
+    assert principals.resolve(session, arn).kind == "federated-user"
+    ran = yard("access", "gpu", arn)
+    assert (ran.code, "an access entry is for a role or a user" in ran.err) == (2, True)
+
+
 @pytest.mark.parametrize(
     "arn",
     ["null", "arn:aws:s3:::bucket", "arn:aws:iam::123456789012:group/x", "arn:aws:iam::123456789012:role/"],

@@ -10,7 +10,8 @@ import pytest
 
 from tests.aws.account import ROLE, make_cluster, make_group, make_lustre, make_network, make_nodes, tag
 from tests.aws.eks_state import Access, Associations
-from tools.aws import inventory, policies, teardown
+from tools.aws import identity, inventory, policies, teardown
+from tools.aws.service_accounts import ServiceAccount
 from tools.aws.session import Session
 from tools.aws.spec import Spec
 
@@ -134,29 +135,23 @@ def test_down_takes_ours_and_leaves_the_rest(session: Session, spec: Spec, yard:
     assert yard("down", "cpu-demo", "--yes").out.splitlines()[1] == "  nothing with our tag"
 
 
-@pytest.mark.parametrize("looks", [1, 7, 15, 2 * len(ORDER) - 1])
-def test_a_run_that_is_killed_is_repeated_and_finishes(
-    session: Session,
-    spec: Spec,
-    yard: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-    looks: int,
+def test_a_run_that_is_killed_at_every_step_is_repeated_and_finishes(
+    session: Session, spec: Spec, yard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed behind a deletion, before it is known whether it worked: the first, some, the last.
-
-    Each is looked at before it is deleted, and then until it is gone.
-    """
+    """Each run is killed behind its first deletion, before it is known whether that worked."""
     populate(session, "cpu-demo")
-    original, done = teardown._state, []
+    original, looks = teardown._state, []
 
     def state(*arguments: Any) -> str:
-        done.append(arguments)
-        if len(done) > looks:
+        looks.append(arguments)
+        if len(looks) > 1:  # before it is deleted, and then until it is gone
             raise KeyboardInterrupt
         return original(*arguments)
 
-    monkeypatch.setattr(teardown, "_state", state)
-    assert yard("down", "cpu-demo", "--yes").code == 130
+    for step in range(len(ORDER)):
+        monkeypatch.setattr(teardown, "_state", state)
+        looks.clear()
+        assert yard("down", "cpu-demo", "--yes").code == 130, step
     monkeypatch.setattr(teardown, "_state", original)
     assert yard("down", "cpu-demo", "--yes").code == 0
     assert inventory.owned(session, spec) == []
@@ -184,6 +179,36 @@ def test_what_would_go_as_data(session: Session, spec: Spec, yard: Callable[...,
     found = json.loads(ran.out)
     assert (ran.code, found["deleted"], [one["kind"] for one in found["delete"]]) == (1, False, ORDER)
     assert "aws fsx delete-file-system" in found["keep"][0]["why"]
+
+
+def test_a_cluster_with_somebody_elses_node_group_stays_whole(
+    session: Session, spec: Spec, yard: Callable[..., Any]
+) -> None:
+    populate(session, "cpu-demo")
+    group = {"clusterName": "cpu-demo", "nodegroupName": "theirs", "nodeRole": ROLE, "subnets": ["a"]}
+    session.call("eks", "create_nodegroup", **group)
+    before = picture(session)
+    ran = yard("down", "cpu-demo", "--yes")
+    assert (ran.code, "node groups without our tag: theirs" in ran.err) == (1, True), ran
+    assert picture(session) == before
+
+
+def test_roles_of_a_long_name_are_found_and_go_with_what_was_attached(
+    session: Session, change: Callable[..., Spec], spec: Spec
+) -> None:
+    """IAM takes 64 characters: the cluster's name is cut in the role's; another cluster's stays."""
+    long = change("cpu-demo", CLUSTER_NAME="c" * 80)
+    account = ServiceAccount("training", "trainyard-pruner", "prunes", policies.pruner("b", "runs/"))
+    names = [identity.role_name("c" * length, account) for length in (80, 81)]
+    for name, owner in zip(names, ("c" * 80, "c" * 81), strict=True):
+        tags = [{"Key": "trainyard/cluster", "Value": owner}]
+        session.call("iam", "create_role", RoleName=name, AssumeRolePolicyDocument="{}", Tags=tags)
+    made = session.call("iam", "create_policy", PolicyName="extra", PolicyDocument=POLICY)["Policy"]["Arn"]
+    session.call("iam", "attach_role_policy", RoleName=names[0], PolicyArn=made)
+    (found,) = inventory.owned(session, long)
+    assert (found.kind, found.id) == ("role", names[0])
+    teardown.delete(session, long, found, print)
+    assert picture(session)["roles"] == [names[1]]
 
 
 def test_a_cluster_of_the_same_name_that_is_not_ours_stays(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tools.aws.eksctl import OWNER_TAG
+from tools.aws.policies import OWNER_TAG
 from tools.aws.session import AwsError, Session
 
 POLICIES = {
@@ -13,6 +13,11 @@ POLICIES = {
     "edit": "AmazonEKSEditPolicy",
     "view": "AmazonEKSViewPolicy",
 }
+
+
+def policy_arn(partition: str, policy: str) -> str:
+    """Return the ARN of a policy of POLICIES."""
+    return f"arn:{partition}:eks::aws:cluster-access-policy/{POLICIES[policy]}"
 
 
 @dataclass(frozen=True)
@@ -24,9 +29,8 @@ class Grant:
     namespaces: tuple[str, ...] = ()
 
     def arn(self) -> str:
-        """Return the policy's ARN, in the principal's partition."""
-        partition = self.principal.split(":")[1]
-        return f"arn:{partition}:eks::{partition}:cluster-access-policy/{POLICIES[self.policy]}"
+        """Return the policy's ARN, in the principal's partition; its account is `aws` in every one."""
+        return policy_arn(self.principal.split(":")[1], self.policy)
 
     def scope(self) -> dict[str, object]:
         """Return the scope as EKS spells it."""

@@ -58,7 +58,7 @@ def judge(session: Session, wanted: Wanted) -> list[Finding]:
         look("permission", lambda: permission(session, wanted)),
     ]
     family = wanted.instance.name.partition(".")[0]
-    if family in BLOCK_FAMILIES and reserved.level is not Level.PASS:
+    if family in BLOCK_FAMILIES and reserved.level is not Level.PASS and not wanted.spot:
         found.append(look("capacity block", lambda: block(session, wanted)))
     return found
 
@@ -127,27 +127,48 @@ def quota(session: Session, wanted: Wanted, reserved: bool) -> Finding:
 
 
 def reservations(session: Session, wanted: Wanted) -> Finding:
-    """Judge what is reserved for this account and free."""
+    """Judge what is reserved for this account and free: for Linux on shared machines, as nodes are."""
+    if wanted.spot:
+        return unclear("reservations", "spot instances take no reservation")
     filters = [
         {"Name": "instance-type", "Values": [wanted.instance.name]},
-        {"Name": "state", "Values": ["active"]},
+        {"Name": "state", "Values": ["active", "scheduled"]},
     ]
     rows = list(
         session.pages("ec2", "describe_capacity_reservations", "CapacityReservations", Filters=filters)
     )
     rows = [row for row in rows if wanted.zone in (None, row.get("AvailabilityZone"))]
-    free = {row["CapacityReservationId"]: int(row.get("AvailableInstanceCount", 0)) for row in rows}
-    lines = [
-        f"{row['CapacityReservationId']} ({row.get('ReservationType', 'default')})"
-        f" in {row.get('AvailabilityZone')}:"
-        f" {free[row['CapacityReservationId']]} of {row.get('TotalInstanceCount')} free,"
-        f" until {row.get('EndDate') or 'cancelled'}"
+    free = {
+        row["CapacityReservationId"]: int(row.get("AvailableInstanceCount", 0))
         for row in rows
-    ]
+        if _usable(row)
+    }
+    lines = [_reservation(row) for row in rows]
     if max(free.values(), default=0) >= wanted.count:
         return good("reservations", f"{wanted.count} or more are free in one reservation", *lines)
-    what = "none that is active" if not rows else "none has as many free"
+    what = "none that nodes could use now" if not free else "none has as many free"
     return unclear("reservations", what, None, *lines)
+
+
+def _usable(row: dict[str, object]) -> bool:
+    """Say whether Linux nodes may start in a reservation now, if they name it."""
+    platform = str(row.get("InstancePlatform") or "Linux/UNIX")
+    shared = row.get("Tenancy") in (None, "default")
+    return row.get("State", "active") == "active" and platform.startswith("Linux") and shared
+
+
+def _reservation(row: dict[str, object]) -> str:
+    """Return a reservation in words."""
+    state = str(row.get("State", "active"))
+    begins = f", from {row.get('StartDate')}" if state != "active" else ""
+    named = ", only where it is named" if row.get("InstanceMatchCriteria") == "targeted" else ""
+    foreign = "" if _usable(row) or begins else f", for {row.get('InstancePlatform')} on {row.get('Tenancy')}"
+    count = f"{row.get('AvailableInstanceCount', 0)} of {row.get('TotalInstanceCount')} free"
+    return (
+        f"{row['CapacityReservationId']} ({row.get('ReservationType', 'default')})"
+        f" in {row.get('AvailabilityZone')}: {count}{begins},"
+        f" until {row.get('EndDate') or 'cancelled'}{named}{foreign}"
+    )
 
 
 def block(session: Session, wanted: Wanted) -> Finding:

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tools import repo
-from tools.aws.eksctl import FILE, OWNER_TAG, SYSTEM
+from tools.aws.eksctl import FILE
 from tools.aws.inventory import describe_cluster
+from tools.aws.policies import OWNER_TAG
 from tools.aws.session import Session
-from tools.aws.spec import Spec
+from tools.aws.spec import SYSTEM, Spec
 from tools.errors import UserError
 from tools.repo import shown
 
@@ -25,6 +26,7 @@ INSTALL = "https://docs.aws.amazon.com/eks/latest/eksctl/installation.html"
 # The plugins are ours (clusters/<name>/plugins): two of one resource fight over the kubelet's registration.
 OWN_PLUGINS = ("--install-nvidia-plugin=false", "--install-neuron-plugin=false")
 LAST_LINES = 5
+ACTIVE_SECONDS = 1800  # a control plane takes a quarter of an hour
 
 Say = Callable[[str], None]
 
@@ -67,8 +69,20 @@ def check(session: Session, spec: Spec) -> bool:
     return row is not None
 
 
+def settle(session: Session, spec: Spec, say: Say) -> None:
+    """Wait for a control plane that an earlier run began. Raises UserError (1) where it does not come up."""
+    status = str((describe_cluster(session, spec) or {}).get("status"))
+    if status in ("CREATING", "UPDATING", "PENDING"):
+        say(f"the cluster {spec.name} is {status}: waited for")
+        session.wait("eks", "cluster_active", "DescribeCluster", ACTIVE_SECONDS, name=spec.name)
+        status = str((describe_cluster(session, spec) or {}).get("status"))
+    if status != "ACTIVE":
+        hint = f"yard cluster down {spec.title}, then again" if status == "FAILED" else "wait, then again"
+        raise UserError(f"the cluster {spec.name} is {status}", hint, 1)
+
+
 def run(step: Step, title: str, say: Say) -> None:
-    """Run a command and pass on its lines; UserError (1) with its last ones where it fails."""
+    """Run a command and pass on its lines; UserError with what it complained of where it fails."""
     words = step.words
     if words[0] == "yard":
         words = (sys.executable, "-m", "tools.cli", *words[1:])
@@ -93,9 +107,13 @@ def run(step: Step, title: str, say: Say) -> None:
             process.terminate()
             raise
     if process.returncode != 0:
-        cause = next((line for line in reversed(last) if line), "it said nothing")
+        said = [line for line in reversed(last) if line]
+        errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
+        cause = next(iter((*errors, *said)), "it said nothing")
         hint = f"repeat the command: it goes on; yard cluster down {title} starts over"
-        raise UserError(f"{' '.join(step.words[:3])} failed: {cause}", hint, 1)
+        # What yard could not tell stays that; eksctl's code says nothing but that it failed.
+        code = process.returncode if step.words[0] == "yard" and process.returncode in (2, 3) else 1
+        raise UserError(f"{' '.join(step.words[:3])} failed: {cause}", hint, code)
 
 
 def proof(session: Session, spec: Spec) -> list[str]:

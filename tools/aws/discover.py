@@ -99,26 +99,46 @@ def _network(session: Session, spec: Spec, vpc: dict[str, Any], found: Found) ->
     private = [one for one in subnets if not one.get("MapPublicIpOnLaunch")]
     if not private:
         found.missing.append("the cluster has no private subnet: its nodes would be on the internet")
+    # Of several in a zone the roomiest.
+    private.sort(key=lambda one: (one.get("AvailableIpAddressCount", 0), one["SubnetId"]))
     by_zone = {one["AvailabilityZone"]: one["SubnetId"] for one in private}
     found.put("CLUSTER_SUBNETS", ",".join(f"{zone}={by_zone[zone]}" for zone in sorted(by_zone)))
     zone = next((zone for group in spec.groups for zone in group.zones if zone in by_zone), None)
     if "FSX_SUBNET_ID" in spec.facts and (zone or len(by_zone) == 1):
         found.put("FSX_SUBNET_ID", by_zone[zone or next(iter(by_zone))])
     if "FSX_SECURITY_GROUP_IDS" in spec.facts:
-        found.put("FSX_SECURITY_GROUP_IDS", vpc.get("clusterSecurityGroupId"))
+        found.put("FSX_SECURITY_GROUP_IDS", _file_groups(session, spec, vpc))
+
+
+def _file_groups(session: Session, spec: Spec, vpc: dict[str, Any]) -> str | None:
+    """Return the file system's security groups: those of the facts where they exist, else EKS's own."""
+    named = [one.strip() for one in (spec.get("FSX_SECURITY_GROUP_IDS") or "").split(",") if one.strip()]
+    filters = [{"Name": "group-id", "Values": named}]
+    listed = (
+        session.pages("ec2", "describe_security_groups", "SecurityGroups", Filters=filters) if named else ()
+    )
+    there = {one["GroupId"] for one in listed}
+    if named and there == set(named):
+        return ",".join(named)
+    return vpc.get("clusterSecurityGroupId")
 
 
 def _lustre(session: Session, spec: Spec, vpc: str, found: Found) -> None:
     """Take the one Lustre file system of the VPC; of several, the one that the facts name already."""
-    systems = [
-        one
-        for one in session.pages("fsx", "describe_file_systems", "FileSystems")
-        if one.get("FileSystemType") == "LUSTRE" and one.get("VpcId", vpc) == vpc
-    ]
-    named = [one for one in systems if one["FileSystemId"] == spec.get("FSX_FILE_SYSTEM_ID")]
-    chosen = named or systems
     if "FSX_FILE_SYSTEM_ID" not in spec.facts:
         return
+    every = [
+        one
+        for one in session.pages("fsx", "describe_file_systems", "FileSystems")
+        if one.get("FileSystemType") == "LUSTRE"
+    ]
+    systems = [one for one in every if one.get("VpcId", vpc) == vpc]
+    named = [one for one in every if one["FileSystemId"] == spec.get("FSX_FILE_SYSTEM_ID")]
+    foreign = [one for one in named if one not in systems]
+    if foreign:
+        place = foreign[0].get("VpcId")
+        found.missing.append(f"{foreign[0]['FileSystemId']} is in {place}, and the cluster is in {vpc}")
+    chosen = [one for one in systems if one in named] or systems
     if len(chosen) != 1:
         ids = ", ".join(one["FileSystemId"] for one in chosen)
         found.missing.append(

@@ -14,18 +14,16 @@ from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import LiteralScalarString
 
 from tools.aws import cells, service_accounts
+from tools.aws.access import policy_arn
+from tools.aws.policies import OWNER_TAG
 from tools.aws.service_accounts import ServiceAccount
-from tools.aws.spec import ROLE, NodeGroup, Spec
+from tools.aws.spec import ROLE, SYSTEM, NodeGroup, Spec
 from tools.errors import UserError
 from tools.facts.eks import ADDON_NAMES, ADDONS, VERSIONS
 from tools.repo import nearest
 
 FILE = "eksctl.yaml"
-OWNER_TAG = "trainyard/cluster"
-SYSTEM = "system"
 SYSTEM_TYPE, SYSTEM_NODES = "m5.large", (2, 4)
-ADMIN_POLICY = "arn:aws:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy"
-EDIT_POLICY = "arn:aws:eks::aws:cluster-access-policy/AmazonEKSEditPolicy"
 # Without prefixes a node has room for as many pods as its interfaces have addresses (m5.large: 29); network
 # policies are what base/pytorchjob keeps jobs apart with, and are off by default.
 CNI_VALUES = (
@@ -123,10 +121,10 @@ def _addons(spec: Spec, given: Mapping[str, str] | None) -> Mapping[str, str]:
 
 def _access(spec: Spec) -> Document:
     """Return who may do what: administrators everything, the team's role its namespace."""
-    entries = [_entry(spec, "ADMIN_ROLE_ARN", ADMIN_POLICY, {"type": "cluster"})]
+    entries = [_entry(spec, "ADMIN_ROLE_ARN", "admin", {"type": "cluster"})]
     if spec.get("TEAM_ROLE_ARN"):
         scope = {"type": "namespace", "namespaces": [spec.namespace]}
-        entries.append(_entry(spec, "TEAM_ROLE_ARN", EDIT_POLICY, scope))
+        entries.append(_entry(spec, "TEAM_ROLE_ARN", "edit", scope))
     if spec.adopted:
         return {"accessEntries": entries}
     return {
@@ -139,7 +137,11 @@ def _access(spec: Spec) -> Document:
 
 def _entry(spec: Spec, fact: str, policy: str, scope: Document) -> Document:
     arn = spec.need(fact, ROLE, "the ARN of an IAM role or user (yard cluster whoami prints yours)")
-    return {"principalARN": arn, "accessPolicies": [{"policyARN": policy, "accessScope": scope}]}
+    partition = arn.split(":")[1]
+    if partition != spec.partition:
+        raise UserError(f"{spec.at(fact)}: {arn} is of {partition}, and {spec.region} of {spec.partition}")
+    granted = {"policyARN": policy_arn(partition, policy), "accessScope": scope}
+    return {"principalARN": arn, "accessPolicies": [granted]}
 
 
 def _association(account: ServiceAccount) -> Document:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.aws import policies
-from tools.aws.eksctl import OWNER_TAG
-from tools.aws.inventory import describe_cluster
+from tools.aws.inventory import DIGEST_LENGTH, ROLE_LENGTH, describe_cluster
+from tools.aws.policies import OWNER_TAG
 from tools.aws.probe import Finding, Level, bad, good, look
 from tools.aws.service_accounts import ServiceAccount
 from tools.aws.session import AwsError, Session
@@ -35,7 +35,6 @@ POD_IDENTITY_TRUST: policies.Policy = {
     ],
 }
 POLICY_NAME = "trainyard"
-ROLE_LENGTH = 64
 # IAM shows a new role everywhere within seconds.
 SETTLE_TRIES, SETTLE_SECONDS = 5, 3.0
 
@@ -55,7 +54,7 @@ def role_name(cluster: str, account: ServiceAccount) -> str:
     name = f"trainyard-{cluster}-{account.name}"
     if len(name) <= ROLE_LENGTH:
         return name
-    return f"{name[: ROLE_LENGTH - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{name[: ROLE_LENGTH - DIGEST_LENGTH]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def simulate(session: Session, account: ServiceAccount) -> Finding:
@@ -82,7 +81,7 @@ def simulate_role(session: Session, spec: Spec, account: ServiceAccount) -> Find
 
 def _simulate(session: Session, account: ServiceAccount, operation: str, subject: dict[str, Any]) -> Finding:
     wrong, asked = [], 0
-    for one in expectations(account.policy):
+    for one in expectations(account.policy, session.partition):
         context = [
             {"ContextKeyName": key, "ContextKeyValues": [value], "ContextKeyType": "string"}
             for key, value in one.context
@@ -104,7 +103,7 @@ def _simulate(session: Session, account: ServiceAccount, operation: str, subject
     return good(account.name, f"{account.purpose}: {asked} questions to IAM's simulator, each as meant")
 
 
-def expectations(policy: policies.Policy) -> Iterator[Expectation]:
+def expectations(policy: policies.Policy, partition: str = "aws") -> Iterator[Expectation]:
     """Yield what a policy has to allow and what it must not: each prefix, and the bucket around it."""
     for statement in policy["Statement"]:
         if statement["Action"][0].startswith("secretsmanager:"):
@@ -131,7 +130,7 @@ def expectations(policy: policies.Policy) -> Iterator[Expectation]:
         yield Expectation("s3:DeleteObject", objects[0]["Resource"][0].replace("*", "file"), False)
     if "fsx:DescribeFileSystems" in names:
         foreign = ((f"aws:ResourceTag/{policies.TEAM_TAG}", "another-team"),)
-        system = "arn:aws:fsx:us-west-2:111122223333:file-system/fs-0123456789abcdef0"
+        system = f"arn:{partition}:fsx:us-west-2:111122223333:file-system/fs-0123456789abcdef0"
         yield Expectation("fsx:DescribeFileSystems", system, True)
         yield Expectation("fsx:DeleteFileSystem", system, False, foreign)
 

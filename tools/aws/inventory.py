@@ -15,8 +15,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from tools.aws.eksctl import OWNER_TAG
-from tools.aws.policies import TEAM_TAG
+from tools.aws.policies import OWNER_TAG, TEAM_TAG
 from tools.aws.session import AwsError, Session
 from tools.aws.spec import Spec
 from tools.facts.eks import VERSIONS
@@ -26,7 +25,9 @@ SOURCE = Path(__file__).resolve().parents[1] / "facts" / "aws_prices.yaml"
 PRICES: dict[str, Any] = YAML(typ="safe", pure=True).load(SOURCE)
 INSTANCE_PRICES = "us-east-1, on demand, 2026-07-20"
 HOURS_A_MONTH = 730
+ROLE_LENGTH, DIGEST_LENGTH = 64, 9  # of an IAM role's name; of the digest and its hyphen
 STACK_TAG = "aws:cloudformation:stack-name"
+HOLDS = "foreign node group"  # what keeps a cluster from being deleted
 LIVE = ("pending", "running", "stopping", "stopped")
 
 
@@ -66,7 +67,7 @@ def owned(session: Session, spec: Spec) -> list[Resource]:
 
 def leftovers(session: Session, spec: Spec) -> list[Resource]:
     """Return what belongs to the cluster's work and is not ours to delete: data, and what others made."""
-    found = list(_file_systems(session, spec))
+    found = [*_file_systems(session, spec), *_foreign_groups(session, spec)]
     mark = {f"kubernetes.io/cluster/{spec.name}": "owned"}
     why = "made by a controller in the cluster: it deletes it with its object"
     for one in (*_volumes(session, mark), *_interfaces(session, mark)):
@@ -94,6 +95,14 @@ def instance_price(kind: str, lifecycle: str = "") -> float | None:
     """Return the on-demand price of a type in USD an hour, None where it is unknown or bought otherwise."""
     found = INSTANCES.get(kind)
     return found.price_usd_per_hour if found and lifecycle not in ("spot", "capacity-block") else None
+
+
+def role_prefix(cluster: str) -> str:
+    """Return what the name of each role begins with that `yard cluster identity` makes for a cluster.
+
+    The name of a long one is cut, and ends in a digest: the tag tells whose it is.
+    """
+    return f"trainyard-{cluster}-"[: ROLE_LENGTH - DIGEST_LENGTH]
 
 
 def _tag_filter(tags: dict[str, str]) -> dict[str, Any]:
@@ -126,6 +135,21 @@ def _node_groups(session: Session, spec: Spec, ours: dict[str, str]) -> Iterator
         if ours.items() <= (row.get("tags") or {}).items():
             detail = f"{row.get('status')}, {(row.get('scalingConfig') or {}).get('desiredSize')} nodes"
             yield Resource("node group", name, detail)
+
+
+def _foreign_groups(session: Session, spec: Spec) -> Iterator[Resource]:
+    """Yield node groups in our cluster that are not ours: EKS keeps a cluster that has one."""
+    if spec.adopted:
+        return
+    row = describe_cluster(session, spec)
+    if row is None or (row.get("tags") or {}).get(OWNER_TAG) != spec.name:
+        return
+    ours = {one.id for one in _node_groups(session, spec, {OWNER_TAG: spec.name})}
+    for name in session.pages("eks", "list_nodegroups", "nodegroups", clusterName=spec.name):
+        if name not in ours:
+            yield Resource(
+                HOLDS, name, "without our tag", None, "somebody else's, and the cluster stays with it"
+            )
 
 
 def _clusters(session: Session, spec: Spec, ours: dict[str, str]) -> Iterator[Resource]:
@@ -201,7 +225,7 @@ def _roles(session: Session, spec: Spec, ours: dict[str, str]) -> Iterator[Resou
     """Yield the roles that `yard cluster identity` made; IAM lists roles without their tags."""
     for row in session.pages("iam", "list_roles", "Roles"):
         name = row["RoleName"]
-        if not name.startswith(f"trainyard-{spec.name}-"):
+        if not name.startswith(role_prefix(spec.name)):
             continue
         tags = session.call("iam", "list_role_tags", RoleName=name)
         if ours.items() <= _tags(tags).items():

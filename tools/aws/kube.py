@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tools.aws.patience import Patience
 from tools.errors import UserError
 from tools.kubectl import Kubectl
 from tools.repo import shown
@@ -62,10 +63,13 @@ def load(directory: Path) -> State:
 def collect(kubectl: Kubectl, kinds: tuple[str, ...] = (*CLUSTER_WIDE, *ALL_NAMESPACES)) -> State:
     """Ask the cluster. Raises UserError where it is not reached at all."""
     state = State()
+    patience = Patience("the cluster")
     for kind in kinds:
         scope = ["--all-namespaces"] if kind in ALL_NAMESPACES else []
         try:
-            state.objects[kind] = [_lean(one) for one in kubectl.items(kind, *scope)]
+            with patience.during(f"kubectl get {kind}"):
+                found = kubectl.items(kind, *scope)
+            state.objects[kind] = [_lean(one) for one in found]
         except UserError as problem:
             if "orbidden" not in problem.message and "resource type" not in problem.message:
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,21 @@ from tools.errors import UserError
 Entry = dict[str, Any]
 
 
-def path() -> Path:
-    """Return the file that kubectl writes to: the first of KUBECONFIG, else ~/.kube/config."""
+def paths() -> list[Path]:
+    """Return the files that kubectl reads as one, the first to have a name wins: KUBECONFIG, or the usual."""
     names = [name for name in os.environ.get("KUBECONFIG", "").split(os.pathsep) if name]
-    return Path(names[0]).expanduser() if names else Path.home() / ".kube" / "config"
+    return [Path(name).expanduser() for name in names] or [Path.home() / ".kube" / "config"]
+
+
+def target(context: str) -> Path:
+    """Return the file to write a context to, as kubectl does.
+
+    That which has it, else the first that exists, else the last. Raises UserError.
+    """
+    files = paths()
+    having = [file for file in files if any(one["name"] == context for one in _rows(_read(file)[1]))]
+    existing = [file for file in files if file.exists()]
+    return [*having, *existing, files[-1]][0]
 
 
 def entries(cluster: Entry, region: str, context: str, profile: str | None) -> dict[str, Entry]:
@@ -60,17 +72,9 @@ def merge(file: Path, wanted: dict[str, Entry], replace: bool, use: bool) -> boo
     A context of the same name for another cluster is refused unless `replace`. The current context changes
     with `use`, or where there is none. Raises UserError; the file is then as it was.
     """
-    yaml = YAML()
-    yaml.width = 10_000
-    before = file.read_text(encoding="utf-8") if file.is_file() else ""
-    try:
-        document = yaml.load(before) or {"apiVersion": "v1", "kind": "Config"}
-    except YAMLError as problem:
-        raise UserError(f"{file}: {str(problem).splitlines()[0]}", "kubectl config view reads it?") from None
-    if not isinstance(document, dict):
-        raise UserError(f"{file} is no kubeconfig", "another file: KUBECONFIG=PATH")
+    before, document = _read(file)
     context = wanted["contexts"]
-    old = next((one for one in document.get("contexts") or [] if one["name"] == context["name"]), None)
+    old = next((one for one in _rows(document) if one["name"] == context["name"]), None)
     if old and old["context"].get("cluster") != context["context"]["cluster"] and not replace:
         raise UserError(
             f"{file}: the context {context['name']} is that of {old['context'].get('cluster')}",
@@ -78,14 +82,45 @@ def merge(file: Path, wanted: dict[str, Entry], replace: bool, use: bool) -> boo
         )
     for key, entry in wanted.items():
         _put(document, key, entry)
-    if use or not document.get("current-context"):
+    elsewhere = [one for one in paths() if one != file and _read(one)[1].get("current-context")]
+    if use or not (document.get("current-context") or elsewhere):
         document["current-context"] = context["name"]
     stream = io.StringIO()
-    yaml.dump(document, stream)
+    _yaml().dump(document, stream)
     if stream.getvalue() == before:
         return False
     _write(file, stream.getvalue())
     return True
+
+
+def _yaml() -> YAML:
+    yaml = YAML()
+    yaml.width = 10_000
+    return yaml
+
+
+def _read(file: Path) -> tuple[str, Any]:
+    """Return a kubeconfig's text and what it says; one that is not there is empty. Raises UserError."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        text = ""
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) else "not a UTF-8 text"
+        raise UserError(f"{file}: {reason}", "another file: KUBECONFIG=PATH") from None
+    try:
+        document = _yaml().load(text) or {"apiVersion": "v1", "kind": "Config"}
+    except YAMLError as problem:
+        raise UserError(f"{file}: {str(problem).splitlines()[0]}", "kubectl config view reads it?") from None
+    if not isinstance(document, dict) or not all(
+        isinstance(one, dict) and "name" in one for one in _rows(document)
+    ):
+        raise UserError(f"{file} is no kubeconfig", "another file: KUBECONFIG=PATH")
+    return text, document
+
+
+def _rows(document: Any) -> list[Any]:
+    return list(document.get("contexts") or [])
 
 
 def _put(document: Any, key: str, entry: Entry) -> None:
@@ -101,10 +136,17 @@ def _put(document: Any, key: str, entry: Entry) -> None:
 
 
 def _write(file: Path, text: str) -> None:
-    """Replace the file in one step, readable by its owner only."""
-    target = file.resolve()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=".kubeconfig-")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as new:
-        new.write(text)
-    os.replace(name, target)
+    """Replace the file in one step, readable by its owner only. Raises UserError."""
+    place = file.resolve()
+    if place.exists() and not place.stat().st_mode & stat.S_IWUSR:
+        raise UserError(f"{file} is read-only", f"chmod u+w {file}, or another file: KUBECONFIG=PATH")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=place.parent, prefix=".kubeconfig-")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as new:
+            new.write(text)
+        os.replace(name, place)
+    except OSError as problem:
+        raise UserError(
+            f"{file} cannot be written: {problem.strerror}", "another file: KUBECONFIG=PATH"
+        ) from None

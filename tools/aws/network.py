@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from collections.abc import Iterable
@@ -16,8 +17,9 @@ from tools.aws.stack import LUSTRE_PORTS
 from tools.facts.instances import INSTANCES
 
 Object = dict[str, Any]
-WORLD = ("0.0.0.0/0", "::/0")
 SSH = 22
+# A public range this large is nobody's own: two halves of the internet are the world as well.
+WORLD_BITS = {4: 8, 6: 16}
 # EKS user guide, machine learning with EFA: from 1.18.5 on also interfaces that carry EFA only.
 CNI_FOR_EFA = (1, 18, 5)
 FEW_PODS = 20  # a node's own daemons take up to a dozen
@@ -69,7 +71,7 @@ def judge(session: Session, spec: Spec) -> list[Finding]:
     seen = observe(session, spec)
     found = [
         look("itself", lambda: itself(seen)),
-        look("ssh", lambda: ssh(seen)),
+        look("ssh", lambda: ssh(session, seen)),
         look("zone", lambda: together(seen)),
         look("cni", lambda: cni(session, spec)),
     ]
@@ -104,14 +106,15 @@ def itself(seen: Seen) -> Finding:
     )
 
 
-def ssh(seen: Seen) -> Finding:
-    """Judge whether the world may knock at port 22."""
+def ssh(session: Session, seen: Seen) -> Finding:
+    """Judge whether the world may knock at port 22: by a range, or by one of a prefix list."""
     lines = [
         f"{group['GroupId']}: {cidr} may reach {_ports(rule)}"
         for group in seen.groups
         for rule in group["IpPermissions"]
-        for cidr in _cidrs(rule)
-        if cidr in WORLD and _covers(rule, SSH, SSH)
+        if _covers(rule, SSH, SSH)
+        for cidr in (*_cidrs(rule), *_listed(session, rule))
+        if _is_world(cidr)
     ]
     if lines:
         return bad(
@@ -173,8 +176,18 @@ def cni(session: Session, spec: Spec) -> Finding:
 def lustre(session: Session, spec: Spec, seen: Seen) -> Finding:
     """Judge whether nodes reach the file system at Lustre's ports."""
     number = spec.need("FSX_FILE_SYSTEM_ID")
-    row = session.call("fsx", "describe_file_systems", FileSystemIds=[number])["FileSystems"][0]
+    try:
+        row = session.call("fsx", "describe_file_systems", FileSystemIds=[number])["FileSystems"][0]
+    except AwsError as problem:
+        if problem.kind != "missing":
+            raise
+        return bad("lustre", f"there is no file system {number}", f"yard cluster facts {spec.title}")
     interfaces = row.get("NetworkInterfaceIds") or []
+    homes = [seen.cluster["resourcesVpcConfig"].get("vpcId"), *(one.get("VpcId") for one in seen.nodes)]
+    home = next((one for one in homes if one), None)
+    if home and row.get("VpcId", home) != home:
+        remedy = "a file system in the nodes' VPC, or a peering of both with routes and ports open"
+        return warn("lustre", f"{number} is in {row['VpcId']}, and the nodes are in {home}", remedy)
     if not interfaces:
         return unclear("lustre", f"{number} names no network interface")
     rows = session.call("ec2", "describe_network_interfaces", NetworkInterfaceIds=interfaces)[
@@ -183,10 +196,12 @@ def lustre(session: Session, spec: Spec, seen: Seen) -> Finding:
     ids = sorted({one["GroupId"] for found in rows for one in found["Groups"]})
     groups = session.call("ec2", "describe_security_groups", GroupIds=ids)["SecurityGroups"]
     rules = [rule for group in groups for rule in group["IpPermissions"]]
+    clients = [str(node["PrivateIpAddress"]) for node in seen.nodes if node.get("PrivateIpAddress")]
+    rules = [rule for rule in rules if _from(rule, seen.group_ids) or _has_all(_cidrs(rule), clients)]
     closed = [
         f"{first}-{last}" if first != last else str(first)
         for first, last in LUSTRE_PORTS
-        if not any(_covers(rule, first, last) and _from(rule, seen.group_ids) for rule in rules)
+        if not all(any(_covers(rule, port, port) for rule in rules) for port in range(first, last + 1))
     ]
     if closed:
         remedy = f"allow TCP {', '.join(closed)} from {', '.join(sorted(seen.group_ids))}"
@@ -283,6 +298,29 @@ def _covers(rule: Object, first: int, last: int) -> bool:
 def _cidrs(rule: Object) -> list[str]:
     v4 = [one["CidrIp"] for one in rule.get("IpRanges") or []]
     return v4 + [one["CidrIpv6"] for one in rule.get("Ipv6Ranges") or []]
+
+
+def _listed(session: Session, rule: Object) -> list[str]:
+    """Return the ranges in the prefix lists of a rule. Raises AwsError where they may not be seen."""
+    return [
+        str(entry["Cidr"])
+        for one in rule.get("PrefixListIds") or []
+        for entry in session.pages(
+            "ec2", "get_managed_prefix_list_entries", "Entries", PrefixListId=one["PrefixListId"]
+        )
+    ]
+
+
+def _is_world(cidr: str) -> bool:
+    found = ipaddress.ip_network(cidr, strict=False)
+    return found.prefixlen < WORLD_BITS[found.version]
+
+
+def _has_all(cidrs: list[str], addresses: list[str]) -> bool:
+    """Say whether every address lies in one of the ranges; of no address it is not known."""
+    ranges = [ipaddress.ip_network(cidr, strict=False) for cidr in cidrs]
+    found = [ipaddress.ip_address(one) for one in addresses]
+    return bool(found) and all(any(one in network for network in ranges) for one in found)
 
 
 def _ports(rule: Object) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 Policy = dict[str, Any]
 VERSION = "2012-10-17"
+OWNER_TAG = "trainyard/cluster"  # what is ours carries it, with the cluster's name
 TEAM_TAG = "trainyard/team"  # what base/storage/fsx-dynamic tags file systems with
 
 

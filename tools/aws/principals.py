@@ -19,7 +19,7 @@ class Principal:
     """An IAM role or user. `certain` is False where a role's path could not be looked up."""
 
     arn: str
-    kind: str  # role | user | root
+    kind: str  # role | user | root | federated-user
     name: str
     account: str
     certain: bool = True
@@ -44,7 +44,7 @@ def resolve(session: Session, arn: str) -> Principal:
     if session_:
         return _role(session, found["partition"], account, session_["role"])
     kind, _, path = rest.partition("/")
-    if rest == "root" or (kind in ("role", "user") and path):
+    if rest == "root" or (kind in ("role", "user", "federated-user") and path):
         return Principal(arn, kind, path.rpartition("/")[2] or "root", account)
     raise UserError(f"{arn} is neither a role nor a user", "a role, a user, or the session of a role")
 

@@ -56,9 +56,7 @@ def look(name: str, check: Callable[[], Finding]) -> Finding:
     try:
         return check()
     except AwsError as problem:
-        # Without these nothing else will be seen either; a region that AWS refuses may be one service's.
-        no_such_region = problem.kind == "region" and not problem.aws_code
-        if problem.kind in ("expired", "credentials", "usage") or no_such_region:
+        if problem.hides_all:
             raise
         return unclear(name, problem.message, problem.hint)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from ruamel.yaml import YAML
@@ -16,6 +17,9 @@ FSX_ACCOUNT = ("kube-system", "fsx-csi-controller-sa")
 S3_ACCOUNT = ("kube-system", "s3-csi-driver-sa")
 SECRETS_ACCOUNT = ("external-secrets", "external-secrets")
 PRUNER = "trainyard-pruner"
+# S3's rules for names of buckets; and of prefixes what a policy does not take for a pattern or a variable.
+BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+PREFIX = re.compile(r"[\w!'().=+@:,-][\w!'().=+@:,/-]*/", re.ASCII)
 TRAINER_SUFFIX = "-train"  # base/pytorchjob's ServiceAccount, behind the cell's name
 
 
@@ -38,24 +42,25 @@ def of(spec: Spec, with_runs: bool = False) -> list[ServiceAccount]:
     does not exist.
     """
     found = []
-    bucket = spec.get("S3_BUCKET")
-    if bucket:
+    partition = spec.partition
+    if spec.get("S3_BUCKET"):
+        bucket = spec.need("S3_BUCKET", BUCKET, "the name of a bucket, without s3:// and without a prefix")
         data, runs = _prefix(spec, "S3_PREFIX"), _prefix(spec, "S3_RUNS_PREFIX")
         trainers = [
-            ServiceAccount(spec.namespace, name, "trains", policies.trainer(bucket, data, runs))
+            ServiceAccount(spec.namespace, name, "trains", policies.trainer(bucket, data, runs, partition))
             for name in (*trainer_names(spec), *(run_names(spec) if with_runs else ()))
         ]
-        prunes = ServiceAccount(
-            spec.namespace, PRUNER, "prunes runs in S3", policies.pruner(bucket, runs), made_here=True
-        )
-        reads = ServiceAccount(*S3_ACCOUNT, "mounts S3, read only", policies.reader(bucket, data))
+        policy = policies.pruner(bucket, runs, partition)
+        prunes = ServiceAccount(spec.namespace, PRUNER, "prunes runs in S3", policy, made_here=True)
+        policy = policies.reader(bucket, data, partition)
+        reads = ServiceAccount(*S3_ACCOUNT, "mounts S3, read only", policy)
         found += [*trainers, prunes, *([reads] if _uses(spec, "base/storage/s3") else [])]
     if _uses(spec, "base/plugins/external-secrets"):
-        policy = policies.secret_reader(spec.namespace)
+        policy = policies.secret_reader(spec.namespace, partition)
         found.append(ServiceAccount(*SECRETS_ACCOUNT, "reads secrets of the team", policy))
     dynamic = _uses(spec, "base/storage/fsx-dynamic")
     if dynamic or _uses(spec, "base/storage/fsx-static"):
-        policy = policies.fsx_driver(spec.namespace, dynamic)
+        policy = policies.fsx_driver(spec.namespace, dynamic, partition)
         found.append(ServiceAccount(*FSX_ACCOUNT, "makes and mounts FSx file systems", policy))
     return found
 
@@ -84,6 +89,9 @@ def _prefix(spec: Spec, name: str) -> str:
             f"{spec.at(name)}: {name}={value} has to end in a slash, and begin with none",
             "else it also names everything whose name only begins so",
         )
+    if not PREFIX.fullmatch(value) or ".." in value.split("/"):
+        hint = "letters, digits and !'().=+@:,_-/: IAM takes * and ? for any text, and ${...} for a variable"
+        raise UserError(f"{spec.at(name)}: {name}={value} is no prefix that a policy can name", hint)
     return value
 
 

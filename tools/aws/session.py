@@ -10,14 +10,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from tools.aws.patience import Patience
 from tools.errors import UserError
 from tools.repo import nearest
 
 CANNOT_TELL = 3
 # Five attempts of botocore's standard mode wait at most about 15 s together.
-ATTEMPTS, CONNECT_SECONDS, READ_SECONDS = 5, 5, 30
+ATTEMPTS, CONNECT_SECONDS, READ_SECONDS = 5, 5, 15
 POLL_SECONDS = 5
 
 EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
@@ -59,6 +61,8 @@ class AwsError(UserError):
         super().__init__(message, hint, 2 if kind in ("missing", "refused", "usage") else CANNOT_TELL)
         self.kind = kind
         self.aws_code = aws_code
+        # Nothing else will be seen either; a region that AWS refuses may be one service's.
+        self.hides_all = kind in ("expired", "credentials", "usage") or (kind == "region" and not aws_code)
 
 
 class Session:
@@ -79,6 +83,11 @@ class Session:
             ) from None
         self._region: str | None = self._boto.region_name
         self._clients: dict[str, Any] = {}
+        self._patience = Patience("AWS", ATTEMPTS)
+        self._unreachable: dict[
+            str, AwsError
+        ] = {}  # by service: what was not reached is not waited for twice
+        self._answered = False
 
     @property
     def region(self) -> str:
@@ -87,6 +96,11 @@ class Session:
             hint = "--region NAME, AWS_REGION in the environment or in the cluster's cluster.env"
             raise AwsError("usage", "no AWS region is set", hint)
         return self._region
+
+    @property
+    def partition(self) -> str:
+        """Return the partition that ARNs of the region name. Raises AwsError where no region is set."""
+        return str(self._boto.get_partition_for_region(self.region))
 
     def client(self, service: str) -> Any:
         """Return the client of a service, made once. Raises AwsError for a region that does not exist."""
@@ -100,47 +114,46 @@ class Session:
                 read_timeout=READ_SECONDS,
             )
             try:
-                self._clients[service] = self._boto.client(service, region_name=self.region, config=config)
+                client = self._boto.client(service, region_name=self.region, config=config)
             except (BotoCoreError, ValueError) as problem:
                 raise self._error(problem, service, "") from None
+            self._patience.watch(client)
+            self._clients[service] = client
         return self._clients[service]
 
     def call(self, service: str, operation: str, **parameters: Any) -> dict[str, Any]:
         """Return the answer of `operation`, in boto3's spelling (`describe_cluster`). Raises AwsError."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
         client = self.client(service)
-        try:
+        with self._asking(service, client.meta.method_to_api_mapping[operation]):
             answer: dict[str, Any] = getattr(client, operation)(**parameters)
-        except (BotoCoreError, ClientError) as problem:
-            raise self._error(problem, service, client.meta.method_to_api_mapping[operation]) from None
         return answer
 
     def pages(self, service: str, operation: str, key: str, **parameters: Any) -> Iterator[Any]:
         """Yield the items under `key` of all pages of a listing. Raises AwsError."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
         client = self.client(service)
         if not client.can_paginate(operation):
             yield from self.call(service, operation, **parameters).get(key) or []
             return
-        try:
-            for page in client.get_paginator(operation).paginate(**parameters):
-                yield from page.get(key) or []
-        except (BotoCoreError, ClientError) as problem:
-            raise self._error(problem, service, client.meta.method_to_api_mapping[operation]) from None
+        asked = client.meta.method_to_api_mapping[operation]
+        pages = iter(client.get_paginator(operation).paginate(**parameters))
+        while True:
+            with self._asking(service, asked):
+                page = next(pages, None)
+            if page is None:
+                return
+            yield from page.get(key) or []
 
     def wait(self, service: str, waiter: str, operation: str, seconds: int, **parameters: Any) -> bool:
         """Return whether a waiter, which asks by `operation`, saw its end in time. Raises AwsError."""
-        from botocore.exceptions import BotoCoreError, WaiterError
+        from botocore.exceptions import WaiterError
 
         often = {"Delay": POLL_SECONDS, "MaxAttempts": seconds // POLL_SECONDS}
-        try:
-            self.client(service).get_waiter(waiter).wait(**parameters, WaiterConfig=often)
-        except WaiterError:
-            return False
-        except BotoCoreError as problem:
-            raise self._error(problem, service, operation) from None
+        client = self.client(service)
+        with self._asking(service, operation):
+            try:
+                client.get_waiter(waiter).wait(**parameters, WaiterConfig=often)
+            except WaiterError:
+                return False
         return True
 
     def identity(self) -> dict[str, str]:
@@ -148,10 +161,29 @@ class Session:
         answer = self.call("sts", "get_caller_identity")
         return {"account": answer["Account"], "arn": answer["Arn"], "user": answer["UserId"]}
 
+    @contextmanager
+    def _asking(self, service: str, operation: str) -> Iterator[None]:
+        """Show what is waited for, and make one error of whatever botocore raises."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        if service in self._unreachable:
+            raise self._unreachable[service]
+        try:
+            with self._patience.during(f"{_action(service, operation)} in {self._region}"):
+                yield
+        except (BotoCoreError, ClientError) as problem:
+            error = self._error(problem, service, operation)
+            if error.kind == "endpoint" and not error.aws_code:
+                self._unreachable[service] = error
+            error.hides_all |= error.kind in ("endpoint", "throttled") and not self._answered
+            self._answered |= error.kind in ("denied", "missing", "refused")
+            raise error from None
+        self._answered = True
+
     def _error(self, problem: Exception, service: str, operation: str) -> AwsError:
         from botocore.exceptions import ClientError
 
-        action = f"{PREFIXES.get(service, service)}:{operation}" if operation else service
+        action = _action(service, operation)
         if isinstance(problem, ClientError):
             return self._refusal(problem.response, action)
         return self._unreached(problem, action)
@@ -173,7 +205,9 @@ class Session:
         if code in DENIED or (status == 403 and "not authorized" in text):
             return self._denied(text, action, code)
         if code in THROTTLED or status == 429:
-            message = f"AWS throttles {where}: no answer after {ATTEMPTS} attempts"
+            tries = int(response.get("ResponseMetadata", {}).get("RetryAttempts", 0) or 0) + 1
+            attempts = "1 attempt" if tries == 1 else f"{tries} attempts"
+            message = f"AWS throttles {where}: no answer after {attempts}"
             return AwsError("throttled", message, "wait a minute and repeat it", code)
         if code in OPT_IN:
             hint = "another --region, or enable this one for the account"
@@ -234,3 +268,8 @@ class Session:
 
     def _login(self) -> str:
         return "log in again: aws sso login" + (f" --profile {self.profile}" if self.profile else "")
+
+
+def _action(service: str, operation: str) -> str:
+    """Return an operation as IAM names it; the service alone where there is none yet."""
+    return f"{PREFIXES.get(service, service)}:{operation}" if operation else service

@@ -22,8 +22,26 @@ from tools.facts.instances import Instance, instance
 from tools.repo import nearest, shown
 
 NODES = "NODES_"
-REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
-ZONE = re.compile(r"[a-z]{2}(-[a-z]+)+-\d[a-z]")
+REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d")
+ZONE = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d[a-z]")
+# Partitions by what their regions begin with (botocore, partitions.json).
+PARTITIONS = {
+    "cn-": "aws-cn",
+    "us-gov-": "aws-us-gov",
+    "us-isof-": "aws-iso-f",
+    "us-isob-": "aws-iso-b",
+    "us-iso-": "aws-iso",
+    "eu-isoe-": "aws-iso-e",
+    "eusc-": "aws-eusc",
+}
+# eksctl puts the name into CloudFormation's, whose own form this is, and in 128 characters
+# `eksctl-NAME-nodegroup-GROUP` has to have room.
+OWN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,99}")
+STACK_LENGTH = 128
+GROUP_LENGTH = 63  # of a managed node group's name (EKS, CreateNodegroup)
+# As kustomize's namespace has to be, and in a policy nothing that IAM takes for a pattern.
+NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+SYSTEM = "system"  # the group that every cluster has beside those of its facts
 CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 RESERVATION = re.compile(r"cr-[0-9a-f]{8,17}")
 ROLE = re.compile(r"arn:aws[\w-]*:iam::\d{12}:(role|user)/[\w+=,.@/-]+")
@@ -67,13 +85,21 @@ class Spec:
 
     @property
     def name(self) -> str:
-        """Return the name of the EKS cluster."""
-        return self.need("CLUSTER_NAME", CLUSTER_NAME, "letters, digits, - and _, at most 100")
+        """Return the name of the EKS cluster. eksctl takes fewer names than EKS does."""
+        if self.adopted:
+            return self.need("CLUSTER_NAME", CLUSTER_NAME, "letters, digits, - and _, at most 100")
+        return self.need("CLUSTER_NAME", OWN_NAME, "a letter, then letters, digits and -, at most 100")
 
     @property
     def region(self) -> str:
         """Return the cluster's region."""
         return self.need("AWS_REGION", REGION, "a region such as us-west-2")
+
+    @property
+    def partition(self) -> str:
+        """Return the partition that the region's ARNs name."""
+        found = (name for start, name in PARTITIONS.items() if self.region.startswith(start))
+        return next(found, "aws")
 
     @property
     def version(self) -> str:
@@ -83,7 +109,7 @@ class Spec:
     @property
     def namespace(self) -> str:
         """Return the team's namespace."""
-        return self.need("TEAM_NAMESPACE")
+        return self.need("TEAM_NAMESPACE", NAMESPACE, "a namespace: at most 63 of a-z, 0-9 and -")
 
     @property
     def adopted(self) -> bool:
@@ -98,8 +124,11 @@ class Spec:
         for zone in found:
             if not ZONE.fullmatch(zone) or zone[:-1] != self.region:
                 raise UserError(
-                    f"{self.at('ZONES')}: {zone} is no zone of {self.region}", "such as us-west-2a"
+                    f"{self.at('ZONES')}: {zone} is no availability zone of {self.region}",
+                    f"such as {self.region}a; local and wavelength zones take no EKS control plane",
                 )
+            if found.count(zone) > 1:
+                raise UserError(f"{self.at('ZONES')}: {zone} stands there twice", "each zone once")
         return found
 
     def get(self, name: str) -> str | None:
@@ -161,15 +190,34 @@ def _group(spec: Spec, key: str) -> NodeGroup:
         raise UserError(f"{at}: {words[1]}: the most nodes are fewer than the least, or none", hint)
     zones: tuple[str, ...] = ()
     market, reservation = "on-demand", None
-    for word in words[2:]:
-        if ZONE.fullmatch(word.partition(",")[0]):
-            zones = tuple(word.split(","))
-        else:
-            market, reservation = _market(word, at, hint)
-    name = key.removeprefix(NODES).lower().replace("_", "-")
-    group = NodeGroup(name, found, least, most, zones, market, reservation, at)
+    places = [word for word in words[2:] if ZONE.fullmatch(word.partition(",")[0])]
+    markets = [word for word in words[2:] if word not in places]
+    for twice in (places[1:], markets[1:]):
+        if twice:
+            raise UserError(f"{at}: {twice[0]} is one word too many", hint)
+    if places:
+        zones = tuple(places[0].split(","))
+    if markets:
+        market, reservation = _market(markets[0], at, hint)
+    group = NodeGroup(_group_name(spec, key), found, least, most, zones, market, reservation, at)
     _check_group(spec, group)
     return group
+
+
+def _group_name(spec: Spec, key: str) -> str:
+    """Return a group's name from its fact's. Raises UserError for one that eksctl or EKS refuses."""
+    name = key.removeprefix(NODES).lower().strip("_").replace("_", "-")
+    at = spec.at(key)
+    if not name:
+        raise UserError(f"{at}: {key} names no group", "such as NODES_CPU")
+    if name == SYSTEM:
+        raise UserError(f"{at}: every cluster has a group {SYSTEM} already", "another name")
+    if spec.adopted:
+        return name
+    room = min(GROUP_LENGTH, STACK_LENGTH - len(f"eksctl-{spec.name}-nodegroup-"))
+    if len(name) > room:
+        raise UserError(f"{at}: the name {name} is longer than {room} characters", "a shorter one")
+    return name
 
 
 def _market(word: str, at: str, hint: str) -> tuple[str, str | None]:

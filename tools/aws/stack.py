@@ -17,14 +17,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tools.aws.eksctl import OWNER_TAG
+from tools.aws.policies import OWNER_TAG
 from tools.aws.session import AwsError, Session
 from tools.aws.spec import NodeGroup, Spec
 from tools.errors import UserError
+from tools.facts.instances import Instance
 
 Object = dict[str, Any]
 # FSx for Lustre user guide, file system access control: 988 and 1018-1023, between clients and servers.
 LUSTRE_PORTS = ((988, 988), (1018, 1023))
+# Their network card 0 has no EFA: 17 cards, 16 interfaces (DescribeInstanceTypes, as moto records it).
+PLAIN_FIRST = ("p6-b300",)
 VOLUME_GIB = 200
 STACK_SECONDS = 900
 
@@ -75,18 +78,19 @@ def text(spec: Spec) -> str:
     return json.dumps(template(spec), indent=2) + "\n"
 
 
-def interfaces(count: int, group: Any) -> list[Object]:
-    """Return the launch template's EFA interfaces, one a network card."""
+def interfaces(machine: Instance, group: Any) -> list[Object]:
+    """Return the launch template's interfaces: EFA on each network card that has it, the first on card 0."""
+    plain = machine.name.partition(".")[0] in PLAIN_FIRST
     return [
         {
-            "Description": f"EFA on network card {card}",
+            "Description": f"{'ENA' if plain and card == 0 else 'EFA'} on network card {card}",
             "NetworkCardIndex": card,
             "DeviceIndex": 0 if card == 0 else 1,
-            "InterfaceType": "efa",
+            "InterfaceType": "interface" if plain and card == 0 else "efa",
             "Groups": [group],
             "DeleteOnTermination": True,
         }
-        for card in range(count)
+        for card in range(machine.efa + plain)
     ]
 
 
@@ -202,7 +206,7 @@ def _launch_template(spec: Spec, group: NodeGroup, key: str) -> Object:
     }
     data: Object = {
         "InstanceType": group.instance.name,
-        "NetworkInterfaces": interfaces(group.instance.efa, {"Ref": "NodeSecurityGroup"}),
+        "NetworkInterfaces": interfaces(group.instance, {"Ref": "NodeSecurityGroup"}),
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1},
         "BlockDeviceMappings": [{"DeviceName": "/dev/xvda", "Ebs": disk}],
         "TagSpecifications": tags,

@@ -17,6 +17,7 @@ POLL_SECONDS = 5.0
 MOST_SECONDS = 1800.0  # a node group drains, and eksctl's largest stack takes a quarter of an hour
 IN_USE = ("DependencyViolation", "ResourceInUseException", "InvalidGroup.InUse", "VolumeInUse")
 IN_USE_SECONDS = 180.0  # interfaces of nodes that have ended go within a minute or two
+SAY_SECONDS = 15.0
 GONE = "gone"
 GOING = ("DELETING", "DELETE_IN_PROGRESS", "shutting-down")
 
@@ -31,31 +32,51 @@ def delete(session: Session, spec: Spec, resource: Resource, say: Say) -> None:
     start, watch = _STEPS[resource.kind]
     # EKS refuses to delete what an earlier run has told it to delete and what is still on its way.
     if _state(watch, session, spec, resource.id) not in (GONE, *GOING):
-        _start(lambda: start(session, spec, resource.id))
+        _start(lambda: start(session, spec, resource.id), resource, say)
     began = told = time.monotonic()
     while (state := _state(watch, session, spec, resource.id)) != GONE:
         now = time.monotonic()
-        if "FAILED" in state or now - began > MOST_SECONDS:
-            raise UserError(
-                f"{resource.kind} {resource.id} does not go: {state}", "look there, then repeat", 1
-            )
-        if now - told > 15:
+        # A state of before the deletion, such as CREATE_FAILED, may still be told for a moment.
+        if state == "DELETE_FAILED" or now - began > MOST_SECONDS:
+            reason = _reason(session, resource)
+            message = f"{resource.kind} {resource.id} does not go: {state}{reason}"
+            raise UserError(message, "look there, then repeat", 1)
+        if now - told > SAY_SECONDS:
             say(f"  {resource.kind} {resource.id}: {state} for {now - began:.0f} s")
             told = now
         time.sleep(POLL_SECONDS)
 
 
-def _start(call: Callable[[], None]) -> None:
+def _reason(session: Session, resource: Resource) -> str:
+    """Return why CloudFormation did not delete a stack, as its newest failure has it; of others nothing."""
+    if resource.kind != "stack":
+        return ""
+    try:
+        rows = session.call("cloudformation", "describe_stack_events", StackName=resource.id)["StackEvents"]
+    except AwsError as problem:
+        return f" ({problem.message})"
+    failed = [one for one in rows if one.get("ResourceStatus") == "DELETE_FAILED"]
+    parts = (f"{one.get('LogicalResourceId')}: {one.get('ResourceStatusReason')}" for one in failed)
+    return next((f": {part}" for part in parts), "")
+
+
+def _start(call: Callable[[], None], resource: Resource, say: Say) -> None:
     """Ask for a deletion; what still hangs on the thing, such as a node's interface, is given time to go."""
-    began = time.monotonic()
+    began = told = time.monotonic()
     while True:
         try:
             return call()
         except AwsError as problem:
             if problem.kind == "missing" or "does not exist" in problem.message:
                 return None
-            if problem.aws_code not in IN_USE or time.monotonic() - began > IN_USE_SECONDS:
+            now = time.monotonic()
+            if problem.aws_code not in IN_USE or now - began > IN_USE_SECONDS:
                 raise
+            if told == began or now - told > SAY_SECONDS:
+                say(
+                    f"  {resource.kind} {resource.id} is still in use: asked again for {IN_USE_SECONDS:.0f} s"
+                )
+                told = now
         time.sleep(POLL_SECONDS)
 
 
@@ -72,6 +93,9 @@ def _state(watch: Watch, session: Session, spec: Spec, name: str) -> str:
 
 
 def _delete_role(session: Session, spec: Spec, name: str) -> None:
+    attached = session.pages("iam", "list_attached_role_policies", "AttachedPolicies", RoleName=name)
+    for row in list(attached):
+        session.call("iam", "detach_role_policy", RoleName=name, PolicyArn=row["PolicyArn"])
     for policy in session.call("iam", "list_role_policies", RoleName=name)["PolicyNames"]:
         session.call("iam", "delete_role_policy", RoleName=name, PolicyName=policy)
     session.call("iam", "delete_role", RoleName=name)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from tools import cluster, output, repo
 from tools.aws.kube import CRD, OPERATOR_WEBHOOK, Object, State
 from tools.aws.nodes import HEALTH_LABEL, Node, table
+from tools.aws.patience import Patience
 from tools.aws.probe import Finding, Level, bad, good, unclear, warn
 from tools.aws.spec import Spec
 from tools.errors import UserError
@@ -252,7 +253,9 @@ def rights(kubectl: Kubectl, spec: Spec) -> Finding:
     items = [_review(spec.namespace, verb, resource) for verb, resource in RIGHTS]
     listing = {"apiVersion": "v1", "kind": "List", "items": items}
     answer = "{.status.allowed}{'\\n'}"
-    done = kubectl.run("create", "--filename=-", f"--output=jsonpath={answer}", stdin=json.dumps(listing))
+    words = ("create", "--filename=-", f"--output=jsonpath={answer}")
+    with Patience("the cluster").during("access reviews"):
+        done = kubectl.run(*words, stdin=json.dumps(listing))
     allowed = done.stdout.split()
     if done.returncode != 0 or len(allowed) != len(RIGHTS):
         return unclear("rights", (done.stderr.strip().splitlines() or ["no answer"])[-1])
@@ -276,7 +279,9 @@ def webhook(kubectl: Kubectl, spec: Spec) -> Finding:
     """Judge by a dry run whether a job would be taken; a webhook that is not up yet is given time."""
 
     def dry_run() -> str | None:
-        done = kubectl.run("create", "--dry-run=server", "--filename=-", stdin=json.dumps(_job(spec)))
+        words = ("create", "--dry-run=server", "--filename=-")
+        with Patience("the cluster").during("a PyTorchJob's dry run"):
+            done = kubectl.run(*words, stdin=json.dumps(_job(spec)))
         if done.returncode == 0:
             return None
         return (done.stderr.strip().splitlines() or ["no reason given"])[-1]

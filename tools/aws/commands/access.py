@@ -39,6 +39,8 @@ def command(
     as_json: bool,
 ) -> None:
     who = principals.resolve(session, principal) if principal else principals.caller(session)
+    if who.kind not in ("role", "user"):
+        raise UserError(f"{who.arn}: an access entry is for a role or a user", "take a role")
     if not who.certain:
         hint = "give its own ARN (aws iam get-role), or allow iam:GetRole"
         raise UserError(f"the path of role {who.name} is not known, and access entries need it", hint, 3)

@@ -38,11 +38,14 @@ def carry_out(spec: Spec, session: Session, dry_run: bool, as_json: bool) -> Non
     if not path.is_file() or path.read_text(encoding="utf-8") != eksctl.text(spec):
         hint = f"yard cluster config {spec.title}"
         raise UserError(f"{shown(path)} is not what the facts make", hint)
-    todo = create.steps(spec, create.check(session, spec))
+    exists = create.check(session, spec)
+    todo = create.steps(spec, exists)
     words = [" ".join(step.words) for step in todo]
     if dry_run:
         _tell(words, [], as_json)
         return
+    if exists:
+        create.settle(session, spec, output.note)
     for number, step in enumerate(todo, start=1):
         output.note(f"[{number}/{len(todo)}] {step.title}")
         create.run(step, spec.title, output.note)

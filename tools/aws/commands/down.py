@@ -41,6 +41,12 @@ def command(spec: Spec, session: Session, dry_run: bool, yes: bool, as_json: boo
     if dry_run or not ours:
         _tell(ours, left, False, as_json)
         raise click.exceptions.Exit(1 if ours else 0)
+    held = [one.id for one in left if one.kind == inventory.HOLDS]
+    if held:
+        message = f"nothing was deleted: the cluster has node groups without our tag: {', '.join(held)}"
+        raise UserError(
+            message, f"aws eks delete-nodegroup --cluster-name {spec.name} --nodegroup-name NAME", 1
+        )
     if not yes:
         _ask(spec)
     for number, one in enumerate(ours, start=1):

@@ -33,7 +33,7 @@ def command(
     if cluster.get("status") != "ACTIVE":
         raise UserError(f"the cluster {spec.name} is {cluster.get('status')}", "wait until it is ACTIVE", 1)
     name = context or spec.title
-    file = kubeconfig.path()
+    file = kubeconfig.target(name)
     changed = kubeconfig.merge(
         file, kubeconfig.entries(cluster, session.region, name, session.profile), replace, use
     )
