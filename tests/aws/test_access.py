@@ -232,9 +232,11 @@ def simulator(gaps: Any) -> None:
     def of_policy(PolicyInputList: list[str], **asked: Any) -> dict[str, Any]:
         return answer(json.loads(PolicyInputList[0]), **asked)
 
+    session = Session(REGION)  # one for all questions: making a client takes longer than asking it
+
     def of_role(PolicySourceArn: str, **asked: Any) -> dict[str, Any]:
         name = PolicySourceArn.rpartition("/")[2]
-        found = Session(REGION).call("iam", "get_role_policy", RoleName=name, PolicyName="trainyard")
+        found = session.call("iam", "get_role_policy", RoleName=name, PolicyName="trainyard")
         return answer(found["PolicyDocument"], **asked)
 
     gaps["iam", "simulate_custom_policy"] = of_policy

@@ -13,7 +13,10 @@ import boto3
 import pytest
 
 from tests.aws.account import ROLE
+from tools.aws import create
+from tools.aws.session import Session
 from tools.aws.spec import Spec
+from tools.errors import UserError
 
 STAND_IN = Path(__file__).with_name("fake_eksctl.py")
 
@@ -77,6 +80,38 @@ def test_eksctls_word_alone_proves_nothing(eks: Any, yard: Callable[..., Any], t
     (tmp_path / "bin" / "eksctl").write_text("#!/bin/sh\necho all done\n", encoding="utf-8")
     ran = yard("create", "cpu-demo")
     assert (ran.code, "the cluster cpu-demo is not there" in ran.err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("states", "waited", "said"),
+    [
+        (["ACTIVE"], 0, None),
+        (["CREATING", "ACTIVE"], 1, None),
+        (["UPDATING", "UPDATING"], 1, "is UPDATING"),
+        (["CREATING", "FAILED"], 1, "yard cluster down cpu-demo"),
+        (["DELETING"], 0, "is DELETING"),
+    ],
+)
+def test_a_control_plane_on_its_way_is_waited_for(
+    session: Session,
+    change: Callable[..., Spec],
+    gaps: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    states: list[str],
+    waited: int,
+    said: str | None,
+) -> None:
+    left, waits = list(states), []
+    notes: list[str] = []
+    gaps["eks", "describe_cluster"] = lambda **_: {"cluster": {"name": "cpu-demo", "status": left.pop(0)}}
+    monkeypatch.setattr(Session, "wait", lambda *given, **_: waits.append(given))
+    if said is None:
+        create.settle(session, change("cpu-demo"), notes.append)
+    else:
+        with pytest.raises(UserError) as caught:
+            create.settle(session, change("cpu-demo"), notes.append)
+        assert said in f"{caught.value.message} {caught.value.hint}"
+    assert (len(waits), len(notes), left) == (waited, waited, [])
 
 
 def test_without_eksctl_it_says_where_to_get_it(

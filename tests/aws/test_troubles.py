@@ -173,6 +173,22 @@ def test_every_trouble_is_one_sentence(
     assert (ran.code, ran.out, ran.err.count("no AWS credentials were found")) == (3, "", 1), ran
 
 
+@pytest.fixture
+def clients_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client is made once for each service, and not for each of a test's many runs."""
+    import boto3
+
+    make, made = boto3.Session.client, {}
+
+    def client(self: Any, service: str, region_name: str, config: Any) -> Any:
+        if (service, region_name) not in made:
+            made[service, region_name] = make(self, service, region_name=region_name, config=config)
+        return made[service, region_name]
+
+    monkeypatch.setattr(boto3.Session, "client", client)
+
+
+@pytest.mark.usefixtures("clients_once")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_right_that_is_missing_is_named(wire: Wire, command: str, yard: Callable[..., Any]) -> None:
     words = command.split()
@@ -193,12 +209,15 @@ def test_every_right_that_is_missing_is_named(wire: Wire, command: str, yard: Ca
     assert ran.code == COMMANDS[command], ran
     assert wire.allowed, "it asked AWS nothing"
     wire.trouble = None
-    if words[0] == "down" and "--yes" in words:
-        fill(Session(REGION))  # for the tests behind this one
+    emptied = words[0] == "down" and "--yes" in words
+    if emptied:
+        fill(Session(REGION))
     if words[0] != "stack" and command not in ("create cpu-demo", "adopt gpu-hyperpod"):
         ran = yard(*words, "--json")
         json.loads(ran.out)
         assert ran.code == COMMANDS[command], "once more, as data"
+    if emptied:
+        fill(Session(REGION))  # for the tests behind this one
 
 
 # What kubectl says of a cluster that tells nothing, and what is then said.
@@ -280,4 +299,4 @@ def test_what_takes_long_says_what_it_waits_for_and_has_an_end(
     assert (ran.code, ran.out.count("AWS cannot be reached")) == (3, 4), ran
     assert "waiting for AWS: ec2:DescribeInstanceTypeOfferings in us-west-2" in ran.err
     # Three for EC2, which is then not asked again; one for the quotas, for the time is spent.
-    assert [one.partition(":")[0] for one in wire.asked] == ["ec2"] * 4 + ["servicequotas"], wire.asked
+    assert [one.partition(":")[0] for one in wire.asked] == ["ec2"] * 3 + ["servicequotas"], wire.asked
