@@ -328,8 +328,23 @@ def test_what_does_not_go_is_said(session: Session, spec: Spec, gaps: Any, yard:
         "StackStatus": "DELETE_FAILED",
     }
     gaps["cloudformation", "describe_stacks"] = {"Stacks": [{**failed, "Tags": TAG}]}
+    event = {
+        "StackId": "s",
+        "StackName": failed["StackName"],
+        "Timestamp": "2026-01-01",
+        "LogicalResourceId": "VPC",
+    }
+    said = {"ResourceStatus": "DELETE_FAILED", "ResourceStatusReason": "fs-0 has an interface in it"}
+    events = [
+        {**event, "EventId": "2", **said},
+        {**event, "EventId": "1", "ResourceStatus": "CREATE_COMPLETE"},
+    ]
+    gaps["cloudformation", "describe_stack_events"] = {"StackEvents": events}
     ran = yard("down", "cpu-demo", "--yes")
-    assert (ran.code, "does not go: DELETE_FAILED" in ran.err) == (1, True)
+    assert (ran.code, "does not go: DELETE_FAILED: VPC: fs-0 has an interface in it" in ran.err) == (
+        1,
+        True,
+    ), ran
 
 
 def test_cost_adds_up(session: Session, spec: Spec, yard: Callable[..., Any]) -> None:
