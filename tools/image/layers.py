@@ -16,7 +16,8 @@ from tools.verdict import State, Verdict, bad, good, unclear
 
 DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
 MOVING = re.compile(
-    r"latest(?:[-_.].*)?|edge|nightly(?:-.*)?|main|master|trunk|head|stable|testing|unstable|sid|rolling|canary|dev|devel"
+    r"latest(?:[-_.].*)?|(?:nightly|main|master|dev|devel|edge)(?:-[a-z]+)*|trunk|head|stable|testing|unstable|sid"
+    r"|rolling|canary"
 )
 COMMIT = re.compile(r"@[0-9a-f]{7,40}(?:#|$)|@v?\d+(?:\.\d+)+(?:#|$)")
 TOOLS = frozenset({"pip", "setuptools", "wheel", "uv", "build", "ninja"})  # none of them is in what runs

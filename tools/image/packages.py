@@ -21,7 +21,7 @@ from tools.image.script import commands, program, script
 PIP = re.compile(r"pip(?:3(?:\.\d+)?)?")
 PYTHON = re.compile(r"python(?:3(?:\.\d+)?)?")
 INDEX = re.compile(r"/whl/(?:nightly/)?(cu\d+|cpu)\b")
-LOCAL = re.compile(r"^cu(\d+)$")
+LOCAL = re.compile(r"^cu(\d{2,3})$")
 WHEEL = re.compile(r"([A-Za-z0-9_.]+)-(\d[^-]*)-.*\.whl")
 WITH_VALUE = frozenset(
     [

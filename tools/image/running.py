@@ -336,6 +336,8 @@ def _written(subject: Subject, name: str) -> str | None:
 def _copied(context: Path, one: Instruction, place: PurePosixPath, wanted: PurePosixPath) -> str | None:
     """Return the text of the file `wanted` (a path, or a program's bare name) where this COPY makes it."""
     words = one.words or one.value.split()
+    if len(words) < 2:
+        return None
     goal = PurePosixPath(os.path.normpath(place / words[-1].strip("\"'")))
     made: list[tuple[str, str | Path]] = []  # the name that a file has by itself, and what is in it
     marks = [word.strip("<-\"'") for word in words[:-1] if word.startswith("<<")]
