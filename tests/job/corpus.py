@@ -48,3 +48,10 @@ TORCHRUN = (
     "  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html",
 )
 PEER = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.1.7]:31337"
+TOO_EARLY = (
+    "Unable to attach or mount volumes: unmounted volumes=[shared], unattached volumes=[], failed to process"
+    " volumes=[shared]: error processing PVC team-a/trainyard: failed to fetch PVC from API server:"
+    ' persistentvolumeclaims "trainyard" is forbidden: User "system:node:node-1" cannot get resource'
+    ' "persistentvolumeclaims" in API group "" in the namespace "team-a": no relationship found between node'
+    " 'node-1' and this object"
+)

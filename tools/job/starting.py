@@ -16,6 +16,10 @@ PULL_REASONS = (
     *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"),
     *("RegistryUnavailable", "ImageInspectError"),
 )
+# A kubelet may ask for what a new pod mounts before the API server's authoriser, or its own cache, knows of
+# the pod: it asks again after ten to fifteen seconds, and gets it.
+PASSING = re.compile(r"no relationship found between node|object \S+ not registered|failed to sync \w+ cache")
+PASSES = 30.0
 # What registries and container runtimes answer, from the special to the general.
 PULL_ANSWERS = (
     (
@@ -206,6 +210,8 @@ def mounts(snapshot: Snapshot) -> Iterator[Cause]:
                 break  # something went on since
             at = event_time(event)
             evidence = [short(f"{pod.short} on {pod.node}: {reason}: {message}")]
+            if PASSING.search(message) and (snapshot.age(at) or 0.0) < PASSES:
+                break
             if reason in ("FailedMount", "FailedAttachVolume", "FailedMapVolume"):
                 kind = next(
                     (kind for kind, pattern in CONFIG_ERRORS if re.search(pattern, message)), "volume"

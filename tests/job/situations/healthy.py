@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tests.job.corpus import G5, HEALTHY, P5, STEP, situation
+from tests.job.corpus import G5, HEALTHY, P5, STEP, TOO_EARLY, situation
 from tests.job.world import World, ago, node
 
 
@@ -139,6 +139,13 @@ def words_that_only_look_like_failures(world: World) -> None:
 def master_is_being_replaced(world: World) -> None:
     world.pods[0]["metadata"]["deletionTimestamp"] = ago(5)
     world.waiting(0, "ContainerCreating")
+
+
+@situation(HEALTHY)
+def the_kubelet_asked_too_early(world: World) -> None:
+    world.waiting(1, "ContainerCreating")
+    world.pods[1]["metadata"]["creationTimestamp"] = ago(9)
+    world.event("Pod", world.name(1), "FailedMount", TOO_EARLY, seconds=8)
 
 
 @situation(HEALTHY, G5)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tests.job.corpus import G5, P5, situation
+from tests.job.corpus import G5, P5, TOO_EARLY, situation
 from tests.job.world import World
 
 
@@ -131,6 +131,14 @@ def driver_not_on_the_node(world: World) -> None:
         world.waiting(index, "ContainerCreating")
         message = 'MountVolume.MountDevice failed for volume "fsx": driver name fsx.csi.aws.com not found in the list'
         world.event("Pod", world.name(index), "FailedMount", message)
+
+
+@situation("volume")
+def the_kubelet_may_not_have_the_claim(world: World) -> None:
+    """What passes within seconds elsewhere stands for minutes here."""
+    world.only_created()
+    world.waiting(1, "ContainerCreating")
+    world.event("Pod", world.name(1), "FailedMount", TOO_EARLY, seconds=40)
 
 
 @situation("pod-network")
