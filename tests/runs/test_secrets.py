@@ -65,7 +65,7 @@ PLAIN_PLACES = {
 
 @pytest.mark.parametrize("text", PLAIN_PLACES.values(), ids=PLAIN_PLACES)
 def test_a_plain_one_is_refused(team: Team, text: str) -> None:
-    place(team, text)
+    place(team, text, "token.json" if text.startswith("{") else "token.yaml")
     assert any("is in plain text" in one.summary for one in judged(team))
 
 
