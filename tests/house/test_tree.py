@@ -85,7 +85,7 @@ def test_continuous_integration_runs_each_target_once_in_a_clean_environment(tmp
     done = subprocess.run(command, cwd=tmp_path, env=given, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     called = re.findall(r"called: (.*)", done.stdout)
-    assert called == ["setup", "lint", "types", "test", "test-long"]
+    assert called == ["setup", "lint", "types", "test", "test-long", "test-cluster"]
     assert "PIP_INDEX_URL=kept" in done.stdout
     assert not re.search(r"(?m)^(PYTHONPATH|VIRTUAL_ENV|RANK)=", done.stdout)
 
