@@ -125,3 +125,27 @@ def test_a_half_encrypted_env_file_is_plain(team: Team, text: str, is_plain: boo
     with (team.cluster / "storage/kustomization.yaml").open("a", encoding="utf-8") as file:
         file.write("secretGenerator:\n  - name: half\n    envs: [half.env]\n")
     assert any("is in plain text" in one.summary for one in judged(team)) is is_plain
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_plain"),
+    [
+        ("a.yaml", "user: me\ntoken: ENC[AES256_GCM,data:a]\nsops: {mac: x}\n", True),
+        ("a.yaml", "list: [{token: hf_plain}, 'ENC[x]']\nsops: {mac: x}\n", True),
+        ("a.yaml", "token: ENC[AES256_GCM,data:a]\nnote:\n  - ENC[b]\nsops: {mac: x}\n", False),
+        ("a.yaml", "user_unencrypted: me\nempty: ''\ntoken: ENC[a]\nsops: {mac: x}\n", False),
+        ("a.yaml", "user: me\ntoken: ENC[a]\nsops: {mac: x, encrypted_regex: ^token$}\n", False),
+        ("a.yaml", "user: me\ntoken: hf_plain\nsops: {mac: x, encrypted_regex: ^token$}\n", True),
+        ("a.yaml", "user: me\ntoken: ENC[a]\nsops: {mac: x, unencrypted_regex: ^us(er$}\n", True),
+        ("a.yaml", "token: ENC[AES256_GCM,data:a]\n", True),  # nobody can decrypt it
+        ("a.json", '{"data": "ENC[AES256_GCM,data:a]", "sops": {"mac": "x"}}', False),
+        ("a.json", '{"user": "me", "token": "ENC[a]", "sops": {"mac": "x"}}', True),
+        ("a.txt", "hf_plain\n", True),
+    ],
+)
+def test_a_half_encrypted_file_is_plain(team: Team, name: str, text: str, is_plain: bool) -> None:
+    """But for what SOPS itself leaves: empty values, and those that its settings name."""
+    (team.cluster / "storage" / name).write_text(text, encoding="utf-8")
+    with (team.cluster / "storage/kustomization.yaml").open("a", encoding="utf-8") as file:
+        file.write(f"secretGenerator:\n  - name: half\n    files: [{name}]\n")
+    assert any("is in plain text" in one.summary for one in judged(team)) is is_plain

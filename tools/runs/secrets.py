@@ -6,6 +6,7 @@ Kustomization with `spec.decryption`; any other applies the values as they stand
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,13 +115,46 @@ def _generated(
 
 
 def _is_encrypted(source: Path, is_env: bool) -> bool:
-    """Say whether SOPS has encrypted a file: of NAME=value lines every value."""
+    """Say whether SOPS has encrypted a file: every value that its own settings do not leave as it is."""
     text = source.read_text(encoding="utf-8", errors="replace")
-    if not is_env:
-        return ENCRYPTED in text
-    lines = [line.partition("=") for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    values = [value for name, _, value in lines if not name.startswith("sops_")]
-    return all(value.startswith(ENCRYPTED) for value in values)
+    if is_env:
+        lines = [line.partition("=") for line in text.splitlines() if line.strip() and line[0] != "#"]
+        return all(value.startswith(ENCRYPTED) for name, _, value in lines if not name.startswith("sops_"))
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError:
+        content = None
+    if not isinstance(content, dict):
+        return ENCRYPTED in text and "sops" in text  # SOPS's ini format; all else is JSON or YAML
+    settings = content.pop("sops", None)
+    return isinstance(settings, dict) and not any(_plain(content, settings))
+
+
+def _plain(value: Any, settings: dict[str, Any], keys: tuple[str, ...] = ()) -> Iterator[Any]:
+    """Yield the values that SOPS was to encrypt and that are plain. It leaves nothing for an empty one."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from _plain(one, settings, (*keys, str(key)))
+    elif isinstance(value, list):
+        for one in value:
+            yield from _plain(one, settings, keys)
+    elif value not in (None, "") and not str(value).startswith(ENCRYPTED) and _is_to_encrypt(keys, settings):
+        yield value
+
+
+def _is_to_encrypt(keys: tuple[str, ...], settings: dict[str, Any]) -> bool:
+    """Say whether SOPS encrypts what stands below these keys (https://getsops.io/docs/, selecting values)."""
+    try:
+        if pattern := settings.get("encrypted_regex"):
+            return any(re.search(pattern, key) for key in keys)
+        if pattern := settings.get("unencrypted_regex"):
+            return not any(re.search(pattern, key) for key in keys)
+    except (re.error, TypeError):
+        return True  # what leaves a value in plain text must be readable
+    if suffix := settings.get("encrypted_suffix"):
+        return any(key.endswith(str(suffix)) for key in keys)
+    suffix = settings.get("unencrypted_suffix", "_unencrypted")
+    return not (suffix and any(key.endswith(str(suffix)) for key in keys))
 
 
 def _decrypted(root: Path, path: Path, name: str, appliers: list[fleet.Applied]) -> Verdict:
