@@ -9,7 +9,7 @@ from tools.job.cause import Cause, Layer
 from training.failure import CODES
 
 # Codes by which shells and kernels say how a process ended: 128 + the signal.
-SIGNALS = {134: "memory-fault", 135: "memory-fault", 136: "memory-fault", 137: "killed", 139: "memory-fault"}
+SIGNALS = {**dict.fromkeys((132, 134, 135, 136, 139), "memory-fault"), 137: "killed"}
 CLASSES = {code: kind for kind, code in CODES.items() if kind not in ("done", "error")}
 # What the words of `why` are for the classes of the trainer.
 WORDS = {"out of memory": "oom-device", "lost peer": "lost-peer", "error": "crash", "upload": "upload"}

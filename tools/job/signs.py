@@ -1,8 +1,6 @@
 """What the log of a container that has failed says about why: one line, and the class that it stands for.
 
-Only lines that report an error are looked at: the trainer's own record, an exception's last line, a line of
-level ERROR or above, a message of the runtime below Python. A word in an INFO line or in a warning proves
-nothing: `config file not found, using defaults` is not why a job failed.
+Only what reports a failure is looked at: the trainer's own record, and what tools/job/reports.py finds.
 """
 
 from __future__ import annotations
@@ -11,7 +9,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tools.job import reports
 from tools.job.loglines import Line
+from tools.job.reports import Report, Weight
 from training.failure import CODES
 
 # The trainer's own line: `rank 3: out of memory: ...`, its classes those of training/failure.py.
@@ -19,22 +19,6 @@ _OWN = re.compile(rf"^(?:\S+ )*?(?:ERROR )?rank (\d+): ({'|'.join(CODES)}): (.*)
 # How a pod's first process concludes (training/entrypoint.py): the first failing rank of the whole job.
 _END = re.compile(
     rf"^entrypoint: ({'|'.join(CODES)}): (?:rank (\d+) on (\S+?)(?: at step \d+)?: )?(.*) \(exit code \d+\)$"
-)
-_EXCEPTION = re.compile(
-    r"^(?:\[\w+\]:)?(?:\s*)"
-    r"((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Timeout)|(?:\w+\.)+\w*error)(?:: |$)"
-)
-_LEVEL = re.compile(r"\b(ERROR|FATAL|CRITICAL|Fatal|fatal|panic)\b|(?:^|\s)(?i:error):\s|\[E\d{3}|^E\d{4} ")
-_MILD = re.compile(r"\b(INFO|DEBUG|TRACE|WARN|WARNING|Warning|UserWarning|FutureWarning)\b")
-_RUNTIME = re.compile(
-    r"NCCL (?:WARN|error)|terminate called|what\(\):|Segmentation fault|Bus error|Killed$|"
-    r"exec format error|can't open file|No module named|NRT:|nrt_|libfabric|libc10|symbol lookup error|"
-    r"ImportError|NVRM: Xid|c10::|executable file not found"
-)
-# torchrun's own words about its children: the consequence, never the cause.
-_AGENT = re.compile(
-    r"ChildFailedError|torch[./]distributed[./]elastic[./](?:multiprocessing|agent)|Root Cause|"
-    r"traceback : (?:To enable|$)|error_file:|SignalException"
 )
 
 
@@ -72,6 +56,7 @@ SIGNS = (
         r"(?i:no kernel image is available|driver on your system is too old)",
         r"(?i:cuda driver version is insufficient|forward compatibility was attempted)",
         r"(?i:compiled with an unsupported toolchain)",
+        r"Torch not compiled with CUDA|unsupported display driver",
     ),
     _sign(
         "shared-memory",
@@ -79,6 +64,7 @@ SIGNS = (
         r"unable to (?:open|allocate|mmap) shared memory",
         r"No space left on device.*/dev/shm",
         r"DataLoader worker .* Bus error",
+        r"(?i:/dev/shm.*no space left|failed to extend /dev/shm|shared memory segment /dev/shm)",
     ),
     _sign(
         "oom-device",
@@ -87,12 +73,14 @@ SIGNS = (
         r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED",
         r"(?i:(?:nrt|neuron).*(?:out of memory|failed to allocate|NRT_RESOURCE))",
         r"HIP out of memory",
+        r"RESOURCE_EXHAUSTED|Failed to alloc DEVICE memory",
+        r"Cuda failure (?:\d+ )?'out of memory'",
     ),
     _sign(
         "oom-host",
         r"(?i:cannot allocate memory)",
         r"DefaultCPUAllocator: can't allocate",
-        r"^MemoryError",
+        r"\b_?(?:Array)?MemoryError\b",
         r"DataLoader worker .* killed by signal: Killed",
         r"std::bad_alloc",
         r"for memory: the container was at its limit",
@@ -105,7 +93,7 @@ SIGNS = (
     ),
     _sign(
         "permission",
-        r"PermissionError|\[Errno 13\]",
+        r"^PermissionError: \[Errno|^PermissionError at|\[Errno 13\]|: Permission denied$",
         # Where no volume is mounted it is the container's own root, and no disk has failed.
         r"Read-only file system: '/(?!shared|fsx|data|mnt|checkpoints)",
     ),
@@ -113,7 +101,8 @@ SIGNS = (
         "storage",
         r"(?i:read-only file system)",
         r"(?i:input/output error|stale file handle)",
-        r"\[Errno (?:5|30|116)\]",
+        r"\[Errno (?:5|30|107|108|112|116|121)\]",
+        r"PytorchStreamWriter failed|unexpected pos \d+ vs",
         r"(?i:transport endpoint is not connected)",
     ),
     _sign(
@@ -122,7 +111,11 @@ SIGNS = (
         r"(?i:checkpoint.*(?:corrupt|not whole|does not verify|no such|missing|mismatch|failed to load))",
         r"Error\(s\) in loading state_dict",
         r"(?:Missing|Unexpected) key\(s\) in state_dict",
-        r"PytorchStreamReader failed",
+        r"PytorchStreamReader failed|Safetensor\w*Error|UnpicklingError",
+        r"loaded state dict contains a parameter group",
+        r"FileNotFoundError.*(?i:checkpoint|ckpt|\.safetensors|\.distcp|\.pth?\b|state_dict)",
+        r"no file named (?:pytorch_model|model\.safetensors)|Can't find 'adapter_config\.json'",
+        r"does not appear to have a file named",
         r"state_dict is (?:required to save or load|empty)",
     ),
     _sign(
@@ -130,31 +123,36 @@ SIGNS = (
         r"NanError",
         r"(?i:\b(?:loss|grad(?:ient)?(?:[ _]norm)?)\b.{0,40}\b(?:nan|inf|not finite)\b)",
         r"(?i:floating ?point ?error.*(?:nan|loss|overflow))",
-        r"(?i:found nan or inf|nan/inf)",
+        r"(?i:found (?:nan|inf)\b|nan/inf|returned nan values|is non-finite)",
+        r"(?i:loss scale already at minimum)",
     ),
     _sign(
         "hub-rate-limit",
-        r"(?i:hugg?ing_?face.*\b429\b|\b429\b.*hugg?ing_?face)",
+        r"(?i:(?:hugg?ing_?face|hf\.co).*\b429\b|\b429\b.*(?:hugg?ing_?face|hf\.co))",
     ),
     _sign(
         "hub-auth",
         r"GatedRepoError",
         r"(?i:(?:401|403) client error.*hugg?ing ?face)",
         r"(?i:cannot access gated repo|access to model .* is restricted)",
-        r"(?i:invalid user token|token is required)",
+        r"(?i:invalid user token|token is required|access a gated repo)",
+        r"RepositoryNotFoundError|is not a valid model identifier",
     ),
     _sign(
         "hub-unreachable",
         r"(?i:(?:connection|max retries|couldn't reach|couldn't connect).*huggingface)",
         r"LocalEntryNotFoundError|OfflineModeIsEnabled",
+        r"(?i:\b5\d\d (?:server error|client error)?.*(?:hugg?ing_?face|hf\.co))",
         r"(?i:we couldn't connect to)",
     ),
     _sign(
         "object-store",
-        r"botocore\.exceptions\.|NoCredentialsError|An error occurred \(\w+\) when calling the",
+        r"^botocore\.|NoCredentialsError|An error occurred \(\w+\) when calling the|AWS Error \w+ during",
+        r"Unable to locate credentials|^PermissionError: (?:Access Denied|Forbidden)",
         r"S3\w*(?:Error|Exception)",
     ),
     _sign("image-architecture", r"(?i:exec format error)"),
+    _sign("command", r"^exec /\S+: ", r"command not found$"),
     _sign(
         "port-taken",
         r"(?i:address already in use|EADDRINUSE)",
@@ -166,18 +164,21 @@ SIGNS = (
     ),
     _sign(
         "device",
-        r"(?i:uncorrectable ecc|Xid)",
-        r"(?i:cuda error: (?!out of memory))",
+        r"(?i:uncorrectable (?:ecc|memory))|\bXid\b",
+        # An index that is out of range, or a card's number: the program's own.
+        r"(?i:cuda error: (?!out of memory|invalid|device-side assert))",
         r"(?i:no cuda gpus are available)",
         r"(?i:no cuda-capable device)",
         r"(?i:nvml.*(?:unknown error|driver/library))",
         r"(?i:nrt_(?:init|load|execute)\w* (?:failed|error)|NRT_(?:FAILURE|EXEC_\w*ERR\w*|UNINITIALIZED))",
-        r"(?i:unspecified launch failure|device-side assert|illegal memory access)",
+        r"(?i:unspecified launch failure|illegal memory access|system not yet initialized)",
+        r"NVMLError|TDRV:\S+\s.*Could not open|NeuronCore\(s\) not available|NRT:nrt_init\s.*Failed",
+        r"Neuron Runtime could not be initialized",
         r"(?i:GPU is lost|fallen off the bus)",
     ),
     _sign(
         "collective-timeout",
-        r"(?i:watchdog caught collective operation timeout)",
+        r"(?i:watchdog caught collective operation timeout|watchdog got stuck|watchdog hang)",
         r"(?i:timed out waiting \d+ms)",
         r"(?i:monitoredbarrier)",
         victim=True,
@@ -201,26 +202,39 @@ SIGNS = (
         "communication",
         r"(?i:\bncclSystemError|ncclInternalError|ncclUnhandled\w+|ncclInvalid\w+|NCCL error)",
         r"DistBackendError",
-        r"(?i:gloo)",
+        r"(?i:\bgloo\b)",
         victim=True,
     ),
-    _sign("drained", r"SIGTERM|Signal 15|Drained|exit ?code:? 143", victim=True),
+    _sign(
+        "drained",
+        r"SIGTERM|Signal 15|got signal: 15|Received 15 death signal|Drained|exit ?code:? 143",
+        victim=True,
+    ),
     _sign(
         "data",
         r"DataError|DatasetNotFoundError|DatasetGenerationError|DataFilesNotFoundError|ArrowInvalid",
         r"FileNotFoundError.*(?i:data|shard|token|parquet|jsonl|csv|\.bin\b|\.npy\b|\.txt\b|\.hdf5\b|corpus)",
-        r"(?i:dataset.*(?:not found|is empty|does not exist|corrupt))",
+        r"(?i:(?:dataset|shard)\b.*(?:not found|is empty|does not exist|corrupt))",
+        r"UnicodeDecodeError|zlib\.error|BadGzipFile|EOFError: Compressed file|UnidentifiedImageError",
+        r"num_samples=0|Caught (?:FileNotFoundError|OSError) in DataLoader worker",
     ),
     _sign(
         "code",
         r"ModuleNotFoundError|ImportError|No module named|SyntaxError|IndentationError",
         r"can't open file .*No such file|symbol lookup error|undefined symbol",
-        r"executable file not found",
+        r"executable file not found|cannot open shared object file|version `GLIBC",
+        r"operator \w+::\w+ does not exist|Failed to import|binary incompatibility|version incompatibility",
+        r"Failed to find C compiler",
     ),
     _sign(
         "config",
         r"^(?:\[\w+\]:)?\s*[\w./-]+: error: (?:argument|unrecognized|the following|invalid|ambiguous)",
-        r"ConfigError|ValidationError|OmegaConf\w*|unrecognized arguments",
+        r"ConfigError|ValidationError|(?i:omegaconf|unrecognized arguments)",
+        r"^(?:hydra|yaml)\.|TOMLDecodeError",
+        r"^Could not override '|used by the HfArgumentParser|MisconfigurationException",
+        r"invalid device ordinal",
+        r"(?i:(?:does not|doesn't) support (?:bf16|bfloat16))|only supports Ampere",
+        r"train_batch_size is not equal to|environment variable \w+ expected, but not set",
         r"the following arguments are required",
         r"(?i:invalid choice|unknown (?:config )?key|missing (?:config|argument)|argparse)",
         r"(?i:no such option)",
@@ -235,6 +249,27 @@ OWN = {
     "lost peer": "lost-peer",
     "error": "crash",
 }
+# What torchrun's children are ended by. A rank aborts itself when a collective of its failed.
+ABORTED = 6
+CHILDREN = {
+    4: "memory-fault",
+    6: "memory-fault",
+    7: "memory-fault",
+    8: "memory-fault",
+    9: "killed",
+    11: "memory-fault",
+}
+# What clients of services raise is never about the other ranks.
+_CLIENT = re.compile(r"^(?:requests|urllib3?|httpx|httpcore|aiohttp|http\.client|wandb|mlflow)\.")
+BETWEEN_RANKS = (
+    "rendezvous-dns",
+    "rendezvous",
+    "lost-peer",
+    "collective-timeout",
+    "communication",
+    "port-taken",
+)
+_VAGUE = re.compile(r"^(?:RuntimeError|Exception|SystemExit|subprocess\.CalledProcessError)\b")
 VICTIMS = frozenset(sign.kind for sign in SIGNS if sign.victim)
 
 
@@ -243,6 +278,7 @@ class Found:
     """A class of failure, the line that shows it, and the rank and host of it where the line says so.
 
     `concluded` is what a pod's first process says at the end, with the records of all ranks before it.
+    A `vague` exception says no more than that something before it failed; `signal` ended torchrun's child.
     """
 
     kind: str
@@ -250,6 +286,9 @@ class Found:
     rank: int | None = None
     host: str | None = None
     concluded: bool = False
+    weight: Weight = Weight.UNCAUGHT
+    vague: bool = False
+    signal: int = 0
 
     @property
     def victim(self) -> bool:
@@ -258,39 +297,71 @@ class Found:
 
 
 def first_cause(lines: Iterable[Line]) -> Found | None:
-    """Return what a log concludes, else its first failure that is no consequence of another, else the first.
+    """Return what a log concludes, else the failure that ended its processes, a consequence only at last.
 
-    An exception that no class knows is the class `crash`, and counts when nothing else is found: it may have
-    been caught. None where no line reports an error.
+    What a rank could not catch outranks what may have been caught, and that what was only logged. An
+    exception that no class knows is the class `crash`. None where no line reports an error.
     """
-    found = [one for one in map(classify, lines) if one is not None]
-    known = [one for one in found if one.kind != "crash"]
-    concluded = [one for one in known if one.concluded and not one.victim]
-    own = concluded[::-1] or [one for one in known if not one.victim]
+    every = list(lines)
+    own = [one for one in map(_own, every) if one is not None]
+    told = [one for one in map(_found, reports.of(every)) if one is not None]
+    concluded = [one for one in own if one.concluded and not one.victim and one.kind != "crash"]
+    first = [one for one in own if not one.victim and one.kind != "crash"]
+    chosen = concluded[::-1] or first or _chosen(told) or [one for one in own if one.kind != "crash"]
+    return next(iter(chosen or own[::-1] or told), None)
+
+
+def _chosen(found: list[Found]) -> list[Found]:
+    """Return the failures of the strongest kind of report, those first that are no consequence."""
+    known = [one for one in found if one.kind != "crash" and not one.victim]
+    of = {weight: [one for one in known if one.weight is weight] for weight in Weight}
     crashes = [one for one in found if one.kind == "crash"]
     # Of unknown exceptions the last: what ended the process stands behind what it has caught.
-    return next(iter(own), None) or next(iter(crashes[::-1]), None) or next(iter(known), None)
+    uncaught = [one for one in crashes if one.weight is Weight.UNCAUGHT and not one.vague][::-1]
+    plain = [one for one in crashes if not one.vague][::-1]
+    killed = [one for one in of[Weight.CHILD] if one.kind != "memory-fault" or one.signal != ABORTED]
+    return (
+        of[Weight.UNCAUGHT]
+        or uncaught
+        or of[Weight.RAISED]
+        or plain
+        or of[Weight.LOGGED]
+        or ([] if crashes else of[Weight.HINT])
+        or killed
+        or crashes[::-1]
+        or [one for one in found if one.victim]
+        or of[Weight.CHILD]
+    )
 
 
 def classify(line: Line) -> Found | None:
-    """Return what one line says of a failure, None for a line that reports no error."""
-    text = line.text
-    if end := _END.match(text):
+    """Return what one line alone says of a failure, None for a line that reports no error."""
+    report = reports.single(line)
+    return _own(line) or (_found(report) if report else None)
+
+
+def _own(line: Line) -> Found | None:
+    """Return what the trainer itself, or the first process of its pod, says in a line."""
+    if end := _END.match(line.text):
         rank = int(end[2]) if end[2] else None
         return Found(refine(end[1], end[4]), line, rank, end[3], concluded=True)
-    if own := _OWN.search(text):
-        kind = refine(own[2], own[3])
-        return Found(kind, line, int(own[1]))
-    if _AGENT.search(text):
-        return None
-    exception = _EXCEPTION.match(text)
-    reported = exception or _RUNTIME.search(text) or (_LEVEL.search(text) and not _MILD.search(text))
-    if not reported:
-        return None
+    if own := _OWN.search(line.text):
+        return Found(refine(own[2], own[3]), line, int(own[1]))
+    return None
+
+
+def _found(report: Report) -> Found | None:
+    """Return the class of a report; None for one of no class that is not an exception either."""
+    line, rank = report.line, report.line.rank
+    if report.weight is Weight.CHILD:
+        kind = CHILDREN.get(report.signal)
+        return Found(kind, line, rank, weight=report.weight, signal=report.signal) if kind else None
+    client = _CLIENT.match(report.text)
     for sign in SIGNS:
-        if sign.pattern.search(text):
-            return Found(sign.kind, line, line.rank)
-    return Found("crash", line, line.rank) if exception else None
+        if sign.pattern.search(report.text) and not (client and sign.kind in BETWEEN_RANKS):
+            return Found(sign.kind, line, rank, weight=report.weight)
+    vague = _VAGUE.match(report.text) is not None
+    return Found("crash", line, rank, weight=report.weight, vague=vague) if report.exception else None
 
 
 def refine(own: str, message: str) -> str:

@@ -1,0 +1,37 @@
+"""The class of a failed container's log is that of its first failure, whatever stands around it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.job.log_corpus import ROWS, text_of
+from tools.job import loglines, signs
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines"), [(row[0], row[1:]) for row in ROWS], ids=lambda one: str(one)[:60]
+)
+def test_a_log_is_told_by_its_first_failure(kind: str, lines: tuple[str, ...]) -> None:
+    found = signs.first_cause(loglines.read(text_of(*lines)))
+    assert found is not None
+    assert found.kind == kind, found
+
+
+def test_lines_of_other_writers_are_no_part_of_a_message() -> None:
+    """torchrun --tee marks all lines of a rank, torch only those of what ended it."""
+    log = text_of(
+        "[default0]:! KeyError: 'labels'", "[default0]:saved: no space left on device is not the case"
+    )
+    found = signs.first_cause(loglines.read(log))
+    assert found is not None
+    assert found.kind == "crash"
+
+
+def test_a_log_without_a_failure_has_no_cause() -> None:
+    quiet = (
+        "INFO config file not found",
+        "x:1:1 [0] NCCL WARN NET/OFI no device",
+        "steps",
+        "val error: 0.31",
+    )
+    assert signs.first_cause(loglines.read(text_of(*quiet))) is None

@@ -1,0 +1,180 @@
+"""The lines of a log that report a failure, and how much each proves.
+
+Reported is an exception at the end of its traceback, with the lines that belong to its message, a line of
+level ERROR or above, a message of the runtime below Python, and torchrun's word about a child that a signal
+has ended. A word in an INFO line or in a warning proves nothing: `config file not found, using defaults` is
+not why a job failed. Nor does what training has survived: steps behind it say that it was handled.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from tools.job import metrics
+from tools.job.loglines import Line
+
+SURVIVED = 3  # steps behind a report: no rank takes one when another has failed, and lines may be late
+MESSAGE = 6  # lines that an exception's message may go on for
+
+
+class Weight(enum.IntEnum):
+    """How much a report proves of why a process ended; the lower one counts for more."""
+
+    UNCAUGHT = 0  # torch marks what ends a rank with its number, and the trainer's own line says so
+    RAISED = 1  # an exception, which may have been caught
+    LOGGED = 2  # a line of level ERROR, or a message of the runtime
+    HINT = 3  # a library's warning that also stands in the logs of healthy jobs
+    CHILD = 4  # torchrun on the signal that ended a child
+
+
+@dataclass(frozen=True)
+class Report:
+    """One report: its first line, all its words on one line, and for CHILD the number of the signal."""
+
+    line: Line
+    text: str
+    weight: Weight
+    exception: bool = False
+    signal: int = 0
+
+
+# What ranks, torchrun and log collectors write before a line, any number of them.
+_PREFIX = re.compile(r"^(?:\[[\w-]+\](?:: ?| ))*")
+_TORCH_RANK = re.compile(r"\[rank\d+\]: ?$")
+# The branches that Python draws around an exception group.
+_BRANCH = re.compile(r"^\s+\| ?|^\s+\+[-+ \d]*$")
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\):(?: \(RANK \d+\))?$")
+_RAISED = re.compile(r"^(?:\w+\.)*[A-Za-z_]\w*(?:: |:?$)")
+_EXCEPTION = re.compile(
+    r"^(?:(?:\w+\.)*(?:\w+(?:Error|Interrupt|Exit|Timeout)|\w*Exception)|(?:\w+\.)+(?:\w*error|Timeout))"
+    r"(?:: |:?$)"
+)
+_CONTINUED = re.compile(r"\s+\S|nccl\w+Error: |Last error:")
+_LEVEL = re.compile(
+    r"\b(?:ERROR|FATAL|CRITICAL|Fatal|fatal|panic)\b|(?:^|\s)(?i:error):\s(?!\s*[-+.\d])|"
+    r"\[[EF]\d{3}|^[EF]\d{4} "
+)
+_MILD = re.compile(r"\b(?:INFO|DEBUG|TRACE|WARN|WARNING|Warning|UserWarning|FutureWarning)\b")
+_RUNTIME = re.compile(
+    r"NCCL error|terminate called|what\(\):|Segmentation fault|Bus error|Killed$|exec format error|"
+    r"can't open file|No module named|libc10|symbol lookup error|NVRM: Xid|c10::|command not found$|"
+    r"executable file not found|^exec /\S+: |version `GLIBC|^Could not override '|"
+    r"^(?:free|munmap_chunk|realloc|malloc)\(\): |^double free|^(?:[\w./-]+: ){1,3}.*: "
+    r"(?:Permission denied|No space left on device|Read-only file system|Disk quota exceeded)$"
+)
+_HINT = re.compile(
+    r"NCCL WARN|\blibfabric:.*<warn>|\[c10d\] The IPv4 network addresses of .* cannot be retrieved"
+)
+# torchrun's own words about its children: the consequence, never the cause, but for a child's signal.
+_AGENT = re.compile(
+    r"ChildFailedError|torch[./]distributed[./]elastic[./](?:multiprocessing|agent)|Root Cause|"
+    r"traceback : (?:To enable|$)|error_file:"
+)
+_CHILD = re.compile(r"\bexit ?code\s*: (-\d+)|exits with return code = (-\d+)")
+_ASKED = re.compile(r"SignalException: Process \d+ got signal|Received (?:15|Signals\.SIGTERM) death signal")
+
+
+def of(lines: Iterable[Line]) -> list[Report]:
+    """Return the reports of a log, or of several merged by time, in order, without the survived ones."""
+    every = [one for line in lines for one in _unfolded(line)]
+    return list(_reports(every[_survived(every) :]))
+
+
+def single(line: Line) -> Report | None:
+    """Return what one line alone reports."""
+    return next((report for one in _unfolded(line) for report in _reports([one])), None)
+
+
+def _survived(lines: list[Line]) -> int:
+    """Return the index of the step that shows that all before it was survived, 0 where none does."""
+    steps = (index for index in reversed(range(len(lines))) if metrics.from_log([lines[index]]))
+    return next(itertools.islice(steps, SURVIVED - 1, None), 0)
+
+
+def _reports(lines: list[Line]) -> Iterator[Report]:
+    open_tracebacks: set[tuple[str, str]] = set()
+    read = 0  # lines before this one are part of a message
+    for index, line in enumerate(lines):
+        if index < read:
+            continue
+        match = _PREFIX.match(line.text)
+        prefix = match[0] if match else ""
+        body = _BRANCH.sub("", line.text[len(prefix) :])
+        writer = (line.pod, prefix)
+        if _TRACEBACK.search(body):
+            open_tracebacks.add(writer)
+            continue
+        traced = writer in open_tracebacks
+        if traced and (not body.strip() or body[0].isspace()):
+            continue
+        open_tracebacks.discard(writer)
+        weight = _weight(prefix, body, traced and _RAISED.match(body) is not None)
+        if weight is None:
+            continue
+        exception = weight <= Weight.RAISED
+        message = list(_message(lines[index + 1 : index + 1 + MESSAGE], prefix)) if exception else []
+        read = index + 1 + len(message)
+        child = _CHILD.search(body) if weight is Weight.CHILD else None
+        yield Report(
+            line, " ".join([body, *message]), weight, exception, -int(child[1] or child[2]) if child else 0
+        )
+
+
+def _weight(prefix: str, body: str, raised: bool) -> Weight | None:
+    """Return how much a line proves, None for one that reports nothing."""
+    if _ASKED.search(body):
+        return Weight.LOGGED
+    if _CHILD.search(body):
+        return Weight.CHILD
+    if _AGENT.search(body):
+        return None
+    if raised or _EXCEPTION.match(body):
+        return Weight.UNCAUGHT if _TORCH_RANK.search(prefix) else Weight.RAISED
+    if _HINT.search(body):
+        return Weight.HINT
+    if _RUNTIME.search(body) or (_LEVEL.search(prefix + body) and not _MILD.search(body)):
+        return Weight.LOGGED
+    return None
+
+
+def _message(following: list[Line], prefix: str) -> Iterator[str]:
+    """Yield the further lines of an exception's message: all that torch marks as its rank's, or NCCL's."""
+    marked, last = _TORCH_RANK.search(prefix), False
+    for line in following:
+        body = line.text.removeprefix(prefix)
+        new = _TRACEBACK.search(body) or body.startswith(("[", "During handling", "The above exception"))
+        own = line.text.startswith(prefix) if marked else last or _CONTINUED.match(body)
+        if new or not own:
+            return
+        last = body.startswith("Last error:")
+        yield body.strip()
+
+
+def _unfolded(line: Line) -> Iterator[Line]:
+    """Yield a line as it is, or of a line of JSON what it says at level ERROR or above, in plain words."""
+    if not line.text.startswith("{"):
+        yield line
+        return
+    try:
+        value = json.loads(line.text)
+    except ValueError:
+        yield line
+        return
+    level = next((str(value[key]) for key in ("level", "levelname", "severity", "lvl") if key in value), None)
+    if level is None:
+        yield line
+        return
+    if level.upper() not in ("ERROR", "FATAL", "CRITICAL"):
+        return
+    said = [str(value[key]) for key in ("message", "msg", "event", "error") if value.get(key)]
+    traced = [
+        str(value[key]) for key in ("exc_info", "exception", "stack_trace", "traceback") if value.get(key)
+    ]
+    for number, text in enumerate([*said, *traced]):
+        for words in text.splitlines():
+            yield replace(line, text=f"ERROR {words}" if number < len(said) else words)
