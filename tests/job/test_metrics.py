@@ -1,9 +1,12 @@
 """Metrics of our trainer and of others, from lines as they print them; gaps, the time left, and curves."""
+# ruff: noqa: E501 - other programs' lines are as long as they are
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
+import random
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -91,6 +94,170 @@ def test_our_line_and_kubectls_time() -> None:
 def test_mnist_has_an_epoch_and_no_step() -> None:
     (found,) = from_text(MNIST)
     assert (found.step, found.loss, found.epoch) == (None, 0.134, 1.01)
+
+
+# What other trainers print, from their sources and from logs that people have published with issues and
+# pages: awsome-distributed-ai, aws-neuron-samples, torchtitan, Megatron-LM, GPT-NeoX, DeepSpeed, NeMo,
+# Lightning, nanoGPT, llama-cookbook. None is a value that must not be there.
+TITAN = "[titan] 2026-02-24 19:46:17,508 - root - INFO - "
+OTHERS: dict[str, tuple[str, list[dict[str, Any]]]] = {
+    "FSDP below srun": (
+        "0: 2025-06-10 13:29:17 I [train.py:103] Batch 34 Loss: 7.96630, Speed: 5.80 samples/sec, lr: 0.000100",
+        [{"step": 34, "loss": 7.9663, "samples_per_s": 5.8, "time": 1749562157.0, "tokens_per_s": None}],
+    ),
+    "FSDP of today, by kubetail and torchrun": (
+        "[fsdp-pods-0] [default0]:2025-10-03 20:25:09,196 [INFO] __main__: Batch 1 Loss: 11.61360, "
+        "Speed: 0.56 samples/sec, 4,587 tokens/s, MFU: 20.4%, lr: 0.000063",
+        [{"step": 1, "samples_per_s": 0.56, "tokens_per_s": 4587.0, "mfu": 0.204, "time": 1759523109.196}],
+    ),
+    "FSDP's validation is no step": (
+        "Batch 1 Loss: 5.6, Speed: 0.43 samples/sec, lr: 0.000091\nBatch 1 Validation loss: 5.70",
+        [{"step": 1, "loss": 5.6}],
+    ),
+    "Neuron's Llama": (
+        "LOG Tue Oct  3 08:05:11 2023 - (1, 9) step_loss : 9.25 learning_rate : 1.50e-06 throughput : 12.30 "
+        "grad-norm : tensor(3.4375, device='xla:0')",
+        [{"step": 9, "epoch": 1.0, "samples_per_s": 12.3, "grad_norm": 3.4375, "tokens_per_s": None}],
+    ),
+    "Neuron's bar": (
+        "Epoch 0:   0%|          | 1/301501 [59:12<1573:03:24, 18.79s/it, v_num=5dd6, loss=9.0, "
+        "reduced_train_loss=11.60, lr=3e-7, gradient_norm=13.8, global_step=2.000, consumed_samples=512.0, "
+        "throughput=0.248, throughput_peak=0.248]",
+        [{"step": 2, "steps": None, "loss": 11.6, "samples_per_s": 0.248, "grad_norm": 13.8}],
+    ),
+    "a bar corrects itself": (
+        "Epoch 0:  22%|x | 4/18 [00:17<01:02,  4.47s/it, loss=10.072, v_num=1]\r"
+        "Epoch 0:  22%|x | 4/18 [00:17<01:02,  4.47s/it, loss=9.947, v_num=1]\r",
+        [{"step": 4, "steps": None, "loss": 9.947, "epoch": 0.0}],
+    ),
+    "torchtitan in colours": (
+        f"[rank0]:{TITAN}\x1b[31mstep: 22  \x1b[32mloss:  6.2250  grad_norm:  0.8319  "
+        "\x1b[33mmemory:  1.41GiB(1.79%)  \x1b[34mtps: 193,831  \x1b[36mtflops: 18.36  mfu: 1.86%\x1b[39m",
+        [{"step": 22, "loss": 6.225, "grad_norm": 0.8319, "memory_gib": 1.41, "tokens_per_s": 193831.0}],
+    ),
+    "torchtitan on every rank": (
+        "".join(
+            f"{TITAN}step:  {n}  loss:  7.6  tps: 10,05{r}  mfu: 13.99%\n" for n in (4, 5) for r in range(4)
+        )
+        + f"{TITAN}validate step:  5  loss:  7.9\n",
+        [{"step": 4, "mfu": 0.1399}, {"step": 5, "loss": 7.6}],
+    ),
+    "Megatron": (
+        " [2024-04-06 02:59:36] iteration       43/     100 | consumed samples:         5504 | elapsed time per "
+        "iteration (ms): 5444.9 | throughput per GPU (TFLOP/s/GPU): 239.8 | learning rate: 8.600000E-06 | global "
+        "batch size:   128 | lm loss: 1.825991E+00 | load_balancing_loss: 1.019746E+00 | loss scale: 1.0 | grad "
+        "norm: 1.426 | number of skipped iterations:   0 | number of nan iterations:   0 |\n"
+        " validation loss at iteration 43 | lm loss value: 1.7E+00 | lm loss PPL: 5.9E+00 |",
+        [{"step": 43, "steps": 100, "loss": 1.825991, "step_s": 5.4449, "lr": 8.6e-6, "samples_per_s": None}],
+    ),
+    "GPT-NeoX": (
+        " samples/sec: 7.799 | iteration       34/   10000 | elapsed time per iteration (ms): 4103.1 | learning "
+        "rate: 2.111E-06 | approx flops per GPU: 112.9TFLOPS | lm_loss: 1.118665E+01 |",
+        [{"step": 34, "loss": 11.18665, "samples_per_s": 7.799, "step_s": 4.1031}],
+    ),
+    "DeepSpeed says a step in two lines, and no loss": (
+        "[2023-07-25 21:03:21,037] [INFO] [logging.py:96:log_dist] [Rank 0] step=35, skipped=0, lr=[2e-06, 2e-06]\n"
+        "[2023-07-25 21:03:21,492] [INFO] [timer.py:215:stop] epoch=0/micro_step=35/global_step=35, "
+        "RunningAvgSamplesPerSec=7.86, CurrSamplesPerSec=8.01, MemAllocated=59.65GB",
+        [{"step": 35, "loss": None, "lr": 2e-6, "samples_per_s": 8.01}],
+    ),
+    "NeMo": (
+        "Training epoch 0, iteration 9/99 | lr: 2.999e-06 | global_batch_size: 512 | global_step: 9 | "
+        "reduced_train_loss: 10.9 | train_step_timing in s: 12.4 | consumed_samples: 5120",
+        [{"step": 9, "loss": 10.9, "step_s": 12.4, "samples_per_s": None}],
+    ),
+    "nanoGPT": (
+        "step 250: train loss 2.4, val loss 2.5\niter 250: loss 2.41, time 120.10ms, mfu 4.00%",
+        [{"step": 250, "loss": 2.41, "step_s": 0.1201, "mfu": 0.04}],
+    ),
+    "the length of an epoch is not that of the run": (
+        "Training Epoch: 1/3, step 10/50 completed (loss: 1.2345):  20%|x | 10/50 [00:31<02:00,  3.09s/it]",
+        [{"step": 10, "steps": None, "loss": 1.2345}],
+    ),
+    "Kubeflow's MNIST": ("Train Epoch: 1 [640/64000 (1%)]\tloss=2.1340", [{"loss": 2.134, "epoch": 0.01}]),
+    "transformers: a bar that never ends its line": (
+        "\r  1%|          | 10/1000 [00:31<51:00,  3.09s/it]\r      \r{'loss': 2.5, 'epoch': 0.1}\n"
+        "\r  1%|          | 10/1000 [00:31<51:00,  3.09s/it]\r  2%|2   | 20/1000 [01:02<50:00,  3.09s/it]\r"
+        "{'loss': 2.4, 'epoch': 0.2}\n",
+        [{"step": 10, "steps": 1000, "loss": 2.5}, {"step": 20, "loss": 2.4}],
+    ),
+    "transformers: bars of other things say no step": (
+        "Loading checkpoint shards: 100%|#####| 2/2 [00:05<00:00,  2.6s/it]\n"
+        "Map (num_proc=4): 100%|####| 3668/3668 [00:05<00:00,  2.6s/it]\n{'loss': 2.5, 'epoch': 0.1}",
+        [{"step": None, "steps": None, "loss": 2.5}],
+    ),
+    "transformers: nor an evaluation's, nor a bar that has not moved": (
+        "  1%|          | 10/1000 [00:31<51:00,  3.09s/it]\n{'loss': 2.5, 'epoch': 0.1}\n"
+        " 100%|##########| 25/25 [00:03<00:00,  8.2it/s]\n{'eval_loss': 2.4, 'epoch': 0.1}\n"
+        "{'loss': 2.4, 'epoch': 0.2}\n{'train_runtime': 91.2, 'train_loss': 2.0, 'epoch': 1.0}",
+        [{"step": 10}, {"step": None, "steps": None, "loss": 2.4}],
+    ),
+    "transformers over DeepSpeed": (
+        "  8%|#   | 1999/24128 [1:52:09<20:27:23,  3.33s/it][2021-11-26 03:07:16,494] [INFO] [logging.py:69:"
+        "log_dist] [Rank 0] step=2000, skipped=1995, lr=[0.001], mom=[0.0]\n{'loss': 0.5, 'epoch': 0.08}",
+        [{"step": 2000, "steps": 24128, "loss": 0.5, "lr": 0.001}],
+    ),
+    "transformers: numbers of numpy and torch, and none": (
+        "{'num_tokens': 9.0, 'loss': np.float64(2.5), 'grad_norm': tensor(0.25, device='cuda:0'), 'epoch': 0.1}\n"
+        "{'loss': -inf, 'grad_norm': None, 'learning_rate': 1e-05, 'epoch': 0.5}",
+        [{"loss": 2.5, "grad_norm": 0.25}, {"loss": -math.inf, "grad_norm": None, "lr": 1e-5}],
+    ),
+    "ranks that are not in step": (
+        "\n".join(
+            f"[rank{r}]: step: {n}  loss: 3.0" for r, n in ((0, 1), (0, 2), (1, 1), (0, 3), (1, 2), (1, 3))
+        ),
+        [{"step": 1}, {"step": 2}, {"step": 3}],
+    ),
+    "kubectl --prefix --timestamps": (
+        "[pod/bert-test-worker-0/pytorch] 2026-11-21T12:00:01.5Z step  12/400  loss 3.2  lr 2.00e-03  9 tokens/s",
+        [{"step": 12, "loss": 3.2, "time": 1795262401.5}],
+    ),
+    "half a number is none": ("step 1/4  loss 3.2  lr 1e-3\nstep 2/4  loss 3.", [{"step": 1}]),
+    "loggers that write JSON": (
+        '{"step": 3, "train_loss": 2.5, "learning_rate": 0.001}\n{"step": 3, "eval_loss": 2.4}\n'
+        '{"asctime": "2026-11-21 12:00:01,500", "message": "Batch 4 Loss: 1.5, Speed: 0.5 samples/sec"}\n'
+        '{"log": "step 5/9  loss 1.25\\n", "time": "2026-11-21T12:00:09Z"}\n[1]\n{"step": 6}\n{"step": 7, "lo',
+        [
+            {"step": 3, "loss": 2.5, "lr": 0.001},
+            {"step": 4, "samples_per_s": 0.5, "time": 1795262401.5},
+            {"step": 5, "steps": 9, "loss": 1.25, "time": 1795262409.0},
+        ],
+    ),
+    "numbers as texts": ('{"step": "3", "loss": "2.5", "lr": "x"}', [{"step": 3, "loss": 2.5, "lr": None}]),
+    "words that look like them": (
+        "resumed from step 100, lost 3 steps\nthe loss of rank 1 is not finite at step 88\n"
+        "ValueError: step 3: loss 2 is bad\nTrainingArguments(max_steps=100, loss_scale=0)\n"
+        "{'train': {'steps': 400, 'loss': 'mean'}}\nTest set: Average loss: 0.0512\n\x00\x01 step \x00 loss\n",
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_lines_of_other_trainers(name: str) -> None:
+    text, expected = OTHERS[name]
+    found = from_text(text)
+    assert [
+        {key: getattr(one, key) for key in row} for one, row in zip(found, expected, strict=False)
+    ] == expected
+    assert len(found) == len(expected), found
+
+
+def test_a_file_is_read_packed_cut_off_or_of_another_encoding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = "".join(f"step {n}/90  loss 3.0  lr 1e-3\r\n" + "x" * 200 + "\n" for n in range(90))
+    packed = gzip.compress(random.Random(7).randbytes(4000) + b"\n" + lines.encode())
+    (tmp_path / "whole.log.gz").write_bytes(packed)
+    (tmp_path / "windows.log").write_text(lines, encoding="utf-16")
+    for name in ("whole.log.gz", "windows.log"):
+        assert run(["job", "metrics", str(tmp_path / name)]) == 0
+        assert len(capsys.readouterr().out.splitlines()) == 90
+    (tmp_path / "cut.log.gz").write_bytes(packed[:-60])
+    assert run(["job", "metrics", str(tmp_path / "cut.log.gz")]) == 0
+    said = capsys.readouterr()
+    assert "cut off or damaged" in said.err
+    assert json.loads(said.out.splitlines()[0])["step"] == 0
 
 
 def test_lines_without_metrics_give_nothing() -> None:

@@ -5,44 +5,18 @@ What a line does not say stays None and is not made up: a trainer that prints sa
 
 from __future__ import annotations
 
-import ast
 import itertools
-import json
 import math
-import re
 import statistics
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from tools.job import trainerlines
 from tools.job.loglines import Line
+from tools.job.trainerlines import Told
 
-_NUMBER = r"([-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|nan|inf))"
-# Of training/metrics.py: `step  12/100  loss 3.214  lr 2.00e-03  1,234 tokens/s  MFU 1.2% of ...`; a task of
-# several losses names each behind their sum, and its sequences/s.
-_OURS = re.compile(
-    rf"(?:^|\s)step\s+(\d+)/(\d+)\s+loss {_NUMBER}\s+(?:\w+ {_NUMBER}\s+)*?lr {_NUMBER}\s+{_NUMBER} tokens/s"
-    rf"(?:\s+{_NUMBER} sequences/s)?(.*)"
-)
-_OUR_MFU = re.compile(r"MFU ([\d.]+)%")
-# awslabs/awsome-distributed-training, FSDP: `Batch 979 Loss: 5.63272, Speed: 0.43 samples/sec, lr: ...`.
-_FSDP = re.compile(rf"Batch (\d+) Loss: {_NUMBER}, Speed: {_NUMBER} samples/sec(.*)")
-_FSDP_MORE = {
-    "tokens_per_s": re.compile(rf"{_NUMBER} tokens/s"),
-    "mfu": re.compile(rf"MFU:? {_NUMBER}"),
-    "lr": re.compile(rf"lr: {_NUMBER}"),
-}
-# aws-neuron-samples, BERT: `LOG Wed Dec 21 00:51:01 2022 - (0, 14) step_loss : 10.7 learning_rate : ...`.
-_BERT = re.compile(
-    r"LOG (\w{3} \w{3} +\d+ [\d:]{8} \d{4}) - \((\d+), (\d+)\) step_loss : "
-    rf"{_NUMBER}\s+learning_rate : {_NUMBER}\s+throughput : {_NUMBER}"
-)
-# transformers.Trainer prints a dict at every logging step, and the step in its progress bar only.
-_DICT = re.compile(r"\{'(?:loss|train_runtime)':.*\}")
-_BAR = re.compile(r"\b(\d+)/(\d+) \[")
-# PyTorch's MNIST example: `Train Epoch: 1 [640/60000 (1%)]	Loss: 2.134`.
-_MNIST = re.compile(rf"Train Epoch: (\d+) \[(\d+)/(\d+)[^\]]*\]\s+Loss: {_NUMBER}")
+RESTART = 10.0  # seconds: what is further apart was not written about the same step by two ranks
 
 
 @dataclass(frozen=True)
@@ -75,21 +49,89 @@ COLUMNS = tuple(one.name for one in fields(Record) if one.name != "rank_step_s")
 
 def from_jsonl(lines: Iterable[str]) -> list[Record]:
     """Return the records of a metrics.jsonl; the half line of a killed process is left out."""
-    return [record for record in map(_from_json, lines) if record is not None]
+    told = (trainerlines.from_json(line) for line in lines)
+    return [_record(values) for values in told if values is not None and "step" in values]
 
 
 def from_log(lines: Iterable[Line]) -> list[Record]:
-    """Return the records in a log of any known trainer, in the log's order."""
+    """Return the records in a log of any known trainer, one a step, in the log's order.
+
+    What several ranks say of a step is one record, and what one says of it in several lines too.
+    """
     found: list[Record] = []
-    bar: tuple[int, int] | None = None
+    bars = _Bars()
+    time: float | None = None
+    owner = ""
     for line in lines:
-        at = line.time.timestamp() if line.time else None
-        seen = _BAR.findall(line.text)
-        bar = (int(seen[-1][0]), int(seen[-1][1])) if seen else bar
-        record = _from_line(line.text, at, bar)
-        if record is not None:
-            found.append(record)
+        time = line.time.timestamp() if line.time else time
+        told = trainerlines.read(line.text)
+        if told is None:
+            continue
+        step = bars.step(told)
+        if told.values is None:
+            continue
+        record = _record(step | told.values | ({"time": time} if time is not None else {}))
+        writer = line.pod + told.writer
+        if found and _same_step(found[-1], record, writer == owner):
+            found[-1] = _together(found[-1], record, writer == owner)
+            continue
+        found.append(record)
+        owner = writer
     return found
+
+
+class _Bars:
+    """The place of transformers.Trainer in its bar: its dicts do not name their step.
+
+    The bars of data sets and shards have a name before them. An evaluation's has none either, but another
+    length; and a bar that has not moved since the last dict is not this one's.
+    """
+
+    def __init__(self) -> None:
+        self._now: tuple[int, int] | None = None
+        self._used: tuple[int, int] | None = None
+        self._total: int | None = None
+
+    def step(self, told: Told) -> dict[str, int]:
+        """Return the step of a line that has values and names none, empty where no bar says it."""
+        self._total = told.total or self._total
+        if told.bar and (self._total is None or told.bar[1] == self._total):
+            self._now = told.bar
+        if told.values is None or self._now is None:
+            return {}
+        if "step" in told.values:
+            if abs(told.values["step"] - self._now[0]) <= 1:  # DeepSpeed's own line is ahead of the bar
+                self._now = (told.values["step"], self._now[1])
+            return {}
+        if self._now == self._used:
+            return {}
+        self._used, self._total = self._now, self._now[1]
+        return {"step": self._now[0], "steps": self._now[1]}
+
+
+def _record(values: Mapping[str, Any]) -> Record:
+    return Record(**{"loss": None, **values})
+
+
+def _same_step(last: Record, record: Record, same_writer: bool) -> bool:
+    """Say whether a record is of the step of the last one, or another rank's of a step before it."""
+    if record.step is None or last.step is None:
+        return record.epoch is not None and replace(record, time=None) == replace(last, time=None)
+    if last.time is not None and record.time is not None and abs(record.time - last.time) > RESTART:
+        return False
+    if last.epoch is not None and record.epoch is not None and last.epoch != record.epoch:
+        return False
+    return record.step == last.step or (not same_writer and record.step < last.step)
+
+
+def _together(last: Record, record: Record, same_writer: bool) -> Record:
+    """Return what both say: a writer's later line corrects its own, as a bar does, and adds to another's."""
+    if record.step != last.step:
+        return last
+    first, second = (record, last) if same_writer else (last, record)
+    values = {one.name: getattr(first, one.name) for one in fields(Record)}
+    more = {one.name: getattr(second, one.name) for one in fields(Record)}
+    return Record(**{name: more[name] if value in (None, ()) else value for name, value in values.items()})
 
 
 def progress(records: list[Record]) -> Record | None:
@@ -170,82 +212,6 @@ def _paces(records: list[Record]) -> list[float]:
 
 def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _from_json(line: str) -> Record | None:
-    try:
-        value = json.loads(line)
-        known = {one.name for one in fields(Record)}
-        picked = {key: item for key, item in value.items() if key in known}
-        picked["step"] = int(value["step"])
-        picked["rank_step_s"] = tuple(value.get("rank_step_s") or ())
-        picked["samples_per_s"] = value.get("sequences_per_s", value.get("samples_per_s"))
-        return Record(**{"loss": None} | picked)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _from_line(text: str, at: float | None, bar: tuple[int, int] | None) -> Record | None:
-    if found := _OURS.search(text):
-        mfu = _OUR_MFU.search(found[8])
-        return Record(
-            step=int(found[1]), steps=int(found[2]), loss=_number(found[3]), lr=_number(found[5]),
-            tokens_per_s=_number(found[6]), samples_per_s=_number(found[7]) if found[7] else None,
-            mfu=float(mfu[1]) / 100 if mfu else None, time=at,
-        )  # fmt: skip
-    if found := _FSDP.search(text):
-        more = {key: match[1] for key, sign in _FSDP_MORE.items() if (match := sign.search(found[4]))}
-        return Record(
-            step=int(found[1]), loss=_number(found[2]), samples_per_s=_number(found[3]),
-            time=at or _written(text, "%Y-%m-%d %H:%M:%S"),
-            **{key: _number(value) for key, value in more.items()},  # type: ignore[arg-type]
-        )  # fmt: skip
-    if found := _BERT.search(text):
-        return Record(
-            epoch=float(found[2]), step=int(found[3]), loss=_number(found[4]), lr=_number(found[5]),
-            samples_per_s=_number(found[6]), time=at or _written(found[1], "%a %b %d %H:%M:%S %Y"),
-        )  # fmt: skip
-    if found := _DICT.search(text):
-        return _from_dict(found[0], at, bar)
-    if found := _MNIST.search(text):
-        share = int(found[2]) / max(1, int(found[3]))
-        return Record(epoch=int(found[1]) - 1 + share, loss=_number(found[4]), time=at)
-    return None
-
-
-def _from_dict(text: str, at: float | None, bar: tuple[int, int] | None) -> Record | None:
-    """Read what transformers.Trainer prints; its release 5 prints the numbers as texts."""
-    try:
-        value = ast.literal_eval(text.replace(": nan", ": 'nan'").replace(": inf", ": 'inf'"))
-    except (ValueError, SyntaxError):
-        return None
-    if not isinstance(value, dict) or "loss" not in value:
-        return None
-    picked = {
-        "loss": value["loss"],
-        "grad_norm": value.get("grad_norm"),
-        "lr": value.get("learning_rate"),
-        "epoch": value.get("epoch"),
-    }
-    step, steps = bar or (None, None)
-    numbers = {key: _number(str(item)) for key, item in picked.items() if item is not None}
-    return Record(**{"loss": None} | numbers, step=step, steps=steps, time=at)  # type: ignore[arg-type]
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text.replace(",", ""))
-    except ValueError:
-        return None
-
-
-def _written(text: str, form: str) -> float | None:
-    """Return the time that stands in the line itself, taken as UTC, as pods write it."""
-    words = text if form.startswith("%a") else text.lstrip()[:19]
-    try:
-        return datetime.strptime(words, form).replace(tzinfo=UTC).timestamp()
-    except ValueError:
-        return None
 
 
 def median(records: list[Record], key: str, recent: int = 50) -> float | None:

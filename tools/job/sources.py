@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import codecs
+import gzip
+import io
+import time
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO, cast
 
-from tools import repo
+from tools import output, repo
 from tools.errors import UserError
-from tools.job import collect, find, loglines, metrics
+from tools.job import collect, find, loglines, metrics, trainerlines
 from tools.job.collect import container_name, in_pod
 from tools.job.metrics import Record
 from tools.job.plot import Run
@@ -14,6 +21,9 @@ from tools.job.snapshot import Snapshot
 from tools.kubectl import Kubectl
 
 METRICS = "metrics.jsonl"
+GZIP = b"\x1f\x8b"
+LONGEST = 1 << 16  # characters of a line; a longer one is no trainer's
+TELL = 2.0  # seconds between lines of progress
 ALL = ("sh", "-c", 'exec cat "$TRAINYARD_RUN/metrics.jsonl"')
 
 
@@ -43,19 +53,45 @@ def _here(text: str | None) -> Path | None:
 def _from_file(path: Path) -> list[Record]:
     file = path / METRICS if path.is_dir() else path
     try:
-        text = file.read_text(encoding="utf-8", errors="replace")
+        with file.open("rb") as raw:
+            return _known(_lines(file, raw), str(file))
     except OSError as problem:
-        raise UserError(f"{file}: {problem.strerror}") from None
-    return read(text, str(file))
+        raise UserError(f"{file}: {problem.strerror or problem}") from None
 
 
 def read(text: str, source: str) -> list[Record]:
     """Return the records in a metrics.jsonl or a known trainer's log; UserError where there is none."""
-    found = metrics.from_jsonl(text.splitlines()) or metrics.from_log(loglines.read(text))
+    return _known(text.splitlines(), source)
+
+
+def _known(lines: Iterable[str], source: str) -> list[Record]:
+    found = metrics.from_log(map(loglines.line_of, lines))
     if not found:
-        hint = "known: metrics.jsonl, and the log lines of the trainers that tools/job/metrics.py names"
+        hint = "known: metrics.jsonl, and the log lines of the trainers that tools/job/trainerlines.py names"
         raise UserError(f"{source}: no line with metrics", hint, code=3)
     return found
+
+
+def _lines(path: Path, raw: IO[bytes]) -> Iterator[str]:
+    """Yield the lines of a log that may say something, whatever its length, also of a compressed one.
+
+    Carriage returns end a line too: what a bar has overwritten is a line of its own.
+    """
+    start = raw.read(4)
+    raw.seek(0)
+    packed = gzip.GzipFile(fileobj=raw) if start.startswith(GZIP) else None
+    encoding = "utf-16" if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    text = io.TextIOWrapper(cast(IO[bytes], packed or raw), encoding=encoding, errors="replace")
+    size, told = path.stat().st_size, time.monotonic()
+    try:
+        for count, line in enumerate(iter(lambda: text.readline(LONGEST), "")):
+            if trainerlines.MAYBE.search(line) or line.startswith("20"):  # a time, for the lines behind it
+                yield line
+            if count % 4096 == 0 and time.monotonic() - told > TELL:
+                told = time.monotonic()
+                output.note(f"{path}: {raw.tell() / max(1, size):.0%} read")
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        output.note(f"{path}: the compressed file is cut off or damaged: what could be read of it was")
 
 
 def _from_job(kubectl: Kubectl, seen: Snapshot) -> list[Record]:
