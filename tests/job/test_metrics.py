@@ -305,6 +305,16 @@ def test_a_restart_is_a_step_back_or_a_long_pause() -> None:
     assert metrics.gaps(pause) == [Gap(5, 6, 86.0)]
 
 
+def test_an_epoch_that_begins_is_no_restart() -> None:
+    numbered = [Record(1.0, step=n % 3, epoch=float(n // 3)) for n in range(6)]
+    assert metrics.gaps(numbered) == []
+    timed = [Record(1.0, step=n % 3, time=float(n)) for n in range(6)]
+    assert metrics.gaps(timed) == []
+    later = [*timed[:3], *(Record(1.0, step=n % 3, time=n + 40.0) for n in range(3))]
+    assert metrics.gaps(later) == [Gap(2, 0, 38.0)], "control: after a pause it is one"
+    assert metrics.since(later, 41.0) == later[4:]
+
+
 def test_the_time_left_is_a_range_or_unknown() -> None:
     steady = [Record(1.0, step=step, steps=100, time=float(step)) for step in range(1, 21)]
     left = metrics.eta(steady)
@@ -355,6 +365,31 @@ def test_text_plot_puts_each_run_and_restart_where_it_is() -> None:
     assert body[6].rstrip().endswith("b"), "the lowest at the bottom right"
     column = round(0.75 * (len(lines[8].partition("+")[2]) - 1))
     assert all(line.ljust(60)[column] != " " for line in body), "a colon from top to bottom at step 4"
+
+
+@pytest.mark.parametrize(
+    ("losses", "width"),
+    [
+        ([2.0], 78),
+        ([2.0, 2.0], 5),
+        ([-1.0, math.nan, -2.0], 20),
+        ([-1e308, 1e308], 78),
+        ([1e-12, 1e12, math.inf], 1),
+    ],
+)
+def test_any_numbers_can_be_plotted_at_any_width(losses: list[float], width: int) -> None:
+    """A point each that is finite, in both kinds of plot, and no scale longer than its numbers."""
+    one = Run("\x1b[31mred\x00", [Record(loss, step=step) for step, loss in enumerate(losses, 1)])
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    lines = plot.text([one], "loss", width=width)
+    assert len(lines) == 17
+    assert max(map(len, lines)) <= max(width, 40)
+    assert sum(line.count("*") for line in lines[1:15]) == len({round(n) for n in range(len(finite))})
+    tree = ElementTree.fromstring(plot.svg([one], ["loss"]))
+    (line,) = tree.iter("{http://www.w3.org/2000/svg}polyline")
+    assert len(line.attrib["points"].split()) == len(finite)
+    assert "nan" not in line.attrib["points"]
+    assert len(list(tree.iter("{http://www.w3.org/2000/svg}circle"))) == (len(finite) == 1)
 
 
 def test_svg_is_xml_with_one_line_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,6 +171,43 @@ def test_status_says_what_is_known(world: NewWorld) -> None:
     assert "uid-job" in shown
 
 
+def test_what_was_before_a_resume_is_no_speed_of_now(world: NewWorld) -> None:
+    """Steps of containers before these, of an attempt before this one, of a job that waits or is silent."""
+    made = world()
+    made.training(silent=30.0)
+    assert Status(made.snapshot()).training()["seconds_left"] == [300, 300], "control"
+    for index in range(len(made.pods)):
+        made.running(index, seconds=20)
+    training = Status(made.snapshot()).training()
+    assert (training["step"], training["tokens_per_s"], training["mfu"]) == (100, None, None)
+    assert training["seconds_left"] is None
+    assert "time left unknown" in "\n".join(status.lines(Status(made.snapshot())))
+    again = world()
+    again.training(rows=[{"step": n, "tokens_per_s": 50.0} for n in (60, 61, 62)])
+    assert Status(again.snapshot()).training()["tokens_per_s"] == 50.0
+    silent = world()
+    silent.training(silent=700.0)
+    assert Status(silent.snapshot()).training()["seconds_left"] is None
+    suspended = world()
+    suspended.training()
+    suspended.job["status"]["conditions"].append({"type": "Suspended", "status": "True"})
+    assert Status(suspended.snapshot()).state == "Suspended"
+    assert Status(suspended.snapshot()).training()["tokens_per_s"] is None
+    ended = world()
+    ended.training(steps=400)
+    ended.end("Succeeded")
+    assert Status(ended.snapshot()).training()["tokens_per_s"] == 1000.0, "how fast the run was"
+    assert Status(ended.snapshot()).training()["seconds_left"] is None
+
+
+def test_a_loss_that_is_no_number_is_a_text_in_json(world: NewWorld) -> None:
+    made = world()
+    made.training(rows=[{"loss": float("nan")}])
+    assert Status(made.snapshot()).training()["loss"] == "nan"
+    json.dumps(Status(made.snapshot()).as_dict(), allow_nan=False)
+    assert "loss nan" in "\n".join(status.lines(Status(made.snapshot())))
+
+
 def test_status_without_anything_seen_claims_nothing(world: NewWorld) -> None:
     made = world()
     made.unseen["run directory"] = "forbidden"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 
 import click
@@ -26,3 +28,6 @@ JOB is a job's name, a cell, or nothing where the namespace has only one job."""
 )
 def command() -> None:
     """Jobs on a cluster, from submit to why."""
+    for stream in (sys.stdout, sys.stderr):  # a log's characters may be more than a terminal's encoding has
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")

@@ -41,7 +41,7 @@ class Record:
     def as_dict(self) -> dict[str, Any]:
         """Return what is known, for JSON: a number that is not finite becomes its name."""
         found = {key: value for key, value in asdict(self).items() if value not in (None, ())}
-        return {key: _plain(value) for key, value in found.items()}
+        return {key: plain(value) for key, value in found.items()}
 
 
 COLUMNS = tuple(one.name for one in fields(Record) if one.name != "rank_step_s")
@@ -149,23 +149,44 @@ class Gap:
 
 
 def gaps(records: list[Record]) -> list[Gap]:
-    """Return where a run was interrupted: steps that went back, or a pause far longer than its steps take."""
+    """Return where a run was interrupted: steps that went back, or a pause far longer than its steps take.
+
+    A trainer that counts the steps of an epoch begins again with each: that is none.
+    """
+    return [gap for _, gap in _breaks([record for record in records if record.step is not None])]
+
+
+def since(records: list[Record], moment: float) -> list[Record]:
+    """Return the steps of the run as it goes now: those after its last step back, and after `moment`."""
     steps = [record for record in records if record.step is not None]
+    starts = [index for index, gap in _breaks(steps) if gap.after <= gap.before]
+    of_now = steps[starts[-1] if starts else 0 :]
+    return [record for record in of_now if record.time is None or record.time >= moment]
+
+
+def _breaks(steps: list[Record]) -> Iterator[tuple[int, Gap]]:
+    """Yield each interruption, and the place of the record behind it."""
     pauses = [
         later.time - earlier.time
         for earlier, later in itertools.pairwise(steps)
         if earlier.time is not None and later.time is not None
     ]
     usual = statistics.median(pauses) if pauses else 0.0
-    found = []
-    for earlier, later in itertools.pairwise(steps):
+    for index, (earlier, later) in enumerate(itertools.pairwise(steps), 1):
         assert earlier.step is not None
         assert later.step is not None
         pause = later.time - earlier.time if earlier.time is not None and later.time is not None else None
-        back = later.step <= earlier.step
-        if back or (pause is not None and pause > max(10.0, 10 * usual)):
-            found.append(Gap(earlier.step, later.step, pause))
-    return found
+        long = pause is not None and pause > max(RESTART, 10 * usual)
+        back = later.step <= earlier.step and not _next_epoch(earlier, later, steps[0], pause is None or long)
+        if back or long:
+            yield index, Gap(earlier.step, later.step, pause)
+
+
+def _next_epoch(earlier: Record, later: Record, first: Record, paused: bool) -> bool:
+    """Say whether steps begin again as an epoch does: by its number, or at the first step without a pause."""
+    if earlier.epoch is not None and later.epoch is not None:
+        return math.floor(later.epoch) > math.floor(earlier.epoch)
+    return not paused and later.step == first.step
 
 
 @dataclass(frozen=True)
@@ -191,7 +212,7 @@ def eta(records: list[Record], steps: int | None = None, recent: int = 50) -> Et
         return None
     low, _, high = statistics.quantiles(paces, n=4)
     left = max(0, total - last.step)
-    return Eta(left * max(0.0, low), left * high)
+    return Eta(left * max(0.0, low), left * max(0.0, high))
 
 
 def _paces(records: list[Record]) -> list[float]:
@@ -210,7 +231,8 @@ def _paces(records: list[Record]) -> list[float]:
     return paces
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a value as JSON can have it: a number that is not finite is its name."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

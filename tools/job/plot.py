@@ -44,7 +44,7 @@ class Grid:
 
     def up(self, y: float) -> float:
         """Return where y lies between low (0) and high (1)."""
-        return (y - self.low) / (self.high - self.low) if self.high > self.low else 0.5
+        return (y / 2 - self.low / 2) / (self.high / 2 - self.low / 2) if self.high > self.low else 0.5
 
 
 def known(runs: Sequence[Run]) -> list[str]:
@@ -66,7 +66,7 @@ def text(runs: Sequence[Run], key: str, width: int = 78, height: int = 14) -> li
     axes = grid(runs, key)
     if axes is None:
         return []
-    scale = [number(axes.high), number((axes.high + axes.low) / 2), number(axes.low)]
+    scale = [number(axes.high), number(axes.high / 2 + axes.low / 2), number(axes.low)]
     room = max(len(word) for word in scale)
     columns = max(10, width - room - 2)
     cells = [[" "] * columns for _ in range(height)]
@@ -114,10 +114,15 @@ def svg(runs: Sequence[Run], keys: Sequence[str]) -> str:
     ]
     for index, run in enumerate(runs):
         y, colour = 16 + 20 * index, COLOURS[index % len(COLOURS)]
-        parts.append(f'<text x="{MARGIN}" y="{y}" fill="{colour}">{escape(run.name)}</text>')
+        parts.append(f'<text x="{MARGIN}" y="{y}" fill="{colour}">{_shown(run.name)}</text>')
     for index, key in enumerate(keys):
         parts += _chart(runs, key, 20 * len(runs) + index * (HEIGHT + MARGIN) + 20)
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _shown(name: str) -> str:
+    """Return a name as XML can have it."""
+    return escape("".join(one if one.isprintable() else "?" for one in name))
 
 
 def _chart(runs: Sequence[Run], key: str, top: int) -> list[str]:
@@ -140,13 +145,19 @@ def _chart(runs: Sequence[Run], key: str, top: int) -> list[str]:
     for index, run in enumerate(runs):
         colour = COLOURS[index % len(COLOURS)]
         for gap in metrics.gaps(run.records):
+            if not axes.left <= gap.after <= axes.right:
+                continue
             x, _ = at(gap.after, axes.low)
             parts.append(
                 f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}" stroke="{colour}" '
                 f'stroke-dasharray="4 4"><title>restart at step {gap.after}</title></line>'
             )
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*p) for p in metrics.curve(run.records, key)))
+        places = [at(*point) for point in metrics.curve(run.records, key)]
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="{points}"/>')
+        if len(places) == 1:  # a line of one point is not seen
+            x, y = places[0]
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>')
     return parts
 
 
@@ -154,7 +165,9 @@ def number(value: float) -> str:
     """Return a number with three digits that count, whole ones whole."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else str(value)
-    if float(value).is_integer() and abs(value) < 1e9:
+    if not 1e-4 <= abs(value) < 1e9:
+        return f"{value:.3g}"
+    if float(value).is_integer():
         return f"{value:,.0f}"
     digits = 2 - math.floor(math.log10(abs(value)))
     return f"{value:,.{min(8, max(0, digits))}f}"

@@ -7,11 +7,14 @@ from datetime import datetime
 from typing import Any
 
 from tools.job import metrics, progress, runners
+from tools.job.metrics import Record
 from tools.job.pod import JobPod
+from tools.job.progress import Progress
 from tools.job.snapshot import Snapshot, event_time
 from tools.job.times import duration, moment
 
 Object = dict[str, Any]
+SILENT, SILENT_STEPS = 120.0, 10  # seconds and steps without one, after which no time is left to be told
 STATES = ("Succeeded", "Failed", "Suspended", "Restarting", "Running", "Created")
 
 
@@ -36,22 +39,33 @@ class Status:
         now = progress.of(self.snapshot)
         last, run = now.last, self.snapshot.run or {}
         steps = run.get("steps") or (last.steps if last else None)
-        left = metrics.eta(now.records, steps)
+        present = self._present(now)
+        left = metrics.eta(present, steps) if self.state == "Running" and not _silent(now, present) else None
         moved = now.moved
         return {
             "source": now.source,
             "phase": now.phase,
             "step": now.step,
             "steps": steps,
-            "loss": last.loss if last else None,
-            "tokens_per_s": metrics.median(now.records, "tokens_per_s"),
-            "samples_per_s": metrics.median(now.records, "samples_per_s"),
-            "mfu": metrics.median(now.records, "mfu"),
+            "loss": metrics.plain(last.loss) if last else None,
+            "tokens_per_s": metrics.plain(metrics.median(present, "tokens_per_s")),
+            "samples_per_s": metrics.plain(metrics.median(present, "samples_per_s")),
+            "mfu": metrics.plain(metrics.median(present, "mfu")),
             "seconds_left": [round(left.low), round(left.high)] if left else None,
             "moved_seconds_ago": round((now.now - moved).total_seconds()) if moved else None,
             "checkpoints": [one["step"] for one in run.get("checkpoints") or []],
             "restarts": len(metrics.gaps(now.records)),
         }
+
+    def _present(self, now: Progress) -> list[Record]:
+        """Return the records that say how it goes: those of the containers that run, or of an ended run.
+
+        What was recorded before a restart is no speed of now, and what stands still has none.
+        """
+        if self.state in ("Succeeded", "Failed"):
+            return now.records
+        started = [pod.started.timestamp() for pod in self.snapshot.pods if pod.started]
+        return metrics.since(now.records, max(started)) if started and self.state != "Suspended" else []
 
     def pods(self) -> list[Object]:
         """Return one row a pod."""
@@ -100,10 +114,19 @@ class Status:
         }
 
 
+def _silent(now: Progress, present: list[Record]) -> bool:
+    """Say whether no step has come for so long that the last ones tell nothing of the time that is left."""
+    last = present[-1] if present else None
+    if last is None or last.time is None:
+        return last is None
+    steps = [record.step_s for record in present[-50:] if record.step_s]
+    return now.now.timestamp() - last.time > max(SILENT, SILENT_STEPS * max(steps, default=0.0))
+
+
 def state_of(job: Object) -> str:
     """Return a job's state, `New` where the operator has not said anything."""
     conditions = (job.get("status") or {}).get("conditions") or []
-    true = {one["type"] for one in conditions if one["status"] == "True"}
+    true = {one["type"] for one in conditions if one.get("status") == "True"}
     return next((state for state in STATES if state in true), "New")
 
 
@@ -147,12 +170,15 @@ def _training(now: Object) -> str:
     if now["step"] is not None:
         parts.append(f"step {now['step']}{'/' + str(now['steps']) if now['steps'] else ''}")
     if now["loss"] is not None:
-        parts.append(f"loss {now['loss']:.3f}")
+        parts.append(f"loss {float(now['loss']):.3f}")
     if now["tokens_per_s"]:
-        parts.append(f"{now['tokens_per_s']:,.0f} tokens/s")
+        parts.append(f"{float(now['tokens_per_s']):,.0f} tokens/s")
     if now["samples_per_s"]:
-        parts.append(f"{now['samples_per_s']:,.2f} samples/s")
-    parts.append(f"MFU {now['mfu']:.1%}" if now["mfu"] else "MFU unknown")
+        parts.append(f"{float(now['samples_per_s']):,.2f} samples/s")
+    if now["mfu"]:
+        parts.append(f"MFU {float(now['mfu']):.1%}")
+    elif now["step"] is not None:
+        parts.append("MFU unknown")
     if now["seconds_left"] and now["step"] != now["steps"]:
         low, high = now["seconds_left"]
         parts.append(f"{duration(low)} to {duration(high)} left")

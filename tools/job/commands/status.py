@@ -20,9 +20,10 @@ import time
 import click
 
 from tools import output
+from tools.errors import UserError
 from tools.job import collect, find, options
 from tools.job.status import Status, lines
-from tools.kubectl import Kubectl
+from tools.kubectl import CANNOT_SEE, Kubectl
 
 EVERY = 5.0  # seconds between two looks
 
@@ -38,7 +39,13 @@ def command(kubectl: Kubectl, job: str | None, watch: bool, as_json: bool) -> No
     _show(status, as_json)
     while watch and status.state not in ("Succeeded", "Failed"):
         time.sleep(EVERY)
-        before, status = status, Status(collect.collect(kubectl, name))
+        try:
+            before, status = status, Status(collect.collect(kubectl, name))
+        except UserError as problem:
+            if problem.code != CANNOT_SEE:
+                raise
+            output.note(f"not seen this time: {problem.message}")
+            continue
         if _changed(before, status):
             _show(status, as_json)
     if status.state == "Failed":
