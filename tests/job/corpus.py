@@ -40,6 +40,11 @@ def situation(cause: str, cell: str = CPU) -> Callable[[Plant], Plant]:
     return add
 
 
+def planted(name: str, cause: str, plant: Plant, cell: str = CPU) -> None:
+    """Add a row of a table to the corpus."""
+    SITUATIONS.append(Situation(name, cell, cause, plant))
+
+
 STEP = "step  {n}/400  loss 3.000  lr 1.00e-03  900 tokens/s  MFU unknown  1.0 GiB  ETA 1:00"
 TORCHRUN = (
     "E1121 11:59:00.000000 17 torch/distributed/elastic/multiprocessing/api.py:882] failed (exitcode: 1) local_rank: 0",

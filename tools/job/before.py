@@ -103,22 +103,31 @@ def refused(snapshot: Snapshot) -> Iterator[Cause]:
     """The API server refuses the pods that the operator asks for."""
     if is_over(snapshot) or len(snapshot.pods) >= snapshot.replicas:
         return
-    yield from quota(snapshot)
-    events = [
-        event
-        for event in snapshot.events("PyTorchJob", snapshot.name)
-        if event.get("reason") in FAILED_TO_CREATE and event.get("type") == "Warning"
-    ]
+    computed = list(quota(snapshot))
+    yield from computed
+    events = [event for event in snapshot.events("PyTorchJob", snapshot.name) if _still(snapshot, event)]
     if not events:
         return
     message = str(events[-1].get("message", ""))
     kind, summary = _refusal(message)
-    if kind != "quota":
+    if kind != "quota" or not computed:
         yield Cause(kind, Layer.JOB, summary, [short(f"event: {message}")], at=event_time(events[-1]))
 
 
+def _still(snapshot: Snapshot, event: Object) -> bool:
+    """Say whether an event tells of a pod that is refused and was not made since.
+
+    A pod of the same name that is still going is no refusal.
+    """
+    refusal = event.get("reason") in FAILED_TO_CREATE and event.get("type") == "Warning"
+    at = event_time(event)
+    made = max((pod.created for pod in snapshot.pods if pod.created), default=None)
+    since = at is not None and made is not None and made > at
+    return refusal and not since and "already exists" not in str(event.get("message"))
+
+
 REFUSALS = (
-    (r"exceeded quota|quota", "quota", "the namespace's quota is used up"),
+    (r"exceeded quota", "quota", "the namespace's quota is used up"),
     (r"violates PodSecurity", "pod-security", "the namespace's Pod Security level refuses the pod"),
     (r"failed calling webhook|webhook.*(?:connection refused|deadline exceeded|no endpoints)", "webhook",
      "an admission webhook does not answer"),
@@ -141,6 +150,9 @@ def quota(snapshot: Snapshot) -> Iterator[Cause]:
     wanted = _wanted(snapshot)
     for item in snapshot.of("ResourceQuota"):
         status = item.get("status") or {}
+        limits = item.get("spec") or {}
+        if limits.get("scopes") or limits.get("scopeSelector"):
+            continue  # of which pods it counts, only the API server's own words tell
         hard, used = status.get("hard") or {}, status.get("used") or {}
         for key, most in sorted(hard.items()):
             need = wanted.get(key)

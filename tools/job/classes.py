@@ -63,7 +63,9 @@ def kind_of(code: int, accelerated: bool) -> str | None:
 
 def layer_of(kind: str) -> Layer:
     """Return how far up the chain of consequences a kind of failure stands."""
-    return Layer.VICTIM if kind in signs.VICTIMS and kind != "drained" else Layer.FAILED
+    # The name of a pod that does not run does not resolve: what keeps it from running is the cause.
+    victim = kind == "rendezvous-dns" or (kind in signs.VICTIMS and kind != "drained")
+    return Layer.VICTIM if victim else Layer.FAILED
 
 
 def what(kind: str, who: str) -> str:

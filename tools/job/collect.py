@@ -186,18 +186,22 @@ def _references(
 
 def _logs(kubectl: Kubectl, pods: list[JobPod], unseen: dict[str, str]) -> list[Log]:
     """Return the ends of the pods' logs; of a large job those of the pods that have failed, and the first."""
-    chosen = sorted(pods, key=lambda pod: (not (pod.restarts or pod.end), pod.index))[:LOGS]
+    chosen = sorted(pods, key=lambda pod: (not (pod.restarts or pod.end or pod.broken_init), pod.index))[
+        :LOGS
+    ]
     wanted = [
         (pod, which)
         for pod in chosen
         for which in (CURRENT, PREVIOUS)
-        if (which is CURRENT and (pod.running or pod.end)) or (which is PREVIOUS and pod.restarts)
+        if (which is CURRENT and (pod.running or pod.end or pod.broken_init))
+        or (which is PREVIOUS and pod.restarts)
     ]
     found: list[Log] = []
 
     def read(one: tuple[JobPod, str]) -> None:
         pod, which = one
-        words = ["logs", pod.name, f"--container={container_name(pod)}", f"--tail={TAIL}", "--timestamps"]
+        container = pod.broken_init[0] if pod.broken_init else container_name(pod)
+        words = ["logs", pod.name, f"--container={container}", f"--tail={TAIL}", "--timestamps"]
         done = kubectl.run(*words, *(["--previous"] if which is PREVIOUS else []))
         if done.returncode == 0:
             found.append(Log(pod.name, which, done.stdout))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,12 +15,14 @@ from tools.job.classes import layer_of, what
 from tools.job.placement import requests
 from tools.job.pod import End, JobPod
 from tools.job.progress import last_moved
-from tools.job.snapshot import CURRENT, PREVIOUS, Snapshot
+from tools.job.snapshot import CURRENT, PREVIOUS, Snapshot, event_time
 from tools.job.times import epoch, moment
 from training.failure import Failure
 from training.failure import cause as first_of
 
 Object = dict[str, Any]
+WAITS_FOR_MASTER = "init-pytorch"  # of the operator: it ends when the master's name does not resolve
+PROBE_LAG = 120.0  # seconds between a kubelet's word and the end of the container, its grace included
 METRICS_LAG = 5.0  # seconds that a step's metrics may be written after its end
 DISRUPTIONS = {
     "PreemptionByScheduler": ("preempted", "a pod of higher priority took its place"),
@@ -38,6 +41,13 @@ class Failed:
     pod: JobPod
     end: End | None
     which: str  # CURRENT | PREVIOUS
+    init: str = ""  # the init container that has failed, empty where it is the training one
+
+    @property
+    def where(self) -> str:
+        """Return the pod, with the container where it is not the training one, and the node."""
+        inside = f", init container {self.init}," if self.init else ""
+        return f"{self.pod.short}{inside} on {self.pod.node}"
 
 
 def failures(snapshot: Snapshot) -> Iterator[Cause]:
@@ -49,6 +59,8 @@ def failures(snapshot: Snapshot) -> Iterator[Cause]:
     found = [_from_record(record) for record in [first_of(records)] if record]
     for one in failed:
         told = _from_status(one) or _from_log(snapshot, one) or _from_code(snapshot, one)
+        if told is None or told.kind in ("drained", "killed", "crash"):
+            told = _from_probe(snapshot, one) or told
         found += [told] if told else []
     yield from classes.first_of_each(found)
 
@@ -59,7 +71,9 @@ def failed_pods(snapshot: Snapshot) -> list[Failed]:
     found = []
     for pod in snapshot.pods:
         end = pod.end
-        if pod.phase == "Failed" or (pod.ended_for_good and end and end.code != 0):
+        if broken := pod.broken_init:
+            found.append(Failed(pod, broken[1], CURRENT, broken[0]))
+        elif pod.phase == "Failed" or (pod.ended_for_good and end and end.code != 0):
             found.append(Failed(pod, end, CURRENT))
         elif pod.waiting[0] == "CrashLoopBackOff" or (pod.restarts and end and _not_since(end, pod, moved)):
             found.append(Failed(pod, end, PREVIOUS if pod.restarts else CURRENT))
@@ -71,7 +85,8 @@ def _not_since(end: End, pod: JobPod, moved: datetime | None) -> bool:
     if end.code == 0 or end.at is None:
         return False
     if pod.running:
-        return pod.restarts > 1 and (moved is None or moved <= end.at)
+        trained = end.began is not None and moved is not None and moved >= end.began
+        return pod.restarts > 1 and not trained and (moved is None or moved <= end.at)
     return moved is None or moved <= end.at
 
 
@@ -129,13 +144,15 @@ def _from_status(failed: Failed) -> Cause | None:
     pod, end = failed.pod, failed.end
     at = end.at if end else None
     if end and end.reason == "OOMKilled":
-        limit = ((pod.container_spec.get("resources") or {}).get("limits") or {}).get("memory", "no limit")
-        evidence = [f"{pod.short} on {pod.node}: OOMKilled, exit code {end.code}, memory limit {limit}"]
+        evidence = [f"{failed.where}: OOMKilled, exit code {end.code}, memory limit {_memory_limit(failed)}"]
         return Cause("oom-host", Layer.FAILED, what("oom-host", pod.short), evidence, pod.name, at=at)
-    if end and end.reason == "StartError":
+    if end and end.reason in ("StartError", "ContainerCannotRun"):
         kind = starting.start_error(end.message)
-        evidence = [short(f"{pod.short} on {pod.node}: StartError, exit code {end.code}: {end.message}")]
+        evidence = [short(f"{failed.where}: {end.reason}, exit code {end.code}: {end.message}")]
         return Cause(kind, layer_of(kind), what(kind, pod.short), evidence, pod.name, at=at)
+    if end and end.reason == "ContainerStatusUnknown":
+        evidence = [short(f"{failed.where}: {end.reason}: {end.message}")]
+        return Cause("node-lost", Layer.FAILED, f"{pod.short}: its node lost it", evidence, pod.name, at=at)
     disruption = pod.condition("DisruptionTarget")
     if disruption and disruption.get("status") == "True":
         kind, summary = DISRUPTIONS.get(str(disruption.get("reason")), ("drained", "it was disrupted"))
@@ -149,7 +166,7 @@ def _from_status(failed: Failed) -> Cause | None:
     if reason == "Evicted":
         summary = f"{pod.short} was evicted by its node"
         return Cause("evicted", Layer.FAILED, summary, evidence, pod.name, at=at)
-    if reason in ("UnexpectedAdmissionError", "NodeAffinity") or reason.startswith("OutOf"):
+    if reason == "UnexpectedAdmissionError" or re.match(r"OutOf|\w*Affinity", reason):
         summary = f"the node {pod.node} refused {pod.short}"
         return Cause("node-refused", Layer.FAILED, summary, evidence, pod.name, at=at)
     if reason in ("NodeLost", "NodeShutdown", "Terminated", "Shutdown"):
@@ -171,7 +188,7 @@ def _from_log(snapshot: Snapshot, failed: Failed) -> Cause | None:
     at = found.line.time or (end.at if end else None)
     code = f", exit code {end.code}" if end else ""
     evidence = [
-        short(f"{pod.short} on {pod.node}: {found.line.text.strip()}"),
+        short(f"{failed.where}: {found.line.text.strip()}"),
         f"from the pod's {source}{code}",
     ]
     kind = found.kind
@@ -191,13 +208,34 @@ def _from_code(snapshot: Snapshot, failed: Failed) -> Cause | None:
     kind = kind or ("command" if end.code in (126, 127) else "crash")
     if "exec format error" in end.message:
         kind = "image-architecture"
+    if failed.init == WAITS_FOR_MASTER:
+        kind = "rendezvous-dns"
     lines = [line for line in snapshot.log(pod.name, failed.which).splitlines() if line.strip()]
     last = f", last line: {lines[-1].strip()}" if lines else ", its log is empty or was not seen"
-    evidence = [short(f"{pod.short} on {pod.node}: exit code {end.code} {end.reason}{last} {end.message}")]
+    evidence = [short(f"{failed.where}: exit code {end.code} {end.reason}{last} {end.message}")]
     summary = what(kind, pod.short) if kind != "crash" else f"{pod.short} failed with code {end.code}"
     # An exit code without a class may be anything's consequence.
     layer = Layer.VICTIM if kind == "crash" else layer_of(kind)
     return Cause(kind, layer, summary, evidence, pod.name, at=end.at)
+
+
+def _from_probe(snapshot: Snapshot, failed: Failed) -> Cause | None:
+    """Return that the kubelet has ended a container for its liveness probe, where its events say so."""
+    at = failed.end.at if failed.end else None
+    for event in snapshot.events("Pod", failed.pod.name)[::-1]:
+        said, when = str(event.get("message", "")), event_time(event)
+        near = at is None or when is None or abs((at - when).total_seconds()) < PROBE_LAG
+        if event.get("reason") == "Killing" and "failed liveness probe" in said and near:
+            summary = f"{failed.pod.short}: its liveness probe failed, and the kubelet ended it"
+            evidence = [short(f"{failed.where}: {said}")]
+            return Cause("killed", Layer.FAILED, summary, evidence, failed.pod.name, at=at)
+    return None
+
+
+def _memory_limit(failed: Failed) -> str:
+    named = (one for one in failed.pod.spec.get("initContainers") or [] if one.get("name") == failed.init)
+    container = next(named, {}) if failed.init else failed.pod.container_spec
+    return str(((container.get("resources") or {}).get("limits") or {}).get("memory", "no limit"))
 
 
 def accelerators(spec: Object) -> int:

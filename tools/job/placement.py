@@ -18,6 +18,11 @@ from tools.preflight.amounts import amount, plain
 Object = dict[str, Any]
 HOST_LABEL = "kubernetes.io/hostname"
 CORDON = "node.kubernetes.io/unschedulable"
+# Taints that a node has until it can be used, or while it does not answer.
+NOT_READY = (
+    *(f"node.kubernetes.io/{one}" for one in ("not-ready", "unreachable", "network-unavailable")),
+    "node.cloudprovider.kubernetes.io/uninitialized",
+)
 # What a device is called by people.
 NAMES = {NVIDIA: "GPUs", EFA: "EFA interfaces", NEURON: "Neuron devices", "cpu": "CPUs", "memory": "memory"}
 # A pod that needs a device is short of the device first: the order in which a shortage is named.
@@ -296,7 +301,7 @@ def _by_taints(spec: Object, node: Object) -> Iterable[Obstacle]:
         value = f"={taint['value']}" if taint.get("value") else ""
         text = f"taint {taint['key']}{value}:{taint.get('effect')}"
         kinds = {CORDON: ("cordoned", "is cordoned")}
-        if taint["key"] in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
+        if taint["key"] in NOT_READY:
             kinds[taint["key"]] = ("not ready", "is not ready")
         kind, fact = kinds.get(taint["key"], ("taint", text))
         yield Obstacle(kind, fact)

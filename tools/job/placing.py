@@ -20,6 +20,10 @@ Object = dict[str, Any]
 SHOWN_NODES = 4
 GANG_SCHEDULERS = ("volcano", "scheduler-plugins-scheduler", "kai-scheduler", "yunikorn")
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
+COMING = 900.0  # seconds that a node on its way, or a volume that is being made, may take
+# What autoscalers say of a pod: cluster-autoscaler, Karpenter.
+PROMISES, REFUSAL = ("TriggeredScaleUp", "Nominated"), "NotTriggerScaleUp"
+PROVISIONING = ("Provisioning", "ExternalProvisioning")
 
 
 def waiting(snapshot: Snapshot) -> list[JobPod]:
@@ -69,13 +73,36 @@ def _unbound(snapshot: Snapshot, pod: JobPod, claim: Object) -> Iterator[Cause]:
     elif snapshot.saw("StorageClass") and wanted and wanted not in classes:
         has = ", ".join(sorted(classes)) or "none"
         fact = f"claim {name} asks for storage class {wanted}, which does not exist; there are: {has}"
-    elif classes.get(wanted or "", {}).get("volumeBindingMode") == "WaitForFirstConsumer" and not said:
+    elif not said and (_binds_later(classes.get(wanted or "")) or being_made(snapshot, name)):
         return
     else:
         fact = f"claim {name} of class {wanted or 'none'} is Pending"
     summary = f"the claim {name} has no volume"
     at = event_time(events[-1]) if events else None
     yield Cause("claim-pending", Layer.BLOCKED, summary, [fact, *said], pod.name, at=at)
+
+
+def _binds_later(kind: Object | None) -> bool:
+    return (kind or {}).get("volumeBindingMode") == "WaitForFirstConsumer"
+
+
+def being_made(snapshot: Snapshot, claim: str) -> bool:
+    """Say whether a provisioner is at work on the volume of a claim."""
+    events = snapshot.events("PersistentVolumeClaim", claim)[-1:]
+    ages = [snapshot.age(event_time(one)) for one in events if one.get("reason") in PROVISIONING]
+    return any(age is not None and age < COMING for age in ages)
+
+
+def promised(snapshot: Snapshot, pod: JobPod) -> str | None:
+    """Return what brings the pod a node soon: a machine that is being started, or pods that make room."""
+    name = pod.status.get("nominatedNodeName")
+    if name and (snapshot.age(pod.created) or 0.0) < COMING:
+        return f"{pod.short} gets its place on {name}: pods of lower priority are being ended"
+    said = [one for one in snapshot.events("Pod", pod.name) if one.get("reason") in (*PROMISES, REFUSAL)]
+    age = snapshot.age(event_time(said[-1])) if said else None
+    if age is None or age >= COMING or said[-1]["reason"] == REFUSAL:
+        return None
+    return short(f"{pod.short}: a node is being started since {duration(age)}: {said[-1].get('message', '')}")
 
 
 def claim_names(pod: JobPod) -> list[str]:
@@ -124,7 +151,7 @@ def unschedulable(snapshot: Snapshot) -> Iterator[Cause]:
         return
     for pod in pods:
         fit = nodes.fit(pod.item, bound_volumes(snapshot, pod))
-        if not fit.open:
+        if not fit.open and promised(snapshot, pod) is None:
             yield _cause(snapshot, nodes, pod, fit, len(pods))
             return
     if len(pods) > 1 and is_gang(snapshot, pods[0]):
@@ -182,6 +209,8 @@ def _cause(snapshot: Snapshot, nodes: Nodes, pod: JobPod, fit: Fit, number: int)
     facts += [f"and {rest} more nodes alike"] if rest > 0 else []
     others = len(fit.obstacles) - len(nearest)
     facts += [f"{count(others, 'other node')} would not do: {_others(fit, nearest)}"] if others else []
+    said = [one for one in snapshot.events("Pod", pod.name) if one.get("reason") == REFUSAL]
+    facts += [short(f"autoscaler: {one.get('message', '')}") for one in said[-1:]]
     summary, advice = _words(kind, nearest, pod)
     return Cause(
         f"unschedulable/{kind}", Layer.BLOCKED, f"{waits}: {summary}", facts, pod.name,

@@ -15,12 +15,13 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class End:
-    """How a container ended: `at` is when, `reason` what the kubelet calls it."""
+    """How a container ended: it ran from `began` to `at`, `reason` is what the kubelet calls it."""
 
     code: int
     reason: str
     message: str
     at: datetime | None
+    began: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -116,48 +117,79 @@ class JobPod:
 
     @property
     def waiting(self) -> tuple[str, str]:
-        """Return reason and message of a container that waits, init containers first; else empty texts."""
-        statuses = [
-            *(self.status.get("initContainerStatuses") or []),
-            *(self.status.get("containerStatuses") or []),
-        ]
-        for status in statuses:
+        """Return reason and message of the container that waits, init containers first; else empty texts.
+
+        A container that runs beside the training one, and waits, keeps nobody from training.
+        """
+        for status in (*self._inits, self.container):
             waits = (status.get("state") or {}).get("waiting")
             if waits and waits.get("reason") not in (None, "PodInitializing"):
                 return str(waits.get("reason") or ""), str(waits.get("message") or "")
         return "", ""
 
     @property
+    def _inits(self) -> list[Object]:
+        return self.status.get("initContainerStatuses") or []
+
+    @property
+    def broken_init(self) -> tuple[str, End] | None:
+        """Return name and end of the init container that fails and keeps the others from starting."""
+        for status in self._inits:
+            end = _ended(status, "state") or _ended(status, "lastState")
+            if end and end.code != 0 and "running" not in (status.get("state") or {}):
+                return str(status["name"]), end
+        return None
+
+    @property
+    def running_init(self) -> tuple[str, datetime | None] | None:
+        """Return name and start of the init container that runs now, and that the training one waits for."""
+        for status in self._inits:
+            running = (status.get("state") or {}).get("running")
+            if running is not None and self.phase == "Pending":
+                return str(status["name"]), moment(running.get("startedAt"))
+        return None
+
+    @property
     def end(self) -> End | None:
         """Return how the training container ended, the current one or the one before a restart."""
-        return self._ended("state") or self._ended("lastState")
+        return _ended(self.container, "state") or _ended(self.container, "lastState")
 
     @property
     def ended_for_good(self) -> bool:
         """Say whether the current container has ended and no other runs in the pod."""
-        return self._ended("state") is not None
+        return _ended(self.container, "state") is not None
 
     @property
     def done(self) -> bool:
         """Say whether the training container has ended well."""
-        end = self._ended("state")
+        end = _ended(self.container, "state")
         return end is not None and end.code == 0
 
-    def _ended(self, which: str) -> End | None:
-        ended = (self.container.get(which) or {}).get("terminated")
-        if not ended:
-            return None
-        return End(
-            int(ended.get("exitCode") or 0),
-            str(ended.get("reason") or ""),
-            str(ended.get("message") or ""),
-            moment(ended.get("finishedAt")),
-        )
+    @property
+    def placed(self) -> datetime | None:
+        """Return since when the pod has its node, or else since when it is there."""
+        found = self.condition("PodScheduled") or {}
+        placed = moment(found.get("lastTransitionTime")) if found.get("status") == "True" else None
+        return placed or self.created
 
     def condition(self, kind: str) -> Object | None:
         """Return the pod's condition of a type, whatever its status."""
         found = self.status.get("conditions") or []
         return next((one for one in found if one["type"] == kind), None)
+
+
+def _ended(container: Object, which: str) -> End | None:
+    """Return the end that a container's `state` or `lastState` tells of."""
+    ended = (container.get(which) or {}).get("terminated")
+    if not ended:
+        return None
+    return End(
+        int(ended.get("exitCode") or 0),
+        str(ended.get("reason") or ""),
+        str(ended.get("message") or ""),
+        moment(ended.get("finishedAt")),
+        moment(ended.get("startedAt")),
+    )
 
 
 def _named(containers: list[Object]) -> Object:

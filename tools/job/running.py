@@ -31,14 +31,20 @@ def lost_nodes(snapshot: Snapshot) -> Iterator[Cause]:
             yield Cause("node-lost", Layer.FAILED, f"the node of {pod.short} is gone", evidence, pod.name)
             return
         ready = _condition(node or {}, "Ready")
-        if ready and ready.get("status") != "True":
-            at = moment(ready.get("lastTransitionTime"))
+        at = moment((ready or {}).get("lastTransitionTime"))
+        if ready and ready.get("status") != "True" and not _heard_since(snapshot, pod, at):
             evidence = [
                 short(f"{pod.short} is on {pod.node}: Ready is {ready['status']}: {ready.get('message', '')}")
             ]
             summary = f"the node of {pod.short} does not answer"
             yield Cause("node-lost", Layer.FAILED, summary, evidence, pod.name, at=at)
             return
+
+
+def _heard_since(snapshot: Snapshot, pod: JobPod, at: datetime | None) -> bool:
+    """Say whether the pod's ranks were heard of since its node's kubelet went silent: the node is there."""
+    beats = [beat for beat in progress.of(snapshot).beats if beat.host == pod.name]
+    return at is not None and bool(beats) and all(epoch(beat.time) > at for beat in beats)
 
 
 # What agents of EKS (node monitoring agent) and HyperPod say of a node whose card or network is not well.
@@ -94,40 +100,50 @@ def network(snapshot: Snapshot) -> Iterator[Cause]:
         evidence = [f"{len(snapshot.pods)} pods, Services: {_names(snapshot, 'Service')}"]
         yield Cause("service-missing", Layer.BLOCKED, summary, evidence, first.name)
         return
-    for policy in snapshot.of("NetworkPolicy"):
-        if _keeps_apart(policy, first):
-            name = policy["metadata"]["name"]
-            others = [other for other in snapshot.of("NetworkPolicy") if lets_in(other, first)]
-            if not others:
-                summary = f"the NetworkPolicy {name} keeps the job's pods from each other"
-                evidence = [f"it selects {first.name}, and no rule of any policy lets its own job's pods in"]
-                yield Cause("network-policy", Layer.BLOCKED, summary, evidence, first.name)
-                return
+    policies = snapshot.of("NetworkPolicy")
+    for way, lets, verb in (("Ingress", lets_in, "in"), ("Egress", lets_out, "out to each other")):
+        if any(lets(policy, first) for policy in policies):
+            continue
+        for policy in (one for one in policies if _applies(one, first, way)):
+            summary = f"the NetworkPolicy {policy['metadata']['name']} keeps the job's pods from each other"
+            evidence = [f"it selects {first.name}, and no rule of any policy lets its own job's pods {verb}"]
+            yield Cause("network-policy", Layer.BLOCKED, summary, evidence, first.name)
+            return
 
 
 def _names(snapshot: Snapshot, kind: str) -> str:
     return ", ".join(item["metadata"]["name"] for item in snapshot.of(kind)[:4]) or "none"
 
 
-def _keeps_apart(policy: Object, pod: JobPod) -> bool:
+def _applies(policy: Object, pod: JobPod, way: str) -> bool:
+    """Say whether a policy limits the pod's traffic of a way: without a word it limits what comes in."""
     spec = policy.get("spec") or {}
-    types = spec.get("policyTypes") or ["Ingress"]
-    return "Ingress" in types and selects(spec.get("podSelector"), pod.labels) and not lets_in(policy, pod)
+    types = spec.get("policyTypes") or ["Ingress", *(["Egress"] if spec.get("egress") else [])]
+    return way in types and selects(spec.get("podSelector"), pod.labels)
 
 
 def lets_in(policy: Object, pod: JobPod) -> bool:
     """Say whether a policy lets pods with this pod's own labels reach it on its rendezvous port."""
+    return _lets(policy, pod, "ingress", "from")
+
+
+def lets_out(policy: Object, pod: JobPod) -> bool:
+    """Say whether a policy lets the pod reach pods with its own labels on the rendezvous port."""
+    return _lets(policy, pod, "egress", "to")
+
+
+def _lets(policy: Object, pod: JobPod, way: str, peers: str) -> bool:
     spec = policy.get("spec") or {}
     if not selects(spec.get("podSelector"), pod.labels):
         return False
-    peer = {key: value for key, value in pod.labels.items() if key != f"{LABEL}replica-index"}
-    for rule in spec.get("ingress") or []:
-        sources = rule.get("from")
-        from_here = not sources or any(
-            "ipBlock" in one or (selects(one["podSelector"], peer) if "podSelector" in one else True)
-            for one in sources
+    own = {key: value for key, value in pod.labels.items() if key != f"{LABEL}replica-index"}
+    for rule in spec.get(way) or []:
+        named = rule.get(peers)
+        among = not named or any(
+            "ipBlock" in one or (selects(one["podSelector"], own) if "podSelector" in one else True)
+            for one in named
         )
-        if from_here and _port_allowed(rule.get("ports"), pod):
+        if among and _port_allowed(rule.get("ports"), pod):
             return True
     return False
 

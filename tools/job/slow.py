@@ -19,6 +19,7 @@ RECENT = 20  # steps that say how it goes now
 STRAGGLES = 1.25  # times the others' median before the exchange
 SHARE = 0.1  # of a step's time: less than that is not worth a word
 LOST = 3  # steps in a row without a finite loss
+NO_GRADIENT = 10  # steps in a row without a gradient: a loss scale that is being found takes fewer
 # Of the accelerators' peak. torchtitan's own page has 40 % for 8B on H100s, the FSDP example of
 # awsome-distributed-ai comes to 5 % on the same machines with nothing broken.
 LOW_USE = 0.1
@@ -65,11 +66,18 @@ def data_wait(snapshot: Snapshot) -> Iterator[Cause]:
 def not_finite(snapshot: Snapshot) -> Iterator[Cause]:
     """The loss is no number any more, and the trainer goes on."""
     losses = [record for record in _recent(snapshot) if record.loss is not None]
-    if len(losses) < LOST or any(math.isfinite(record.loss or 0.0) for record in losses[-LOST:]):
+    if len(losses) >= LOST and not any(math.isfinite(record.loss or 0.0) for record in losses[-LOST:]):
+        evidence = [f"step {record.step}: loss {record.loss}" for record in losses[-LOST:]]
+        summary = "the loss is not finite any more, and the run goes on"
+        yield Cause("nan", Layer.FAILED, summary, evidence)
         return
-    evidence = [f"step {record.step}: loss {record.loss}" for record in losses[-LOST:]]
-    summary = "the loss is not finite any more, and the run goes on"
-    yield Cause("nan", Layer.FAILED, summary, evidence)
+    last = losses[-NO_GRADIENT:]
+    if len(last) == NO_GRADIENT and all(math.isnan(record.grad_norm or 0.0) for record in last):
+        evidence = [
+            f"step {one.step}: loss {one.loss}, gradient norm {one.grad_norm}" for one in last[-LOST:]
+        ]
+        summary = "the gradients are not numbers any more, and the run goes on"
+        yield Cause("nan", Layer.FAILED, summary, evidence)
 
 
 def low_use(snapshot: Snapshot) -> Iterator[Cause]:

@@ -19,7 +19,9 @@ PULL_REASONS = (
 # A kubelet may ask for what a new pod mounts before the API server's authoriser, or its own cache, knows of
 # the pod: it asks again after ten to fifteen seconds, and gets it.
 PASSING = re.compile(r"no relationship found between node|object \S+ not registered|failed to sync \w+ cache")
-PASSES = 30.0
+# So does much of what a new pod or a new node meets: a driver that registers, an address that is attached.
+PASSES = 30.0  # seconds that a pod has been on its node
+TRIES = 4  # within those seconds
 # What registries and container runtimes answer, from the special to the general.
 PULL_ANSWERS = (
     (
@@ -35,12 +37,13 @@ PULL_ANSWERS = (
     (
         "image-auth",
         r"(?i)unauthorized|authentication required|access denied|403 forbidden|no basic auth"
-        r"|authorization failed|denied: |requires? 'docker login'|insufficient_scope",
+        r"|authorization failed|denied: |requires? 'docker login'|insufficient_scope|402 payment required"
+        r"|is not authorized to perform",
         "the registry does not let the node have the image: it is private, or not there",
     ),
     (
         "image-registry",
-        r"(?i)no such host|i/o timeout|connection refused|dial tcp|tls|x509|deadline exceeded|EOF$"
+        r"(?i)no such host|i/o timeout|connection refused|dial tcp|\btls\b|x509|deadline exceeded|EOF$"
         r"|no route to host|temporary failure in name resolution|server gave HTTP response"
         r"|5\d\d (?:internal|bad|service)",
         "the registry is not reached from the node",
@@ -164,15 +167,27 @@ def needed(spec: Object) -> Iterator[tuple[str, str, str | None, str]]:
 
 
 CONFIG_ERRORS = (
-    ("config-missing", r"(?i)configmaps? \"([^\"]+)\" not found|couldn't find key .* in ConfigMap"),
-    ("secret-missing", r"(?i)secrets? \"([^\"]+)\" not found|couldn't find key .* in Secret"),
+    (
+        "config-missing",
+        r"(?i)configmaps? \"([^\"]+)\" not found|couldn't find key .* in ConfigMap|non-existent config key",
+    ),
+    (
+        "secret-missing",
+        r"(?i)secrets? \"([^\"]+)\" not found|couldn't find key .* in Secret|non-existent secret key",
+    ),
     ("run-as-root", r"(?i)runAsNonRoot|run as root|cannot verify user is non-root"),
+    ("volume", r"(?i)subPath"),
 )
 RUN_ERRORS = (
     ("image-architecture", r"(?i)exec format error"),
+    ("image-accelerator", r"unsatisfied condition: (?:cuda|driver|brand|arch)"),
+    ("device", r"(?i)nvidia-container-cli|CDI devices|nvml error"),
+    ("storage-full", r"(?i)no space left on device"),
+    ("volume", r"(?i)error mounting|subPath"),
     (
         "command",
-        r"(?i)executable file not found|no such file or directory|permission denied|not found in \$PATH",
+        r"(?i)executable file not found|no such file or directory|permission denied|not found in \$PATH"
+        r"|no command specified",
     ),
     ("oom-host", r"(?i)cannot allocate memory|memory limit"),
     ("run-as-root", r"(?i)unable to find user|runAsNonRoot"),
@@ -210,7 +225,7 @@ def mounts(snapshot: Snapshot) -> Iterator[Cause]:
                 break  # something went on since
             at = event_time(event)
             evidence = [short(f"{pod.short} on {pod.node}: {reason}: {message}")]
-            if PASSING.search(message) and (snapshot.age(at) or 0.0) < PASSES:
+            if _passes(snapshot, pod, event):
                 break
             if reason in ("FailedMount", "FailedAttachVolume", "FailedMapVolume"):
                 kind = next(
@@ -222,3 +237,12 @@ def mounts(snapshot: Snapshot) -> Iterator[Cause]:
                 summary = "the node's network plugin gives the pod no network"
                 yield Cause("pod-network", Layer.BLOCKED, summary, evidence, pod.name, at=at)
                 return
+
+
+def _passes(snapshot: Snapshot, pod: JobPod, event: Object) -> bool:
+    """Say whether what a kubelet has complained of may pass by itself: the pod is new, and it asks again."""
+    if (snapshot.age(pod.placed) or PASSES) >= PASSES:
+        return False
+    alike = (one for one in snapshot.events("Pod", pod.name) if one.get("reason") == event.get("reason"))
+    tries = sum(int(one.get("count") or 1) for one in alike)
+    return tries < TRIES or PASSING.search(str(event.get("message"))) is not None

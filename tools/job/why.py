@@ -10,6 +10,7 @@ from typing import Any
 
 from tools.job import before, departed, failing, placing, progress, running, slow, starting
 from tools.job.cause import Cause, Rule
+from tools.job.pod import JobPod
 from tools.job.snapshot import Snapshot
 from tools.job.times import duration, moment
 from tools.output import count
@@ -96,8 +97,10 @@ def _healthy(snapshot: Snapshot) -> str | None:
         return None
     pods = snapshot.pods
     age = snapshot.age(moment(snapshot.job["metadata"].get("creationTimestamp"))) or 0.0
-    if len(pods) < snapshot.replicas:
-        return f"starting: {len(pods)} of {count(snapshot.replicas, 'pod')} made" if age < NEW else None
+    if len(pods) < snapshot.replicas and age < NEW:
+        return f"starting: {len(pods)} of {count(snapshot.replicas, 'pod')} made"
+    if len(pods) < snapshot.replicas and progress.of(snapshot).step is None:
+        return None
     waiting = [pod for pod in pods if not (pod.running or pod.done)]
     if waiting:
         return _starting(snapshot)
@@ -108,15 +111,38 @@ def _starting(snapshot: Snapshot) -> str | None:
     for pod in (pod for pod in snapshot.pods if not (pod.running or pod.done)):
         age = snapshot.age(pod.created) or 0.0
         if pod.deleted:
-            return f"{pod.short} is being deleted and will be made again"
+            return f"{pod.short} is being deleted and will be made again" if _going(snapshot, pod) else None
         if pod.node is None:
-            return f"{pod.short} waits for a node since {duration(age)}" if age < NEW else None
-        reasons = [event.get("reason") for event in snapshot.events("Pod", pod.name)]
+            return _placing(snapshot, pod, age)
+        if init := pod.running_init:
+            since = snapshot.age(init[1]) or 0.0
+            return (
+                f"{pod.short}: init container {init[0]} runs since {duration(since)}"
+                if since < PULL
+                else None
+            )
+        events = snapshot.events("Pod", pod.name)
+        reasons = [event.get("reason") for event in events if event.get("type") != "Warning"]
         if reasons and reasons[-1] == "Pulling" and age < PULL:
             return f"{pod.short}: its image is being pulled since {duration(age)}"
         if age < NEW:
             return f"{pod.short} is starting since {duration(age)}"
     return None
+
+
+def _placing(snapshot: Snapshot, pod: JobPod, age: float) -> str | None:
+    """Return what a pod without a node waits for, None where it waits too long."""
+    if coming := placing.promised(snapshot, pod):
+        return coming
+    making = [name for name in placing.claim_names(pod) if placing.being_made(snapshot, name)]
+    if making:
+        return f"{pod.short} waits for the volume of claim {making[0]}, which is being made"
+    return f"{pod.short} waits for a node since {duration(age)}" if age < NEW else None
+
+
+def _going(snapshot: Snapshot, pod: JobPod) -> bool:
+    """Say whether a pod that is being deleted has time left: deletionTimestamp has its grace in it."""
+    return (snapshot.age(moment(pod.item["metadata"]["deletionTimestamp"])) or 0.0) < NEW
 
 
 def _moving(snapshot: Snapshot) -> str | None:

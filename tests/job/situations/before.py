@@ -204,3 +204,25 @@ def service_name_is_too_long(world: World) -> None:
     world.pods = []
     message = 'Error creating: Service "x" is invalid: metadata.name: Invalid value: "x": must be no more than 63 characters'
     world.event("PyTorchJob", world.job["metadata"]["name"], "FailedCreateService", message)
+
+
+@situation("refused")
+def quota_wants_limits_to_be_named(world: World) -> None:
+    _refused(world, 'pods "x" is forbidden: failed quota: compute: must specify limits.cpu for: pytorch')
+
+
+@situation("quota")
+def quota_is_used_up_and_may_not_be_seen(world: World) -> None:
+    world.unseen["ResourceQuota"] = "forbidden"
+    _refused(
+        world,
+        'pods "x" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=8, used: 12, limited: 16',
+    )
+
+
+@situation("refused")
+def policy_that_has_quota_in_its_name(world: World) -> None:
+    _refused(
+        world,
+        'admission webhook "validation.gatekeeper.sh" denied the request: [gpu-quota-label] quota-owner is required',
+    )

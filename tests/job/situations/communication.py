@@ -127,3 +127,17 @@ def cluster_dns_is_down(world: World) -> None:
         world.crash_looping(
             index, 1, "socket.gaierror: [Errno -3] Temporary failure in name resolution", *TORCHRUN
         )
+
+
+@situation("network-policy")
+def policy_lets_nobody_out(world: World) -> None:
+    spec = {"podSelector": {}, "policyTypes": ["Egress"], "egress": []}
+    world.objects["NetworkPolicy"] = [{"metadata": {"name": "no-egress"}, "spec": spec}]
+    text = "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect"
+    world.crash_looping(1, 1, text)
+
+
+@situation("service-missing")
+def no_service_and_so_no_name(world: World) -> None:
+    world.objects["Service"] = []
+    world.crash_looping(1, 1, "socket.gaierror: [Errno -2] Name or service not known", *TORCHRUN)

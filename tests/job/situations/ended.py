@@ -154,3 +154,22 @@ def spot_node_was_taken_back(world: World) -> None:
     world.disrupted(2, "EvictionByEvictionAPI", "Eviction API: evicting")
     for index in (0, 1, 3):
         world.crash_looping(index, 1, PEER, *TORCHRUN)
+
+
+@situation("killed")
+def the_liveness_probe_has_failed(world: World) -> None:
+    """torchrun passes the kubelet's SIGTERM on: nobody has drained the node."""
+    world.crash_looping(
+        1,
+        1,
+        STEP.format(n=3),
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 1 got signal: 15",
+    )
+    message = "Container pytorch failed liveness probe, will be restarted"
+    world.event("Pod", world.name(1), "Killing", message, warning=False, seconds=65)
+
+
+@situation("node-lost", G5)
+def the_node_has_restarted_and_lost_the_container(world: World) -> None:
+    message = "The container could not be located when the pod was terminated"
+    world.crash_looping(1, 137, reason="ContainerStatusUnknown", message=message)

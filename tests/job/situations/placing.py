@@ -288,3 +288,11 @@ def one_zone_has_room_and_the_volume_is_in_the_other(world: World) -> None:
     expression = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["eu-west-1a"]}
     affinity = {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}
     world.objects["PersistentVolume"][0]["spec"]["nodeAffinity"] = affinity
+
+
+@situation("unschedulable/not ready", G5)
+def the_nodes_have_no_network_yet(world: World) -> None:
+    world.pending(*range(4))
+    for one in world.nodes:
+        taint = {"key": "node.kubernetes.io/network-unavailable", "effect": "NoSchedule"}
+        one["spec"]["taints"] = [taint]

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from tests.job.corpus import G5, P5, TOO_EARLY, situation
+from functools import partial
+
+from tests.job.corpus import G5, P5, TOO_EARLY, planted, situation
 from tests.job.world import World
 
 
@@ -255,3 +257,109 @@ def entrypoint_may_not_be_executed(world: World) -> None:
     message = 'failed to create containerd task: exec: "/opt/run.sh": permission denied: unknown'
     for index in (0, 1):
         world.waiting(index, "RunContainerError", message)
+
+
+@situation("config-missing")
+def key_is_missing_and_config_maps_are_not_seen(world: World) -> None:
+    world.unseen["ConfigMap"] = "forbidden"
+    world.only_created()
+    world.waiting(0, "ContainerCreating")
+    message = 'MountVolume.SetUp failed for volume "config" : references non-existent config key: model.yaml'
+    world.event("Pod", world.name(0), "FailedMount", message)
+
+
+# What registries and runtimes answer: name, cause, reason, message.
+ANSWERS = (
+    (
+        "ngc_wants_a_subscription", "image-auth", "ErrImagePull",
+        "unexpected status from HEAD request to https://nvcr.io/v2/nvidia/nemo/manifests/25.07: 402 Payment Required",
+    ),
+    (
+        "an_images_name_has_tls_in_it", "image-name", "ErrImagePull",
+        'failed to resolve reference "registry.example/ttls-trainer:1": registry.example/ttls-trainer:1: not found',
+    ),
+    (
+        "node_role_lacks_a_right", "image-auth", "ErrImagePull",
+        "User: arn:aws:sts::1:assumed-role/node is not authorized to perform: ecr:BatchGetImage on resource: x",
+    ),
+    (
+        "driver_is_too_old_for_the_image", "image-accelerator", "RunContainerError",
+        "OCI runtime create failed: error running prestart hook #0: nvidia-container-cli: requirement error:"
+        " unsatisfied condition: cuda>=12.8, please update your driver to a newer version",
+    ),
+    (
+        "driver_is_not_loaded", "device", "RunContainerError",
+        "OCI runtime create failed: nvidia-container-cli: initialization error: nvml error: driver not loaded",
+    ),
+    (
+        "card_is_not_known_to_the_runtime", "device", "CreateContainerError",
+        "failed to generate spec: failed to inject CDI devices: unresolvable CDI devices nvidia.com/gpu=0",
+    ),
+    (
+        "what_is_mounted_is_not_there", "volume", "RunContainerError",
+        'OCI runtime create failed: error mounting "/dev/infiniband" to rootfs: stat /dev/infiniband: no such file or directory',
+    ),
+    (
+        "sub_path_fails", "volume", "CreateContainerConfigError",
+        'failed to prepare subPath for volumeMount "shared" of container "pytorch"',
+    ),
+    (
+        "image_without_a_command", "command", "CreateContainerError",
+        "failed to generate container spec: failed to generate spec: no command specified",
+    ),
+    (
+        "no_room_for_the_container", "storage-full", "CreateContainerError",
+        "failed to prepare extraction snapshot: mkdir /var/lib/containerd/x: no space left on device",
+    ),
+)  # fmt: skip
+
+
+def _answered(world: World, reason: str, message: str) -> None:
+    _pull(world, message, reason)
+
+
+for name, cause, reason, message in ANSWERS:
+    planted(name, cause, partial(_answered, reason=reason, message=message))
+
+
+def _init(world: World, code: int, reason: str) -> None:
+    """An init container fails again and again."""
+    world.only_created()
+    ended = {"exitCode": code, "reason": reason, "finishedAt": "2026-11-21T11:59:00Z"}
+    waits = {"reason": "CrashLoopBackOff", "message": "back-off 40s restarting failed container=fetch"}
+    status = {"name": "fetch", "state": {"waiting": waits}, "lastState": {"terminated": ended}}
+    for index in range(len(world.pods)):
+        world.waiting(index, "PodInitializing")
+        world.pods[index]["status"]["initContainerStatuses"] = [status | {"restartCount": 4}]
+
+
+@situation("storage-full", G5)
+def an_init_container_fails(world: World) -> None:
+    _init(world, 1, "Error")
+    world.log(0, "cp: error writing '/scratch/x': No space left on device")
+
+
+@situation("oom-host", G5)
+def an_init_container_needs_more_memory(world: World) -> None:
+    _init(world, 137, "OOMKilled")
+
+
+@situation("command", G5)
+def an_init_container_has_no_such_program(world: World) -> None:
+    _init(world, 127, "Error")
+
+
+@situation("rendezvous-dns")
+def the_masters_name_never_resolves(world: World) -> None:
+    """The operator's own init container looks for it, and gives up."""
+    _init(world, 1, "Error")
+    for pod in world.pods:
+        pod["status"]["initContainerStatuses"][0]["name"] = "init-pytorch"
+
+
+@situation("node-refused", G5)
+def cards_and_processors_are_not_on_one_socket(world: World) -> None:
+    world.running(1)
+    message = "Resources cannot be allocated with Topology locality"
+    world.pods[1]["status"] |= {"phase": "Failed", "reason": "TopologyAffinityError", "message": message}
+    world.pods[1]["status"].pop("containerStatuses")
