@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -230,6 +231,78 @@ def test_cp_leaves_nothing_of_a_file_that_does_not_arrive(
     assert run(["job", "cp", JOB, "report.json", str(out)]) == 1
     assert "the stream was cut short, 1 times; 0 files are whole" in capsys.readouterr().err
     assert list(out.iterdir()) == []
+
+
+def test_cp_does_not_follow_links_out_of_the_run_directory(
+    world: NewWorld, cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = cluster(world())
+    for name in ("outside", "volume/sub"):
+        (home / name).mkdir()
+        (home / name / "file").write_text(name)
+    (home / "volume/out").symlink_to(home / "outside")
+    (home / "volume/in").symlink_to(home / "volume/sub")
+    (home / "volume/sub/out").symlink_to(home / "outside")
+    out = tmp_path / "here"
+    for path in ("out", "out/file"):
+        assert run(["job", "cp", JOB, path, str(out)]) == 1
+        assert f"{path}: a symbolic link that leads out of the run directory" in capsys.readouterr().err
+    assert not out.exists()
+    assert run(["job", "cp", JOB, "in/file", str(out)]) == 0, "control: one that stays inside"
+    assert run(["job", "cp", JOB, "sub", str(out)]) == 0
+    lines = (out / "SHA256SUMS").read_text().splitlines()
+    assert [line.split("  ")[1] for line in lines] == ["in/file", "sub/file"], "also those of the first copy"
+    (out / "sub/file").unlink()
+    (out / "sub/file").mkdir()
+    capsys.readouterr()
+    assert run(["job", "cp", JOB, "sub", str(out)]) == 2
+    assert f"error: {out / 'sub/file'}: " in capsys.readouterr().err
+    assert sorted(path.name for path in (out / "sub").iterdir()) == ["file"]
+
+
+def test_a_full_disk_leaves_no_half_file(
+    world: NewWorld,
+    cluster: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    home = cluster(world())
+    (home / "volume/weights").write_bytes(bytes(5000))
+
+    def full(*_words: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(copy, "_write", full)
+    assert run(["job", "cp", JOB, "weights", str(tmp_path / "here")]) == 1
+    assert f"error: {tmp_path / 'here'}: No space left on device" in capsys.readouterr().err
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["metrics", "no/such.log"], 2, "no/such.log: no such file"),
+        (["plot", "nope.jsonl"], 2, "nope.jsonl: no such file"),
+        (["metrics", "tests/job"], 2, "tests/job: no metrics.jsonl in this directory"),
+        (["logs", "--since", ""], 2, "--since : not a time"),
+        (["logs", "--rank", "0", "--volume"], 3, "the run directory has no log of rank 0"),
+        (["status", ""], 2, "no such job"),
+        (["status", "cpu/llama-tin"], 2, "did you mean overlays/cpu/llama-tiny?"),
+    ],
+)
+def test_what_is_not_there_is_one_error(
+    words: list[str],
+    code: int,
+    said: str,
+    world: NewWorld,
+    cluster: Cluster,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cluster(world())
+    assert run(["job", *words]) == code
+    shown = capsys.readouterr()
+    assert (shown.out, said in shown.err) == ("", True), shown.err
 
 
 def test_what_is_pruned_and_replaced_while_it_is_copied_arrives_whole(

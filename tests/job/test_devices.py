@@ -127,6 +127,41 @@ def test_errors_missing_cards_and_ill_nodes_are_bad(
     assert "FAIL: worker-3 on node-3: AcceleratedHardwareReady is False: NvidiaXID79Error" in said
 
 
+def test_a_complaint_beside_the_rows_and_a_field_that_the_driver_does_not_know(
+    world: NewWorld, cluster: Cluster, smi: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others' rows stay; an old driver writes its refusal where the rows would be."""
+    cluster(trained(world))
+    rows = "".join(f"{ROW.format(n=n, used=1)}, {WELL}\n" for n in range(7))
+    smi.write_text(f"Unable to determine the device handle for GPU7: Unknown Error\n{rows}")
+    assert run(["job", "devices", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["devices"]) == 28
+    assert "worker-0: Unable to determine the device handle for GPU7: Unknown Error" in told["wrong"]
+    program = smi.parent / "programs/nvidia-smi"
+    refusal = 'Field "remapped_rows.pending" is not a valid field to query.'
+    program.write_text(f"#!/bin/sh\ncase $1 in *remapped*) echo '{refusal}'; exit 2;; esac\ncat {smi}\n")
+    smi.write_text("".join(f"{ROW.format(n=n, used=1)}\n" for n in range(8)))
+    assert run(["job", "devices", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["devices"]) == 32
+
+
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        *((text, []) for text in ("[N/A]", "N/A", "[Not Supported]", "[Insufficient Permissions]", "61")),
+        *(
+            (text, [f"temperature.gpu: {text}"])
+            for text in ("ERR!", "[Unknown Error]", "[GPU requires reset]")
+        ),
+    ],
+)
+def test_what_stands_in_a_numbers_place(text: str, problems: list[str]) -> None:
+    pod = JobPod({"metadata": {"name": "x-worker-0"}, "spec": {}, "status": {}})
+    (one,) = devices.nvidia(f"0, NVIDIA A100, GPU-a, 40960, 1, 5, {text}, 60, 0, 0, No, No\n", pod)
+    assert one.problems == problems
+
+
 def test_a_lost_card_is_what_nvidia_smi_says_of_it(
     world: NewWorld, cluster: Cluster, smi: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

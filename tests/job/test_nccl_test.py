@@ -59,9 +59,11 @@ def test_rows_of_every_program_that_prints_them() -> None:
     )
     assert allreduce.rows(ours.splitlines()) == [Row(65536, 0.25, True), Row(67108864, 4.48, False)]
     assert allreduce.rows(NEW.splitlines()) == [Row(2**28, 300.0, True), Row(2**34, 480.0, True)]
+    unchecked = NEW.replace("300.00      0", "300.00    N/A")
+    assert allreduce.rows(unchecked.splitlines())[0] == Row(2**28, 300.0, None)
     assert allreduce.rows([OLD]) == [Row(2**24, 57.21, True)]
     assert allreduce.rows([f"0: {NEW.splitlines()[3]}", f"[default0]:{OLD}"])[0] == Row(2**24, 57.21, True)
-    assert allreduce.rows([NCCOM]) == [Row(2**25, 40.69, True)]
+    assert allreduce.rows([NCCOM]) == [Row(2**25, 40.69, None)]
     assert (
         allreduce.rows(["step 12/400 loss 3.0", "# Avg bus bandwidth    : 390.0", "65536 is a number"]) == []
     )
@@ -122,6 +124,12 @@ def test_machines_that_nobody_has_measured_get_no_threshold(world: NewWorld) -> 
 )
 def test_wrong_sums_are_bad(text: str, job: dict[str, Any]) -> None:
     assert states(job, text)["sums"] == [State.FAIL]
+
+
+def test_sums_that_were_not_looked_at_are_not_right(job: dict[str, Any]) -> None:
+    assert states(job, NCCOM)["sums"] == [State.CANNOT_TELL]
+    unchecked = NEW.replace(".00      0", ".00    N/A")
+    assert states(job, unchecked)["sums"] == [State.CANNOT_TELL]
 
 
 def test_every_measured_machine_is_one_of_the_table() -> None:

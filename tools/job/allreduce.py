@@ -44,11 +44,14 @@ _OUT_OF_BOUNDS = re.compile(r"# Out of bounds values : (\d+)")
 
 @dataclass(frozen=True)
 class Row:
-    """One message size in bytes, its bus bandwidth in 10^9 bytes/s, and whether every sum was right."""
+    """One message size in bytes, its bus bandwidth in 10^9 bytes/s, and whether every sum was right.
+
+    `right` is None where the sums were not looked at: nccl-tests without -c, nccom-test.
+    """
 
     size: int
     bus: float
-    right: bool
+    right: bool | None
 
 
 def rows(lines: list[str]) -> list[Row]:
@@ -60,9 +63,9 @@ def rows(lines: list[str]) -> list[Row]:
             found.append(Row(int(own[1]), float(own[2]), own[3] == "right"))
         elif nccl := _NCCL.match(text):
             wrong = nccl[3].isdigit() and int(nccl[3]) > 0
-            found.append(Row(int(nccl[1]), float(nccl[2]), not wrong))
+            found.append(Row(int(nccl[1]), float(nccl[2]), None if nccl[3] == "N/A" else not wrong))
         elif nccom := _NCCOM.match(text):
-            found.append(Row(int(nccom[1]), float(nccom[2]), True))
+            found.append(Row(int(nccom[1]), float(nccom[2]), None))
     return sorted(found, key=lambda row: row.size)
 
 
@@ -178,11 +181,14 @@ def _sums(found: list[Row], lines: list[str]) -> Verdict:
         last = [line for line in lines if line.strip()][-3:]
         remedy = "yard job why JOB, or the whole log: kubectl logs"
         return _verdict("sums", State.CANNOT_TELL, "the log holds no measurement", *last, remedy=remedy)
-    wrong = [row.size for row in found if not row.right]
+    wrong = [row.size for row in found if row.right is False]
     if wrong or any(bounds):
         remedy = "do not train on these machines: yard job devices; exchange them one by one"
         sizes = ", ".join(f"{size:,}" for size in wrong) or "some"
         return _verdict("sums", State.FAIL, f"wrong sums at {sizes} bytes", remedy=remedy)
+    if all(row.right is None for row in found):
+        remedy = "nccl-tests looks at them with -c 1, nccom-test with --check"
+        return _verdict("sums", State.CANNOT_TELL, "the sums were not looked at", remedy=remedy)
     return _verdict("sums", State.PASS, f"all sums are right, {len(found)} sizes to {found[-1].size:,} bytes")
 
 

@@ -73,6 +73,20 @@ def fetch(kubectl: Kubectl, pod: JobPod, wanted: str, target: Path, say: Callabl
     return sorted(found.values(), key=lambda file: file.name)
 
 
+def note_digests(path: Path, files: list[File]) -> None:
+    """Write the files' digests as sha256sum reads them, beside those of earlier copies to the same place."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        lines = []
+    sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    sums |= {file.name: file.sha256 for file in files}
+    text = "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
 def _here(target: Path, wanted: str) -> dict[str, tuple[int, str]]:
     """Return size and digest of the files that an earlier copy has brought."""
     start = target / wanted

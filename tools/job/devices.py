@@ -35,7 +35,7 @@ SCRIPT = """
 ask() { nvidia-smi --query-gpu="$1" --format=csv,noheader,nounits; }
 if command -v nvidia-smi >/dev/null; then
   echo nvidia
-  ask "$1,$2" || ask "$1"
+  if answer=$(ask "$1,$2"); then echo "$answer"; else ask "$1"; fi
 elif command -v neuron-monitor >/dev/null; then
   echo neuron
   timeout 20 neuron-monitor | head -n 1
@@ -118,13 +118,23 @@ def _of_pod(kubectl: Kubectl, pod: JobPod, ranks: list[int]) -> tuple[list[Devic
         return [], [], [f"{pod.short}: {problem.message}"]
     if kind == "none":
         return [], [], [f"{pod.short}: neither nvidia-smi nor neuron-monitor is in its image"]
+    said: list[str] = []
+    if kind == "nvidia":  # beside the rows of the others it may complain of a card that is lost
+        lines = [line for line in answer.splitlines() if line.strip()]
+        said = [line for line in lines if not _is_row(line)]
+        answer = "\n".join(line for line in lines if _is_row(line)) or answer
     try:
         found = list(nvidia(answer, pod) if kind == "nvidia" else neuron(answer, pod))
-    except (ValueError, KeyError, TypeError, IndexError):
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         return [], [f"{pod.short}: {' '.join(answer.split())[:200] or 'it answers nothing'}"], []
     wanted = accelerators(pod.spec)
     few = [f"{pod.short} has {len(found)} devices of {wanted}"] if len(found) < wanted else []
-    return list(_with_ranks(found, ranks)), few, []
+    told = [f"{pod.short}: {' '.join(line.split())[:200]}" for line in said]
+    return list(_with_ranks(found, ranks)), [*told, *few], []
+
+
+def _is_row(line: str) -> bool:
+    return line.partition(",")[0].strip().isdigit()
 
 
 def _with_ranks(devices: list[Device], ranks: list[int]) -> Iterator[Device]:
@@ -141,7 +151,7 @@ def nvidia(answer: str, pod: JobPod) -> Iterator[Device]:
     for row in csv.reader(answer.splitlines(), skipinitialspace=True):
         value = dict(zip((*BASIC, *ERRORS), row, strict=False))
         errors = _count(value.get(ERRORS[0]))
-        problems = [f"{name}: {text}" for name, text in value.items() if text in BROKEN]
+        problems = [f"{name}: {text}" for name, text in value.items() if _is_broken(name, text)]
         problems += [f"{errors} ECC errors that were not corrected"] if errors else []
         problems += ["a memory row waits to be remapped: reset it"] if _yes(value.get(ERRORS[2])) else []
         problems += ["a memory row could not be remapped"] if _yes(value.get(ERRORS[3])) else []
@@ -154,7 +164,22 @@ def nvidia(answer: str, pod: JobPod) -> Iterator[Device]:
         )  # fmt: skip
 
 
-BROKEN = ("[Unknown Error]", "[GPU requires reset]", "[GPU is lost]")
+# What stands for a value that this card or driver has not, or that this user may not see. Any other text in
+# a number's place (`ERR!`, `[Unknown Error]`, `[GPU requires reset]`) is a complaint.
+NOT_TOLD = (
+    "[n/a]",
+    "n/a",
+    "[not supported]",
+    "not supported",
+    "[insufficient permissions]",
+    "[not found]",
+    "",
+)
+
+
+def _is_broken(name: str, text: str) -> bool:
+    numbers = name in (*BASIC[3:], *ERRORS[:2])
+    return numbers and text.strip().lower() not in NOT_TOLD and _number(text) is None
 
 
 def _number(text: str) -> float | None:
@@ -171,7 +196,7 @@ def _count(text: str | None) -> int | None:
 
 
 def _yes(text: str | None) -> bool:
-    return text in ("Yes", "1")
+    return (text or "").strip().lower() in ("yes", "1")
 
 
 def neuron(answer: str, pod: JobPod) -> Iterator[Device]:

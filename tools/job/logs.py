@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from tools.errors import UserError
 from tools.job import loglines, signs
 from tools.job.collect import container_name, in_pod
 from tools.job.loglines import Line
@@ -76,8 +77,11 @@ def from_volume(kubectl: Kubectl, pod: JobPod, rank: int, tail: int | None) -> l
     """Return the lines of a rank's own log in the run directory, read through a pod that sees it."""
     count = f"-n {tail}" if tail is not None else "-n +1"
     file = f'"$TRAINYARD_RUN/logs/rank-{rank:05d}.log"'
-    text = in_pod(kubectl, pod, "sh", "-c", f"exec tail {count} {file}")
-    return [Line(line, pod=pod.name) for line in text.splitlines()]
+    text = in_pod(kubectl, pod, "sh", "-c", f"[ -e {file} ] || exit 0; echo; exec tail {count} {file}")
+    if not text:
+        hint = "yard job exec JOB -- sh -c 'ls \"$TRAINYARD_RUN/logs\"' lists the ranks that have one"
+        raise UserError(f"the run directory has no log of rank {rank}", hint, code=3)
+    return [Line(line, pod=pod.name) for line in text.splitlines()[1:]]
 
 
 def first_failure(lines: Iterable[Line]) -> tuple[list[Line], signs.Found] | None:

@@ -13,6 +13,7 @@ Files that are still written or already pruned (below `*.tmp`, `*.deleting`) are
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -57,6 +58,8 @@ def opened(base: Path, wanted: str) -> list[tuple[str, IO[bytes]]]:
 
 def _paths(base: Path, wanted: str) -> list[Path]:
     start = base / wanted
+    if base.resolve() not in (start.resolve(), *start.resolve().parents):
+        raise OSError(errno.EACCES, "a symbolic link that leads out of the run directory", wanted)
     found = [start] if start.is_file() else start.rglob("*")
     whole = [
         path

@@ -21,6 +21,7 @@ from tools.job.snapshot import Snapshot
 from tools.kubectl import Kubectl
 
 METRICS = "metrics.jsonl"
+FILES = (".log", ".out", ".err", ".txt", ".jsonl", ".json", ".gz")  # no job has such a name
 GZIP = b"\x1f\x8b"
 LONGEST = 1 << 16  # characters of a line; a longer one is no trainer's
 TELL = 2.0  # seconds between lines of progress
@@ -35,6 +36,10 @@ def records(kubectl: Kubectl, text: str | None) -> Run:
     path = _here(text)
     if path is not None:
         return Run(path.name if path.is_dir() else path.stem, _from_file(path))
+    if text is not None and Path(text).suffix in FILES:
+        raise UserError(f"{text}: no such file", "SOURCE is a job, a cell, a run directory or a log file")
+    if text is not None and "/" in text and Path(text).is_dir() and not repo.is_kustomization(Path(text)):
+        raise UserError(f"{text}: no {METRICS} in this directory", "a run directory has one: local/runs/NAME")
     seen = collect.collect(kubectl, find.job_name(kubectl, text), logs=False, run=False)
     return Run(seen.name, _from_job(Kubectl(kubectl.context, seen.namespace), seen))
 

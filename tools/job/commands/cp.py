@@ -16,6 +16,7 @@ Exit codes: 0 all is here and right, 1 a file did not arrive whole, 3 there is n
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import click
@@ -39,10 +40,11 @@ def command(kubectl: Kubectl, job: str, path: str, target: Path, as_json: bool) 
         with reader.reading(here, seen, output.note) as pod:
             output.note(f"copying from {pod.name}")
             files = copy.fetch(here, pod, path, target, output.note)
-        sums = "".join(f"{file.sha256}  {file.name}\n" for file in files)
-        (target / "SHA256SUMS").write_text(sums, encoding="utf-8")
+        copy.note_digests(target / "SHA256SUMS", files)
     except OSError as problem:
-        raise UserError(f"{problem.filename}: {problem.strerror}") from None
+        where = problem.filename2 or problem.filename or target  # a full disk names no file
+        code = 1 if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else 2
+        raise UserError(f"{where}: {problem.strerror}", code=code) from None
     copied, total = sum(file.copied for file in files), sum(file.size for file in files)
     if as_json:
         facts = {"job": seen.name, "uid": seen.uid, "pod": pod.name, "pod_uid": pod.uid}

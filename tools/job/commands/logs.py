@@ -97,7 +97,7 @@ def command(
 
 
 def _since(text: str | None) -> str | None:
-    if text and not re.fullmatch(r"(\d+(\.\d+)?(s|m|h))+", text):
+    if text is not None and not re.fullmatch(r"(\d+(\.\d+)?(s|m|h))+", text):
         raise UserError(f"--since {text}: not a time", "write 30s, 5m or 1h30m")
     return text
 
