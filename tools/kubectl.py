@@ -30,6 +30,8 @@ HINTS = {
     "conflict": "another manager owns these fields; ask as that one: --field-manager kustomize-controller",
     "orbidden": "the user of this context may not do that: kubectl auth can-i --list",
     "nauthorized": "the credentials of this context have run out",
+    "provide credentials": "the credentials of this context have run out",
+    "getting credentials": "the program that gets the credentials fails: log in again (aws sso login)",
     'namespaces "': "make the namespace first",
 }
 
@@ -127,6 +129,9 @@ def failure(what: str, stderr: str) -> UserError:
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     message = (lines or [f"kubectl {what} failed without a word"])[-1].removeprefix("error: ")
     hint = next((hint for sign, hint in HINTS.items() if sign in stderr), None)
-    unseen = ("connection refused", "no such host", "orbidden", "nauthorized", "timed out", "i/o timeout")
+    unseen = (
+        *("connection refused", "no such host", "orbidden", "nauthorized", "timed out", "i/o timeout"),
+        *("provide credentials", "Unable to connect to the server", "currently unable to handle the request"),
+    )
     code = CANNOT_SEE if any(sign in stderr for sign in unseen) else 2
     return UserError(f"kubectl {what}: {message}", hint, code)

@@ -1,4 +1,5 @@
 """The commands, on a cluster that a stand-in for kubectl plays: what they ask, print and exit with."""
+# ruff: noqa: E501 - other programs' lines are as long as they are
 
 from __future__ import annotations
 
@@ -17,9 +18,10 @@ import pytest
 from tests.job.conftest import Cluster, NewWorld
 from tests.job.corpus import STEP
 from tools import repo
+from tools.cell import Manifests
 from tools.cli import run
-from tools.job import copy, sender, submit
-from tools.kubectl import Kubectl
+from tools.job import checks, copy, sender, submit
+from tools.kubectl import Kubectl, failure
 
 JOB = "cpu-llama-tiny-train"
 
@@ -303,6 +305,63 @@ def test_what_is_not_there_is_one_error(
     assert run(["job", *words]) == code
     shown = capsys.readouterr()
     assert (shown.out, said in shown.err) == ("", True), shown.err
+
+
+def test_previous_is_of_those_that_were_restarted(
+    world: NewWorld, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = world()
+    cluster(made)
+    assert run(["job", "logs", "--previous"]) == 3
+    assert "no container of cpu-llama-tiny-train was restarted" in capsys.readouterr().err
+    assert run(["job", "logs", "--previous", "--follow"]) == 2
+    made.running(1, restarts=2)
+    made.log(1, "before", seconds=9)
+    cluster(made)
+    capsys.readouterr()
+    assert run(["job", "logs", "--previous"]) == 0, "worker-0 has no such log, and none is missed"
+    assert capsys.readouterr() == ("worker-1 | before\n", "")
+    made.waiting(0, "ContainerCreating")
+    cluster(made)
+    assert run(["job", "logs", "--follow"]) == 0
+    assert "worker-0: not seen: ContainerCreating" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("error: You must be logged in to the server (Unauthorized)", 3),
+        (
+            "error: You must be logged in to the server (the server has asked for the client to provide credentials)",
+            3,
+        ),
+        (
+            "Unable to connect to the server: getting credentials: exec: executable aws failed with exit code 255",
+            3,
+        ),
+        ("Unable to connect to the server: net/http: TLS handshake timeout", 3),
+        ("Error from server (ServiceUnavailable): the server is currently unable to handle the request", 3),
+        ('error: context "staging" does not exist', 2),
+        ('error: the server doesn\'t have a resource type "pytorchjobs"', 2),
+    ],
+)
+def test_a_cluster_that_is_not_reached_tells_nothing(said: str, code: int) -> None:
+    """The words are kubectl's own."""
+    found = failure("get", f"E1122 memcache.go:265] couldn't get current server API group list\n{said}\n")
+    assert found.code == code
+    assert found.hint or "TLS" in said or "currently" in said
+    assert said.removeprefix("error: ") in found.message
+
+
+def test_a_test_that_somebody_else_runs_stays(
+    monkeypatch: pytest.MonkeyPatch, rendered: dict[str, Manifests]
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(checks, "check", lambda *_: None)
+    monkeypatch.setattr(submit, "existing", lambda *_: {"metadata": {"uid": "other"}})
+    monkeypatch.setattr(Kubectl, "text", lambda self, *words, **_: asked.append(words[0]))
+    assert run(["job", "nccl-test", "cpu/llama-tiny", "-n", "team-a"]) == 1
+    assert "delete" not in asked
 
 
 def test_what_is_pruned_and_replaced_while_it_is_copied_arrives_whole(

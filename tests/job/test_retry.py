@@ -15,7 +15,7 @@ from tools.cell import Manifests
 from tools.errors import UserError
 from tools.job import cause, retry
 from tools.job.retry import LEDGER, Attempt, Plan
-from tools.job.why import explain
+from tools.job.why import Answer, explain
 from tools.kubectl import Kubectl
 
 Planned = Callable[..., Plan]
@@ -155,6 +155,13 @@ def test_what_has_not_failed_or_is_gits_is_left_alone(world: NewWorld, planned: 
     pending.nodes = []
     with pytest.raises(UserError, match="has not failed"):
         planned(pending)
+    unclear = world()
+    unclear.running(0, restarts=1)
+    unclear.unseen["run directory"] = "forbidden"
+    assert explain(unclear.snapshot()).state is Answer.CANNOT_TELL
+    with pytest.raises(UserError, match="cannot be told whether") as unseen:
+        planned(unclear)
+    assert unseen.value.code == 3, "what is not seen has not failed"
     owned = failed(world(), PEER)
     owned.job["metadata"]["labels"] = {"kustomize.toolkit.fluxcd.io/name": "team"}
     with pytest.raises(UserError, match="reconciled from git"):

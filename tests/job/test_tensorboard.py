@@ -40,6 +40,10 @@ def test_a_url_is_one_that_answers(world: NewWorld, cluster: Cluster) -> None:
         socket.create_connection(("127.0.0.1", port)).close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
+    with socket.create_server(("127.0.0.1", port)):
+        taken = pytest.raises(UserError, match=f"port {port} of this machine: Address already in use")
+        with taken, tensorboard.forwarded(Kubectl(), port, lambda _: None):
+            pass
     (home / "mute").touch()
     refused = pytest.raises(UserError, match="service/tensorboard: nobody there")
     with refused, tensorboard.forwarded(Kubectl(), port, lambda _: None):

@@ -110,15 +110,19 @@ def manifests(cell: str) -> Manifests:
     return found
 
 
+def check_absent(kubectl: Kubectl, found: Manifests) -> None:
+    """Raise UserError where a test of this name is there: it is somebody's, and stays."""
+    name = name_of(found.job())
+    if submit.existing(kubectl, name) is not None:
+        raise UserError(f"{name} is there already", f"kubectl delete pytorchjob {name}", 1)
+
+
 def run(kubectl: Kubectl, found: Manifests, seconds: float, say: Callable[[str], None]) -> list[str]:
     """Apply the test, wait for its end, and return the lines of all its pods' logs.
 
     UserError where it does not come to an end: with the cause as `why` names it, or after `seconds`.
     """
     name = name_of(found.job())
-    before = submit.existing(kubectl, name)
-    if before is not None:
-        raise UserError(f"{name} is there already", f"kubectl delete pytorchjob {name}", 1)
     for warning in submit.try_out(kubectl, found, replaced=False):
         say(warning)
     applied, _ = submit.apply(kubectl, found)

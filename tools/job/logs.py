@@ -58,9 +58,11 @@ def follow(kubectl: Kubectl, pods: list[JobPod], wanted: Wanted) -> Iterator[Lin
 
     def read(pod: JobPod) -> None:
         words = ("logs", pod.name, f"--container={container_name(pod)}", "--follow", *wanted.words())
-        for text in kubectl.lines(*words):
-            lines.put(loglines.line_of(text, pod.name))
-        lines.put(None)
+        try:
+            for text in kubectl.lines(*words):
+                lines.put(loglines.line_of(text, pod.name))
+        finally:
+            lines.put(None)
 
     for pod in pods:
         threading.Thread(target=read, args=(pod,), daemon=True).start()

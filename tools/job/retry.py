@@ -107,6 +107,8 @@ def _check_state(seen: Snapshot, found: Explanation) -> None:
     state = state_of(seen.job)
     if state == "Suspended":
         raise UserError(f"{seen.name} is suspended", "yard job submit CELL --resume lets it go on", 1)
+    if found.state is Answer.CANNOT_TELL and not seen.condition("Failed"):
+        raise UserError(f"it cannot be told whether {seen.name} fails: {found.summary}", "yard job why -v", 3)
     failing = seen.condition("Failed") or any(pod.restarts or pod.end for pod in seen.pods)
     if found.state is Answer.HEALTHY or not failing:
         raise UserError(f"{seen.name} has not failed: {found.summary}", "yard job why -v", 1)

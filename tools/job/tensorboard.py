@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import subprocess
 import tempfile
 import time
@@ -90,6 +91,7 @@ def forwarded(kubectl: Kubectl, port: int, say: Callable[[str], None]) -> Iterat
 
     UserError where it does not answer there.
     """
+    _check_free(port)
     words = kubectl.words("port-forward", f"--address={ADDRESS}", f"service/{NAME}", f"{port}:{PORT}")
     with tempfile.TemporaryFile() as complaint:
         try:
@@ -105,6 +107,16 @@ def forwarded(kubectl: Kubectl, port: int, say: Callable[[str], None]) -> Iterat
         finally:
             process.terminate()
             process.wait()
+
+
+def _check_free(port: int) -> None:
+    """Raise UserError where something has the port already: its answers would be taken for ours."""
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind((ADDRESS, port))
+        except OSError as problem:
+            raise UserError(f"port {port} of this machine: {problem.strerror}", "--port N", 1) from None
 
 
 def _answers(url: str, process: subprocess.Popen[bytes], complaint: IO[bytes]) -> str:

@@ -62,6 +62,10 @@ def command(
     wanted = Wanted(previous, _since(since), tail, _pattern(grep))
     if first_failure and follow:
         raise UserError("--first-failure looks back, --follow ahead: give one of them")
+    if previous and follow:
+        raise UserError(
+            "--previous is of a container that has ended, --follow of one that runs: give one of them"
+        )
     if volume and rank is None:
         raise UserError("--volume reads the log of one rank", "add --rank N")
     if volume and (follow or previous or since or first_failure):
@@ -82,7 +86,14 @@ def command(
     if not pods:
         raise UserError(f"{seen.name} has no pods", "yard job why says what it waits for", code=3)
     chosen = pods if rank is None else [pod_of(seen, rank)]
+    if previous:
+        chosen = [pod for pod in chosen if pod.restarts]
+        if not chosen:
+            raise UserError(f"no container of {seen.name} was restarted: there is none before it", code=3)
     if follow:
+        for pod in chosen:
+            if not (pod.running or pod.end):
+                output.note(f"{pod.name}: not seen: {': '.join(filter(None, pod.waiting)) or pod.phase}")
         _print_all(logs.follow(here, chosen, wanted), chosen, as_json)
         return
     found, unseen = logs.once(here, chosen, wanted)

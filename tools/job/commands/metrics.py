@@ -1,8 +1,10 @@
 """Print a job's metrics as JSON lines or CSV, one row for each logged step.
 
-SOURCE is a job, a cell, a run directory or a log file. Read are our own metrics.jsonl and log lines, and the
-logs of other trainers: FSDP's of awsome-distributed-training (samples/s), BERT's of aws-neuron-samples
-(step_loss, throughput), transformers.Trainer's dicts. What a trainer does not print is left out.
+SOURCE is a job, a cell, a run directory or a log file (also gzip'd). Read are our own metrics.jsonl and log
+lines, and the logs of other trainers: FSDP's of awsome-distributed-training (samples/s), those of
+aws-neuron-samples (step_loss, throughput), transformers.Trainer's dicts, torchtitan, Megatron-LM, DeepSpeed,
+NeMo and Lightning, nanoGPT, and loggers that write JSON. What a trainer does not print is left out; what it
+prints stays as it is (torchtitan's tokens/s are those of one device). Evaluations are no steps.
 
 \b
 Examples:

@@ -55,6 +55,7 @@ def command(
     else:
         here = Kubectl(kubectl.context, submit.namespace_of(kubectl))
         checks.check(here, manifests, output.note)
+        allreduce.check_absent(here, manifests)
         try:
             lines = allreduce.run(here, manifests, timeout, output.note)
         finally:

@@ -12,7 +12,7 @@ Examples:
   yard job retry --dry-run
 
 \b
-Exit codes: 0 it was applied again, 1 it was refused.
+Exit codes: 0 it was applied again, 1 it was refused, 3 it cannot be told whether it fails.
 """
 
 from __future__ import annotations
