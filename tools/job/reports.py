@@ -43,8 +43,8 @@ class Report:
     signal: int = 0
 
 
-# What ranks, torchrun and log collectors write before a line, any number of them.
-_PREFIX = re.compile(r"^(?:\[[\w-]+\](?:: ?| ))*")
+# What ranks, torchrun, srun, Ray and log collectors write before a line, any number of them.
+_PREFIX = re.compile(r"^(?:\([^()]* pid=\d+[^()]*\) |\d+: |\[[\w-]+\](?:: ?| ))*")
 _TORCH_RANK = re.compile(r"\[rank\d+\]: ?$")
 # The branches that Python draws around an exception group.
 _BRANCH = re.compile(r"^\s+\| ?|^\s+\+[-+ \d]*$")
@@ -64,6 +64,7 @@ _RUNTIME = re.compile(
     r"NCCL error|terminate called|what\(\):|Segmentation fault|Bus error|Killed$|exec format error|"
     r"can't open file|No module named|libc10|symbol lookup error|NVRM: Xid|c10::|command not found$|"
     r"executable file not found|^exec /\S+: |version `GLIBC|^Could not override '|"
+    r"^[│╭].*(?:Unrecognized|Required) |Memory cgroup out of memory|"
     r"^(?:free|munmap_chunk|realloc|malloc)\(\): |^double free|^(?:[\w./-]+: ){1,3}.*: "
     r"(?:Permission denied|No space left on device|Read-only file system|Disk quota exceeded)$"
 )

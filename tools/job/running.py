@@ -169,7 +169,7 @@ def hang(snapshot: Snapshot) -> Iterator[Cause]:
     if is_over(snapshot) or not running or not all(pod.running or pod.done for pod in snapshot.pods):
         return
     now = progress.of(snapshot)
-    beats = [beat for beat in now.beats if beat.phase != "done" and _of_this_try(beat, running)]
+    beats = [beat for beat in now.beats if beat.phase != "done" and of_this_try(beat, running)]
     limits = progress.limits(snapshot)
     late = [beat for beat in beats if (now.now - epoch(beat.time)).total_seconds() > limits.for_(beat)]
     if not late:
@@ -193,7 +193,7 @@ def hang(snapshot: Snapshot) -> Iterator[Cause]:
     )  # fmt: skip
 
 
-def _of_this_try(beat: Beat, running: list[JobPod]) -> bool:
+def of_this_try(beat: Beat, running: list[JobPod]) -> bool:
     """Say whether a heartbeat is of a container that runs now, and not left by an earlier one."""
     started = [pod.started for pod in running if pod.name == beat.host]
     return any(at is not None and epoch(beat.time) >= at for at in started)

@@ -50,6 +50,7 @@ SIGNS = (
         r"(?i:NET/OFI.*(?:error|fail|unable))",
         r"(?i:fi_\w+ (?:failed|error)|libfabric.*(?:error|fail|unable)|failed to initialize any NET plugin)",
         r"(?i:couldn't (?:open|alloc\w*) .*efa)",
+        r"ibv_reg_mr\S* failed",  # locked memory is limited
     ),
     _sign(
         "image-accelerator",
@@ -84,6 +85,7 @@ SIGNS = (
         r"DataLoader worker .* killed by signal: Killed",
         r"std::bad_alloc",
         r"for memory: the container was at its limit",
+        r"Memory cgroup out of memory",
     ),
     _sign(
         "storage-full",
@@ -93,7 +95,7 @@ SIGNS = (
     ),
     _sign(
         "permission",
-        r"^PermissionError: \[Errno|^PermissionError at|\[Errno 13\]|: Permission denied$",
+        r"^PermissionError: \[Errno|^PermissionError at|PermissionDenied|\[Errno 13\]|: Permission denied$",
         # Where no volume is mounted it is the container's own root, and no disk has failed.
         r"Read-only file system: '/(?!shared|fsx|data|mnt|checkpoints)",
     ),
@@ -101,7 +103,7 @@ SIGNS = (
         "storage",
         r"(?i:read-only file system)",
         r"(?i:input/output error|stale file handle)",
-        r"\[Errno (?:5|30|107|108|112|116|121)\]",
+        r"\[Errno (?:5|30|37|107|108|112|116|121)\]",
         r"PytorchStreamWriter failed|unexpected pos \d+ vs",
         r"(?i:transport endpoint is not connected)",
     ),
@@ -136,7 +138,8 @@ SIGNS = (
         r"(?i:(?:401|403) client error.*hugg?ing ?face)",
         r"(?i:cannot access gated repo|access to model .* is restricted)",
         r"(?i:invalid user token|token is required|access a gated repo)",
-        r"RepositoryNotFoundError|is not a valid model identifier",
+        r"RepositoryNotFoundError|is not a valid model identifier|is a gated dataset",
+        r"Can't load (?:tokenizer|the configuration|the model) .*huggingface",
     ),
     _sign(
         "hub-unreachable",
@@ -149,7 +152,7 @@ SIGNS = (
         "object-store",
         r"^botocore\.|NoCredentialsError|An error occurred \(\w+\) when calling the|AWS Error \w+ during",
         r"Unable to locate credentials|^PermissionError: (?:Access Denied|Forbidden)",
-        r"S3\w*(?:Error|Exception)",
+        r"S3\w*(?:Error|Exception)|FSTimeoutError",
     ),
     _sign("image-architecture", r"(?i:exec format error)"),
     _sign("command", r"^exec /\S+: ", r"command not found$"),
@@ -179,7 +182,7 @@ SIGNS = (
     _sign(
         "collective-timeout",
         r"(?i:watchdog caught collective operation timeout|watchdog got stuck|watchdog hang)",
-        r"(?i:timed out waiting \d+ms)",
+        r"(?i:timed out waiting \d+ms|execution timeout \(\d+ ms\))",
         r"(?i:monitoredbarrier)",
         victim=True,
     ),
@@ -213,9 +216,11 @@ SIGNS = (
     _sign(
         "data",
         r"DataError|DatasetNotFoundError|DatasetGenerationError|DataFilesNotFoundError|ArrowInvalid",
-        r"FileNotFoundError.*(?i:data|shard|token|parquet|jsonl|csv|\.bin\b|\.npy\b|\.txt\b|\.hdf5\b|corpus)",
+        r"(?:FileNotFoundError|\[Errno 2\]).*(?i:data|shard|token|parquet|jsonl|csv|corpus)",
+        r"(?:FileNotFoundError|\[Errno 2\]).*\.(?:bin|npy|txt|hdf5)\b",
         r"(?i:(?:dataset|shard)\b.*(?:not found|is empty|does not exist|corrupt))",
         r"UnicodeDecodeError|zlib\.error|BadGzipFile|EOFError: Compressed file|UnidentifiedImageError",
+        r"tarfile\.ReadError|CastError|mmap length is greater|\.idx and \.bin files cannot be found",
         r"num_samples=0|Caught (?:FileNotFoundError|OSError) in DataLoader worker",
     ),
     _sign(
@@ -234,12 +239,16 @@ SIGNS = (
         r"^Could not override '|used by the HfArgumentParser|MisconfigurationException",
         r"invalid device ordinal",
         r"(?i:(?:does not|doesn't) support (?:bf16|bfloat16))|only supports Ampere",
+        r"^Error: (?:Invalid value|Missing (?:option|argument)|Got unexpected)",
+        r"^[│╭].*(?:Unrecognized|Required) ",
         r"train_batch_size is not equal to|environment variable \w+ expected, but not set",
         r"the following arguments are required",
         r"(?i:invalid choice|unknown (?:config )?key|missing (?:config|argument)|argparse)",
         r"(?i:no such option)",
         r"FileNotFoundError.*(?i:config|\.ya?ml\b|\.json\b)",
     ),
+    _sign("killed", r"terminated with signal SIGKILL|<Signals\.SIGKILL"),
+    _sign("memory-fault", r"(?:terminated with signal |<Signals\.)SIG(?:SEGV|BUS|ILL|ABRT|FPE)"),
     _sign("memory-fault", r"(?i:segmentation fault|bus error|double free|core dumped|illegal instruction)"),
 )
 

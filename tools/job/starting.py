@@ -51,7 +51,8 @@ PULL_ANSWERS = (
     ("storage-full", r"(?i)no space left on device", "the node's disk has no room for the image"),
     (
         "image-name",
-        r"(?i)not found|manifest unknown|name unknown|does not exist|invalid reference|couldn't parse",
+        r"(?i)not found|manifest unknown|name unknown|did not resolve to an alias|does not exist"
+        r"|invalid reference|couldn't parse",
         "the registry has no such image",
     ),
 )

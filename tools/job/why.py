@@ -146,24 +146,28 @@ def _going(snapshot: Snapshot, pod: JobPod) -> bool:
 
 
 def _moving(snapshot: Snapshot) -> str | None:
+    """Return how the containers that run now get on; what others before them left behind says nothing."""
     now = progress.of(snapshot)
-    last = now.last
-    if now.beats:
-        oldest = min(now.beats, key=lambda beat: beat.time)
+    pods = [pod for pod in snapshot.pods if pod.running]
+    newest = max((pod.started for pod in pods if pod.started), default=None)
+    age = snapshot.age(newest) or 0.0
+    hosts = {pod.name for pod in snapshot.pods}
+    beats = [beat for beat in now.beats if beat.phase == "done" or running.of_this_try(beat, pods)]
+    missing = [beat for beat in now.beats if beat.host in hosts and beat not in beats]
+    if beats and not (missing and age > IMPORTS):
+        oldest = min(beats, key=lambda beat: beat.time)
         silent = now.now.timestamp() - oldest.time
         if silent <= progress.limits(snapshot).for_(oldest):
             step = f" step {now.step}" if now.step is not None else ""
-            return f"{now.phase}{step}, every rank has been heard of within {duration(silent)}"
+            return f"{beats[0].phase}{step}, every rank has been heard of within {duration(silent)}"
         return None
-    if last is not None and last.time is not None:
+    last = now.last
+    if last is not None and last.time is not None and (newest is None or last.time >= newest.timestamp()):
         silent = now.now.timestamp() - last.time
         if silent <= max(QUIET, 20 * _pace(now)):
             return f"step {last.step}, {duration(silent)} ago ({now.source})"
         return None
-    newest = running.newest_line(snapshot)
-    quiet = snapshot.age(newest)
-    started = min((pod.started for pod in snapshot.pods if pod.started), default=None)
-    age = snapshot.age(started) or 0.0
+    quiet = snapshot.age(running.newest_line(snapshot))
     if quiet is not None and quiet < QUIET:
         return f"running since {duration(age)}, no step yet, the last line was written {duration(quiet)} ago"
     return f"running since {duration(age)}, too new for a sign of life" if age < IMPORTS else None

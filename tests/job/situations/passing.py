@@ -212,3 +212,31 @@ def a_pod_does_not_go(world: World) -> None:
     """Deleted half an hour ago, its node is well: a finalizer, or a mount that does not come loose."""
     world.pods[0]["metadata"]["deletionTimestamp"] = ago(1800)
     world.waiting(0, "ContainerCreating")
+
+
+# ---- what another try has left in the run directory
+
+
+@situation(HEALTHY)
+def the_heartbeats_are_of_the_try_before(world: World) -> None:
+    """New pods have just started; the last heartbeats and steps are old."""
+    world.training(silent=400)
+    for index in (0, 1):
+        world.running(index, seconds=40)
+
+
+@situation(HEALTHY)
+def a_rank_of_another_size_of_the_job_left_its_heartbeat(world: World) -> None:
+    """Elastic: two workers before, one now."""
+    world.training(ranks=2)
+    assert world.run is not None
+    world.run["heartbeats"]["rank-00001.json"]["time"] -= 5000
+    world.pods = world.pods[:1]
+
+
+@situation(CANNOT_TELL)
+def no_heartbeat_since_the_restart(world: World) -> None:
+    """It has had the time to write one."""
+    world.training(silent=700)
+    for index in (0, 1):
+        world.running(index, seconds=600)

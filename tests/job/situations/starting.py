@@ -279,6 +279,10 @@ ANSWERS = (
         'failed to resolve reference "registry.example/ttls-trainer:1": registry.example/ttls-trainer:1: not found',
     ),
     (
+        "a_short_name_has_no_registry", "image-name", "ErrImagePull",
+        'short-name "trainer:1" did not resolve to an alias and no unqualified-search registries are defined',
+    ),
+    (
         "node_role_lacks_a_right", "image-auth", "ErrImagePull",
         "User: arn:aws:sts::1:assumed-role/node is not authorized to perform: ecr:BatchGetImage on resource: x",
     ),
