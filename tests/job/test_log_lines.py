@@ -33,5 +33,6 @@ def test_a_log_without_a_failure_has_no_cause() -> None:
         "x:1:1 [0] NCCL WARN NET/OFI no device",
         "steps",
         "val error: 0.31",
+        '{"level":"warning","msg":"OSError: [Errno 28] No space left on device"}',
     )
     assert signs.first_cause(loglines.read(text_of(*quiet))) is None

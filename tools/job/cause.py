@@ -147,7 +147,10 @@ REMEDIES = {
     "config": "correct the key that the line names, and submit again",
     "code": "the program does not start: the image lacks a module or a file, or the code has a fault",
     "data": "correct the data or the path that the line names",
-    "hub-auth": "accept the model's terms with your account, and put its token into the secret hf-token",
+    "hub-auth": (
+        "correct the name, or accept the model's terms with your account "
+        "and put its token into the secret hf-token"
+    ),
     "hub-rate-limit": "every rank asks the hub: fetch data or model once onto the volume, and train offline",
     "object-store": "the bucket, its region, the endpoint, and the rights of the pod's service account",
     "hub-unreachable": "the pod does not reach the hub: prefetch onto the volume, and train offline",

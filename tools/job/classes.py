@@ -31,7 +31,7 @@ SUMMARIES = {
     "checkpoint": "a checkpoint cannot be read",
     "device": "an accelerator fails",
     "efa": "EFA does not start",
-    "hub-auth": "the model hub refuses access",
+    "hub-auth": "the model hub refuses access, or has nothing of that name",
     "hub-unreachable": "the model hub is not reached",
     "rendezvous-dns": "the name of the rendezvous host does not resolve",
     "rendezvous": "the rendezvous host does not answer",

@@ -44,7 +44,7 @@ class Report:
 
 
 # What ranks, torchrun, srun, Ray and log collectors write before a line, any number of them.
-_PREFIX = re.compile(r"^(?:\([^()]* pid=\d+[^()]*\) |\d+: |\[[\w-]+\](?:: ?| ))*")
+_PREFIX = re.compile(r"^(?:\([^()]* pid=\d+[^()]*\) |\d+: |\[[\w-]+(?:: \d+)?\](?:: ?| ))*")
 _TORCH_RANK = re.compile(r"\[rank\d+\]: ?$")
 # The branches that Python draws around an exception group.
 _BRANCH = re.compile(r"^\s+\| ?|^\s+\+[-+ \d]*$")

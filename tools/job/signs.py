@@ -65,6 +65,7 @@ SIGNS = (
         r"unable to (?:open|allocate|mmap) shared memory",
         r"No space left on device.*/dev/shm",
         r"DataLoader worker .* Bus error",
+        r"<?/torch_\d+_\S+ No space left on device",
         r"(?i:/dev/shm.*no space left|failed to extend /dev/shm|shared memory segment /dev/shm)",
     ),
     _sign(
@@ -119,6 +120,7 @@ SIGNS = (
         r"no file named (?:pytorch_model|model\.safetensors)|Can't find 'adapter_config\.json'",
         r"does not appear to have a file named",
         r"state_dict is (?:required to save or load|empty)",
+        r"(?i:valid checkpoint (?:at|found)|checkpoint being loaded used)",
     ),
     _sign(
         "nan",
@@ -152,7 +154,7 @@ SIGNS = (
         "object-store",
         r"^botocore\.|NoCredentialsError|An error occurred \(\w+\) when calling the|AWS Error \w+ during",
         r"Unable to locate credentials|^PermissionError: (?:Access Denied|Forbidden)",
-        r"S3\w*(?:Error|Exception)|FSTimeoutError",
+        r"S3\w*(?:Error|Exception)|FSTimeoutError|^google\.(?:api_core|cloud|auth)\.|^azure\.",
     ),
     _sign("image-architecture", r"(?i:exec format error)"),
     _sign("command", r"^exec /\S+: ", r"command not found$"),
@@ -169,7 +171,7 @@ SIGNS = (
         "device",
         r"(?i:uncorrectable (?:ecc|memory))|\bXid\b",
         # An index that is out of range, or a card's number: the program's own.
-        r"(?i:cuda error: (?!out of memory|invalid|device-side assert))",
+        r"(?i:cuda error: (?!out of memory|device-side assert|invalid (?!access of peer)))",
         r"(?i:no cuda gpus are available)",
         r"(?i:no cuda-capable device)",
         r"(?i:nvml.*(?:unknown error|driver/library))",
@@ -194,7 +196,7 @@ SIGNS = (
     ),
     _sign(
         "rendezvous",
-        r"Rendezvous(?:Timeout|Connection|Closed|State)\w*Error",
+        r"Rendezvous(?:Timeout|Connection|Closed|State|GracefulExit)\w*Error",
         r"(?i:client socket has timed out)",
         r"(?i:connection refused)",
         r"(?i:failed to (?:connect|recv)|the connection to the c10d store has failed)",
@@ -229,7 +231,7 @@ SIGNS = (
         r"can't open file .*No such file|symbol lookup error|undefined symbol",
         r"executable file not found|cannot open shared object file|version `GLIBC",
         r"operator \w+::\w+ does not exist|Failed to import|binary incompatibility|version incompatibility",
-        r"Failed to find C compiler",
+        r"Failed to find C compiler|CUDA_HOME does not exist",
     ),
     _sign(
         "config",
