@@ -14,6 +14,7 @@ from tests.job.world import World
 from tools import kustomize, repo
 from tools.cell import Manifests, parse
 from tools.job import collect
+from tools.job.snapshot import PREVIOUS
 
 KINDS = {"cpu/llama-tiny": "m5.xlarge", "p5/llama-3-1-8b": "p5en.48xlarge", "g5/llama-2-7b": "g5.48xlarge"}
 NewWorld = Callable[..., World]
@@ -65,7 +66,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
         objects |= {"pytorchjobs": [seen.job], "configmaps": maps}
         (tmp_path / "objects.json").write_text(json.dumps(objects))
         for log in seen.logs:
-            (tmp_path / f"{log.pod}.log").write_text(log.text)
+            before = "previous." if log.which == PREVIOUS else ""
+            (tmp_path / f"{log.pod}.{before}log").write_text(log.text)
         return tmp_path
 
     return play

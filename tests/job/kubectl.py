@@ -56,7 +56,10 @@ def logs(words: "list[str]") -> int:
             file=sys.stderr,
         )
         return 1
-    with open(f"{HOME}/{words[0]}.log") as file:
+    before = (
+        "previous." if "--previous" in words and os.path.exists(f"{HOME}/{words[0]}.previous.log") else ""
+    )
+    with open(f"{HOME}/{words[0]}.{before}log") as file:
         for line in file.read().splitlines():
             print(line if "--timestamps" in words else line.partition(" ")[2])
     return 0

@@ -21,6 +21,7 @@ from tools import repo
 from tools.cell import Manifests
 from tools.cli import run
 from tools.job import checks, copy, sender, submit
+from tools.job.snapshot import PREVIOUS
 from tools.kubectl import Kubectl, failure
 
 JOB = "cpu-llama-tiny-train"
@@ -305,6 +306,21 @@ def test_what_is_not_there_is_one_error(
     assert run(["job", *words]) == code
     shown = capsys.readouterr()
     assert (shown.out, said in shown.err) == ("", True), shown.err
+
+
+def test_metrics_of_a_log_go_back_behind_the_last_restart(
+    world: NewWorld, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = world()
+    made.running(0, restarts=1)
+    made.log(0, *(STEP.format(n=n) for n in (1, 2, 3)), seconds=90, which=PREVIOUS)
+    made.log(0, *(STEP.format(n=n) for n in (3, 4)), seconds=9)
+    cluster(made)
+    assert run(["job", "metrics"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 3, 4]
+    assert run(["job", "plot", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["runs"][0]["restarts"]) == 1
 
 
 def test_previous_is_of_those_that_were_restarted(

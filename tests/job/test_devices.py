@@ -184,6 +184,48 @@ def test_no_program_is_no_verdict(
     assert "asks for an accelerator" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", 9),
+        ("No devices were found", 6),
+    ],
+)
+def test_a_program_that_fails_says_why(
+    answer: str,
+    code: int,
+    world: NewWorld,
+    cluster: Cluster,
+    smi: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """nvidia-smi writes its complaint to standard output; the exit code alone would be all that is left."""
+    cluster(trained(world))
+    (smi.parent / "programs/nvidia-smi").write_text(f'#!/bin/sh\necho "{answer}"\nexit {code}\n')
+    assert run(["job", "devices"]) == 1
+    assert f"FAIL: worker-0: {answer}" in capsys.readouterr().out
+
+
+def test_slices_of_a_card_are_no_missing_cards(
+    world: NewWorld, cluster: Cluster, smi: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster(trained(world))
+    smi.write_text("".join(f"{ROW.format(n=n, used=1)}, {WELL}, Disabled\n" for n in range(4)))
+    assert run(["job", "devices"]) == 1, "control"
+    smi.write_text("".join(f"{ROW.format(n=n, used=1)}, {WELL}, Enabled\n" for n in range(4)))
+    assert run(["job", "devices"]) == 0
+    capsys.readouterr()
+
+
+def test_what_neuron_monitor_could_not_read_is_not_zero() -> None:
+    pod = JobPod({"metadata": {"name": "x-worker-0"}, "spec": {}, "status": {}})
+    ill = json.loads(json.dumps(REPORT))
+    report = ill["neuron_runtime_data"][0]["report"]
+    report["neuroncore_counters"] = {"neuroncores_in_use": None, "error": "no such process"}
+    first, _ = devices.neuron(json.dumps(ill), pod)
+    assert (first.use, first.used_mib) == (None, 2048.0)
+
+
 def test_a_report_of_neuron_monitor() -> None:
     pod = JobPod({"metadata": {"name": "x-worker-0"}, "spec": {"nodeName": "n"}, "status": {}})
     first, second = devices.neuron(json.dumps(REPORT), pod)

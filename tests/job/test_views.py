@@ -200,6 +200,34 @@ def test_what_was_before_a_resume_is_no_speed_of_now(world: NewWorld) -> None:
     assert Status(ended.snapshot()).training()["seconds_left"] is None
 
 
+def test_a_pod_that_is_missing_is_missed(world: NewWorld) -> None:
+    made = world("g5/llama-2-7b")
+    assert "are there" not in "\n".join(status.lines(Status(made.snapshot()))), "control"
+    made.pods.pop()
+    assert "  pods        3 of 4 are there" in status.lines(Status(made.snapshot()))
+    assert Status(made.snapshot()).as_dict()["pods_wanted"] == 4
+
+
+@pytest.mark.parametrize(
+    ("true", "state"),
+    [
+        ("", "New"),
+        ("Created", "Created"),
+        ("Created Running", "Running"),
+        ("Created Restarting", "Restarting"),
+        ("Created Suspended", "Suspended"),
+        ("Created Succeeded", "Succeeded"),
+        ("Created Failed", "Failed"),
+    ],
+)
+def test_the_state_is_the_decisive_condition(true: str, state: str) -> None:
+    """The operator keeps conditions that are over, as False."""
+    kinds = ("Created", "Running", "Restarting", "Suspended", "Succeeded", "Failed")
+    conditions = [{"type": kind, "status": str(kind in true.split())} for kind in kinds]
+    assert status.state_of({"status": {"conditions": conditions}}) == state
+    assert status.state_of({"status": {"conditions": conditions[::-1]}}) == state
+
+
 def test_a_loss_that_is_no_number_is_a_text_in_json(world: NewWorld) -> None:
     made = world()
     made.training(rows=[{"loss": float("nan")}])

@@ -28,14 +28,15 @@ BASIC = (
 )
 ERRORS = (
     *("ecc.errors.uncorrected.volatile.total", "ecc.errors.corrected.volatile.total"),
-    *("remapped_rows.pending", "remapped_rows.failure"),
+    *("remapped_rows.pending", "remapped_rows.failure", "mig.mode.current"),
 )
-# Prints which program answers, then its answer. neuron-monitor never ends: its first report is taken.
+# Prints which program answers, then its answer, which may be a complaint. neuron-monitor never ends:
+# its first report is taken.
 SCRIPT = """
 ask() { nvidia-smi --query-gpu="$1" --format=csv,noheader,nounits; }
 if command -v nvidia-smi >/dev/null; then
   echo nvidia
-  if answer=$(ask "$1,$2"); then echo "$answer"; else ask "$1"; fi
+  if answer=$(ask "$1,$2"); then echo "$answer"; else ask "$1" 2>&1 || :; fi
 elif command -v neuron-monitor >/dev/null; then
   echo neuron
   timeout 20 neuron-monitor | head -n 1
@@ -128,7 +129,8 @@ def _of_pod(kubectl: Kubectl, pod: JobPod, ranks: list[int]) -> tuple[list[Devic
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         return [], [f"{pod.short}: {' '.join(answer.split())[:200] or 'it answers nothing'}"], []
     wanted = accelerators(pod.spec)
-    few = [f"{pod.short} has {len(found)} devices of {wanted}"] if len(found) < wanted else []
+    sliced = kind == "nvidia" and any(line.endswith("Enabled") for line in answer.splitlines())
+    few = [f"{pod.short} has {len(found)} devices of {wanted}"] if len(found) < wanted and not sliced else []
     told = [f"{pod.short}: {' '.join(line.split())[:200]}" for line in said]
     return list(_with_ranks(found, ranks)), [*told, *few], []
 
@@ -214,27 +216,29 @@ def neuron(answer: str, pod: JobPod) -> Iterator[Device]:
         errors = _sum(count, "mem_ecc_uncorrected", "sram_ecc_uncorrected")
         yield Device(
             pod.short, pod.node, index, str(hardware.get("neuron_device_type") or "Neuron device"),
-            used_mib=sum(memory.get(core, 0.0) for core in own) / MIB,
+            used_mib=sum(memory.get(core, 0.0) for core in own) / MIB if memory is not None else None,
             total_mib=total / MIB if total else None,
-            use=sum(use.get(core, 0.0) for core in own) / cores,
+            use=sum(use.get(core, 0.0) for core in own) / cores if use is not None else None,
             errors=errors, corrected=_sum(count, "mem_ecc_corrected", "sram_ecc_corrected"),
             problems=[f"{errors} ECC errors that were not corrected"] if errors else [],
         )  # fmt: skip
 
 
-def _cores(report: Object) -> tuple[dict[int, float], dict[int, float]]:
-    """Return use (per cent) and memory (bytes) by core, over all processes."""
+def _cores(report: Object) -> tuple[dict[int, float] | None, dict[int, float] | None]:
+    """Return use (per cent) and memory (bytes) by core, over all processes; None where an error says less."""
     use: dict[int, float] = {}
     memory: dict[int, float] = {}
+    errors: set[str] = set()
     for process in report.get("neuron_runtime_data") or []:
         found = process.get("report") or {}
+        errors |= {name for name, one in found.items() if isinstance(one, dict) and one.get("error")}
         for core, one in ((found.get("neuroncore_counters") or {}).get("neuroncores_in_use") or {}).items():
             use[int(core)] = max(use.get(int(core), 0.0), float(one["neuroncore_utilization"]))
         used = (found.get("memory_used") or {}).get("neuron_runtime_used_bytes") or {}
         by_core = (used.get("usage_breakdown") or {}).get("neuroncore_memory_usage") or {}
         for core, parts in by_core.items():
             memory[int(core)] = memory.get(int(core), 0.0) + sum(parts.values())
-    return use, memory
+    return None if "neuroncore_counters" in errors else use, None if "memory_used" in errors else memory
 
 
 def _sum(values: Object, *names: str) -> int | None:

@@ -17,6 +17,7 @@ from tools.job import collect, find, loglines, metrics, trainerlines
 from tools.job.collect import container_name, in_pod
 from tools.job.metrics import Record
 from tools.job.plot import Run
+from tools.job.pod import JobPod
 from tools.job.snapshot import Snapshot
 from tools.kubectl import Kubectl
 
@@ -110,12 +111,17 @@ def _from_job(kubectl: Kubectl, seen: Snapshot) -> list[Record]:
             return found
     longest: list[Record] = []
     for pod in seen.pods:
-        done = kubectl.run(
-            "logs", pod.name, f"--container={container_name(pod)}", "--timestamps", "--tail=-1"
-        )
-        found = metrics.from_log(loglines.read(done.stdout, pod.name)) if done.returncode == 0 else []
+        found = metrics.from_log(loglines.read(_log(kubectl, pod), pod.name))
         longest = max(longest, found, key=len)
     if not longest:
         hint = "yard job why says whether it trains"
         raise UserError(f"{seen.name}: no metrics in its run directory or its logs", hint, code=3)
     return longest
+
+
+def _log(kubectl: Kubectl, pod: JobPod) -> str:
+    """Return a pod's log, behind that of its container before the last restart; empty where none is seen."""
+    words = ("logs", pod.name, f"--container={container_name(pod)}", "--timestamps", "--tail=-1")
+    each = [(*words, "--previous")] if pod.restarts else []
+    answers = [kubectl.run(*one) for one in (*each, words)]
+    return "".join(done.stdout for done in answers if done.returncode == 0)

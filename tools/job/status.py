@@ -108,6 +108,7 @@ class Status:
             "state": self.state,
             "age_s": round(age),
             "training": self.training(),
+            "pods_wanted": self.snapshot.replicas,
             "pods": self.pods(),
             "last_event": self.last_event(),
             "not_seen": seen.unseen,
@@ -159,6 +160,8 @@ def lines(status: Status) -> list[str]:
     if event := value["last_event"]:
         message = " ".join(str(event["message"]).split())[:100]
         found.append(f"  last event  {duration(event['seconds_ago'])} ago: {event['reason']}: {message}")
+    if len(value["pods"]) != value["pods_wanted"]:
+        found.append(f"  pods        {len(value['pods'])} of {value['pods_wanted']} are there")
     found += _table(value["pods"])
     return [*found, *(f"  not seen: {what}: {reason}" for what, reason in value["not_seen"].items())]
 
