@@ -15,6 +15,7 @@ from tools.preflight.amounts import amount
 
 Object = dict[str, Any]
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+TOGETHER = 5.0  # seconds in which the operator asks for all pods of a job
 PATIENCE = 30.0  # seconds that operator and scheduler have before their silence says something
 OPERATOR_IMAGE = "training-operator"
 FAILED_TO_CREATE = ("FailedCreatePod", "FailedCreateService", "FailedCreate")
@@ -122,7 +123,7 @@ def _still(snapshot: Snapshot, event: Object) -> bool:
     refusal = event.get("reason") in FAILED_TO_CREATE and event.get("type") == "Warning"
     at = event_time(event)
     made = max((pod.created for pod in snapshot.pods if pod.created), default=None)
-    since = at is not None and made is not None and made > at
+    since = at is not None and made is not None and (made - at).total_seconds() > TOGETHER
     return refusal and not since and "already exists" not in str(event.get("message"))
 
 
