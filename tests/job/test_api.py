@@ -45,7 +45,7 @@ def test_cells_are_made_of_stable_apis(cell: str, rendered: dict[str, Manifests]
     assert versions(allreduce.manifests(cell)) <= set(STABLE_SINCE) | OPERATOR
 
 
-@pytest.mark.parametrize("service", ["tensorboard", "debug"])
+@pytest.mark.parametrize("service", ["tensorboard", "tensorboard-exposed", "debug"])
 def test_services_are_made_of_stable_apis(service: str) -> None:
     renderer = kustomize.find(repo.root())
     assert renderer is not None

@@ -48,3 +48,33 @@ def test_a_url_is_one_that_answers(world: NewWorld, cluster: Cluster) -> None:
     refused = pytest.raises(UserError, match="service/tensorboard: nobody there")
     with refused, tensorboard.forwarded(Kubectl(), port, lambda _: None):
         pass
+
+
+def test_exposed_only_the_proxy_is_reached(world: NewWorld) -> None:
+    """TensorBoard listens on the pod's loopback; what asks for a password listens on all addresses."""
+    made = world()
+    found = tensorboard.manifests(made.job, exposed=True)
+    (deployment,) = found.of_kind("Deployment")
+    (service,) = found.of_kind("Service")
+    (policy,) = found.of_kind("NetworkPolicy")
+    board, proxy = deployment["spec"]["template"]["spec"]["containers"]
+    assert board["image"] == made.container(0)["image"] != proxy["image"]
+    assert "--host=127.0.0.1" in board["args"]
+    assert "readinessProbe" not in board, "the kubelet does not get to the loopback"
+    (port,) = proxy["ports"]
+    assert (port["containerPort"], proxy["readinessProbe"]["httpGet"]["scheme"]) == (
+        tensorboard.HTTPS,
+        "HTTPS",
+    )
+    assert tensorboard.HTTPS in [one["port"] for one in service["spec"]["ports"]]
+    assert policy["spec"]["ingress"] == [{"ports": [{"protocol": "TCP", "port": tensorboard.HTTPS}]}]
+    volumes = deployment["spec"]["template"]["spec"]["volumes"]
+    assert {one["secret"]["secretName"] for one in volumes if "secret" in one} == set(tensorboard.SECRETS)
+
+
+def test_exposed_without_its_secrets_nothing_is_applied(world: NewWorld, cluster: Cluster) -> None:
+    cluster(world())
+    with pytest.raises(UserError, match="lacks secret tensorboard-tls") as refused:
+        tensorboard.require_secrets(Kubectl(None, "team-a"))
+    assert refused.value.hint is not None
+    assert refused.value.hint.startswith("kubectl create secret tls tensorboard-tls")

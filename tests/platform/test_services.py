@@ -83,7 +83,7 @@ def pods(made: dict[str, Object]) -> list[Object]:
     return found
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "debug"])
+@pytest.mark.parametrize("name", ["tensorboard", "tensorboard-exposed", "debug"])
 def test_services_alone(
     name: str,
     plain: Callable[[str], dict[str, Object]],
@@ -115,12 +115,13 @@ def check(
     for pod in pods(made):
         assert loose(pod) == []
         assert "${" not in repr(pod)
-        (container,) = pod["containers"]
-        assert re.search(r":\d+\.\d+\.\d+$", container["image"])
-        assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"] or (
-            "cpu" in container["resources"]["requests"]
-        )
-        assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
+        for container in pod["containers"]:
+            assert re.search(r":\d+\.\d+\.\d+$", container["image"])
+            resources = container["resources"]
+            equal = resources["limits"]["memory"] == resources["requests"]["memory"]
+            assert equal or "cpu" in resources["requests"]
+        mounted = {one["name"] for container in pod["containers"] for one in container["volumeMounts"]}
+        assert mounted == {one["name"] for one in pod["volumes"]}
         for name in config_maps(pod):
             assert f"ConfigMap/{name}" in made
         if "serviceAccountName" in pod:

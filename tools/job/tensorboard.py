@@ -28,24 +28,43 @@ READY_SECONDS = 180.0  # until it is Ready: an image may have to be pulled
 FORWARD_SECONDS = 60.0  # until it answers through the port-forward
 EVERY = 1.0
 ADDRESS = "127.0.0.1"  # never anything else: it has no login
+HTTPS = 8443  # the proxy's, in images/tensorboard/proxy.conf
+# What the proxy takes, and how it is made.
+SECRETS = {
+    "tensorboard-tls": "kubectl create secret tls tensorboard-tls --cert=tls.crt --key=tls.key",
+    "tensorboard-login": "htpasswd -c htpasswd NAME, then"
+    " kubectl create secret generic tensorboard-login --from-file=htpasswd",
+}
 
 
-def manifests(job: Object) -> Manifests:
-    """Return base/services/tensorboard with the job's image and the claim that its runs are on."""
+def manifests(job: Object, exposed: bool = False) -> Manifests:
+    """Return base/services/tensorboard with the job's image and the claim that its runs are on.
+
+    `exposed`: with the proxy before it, base/services/tensorboard-exposed.
+    """
     spec = next(iter(job["spec"]["pytorchReplicaSpecs"].values()))["template"]["spec"]
     pod = JobPod({"spec": spec})
     claims = claim_names(pod)
     if not claims:
         raise UserError(f"{job['metadata']['name']} mounts no claim: its runs are gone with its pods", code=1)
-    path = repo.root() / "base/services/tensorboard"
+    path = repo.root() / "base/services" / ("tensorboard-exposed" if exposed else "tensorboard")
     found = parse(kustomize.ensure(repo.root(), output.note).build(path), repo.shown(path))
     (deployment,) = found.of_kind("Deployment")
     own = deployment["spec"]["template"]["spec"]
-    own["containers"][0]["image"] = pod.container_spec["image"]
+    board = next(one for one in own["containers"] if one["name"] == NAME)
+    board["image"] = pod.container_spec["image"]
     for volume in own["volumes"]:
         if "persistentVolumeClaim" in volume:
             volume["persistentVolumeClaim"]["claimName"] = claims[0]
     return found
+
+
+def require_secrets(kubectl: Kubectl) -> None:
+    """Raise UserError where the namespace lacks what the proxy takes; who may not look goes on."""
+    for name, remedy in SECRETS.items():
+        done = kubectl.run("get", "secret", name, "--ignore-not-found", "--output=name")
+        if done.returncode == 0 and not done.stdout.strip():
+            raise UserError(f"namespace {kubectl.namespace} lacks secret {name}", remedy, 1)
 
 
 def start(kubectl: Kubectl, found: Manifests, say: Callable[[str], None]) -> list[Applied]:

@@ -2,12 +2,14 @@
 
 It reads all runs on the job's claim, read-only, with the job's image. It has no login, so that nothing but
 the port-forward leads to it: 127.0.0.1 here, and a NetworkPolicy there that lets no pod in without a label.
-Who wants it exposed puts a proxy before it that authenticates and speaks TLS (base/services/README.md).
+With --expose a proxy stands before it that asks for a password and speaks TLS: port 8443 of its Service, for
+an Ingress or a load balancer of yours. It takes two Secrets (base/services/README.md).
 
 \b
 Examples:
   yard job tensorboard cpu-llama-tiny-train
   yard job tensorboard --port 7007
+  yard job tensorboard --expose --no-forward
   yard job tensorboard --stop
 
 \b
@@ -35,11 +37,18 @@ from tools.kubectl import Kubectl
     "--port", type=click.IntRange(1, 65535), default=tensorboard.PORT, show_default=True, metavar="N",
     help="The port on this machine.",
 )  # fmt: skip
+@click.option("--expose", is_flag=True, help="With a proxy before it: a password, and TLS.")
 @click.option("--stop", is_flag=True, help="Remove it.")
 @click.option("--no-forward", is_flag=True, help="Return once it is Ready.")
 @options.as_json
 def command(
-    kubectl: Kubectl, job: str | None, port: int, stop: bool, no_forward: bool, as_json: bool
+    kubectl: Kubectl,
+    job: str | None,
+    port: int,
+    expose: bool,
+    stop: bool,
+    no_forward: bool,
+    as_json: bool,
 ) -> None:
     here = Kubectl(kubectl.context, submit.namespace_of(kubectl))
     if stop:
@@ -49,11 +58,16 @@ def command(
     found = submit.existing(here, name)
     if found is None:
         raise UserError(f"no such job in namespace {here.namespace}: {name}", "yard job list -A")
-    applied = tensorboard.start(here, tensorboard.manifests(found), output.note)
+    if expose:
+        tensorboard.require_secrets(here)
+    applied = tensorboard.start(here, tensorboard.manifests(found, expose), output.note)
     objects = [{"kind": one.kind, "name": one.name, "uid": one.uid} for one in applied]
     if not as_json:
         for one in applied:
             output.line(f"{here.namespace}/{one.kind}/{one.name} {one.uid}")
+    if expose:
+        name = f"{tensorboard.NAME}.{here.namespace}.svc:{tensorboard.HTTPS}"
+        output.note(f"in the cluster: https://{name}, with a name and a password of tensorboard-login")
     if no_forward:
         words = here.words("port-forward", f"service/{tensorboard.NAME}", f"{port}:{tensorboard.PORT}")
         if as_json:
