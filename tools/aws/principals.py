@@ -10,8 +10,6 @@ from tools.errors import UserError
 
 ARN = re.compile(r"arn:(?P<partition>aws[\w-]*):(?P<service>iam|sts)::(?P<account>\d{12}):(?P<rest>\S+)")
 ASSUMED = re.compile(r"assumed-role/(?P<role>[\w+=,.@-]+)/(?P<session>.+)")
-# Roles of IAM Identity Center have this path, which the session's ARN leaves out.
-SSO_ROLE = "AWSReservedSSO_"
 
 
 @dataclass(frozen=True)

@@ -242,7 +242,8 @@ def mounts(snapshot: Snapshot) -> Iterator[Cause]:
 
 def _passes(snapshot: Snapshot, pod: JobPod, event: Object) -> bool:
     """Say whether what a kubelet has complained of may pass by itself: the pod is new, and it asks again."""
-    if (snapshot.age(pod.placed) or PASSES) >= PASSES:
+    age = snapshot.age(pod.placed)
+    if age is None or age >= PASSES:
         return False
     alike = (one for one in snapshot.events("Pod", pod.name) if one.get("reason") == event.get("reason"))
     tries = sum(int(one.get("count") or 1) for one in alike)

@@ -30,6 +30,12 @@ def the_network_plugin_has_no_address_at_once(world: World) -> None:
     world.event("Pod", world.name(1), "FailedCreatePodSandBox", NO_ADDRESS, seconds=4)
 
 
+@situation(HEALTHY)
+def it_is_asked_in_the_very_second(world: World) -> None:
+    _new(world, 1, seconds=0)
+    world.event("Pod", world.name(1), "FailedCreatePodSandBox", NO_ADDRESS, seconds=0)
+
+
 @situation("pod-network")
 def the_network_plugin_has_no_address_at_the_fourth_try(world: World) -> None:
     _new(world, 1, seconds=25)
