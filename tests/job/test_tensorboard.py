@@ -78,3 +78,4 @@ def test_exposed_without_its_secrets_nothing_is_applied(world: NewWorld, cluster
         tensorboard.require_secrets(Kubectl(None, "team-a"))
     assert refused.value.hint is not None
     assert refused.value.hint.startswith("kubectl create secret tls tensorboard-tls")
+    assert refused.value.hint.endswith(" -n team-a")

@@ -61,9 +61,10 @@ def manifests(job: Object, exposed: bool = False) -> Manifests:
 
 def require_secrets(kubectl: Kubectl) -> None:
     """Raise UserError where the namespace lacks what the proxy takes; who may not look goes on."""
-    for name, remedy in SECRETS.items():
+    for name, command in SECRETS.items():
         done = kubectl.run("get", "secret", name, "--ignore-not-found", "--output=name")
         if done.returncode == 0 and not done.stdout.strip():
+            remedy = f"{command} -n {kubectl.namespace}"
             raise UserError(f"namespace {kubectl.namespace} lacks secret {name}", remedy, 1)
 
 
