@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
+from tools.job import queues
 from tools.job.cause import Cause, Layer, short
 from tools.job.placement import name_of, requests, shown
+from tools.job.queues import QUEUE_LABEL
 from tools.job.snapshot import Snapshot, event_time
 from tools.job.times import duration, moment
 from tools.preflight.amounts import amount
 
 Object = dict[str, Any]
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 TOGETHER = 5.0  # seconds in which the operator asks for all pods of a job
 PATIENCE = 30.0  # seconds that operator and scheduler have before their silence says something
 OPERATOR_IMAGE = "training-operator"
@@ -37,42 +38,31 @@ def suspended(snapshot: Snapshot) -> Iterator[Cause]:
         evidence = ["spec.runPolicy.suspend: true"]
         yield Cause("suspended", Layer.JOB, "the job is suspended", evidence, at=at)
         return
-    yield Cause(
-        "queue", Layer.JOB, f"Kueue has not admitted the job to queue {queue}", _kueue(snapshot, queue), at=at
-    )
-
-
-def _kueue(snapshot: Snapshot, queue: str) -> list[str]:
-    found = [f"label {QUEUE_LABEL}: {queue}, spec.runPolicy.suspend: true"]
-    if snapshot.saw("LocalQueue") and snapshot.find("LocalQueue", queue) is None:
-        return [*found, f"there is no LocalQueue {queue} in namespace {snapshot.namespace}"]
-    for workload in snapshot.of("Workload"):
-        owners = [owner.get("uid") for owner in workload["metadata"].get("ownerReferences") or []]
-        if snapshot.uid not in owners:
-            continue
-        for condition in (workload.get("status") or {}).get("conditions") or []:
-            if condition["type"] in ("QuotaReserved", "Admitted") and condition["status"] != "True":
-                found.append(
-                    short(f"Workload {workload['metadata']['name']}: {condition.get('message', '')}")
-                )
-    return found
+    found, advice = queues.kueue(snapshot, queue)
+    summary = f"Kueue has not admitted the job to queue {queue}"
+    evidence = [*found, "spec.runPolicy.suspend: true"]
+    yield Cause("queue", Layer.JOB, summary, evidence, at=at, advice=advice)
 
 
 def gang(snapshot: Snapshot) -> Iterator[Cause]:
     """A gang scheduler has not let the group of pods in."""
-    if is_over(snapshot) or len(snapshot.pods) >= snapshot.replicas:
+    if is_over(snapshot):
         return
-    for group in snapshot.of("PodGroup"):
-        phase = (group.get("status") or {}).get("phase")
-        if group["metadata"]["name"] == snapshot.name and phase in (None, "Pending"):
-            least = (group.get("spec") or {}).get("minMember")
-            conditions = (group.get("status") or {}).get("conditions") or []
-            said = [short(one["message"]) for one in conditions[-1:] if one.get("message")]
-            evidence = [f"PodGroup {snapshot.name}: phase {phase or 'none'}, minMember {least}", *said]
-            summary = (
-                f"the gang of {least} pods is not admitted to queue {group['spec'].get('queue', 'default')}"
-            )
-            yield Cause("queue", Layer.JOB, summary, evidence)
+    pods = snapshot.pods
+    if len(pods) < snapshot.replicas or any(pod.node is None for pod in pods):
+        yield from queues.shut(snapshot, pods)
+    group = queues.group(snapshot)
+    phase = ((group or {}).get("status") or {}).get("phase")
+    if len(pods) < snapshot.replicas and group is not None and phase in (None, "Pending"):
+        least = (group.get("spec") or {}).get("minMember")
+        conditions = (group.get("status") or {}).get("conditions") or []
+        said = [short(one["message"]) for one in conditions[-1:] if one.get("message")]
+        evidence = [
+            f"PodGroup {group['metadata']['name']}: phase {phase or 'none'}, minMember {least}",
+            *said,
+        ]
+        summary = f"the gang of {least} pods is not admitted to queue {group['spec'].get('queue', 'default')}"
+        yield Cause("queue", Layer.JOB, summary, evidence)
 
 
 def operator(snapshot: Snapshot) -> Iterator[Cause]:

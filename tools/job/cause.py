@@ -123,6 +123,9 @@ REMEDIES = {
     ),
     "drained": "somebody drained the node or deleted the pod; the job resumes from its checkpoint",
     "node-lost": "the node is gone or cut off; delete its pods, and the job resumes elsewhere",
+    "node-unhealthy": (
+        "cordon the node and have it repaired or replaced; delete its pods, and the job resumes elsewhere"
+    ),
     "deadline": "it took longer than activeDeadlineSeconds: raise it, and submit again to resume",
     "backoff": "restarts are used up: find the first failure in the logs, correct it, and submit again",
     "oom-device": (

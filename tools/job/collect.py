@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tools.errors import UserError
-from tools.job import probe
-from tools.job.before import QUEUE_LABEL
+from tools.job import deviceclaims, probe
 from tools.job.placing import claim_names
 from tools.job.pod import JobPod
+from tools.job.queues import QUEUE_LABEL
 from tools.job.snapshot import CURRENT, PREVIOUS, Log, Snapshot, own_pods
 from tools.job.starting import needed
 from tools.kubectl import SECONDS, Kubectl
@@ -35,11 +35,19 @@ NAMESPACED = {
     "ResourceQuota": "resourcequotas",
 }
 GLOBAL = {"Node": "nodes", "StorageClass": "storageclasses", "PersistentVolume": "persistentvolumes"}
-QUEUES = {
+KUEUE = {
     "LocalQueue": "localqueues.kueue.x-k8s.io",
     "Workload": "workloads.kueue.x-k8s.io",
-    "PodGroup": "podgroups.scheduling.volcano.sh",
+    "ClusterQueue": "clusterqueues.kueue.x-k8s.io",
 }
+# Whose groups and queues a scheduler places by.
+GANGS = {
+    "volcano": {"PodGroup": "podgroups.scheduling.volcano.sh", "Queue": "queues.scheduling.volcano.sh"},
+    "kai-scheduler": {"PodGroup": "podgroups.scheduling.run.ai", "Queue": "queues.scheduling.run.ai"},
+    "scheduler-plugins-scheduler": {"PodGroup": "podgroups.scheduling.x-k8s.io"},
+}
+NODE_EVENTS = "events of nodes"
+CLUSTER_NAMESPACE = "default"  # where events about objects without a namespace are kept
 
 
 def collect(kubectl: Kubectl, name: str, *, logs: bool = True, run: bool = True) -> Snapshot:
@@ -52,9 +60,13 @@ def collect(kubectl: Kubectl, name: str, *, logs: bool = True, run: bool = True)
     here = Kubectl(kubectl.context, namespace)
     taker = _Taker(here)
     single = {"all pods": ("pods", "--all-namespaces", LIVE), "own pods": ("pods", _label(name))}
-    single |= {kind: (resource,) for kind, resource in _queues(job).items()}
+    if namespace != CLUSTER_NAMESPACE:
+        single[NODE_EVENTS] = ("events", f"--namespace={CLUSTER_NAMESPACE}")
     taker.take(single, (NAMESPACED, GLOBAL))
     objects, unseen = taker.objects, taker.unseen
+    about = ("Node", "NodeClaim")
+    told = [one for one in objects.pop(NODE_EVENTS, []) if one.get("involvedObject", {}).get("kind") in about]
+    objects["Event"] = [*objects.get("Event", []), *told]
     own = objects.pop("own pods", [])
     everyone = objects.pop("all pods", [])
     _rename(unseen, "own pods", "Pod")
@@ -62,6 +74,7 @@ def collect(kubectl: Kubectl, name: str, *, logs: bool = True, run: bool = True)
     objects["Pod"] = own_pods(own, name)
     mine = {pod["metadata"]["uid"] for pod in objects["Pod"]}
     pods = [JobPod(pod) for pod in objects["Pod"]]
+    taker.take(_further(job, pods, objects), ())
     _keep_bound(objects, pods)
     _references(here, job, pods, objects, unseen)
     found = _logs(here, pods, unseen) if logs else []
@@ -124,16 +137,28 @@ def _rename(unseen: dict[str, str], old: str, new: str) -> None:
         unseen[new] = unseen.pop(old)
 
 
-def _queues(job: Object) -> dict[str, str]:
-    """Return the kinds of queues that this job has to do with: most clusters have none of them."""
-    templates = [one.get("template") or {} for one in job["spec"]["pytorchReplicaSpecs"].values()]
-    volcano = any((one.get("spec") or {}).get("schedulerName") == "volcano" for one in templates)
-    kueue = QUEUE_LABEL in (job["metadata"].get("labels") or {})
-    volcano = volcano or bool((job["spec"].get("runPolicy") or {}).get("schedulingPolicy"))
+def _further(job: Object, pods: list[JobPod], objects: dict[str, list[Object]]) -> dict[str, tuple[str, ...]]:
+    """Return what else this job has to do with, by kind: most clusters have none of it."""
+    specs = [
+        (one.get("template") or {}).get("spec") or {} for one in job["spec"]["pytorchReplicaSpecs"].values()
+    ]
+    schedulers = {str(spec.get("schedulerName")) for spec in [*specs, *(pod.spec for pod in pods)]}
+    if (job["spec"].get("runPolicy") or {}).get("schedulingPolicy") and not schedulers & set(GANGS):
+        schedulers.add("volcano")
+    wanted: dict[str, str] = {}
+    for name, kinds in GANGS.items():
+        wanted |= kinds if name in schedulers else {}
+    labels = [job["metadata"].get("labels") or {}, *(pod.labels for pod in pods)]
+    wanted |= KUEUE if any(QUEUE_LABEL in one for one in labels) else {}
+    if any(spec.get("resourceClaims") for spec in [*specs, *(pod.spec for pod in pods)]):
+        wanted |= deviceclaims.KINDS
+    waits = any(pod.node is None for pod in pods)
+    if waits and any("nodeclaim/" in str(one.get("message")) for one in objects["Event"]):
+        wanted["NodeClaim"] = "nodeclaims.karpenter.sh"
+    everywhere = ("--all-namespaces",)
     return {
-        kind: resource
-        for kind, resource in QUEUES.items()
-        if (kind == "PodGroup" and volcano) or (kind != "PodGroup" and kueue)
+        kind: (resource, *(everywhere if kind == "ResourceClaim" else ()))
+        for kind, resource in wanted.items()
     }
 
 

@@ -10,11 +10,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tools.errors import UserError
-from tools.job import runners
+from tools.job import nodehealth, runners
 from tools.job.collect import in_pod
 from tools.job.failing import accelerators
 from tools.job.pod import JobPod
-from tools.job.running import ill
 from tools.job.snapshot import Snapshot
 from tools.kubectl import Kubectl
 
@@ -106,9 +105,14 @@ def look(kubectl: Kubectl, seen: Snapshot) -> Found:
     return Found(
         [device for devices, _, _ in answers for device in devices],
         [text for _, texts, _ in answers for text in texts]
-        + [f"{pod.short} on {pod.node}: {text}" for pod in wanting for text in ill(seen, pod)],
+        + [f"{pod.short} on {pod.node}: {text}" for pod in wanting for text in _ill(seen, pod)],
         [text for _, _, texts in answers for text in texts],
     )
+
+
+def _ill(seen: Snapshot, pod: JobPod) -> list[str]:
+    """Return what is said of a pod's node when its accelerators are not well."""
+    return [word.text for word in nodehealth.words(seen, pod.node) if word.kind == "device"]
 
 
 def _of_pod(kubectl: Kubectl, pod: JobPod, ranks: list[int]) -> tuple[list[Device], list[str], list[str]]:

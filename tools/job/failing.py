@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from tools.facts.instances import NEURON, NVIDIA
-from tools.job import classes, loglines, signs, starting
+from tools.job import classes, loglines, nodehealth, signs, starting
 from tools.job.cause import Cause, Layer, short
 from tools.job.classes import layer_of, what
-from tools.job.placement import requests
+from tools.job.placement import is_accelerator, requests
 from tools.job.pod import End, JobPod
 from tools.job.progress import last_moved
 from tools.job.snapshot import CURRENT, PREVIOUS, Snapshot, event_time
@@ -24,6 +23,8 @@ Object = dict[str, Any]
 WAITS_FOR_MASTER = "init-pytorch"  # of the operator: it ends when the master's name does not resolve
 PROBE_LAG = 120.0  # seconds between a kubelet's word and the end of the container, its grace included
 METRICS_LAG = 5.0  # seconds that a step's metrics may be written after its end
+# What befalls a process without a fault of its own: a node that is not well explains it.
+FROM_OUTSIDE = ("node-lost", "drained", "killed", "memory-fault")
 DISRUPTIONS = {
     "PreemptionByScheduler": ("preempted", "a pod of higher priority took its place"),
     "PreemptionByKubeScheduler": ("preempted", "a pod of higher priority took its place"),
@@ -61,7 +62,7 @@ def failures(snapshot: Snapshot) -> Iterator[Cause]:
         told = _from_status(one) or _from_log(snapshot, one) or _from_code(snapshot, one)
         if told is None or told.kind in ("drained", "killed", "crash"):
             told = _from_probe(snapshot, one) or told
-        found += [told] if told else []
+        found += [_with_node(snapshot, one, told)] if told else []
     yield from classes.first_of_each(found)
 
 
@@ -232,6 +233,19 @@ def _from_probe(snapshot: Snapshot, failed: Failed) -> Cause | None:
     return None
 
 
+def _with_node(snapshot: Snapshot, failed: Failed, told: Cause) -> Cause:
+    """Return a cause from outside the process with what was wrong with the node, which then explains it."""
+    if told.kind not in FROM_OUTSIDE:
+        return told
+    said = nodehealth.words(snapshot, failed.pod.node, told.at)
+    evidence = [*told.evidence, *(one.text for one in said)]
+    ill = next((one.kind for one in said if one.kind != "node-lost"), None)
+    if ill is None:
+        return replace(told, evidence=evidence)
+    summary = nodehealth.SUMMARIES[ill].format(node=failed.pod.node)
+    return replace(told, kind=ill, layer=Layer.FAILED, summary=summary, evidence=evidence)
+
+
 def _memory_limit(failed: Failed) -> str:
     named = (one for one in failed.pod.spec.get("initContainers") or [] if one.get("name") == failed.init)
     container = next(named, {}) if failed.init else failed.pod.container_spec
@@ -240,5 +254,4 @@ def _memory_limit(failed: Failed) -> str:
 
 def accelerators(spec: Object) -> int:
     """Return how many accelerators a pod of this spec asks for."""
-    asked = requests(spec)
-    return int(sum(asked.get(name, 0) for name in (NVIDIA, NEURON)))
+    return int(sum(value for name, value in requests(spec).items() if is_accelerator(name)))

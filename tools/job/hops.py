@@ -12,9 +12,9 @@ from typing import Any
 from tools import repo
 from tools.errors import UserError
 from tools.job.collect import container_name
-from tools.job.placement import selects
 from tools.job.pod import JobPod
 from tools.job.running import lets_in
+from tools.job.selectors import selects
 from tools.job.snapshot import Snapshot
 from tools.kubectl import Kubectl
 from tools.operator_rules import DEFAULT_PORT

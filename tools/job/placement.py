@@ -1,8 +1,9 @@
 """Why no node takes a pod: recomputed from nodes and requests, never read from the scheduler's message.
 
 The rules are those of kube-scheduler (kubernetes pkg/scheduler/framework/plugins, v1.36): node name,
-cordon, taints, node selector and affinity, the zone of a bound volume, required pod anti-affinity by host,
-resources, and the number of pods. What is not computed is named in `ignored`.
+cordon, taints, node selector and affinity, the place of volumes and of devices that are allocated, the rules
+between pods (tools/job/neighbours.py), resources, and the number of pods. What is not computed is named in
+`ignored`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from decimal import Decimal
 from typing import Any
 
 from tools.facts.instances import EFA, NEURON, NVIDIA
+from tools.job import neighbours, selectors
+from tools.job.selectors import CORDON, labels_of
 from tools.preflight.amounts import amount, plain
 
 Object = dict[str, Any]
-HOST_LABEL = "kubernetes.io/hostname"
-CORDON = "node.kubernetes.io/unschedulable"
 # Taints that a node has until it can be used, or while it does not answer.
 NOT_READY = (
     *(f"node.kubernetes.io/{one}" for one in ("not-ready", "unreachable", "network-unavailable")),
@@ -25,8 +26,9 @@ NOT_READY = (
 )
 # What a device is called by people.
 NAMES = {NVIDIA: "GPUs", EFA: "EFA interfaces", NEURON: "Neuron devices", "cpu": "CPUs", "memory": "memory"}
-# A pod that needs a device is short of the device first: the order in which a shortage is named.
-FIRST = (NVIDIA, NEURON, EFA)
+# What device plugins call accelerators and parts of them: MIG slices, shared cards, cores.
+MIG = "nvidia.com/mig-"
+ACCELERATORS = ("nvidia.com/gpu", MIG, "aws.amazon.com/neuron", "amd.com/gpu", "habana.ai/")
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,18 @@ class Obstacle:
     fact: str
     resource: str = ""
     never: bool = False
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something that a pod needs can be had: a volume, or devices that are allocated to its claim.
+
+    `kind` is that of the obstacle (`zone`, `device-place`), `what` its name in words.
+    """
+
+    kind: str
+    what: str
+    terms: list[Object]  # of node selectors
 
 
 @dataclass(frozen=True)
@@ -69,18 +83,12 @@ class Fit:
         return {node: self.obstacles[node] for node, rank in ranked.items() if rank == best}
 
 
-# From what a pod can never be on to what only time or money is missing for.
+# From what a pod can never be on to what only time or money is missing for. A node that only a rule between
+# pods closes has room: the rule is what stops the pod there, and without it nothing would.
 ORDER = (
-    "name",
-    "selector",
-    "affinity",
-    "zone",
-    "not ready",
-    "cordoned",
-    "taint",
-    "apart",
-    "pods",
-    "resource",
+    *("name", "selector", "affinity", "zone", "device-place"),
+    *("not ready", "cordoned", "taint", "volume", "pods", "resource"),
+    *("ports", "together", "apart", "spread"),
 )
 
 
@@ -113,24 +121,29 @@ class Nodes:
             self._used[node] = total
         return self._used[node]
 
-    def fit(self, pod: Object, volumes: Iterable[Object] = ()) -> Fit:
-        """Return what each node says to `pod`; `volumes` are those that its claims are bound to."""
-        bound = list(volumes)
+    def fit(self, pod: Object, places: Iterable[Place] = (), alone: Iterable[str] = ()) -> Fit:
+        """Return what each node says to `pod`.
+
+        `places` are where its volumes and devices are, `alone` the claims that one pod alone may mount.
+        """
+        bound, exclusive = list(places), set(alone)
         spec = pod["spec"]
+        rules = neighbours.checks(pod, self.nodes, self.on)
         checks: list[Callable[[Object], Iterable[Obstacle]]] = [
             lambda node: _by_name(spec, node),
             lambda node: _by_selector(spec, node),
             lambda node: _by_affinity(spec, node),
-            lambda node: _by_zone(bound, node),
+            lambda node: _by_place(bound, node),
             lambda node: _by_taints(spec, node),
-            lambda node: self._by_anti_affinity(pod, node),
+            lambda node: (Obstacle(*fact) for rule in rules for fact in rule(node)),
+            lambda node: self._by_volume(exclusive),
             lambda node: self._by_count(node),
             lambda node: self._by_resources(spec, node),
         ]
         found = {
             node["metadata"]["name"]: [one for check in checks for one in check(node)] for node in self.nodes
         }
-        return Fit(found, _ignored(spec))
+        return Fit(found, neighbours.unknown(pod))
 
     def _by_count(self, node: Object) -> Iterable[Obstacle]:
         most = _allocatable(node).get("pods")
@@ -140,39 +153,33 @@ class Nodes:
 
     def _by_resources(self, spec: Object, node: Object) -> Iterable[Obstacle]:
         used, has = self.used(node["metadata"]["name"]), _allocatable(node)
-        for resource, wanted in sorted(requests(spec).items(), key=lambda one: _weight(one[0])):
+        for resource, wanted in sorted(requests(spec).items(), key=lambda one: rank(one[0])):
             free = has.get(resource, Decimal(0)) - used.get(resource, Decimal(0))
             if wanted > 0 and wanted > free:
                 total = has.get(resource, Decimal(0))
                 fact = (
                     f"{shown(resource, free)} of {shown(resource, total)} {name_of(resource)} free,"
-                    f" {shown(resource, wanted)} wanted"
+                    f" {shown(resource, wanted)} wanted{_instead(resource, has) if wanted > total else ''}"
                 )
                 yield Obstacle("resource", fact, resource, never=wanted > total)
 
-    def _by_anti_affinity(self, pod: Object, node: Object) -> Iterable[Obstacle]:
-        terms = ((pod["spec"].get("affinity") or {}).get("podAntiAffinity") or {}).get(REQUIRED) or []
-        namespace = pod["metadata"].get("namespace")
-        for term in terms:
-            if term.get("topologyKey") != HOST_LABEL:
-                continue
-            for other in self.on(node["metadata"]["name"]):
-                same = other["metadata"].get("namespace") == namespace
-                labels = other["metadata"].get("labels") or {}
-                if same and selects(term.get("labelSelector"), labels):
-                    yield Obstacle(
-                        "apart", f"{other['metadata']['name']} is there, and the two exclude each other"
-                    )
-                    break
-
-
-REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+    def _by_volume(self, exclusive: set[str]) -> Iterable[Obstacle]:
+        """A volume of access mode ReadWriteOncePod is one pod's, wherever that is."""
+        for pod in self.pods if exclusive else ():
+            mounted = {
+                (volume.get("persistentVolumeClaim") or {}).get("claimName")
+                for volume in pod["spec"].get("volumes") or []
+            }
+            for name in sorted(exclusive & mounted):
+                holder = pod["metadata"]["name"]
+                yield Obstacle("volume", f"claim {name} is ReadWriteOncePod, and {holder} has it")
 
 
 def requests(spec: Object) -> dict[str, Decimal]:
     """Return what a pod requests, by resource: its containers together or its largest init container.
 
     The overhead comes on top. An init container that restarts always runs beside the others and counts so.
+    What the pod asks for as a whole (spec.resources) stands instead of its containers' sum.
     """
     init = spec.get("initContainers") or []
     sidecars = [one for one in init if one.get("restartPolicy") == "Always"]
@@ -183,6 +190,7 @@ def requests(spec: Object) -> dict[str, Decimal]:
     for container in (one for one in init if one not in sidecars):
         for resource, value in _requested(container).items():
             total[resource] = max(total.get(resource, Decimal(0)), value)
+    total |= _requested(spec)
     for resource, value in (spec.get("overhead") or {}).items():
         total[resource] = total.get(resource, Decimal(0)) + (amount(value) or Decimal(0))
     return total
@@ -190,7 +198,21 @@ def requests(spec: Object) -> dict[str, Decimal]:
 
 def name_of(resource: str) -> str:
     """Return how a resource is called: GPUs for nvidia.com/gpu."""
+    if resource.startswith(MIG):
+        return f"MIG slices {resource.removeprefix(MIG)}"
     return NAMES.get(resource, resource)
+
+
+def is_accelerator(resource: str) -> bool:
+    """Say whether a resource is an accelerator or a part of one."""
+    return resource.startswith(ACCELERATORS)
+
+
+def rank(resource: str) -> tuple[int, str]:
+    """Return the place of a resource among those that a pod is short of: devices are named first."""
+    if is_accelerator(resource):
+        return 0, resource
+    return (1 if resource == EFA else 2), resource
 
 
 def shown(resource: str, value: Decimal) -> str:
@@ -198,15 +220,6 @@ def shown(resource: str, value: Decimal) -> str:
     if resource in ("memory", "ephemeral-storage") or resource.startswith("hugepages-"):
         return f"{value / 2**30:.1f} GiB"
     return plain(round(value, 2))
-
-
-def selects(selector: Object | None, labels: Object) -> bool:
-    """Say whether a label selector (matchLabels, matchExpressions) takes `labels`; None takes nothing."""
-    if selector is None:
-        return False
-    wanted = (selector.get("matchLabels") or {}).items()
-    exact = all(labels.get(key) == value for key, value in wanted)
-    return exact and all(_expression(one, labels) for one in selector.get("matchExpressions") or [])
 
 
 def _requested(container: Object) -> dict[str, Decimal]:
@@ -221,8 +234,12 @@ def _allocatable(node: Object) -> dict[str, Decimal]:
     return {name: amount(value) or Decimal(0) for name, value in values.items()}
 
 
-def _weight(resource: str) -> tuple[int, str]:
-    return (FIRST.index(resource) if resource in FIRST else len(FIRST), resource)
+def _instead(resource: str, has: dict[str, Decimal]) -> str:
+    """Return what a node has instead of an accelerator that it has too few of: another cut of its cards."""
+    others = [one for one in sorted(has) if is_accelerator(one) and one != resource and has[one] > 0]
+    if not is_accelerator(resource) or not others:
+        return ""
+    return f"; it has {', '.join(f'{plain(has[one])} {one}' for one in others)}"
 
 
 def _by_name(spec: Object, node: Object) -> Iterable[Obstacle]:
@@ -232,72 +249,37 @@ def _by_name(spec: Object, node: Object) -> Iterable[Obstacle]:
 
 
 def _by_selector(spec: Object, node: Object) -> Iterable[Obstacle]:
-    labels = node["metadata"].get("labels") or {}
+    labels = labels_of(node)
     for key, value in (spec.get("nodeSelector") or {}).items():
         if labels.get(key) != value:
             yield Obstacle("selector", f"{key} is {labels.get(key, 'absent')}, {value} is selected")
 
 
 def _by_affinity(spec: Object, node: Object) -> Iterable[Obstacle]:
-    wanted = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED)
-    if not wanted:
-        return
-    terms = wanted.get("nodeSelectorTerms") or []
-    if not any(_term(term, node) for term in terms):
+    terms = selectors.node_terms(spec)
+    if terms is not None and not any(selectors.term(one, node) for one in terms):
         yield Obstacle("affinity", _not_matched(terms, node))
 
 
-def _term(term: Object, node: Object) -> bool:
-    labels = node["metadata"].get("labels") or {}
-    fields = {"metadata.name": node["metadata"]["name"]}
-    expressions, by_field = term.get("matchExpressions") or [], term.get("matchFields") or []
-    if not expressions and not by_field:
-        return False
-    return all(_expression(one, labels) for one in expressions) and all(
-        _expression(one, fields) for one in by_field
-    )
-
-
-def _expression(one: Object, labels: Object) -> bool:
-    has, value, wanted = one["key"] in labels, labels.get(one["key"]), one.get("values") or []
-    if one["operator"] == "In":
-        return has and value in wanted
-    if one["operator"] == "NotIn":
-        return not has or value not in wanted
-    if one["operator"] in ("Exists", "DoesNotExist"):
-        return has is (one["operator"] == "Exists")
-    number, bound = amount(value), amount(wanted[0] if wanted else None)
-    if number is None or bound is None:
-        return False
-    return number > bound if one["operator"] == "Gt" else number < bound
-
-
 def _not_matched(terms: list[Object], node: Object) -> str:
-    labels = node["metadata"].get("labels") or {}
+    labels = labels_of(node) | {"metadata.name": node["metadata"]["name"]}
     for term in terms:
         for one in [*(term.get("matchExpressions") or []), *(term.get("matchFields") or [])]:
-            if not _expression(one, labels | {"metadata.name": node["metadata"]["name"]}):
+            if not selectors.expression(one, labels):
                 wanted = ", ".join(one.get("values") or [])
-                return (
-                    f"{one['key']} is {labels.get(one['key'], 'absent')}, {one['operator']} {wanted} is asked"
-                )
+                has = labels.get(one["key"], "absent")
+                return f"{one['key']} is {has}, {one['operator']} {wanted} is asked"
     return "no term of the affinity matches"
 
 
-def _by_zone(volumes: list[Object], node: Object) -> Iterable[Obstacle]:
-    for volume in volumes:
-        required = ((volume["spec"].get("nodeAffinity") or {}).get("required") or {}).get("nodeSelectorTerms")
-        if required and not any(_term(term, node) for term in required):
-            yield Obstacle("zone", f"volume {volume['metadata']['name']}: {_not_matched(required, node)}")
+def _by_place(places: list[Place], node: Object) -> Iterable[Obstacle]:
+    for place in places:
+        if not any(selectors.term(one, node) for one in place.terms):
+            yield Obstacle(place.kind, f"{place.what}: {_not_matched(place.terms, node)}")
 
 
 def _by_taints(spec: Object, node: Object) -> Iterable[Obstacle]:
-    taints = list((node.get("spec") or {}).get("taints") or [])
-    if (node.get("spec") or {}).get("unschedulable") and not any(one["key"] == CORDON for one in taints):
-        taints.append({"key": CORDON, "effect": "NoSchedule"})
-    for taint in taints:
-        if taint.get("effect") == "PreferNoSchedule" or _tolerated(taint, spec.get("tolerations") or []):
-            continue
+    for taint in selectors.untolerated(spec, node):
         value = f"={taint['value']}" if taint.get("value") else ""
         text = f"taint {taint['key']}{value}:{taint.get('effect')}"
         kinds = {CORDON: ("cordoned", "is cordoned")}
@@ -305,35 +287,3 @@ def _by_taints(spec: Object, node: Object) -> Iterable[Obstacle]:
             kinds[taint["key"]] = ("not ready", "is not ready")
         kind, fact = kinds.get(taint["key"], ("taint", text))
         yield Obstacle(kind, fact)
-
-
-def _tolerated(taint: Object, tolerations: list[Object]) -> bool:
-    for one in tolerations:
-        effect = one.get("effect") in (None, "", taint.get("effect"))
-        key = one.get("key") in (None, "", taint["key"])
-        if one.get("operator") == "Exists":
-            value = True
-        else:
-            value = one.get("key") == taint["key"] and (one.get("value") or "") == (taint.get("value") or "")
-        if effect and key and value:
-            return True
-    return False
-
-
-def _ignored(spec: Object) -> list[str]:
-    """Return what decides about the pod's node and is not computed here."""
-    affinity = spec.get("affinity") or {}
-    anti = (affinity.get("podAntiAffinity") or {}).get(REQUIRED) or []
-    found = {
-        "required pod affinity": bool((affinity.get("podAffinity") or {}).get(REQUIRED)),
-        "pod anti-affinity beyond the host": any(term.get("topologyKey") != HOST_LABEL for term in anti),
-        "topology spread constraints": any(
-            one.get("whenUnsatisfiable") == "DoNotSchedule"
-            for one in spec.get("topologySpreadConstraints") or []
-        ),
-        "host ports": any(
-            port.get("hostPort") for one in spec.get("containers") or [] for port in one.get("ports") or []
-        ),
-        "resource claims (DRA)": bool(spec.get("resourceClaims")),
-    }
-    return [name for name, is_set in found.items() if is_set]

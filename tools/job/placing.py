@@ -8,9 +8,11 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+from tools.job import autoscaling, deviceclaims, queues
+from tools.job.autoscaling import COMING, promised
 from tools.job.before import PATIENCE, is_over
 from tools.job.cause import Cause, Layer, short
-from tools.job.placement import FIRST, Fit, Nodes, Obstacle, name_of, requests, shown
+from tools.job.placement import ORDER, Fit, Nodes, Obstacle, Place, name_of, rank, requests, shown
 from tools.job.pod import JobPod
 from tools.job.snapshot import Snapshot, event_time
 from tools.job.times import duration
@@ -20,9 +22,6 @@ Object = dict[str, Any]
 SHOWN_NODES = 4
 GANG_SCHEDULERS = ("volcano", "scheduler-plugins-scheduler", "kai-scheduler", "yunikorn")
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
-COMING = 900.0  # seconds that a node on its way, or a volume that is being made, may take
-# What autoscalers say of a pod: cluster-autoscaler, Karpenter.
-PROMISES, REFUSAL = ("TriggeredScaleUp", "Nominated"), "NotTriggerScaleUp"
 PROVISIONING = ("Provisioning", "ExternalProvisioning")
 
 
@@ -59,15 +58,8 @@ def _unbound(snapshot: Snapshot, pod: JobPod, claim: Object) -> Iterator[Cause]:
         event for event in snapshot.events("PersistentVolumeClaim", name) if event.get("type") == "Warning"
     ]
     said = [short(f"event: {event.get('message', '')}") for event in events[-1:]]
-    wanted = claim["spec"].get("storageClassName")
     classes = {item["metadata"]["name"]: item for item in snapshot.of("StorageClass")}
-    default = [
-        key
-        for key, item in classes.items()
-        if (item["metadata"].get("annotations") or {}).get(DEFAULT_CLASS) == "true"
-    ]
-    if wanted is None and default:
-        wanted = default[0]
+    wanted = _class_of(snapshot, claim)
     if snapshot.saw("StorageClass") and wanted is None and not claim["spec"].get("volumeName"):
         fact = f"claim {name} names no storage class, and the cluster has no default one"
     elif snapshot.saw("StorageClass") and wanted and wanted not in classes:
@@ -82,6 +74,17 @@ def _unbound(snapshot: Snapshot, pod: JobPod, claim: Object) -> Iterator[Cause]:
     yield Cause("claim-pending", Layer.BLOCKED, summary, [fact, *said], pod.name, at=at)
 
 
+def _class_of(snapshot: Snapshot, claim: Object) -> str | None:
+    """Return the name of a claim's storage class, the cluster's default one where it names none."""
+    default = (
+        str(item["metadata"]["name"])
+        for item in snapshot.of("StorageClass")
+        if (item["metadata"].get("annotations") or {}).get(DEFAULT_CLASS) == "true"
+    )
+    wanted: str | None = claim["spec"].get("storageClassName")
+    return next(default, None) if wanted is None else wanted
+
+
 def _binds_later(kind: Object | None) -> bool:
     return (kind or {}).get("volumeBindingMode") == "WaitForFirstConsumer"
 
@@ -91,18 +94,6 @@ def being_made(snapshot: Snapshot, claim: str) -> bool:
     events = snapshot.events("PersistentVolumeClaim", claim)[-1:]
     ages = [snapshot.age(event_time(one)) for one in events if one.get("reason") in PROVISIONING]
     return any(age is not None and age < COMING for age in ages)
-
-
-def promised(snapshot: Snapshot, pod: JobPod) -> str | None:
-    """Return what brings the pod a node soon: a machine that is being started, or pods that make room."""
-    name = pod.status.get("nominatedNodeName")
-    if name and (snapshot.age(pod.created) or 0.0) < COMING:
-        return f"{pod.short} gets its place on {name}: pods of lower priority are being ended"
-    said = [one for one in snapshot.events("Pod", pod.name) if one.get("reason") in (*PROMISES, REFUSAL)]
-    age = snapshot.age(event_time(said[-1])) if said else None
-    if age is None or age >= COMING or said[-1]["reason"] == REFUSAL:
-        return None
-    return short(f"{pod.short}: a node is being started since {duration(age)}: {said[-1].get('message', '')}")
 
 
 def claim_names(pod: JobPod) -> list[str]:
@@ -116,10 +107,13 @@ def gated(snapshot: Snapshot) -> Iterator[Cause]:
     for pod in waiting(snapshot):
         gates = [str(gate["name"]) for gate in pod.spec.get("schedulingGates") or []]
         if gates:
-            evidence = [f"{pod.short}: schedulingGates {', '.join(gates)}"]
-            yield Cause(
-                "queue", Layer.BLOCKED, "the pods are gated and wait to be let in", evidence, pod.name
-            )
+            evidence, advice = [f"{pod.short}: schedulingGates {', '.join(gates)}"], None
+            labels = {**(snapshot.job["metadata"].get("labels") or {}), **pod.labels}
+            if queue := labels.get(queues.QUEUE_LABEL):
+                said, advice = queues.kueue(snapshot, str(queue))
+                evidence += said
+            summary = "the pods are gated and wait to be let in"
+            yield Cause("queue", Layer.BLOCKED, summary, evidence, pod.name, advice=advice)
             return
 
 
@@ -144,18 +138,45 @@ def unschedulable(snapshot: Snapshot) -> Iterator[Cause]:
         return
     nodes = all_nodes(snapshot)
     if not nodes.nodes:
-        summary = "the cluster has no node"
-        yield Cause(
-            "unschedulable/no-nodes", Layer.BLOCKED, summary, ["0 nodes"], pods[0].name, advice="add nodes"
-        )
+        yield from _empty(snapshot, pods[0])
         return
+    missing = list(deviceclaims.missing(snapshot, pods))
+    yield from missing
     for pod in pods:
-        fit = nodes.fit(pod.item, bound_volumes(snapshot, pod))
+        fit = _fit(snapshot, nodes, pod)
         if not fit.open and promised(snapshot, pod) is None:
             yield _cause(snapshot, nodes, pod, fit, len(pods))
             return
-    if len(pods) > 1 and is_gang(snapshot, pods[0]):
-        yield from _gang(snapshot, pods)
+    short_of = list(_gang(snapshot, pods)) if len(pods) > 1 and is_gang(snapshot, pods[0]) else []
+    yield from short_of or queues.waits(snapshot)
+    old = [pod for pod in pods if (snapshot.age(pod.created) or 0.0) > PATIENCE]
+    for pod in () if missing else old:
+        claimed = list(deviceclaims.unallocated(snapshot, pod))
+        if claimed and promised(snapshot, pod) is None:
+            yield from claimed
+            return
+
+
+def _empty(snapshot: Snapshot, pod: JobPod) -> Iterator[Cause]:
+    """The cluster has no node, and none is on its way."""
+    if promised(snapshot, pod) is None:
+        said = autoscaling.refusals(snapshot, pod)
+        advice = autoscaling.advice(said) or "add nodes"
+        kind, summary = "unschedulable/no-nodes", "the cluster has no node"
+        yield Cause(kind, Layer.BLOCKED, summary, ["0 nodes", *said], pod.name, advice=advice)
+
+
+def _fit(snapshot: Snapshot, nodes: Nodes, pod: JobPod) -> Fit:
+    return nodes.fit(pod.item, places(snapshot, pod), _alone(snapshot, pod))
+
+
+def room(snapshot: Snapshot, pod: JobPod) -> str | None:
+    """Return where a pod without a node would fit by what is computed here, None where nowhere does it."""
+    if not snapshot.saw("Node") or "others" in snapshot.unseen:
+        return None
+    fit = _fit(snapshot, all_nodes(snapshot), pod)
+    ignored = f"; not computed: {', '.join(fit.ignored)}" if fit.ignored else ""
+    return f"it would fit on {fit.open[0]} by its requests and rules{ignored}" if fit.open else None
 
 
 def is_gang(snapshot: Snapshot, pod: JobPod) -> bool:
@@ -173,7 +194,7 @@ def _gang(snapshot: Snapshot, pods: list[JobPod]) -> Iterator[Cause]:
     placed: list[Object] = []
     for number, pod in enumerate(pods):
         nodes = Nodes(snapshot.of("Node"), [*snapshot.others, *(one.item for one in snapshot.pods), *placed])
-        fit = nodes.fit(pod.item, bound_volumes(snapshot, pod))
+        fit = _fit(snapshot, nodes, pod)
         if not fit.open:
             cause = _cause(snapshot, nodes, pod, fit, len(pods))
             evidence = [f"only {number} of {len(pods)} pods of the gang would fit together", *cause.evidence]
@@ -187,12 +208,36 @@ def all_nodes(snapshot: Snapshot) -> Nodes:
     return Nodes(snapshot.of("Node"), [*snapshot.others, *(pod.item for pod in snapshot.pods)])
 
 
-def bound_volumes(snapshot: Snapshot, pod: JobPod) -> list[Object]:
-    """Return the volumes that a pod's claims are bound to."""
-    found = [snapshot.find("PersistentVolumeClaim", name) for name in claim_names(pod)]
-    names = [claim["spec"].get("volumeName") for claim in found if claim]
-    volumes = [snapshot.find("PersistentVolume", name) for name in names if name]
-    return [volume for volume in volumes if volume]
+def places(snapshot: Snapshot, pod: JobPod) -> list[Place]:
+    """Return where a pod's volumes are or could be made, and the devices that it was given already."""
+    found = deviceclaims.places(snapshot, pod)
+    for claim in filter(None, (snapshot.find("PersistentVolumeClaim", name) for name in claim_names(pod))):
+        volume = snapshot.find("PersistentVolume", claim["spec"].get("volumeName") or "")
+        required = ((volume or {}).get("spec") or {}).get("nodeAffinity") or {}
+        terms = (required.get("required") or {}).get("nodeSelectorTerms")
+        if volume and terms:
+            found.append(Place("zone", f"volume {volume['metadata']['name']}", terms))
+        name = _class_of(snapshot, claim)
+        allowed = (snapshot.find("StorageClass", name or "") or {}).get("allowedTopologies")
+        if allowed and not claim["spec"].get("volumeName"):
+            terms = [
+                {
+                    "matchExpressions": [
+                        {"key": one["key"], "operator": "In", "values": one["values"]}
+                        for one in topology.get("matchLabelExpressions") or []
+                    ]
+                }
+                for topology in allowed
+            ]
+            found.append(Place("zone", f"storage class {name}", terms))
+    return found
+
+
+def _alone(snapshot: Snapshot, pod: JobPod) -> list[str]:
+    """Return the pod's claims that one pod alone may mount."""
+    found = (snapshot.find("PersistentVolumeClaim", name) for name in claim_names(pod))
+    modes = {one["metadata"]["name"]: one["spec"].get("accessModes") or [] for one in found if one}
+    return [name for name, mode in modes.items() if "ReadWriteOncePod" in mode]
 
 
 def _cause(snapshot: Snapshot, nodes: Nodes, pod: JobPod, fit: Fit, number: int) -> Cause:
@@ -209,9 +254,10 @@ def _cause(snapshot: Snapshot, nodes: Nodes, pod: JobPod, fit: Fit, number: int)
     facts += [f"and {rest} more nodes alike"] if rest > 0 else []
     others = len(fit.obstacles) - len(nearest)
     facts += [f"{count(others, 'other node')} would not do: {_others(fit, nearest)}"] if others else []
-    said = [one for one in snapshot.events("Pod", pod.name) if one.get("reason") == REFUSAL]
-    facts += [short(f"autoscaler: {one.get('message', '')}") for one in said[-1:]]
+    said = autoscaling.refusals(snapshot, pod)
+    facts += said
     summary, advice = _words(kind, nearest, pod)
+    advice = autoscaling.advice(said) or advice
     return Cause(
         f"unschedulable/{kind}", Layer.BLOCKED, f"{waits}: {summary}", facts, pod.name,
         at=pod.created, advice=advice,
@@ -220,8 +266,6 @@ def _cause(snapshot: Snapshot, nodes: Nodes, pod: JobPod, fit: Fit, number: int)
 
 def _kind(nearest: dict[str, list[Obstacle]]) -> str:
     """Return the kind of obstacle that the nearest nodes share."""
-    from tools.job.placement import ORDER
-
     return min((one.kind for found in nearest.values() for one in found), key=ORDER.index)
 
 
@@ -231,8 +275,7 @@ def _scarcest(nearest: dict[str, list[Obstacle]]) -> str:
     short_of = Counter(
         one.resource for found in nearest.values() if len(found) == least for one in found if one.resource
     )
-    rank = {name: place for place, name in enumerate(FIRST)}
-    return min(short_of, key=lambda name: (rank.get(name, len(FIRST)), -short_of[name], name))
+    return min(short_of, key=lambda name: (rank(name)[0], -short_of[name], name))
 
 
 def _fact(found: list[Obstacle], kind: str) -> str:
@@ -285,7 +328,24 @@ def _words(kind: str, nearest: dict[str, list[Obstacle]], pod: JobPod) -> tuple[
             "add the toleration, if these nodes are meant for this job",
         ),
         "pods": (f"{total} that would do: full of pods", "raise maxPods (prefix delegation), or add nodes"),
-        "apart": ("the pod may not be beside its like", "add nodes, or drop the anti-affinity"),
+        "apart": (
+            "the pod may not be beside those that are there",
+            "add nodes, or drop the anti-affinity, here or there",
+        ),
+        "together": (
+            "no node that would do is where the pods are that it wants to be with",
+            "start those pods first, or drop the pod affinity",
+        ),
+        "spread": (
+            "the pods would be spread less evenly than the job asks",
+            "make room where the fewest are, or raise maxSkew, or take whenUnsatisfiable: ScheduleAnyway",
+        ),
+        "ports": ("the port of the host that the pod wants is taken", "take hostPort and hostNetwork out"),
+        "volume": ("the pod's volume is another pod's alone", "a claim of ReadWriteMany, or of its own"),
+        "device-place": (
+            "the devices of the pod's claim are on a node that it cannot be on",
+            "delete the ResourceClaim: it is allocated anew",
+        ),
         "name": ("the node that the pod names does not exist", "take spec.nodeName out"),
     }
     if kind in plain:

@@ -32,7 +32,18 @@ UNKNOWN = "unknown"
 # How often in a row the same cause is tried again. What is not here would fail in the same way again.
 MOST = {
     **dict.fromkeys(
-        ("drained", "preempted", "evicted", "node-lost", "node-refused", "killed", "device", "deadline"), 3
+        (
+            "drained",
+            "preempted",
+            "evicted",
+            "node-lost",
+            "node-refused",
+            "killed",
+            "device",
+            "deadline",
+            "node-unhealthy",
+        ),
+        3,
     ),
     **dict.fromkeys(
         ("lost-peer", "communication", "collective-timeout", "rendezvous", "rendezvous-dns", "hang"), 3

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from functools import partial
 from typing import Any
 
-from tools.job import failing, loglines, progress
+from tools.job import failing, loglines, nodehealth, progress
 from tools.job.before import is_over
 from tools.job.cause import Cause, Layer, short
-from tools.job.placement import selects
 from tools.job.pod import JobPod
+from tools.job.selectors import selects
 from tools.job.snapshot import Snapshot
 from tools.job.times import duration, epoch, moment
 from tools.operator_rules import LABEL
@@ -27,18 +26,25 @@ def lost_nodes(snapshot: Snapshot) -> Iterator[Cause]:
     for pod in snapshot.pods:
         node = snapshot.find("Node", pod.node) if pod.node else None
         if pod.node and node is None and snapshot.saw("Node"):
-            evidence = [f"{pod.short} is on {pod.node}, which the cluster no longer has"]
-            yield Cause("node-lost", Layer.FAILED, f"the node of {pod.short} is gone", evidence, pod.name)
+            fact = f"{pod.short} is on {pod.node}, which the cluster no longer has"
+            yield _lost(snapshot, pod, f"the node of {pod.short} is gone", fact)
             return
         ready = _condition(node or {}, "Ready")
         at = moment((ready or {}).get("lastTransitionTime"))
         if ready and ready.get("status") != "True" and not _heard_since(snapshot, pod, at):
-            evidence = [
-                short(f"{pod.short} is on {pod.node}: Ready is {ready['status']}: {ready.get('message', '')}")
-            ]
-            summary = f"the node of {pod.short} does not answer"
-            yield Cause("node-lost", Layer.FAILED, summary, evidence, pod.name, at=at)
+            fact = f"{pod.short} is on {pod.node}: Ready is {ready['status']}: {ready.get('message', '')}"
+            yield _lost(snapshot, pod, f"the node of {pod.short} does not answer", fact, at)
             return
+
+
+def _lost(snapshot: Snapshot, pod: JobPod, summary: str, fact: str, at: datetime | None = None) -> Cause:
+    """Return that a pod's node is lost, or what was wrong with the node before."""
+    said = nodehealth.words(snapshot, pod.node, at)
+    kind = said[0].kind if said else "node-lost"
+    if kind != "node-lost":
+        summary = nodehealth.SUMMARIES[kind].format(node=pod.node)
+    evidence = [short(fact), *(one.text for one in said)]
+    return Cause(kind, Layer.FAILED, summary, evidence, pod.name, at=at)
 
 
 def _heard_since(snapshot: Snapshot, pod: JobPod, at: datetime | None) -> bool:
@@ -47,36 +53,19 @@ def _heard_since(snapshot: Snapshot, pod: JobPod, at: datetime | None) -> bool:
     return at is not None and bool(beats) and all(epoch(beat.time) > at for beat in beats)
 
 
-# What agents of EKS (node monitoring agent) and HyperPod say of a node whose card or network is not well.
-HEALTH_CONDITIONS = ("AcceleratedHardwareReady",)
-HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
-
-
 def bad_nodes(snapshot: Snapshot) -> Iterator[Cause]:
-    """A pod of a job that does not get on stands on a node whose accelerators are not well."""
+    """A pod of a job that does not get on stands on a node that is not well."""
     stuck = any((snapshot.condition("Failed"), failing.failed_pods(snapshot), list(hang(snapshot))))
     if not stuck:
         return
     for pod in snapshot.pods:
-        said = ill(snapshot, pod)
-        if said:
-            evidence = [short(f"{pod.short} is on {pod.node}: {one}") for one in said]
-            summary = f"the accelerators of {pod.node} are not well"
-            yield Cause("device", Layer.BLOCKED, summary, evidence, pod.name)
+        said = nodehealth.words(snapshot, pod.node, pod.end.at if pod.end else None)
+        kind = said[0].kind if said else "node-lost"
+        if kind != "node-lost":
+            evidence = [f"{pod.short} is on {pod.node}: {one.text}" for one in said if one.kind == kind]
+            summary = nodehealth.SUMMARIES[kind].format(node=pod.node)
+            yield Cause(kind, Layer.BLOCKED, summary, evidence, pod.name)
             return
-
-
-def ill(snapshot: Snapshot, pod: JobPod) -> list[str]:
-    """Return what agents on a pod's node say of accelerators that are not well."""
-    node = (snapshot.find("Node", pod.node) if pod.node else None) or {}
-    found = [one for one in map(partial(_condition, node), HEALTH_CONDITIONS) if one]
-    said = [
-        f"{one['type']} is {one['status']}: {one.get('reason', '')}: {one.get('message', '')}"
-        for one in found
-        if one.get("status") == "False"
-    ]
-    label = ((node.get("metadata") or {}).get("labels") or {}).get(HEALTH_LABEL, "Schedulable")
-    return [*said, *([] if label == "Schedulable" else [f"{HEALTH_LABEL}={label}"])]
 
 
 def _condition(node: Object, kind: str) -> Object | None:

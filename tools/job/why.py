@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.job import before, departed, failing, placing, progress, running, slow, starting
+from tools.job import autoscaling, before, departed, failing, placing, progress, running, slow, starting
 from tools.job.cause import Cause, Rule
 from tools.job.pod import JobPod
 from tools.job.snapshot import Snapshot
@@ -132,7 +132,7 @@ def _starting(snapshot: Snapshot) -> str | None:
 
 def _placing(snapshot: Snapshot, pod: JobPod, age: float) -> str | None:
     """Return what a pod without a node waits for, None where it waits too long."""
-    if coming := placing.promised(snapshot, pod):
+    if coming := autoscaling.promised(snapshot, pod):
         return coming
     making = [name for name in placing.claim_names(pod) if placing.being_made(snapshot, name)]
     if making:
@@ -188,7 +188,9 @@ def _unclear(snapshot: Snapshot) -> str:
     if waiting:
         pod = waiting[0]
         age = snapshot.age(pod.created) or 0.0
-        return f"{pod.short} is {pod.phase} since {duration(age)}, and nothing that was seen stops it"
+        room = placing.room(snapshot, pod) if pod.node is None else None
+        seen = room or "nothing that was seen stops it"
+        return f"{pod.short} is {pod.phase} since {duration(age)}, and {seen}"
     now = progress.of(snapshot)
     if now.moved is not None:
         silent = (now.now - now.moved).total_seconds()
