@@ -35,14 +35,40 @@ KEYS = {
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _models_once() -> Iterator[None]:
-    """Each service's model is read from disk once, and not for each test's session."""
-    import botocore.session
-    from botocore.loaders import create_loader
+def _said_once() -> Iterator[None]:
+    """What botocore and moto find out anew for each session, and is always the same, is found out once.
 
-    botocore.session.create_loader = functools.cache(create_loader)  # type: ignore[attr-defined, unused-ignore]
-    yield
-    botocore.session.create_loader = create_loader  # type: ignore[attr-defined, unused-ignore]
+    A service's model on disk and its client's class, the aliases of events, whether a handler takes keywords,
+    a backend's methods.
+    """
+    import botocore.session
+    from botocore import hooks
+    from botocore.client import ClientCreator
+    from botocore.loaders import create_loader
+    from moto.core import responses
+
+    aliases: dict[str, str] = {}
+    classes: dict[str, Any] = {}
+    make_class = ClientCreator._create_client_class
+    make, takes_keywords = hooks.EventAliaser.__init__, functools.cache(hooks.accepts_kwargs)
+
+    def with_aliases(self: Any, *given: Any) -> None:
+        make(self, *given)
+        self._alias_name_cache = aliases
+
+    def class_of(self: Any, service: str, model: Any) -> Any:
+        if service not in classes:
+            classes[service] = make_class(self, service, model)
+        return classes[service]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(botocore.session, "create_loader", functools.cache(create_loader))
+        patch.setattr(ClientCreator, "_create_client_class", class_of)
+        patch.setattr(hooks.EventAliaser, "__init__", with_aliases)
+        patch.setattr(hooks, "accepts_kwargs", lambda one: takes_keywords(getattr(one, "__func__", one)))
+        names = functools.cache(responses.method_names_from_class)
+        patch.setattr(responses, "method_names_from_class", names)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -157,14 +183,22 @@ def yard(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
     return run
 
 
-@pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of what a cluster is made from, for `yard` to work in."""
-    root = tmp_path / "checkout"
-    for name in ("base", "clusters", "overlays"):
+@pytest.fixture(scope="session")
+def _shared_checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of base/ and overlays/, which no test changes."""
+    root = tmp_path_factory.mktemp("shared") / "checkout"
+    for name in ("base", "overlays"):
         shutil.copytree(repo.root() / name, root / name)
-    monkeypatch.setattr(repo, "root", lambda: root)
     return root
+
+
+@pytest.fixture
+def checkout(_shared_checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of what a cluster is made from, for `yard` to work in; a test may change its clusters/."""
+    shutil.copytree(repo.root() / "clusters", _shared_checkout / "clusters")
+    monkeypatch.setattr(repo, "root", lambda: _shared_checkout)
+    yield _shared_checkout
+    shutil.rmtree(_shared_checkout / "clusters")
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ def of(spec: Spec, with_runs: bool = False) -> list[ServiceAccount]:
     """
     found = []
     partition = spec.partition
+    bases = _bases(spec)
     if spec.get("S3_BUCKET"):
         bucket = spec.need("S3_BUCKET", BUCKET, "the name of a bucket, without s3:// and without a prefix")
         data, runs = _prefix(spec, "S3_PREFIX"), _prefix(spec, "S3_RUNS_PREFIX")
@@ -54,12 +55,12 @@ def of(spec: Spec, with_runs: bool = False) -> list[ServiceAccount]:
         prunes = ServiceAccount(spec.namespace, PRUNER, "prunes runs in S3", policy, made_here=True)
         policy = policies.reader(bucket, data, partition)
         reads = ServiceAccount(*S3_ACCOUNT, "mounts S3, read only", policy)
-        found += [*trainers, prunes, *([reads] if _uses(spec, "base/storage/s3") else [])]
-    if _uses(spec, "base/plugins/external-secrets"):
+        found += [*trainers, prunes, *([reads] if "base/storage/s3" in bases else [])]
+    if "base/plugins/external-secrets" in bases:
         policy = policies.secret_reader(spec.namespace, partition)
         found.append(ServiceAccount(*SECRETS_ACCOUNT, "reads secrets of the team", policy))
-    dynamic = _uses(spec, "base/storage/fsx-dynamic")
-    if dynamic or _uses(spec, "base/storage/fsx-static"):
+    dynamic = "base/storage/fsx-dynamic" in bases
+    if dynamic or "base/storage/fsx-static" in bases:
         policy = policies.fsx_driver(spec.namespace, dynamic, partition)
         found.append(ServiceAccount(*FSX_ACCOUNT, "makes and mounts FSx file systems", policy))
     return found
@@ -95,8 +96,9 @@ def _prefix(spec: Spec, name: str) -> str:
     return value
 
 
-def _uses(spec: Spec, base: str) -> bool:
-    """Say whether one of the cluster's parts takes in a folder of base/."""
-    root = spec.directory.parents[1]
+def _bases(spec: Spec) -> set[str]:
+    """Return the folders of base/ that the cluster's parts take in, from the checkout's root on."""
+    root = spec.directory.parents[1].resolve()
     parts = (spec.directory / part for part in ("plugins", "storage"))
-    return any(root / base in reached(root, part) for part in parts if part.is_dir())
+    paths = (path for part in parts if part.is_dir() for path in reached(root, part))
+    return {path.relative_to(root).as_posix() for path in paths if path.is_relative_to(root)}
