@@ -1,9 +1,11 @@
 """Process 1 of a trainer's pod: `python -m training.entrypoint torchrun ...`.
 
-torchrun exits with 1 whatever happened. This starts it, passes SIGTERM on to it, ends what it leaves behind,
-looks after the heartbeats of this pod's ranks (`training.watch`), ends the pod early when a rank records what
-no restart can cure, writes `<run>/end.json` (`training.end`) and exits with the code of the failure's class
-(`training.failure.CODES`). It imports nothing heavy and needs no file but what it writes below TRAINYARD_RUN.
+torchrun exits with 1 whatever happened. This starts it (for the trainer's own tasks by `training.launcher`,
+whose ranks start at once), passes SIGTERM on to it, ends what it leaves behind, looks after the heartbeats
+of this pod's ranks (`training.watch`), ends the pod early when a rank records what no restart can cure,
+writes `<run>/end.json` (`training.end`) and exits with the code of the failure's class
+(`training.failure.CODES`). It imports nothing heavy and needs no file but what it writes below
+TRAINYARD_RUN.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 
-from training import autopsy, end, failure, heartbeat, watch
+from training import autopsy, end, failure, heartbeat, launcher, watch
 from training.autopsy import Death
 from training.end import Start
 from training.failure import CODES, PERMANENT, Failure
@@ -89,8 +91,9 @@ class Pod:
         return self._conclude()
 
     def _launch(self) -> subprocess.Popen[bytes]:
+        forks = launcher.suits(self._words)
         child = subprocess.Popen(
-            self._words,
+            [sys.executable, "-m", "training.launcher", *self._words[1:]] if forks else self._words,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, heartbeat.ATTEMPT: self._start.id, ENTRYPOINT: str(os.getpid())},

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import socket
 import time
@@ -15,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from training import heartbeat
 from training.rundir import RunDir, write_json
 
 _LONGEST = 400
@@ -180,9 +182,14 @@ def incident(run: RunDir, start: float) -> list[Failure]:
     """The records since `start` that no step came after; earlier ones were cured by a restart."""
     records = since(run, start)
     moved = _last_step_at(run.metrics)
-    if moved is None:
-        return records
-    return [failure for failure in records if failure.time >= moved - _METRICS_LAG] or records
+    cured = -math.inf if moved is None else moved - _METRICS_LAG
+    return [one for one in records if one.time >= cured and not _followed(one, run)] or records
+
+
+def _followed(failure: Failure, run: RunDir) -> bool:
+    """Whether this rank has trained again since: its heartbeat is younger than its end, and has a step."""
+    beat = heartbeat.read(heartbeat.path_of(run.heartbeat, failure.rank))
+    return beat is not None and beat.time > failure.time and beat.step is not None
 
 
 def cause(failures: Iterable[Failure]) -> Failure | None:

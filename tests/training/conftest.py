@@ -89,7 +89,9 @@ class Job:
     def workers(self) -> list[int]:
         """Process ids of the job's ranks."""
         agents = self._children(self.process.pid) if self.behind_entrypoint else [self.process.pid]
-        return [pid for agent in agents for pid in self._children(agent)]
+        started = [pid for agent in agents for pid in self._children(agent)]
+        servers = [pid for pid in started if b"multiprocessing.forkserver" in _command(pid)]
+        return [pid for server in servers for pid in self._children(server)] if servers else started
 
     def _children(self, pid: int) -> list[int]:
         path = Path(f"/proc/{pid}/task/{pid}/children")
@@ -100,6 +102,11 @@ class Job:
 
     def text(self) -> str:
         return self.output.read_text(errors="replace")[-4000:]
+
+
+def _command(pid: int) -> bytes:
+    path = Path(f"/proc/{pid}/cmdline")
+    return path.read_bytes() if path.exists() else b""
 
 
 @functools.cache
@@ -121,8 +128,8 @@ def own_network() -> list[str]:
 def start(texts: dict[str, tuple[str, str]], data_root: Path, tmp_path: Path) -> Iterator[Callable[..., Job]]:
     """Start the trainer: `start(name, nproc=2, overrides=(...))`. Every job is ended afterwards.
 
-    With `entrypoint` it starts as in a pod; `alone` it has a loopback of its own, where it can be given one;
-    `variables` are added to its environment.
+    With `entrypoint` it starts as in a pod, else by `launcher`; `alone` it has a loopback of its own, where
+    it can be given one; `variables` are added to its environment.
     """
     jobs: list[Job] = []
 
@@ -134,6 +141,7 @@ def start(texts: dict[str, tuple[str, str]], data_root: Path, tmp_path: Path) ->
         restarts: int = 0,
         module: str = "training.pretrain",
         entrypoint: bool = False,
+        launcher: str = "torch.distributed.run",
         alone: bool = True,
         **variables: str,
     ) -> Job:
@@ -145,12 +153,11 @@ def start(texts: dict[str, tuple[str, str]], data_root: Path, tmp_path: Path) ->
         for layer, (_, text) in own.items():
             (config / f"{layer}.yaml").write_text(text)
         output = tmp_path / f"{name}-{len(jobs)}.log"
+        first = ["training.entrypoint", "torchrun"] if entrypoint else [launcher]
         command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}",
+            sys.executable, "-m", *first, "--standalone", f"--nproc-per-node={nproc}",
             f"--max-restarts={restarts}", "-m", module, "--config", str(config),
         ]  # fmt: skip
-        if entrypoint:
-            command = [sys.executable, "-m", "training.entrypoint", *command]
         environment = {
             **os.environ,
             "TRAINYARD_RUN": str(tmp_path / name),

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from training import end, failure
+from training import end, failure, heartbeat
 from training.autopsy import Output
 from training.end import Start
 from training.failure import CODES, PERMANENT, Failure
@@ -208,7 +208,9 @@ def test_a_stopped_rank_is_cured_and_a_killed_one_is_the_end(start: Callable) ->
     assert [one["pid"] for one in kills] == [killed]
     record = job.end()
     assert (record["class"], record["permanent"], record["rank"]) == ("killed", False, kills[0]["rank"])
-    assert (record["message"], record["phase"]) == ("was killed by SIGKILL", "training")
+    last = heartbeat.read(heartbeat.path_of(job.run / "heartbeat", kills[0]["rank"]))
+    assert last is not None
+    assert (record["message"], record["phase"], last.pid) == ("was killed by SIGKILL", last.phase, killed)
     assert record["host"] == socket.gethostname()
     assert any(
         "continuing from step" in line for line in (job.run / "logs/rank-00000.log").read_text().splitlines()

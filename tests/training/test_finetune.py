@@ -160,9 +160,8 @@ def test_two_ranks_killed_and_sharded(shared: Path, texts: Texts, start: Callabl
     jobs, killed_at = {}, random.Random(5).randint(6, 9)
     for name in ("calm", "struck", "fsdp"):
         sharding = f"parallel.sharding={'fsdp' if name == 'fsdp' else 'ddp'}"
-        jobs[name] = start(
-            name, nproc=2, overrides=(*overrides, sharding), restarts=1, module="training.finetune"
-        )
+        words = {"overrides": (*overrides, sharding), "module": "training.finetune"}
+        jobs[name] = start(name, nproc=2, restarts=1, entrypoint=name == "struck", **words)
         if name == "struck":
             jobs[name].until(lambda job=jobs[name]: len(job.records()) >= killed_at)
             os.kill(jobs[name].workers()[1], signal.SIGKILL)

@@ -82,10 +82,10 @@ def two_ranks() -> tuple[str, ...]:
 
 @pytest.mark.long
 def test_a_killed_worker_costs_nothing(start: Callable, two_ranks: tuple[str, ...]) -> None:
-    """SIGKILL of one rank at a random step: torchrun restarts the group, which ends with the same bits."""
+    """SIGKILL of one rank at a random step: the group is forked again, and ends with torchrun's bits."""
     calm = start("calm", nproc=2, overrides=two_ranks)
     assert calm.wait() == 0, calm.text()
-    struck = start("struck", nproc=2, overrides=two_ranks, restarts=1)
+    struck = start("struck", nproc=2, overrides=two_ranks, restarts=1, entrypoint=True)
     step = random.Random(11).randint(8, 25)
     struck.until(lambda: len(struck.records()) >= step)
     victim = struck.workers()[1]

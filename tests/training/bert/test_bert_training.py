@@ -124,7 +124,7 @@ def test_a_killed_rank_costs_nothing(start: Callable) -> None:
     overrides = (*LAMB, "parallel.sharding=fsdp", "checkpoint.every=3")
     calm = start("calm", nproc=2, overrides=overrides, module=MODULE)
     assert calm.wait(300) == 0, calm.text()
-    struck = start("struck", nproc=2, overrides=overrides, restarts=1, module=MODULE)
+    struck = start("struck", nproc=2, overrides=overrides, restarts=1, module=MODULE, entrypoint=True)
     struck.until(lambda: len(struck.records()) >= 5, 300)
     os.kill(struck.workers()[1], 9)
     assert struck.wait(300) == 0, struck.text()

@@ -1,0 +1,155 @@
+"""Ranks that are forked from one process which has imported the trainer: what they are, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from training import failure, heartbeat, launcher
+from training.failure import CODES, Failure
+from training.rundir import RunDir
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
+
+LONG = ("train.steps=4000",)
+UNFORKABLE = {
+    "starts_a_thread": (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    ),
+    "sets_up_cuda": "import torch\ntorch._C._cuda_getDeviceCount()",
+    "does_not_parse": "def",
+    "is_fine": "import torch",
+}
+PROBE = "import sys; from training.launcher import *; m = sys.argv[1]; print(start_server(m) or probe(m))"
+
+
+def test_a_restarted_rank_comes_from_the_same_server_and_its_death_stays_known(start: Callable) -> None:
+    """The end by SIGTERM right after it is a drain: what a restart has cured a moment ago is no cause."""
+    job = start("struck", nproc=2, overrides=LONG, restarts=1, entrypoint=True)
+    job.until(lambda: len(job.records()) >= 12)
+    before = job.workers()
+    servers = {_parent(pid) for pid in before}
+    os.kill(before[0], signal.SIGKILL)
+    job.until(lambda: any(one["class"] == "killed" for one in job.failures()))
+    assert [one["pid"] for one in job.failures() if one["class"] == "killed"] == [before[0]]
+    job.until(lambda: set(job.workers()).isdisjoint(before) and len(job.workers()) == 2)
+    assert {_parent(pid) for pid in job.workers()} == servers
+    known = len(job.records())
+    job.until(lambda: len(job.records()) > known + 5 and _all_step(job.run))
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait() == CODES["drained"], job.text()
+
+
+def test_a_server_that_is_killed_is_started_again(start: Callable) -> None:
+    job = start("orphaned", nproc=2, overrides=LONG, restarts=1, entrypoint=True)
+    job.until(lambda: len(job.records()) >= 12)
+    before = job.workers()
+    server = _parent(before[0])
+    os.kill(server, signal.SIGKILL)
+    job.until(lambda: len(job.workers()) == 2 and set(job.workers()).isdisjoint(before))
+    assert _parent(job.workers()[0]) != server
+    known = len(job.records())
+    job.until(lambda: len(job.records()) > known + 5)
+
+
+def test_nothing_outlives_a_killed_launcher(start: Callable) -> None:
+    """Without the entrypoint, which would end them too."""
+    job = start("killed", nproc=2, overrides=LONG, launcher="training.launcher")
+    job.until(lambda: len(job.records()) >= 12)
+    left = [*job.workers(), _parent(job.workers()[0])]
+    os.kill(_parent(left[-1]), signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in left) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in left if Path(f"/proc/{pid}").exists()]
+
+
+def test_where_forking_is_not_safe_each_rank_imports_for_itself(start: Callable, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(UNFORKABLE["starts_a_thread"])
+    job = start("alone", nproc=2, entrypoint=True, PYTHONPATH=str(tmp_path))
+    assert job.wait() == 0, job.text()
+    assert "each rank imports for itself: importing has started 1 threads" in job.text()
+    assert len(job.losses()) == 20
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        ("starts_a_thread", "importing has started 1 threads"),
+        ("sets_up_cuda", "CUDA was set up while importing"),
+        ("does_not_parse", "does_not_parse could not be imported"),
+        ("is_not_there", "is_not_there could not be imported"),
+        ("is_fine", ""),
+    ],
+)
+def test_what_makes_forking_unsafe_is_found(module: str, reason: str, tmp_path: Path) -> None:
+    if module == "sets_up_cuda" and torch.version.cuda is None:
+        pytest.skip("needs a build of torch with CUDA (no GPU): pip install torch, not its +cpu build")
+    for name, text in UNFORKABLE.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    paths = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, module],
+        env={**os.environ, **paths}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == reason, done.stderr
+
+
+@pytest.mark.parametrize("task", ["training.pretrain", "training.finetune", "training.bert"])
+def test_the_trainers_own_tasks_are_safe_to_fork(task: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, task], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.strip() == "", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "forked"),
+    [
+        ("torchrun -m training.pretrain --config d", True),
+        ("/opt/venv/bin/torchrun --nproc-per-node=2 --module training.bert --config d", True),
+        ("torchrun -m theirs.train", False),
+        ("torchrun train.py", False),
+        ("python -m torch.distributed.run -m training.pretrain", False),
+        ("hyperpodrun -m training.pretrain", False),
+    ],
+)
+def test_only_torchrun_with_a_task_of_the_trainer_forks(words: str, forked: bool) -> None:
+    assert launcher.suits(words.split()) is forked
+
+
+def test_torchruns_own_options_stay_as_they_are() -> None:
+    words = launcher.forking(["--nnodes=2", "-m", "training.bert", "--config", "d"])
+    assert words[:3] == ["--start-method=forkserver", "--nnodes=2", "--run-path"]
+    assert words[3].endswith("training/forked_rank.py")
+    assert words[4:] == ["training.bert", "--config", "d"]
+
+
+def test_what_a_rank_has_trained_behind_is_cured(tmp_path: Path) -> None:
+    """However short ago; the control is the same heartbeat before its first step."""
+    run, now = RunDir(tmp_path), time.time()
+    failure.write(Failure("killed", 1, "h", 9, 7, "was killed", "", now - 0.2), run)
+    failure.write(Failure("nan", 2, "h", 8, 9, "not finite", "", now), run)
+    kinds = []
+    heartbeat.Heartbeat(run.heartbeat, 1).enter("joining")
+    kinds.append([one.kind for one in failure.incident(run, now - 100)])
+    heartbeat.Heartbeat(run.heartbeat, 1).enter("training", 7)
+    kinds.append([one.kind for one in failure.incident(run, now - 100)])
+    assert kinds == [["killed", "nan"], ["nan"]]
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _all_step(run: Path) -> bool:
+    beats = [heartbeat.read(path) for path in (run / "heartbeat").glob("rank-*.json")]
+    return all(beat is not None and beat.step is not None for beat in beats)

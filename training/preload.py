@@ -1,0 +1,17 @@
+"""Imported by a pod's fork server before it serves (`training.launcher`): the task, and all that it needs.
+
+It ends with the launcher, and its ranks with it: they hold its pipe to the launcher open, by which it would
+know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+
+from training.process import die_with_parent
+
+die_with_parent()
+with contextlib.suppress(Exception):  # a rank that imports for itself meets it again, and says it
+    importlib.import_module(os.environ["TRAINYARD_TASK"])
