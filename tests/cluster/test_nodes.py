@@ -30,9 +30,9 @@ def test_an_image_is_pulled_by_its_digest_and_writes_to_the_claim(
     names = [node.name for node in nodes.nodes]
     kube.put([_writer(name, f"{BY_DIGEST}@{nodes.digest}") for name in names], namespace)
     kube.wait("both files", lambda: all((directory / name).exists() for name in names), SECONDS)
-    for name in names:
-        statuses = (kube.get("pod", name, namespace) or {})["status"]["containerStatuses"]
-        assert statuses[0]["imageID"].endswith(nodes.digest)
+    # The kubelet says which image it is a little after the container has begun.
+    kube.wait("their images", lambda: all(_image_of(kube, name, namespace) for name in names), SECONDS)
+    assert all(_image_of(kube, name, namespace).endswith(nodes.digest) for name in names)
 
 
 def test_control_another_digest_is_not_to_be_had(kube: Kube, nodes: Nodes, namespace: str) -> None:
@@ -46,6 +46,11 @@ def test_control_another_digest_is_not_to_be_had(kube: Kube, nodes: Nodes, names
         return any("ImagePull" in state.get("waiting", {}).get("reason", "") for state in states)
 
     kube.wait("a refusal", refused, SECONDS)
+
+
+def _image_of(kube: Kube, pod: str, namespace: str) -> str:
+    statuses = (kube.get("pod", pod, namespace) or {})["status"].get("containerStatuses") or [{}]
+    return str(statuses[0].get("imageID", ""))
 
 
 def _claim(kube: Kube, namespace: str) -> Path:
