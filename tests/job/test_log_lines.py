@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.job.log_corpus import ROWS, text_of
+from tests.job.conftest import NewWorld
+from tests.job.corpus import STEP
+from tests.job.log_corpus import QUIET, ROWS, text_of
 from tools.job import loglines, signs
+from tools.job.why import Answer, explain
 
 
 @pytest.mark.parametrize(
@@ -36,3 +39,18 @@ def test_a_log_without_a_failure_has_no_cause() -> None:
         '{"level":"warning","msg":"OSError: [Errno 28] No space left on device"}',
     )
     assert signs.first_cause(loglines.read(text_of(*quiet))) is None
+
+
+@pytest.mark.parametrize("lines", QUIET, ids=lambda one: one[0][:60])
+def test_what_healthy_jobs_write_is_no_cause(lines: tuple[str, ...]) -> None:
+    """Nor is it where the container has failed of something that is not in its log."""
+    found = signs.first_cause(loglines.read(text_of(*lines)))
+    assert found is None, found
+
+
+def test_a_job_that_trains_is_healthy_whatever_its_log_says(world: NewWorld) -> None:
+    for lines in QUIET:
+        made = world()
+        made.log(0, *text_of(*lines).splitlines(), *(STEP.format(n=n) for n in range(1, 9)), seconds=60)
+        found = explain(made.snapshot())
+        assert found.state is Answer.HEALTHY, (lines, found.causes)

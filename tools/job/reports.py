@@ -34,30 +34,45 @@ class Weight(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Report:
-    """One report: its first line, all its words on one line, and for CHILD the number of the signal."""
+    """One report: its first line, all its words on one line, and for CHILD the number of the signal.
+
+    `place` is the file in which an exception was raised, where its traceback says so, but for Python's own.
+    """
 
     line: Line
     text: str
     weight: Weight
     exception: bool = False
     signal: int = 0
+    place: str = ""
 
 
-# What ranks, torchrun, srun, Ray and log collectors write before a line, any number of them.
-_PREFIX = re.compile(r"^(?:\([^()]* pid=\d+[^()]*\) |\d+: |\[[\w-]+(?:: \d+)?\](?:: ?| ))*")
+# What ranks, torchrun, srun, mpirun, Ray and log collectors write before a line, any number of them.
+_PREFIX = re.compile(
+    r"^(?:\([^()]* pid=\d+[^()]*\) |\d+: |(?:\d{1,3}\.){3}\d{1,3}: |\[\d+,\d+\]<std\w+>:|"
+    r"\[[\w-]+(?:: \d+)?\](?:: ?| ))*"
+)
+LONGEST = 60  # characters of what any other collector writes before a line
 _TORCH_RANK = re.compile(r"\[rank\d+\]: ?$")
 # The branches that Python draws around an exception group.
 _BRANCH = re.compile(r"^\s+\| ?|^\s+\+[-+ \d]*$")
+# What torchrun writes of a child's error file: JSON on several lines.
+_ERROR_FILE = re.compile(r'^\s*"message": "(.+?)",?$')
+_BEHIND = re.compile(r"\S(\[rank\d+\]: ?Traceback \()")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):(?: \(RANK \d+\))?$")
+_FRAME = re.compile(r'^\s+File "([^"]+)", line \d+')
+_PYTHONS_OWN = re.compile(r"^<|/lib/python3\.\d+/(?!site-packages|dist-packages)")
 _RAISED = re.compile(r"^(?:\w+\.)*[A-Za-z_]\w*(?:: |:?$)")
 _EXCEPTION = re.compile(
-    r"^(?:(?:\w+\.)*(?:\w+(?:Error|Interrupt|Exit|Timeout)|\w*Exception)|(?:\w+\.)+(?:\w*error|Timeout))"
-    r"(?:: |:?$)"
+    r"^(?:(?:\w+\.)*(?:\w+(?:Error|Interrupt|Exit|Timeout)|\w*Exception)|(?:\w+\.)+(?:\w*error|Timeout"
+    r"|\w*(?:Failed|Failure|Invalid|NotFound|Unavailable|Denied|Refused|Mismatch|Exceeded|Unsupported))"
+    r")(?:: |:?$)"
 )
 _CONTINUED = re.compile(r"\s+\S|nccl\w+Error: |Last error:")
+# A level in capitals stands anywhere before the message, in small letters only at its beginning.
 _LEVEL = re.compile(
-    r"\b(?:ERROR|FATAL|CRITICAL|Fatal|fatal|panic)\b|(?:^|\s)(?i:error):\s(?!\s*[-+.\d])|"
-    r"\[[EF]\d{3}|^[EF]\d{4} "
+    r"\b(?:ERROR|FATAL|CRITICAL)\b|\[[EF](?:\d{3}| )|^[EF]\d{4} |"
+    r"^[^A-Za-z]*(?:[\w./-]+:\s+){0,3}(?:(?i:fatal|panic)\b|(?i:error):\s(?!\s*[-+.\d]))"
 )
 _MILD = re.compile(r"\b(?:INFO|DEBUG|TRACE|WARN|WARNING|Warning|UserWarning|FutureWarning)\b")
 _RUNTIME = re.compile(
@@ -76,7 +91,10 @@ _AGENT = re.compile(
     r"ChildFailedError|torch[./]distributed[./]elastic[./](?:multiprocessing|agent)|Root Cause|"
     r"traceback : (?:To enable|$)|error_file:"
 )
-_CHILD = re.compile(r"\bexit ?code\s*: (-\d+)|exits with return code = (-\d+)")
+_CHILD = re.compile(
+    r"\bexit ?code\s*:? (-\d+)|exits with return code = (-\d+)"
+    r"|\b(?:died|terminated|exited|killed)\b.{0,20}\b(?:signal|by) (\d+)\b(?! *times)"
+)
 _ASKED = re.compile(r"SignalException: Process \d+ got signal|Received (?:15|Signals\.SIGTERM) death signal")
 
 
@@ -98,32 +116,60 @@ def _survived(lines: list[Line]) -> int:
 
 
 def _reports(lines: list[Line]) -> Iterator[Report]:
-    open_tracebacks: set[tuple[str, str]] = set()
+    open_tracebacks: dict[tuple[str, str], str] = {}  # the file of the last frame, by who writes
     read = 0  # lines before this one are part of a message
+    prefixes = _collectors(lines)
     for index, line in enumerate(lines):
         if index < read:
             continue
-        match = _PREFIX.match(line.text)
-        prefix = match[0] if match else ""
+        prefix = _prefix(line.text, prefixes)
         body = _BRANCH.sub("", line.text[len(prefix) :])
         writer = (line.pod, prefix)
         if _TRACEBACK.search(body):
-            open_tracebacks.add(writer)
+            open_tracebacks[writer] = ""
             continue
         traced = writer in open_tracebacks
         if traced and (not body.strip() or body[0].isspace()):
+            frame = _FRAME.match(body)
+            if frame and not _PYTHONS_OWN.search(frame[1]):
+                open_tracebacks[writer] = frame[1]
             continue
-        open_tracebacks.discard(writer)
+        place = open_tracebacks.pop(writer, "")
         weight = _weight(prefix, body, traced and _RAISED.match(body) is not None)
         if weight is None:
             continue
         exception = weight <= Weight.RAISED
-        message = list(_message(lines[index + 1 : index + 1 + MESSAGE], prefix)) if exception else []
+        following = lines[index + 1 : index + 1 + MESSAGE]
+        message = list(_message(following, prefix, body.endswith(":"))) if exception else []
         read = index + 1 + len(message)
         child = _CHILD.search(body) if weight is Weight.CHILD else None
         yield Report(
-            line, " ".join([body, *message]), weight, exception, -int(child[1] or child[2]) if child else 0
+            line,
+            " ".join([body, *message]),
+            weight,
+            exception,
+            abs(int(child[child.lastindex or 0])) if child else 0,
+            place if exception else "",
         )
+
+
+def _collectors(lines: list[Line]) -> set[str]:
+    """Return what stands before a traceback's first line and before the next: a log collector's own words."""
+    found = set()
+    for line, following in itertools.pairwise(lines):
+        match = _TRACEBACK.search(line.text)
+        before = line.text[: match.start()] if match else ""
+        own = before[len(_prefix(before, set())) :].strip(" |")
+        if own and len(before) <= LONGEST and following.text.startswith(before):
+            found.add(before)
+    return found
+
+
+def _prefix(text: str, collectors: set[str]) -> str:
+    """Return what stands before a line's own words."""
+    known = _PREFIX.match(text)
+    first = known[0] if known else ""
+    return max((one for one in collectors if text.startswith(one)), key=len, default=first)
 
 
 def _weight(prefix: str, body: str, raised: bool) -> Weight | None:
@@ -143,23 +189,31 @@ def _weight(prefix: str, body: str, raised: bool) -> Weight | None:
     return None
 
 
-def _message(following: list[Line], prefix: str) -> Iterator[str]:
-    """Yield the further lines of an exception's message: all that torch marks as its rank's, or NCCL's."""
-    marked, last = _TORCH_RANK.search(prefix), False
+def _message(following: list[Line], prefix: str, last: bool) -> Iterator[str]:
+    """Yield the further lines of an exception's message: all that torch marks as its rank's, or NCCL's.
+
+    `last` says that the line before ends with a colon, and so says that another one comes.
+    """
+    marked = _TORCH_RANK.search(prefix)
     for line in following:
         body = line.text.removeprefix(prefix)
         new = _TRACEBACK.search(body) or body.startswith(("[", "During handling", "The above exception"))
         own = line.text.startswith(prefix) if marked else last or _CONTINUED.match(body)
         if new or not own:
             return
-        last = body.startswith("Last error:")
+        last = body.endswith(":") or body.startswith("Last error:")
         yield body.strip()
 
 
 def _unfolded(line: Line) -> Iterator[Line]:
-    """Yield a line as it is, or of a line of JSON what it says at level ERROR or above, in plain words."""
+    """Yield a line as it is, or of a line of JSON what it says at level ERROR or above, in plain words.
+
+    A rank's traceback may begin behind words of somebody who has not ended the line.
+    """
     if not line.text.startswith("{"):
-        yield line
+        behind, told = _BEHIND.search(line.text), _ERROR_FILE.match(line.text)
+        text = line.text[behind.start(1) :] if behind else told[1] if told else line.text
+        yield line if text == line.text else replace(line, text=text)
         return
     try:
         value = json.loads(line.text)

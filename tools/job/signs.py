@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tools.job import reports
 from tools.job.loglines import Line
@@ -90,8 +90,7 @@ SIGNS = (
     ),
     _sign(
         "storage-full",
-        r"(?i:no space left on device)",
-        r"(?i:disk quota exceeded)",
+        r"(?i:no space left on device|not enough (?:free |disk )+space|disk quota exceeded)|StorageFull",
         r"\[Errno (?:28|122)\]",
     ),
     _sign(
@@ -121,6 +120,8 @@ SIGNS = (
         r"does not appear to have a file named",
         r"state_dict is (?:required to save or load|empty)",
         r"(?i:valid checkpoint (?:at|found)|checkpoint being loaded used)",
+        r"in checkpoint state_dict|(?i:size mismatch between saved)",
+        r"Trying to set a tensor of shape .*which has shape|size mismatch for [\w.]+: copying a param",
     ),
     _sign(
         "nan",
@@ -137,7 +138,7 @@ SIGNS = (
     _sign(
         "hub-auth",
         r"GatedRepoError",
-        r"(?i:(?:401|403) client error.*hugg?ing ?face)",
+        r"(?i:(?:401|403|404) client error.*(?:hugg?ing ?face|hf\.co))",
         r"(?i:cannot access gated repo|access to model .* is restricted)",
         r"(?i:invalid user token|token is required|access a gated repo)",
         r"RepositoryNotFoundError|is not a valid model identifier|is a gated dataset",
@@ -149,12 +150,14 @@ SIGNS = (
         r"LocalEntryNotFoundError|OfflineModeIsEnabled",
         r"(?i:\b5\d\d (?:server error|client error)?.*(?:hugg?ing_?face|hf\.co))",
         r"(?i:we couldn't connect to)",
+        r"Consistency check failed: file should be of size",
     ),
     _sign(
         "object-store",
         r"^botocore\.|NoCredentialsError|An error occurred \(\w+\) when calling the|AWS Error \w+ during",
         r"Unable to locate credentials|^PermissionError: (?:Access Denied|Forbidden)",
-        r"S3\w*(?:Error|Exception)|FSTimeoutError|^google\.(?:api_core|cloud|auth)\.|^azure\.",
+        r"(?i:reduce your request rate|\bslow ?down\b)|S3\w*(?:Error|Exception)|FSTimeoutError",
+        r"^google\.(?:api_core|cloud|auth)\.|^azure\.",
     ),
     _sign("image-architecture", r"(?i:exec format error)"),
     _sign("command", r"^exec /\S+: ", r"command not found$"),
@@ -177,6 +180,9 @@ SIGNS = (
         r"(?i:nvml.*(?:unknown error|driver/library))",
         r"(?i:nrt_(?:init|load|execute)\w* (?:failed|error)|NRT_(?:FAILURE|EXEC_\w*ERR\w*|UNINITIALIZED))",
         r"(?i:unspecified launch failure|illegal memory access|system not yet initialized)",
+        r"(?:CUDNN|CUBLAS)_STATUS_(?:EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR|NOT_INITIALIZED)",
+        r"(?i:nrt::?\w+ (?:failed|status=)|nrt_\w+:? status=\d|\bNERR_\w+)",
+        r"(?:NRT|TDRV|NMGR|KMGR|NRTD):(?!nrt_infodump|nrt_close)\w+\s.*(?i:fail|unable|could not|not found)",
         r"NVMLError|TDRV:\S+\s.*Could not open|NeuronCore\(s\) not available|NRT:nrt_init\s.*Failed",
         r"Neuron Runtime could not be initialized",
         r"(?i:GPU is lost|fallen off the bus)",
@@ -190,7 +196,7 @@ SIGNS = (
     ),
     _sign(
         "lost-peer",
-        r"(?i:connection closed by peer|connection reset by peer|broken pipe|remote process exited)",
+        r"(?i:connection (?:closed by (?:remote )?|reset by )peer|broken pipe|remote process exited)",
         r"(?i:ncclRemoteError|NCCL communicator was aborted|socket.*(?:has been closed|hang ?up))",
         victim=True,
     ),
@@ -201,6 +207,7 @@ SIGNS = (
         r"(?i:connection refused)",
         r"(?i:failed to (?:connect|recv)|the connection to the c10d store has failed)",
         r"DistStoreError|DistNetworkError",
+        r"retrieving ncclUniqueId from|(?i:store based barrier|store->get\()",
         victim=True,
     ),
     _sign(
@@ -212,7 +219,8 @@ SIGNS = (
     ),
     _sign(
         "drained",
-        r"SIGTERM|Signal 15|got signal: 15|Received 15 death signal|Drained|exit ?code:? 143",
+        r"SIGTERM|Signal 15|killed by signal: Terminated",
+        r"got signal: 15|Received 15 death signal|Drained|exit ?code:? 143",
         victim=True,
     ),
     _sign(
@@ -224,6 +232,8 @@ SIGNS = (
         r"UnicodeDecodeError|zlib\.error|BadGzipFile|EOFError: Compressed file|UnidentifiedImageError",
         r"tarfile\.ReadError|CastError|mmap length is greater|\.idx and \.bin files cannot be found",
         r"num_samples=0|Caught (?:FileNotFoundError|OSError) in DataLoader worker",
+        r"Arrow(?:Type|Invalid|Key|IO)Error|^json\.(?:decoder\.)?JSONDecodeError",
+        r"read records in the JSON file|last epoch number of samples exceeded",
     ),
     _sign(
         "code",
@@ -232,6 +242,11 @@ SIGNS = (
         r"executable file not found|cannot open shared object file|version `GLIBC",
         r"operator \w+::\w+ does not exist|Failed to import|binary incompatibility|version incompatibility",
         r"Failed to find C compiler|CUDA_HOME does not exist",
+        # What the image lacks or has of the wrong age.
+        r"(?i:(?:pip3?|conda|apt(?:-get)?) install|please (?:install|upgrade)\b|is required to load)",
+        r"(?i:requires? the [\w.-]+ (?:library|package)|cannot find a working \w+ installation)",
+        r"Error building extension|'ninja', '-v'",
+        r"does not exist or is not currently imported|untagged enum|does not recognize this architecture",
     ),
     _sign(
         "config",
@@ -248,10 +263,42 @@ SIGNS = (
         r"(?i:invalid choice|unknown (?:config )?key|missing (?:config|argument)|argparse)",
         r"(?i:no such option)",
         r"FileNotFoundError.*(?i:config|\.ya?ml\b|\.json\b)",
+        r"^(?:ValueError|AssertionError|TypeError): (?i:please (?:specify|provide|set|pass)\b"
+        r"|.*\b(?:must|should|has to) be (?:one of|divisible|specified|set|provided)\b"
+        r"|.*\bnot divisible by\b|.*mixed precision requires\b)",
     ),
     _sign("killed", r"terminated with signal SIGKILL|<Signals\.SIGKILL"),
+    _sign("memory-fault", r"killed by signal: (?:Aborted|Segmentation|Illegal|Floating)"),
     _sign("memory-fault", r"(?:terminated with signal |<Signals\.)SIG(?:SEGV|BUS|ILL|ABRT|FPE)"),
     _sign("memory-fault", r"(?i:segmentation fault|bus error|double free|core dumped|illegal instruction)"),
+)
+
+# What an exception is about that none of the signs knows, by the library that has raised it.
+PLACES = tuple(
+    (kind, re.compile(pattern))
+    for kind, pattern in (
+        (
+            "checkpoint",
+            r"torch/distributed/checkpoint/|torch/serialization\.py|/safetensors/|/dist_checkpointing/"
+            r"|/checkpoint_engine/|megatron/training/checkpointing\.py|/tensorstore/|/zarr/",
+        ),
+        (
+            "data",
+            r"-packages/datasets/|/pyarrow/|megatron/core/datasets/|/indexed_dataset\.py|/webdataset/"
+            r"|/PIL/|-packages/(?:streaming|litdata)/|/h5py/|/zstandard/",
+        ),
+        ("hub-unreachable", r"/huggingface_hub/"),
+        (
+            "object-store",
+            r"/(?:botocore|boto3|s3transfer|s3fs|s3torchconnector\w*|gcsfs|adlfs|google/cloud/storage)/",
+        ),
+        (
+            "config",
+            r"/(?:hydra|omegaconf|tyro|jsonargparse|pydantic\w*)/|-packages/yaml/|/hf_argparser\.py"
+            r"|transformers/training_args\.py|megatron/training/(?:arguments|yaml_arguments)\.py",
+        ),
+        ("rendezvous", r"torch/distributed/elastic/rendezvous/"),
+    )
 )
 
 # The trainer's classes under the names that `why` uses.
@@ -280,6 +327,8 @@ BETWEEN_RANKS = (
     "communication",
     "port-taken",
 )
+# The program's own fault, said by the card: every later call of CUDA fails too.
+_ASSERTED = re.compile(r"\.cu:\d+: .*Assertion .* failed|device-side assert triggered")
 _VAGUE = re.compile(r"^(?:RuntimeError|Exception|SystemExit|subprocess\.CalledProcessError)\b")
 VICTIMS = frozenset(sign.kind for sign in SIGNS if sign.victim)
 
@@ -316,6 +365,8 @@ def first_cause(lines: Iterable[Line]) -> Found | None:
     every = list(lines)
     own = [one for one in map(_own, every) if one is not None]
     told = [one for one in map(_found, reports.of(every)) if one is not None]
+    if any(_ASSERTED.search(line.text) for line in every):
+        told = [replace(one, kind="crash") if one.kind == "device" else one for one in told]
     concluded = [one for one in own if one.concluded and not one.victim and one.kind != "crash"]
     first = [one for one in own if not one.victim and one.kind != "crash"]
     chosen = concluded[::-1] or first or _chosen(told) or [one for one in own if one.kind != "crash"]
@@ -372,6 +423,9 @@ def _found(report: Report) -> Found | None:
         if sign.pattern.search(report.text) and not (client and sign.kind in BETWEEN_RANKS):
             return Found(sign.kind, line, rank, weight=report.weight)
     vague = _VAGUE.match(report.text) is not None
+    kind = next((kind for kind, pattern in PLACES if pattern.search(report.place)), None)
+    if report.exception and kind:
+        return Found(kind, line, rank, weight=report.weight)
     return Found("crash", line, rank, weight=report.weight, vague=vague) if report.exception else None
 
 

@@ -14,6 +14,7 @@ from tools.job.cause import Cause, Layer, short
 from tools.job.metrics import Record
 from tools.job.placement import requests
 from tools.job.snapshot import Snapshot
+from tools.preflight.amounts import amount
 
 RECENT = 20  # steps that say how it goes now
 STRAGGLES = 1.25  # times the others' median before the exchange
@@ -101,13 +102,13 @@ def slow_network(snapshot: Snapshot) -> Iterator[Cause]:
     for pod in snapshot.pods:
         asks = requests(pod.spec)
         has = snapshot.find("Node", pod.node or "") or {}
-        efa = EFA in asks or EFA in ((has.get("status") or {}).get("allocatable") or {})
-        if not efa:
+        given = amount(((has.get("status") or {}).get("allocatable") or {}).get(EFA, 0)) or 0
+        if not (asks.get(EFA) or given > 0):
             continue
         lines = loglines.read(snapshot.log(pod.name), pod.name)
         tcp = next((line for line in lines if SOCKET.search(line.text)), None)
         if tcp and not any(OFI.search(line.text) for line in lines):
-            asked = "requests EFA" if EFA in asks else "requests no EFA, and its node has it"
+            asked = "requests EFA" if asks.get(EFA) else "requests no EFA, and its node has it"
             evidence = [short(f"{pod.short}: {tcp.text.strip()}"), f"the pod {asked}"]
             summary = "NCCL goes over TCP and not over EFA"
             yield Cause("slow-network", Layer.SLOW, summary, evidence, pod.name, at=tcp.time)
