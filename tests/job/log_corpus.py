@@ -1493,6 +1493,206 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "[rank1]:[E ProcessGroupNCCL.cpp:1153] [PG 0 Rank 1] Process group watchdog thread terminated with exception: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=BROADCAST)",
         "terminate called after throwing an instance of 'c10::DistBackendError'",
     ),
+    (
+        "config",
+        "Error executing job with overrides: ['distribution.gpus=[0]', 'distribution.prepare_data_per_node=true']",
+        "Traceback (most recent call last):",
+        '  File "jerex_train.py", line 20, in train',
+        "    model.train(cfg)",
+        "pytorch_lightning.utilities.exceptions.MisconfigurationException: `train_dataloader` must be implemented to be used with the Lightning Trainer",
+    ),
+    (
+        "config",
+        "pytorch_lightning.utilities.exceptions.MisconfigurationException: The provided lr scheduler `ExponentialLR` doesn't follow PyTorch's LRScheduler API. You should override the `LightningModule.lr_scheduler_step` hook with your own logic if you are using a custom LR scheduler.",
+    ),
+    ("crash", "AttributeError: type object 'Trainer' has no attribute 'add_argparse_args'"),
+    ("config", "AssertionError: Loading a checkpoint for MP=8 but world size is 2"),
+    ("config", "AssertionError: rollout world_size: 1 is not divisible by infer_tp: 2"),
+    (
+        "config",
+        "AssertionError: tensor_para_size * pipeline_para_size must be equal to world_size. world_size always equals to -1",
+    ),
+    ("config", "AssertionError: 250682 is not divisible by 8"),
+    (
+        "checkpoint",
+        "AssertionError: padded_vocab_size value from checkpoint (32000) is not equal to the input argument value (32256)",
+    ),
+    (
+        "config",
+        "[rank0]: AssertionError: First dimension of the tensor should be divisible by tensor parallel size",
+    ),
+    (
+        "config",
+        "RuntimeError: [TensorRT-LLM][ERROR] Assertion failed: mpiSize == tp * pp (/opt/cpp/tensorrt_llm/runtime/worldConfig.cpp:89)",
+    ),
+    (
+        "device",
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+        "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.",
+    ),
+    (
+        "device",
+        "[E ProcessGroupNCCL.cpp:916] [Rank 1] NCCL watchdog thread terminated with exception: CUDA error: uncorrectable ECC error encountered",
+        "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.",
+    ),
+    (
+        "device",
+        "RuntimeError: cuda runtime error (39) : uncorrectable ECC error encountered at /pytorch/aten/src/THC/THCCachingHostAllocator.cpp:265",
+        "terminate called without an active exception",
+    ),
+    (
+        "device",
+        "Accelerator Fatal Error: call to cuCtxCreate returned error 214",
+        "  (CUDA_ERROR_ECC_UNCORRECTABLE): uncorrectable ECC error encountered",
+        "mfc: ERROR > syscheck failed with exit code 1.",
+    ),
+    (
+        "device",
+        "[default0]:[rank12]:[E817 17:40:34.227531918 ProcessGroupNCCL.cpp:1515] [PG 0 (default_pg) Rank 12] Process group watchdog thread terminated with exception: CUDA error: uncorrectable ECC error encountered",
+        "[default0]:Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
+        "[default0]:",
+        "[default0]:Exception raised from c10_cuda_check_implementation at ../c10/cuda/CUDAException.cpp:43 (most recent call first):",
+    ),
+    (
+        "code",
+        "ImportError: /usr/lib/python3.10/site-packages/flash_attn_2_cuda.cpython-310-x86_64-linux-gnu.so: undefined symbol: _ZN2at4_ops5zeros4callEN3c108ArrayRefINS2_6SymIntEEE",
+    ),
+    (
+        "code",
+        "RuntimeError: Failed to import transformers.models.bloom.modeling_bloom because of the following error (look up to see its traceback):",
+        "/home/ligy/anaconda3/lib/python3.11/site-packages/flash_attn_2_cuda.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN2at4_ops5zeros4callEN3c10",
+    ),
+    (
+        "image-accelerator",
+        "[rank0]:     out, softmax_lse, S_dmask, rng_state = flash_attn_gpu.varlen_fwd(",
+        "[rank0]:                                            ^^^^^^^^^^^^^^^^^^^^^^^^^^",
+        "[rank0]:",
+        "[rank0]: RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        "[rank0]: Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
+    ),
+    ("crash", "RuntimeError: No available kernel. Aborting execution."),
+    ("permission", "PermissionError: [Errno 13] Permission denied: '/.cache'"),
+    ("permission", "[rank1]: PermissionError: [Errno 13] Permission denied: '/.cache'"),
+    (
+        "permission",
+        "[Errno 13] Permission denied: '/tmp/hf-datasets-cache/medium/datasets/591-config/downloads/a3d6.incomplete'",
+        "PermissionError: [Errno 13] Permission denied: '/tmp/hf-datasets-cache/medium/datasets/591-config/downloads/a3d6.incomplete'",
+    ),
+    ("permission", "OSError: [Errno 30] Read-only file system: '/nonexistent'"),
+    (
+        "killed",
+        "[2023-09-08 10:21:20,648] torch.distributed.elastic.multiprocessing.api: [WARNING] Sending process 203613 closing signal SIGTERM",
+        "[2023-09-08 10:21:22,992] torch.distributed.elastic.multiprocessing.api: [ERROR] failed (exitcode: -9) local_rank: 0 (pid: 203612) of binary: python3.9",
+        "Traceback (most recent call last):",
+        '  File "/bin/torchrun", line 8, in <module>',
+        "    sys.exit(main())",
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
+    ),
+    (
+        "killed",
+        "Loading checkpoint shards:   0%|      | 0/2 [00:00<?, ?it/s]",
+        "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 0 (pid: 27657) of binary: python",
+    ),
+    (
+        "killed",
+        "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGKILL",
+    ),
+    (
+        "killed",
+        "Traceback (most recent call last):",
+        '  File "/x/accelerate/commands/launch.py", line 1',
+        "subprocess.CalledProcessError: Command '['python', 'train_sdxl.py']' died with <Signals.SIGKILL: 9>.",
+    ),
+    (
+        "storage",
+        "MountVolume.SetUp failed: mount.lustre: mount fs-x@tcp:/aqhs7bev at /mnt failed: No such device",
+        "OSError: [Errno 5] Input/output error: '/fsx/ckpt'",
+    ),
+    (
+        "code",
+        "Traceback (most recent call last):",
+        '  File "/w/train.py", line 3, in <module>',
+        "    import transformer_engine.pytorch as te",
+        "ModuleNotFoundError: No module named 'transformer_engine'",
+    ),
+    (
+        "code",
+        "ImportError: Using the Trainer with PyTorch requires accelerate>=0.26.0: Please run pip install transformers[torch] or pip install 'accelerate>=0.26.0'",
+    ),
+    (
+        "code",
+        "ImportError: FlashAttention2 has been toggled on, but it cannot be used due to the following error: the package flash_attn seems to be not installed.",
+    ),
+    (
+        "code",
+        "ValueError: The checkpoint you are trying to load has model type `qwen3_moe` but Transformers does not recognize this architecture. This could be because of an issue with the checkpoint, or because your version of Transformers is out of date.",
+    ),
+    ("config", "ValueError: Your setup doesn't support bf16/gpu."),
+    (
+        "config",
+        "TypeError: TrainingArguments.__init__() got an unexpected keyword argument 'evaluation_strategy'",
+    ),
+    (
+        "config",
+        "ValueError: --load_best_model_at_end requires the save and eval strategy to match, but found",
+    ),
+    ("crash", "IndexError: index out of range in self"),
+    (
+        "crash",
+        "ValueError: Asking to pad but the tokenizer does not have a padding token. Please select a token to use as `pad_token`",
+    ),
+    ("data", "datasets.exceptions.DataFilesNotFoundError: No (supported) data files found in /fsx/data"),
+    (
+        "data",
+        "FileNotFoundError: Couldn't find any data file at /fsx/data/c4. Couldn't find 'c4' on the Hugging Face Hub either",
+    ),
+    ("data", 'ValueError: Instruction "train" corresponds to no data!'),
+    ("data", "ValueError: Unknown split \"validation\". Should be one of ['train']."),
+    (
+        "checkpoint",
+        "ValueError: Can't find a checkpoint index (/fsx/model/model.safetensors.index.json) in /fsx/model.",
+    ),
+    (
+        "checkpoint",
+        "_pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do so you have two options, do those steps only if you trust the source of the checkpoint.",
+    ),
+    (
+        "checkpoint",
+        "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",
+    ),
+    ("checkpoint", "EOFError: Ran out of input"),
+    (
+        "oom-device",
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 250.00 MiB (GPU 0; 39.39 GiB total capacity; 37.10 GiB already allocated; 21.06 MiB free)",
+    ),
+    (
+        "oom-device",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ),
+    (
+        "object-store",
+        "Traceback (most recent call last):",
+        '  File "/usr/local/lib/python3.11/site-packages/s3torchconnector/_s3client/_s3_client.py", line 40, in get',
+        "ValueError: An error occurred while retrieving the bucket region",
+    ),
+    (
+        "hub-unreachable",
+        "Traceback (most recent call last):",
+        '  File "/usr/local/lib/python3.11/site-packages/huggingface_hub/file_download.py", line 1, in x',
+        "RuntimeError: Data processing error: CAS service error : Reqwest Error: HTTP status server error (500 Internal Server Error), domain: https://cas-server.xethub.hf.co/reconstructions/x",
+    ),
+    (
+        "rendezvous",
+        "torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 1/2 clients joined.",
+    ),
+    (
+        "lost-peer",
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:525] Read error [10.0.1.7]:31337: Connection reset by peer",
+    ),
+    (
+        "collective-timeout",
+        "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete",
+    ),
 )
 
 # What healthy jobs write too: none of it is why a container has failed.

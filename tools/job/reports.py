@@ -77,7 +77,8 @@ _LEVEL = re.compile(
 _MILD = re.compile(r"\b(?:INFO|DEBUG|TRACE|WARN|WARNING|Warning|UserWarning|FutureWarning)\b")
 _RUNTIME = re.compile(
     r"NCCL error|terminate called|what\(\):|Segmentation fault|Bus error|Killed$|exec format error|"
-    r"can't open file|No module named|libc10|symbol lookup error|NVRM: Xid|c10::|command not found$|"
+    r"CUDA_ERROR_[A-Z]+|can't open file|No module named|libc10|symbol lookup error|NVRM: Xid|c10::|"
+    r"command not found$|"
     r"executable file not found|^exec /\S+: |version `GLIBC|^Could not override '|"
     r"^[│╭].*(?:Unrecognized|Required) |Memory cgroup out of memory|"
     r"^(?:free|munmap_chunk|realloc|malloc)\(\): |^double free|^(?:[\w./-]+: ){1,3}.*: "
@@ -159,8 +160,13 @@ def _collectors(lines: list[Line]) -> set[str]:
     for line, following in itertools.pairwise(lines):
         match = _TRACEBACK.search(line.text)
         before = line.text[: match.start()] if match else ""
-        own = before[len(_prefix(before, set())) :].strip(" |")
-        if own and len(before) <= LONGEST and following.text.startswith(before):
+        own = before[len(_prefix(before, set())) :].strip("|")
+        if (
+            own
+            and not _BRANCH.fullmatch(own)
+            and len(before) <= LONGEST
+            and following.text.startswith(before)
+        ):
             found.add(before)
     return found
 
@@ -197,7 +203,11 @@ def _message(following: list[Line], prefix: str, last: bool) -> Iterator[str]:
     marked = _TORCH_RANK.search(prefix)
     for line in following:
         body = line.text.removeprefix(prefix)
-        new = _TRACEBACK.search(body) or body.startswith(("[", "During handling", "The above exception"))
+        new = (
+            _TRACEBACK.search(body)
+            or _MILD.search(body)
+            or body.startswith(("[", "During handling", "The above exception"))
+        )
         own = line.text.startswith(prefix) if marked else last or _CONTINUED.match(body)
         if new or not own:
             return

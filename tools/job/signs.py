@@ -121,6 +121,7 @@ SIGNS = (
         r"state_dict is (?:required to save or load|empty)",
         r"(?i:valid checkpoint (?:at|found)|checkpoint being loaded used)",
         r"in checkpoint state_dict|(?i:size mismatch between saved)",
+        r"from checkpoint .*is not equal to|find a checkpoint index|^EOFError: Ran out of input",
         r"Trying to set a tensor of shape .*which has shape|size mismatch for [\w.]+: copying a param",
     ),
     _sign(
@@ -233,6 +234,7 @@ SIGNS = (
         r"tarfile\.ReadError|CastError|mmap length is greater|\.idx and \.bin files cannot be found",
         r"num_samples=0|Caught (?:FileNotFoundError|OSError) in DataLoader worker",
         r"Arrow(?:Type|Invalid|Key|IO)Error|^json\.(?:decoder\.)?JSONDecodeError",
+        r"corresponds to no data|^ValueError: Unknown split|Couldn't find any data file",
         r"read records in the JSON file|last epoch number of samples exceeded",
     ),
     _sign(
@@ -260,12 +262,15 @@ SIGNS = (
         r"^[│╭].*(?:Unrecognized|Required) ",
         r"train_batch_size is not equal to|environment variable \w+ expected, but not set",
         r"the following arguments are required",
-        r"(?i:invalid choice|unknown (?:config )?key|missing (?:config|argument)|argparse)",
+        r"(?i:invalid choice|unknown (?:config )?key|missing (?:config|argument)|argparse\.\w*error)",
         r"(?i:no such option)",
         r"FileNotFoundError.*(?i:config|\.ya?ml\b|\.json\b)",
         r"^(?:ValueError|AssertionError|TypeError): (?i:please (?:specify|provide|set|pass)\b"
         r"|.*\b(?:must|should|has to) be (?:one of|divisible|specified|set|provided)\b"
-        r"|.*\bnot divisible by\b|.*mixed precision requires\b)",
+        r"|.*\bnot divisible by\b|.*mixed precision requires\b|--\w[\w-]* )",
+        # Sizes and degrees that do not go together.
+        r"^(?:Value|Assertion)Error: (?i:.*\b(?:world[ _]size|parallel(?:ism)?[ _](?:size|degree|dim))\w*)",
+        r"Assertion failed: \w+ == |\w(?:Arguments|Config)\.__init__\(\) got an unexpected keyword",
     ),
     _sign("killed", r"terminated with signal SIGKILL|<Signals\.SIGKILL"),
     _sign("memory-fault", r"killed by signal: (?:Aborted|Segmentation|Illegal|Floating)"),
