@@ -24,7 +24,7 @@ export PROMPT
 # Another project's `tools` package on PYTHONPATH would come before ours.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help setup train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-test push cluster down platform cluster-run preflight diff test test-long test-cluster test-cluster-all test-flux test-images test-neuron bench-cells bench-data lint format types ci lock lock-neuron clean purge
+.PHONY: help setup train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-test push cluster down platform cluster-run preflight diff test test-long test-cluster test-cluster-all test-flux test-images test-neuron bench-cells bench-restart bench-data lint format types ci lock lock-neuron clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -130,6 +130,9 @@ test-neuron: setup ## Run the tests on XLA, in an environment with torch_xla tha
 
 bench-cells: setup ## Time rendering and judging every cell
 	@exec .venv/bin/python -m tools.preflight.benchmark
+
+bench-restart: setup ## Time a start and a restart of two ranks, as torchrun starts them and forked
+	@exec .venv/bin/python -m pytest tests/training/bench_restart.py $(ARGS)
 
 bench-data: setup ## Time preparing text, against datasets.map with the same tokenizer
 	@exec .venv/bin/python -m tools.data_benchmark
