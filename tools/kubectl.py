@@ -18,6 +18,9 @@ SECONDS = 60  # of any single question; an API server that takes longer does not
 CANNOT_SEE = 3
 # What kubectl complains of, and what is usually behind it.
 HINTS = {
+    "localhost:8080": "this machine has no kubeconfig with a current context",  # kubectl's own default
+    "unknown flag": "this kubectl is too old: install kubectl 1.31 or newer",
+    "unknown command": "this kubectl is too old: install kubectl 1.31 or newer",
     "connection refused": "is the cluster up, and its address in the kubeconfig right?",
     "no such host": "is the cluster's address in the kubeconfig right?",
     "no configuration has been provided": "this machine has no kubeconfig with a current context",

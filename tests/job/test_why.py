@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pytest
 
-from tests.job.conftest import NewWorld
+from tests.job.conftest import Cluster, NewWorld
 from tests.job.confusion import Confusion, said
 from tests.job.corpus import CANNOT_TELL, HEALTHY, Situation
 from tests.job.situations import SITUATIONS
+from tools import kubectl
+from tools.job import collect, deviceclaims
 from tools.job.why import explain
 
 
@@ -43,3 +46,55 @@ def test_the_table_tells_what_was_taken_for_what() -> None:
     assert found.good
     assert not Confusion(found.counts + Counter({(HEALTHY, "hang"): 1})).good
     assert not Confusion(found.counts + Counter({("hang", "nan"): 9})).good
+
+
+@pytest.mark.parametrize(
+    ("complaint", "hint"),
+    [
+        ("The connection to the server localhost:8080 was refused", "no kubeconfig with a current context"),
+        ("error: unknown flag: --output\nSee 'kubectl get --help' for usage.", "too old"),
+        ("error: context was not found for specified context: x", "get-contexts"),
+    ],
+)
+def test_what_kubectl_itself_lacks_is_said(complaint: str, hint: str) -> None:
+    found = kubectl.failure("get", complaint)
+    assert found.hint is not None
+    assert hint in found.hint
+
+
+def test_what_a_job_has_to_do_with_is_asked_for(world: NewWorld, cluster: Cluster) -> None:
+    """Queues, groups, claimed devices and machines on their way, each only where the job names it."""
+    made = world()
+    made.pending(1)
+    made.job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team-a"}
+    made.pods[1]["spec"] |= {
+        "schedulerName": "kai-scheduler",
+        "resourceClaims": [{"name": "gpus", "resourceClaimName": "eight"}],
+    }
+    made.event("Pod", made.name(1), "Nominated", "Pod should schedule on: nodeclaim/g5-x", warning=False)
+    made.event("NodeClaim", "g5-x", "InsufficientCapacityError", "no capacity")
+    made.event("Node", "node-0", "NodeNotReady", "node-0 is not ready")
+    home = cluster(made)
+    objects = json.loads((home / "objects.json").read_text())
+    further = {
+        **collect.KUEUE,
+        **collect.GANGS["kai-scheduler"],
+        **deviceclaims.KINDS,
+        "NodeClaim": "nodeclaims.karpenter.sh",
+    }
+    objects |= {resource: [{"kind": kind, "metadata": {"name": "x"}}] for kind, resource in further.items()}
+    (home / "objects.json").write_text(json.dumps(objects))
+    seen = collect.collect(kubectl.Kubectl(), made.job["metadata"]["name"])
+    assert {kind for kind in further if seen.find(kind, "x")} == set(further)
+    assert seen.events("Node", "node-0")
+    assert seen.events("NodeClaim", "g5-x")
+    assert f"--namespace={collect.CLUSTER_NAMESPACE}" in (home / "asked.txt").read_text()
+
+
+def test_what_a_job_has_nothing_to_do_with_is_not_asked_for(world: NewWorld, cluster: Cluster) -> None:
+    made = world()
+    home = cluster(made)
+    seen = collect.collect(kubectl.Kubectl(), made.job["metadata"]["name"])
+    asked = (home / "asked.txt").read_text()
+    assert not any(word in asked for word in ("kueue", "podgroups", "resource.k8s.io", "karpenter"))
+    assert not any("Queue" in kind or "Claim" in kind for kind in seen.unseen)
