@@ -54,6 +54,17 @@ def test_the_operator_makes_every_pod_of_every_cell(
     assert refused == []
 
 
+@pytest.mark.parametrize("service", ["debug", "tensorboard", "tensorboard-exposed"])
+def test_a_service_is_admitted_and_its_pod_made(service: str, kube: Kube, namespace: str) -> None:
+    """As `kubectl apply -k` brings it; what a Deployment's pod may not is said in an event, not to kubectl."""
+    where = f"--namespace={namespace}"
+    done = kube.call("apply", "--server-side", where, "-k", f"base/services/{service}")
+    assert (done.code, done.err) == (0, "")
+    kube.wait("its pod", lambda: kube.list("pods", namespace), 60)
+    refused = [one["message"] for one in kube.list("events", namespace) if "FailedCreate" in one["reason"]]
+    assert refused == []
+
+
 def test_a_privileged_pod_is_refused_there(kube: Kube, cells: list[Manifests], applied: Done) -> None:
     """Control: the namespace does enforce something."""
     job = cells[0].job()
