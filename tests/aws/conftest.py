@@ -45,7 +45,7 @@ def _said_once() -> Iterator[None]:
     from botocore import hooks
     from botocore.client import ClientCreator
     from botocore.loaders import create_loader
-    from moto.core import responses
+    from moto.core.utils import method_names_from_class
 
     aliases: dict[str, str] = {}
     classes: dict[str, Any] = {}
@@ -66,8 +66,8 @@ def _said_once() -> Iterator[None]:
         patch.setattr(ClientCreator, "_create_client_class", class_of)
         patch.setattr(hooks.EventAliaser, "__init__", with_aliases)
         patch.setattr(hooks, "accepts_kwargs", lambda one: takes_keywords(getattr(one, "__func__", one)))
-        names = functools.cache(responses.method_names_from_class)
-        patch.setattr(responses, "method_names_from_class", names)
+        names = functools.cache(method_names_from_class)
+        patch.setattr("moto.core.responses.method_names_from_class", names)
         yield
 
 

@@ -131,6 +131,48 @@ def test_comments_and_case_change_nothing_but_the_line(path: Path) -> None:
         assert [int(one.details["line"]) + 2 for one in before] == [one.details["line"] for one in after]
 
 
+KEY = "-----BEGIN RSA PRIVATE KEY-----\n" + "Zm9vYmFyQkFaMTIzNDU2Nzg5MEFCQ0RFRkdISUpLTE1OT1BRUlNUVVZX\n" * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "token", "line"),
+    [
+        ("src/conf.py", "\nAK", "IAQ3EGWXYZ7RTNPLMK", 2),
+        ("src/a/run.sh", "#!/bin/sh\nexport T=hf", "_qWmZrTnKpLxVbHsJdGfYcUaEoIq", 2),
+        (
+            "conf.cfg",
+            "[default]\r\nregion = x\r\naws_secret_access_key = ",
+            "kR7vXz/2LmQp9TnWbYs4HdFgJcUaEo+IqZxNvB3M",
+            3,
+        ),
+        ("deploy/gitlab", "", KEY, 1),
+        ("a.json", '{"private_key": "', KEY.replace("\n", "\\n") + '"}', 1),
+        ("app.toml", 'url = "postgresql://ml:Xk93nd', '72kq@db7.prod.internal/x"', 1),
+        ("notes.ipynb", '{"source": ["wandb_key = ', "'8c1f0e9b7a6d5c4e3f2a1b0c9d8e7f6a5b4c3d2e'\"]}", 1),
+    ],
+)
+def test_a_token_in_a_copied_file_is_found_by_file_and_line(
+    name: str, before: str, token: str, line: int, tmp_path: Path
+) -> None:
+    """Not in one that is held back, that says that it is a sample, or that nobody copies."""
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_bytes((before + token).encode())
+    text = "FROM python:3.12\nUSER 1000\nCOPY . /app\n"
+    said = [one for one in _judged(tmp_path, text)["secrets"] if one.state is State.FAIL]
+    assert [(one.details["file"], one.details["line"]) for one in said] == [(name, line)]
+    assert "line 3" in said[0].summary
+    assert token.strip("\"'}]")[:30] not in json.dumps([one.as_dict() for one in said])
+    (tmp_path / ".dockerignore").write_text(name)
+    assert {one.state for one in _judged(tmp_path, text)["secrets"]} == {State.PASS}
+    (tmp_path / ".dockerignore").unlink()
+    (tmp_path / name).rename(tmp_path / f"{name}.sample")
+    assert {one.state for one in _judged(tmp_path, text)["secrets"]} == {State.PASS}
+    (tmp_path / f"{name}.sample").rename(tmp_path / name)
+    (tmp_path / "other").mkdir()
+    text = text.replace("COPY .", "COPY other")
+    assert {one.state for one in _judged(tmp_path, text)["secrets"]} == {State.PASS}
+
+
 def _judged(tmp_path: Path, text: str, **options: object) -> dict[str, list[Verdict]]:
     (tmp_path / "Dockerfile").write_text(text)
     kind = instance(str(options.pop("machine"))) if "machine" in options else None

@@ -158,3 +158,20 @@ def test_the_command_writes_only_when_told(tmp_path: Path, capsys: pytest.Captur
     assert "USER root" not in (tmp_path / "Dockerfile").read_text()
     assert run(["image", "fix", str(tmp_path)]) == 0
     assert "nothing to repair" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\n"])
+def test_lines_keep_their_ends(end: str, tmp_path: Path) -> None:
+    """Of a file whose lines end in both, each keeps its own."""
+    lines = ["FROM python:3.12", "# first", "ENTRYPOINT python train.py"]
+    path = tmp_path / "Dockerfile"
+    path.write_bytes(end.join([*lines, ""]).encode())
+    fix(Target(path, tmp_path)).write()
+    fixed = path.read_bytes().decode()
+    assert 'ENTRYPOINT ["python", "train.py"]' in fixed
+    assert "USER" in fixed
+    assert fixed.count(end) == fixed.count("\n") == 4
+    path.write_bytes(f"{lines[0]}\n{lines[1]}\r\n{lines[2]}\n".encode())
+    fix(Target(path, tmp_path)).write()
+    assert f"{lines[1]}\r\n" in path.read_bytes().decode()
+    assert path.read_bytes().count(b"\r") == 1

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 from ruamel.yaml import YAML
 
@@ -104,6 +105,13 @@ FLASH_ATTN: Mapping[str, str] = MappingProxyType(dict(_FACTS["flash_attn"]))
 TORCH_PINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {name: MappingProxyType(dict(releases)) for name, releases in _FACTS["torch_pins"].items()}
 )
+TORCH_AT_LEAST: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {name: MappingProxyType(dict(releases)) for name, releases in _FACTS["torch_at_least"].items()}
+)
+TRITON: Mapping[str, SpecifierSet] = MappingProxyType(
+    {name: SpecifierSet(wanted) for name, wanted in _FACTS["triton"].items()}
+)
+DEEPSPEED: Mapping[str, str] = MappingProxyType(dict(_FACTS["deepspeed"]))
 NEURON: Mapping[str, str] = MappingProxyType(dict(_FACTS["neuron"]))
 
 
@@ -194,6 +202,31 @@ def torch_for_transformers(text: str) -> str | None:
     found = version(text)
     rows = [row for row in _FACTS["transformers"] if found and Version(row["since"]) <= found]
     return str(rows[-1]["torch"]) if rows else None
+
+
+def oldest_torch(name: str, text: str) -> str | None:
+    """Return the oldest torch that a release of a package requires, or None where it is not known."""
+    found = version(text)
+    rows = [torch for since, torch in TORCH_AT_LEAST[name].items() if found and Version(since) <= found]
+    return rows[-1] if rows else None
+
+
+def bitsandbytes_runs_on(text: str, cuda: str) -> bool | None:
+    """Say whether a release of bitsandbytes has a library for torch's CUDA; None where it is not known.
+
+    What both neighbours of a release have was not dropped and taken in again between them.
+    """
+    found = version(text)
+    libraries: dict[str, list[str]] = _FACTS["bitsandbytes"]["libraries"]
+    if found is None:
+        return None
+    before = [row for name, row in libraries.items() if Version(name) <= found]
+    behind = [row for name, row in libraries.items() if Version(name) >= found]
+    near = [*before[-1:], *behind[:1]]
+    if Version(_FACTS["bitsandbytes"]["nearest_since"]) <= found:
+        return any(one.split(".")[0] == cuda.split(".")[0] for one in near[0]) or None
+    has = {cuda in row for row in near}
+    return has.pop() if len(has) == 1 and (before or cuda not in near[0]) else None
 
 
 def driver(cuda: str) -> int | None:

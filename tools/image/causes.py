@@ -44,8 +44,13 @@ SIGNS = (
     _sign(
         "out of memory",
         r"Killed signal terminated program|fatal error: Killed|Cannot allocate memory|MemoryError"
-        r"|exit code: 137|returned a non-zero code: 137|virtual memory exhausted|signal: killed",
+        r"|exit code: 137|returned a non-zero code: 137|virtual memory exhausted|signal: killed"
+        r"|(?:^|\s)Killed$",
         "more memory for the engine, or fewer compilers at a time: ARG MAX_JOBS=2",
+    ),
+    _sign(
+        "not allowed", r"permission denied while trying to connect to the docker (?:daemon|API)",
+        "you are not of the group docker: sudo usermod -aG docker $USER, and log in again",
     ),
     _sign(
         "engine stopped",
@@ -56,7 +61,8 @@ SIGNS = (
     _sign(
         "package not found",
         r"Because (?:there is no version of|only) \S+ (?:is available )?and you require"
-        r"|was not found in the package registry and you require|Version '\S+' for '\S+' was not found",
+        r"|was not found in the package registry and you require|Version '\S+' for '\S+' was not found"
+        r"|nothing provides requested|ResolvePackageNotFound",
         "is the name right, and the version there for this Python? pip index versions <name>",
     ),
     _sign(
@@ -64,7 +70,8 @@ SIGNS = (
         r"ResolutionImpossible|conflicting dependencies|No solution found when resolving"
         r"|incompatible packages|THESE PACKAGES DO NOT MATCH THE HASHES|requires a different Python"
         r"|unmet dependencies|held broken packages|In --require-hashes mode|UnsatisfiableError"
-        r"|SolverProblemError|version solving failed",
+        r"|SolverProblemError|version solving failed|lockfile at \S+ needs to be updated"
+        r"|changed significantly since poetry\.lock",
         "pins that go together: yard image check names torch's; make lock resolves all of them",
     ),
     _sign(
@@ -74,6 +81,10 @@ SIGNS = (
         "the proxy's certificate in the base image, or --secret id=ca,src=/etc/ssl/certs/ca-certificates.crt",
     ),
     _sign(
+        "base not found", r"pull access denied",
+        "is the name right? A private one: docker login <registry>. --build-arg BASE=<image> names another",
+    ),
+    _sign(
         "network",
         r"Temporary failure (?:in name resolution|resolving)|Could not resolve host|Name or service not known"
         r"|Connection (?:timed out|reset by peer|refused)|Network is unreachable|TLS handshake timeout"
@@ -81,7 +92,8 @@ SIGNS = (
         r"|503 Service Unavailable|504 Gateway|IncompleteRead|lookup \S+ on \S+: "
         r"|request canceled while waiting for connection|network timeout|Connection failed|no such host"
         r"|Operation timed out|Failed to connect to|Could not connect to|client error \(Connect\)"
-        r"|RemoteDisconnected",
+        r"|RemoteDisconnected|Hash Sum mismatch|invalid status response \d"
+        r"|failed to fetch (?:anonymous|oauth) token(?!.*40[13])",
         "does the engine reach the index? docker run --rm <base> getent hosts <host>",
         retry=True,
     ),
@@ -95,6 +107,12 @@ SIGNS = (
         "docker login <registry>; for ECR: aws ecr get-login-password",
     ),
     _sign(
+        "not allowed",
+        r"Permission denied \(publickey|could not read Username|Host key verification failed"
+        r"|Authentication failed for|remote: Repository not found",
+        "RUN --mount=type=ssh with docker build --ssh default, or a token by --mount=type=secret",
+    ),
+    _sign(
         "missing secret", r"failed to solve: secret \S+: not found|secret \S+ not found",
         "--secret id=NAME,src=FILE, with the id of the RUN's --mount=type=secret",
     ),
@@ -106,12 +124,12 @@ SIGNS = (
         "missing file",
         r"COPY failed: |ADD failed: |failed to (?:compute|calculate) (?:cache key|checksum)|no source files"
         r"|\"/\S+\" not found|forbidden path outside the build context|failed to read dockerfile"
-        r"|Could not open requirements file|can't open file '",
+        r"|Could not open requirements file|can't open file '|Unable to find lockfile at",
         "is it in the context, and not in .dockerignore? yard image check says which",
     ),
     _sign(
         "base not found",
-        r"manifest (?:for \S+ )?(?:unknown|not found)|pull access denied|repository does not exist"
+        r"manifest (?:for \S+ )?(?:unknown|not found)|repository does not exist"
         r"|failed to resolve source metadata|invalid reference format|base name \(.*\) should not be blank"
         r"|failed to (?:create LLB definition|solve): \S+[:@]\S+: not found",
         "is the name right, and its digest still there? --build-arg BASE=<image> names another",
@@ -140,14 +158,21 @@ SIGNS = (
         "is the name right, and the version there for this Python? pip index versions <name>",
     ),
     _sign(
+        "missing library",
+        r"cannot open shared object file|error while loading shared libraries|cannot find -l\w",
+        "the package that holds it, before this step: apt-file search <name>; libGL.so.1 is in libgl1",
+    ),
+    _sign(
         "compiler",
         r"error: command '[^']*(?:gcc|g\+\+|nvcc|cc|ninja)[^']*' failed|Failed building wheel|nvcc fatal"
         r"|CUDA_HOME environment variable is not set|make sure nvcc has|fatal error: \S+\.h: No such file"
-        r"|nvcc: (?:command )?not found|No CMAKE_\w+_COMPILER could be found",
+        r"|nvcc: (?:command )?not found|No CMAKE_\w+_COMPILER could be found|ninja: build stopped|\['ninja',"
+        r"|can(?:'t| ?not) find Rust compiler|Rust package manager, is not installed",
         "a release with wheels for this Python, or a base with compilers (-devel)",
     ),
     _sign(
-        "missing module", r"ModuleNotFoundError: No module named",
+        "missing module",
+        r"ModuleNotFoundError: No module named|Unable to pre-compile ops without torch",
         "install it before; what a package imports while it is built: pip install --no-build-isolation",
     ),
     _sign(

@@ -59,7 +59,8 @@ class Fixed:
         """Write the changed files and return them."""
         changed = [path for path in self.after if self.after[path] != self.before[path]]
         for path in changed:
-            path.write_text(self.after[path], encoding="utf-8")
+            before = path.read_bytes().decode("utf-8")
+            path.write_text(_with_endings(before, self.after[path]), encoding="utf-8", newline="")
         return changed
 
 
@@ -97,6 +98,24 @@ def fix(target: Target, given: Mapping[str, str] | None = None, missing: tuple[s
         given_up.add(_key(todo))
     result.left += _failures(looked_at, result.after, target.dockerfile, given)
     return result
+
+
+def _with_endings(before: str, after: str) -> str:
+    """Return `after`, whose lines end in \\n, with the ends that the lines of `before` have.
+
+    A new line gets the end that most of them have.
+    """
+    old = re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$", before)
+    new = re.findall(r"[^\n]*\n|[^\n]+$", after)
+    if "\r" not in before:
+        return after
+    usual = "\r\n" if before.count("\r\n") * 2 > len(old) else "\n"
+    bare = [line.rstrip("\r\n") for line in old]
+    lines = [line.removesuffix("\n") + (usual if line.endswith("\n") else "") for line in new]
+    matcher = difflib.SequenceMatcher(None, bare, [line.rstrip("\n") for line in new], autojunk=False)
+    for block in matcher.get_matching_blocks():
+        lines[block.b : block.b + block.size] = old[block.a : block.a + block.size]
+    return "".join(lines)
 
 
 def _seen(one: Subject, texts: Texts, path: Path, given: Mapping[str, str] | None) -> Subject:
@@ -299,12 +318,3 @@ def _add(one: Subject, texts: Texts, path: Path, module: str) -> Verdict | None:
     lines[at] = lines[at].replace(after, f"{after} {pinned}", 1)
     texts[path] = "\n".join(lines)
     return None
-
-
-def _replace(texts: Texts, path: Path, old: str, new: str) -> bool:
-    """Replace the first `old` in a file; say whether that changed anything."""
-    changed = texts[path].replace(old, new, 1)
-    if changed == texts[path]:
-        return False
-    texts[path] = changed
-    return True

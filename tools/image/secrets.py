@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
+from tools.image import leaks
 from tools.image.dockerfile import Instruction
 from tools.image.dockerignore import files
 from tools.image.rule import Place, Subject, at, rule
@@ -106,7 +107,8 @@ REMEDY = "RUN --mount=type=secret,id=NAME at build time, a Secret of the cluster
 @rule("secrets", "what is in ARG, ENV or a layer is read from the image's history by whoever pulls it")
 def secrets(subject: Subject) -> Iterator[Verdict]:
     """Names and values of ARG and ENV, literal tokens anywhere, and files that hold credentials: copied by
-    name, or with a directory that .dockerignore does not keep them out of. Values are never printed.
+    name, or with a directory that .dockerignore does not keep them out of; and tokens in the text of copied
+    files, where they are no examples. Values are never printed.
     """
     found = False
     for one in [*_before(subject), *(one for _, one in subject.dockerfile.instructions())]:
@@ -192,15 +194,35 @@ def _copied(subject: Subject, one: Instruction) -> Iterator[Verdict]:
         return
     if one.flag("from") is not None:
         return
-    for source in sources:
-        top = "" if source in ("", ".") else source + "/"
-        if top and not (subject.context / source).is_dir():
+    sent = _sent(subject, sources)
+    for name in sent:
+        if _credentials(name):
+            remedy = f"{PurePosixPath(name).name} in .dockerignore (**/{PurePosixPath(name).name})"
+            yield bad(at(subject, one), f"{name} is copied with its directory", remedy)
+            return
+    for name in sent:
+        if any(fnmatchcase(PurePosixPath(name).name, pattern) for pattern in HARMLESS):
             continue
-        for name, _ in files(subject.context, subject.ignore):
-            if name.startswith(top) and _credentials(name):
-                remedy = f"{PurePosixPath(name).name} in .dockerignore (**/{PurePosixPath(name).name})"
-                yield bad(at(subject, one), f"{name} is copied with its directory", remedy)
-                return
+        for leak in leaks.of(subject.context / name):
+            text = f"{leak.kind} stands in {name}, which {one.name} in line {one.line} puts into a layer"
+            remedy = f"revoke it, and {REMEDY}"
+            yield bad(Place(name, leak.line, masked(leak.text)), text, remedy)
+
+
+def _sent(subject: Subject, sources: list[str]) -> list[str]:
+    """Return the files of the context that a COPY takes: those below its sources, by name or by pattern."""
+    every = [name for name, _ in files(subject.context, subject.ignore)]
+    found: dict[str, None] = {}
+    for source in sources:
+        whole = source in ("", ".")
+        found |= {name: None for name in every if whole or _below(name, source)}
+    return list(found)
+
+
+def _below(name: str, source: str) -> bool:
+    """Say whether a file is what `source` names, or lies in a directory that it names."""
+    parts, wanted = name.split("/"), source.split("/")
+    return len(parts) >= len(wanted) and all(map(fnmatchcase, parts, wanted))
 
 
 def _credentials(path: str) -> bool:

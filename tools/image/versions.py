@@ -10,6 +10,7 @@ from packaging.version import Version
 from tools.facts import compatibility as facts
 from tools.image.packages import Install, Package, cuda_version
 from tools.image.rule import Place, Subject, at, of, rule
+from tools.image.script import script
 from tools.verdict import Verdict, bad, good, unclear
 
 BASE_CUDA = re.compile(r"(?:^|[^0-9a-z])cuda[-_]?(\d+\.\d+)|nvidia/cuda:(\d+\.\d+)|(?:^|-)cu(\d{3})(?:-|$)")
@@ -167,20 +168,107 @@ def transformers(subject: Subject) -> Iterator[Verdict]:
     "torch-pins", "pip replaces torch by the one that a package requires, or the package fails at its import"
 )
 def torch_pins(subject: Subject) -> Iterator[Verdict]:
-    """Packages whose wheels require exactly one torch: xformers and vLLM, by the fact table's releases."""
+    """Packages whose wheels require one torch, or one from a release on: xformers, vLLM, bitsandbytes. And
+    the triton that torch requires. By the fact table's releases; of another nothing is said.
+    """
     torch = _torch(subject)
-    for name, releases in facts.TORCH_PINS.items():
+    if torch is None:
+        return
+    for name in sorted({*facts.TORCH_PINS, *facts.TORCH_AT_LEAST}):
         found = subject.package(name)
-        wanted = releases.get(found[1].exact or "") if found else None
-        if found is None or torch is None or wanted is None:
-            continue
-        text = f"{name} {found[1].exact} requires torch {wanted}"
-        if torch[1] == wanted or (not _whole(torch[1]) and facts.series(wanted) == torch[1]):
-            yield good(of(found[1]), text)
-        else:
-            yield bad(
-                of(found[1]), f"{text}, not {torch[1]}", f"torch=={wanted}, or the {name} for {torch[1]}"
-            )
+        if found is not None and found[1].exact is not None:
+            yield from _pinned(found[1], found[1].exact, torch[1])
+    found = subject.package("triton")
+    wanted = facts.TRITON.get(torch[1])
+    if found is None or wanted is None or found[1].exact is None:
+        return
+    text = f"torch {torch[1]} requires triton {str(wanted).removeprefix('==')}"
+    if found[1].exact in wanted:
+        yield good(of(found[1]), text)
+    else:
+        remedy = "leave triton out: torch brings its own"
+        yield bad(of(found[1]), f"{text}, not {found[1].exact}", remedy)
+
+
+def _pinned(package: Package, release: str, torch: str) -> Iterator[Verdict]:
+    """Judge the torch that a release of a package requires: exactly, or from one on."""
+    name, has = package.name, facts.version(torch)
+    wanted = facts.TORCH_PINS.get(name, {}).get(release)
+    oldest = facts.oldest_torch(name, release) if name in facts.TORCH_AT_LEAST else None
+    if wanted is not None:
+        text = f"{name} {release} requires torch {wanted}"
+        fits = torch == wanted or (not _whole(torch) and facts.series(wanted) == torch)
+        remedy = f"torch=={wanted}, or the {name} for {torch}"
+    elif oldest is not None and has is not None:
+        text = f"{name} {release} requires torch {oldest} or newer"
+        fits = has >= Version(oldest)
+        remedy = f"torch {oldest} or newer, or an older {name}"
+    else:
+        return
+    yield good(of(package), text) if fits else bad(of(package), f"{text}, not {torch}", remedy)
+
+
+@rule("bitsandbytes", "without a library for torch's CUDA it has no 8-bit optimizer, and says so in mid-run")
+def bitsandbytes(subject: Subject) -> Iterator[Verdict]:
+    """The libraries in the wheel of bitsandbytes against the CUDA that torch was built for. BNB_CUDA_VERSION
+    names another one.
+    """
+    found, torch = subject.package("bitsandbytes"), _torch(subject)
+    row = facts.torch(torch[1]) if torch else None
+    if found is None or torch is None or row is None or found[1].exact is None or torch[2] == "cpu":
+        return
+    named = subject.dockerfile.final.environment.get("BNB_CUDA_VERSION", "")
+    cuda = cuda_version(f"cu{named}") if named.isdigit() and len(named) > 2 else None
+    cuda = cuda or torch[2] or row.cuda
+    place, release = of(found[1]), found[1].exact
+    runs = facts.bitsandbytes_runs_on(release, cuda)
+    if runs:
+        yield good(place, f"bitsandbytes {release} has a library that runs with CUDA {cuda}")
+    elif runs is None:
+        yield unclear(place, f"whether bitsandbytes {release} has a library for CUDA {cuda} is not certain")
+    else:
+        text = f"bitsandbytes {release} has no library for CUDA {cuda}, which torch {torch[1]} is built for"
+        yield bad(place, text, "a newer bitsandbytes, or a torch of an older CUDA")
+
+
+@rule("deepspeed", "its operators are compiled against torch and CUDA, when it is installed or in mid-run")
+def deepspeed(subject: Subject) -> Iterator[Verdict]:
+    """DeepSpeed's release against torch's; and where DS_BUILD_* asks for its operators to be compiled, nvcc
+    in that stage and a build that is not isolated, for it imports torch.
+    """
+    found, torch = subject.package("deepspeed"), _torch(subject)
+    if found is None:
+        return
+    install, package = found
+    place, release = of(package), facts.version(package.exact or "")
+    has = facts.version(torch[1]) if torch else None
+    old = release is not None and release < Version(facts.DEEPSPEED["before"])
+    if torch and has and old and has >= Version(facts.DEEPSPEED["torch"]):
+        text = f"deepspeed {package.exact} imports a name that torch {torch[1]} no longer has"
+        yield bad(place, text, f"deepspeed {facts.DEEPSPEED['before']} or newer")
+        return
+    if not _builds_operators(install):
+        if torch and package.exact:
+            yield good(place, f"deepspeed {package.exact} compiles what it needs when it is used")
+        return
+    base = install.stage.image.split("@")[0]
+    if RUNTIME.search(base):
+        text = f"DS_BUILD_* compiles deepspeed's operators, and {base} has no nvcc"
+        yield bad(place, text, "a -devel base in the stage that builds it")
+    elif install.tool in ("pip", "uv") and "--no-build-isolation" not in install.flags:
+        text = "DS_BUILD_* compiles deepspeed's operators with torch, and an isolated build has none"
+        yield bad(place, text, "pip install --no-build-isolation, after torch")
+    else:
+        yield good(place, "deepspeed's operators are compiled where torch is")
+
+
+def _builds_operators(install: Install) -> bool:
+    """Say whether DS_BUILD_OPS or one of its kin is 1 where deepspeed is installed."""
+    values = dict(install.stage.environment)
+    for one in install.stage.layers():
+        values |= {name: value for name, value in one.pairs if value} if one.name == "ARG" else {}
+    said = {**values, **dict(re.findall(r"\b(DS_BUILD_\w+)=[\"']?(\w+)", script(install.instruction)))}
+    return any(name.startswith("DS_BUILD_") and value == "1" for name, value in said.items())
 
 
 @rule(
