@@ -1693,6 +1693,27 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "collective-timeout",
         "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete",
     ),
+    (
+        "data",
+        "i.pretrain/0 Traceback (most recent call last):",
+        'i.pretrain/0   File "/w/t.py", line 1, in <module>',
+        "i.pretrain/0     main()",
+        "i.pretrain/0 gzip.BadGzipFile: Not a gzipped file (b'<!')",
+    ),
+    (
+        "oom-device",
+        "trainer-0 | Traceback (most recent call last):",
+        'trainer-0 |   File "/w/t.py", line 1, in <module>',
+        "trainer-0 |     main()",
+        "trainer-0 | torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+    ),
+    (
+        "crash",
+        "x1000c0s6b0n0: Traceback (most recent call last):",
+        'x1000c0s6b0n0:   File "/w/t.py", line 1, in <module>',
+        "x1000c0s6b0n0:     main()",
+        "x1000c0s6b0n0: KeyError: 'labels'",
+    ),
 )
 
 # What healthy jobs write too: none of it is why a container has failed.

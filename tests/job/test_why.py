@@ -31,6 +31,35 @@ def test_the_right_cause_comes_first(one: Situation, world: NewWorld) -> None:
     assert kind == one.cause, told
 
 
+EVIDENCE = {
+    "the_local_queue_is_not_active": "LocalQueue team-a is not active: ClusterQueueIsInactive",
+    "the_cluster_queue_lacks_its_flavor": "ClusterQueue research is not active: FlavorNotFound",
+    "somebody_holds_the_queue": "stopPolicy Hold",
+    "the_admission_check_waits_for_machines": "admission check prov: Pending",
+    "the_workload_was_deactivated": "spec.active is false",
+    "kueue_does_not_know_this_kind_of_job": "Kueue has made no Workload",
+    "the_volcano_queue_has_given_out_its_cards": "16 of 40 GPUs given out, the gang needs 32",
+    "kai_says_no": "Workload requested 32 GPUs",
+    "karpenters_machine_is_not_to_be_had": "NodeClaim g5-x7k2p: InsufficientCapacityError",
+    "an_empty_cluster_may_not_grow": "max node group size reached",
+    "the_cards_are_cut_into_slices": "it has 56 nvidia.com/mig-1g.5gb",
+    "the_devices_are_claimed_by_others": "node-0: 0 of 8 devices free",
+    "no_driver_has_published_devices": "no ResourceSlice",
+    "fewer_zones_than_asked": "1 of at least 3 values of topology.kubernetes.io/zone",
+    "the_host_port_is_taken": "port 23456/TCP of the host is taken by team-a/",
+    "a_spot_node_is_taken_back": "SpotInterruption",
+    "hyperpod_drains_a_node_with_a_broken_card": "fault-reasons XID_79",
+}
+
+
+@pytest.mark.parametrize("one", [one for one in SITUATIONS if one.name in EVIDENCE], ids=lambda one: one.name)
+def test_the_evidence_says_what_was_seen(one: Situation, world: NewWorld) -> None:
+    made = world(one.cell)
+    one.plant(made)
+    first = explain(made.snapshot()).causes[0]
+    assert any(EVIDENCE[one.name] in line for line in first.evidence), first.evidence
+
+
 def test_the_corpus_is_wide_enough() -> None:
     """At least 180 situations, at least 25 healthy ones, and every name once."""
     names = [one.name for one in SITUATIONS]
