@@ -1714,6 +1714,99 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "x1000c0s6b0n0:     main()",
         "x1000c0s6b0n0: KeyError: 'labels'",
     ),
+    (
+        "command",
+        "08/20/2024 19:04:44 - INFO - llamafactory.cli - Initializing distributed tasks at: 10.188.240.13:2951",
+        "/bin/sh: 1: torchrun: not found",
+    ),
+    (
+        "nan",
+        "[rank0]: ValueError: Rank 0, node x-worker-0, device 0, iteration 5: Unexpected result nan (message='found NaN in local forward loss calculation')",
+    ),
+    ("device", "RuntimeError: CUDA error: unknown error"),
+    ("device", "RuntimeError: No CUDA GPUs are available"),
+    (
+        "image-accelerator",
+        "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading and installing a new version",
+    ),
+    (
+        "network-interface",
+        "[rank0]: torch.distributed.DistBackendError: NCCL error in: x.cpp:1, internal error",
+        "[rank0]: ncclInternalError: Internal check failed.",
+        "[rank0]: Last error:",
+        "[rank0]: Bootstrap : no socket interface found",
+    ),
+    (
+        "oom-host",
+        "RuntimeError: unable to mmap 1024 bytes from file </torch_123_456>: Cannot allocate memory (12)",
+    ),
+    (
+        "config",
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for DeepSpeedZeroConfig",
+        "stage3_prefetch_bucket_size",
+    ),
+    ("config", "hydra.errors.ConfigCompositionException: Could not override 'trainer.max_stepss'."),
+    (
+        "hub-rate-limit",
+        "huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: https://huggingface.co/api/models/x",
+    ),
+    (
+        "object-store",
+        'botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL: "https://b.s3.eu-west-1.amazonaws.com/x"',
+    ),
+    ("storage", "OSError: [Errno 116] Stale file handle"),
+    (
+        "oom-host",
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:114] . DefaultCPUAllocator: not enough memory: you tried to allocate 1073741824 bytes.",
+    ),
+    (
+        "collective-timeout",
+        "[rank1]: torch.distributed.DistBackendError: NCCL communicator was aborted on rank 1.  Original reason for failure was: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE)",
+    ),
+    (
+        "crash",
+        "RuntimeError: stack expects each tensor to be equal size, but got [12] at entry 0 and [9] at entry 1",
+    ),
+    ("crash", "AttributeError: module 'numpy' has no attribute 'bool'."),
+    (
+        "code",
+        "ImportError: cannot import name 'LlamaFlashAttention2' from 'transformers.models.llama.modeling_llama' (/x/modeling_llama.py)",
+    ),
+    (
+        "efa",
+        "x:1:1 [0] nccl_net_ofi_rdma_init:7978 NCCL WARN NET/OFI Failed to initialize rdma protocol",
+        "RuntimeError: NCCL error in: x.cpp:1, unhandled system error",
+    ),
+    (
+        "lost-peer",
+        "x:1:1 [0] ofi_process_cq:1 NCCL WARN NET/OFI Request 0x7f completed with error. RC: 107. Error: 4126 (Remote peer unresponsive)",
+        "RuntimeError: NCCL error in: x.cpp:1, remote process exited or there was a network error",
+    ),
+    ("killed", "/bin/bash: line 1:    44 Killed                  python train.py"),
+    ("memory-fault", "/entrypoint.sh: line 12:    17 Segmentation fault      (core dumped) python train.py"),
+    (
+        "hub-auth",
+        "OSError: You are trying to access a gated repo.",
+        "Make sure to have access to it at https://huggingface.co/meta-llama/Llama-3.1-8B.",
+    ),
+    ("command", "env: 'python': No such file or directory"),
+    ("code", "python: can't open file '/workspace/train.py': [Errno 2] No such file or directory"),
+    ("permission", "bash: /opt/run.sh: Permission denied"),
+    (
+        "config",
+        "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable RANK expected, but not set",
+    ),
+    (
+        "crash",
+        "die: must run as root[rank5]: Traceback (most recent call last):",
+        '[rank5]:   File "/w/t.py", line 8, in <module>',
+        "[rank5]: mylib.StopTraining: enough",
+    ),
+    (
+        "rendezvous-dns",
+        "torch.distributed.DistNetworkError: failed to resolve hostname x-worker-0: Name or service not known",
+    ),
+    ("rendezvous-dns", "socket.gaierror: [Errno -3] Temporary failure in name resolution"),
 )
 
 # What healthy jobs write too: none of it is why a container has failed.

@@ -78,7 +78,8 @@ _MILD = re.compile(r"\b(?:INFO|DEBUG|TRACE|WARN|WARNING|Warning|UserWarning|Futu
 _RUNTIME = re.compile(
     r"NCCL error|terminate called|what\(\):|Segmentation fault|Bus error|Killed$|exec format error|"
     r"CUDA_ERROR_[A-Z]+|can't open file|No module named|libc10|symbol lookup error|NVRM: Xid|c10::|"
-    r"command not found$|"
+    r"command not found$|^\S*sh: (?:line )?\d+: \S+: not found$|^\S+: line \d+: +\d+ Killed\b|"
+    r"^(?:/usr/bin/)?env: .*: No such file or directory$|"
     r"executable file not found|^exec /\S+: |version `GLIBC|^Could not override '|"
     r"^[│╭].*(?:Unrecognized|Required) |Memory cgroup out of memory|"
     r"^(?:free|munmap_chunk|realloc|malloc)\(\): |^double free|^(?:[\w./-]+: ){1,3}.*: "

@@ -81,7 +81,7 @@ SIGNS = (
     _sign(
         "oom-host",
         r"(?i:cannot allocate memory)",
-        r"DefaultCPUAllocator: can't allocate",
+        r"DefaultCPUAllocator: (?:can't allocate|not enough memory)",
         r"\b_?(?:Array)?MemoryError\b",
         r"DataLoader worker .* killed by signal: Killed",
         r"std::bad_alloc",
@@ -161,7 +161,10 @@ SIGNS = (
         r"^google\.(?:api_core|cloud|auth)\.|^azure\.",
     ),
     _sign("image-architecture", r"(?i:exec format error)"),
-    _sign("command", r"^exec /\S+: ", r"command not found$"),
+    _sign(
+        "command",
+        r"^exec /\S+: |command not found$|^\S*sh: (?:line )?\d+: \S+: not found$|^(?:/usr/bin/)?env: ",
+    ),
     _sign(
         "port-taken",
         r"(?i:address already in use|EADDRINUSE)",
@@ -272,7 +275,7 @@ SIGNS = (
         r"^(?:Value|Assertion)Error: (?i:.*\b(?:world[ _]size|parallel(?:ism)?[ _](?:size|degree|dim))\w*)",
         r"Assertion failed: \w+ == |\w(?:Arguments|Config)\.__init__\(\) got an unexpected keyword",
     ),
-    _sign("killed", r"terminated with signal SIGKILL|<Signals\.SIGKILL"),
+    _sign("killed", r"terminated with signal SIGKILL|<Signals\.SIGKILL|^\S+: line \d+: +\d+ Killed\b"),
     _sign("memory-fault", r"killed by signal: (?:Aborted|Segmentation|Illegal|Floating)"),
     _sign("memory-fault", r"(?:terminated with signal |<Signals\.)SIG(?:SEGV|BUS|ILL|ABRT|FPE)"),
     _sign("memory-fault", r"(?i:segmentation fault|bus error|double free|core dumped|illegal instruction)"),
