@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from tests.aws.account import make_cluster, make_network
 from tests.aws.eks_state import Access, Associations
 from tools import repo
-from tools.aws import access, identity, inventory, kubeconfig, service_accounts
+from tools.aws import access, identity, inventory, kubeconfig, policies, service_accounts
 from tools.aws import spec as specs
 from tools.aws.probe import Level
 from tools.aws.session import AwsError, Session
@@ -260,6 +260,19 @@ def test_external_secrets_reads_the_teams_secrets_only(
     assert (found.level, "4 questions" in found.summary) == (Level.PASS, True)
     account.policy["Statement"][0]["Resource"] = ["arn:aws:secretsmanager:*:*:secret:*"]
     assert identity.simulate(session, account).level is Level.FAIL
+
+
+def test_a_policy_has_room_in_a_role(change: Callable[..., Spec]) -> None:
+    """The committed clusters' by far, and of prefixes as long as S3 takes; a longer one is refused."""
+    for name in ("cpu-demo", "gpu", "gpu-hyperpod", "trn1"):
+        sizes = [policies.size(one.policy) for one in service_accounts.of(specs.load(repo.root(), name))]
+        assert max(sizes, default=0) < 1_500
+    longest = {"S3_PREFIX": "a" * 1_022 + "/", "S3_RUNS_PREFIX": "b" * 1_022 + "/"}
+    fits = service_accounts.of(change("gpu", S3_BUCKET="bucket", **longest))
+    assert all(policies.size(one.policy) <= policies.MOST_CHARACTERS for one in fits)
+    too_long = {"S3_PREFIX": "a" * 3_000 + "/", "S3_RUNS_PREFIX": "b" * 3_000 + "/"}
+    with pytest.raises(UserError, match=r"cluster\.env: the policy of .* a role takes 10,240"):
+        service_accounts.of(change("gpu", S3_BUCKET="bucket", **too_long))
 
 
 def test_policies_allow_what_they_should_and_nothing_else(simulator: None, session: Session) -> None:

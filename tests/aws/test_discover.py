@@ -83,6 +83,29 @@ def test_a_hyperpod_cluster_leads_to_its_eks_cluster(
         discover.discover(session, change("gpu-hyperpod"), "ml")
 
 
+def test_what_is_not_in_service_is_said(session: Session, gaps: Any, change: Callable[..., Spec]) -> None:
+    """Of a HyperPod cluster and of its instance groups, with their nodes."""
+    make_cluster(session, "behind", make_network(session, ZONES[:2]))
+    groups = [
+        {"InstanceGroupName": "good", "Status": "InService", "CurrentCount": 2, "TargetCount": 2},
+        {"InstanceGroupName": "short", "Status": "InService", "CurrentCount": 1, "TargetCount": 4},
+        {"InstanceGroupName": "broken", "Status": "Degraded", "CurrentCount": 3, "TargetCount": 3},
+    ]
+    gaps["sagemaker", "describe_cluster"] = {
+        "ClusterArn": "arn:aws:sagemaker:us-west-2:123456789012:cluster/abcdefghijkl",
+        "ClusterName": "ml",
+        "ClusterStatus": "Updating",
+        "InstanceGroups": groups,
+        "Orchestrator": {"Eks": {"ClusterArn": "arn:aws:eks:us-west-2:123456789012:cluster/behind"}},
+    }
+    found = discover.discover(session, change("gpu-hyperpod"), "ml")
+    assert found.missing[:3] == [
+        "the HyperPod cluster ml is Updating, not InService",
+        "the instance group short is InService: 1 of 4 nodes",
+        "the instance group broken is Degraded: 3 of 3 nodes",
+    ]
+
+
 def test_of_several_file_systems_none_is_guessed(session: Session, change: Callable[..., Spec]) -> None:
     network = make_network(session, ZONES[:2])
     make_cluster(session, "gpu", network)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +34,31 @@ DENIED = (
             3,
             "have expired",
         ),
-        ("RequestExpired", "Request has expired.", 400, "expired", 3, "have expired (eks:DescribeCluster"),
+        (
+            "RequestExpired",
+            "Request has expired.",
+            400,
+            "clock",
+            3,
+            "clock is not AWS's (eks:DescribeCluster",
+        ),
+        (
+            "InvalidSignatureException",
+            "Signature expired: 20261122T150000Z is now earlier than 20261122T151000Z (- 5 min.)",
+            403,
+            "clock",
+            3,
+            "is now earlier than",
+        ),
+        ("SignatureDoesNotMatch", "Signature not yet current: 20261122T16Z", 403, "clock", 3, "clock"),
+        (
+            "SignatureDoesNotMatch",
+            "The signature we calculated does not match",
+            403,
+            "credentials",
+            3,
+            "calculated",
+        ),
         (
             "UnrecognizedClientException",
             "The security token is invalid",
@@ -144,9 +169,98 @@ def test_no_region_is_a_usage_error(moto: None) -> None:
     assert caught.value.code == 2
 
 
-def test_an_unknown_profile_is_named() -> None:
-    with pytest.raises(AwsError, match="nobody"):
-        Session(REGION, "nobody")
+PROFILES = """
+[profile research]
+role_arn = arn:aws:iam::123456789012:role/x
+source_profile = bas
+[profile keys]
+aws_access_key_id = a
+aws_secret_access_key = b
+[profile careful]
+role_arn = arn:aws:iam::123456789012:role/x
+source_profile = keys
+mfa_serial = arn:aws:iam::123456789012:mfa/me
+[profile round]
+role_arn = arn:aws:iam::123456789012:role/x
+source_profile = again
+[profile again]
+role_arn = arn:aws:iam::123456789012:role/y
+source_profile = round
+[profile login]
+sso_start_url = https://corp.example.com/start
+sso_region = us-west-2
+sso_account_id = 123456789012
+sso_role_name = dev
+[profile program]
+credential_process = /no/such/program
+[profile half]
+aws_access_key_id = a
+[profile misspelt]
+role_arn = arn:aws:iam::123456789012:role/x
+credential_source = Ec2InstanceMetadat
+"""
+
+
+@pytest.mark.parametrize(
+    ("profile", "kind", "said", "hint"),
+    [
+        ("reserch", "credentials", "there is no profile reserch", "did you mean research?"),
+        ("nobody", "credentials", "there is no profile nobody", "list-profiles"),
+        ("research", "credentials", 'source_profile "bas"', "aws configure"),
+        ("careful", "credentials", "asks for an MFA code", "terminal"),
+        ("round", "credentials", "Infinite loop", "aws configure"),
+        ("login", "expired", "login has expired", "aws sso login --profile login"),
+        ("program", "credentials", "/no/such/program", "credential_process"),
+        ("half", "credentials", "missing: aws_secret_access_key", "aws configure"),
+        ("misspelt", "credentials", "Ec2InstanceMetadat", "aws configure"),
+    ],
+)
+def test_a_profile_that_leads_to_no_credentials_is_said(
+    profile: str, kind: str, said: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import getpass
+
+    from botocore.credentials import AssumeRoleProvider
+
+    (tmp_path / "config").write_text(PROFILES)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name)
+
+    def nobody_types(prompt: str) -> str:
+        raise EOFError
+
+    make = AssumeRoleProvider.__init__
+    defaults = tuple(nobody_types if one is getpass.getpass else one for one in make.__defaults__)
+    monkeypatch.setattr(make, "__defaults__", defaults)
+    with pytest.raises(AwsError) as caught:
+        Session(REGION, profile).identity()
+    problem = caught.value
+    assert (problem.kind, problem.code, problem.hides_all) == (kind, 3, True)
+    assert said in problem.message
+    assert hint in (problem.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("AWS_USE_FIPS_ENDPOINT", "true", "AWS_USE_FIPS_ENDPOINT is set"),
+        ("AWS_USE_DUALSTACK_ENDPOINT", "true", "AWS_USE_DUALSTACK_ENDPOINT is set"),
+        ("HTTPS_PROXY", "http://127.0.0.1:9", "proxy"),
+    ],
+)
+def test_what_stands_between_is_named(
+    name: str, value: str, hint: str, gaps: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from botocore.exceptions import EndpointConnectionError, ProxyConnectionError
+
+    proxy = ProxyConnectionError(proxy_url=value)
+    gone = proxy if "PROXY" in name else EndpointConnectionError(endpoint_url="https://eks")
+    gaps["eks", "list_clusters"] = gone
+    monkeypatch.setenv(name, value)
+    with pytest.raises(AwsError, match="AWS cannot be reached") as caught:
+        Session(REGION).call("eks", "list_clusters")
+    assert hint in (caught.value.hint or "")
 
 
 def make_role(session: Session, name: str, path: str = "/") -> None:

@@ -347,6 +347,68 @@ def test_what_does_not_go_is_said(session: Session, spec: Spec, gaps: Any, yard:
     ), ran
 
 
+def test_what_a_kept_file_system_holds_is_not_begun_with(
+    session: Session, spec: Spec, gaps: Any, yard: Callable[..., Any]
+) -> None:
+    """Its network's stack and its security group: foreseen before anything goes, and gone when it is."""
+    populate(session, "cpu-demo")
+    network = make_network(session, ["us-west-2a"], "10.5")
+    group = make_group(session, network.vpc, "lustre", trainyard__cluster="cpu-demo")
+    where = {"SubnetId": network.subnets["us-west-2a"], "Groups": [group]}
+    made = session.call("ec2", "create_network_interface", **where)["NetworkInterface"]
+    stack = [{"Key": inventory.STACK_TAG, "Value": "eksctl-cpu-demo-cluster"}]
+    gaps["ec2", "describe_vpcs"] = {"Vpcs": [{"VpcId": network.vpc, "Tags": stack}]}
+    system = {
+        "FileSystemId": "fs-0123456789abcdef0",
+        "FileSystemType": "LUSTRE",
+        "StorageCapacity": 1200,
+        "VpcId": network.vpc,
+        "NetworkInterfaceIds": [made["NetworkInterfaceId"]],
+        "Tags": [{"Key": "trainyard/team", "Value": "training"}],
+    }
+    gaps["fsx", "describe_file_systems"] = {"FileSystems": [system]}
+    planned = yard("down", "cpu-demo", "--dry-run")
+    assert planned.code == 1
+    for name in ("stack eksctl-cpu-demo-cluster", f"security group {group}"):
+        assert f"keep    {name}" in planned.out, planned.out
+    assert "fs-0123456789abcdef0 is in it" in planned.out
+    ran = yard("down", "cpu-demo", "--yes")
+    assert (ran.code, "all but this is gone: stack eksctl-cpu-demo-cluster" in ran.err) == (1, True), ran
+    kept = [(one.kind, one.id) for one in inventory.owned(session, spec)]
+    assert kept == [("stack", "eksctl-cpu-demo-cluster"), ("security group", group)]
+    gaps["fsx", "describe_file_systems"] = {"FileSystems": []}
+    session.call("ec2", "delete_network_interface", NetworkInterfaceId=made["NetworkInterfaceId"])
+    assert yard("down", "cpu-demo", "--yes").code == 0
+    assert inventory.owned(session, spec) == []
+
+
+def test_what_somebody_took_our_tag_off_is_named_and_stays(
+    session: Session, spec: Spec, yard: Callable[..., Any]
+) -> None:
+    """Also the stack that such a cluster would go with."""
+    populate(session, "cpu-demo")
+    arn = session.call("eks", "describe_cluster", name="cpu-demo")["cluster"]["arn"]
+    session.call("eks", "untag_resource", resourceArn=arn, tagKeys=["trainyard/cluster"])
+    role = "trainyard-cpu-demo-pruner"
+    session.call("iam", "untag_role", RoleName=role, TagKeys=["trainyard/cluster"])
+    session.call("cloudformation", "create_stack", StackName="trainyard-cpu-demo", TemplateBody=EMPTY)
+    planned = yard("down", "cpu-demo", "--dry-run")
+    for name in (
+        "cluster cpu-demo",
+        f"role {role}",
+        "stack trainyard-cpu-demo",
+        "stack eksctl-cpu-demo-cluster",
+    ):
+        assert f"keep    {name}" in planned.out, planned.out
+        assert f"delete  {name}" not in planned.out
+    assert yard("down", "cpu-demo", "--yes").code == 1
+    after = picture(session)
+    assert session.call("eks", "list_clusters")["clusters"] == ["cpu-demo"]
+    assert role in after["roles"]
+    stacks = [row["StackName"] for row in session.pages("cloudformation", "describe_stacks", "Stacks")]
+    assert {"trainyard-cpu-demo", "eksctl-cpu-demo-cluster"} <= set(stacks)
+
+
 def test_cost_adds_up(session: Session, spec: Spec, yard: Callable[..., Any]) -> None:
     """Two m5.2xlarge, a control plane, 1200 GiB of Lustre at 125 MB/s per TiB, and a disk without a price."""
     populate(session, "others")

@@ -96,6 +96,20 @@ def test_what_was_pushed_stays_also_where_it_is_amended(team: Team, edit: Edit) 
     assert "run-edited" in team.failed()[0]
 
 
+@pytest.mark.parametrize("where", ["refs/remotes/origin/main", "refs/remotes/origin/HEAD"])
+def test_what_was_pushed_is_known_without_an_upstream(team: Team, edit: Edit, where: str) -> None:
+    """By the branch's name at origin; where no branch is checked out, by origin's own."""
+    path = team.started()
+    team.git("update-ref", where, "HEAD")
+    if where.endswith("HEAD"):
+        team.git("checkout", "--quiet", "--detach")
+    edit(path, "interval: 5m", "interval: 6m")
+    team.git("commit", "--quiet", "--all", "--amend", "--no-edit")
+    assert "run-edited" in team.failed()[0]
+    team.git("update-ref", "-d", where)
+    assert team.failed() == []
+
+
 def test_what_a_merge_brought_is_known(team: Team, edit: Edit) -> None:
     """Added in the merge itself, which git's log leaves out by itself."""
     team.git("checkout", "--quiet", "-b", "side")

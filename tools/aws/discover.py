@@ -70,11 +70,23 @@ def _hyperpod(session: Session, name: str, found: Found) -> str:
     found.put("HYPERPOD_CLUSTER_NAME", cluster.get("ClusterName") or name)
     found.put("HYPERPOD_CLUSTER_ARN", cluster.get("ClusterArn"))
     groups = cluster.get("InstanceGroups") or []
+    if cluster.get("ClusterStatus") != "InService":
+        found.missing.append(f"the HyperPod cluster {name} is {cluster.get('ClusterStatus')}, not InService")
+    found.missing += [line for one in groups if (line := _not_in_service(one))]
     found.put("HYPERPOD_EXECUTION_ROLE_ARN", next((one.get("ExecutionRole") for one in groups), None))
     scripts = next((one.get("LifeCycleConfig", {}).get("SourceS3Uri") for one in groups), None)
     bucket = re.match(r"s3://([^/]+)", scripts or "")
     found.put("HYPERPOD_BUCKET", bucket and bucket[1])
     return arn.rpartition(":cluster/")[2]
+
+
+def _not_in_service(group: dict[str, Any]) -> str | None:
+    """Return what is said of an instance group that is not as it shall be, None of one that is."""
+    status, name = group.get("Status") or "InService", group.get("InstanceGroupName")
+    there, wanted = group.get("CurrentCount"), group.get("TargetCount")
+    if status == "InService" and there == wanted:
+        return None
+    return f"the instance group {name} is {status}: {there} of {wanted} nodes"
 
 
 def _eks(session: Session, cluster: dict[str, Any], found: Found) -> None:

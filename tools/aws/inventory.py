@@ -8,7 +8,7 @@ is listed with its price, and never deleted from here.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -66,13 +66,47 @@ def owned(session: Session, spec: Spec) -> list[Resource]:
 
 
 def leftovers(session: Session, spec: Spec) -> list[Resource]:
-    """Return what belongs to the cluster's work and is not ours to delete: data, and what others made."""
-    found = [*_file_systems(session, spec), *_foreign_groups(session, spec)]
+    """Return what belongs to the cluster's work and is not ours to delete: data, and what others made.
+
+    Also what has our names and not our tag: somebody has taken it off, and means something by it.
+    """
+    found = [*_file_systems(session, spec), *_foreign_groups(session, spec), *_without_tag(session, spec)]
     mark = {f"kubernetes.io/cluster/{spec.name}": "owned"}
     why = "made by a controller in the cluster: it deletes it with its object"
     for one in (*_volumes(session, mark), *_interfaces(session, mark)):
         found.append(Resource(one.kind, one.id, one.detail, one.price, why))
     return found
+
+
+def held(session: Session, spec: Spec, ours: list[Resource]) -> list[Resource]:
+    """Return those of `ours` that cannot go while something stays, each with why: nothing is begun with them.
+
+    A kept file system holds its network's stack and its security groups; a cluster without our tag would go
+    with its stack. Raises AwsError.
+    """
+    reasons: dict[str, str] = {}
+    for row in _file_system_rows(session, spec):
+        for name in _holders(session, row):
+            reasons[name] = f"{row['FileSystemId']} is in it: delete that first, then yard cluster down again"
+    cluster = None if spec.adopted else describe_cluster(session, spec)
+    if cluster is not None and OWNER_TAG not in (cluster.get("tags") or {}):
+        reasons[f"eksctl-{spec.name}-cluster"] = "the cluster would go with it, and lacks our tag"
+    return [replace(one, why=reasons[one.id]) for one in ours if one.id in reasons]
+
+
+def _holders(session: Session, row: dict[str, Any]) -> Iterator[str]:
+    """Yield the stacks of a file system's network, and its security groups with theirs."""
+    if row.get("VpcId"):
+        filters = [{"Name": "vpc-id", "Values": [row["VpcId"]]}]
+        for vpc in session.pages("ec2", "describe_vpcs", "Vpcs", Filters=filters):
+            yield _tags(vpc).get(STACK_TAG, "")
+    filters = [{"Name": "network-interface-id", "Values": row.get("NetworkInterfaceIds") or ["none"]}]
+    rows = session.pages("ec2", "describe_network_interfaces", "NetworkInterfaces", Filters=filters)
+    ids = sorted({group["GroupId"] for one in rows for group in one.get("Groups") or []})
+    filters = [{"Name": "group-id", "Values": ids or ["none"]}]
+    for group in session.pages("ec2", "describe_security_groups", "SecurityGroups", Filters=filters):
+        yield group["GroupId"]
+        yield _tags(group).get(STACK_TAG, "")
 
 
 def gateways(session: Session, spec: Spec) -> list[Resource]:
@@ -150,6 +184,26 @@ def _foreign_groups(session: Session, spec: Spec) -> Iterator[Resource]:
             yield Resource(
                 HOLDS, name, "without our tag", None, "somebody else's, and the cluster stays with it"
             )
+
+
+def _without_tag(session: Session, spec: Spec) -> Iterator[Resource]:
+    """Yield the cluster, its stacks and its roles, by their names, where they are without our tag."""
+    why = "lacks our tag: put it back, or delete it by hand"
+    cluster = None if spec.adopted else describe_cluster(session, spec)
+    if cluster is not None and OWNER_TAG not in (cluster.get("tags") or {}):
+        price = _control_plane(str(cluster.get("version")))
+        yield Resource("cluster", spec.name, str(cluster.get("status")), price, why)
+    starts = (f"eksctl-{spec.name}-cluster", f"eksctl-{spec.name}-nodegroup-", f"trainyard-{spec.name}")
+    for row in session.pages("cloudformation", "describe_stacks", "Stacks"):
+        name, gone = row["StackName"], row["StackStatus"] == "DELETE_COMPLETE"
+        own = name in (starts[0], starts[2]) or name.startswith(starts[1])
+        if own and not gone and OWNER_TAG not in _tags(row):
+            yield Resource("stack", name, row["StackStatus"], 0.0, why)
+    for row in session.pages("iam", "list_roles", "Roles"):
+        if row["RoleName"].startswith(role_prefix(spec.name)):
+            tags = _tags(session.call("iam", "list_role_tags", RoleName=row["RoleName"]))
+            if OWNER_TAG not in tags:
+                yield Resource("role", row["RoleName"], "of a service account", 0.0, why)
 
 
 def _clusters(session: Session, spec: Spec, ours: dict[str, str]) -> Iterator[Resource]:
@@ -264,12 +318,7 @@ def _access_entries(session: Session, spec: Spec, ours: dict[str, str]) -> Itera
 
 def _file_systems(session: Session, spec: Spec) -> Iterator[Resource]:
     """Yield Lustre file systems of the cluster's team, or tagged ours: they hold data."""
-    for row in session.pages("fsx", "describe_file_systems", "FileSystems"):
-        tags = _tags(row)
-        ours = tags.get(OWNER_TAG) == spec.name
-        named = row["FileSystemId"] == spec.get("FSX_FILE_SYSTEM_ID")
-        if not (ours or named or tags.get(TEAM_TAG) == spec.get("TEAM_NAMESPACE")):
-            continue
+    for row in _file_system_rows(session, spec):
         throughput = (row.get("LustreConfiguration") or {}).get("PerUnitStorageThroughput")
         rate = PRICES["lustre_gib_month"].get(throughput)
         price = None if rate is None else row["StorageCapacity"] * rate / HOURS_A_MONTH
@@ -277,3 +326,12 @@ def _file_systems(session: Session, spec: Spec) -> Iterator[Resource]:
         yield Resource(
             "file system", row["FileSystemId"], f"Lustre, {row['StorageCapacity']} GiB", price, why
         )
+
+
+def _file_system_rows(session: Session, spec: Spec) -> Iterator[dict[str, Any]]:
+    for row in session.pages("fsx", "describe_file_systems", "FileSystems"):
+        tags = _tags(row)
+        ours = tags.get(OWNER_TAG) == spec.name
+        named = row["FileSystemId"] == spec.get("FSX_FILE_SYSTEM_ID")
+        if ours or named or tags.get(TEAM_TAG) == spec.get("TEAM_NAMESPACE"):
+            yield row

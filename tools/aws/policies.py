@@ -6,12 +6,22 @@ Actions and conditions: the IAM service authorization reference; of the FSx driv
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 Policy = dict[str, Any]
 VERSION = "2012-10-17"
 OWNER_TAG = "trainyard/cluster"  # what is ours carries it, with the cluster's name
 TEAM_TAG = "trainyard/team"  # what base/storage/fsx-dynamic tags file systems with
+
+
+# All inline policies of a role together, without white space (IAM user guide, quotas).
+MOST_CHARACTERS = 10_240
+
+
+def size(policy: Policy) -> int:
+    """Return how many characters of a role's quota a policy takes."""
+    return len(json.dumps(policy, separators=(",", ":")))
 
 
 def trainer(bucket: str, data: str, runs: str, partition: str = "aws") -> Policy:

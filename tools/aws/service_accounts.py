@@ -63,6 +63,13 @@ def of(spec: Spec, with_runs: bool = False) -> list[ServiceAccount]:
     if dynamic or "base/storage/fsx-static" in bases:
         policy = policies.fsx_driver(spec.namespace, dynamic, partition)
         found.append(ServiceAccount(*FSX_ACCOUNT, "makes and mounts FSx file systems", policy))
+    for one in found:
+        if policies.size(one.policy) > policies.MOST_CHARACTERS:
+            raise UserError(
+                f"{spec.source}: the policy of {one.namespace}/{one.name} has {policies.size(one.policy):,}"
+                f" characters, and a role takes {policies.MOST_CHARACTERS:,}",
+                "a shorter S3_PREFIX and S3_RUNS_PREFIX",
+            )
     return found
 
 

@@ -22,7 +22,10 @@ CANNOT_TELL = 3
 ATTEMPTS, CONNECT_SECONDS, READ_SECONDS = 5, 5, 15
 POLL_SECONDS = 5
 
-EXPIRED = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
+EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"}
+# A request whose time is not AWS's: Signature Version 4 allows five minutes, some services fifteen.
+SKEWED = {"RequestExpired", "RequestTimeTooSkewed", "RequestInTheFuture"}
+SKEW = re.compile(r"Signature (?:expired|not yet current)|is now (?:earlier|later) than|Request has expired")
 INVALID = {
     *("InvalidClientTokenId", "UnrecognizedClientException", "AuthFailure", "InvalidAccessKeyId"),
     *(
@@ -47,6 +50,7 @@ WANTED = re.compile(
     r"not authorized to perform:?\s+(?P<action>[\w-]+:\w+)"
     r"(?:\s+on resource:?\s+(?P<resource>(?:(?:role|policy|user|group)\s+)?\S+))?"
 )
+VARIANTS = ("AWS_USE_FIPS_ENDPOINT", "AWS_USE_DUALSTACK_ENDPOINT")
 # The prefixes of IAM actions that are not the name that boto3 gives the service.
 PREFIXES = {"service-quotas": "servicequotas", "resourcegroupstaggingapi": "tag"}
 
@@ -54,7 +58,7 @@ PREFIXES = {"service-quotas": "servicequotas", "resourcegroupstaggingapi": "tag"
 class AwsError(UserError):
     """AWS did not do what was asked. `kind` says why, `code` what the process exits with.
 
-    Kinds: credentials, expired, denied, throttled, region, endpoint, missing, refused, usage.
+    Kinds: credentials, expired, clock, denied, throttled, region, endpoint, missing, refused, usage.
     """
 
     def __init__(self, kind: str, message: str, hint: str | None, aws_code: str = "") -> None:
@@ -62,7 +66,9 @@ class AwsError(UserError):
         self.kind = kind
         self.aws_code = aws_code
         # Nothing else will be seen either; a region that AWS refuses may be one service's.
-        self.hides_all = kind in ("expired", "credentials", "usage") or (kind == "region" and not aws_code)
+        self.hides_all = kind in ("expired", "clock", "credentials", "usage") or (
+            kind == "region" and not aws_code
+        )
 
 
 class Session:
@@ -70,17 +76,17 @@ class Session:
 
     def __init__(self, region: str | None = None, profile: str | None = None) -> None:
         import boto3
-        from botocore.exceptions import BotoCoreError
+        from botocore.exceptions import BotoCoreError, ProfileNotFound
 
         self.profile = profile
         try:
             # boto3 itself looks at AWS_DEFAULT_REGION only; the AWS CLI and every other SDK know AWS_REGION.
             region = region or os.environ.get("AWS_REGION") or None
             self._boto = boto3.Session(region_name=region, profile_name=profile)
+        except ProfileNotFound:
+            raise _no_profile(profile or os.environ.get("AWS_PROFILE", "")) from None
         except BotoCoreError as problem:
-            raise AwsError(
-                "credentials", f"AWS configuration: {problem}", "aws configure list-profiles"
-            ) from None
+            raise AwsError("credentials", f"AWS configuration: {problem}", "aws configure list") from None
         self._region: str | None = self._boto.region_name
         self._clients: dict[str, Any] = {}
         self._patience = Patience("AWS", ATTEMPTS)
@@ -115,7 +121,7 @@ class Session:
             )
             try:
                 client = self._boto.client(service, region_name=self.region, config=config)
-            except (BotoCoreError, ValueError) as problem:
+            except (BotoCoreError, ValueError, OSError, EOFError) as problem:
                 raise self._error(problem, service, "") from None
             self._patience.watch(client)
             self._clients[service] = client
@@ -171,7 +177,7 @@ class Session:
         try:
             with self._patience.during(f"{_action(service, operation)} in {self._region}"):
                 yield
-        except (BotoCoreError, ClientError) as problem:
+        except (BotoCoreError, ClientError, OSError, EOFError) as problem:
             error = self._error(problem, service, operation)
             if error.kind == "endpoint" and not error.aws_code:
                 self._unreachable[service] = error
@@ -194,6 +200,9 @@ class Session:
         text = str(response.get("Error", {}).get("Message", "")).strip() or code
         status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) or 0)
         where = f"{action} in {self._region}"
+        if code in SKEWED or SKEW.search(text):
+            message = f"this machine's clock is not AWS's ({where}): {text}"
+            return AwsError("clock", message, "set the clock: timedatectl, chronyc tracking", code)
         if code in EXPIRED or "token included in the request is expired" in text:
             return AwsError("expired", f"the AWS credentials have expired ({where})", self._login(), code)
         if code in INVALID:
@@ -236,9 +245,21 @@ class Session:
         name = type(problem).__name__
         if isinstance(problem, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
             hint = "aws sso login, aws configure, or AWS_PROFILE; in a pod: Pod Identity"
-            return AwsError("credentials", f"no AWS credentials were found ({action})", hint)
+            half = f": {problem}" if isinstance(problem, exceptions.PartialCredentialsError) else ""
+            return AwsError("credentials", f"no AWS credentials were found ({action}){half}", hint)
         if "SSO" in name or "TokenRetrieval" in name or "LoginRefresh" in name:
             return AwsError("expired", f"the AWS login has expired ({action}): {problem}", self._login())
+        if isinstance(problem, EOFError):
+            message = f"the profile asks for an MFA code, and nobody is there to type it ({action})"
+            return AwsError("credentials", message, "run it in a terminal, or get a session token")
+        if isinstance(problem, OSError) and not isinstance(problem, exceptions.BotoCoreError):
+            where = f": {problem.filename}" if problem.filename else ""
+            message = f"the AWS credentials cannot be had ({action}): {problem.strerror}{where}"
+            return AwsError("credentials", message, "credential_process in ~/.aws/config names a program")
+        if isinstance(problem, _configuration_errors()):
+            return AwsError("credentials", f"AWS configuration: {problem}", "aws configure list")
+        if isinstance(problem, ValueError) and "endpoint" in str(problem):
+            return AwsError("usage", f"{action}: {problem}", "AWS_ENDPOINT_URL=http://HOST:PORT")
         if isinstance(problem, exceptions.CredentialRetrievalError | exceptions.MetadataRetrievalError):
             return AwsError(
                 "credentials", f"the AWS credentials cannot be had ({action}): {problem}", self._login()
@@ -247,6 +268,9 @@ class Session:
             return AwsError("region", f"no such AWS region: {self._region}", self._nearest_region())
         if isinstance(problem, exceptions.HTTPClientError | exceptions.ConnectionError):
             hint = "is the region's name right, and does a proxy, VPN or firewall stand in the way?"
+            asked = [one for one in VARIANTS if os.environ.get(one, "").lower() == "true"]
+            if asked and not isinstance(problem, exceptions.ProxyConnectionError):
+                hint = f"{asked[0]} is set: has {self._region} such an endpoint of this service?"
             detail = str(problem).partition(": (")[0]
             return AwsError(
                 "endpoint", f"AWS cannot be reached for {action} in {self._region}: {detail}", hint
@@ -268,6 +292,28 @@ class Session:
 
     def _login(self) -> str:
         return "log in again: aws sso login" + (f" --profile {self.profile}" if self.profile else "")
+
+
+def _no_profile(name: str) -> AwsError:
+    """Return that there is no such profile, with the nearest one."""
+    import botocore.session
+
+    match = nearest(name, botocore.session.Session().available_profiles)
+    hint = f"did you mean {match}?" if match else "aws configure list-profiles"
+    return AwsError("credentials", f"AWS configuration: there is no profile {name}", hint)
+
+
+def _configuration_errors() -> tuple[type[Exception], ...]:
+    """Return what botocore raises where profiles contradict one another, or name what is not there."""
+    from botocore import exceptions
+
+    return (
+        exceptions.InvalidConfigError,  # also InfiniteLoopConfigError
+        exceptions.UnknownCredentialError,
+        exceptions.ConfigParseError,
+        exceptions.ConfigNotFound,
+        exceptions.ProfileNotFound,
+    )
 
 
 def _action(service: str, operation: str) -> str:

@@ -55,10 +55,13 @@ def text_at(root: Path, revision: str, path: str) -> str | None:
 def added(root: Path, folder: str) -> dict[str, str]:
     """Return the commit that first brought each file that was ever below `folder`, by the file's path.
 
-    In this branch, or in the one that it follows: what was pushed stays so, also where it was amended here.
+    In this branch, or in those that were pushed: what was pushed stays so, also where it was amended here.
+    They are the branch that this one follows, the one of its name at origin, and origin's own.
     """
-    upstream = _git(root, "rev-parse", "--verify", "--quiet", "@{upstream}")
-    revisions = ["HEAD", *(["@{upstream}"] if upstream.returncode == 0 else [])]
+    name = _git(root, "symbolic-ref", "--short", "--quiet", "HEAD").stdout.decode().strip()
+    pushed = ["@{upstream}", *([f"refs/remotes/origin/{name}"] if name else []), "refs/remotes/origin/HEAD"]
+    there = [one for one in pushed if _git(root, "rev-parse", "--verify", "--quiet", one).returncode == 0]
+    revisions = ["HEAD", *there]
     words = ("log", "-m", "--diff-filter=A", "--format=%x01%H", "--name-only", "--no-renames", *revisions)
     found: dict[str, str] = {}
     for block in _text(root, *words, "--", folder).split("\1"):

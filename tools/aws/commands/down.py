@@ -33,6 +33,8 @@ from tools.errors import UserError
 @options.as_json
 def command(spec: Spec, session: Session, dry_run: bool, yes: bool, as_json: bool) -> None:
     ours, left = inventory.owned(session, spec), inventory.leftovers(session, spec)
+    staying = inventory.held(session, spec, ours)
+    ours, left = _without(ours, staying), [*left, *staying]
     account = session.identity()["account"]
     if as_json and not (yes or dry_run):
         raise UserError("--json does not ask", "--yes or --dry-run with it")
@@ -40,7 +42,7 @@ def command(spec: Spec, session: Session, dry_run: bool, yes: bool, as_json: boo
         _show(spec, account, session.region, ours, left)
     if dry_run or not ours:
         _tell(ours, left, False, as_json)
-        raise click.exceptions.Exit(1 if ours else 0)
+        raise click.exceptions.Exit(1 if ours or staying else 0)
     held = [one.id for one in left if one.kind == inventory.HOLDS]
     if held:
         message = f"nothing was deleted: the cluster has node groups without our tag: {', '.join(held)}"
@@ -52,14 +54,22 @@ def command(spec: Spec, session: Session, dry_run: bool, yes: bool, as_json: boo
     for number, one in enumerate(ours, start=1):
         output.note(f"[{number}/{len(ours)}] {one.kind} {one.id}")
         teardown.delete(session, spec, one, output.note)
-    again = inventory.owned(session, spec)
+    again = _without(inventory.owned(session, spec), staying)
     if again:
         names = ", ".join(f"{one.kind} {one.id}" for one in again)
         raise UserError(f"still there: {names}", f"yard cluster down {spec.title}", 1)
     _tell(ours, left, True, as_json)
+    if staying:
+        names = "; ".join(f"{one.kind} {one.id}: {one.why}" for one in staying)
+        raise UserError(f"all but this is gone: {names}", f"yard cluster down {spec.title}", 1)
     if not as_json:
         gone = output.count(len(ours), "resource")
         output.line(f"{spec.name}: {gone} deleted, and none with our tag is left")
+
+
+def _without(ours: list[inventory.Resource], staying: list[inventory.Resource]) -> list[inventory.Resource]:
+    kept = {(one.kind, one.id) for one in staying}
+    return [one for one in ours if (one.kind, one.id) not in kept]
 
 
 def _tell(

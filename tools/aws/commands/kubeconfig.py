@@ -41,4 +41,6 @@ def command(
         output.data({"file": str(file), "context": name, "changed": changed})
     else:
         output.line(f"{file}: context {name} {'written' if changed else 'is there already'}")
+    if (cluster.get("resourcesVpcConfig") or {}).get("endpointPublicAccess") is False:
+        output.note("its API server is private: reached from its VPC only, or through a VPN or a bastion")
     output.note(f"next: kubectl --context {name} get nodes")
