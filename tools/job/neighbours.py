@@ -71,12 +71,15 @@ def _where(key: str, value: str) -> str:
 def _apart(pod: Object, placed: list[tuple[Object, Object]]) -> Check:
     """Two pods exclude each other, by the terms of either."""
     taken: dict[tuple[str, str], str] = {}
+    own = _terms(pod, "podAntiAffinity")
     for node, other in placed:
-        for owner, about, whose in (
-            (pod, other, "the two exclude each other"),
-            (other, pod, "it excludes this pod"),
+        if not own and "affinity" not in other["spec"]:
+            continue
+        for owner, about, terms, whose in (
+            (pod, other, own, "the two exclude each other"),
+            (other, pod, _terms(other, "podAntiAffinity"), "it excludes this pod"),
         ):
-            for term in _terms(owner, "podAntiAffinity"):
+            for term in terms:
                 key = str(term.get("topologyKey"))
                 value = labels_of(node).get(key)
                 if value is not None and _meant(term, owner, about):

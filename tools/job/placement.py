@@ -102,10 +102,19 @@ class Nodes:
     def __post_init__(self) -> None:
         self._on: dict[str, list[Object]] = {}
         self._used: dict[str, dict[str, Decimal]] = {}
+        self._has = {node["metadata"]["name"]: _allocatable(node) for node in self.nodes}
         for pod in self.pods:
-            node = (pod.get("spec") or {}).get("nodeName")
-            if node and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
-                self._on.setdefault(node, []).append(pod)
+            if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
+                self._put(pod)
+
+    def _put(self, pod: Object) -> None:
+        if node := (pod.get("spec") or {}).get("nodeName"):
+            self._on.setdefault(node, []).append(pod)
+            self._used.pop(node, None)
+
+    def place(self, pod: Object, node: str) -> None:
+        """Let a pod be on a node, as if it had been placed there."""
+        self._put(pod | {"spec": pod["spec"] | {"nodeName": node}})
 
     def on(self, node: str) -> list[Object]:
         """Return the pods that hold resources of a node."""
@@ -128,7 +137,9 @@ class Nodes:
         """
         bound, exclusive = list(places), set(alone)
         spec = pod["spec"]
+        wanted = sorted(requests(spec).items(), key=lambda one: rank(one[0]))
         rules = neighbours.checks(pod, self.nodes, self.on)
+        held = list(self._by_volume(pod, exclusive))
         checks: list[Callable[[Object], Iterable[Obstacle]]] = [
             lambda node: _by_name(spec, node),
             lambda node: _by_selector(spec, node),
@@ -136,9 +147,9 @@ class Nodes:
             lambda node: _by_place(bound, node),
             lambda node: _by_taints(spec, node),
             lambda node: (Obstacle(*fact) for rule in rules for fact in rule(node)),
-            lambda node: self._by_volume(exclusive),
+            lambda node: held,
             lambda node: self._by_count(node),
-            lambda node: self._by_resources(spec, node),
+            lambda node: self._by_resources(wanted, node),
         ]
         found = {
             node["metadata"]["name"]: [one for check in checks for one in check(node)] for node in self.nodes
@@ -146,14 +157,15 @@ class Nodes:
         return Fit(found, neighbours.unknown(pod))
 
     def _by_count(self, node: Object) -> Iterable[Obstacle]:
-        most = _allocatable(node).get("pods")
+        most = self._has[node["metadata"]["name"]].get("pods")
         held = len(self.on(node["metadata"]["name"]))
         if most is not None and held >= most:
             yield Obstacle("pods", f"holds {held} of at most {plain(most)} pods")
 
-    def _by_resources(self, spec: Object, node: Object) -> Iterable[Obstacle]:
-        used, has = self.used(node["metadata"]["name"]), _allocatable(node)
-        for resource, wanted in sorted(requests(spec).items(), key=lambda one: rank(one[0])):
+    def _by_resources(self, asked: list[tuple[str, Decimal]], node: Object) -> Iterable[Obstacle]:
+        name = node["metadata"]["name"]
+        used, has = self.used(name), self._has[name]
+        for resource, wanted in asked:
             free = has.get(resource, Decimal(0)) - used.get(resource, Decimal(0))
             if wanted > 0 and wanted > free:
                 total = has.get(resource, Decimal(0))
@@ -163,16 +175,18 @@ class Nodes:
                 )
                 yield Obstacle("resource", fact, resource, never=wanted > total)
 
-    def _by_volume(self, exclusive: set[str]) -> Iterable[Obstacle]:
+    def _by_volume(self, pod: Object, exclusive: set[str]) -> Iterable[Obstacle]:
         """A volume of access mode ReadWriteOncePod is one pod's, wherever that is."""
-        for pod in self.pods if exclusive else ():
+        namespace = pod["metadata"].get("namespace")
+        for other in (one for there in self._on.values() for one in there) if exclusive else ():
             mounted = {
                 (volume.get("persistentVolumeClaim") or {}).get("claimName")
-                for volume in pod["spec"].get("volumes") or []
+                for volume in other["spec"].get("volumes") or []
             }
-            for name in sorted(exclusive & mounted):
-                holder = pod["metadata"]["name"]
-                yield Obstacle("volume", f"claim {name} is ReadWriteOncePod, and {holder} has it")
+            if other["metadata"].get("namespace") == namespace:
+                for name in sorted(exclusive & mounted):
+                    fact = f"claim {name} is ReadWriteOncePod, and {other['metadata']['name']} has it"
+                    yield Obstacle("volume", fact)
 
 
 def requests(spec: Object) -> dict[str, Decimal]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -142,7 +143,7 @@ def unschedulable(snapshot: Snapshot) -> Iterator[Cause]:
         return
     missing = list(deviceclaims.missing(snapshot, pods))
     yield from missing
-    for pod in pods:
+    for pod in _different(pods):
         fit = _fit(snapshot, nodes, pod)
         if not fit.open and promised(snapshot, pod) is None:
             yield _cause(snapshot, nodes, pod, fit, len(pods))
@@ -155,6 +156,19 @@ def unschedulable(snapshot: Snapshot) -> Iterator[Cause]:
         if claimed and promised(snapshot, pod) is None:
             yield from claimed
             return
+
+
+def _different(pods: list[JobPod]) -> Iterator[JobPod]:
+    """Yield the pods that differ in what decides about a node: the workers of a job are mostly alike."""
+    seen = set()
+    for pod in pods:
+        spec = {key: value for key, value in pod.spec.items() if key not in ("containers", "hostname")}
+        asked = [(one.get("resources"), one.get("ports")) for one in pod.spec.get("containers") or []]
+        claims = pod.status.get("resourceClaimStatuses")
+        key = json.dumps([pod.role, spec, asked, claims], sort_keys=True, default=str)
+        if key not in seen:
+            seen.add(key)
+            yield pod
 
 
 def _empty(snapshot: Snapshot, pod: JobPod) -> Iterator[Cause]:
@@ -191,16 +205,15 @@ def _group_marks(pod: JobPod) -> list[str]:
 
 def _gang(snapshot: Snapshot, pods: list[JobPod]) -> Iterator[Cause]:
     """Each pod of a gang fits alone: the first that does not when those before it have been placed."""
-    placed: list[Object] = []
+    nodes = all_nodes(snapshot)
     for number, pod in enumerate(pods):
-        nodes = Nodes(snapshot.of("Node"), [*snapshot.others, *(one.item for one in snapshot.pods), *placed])
         fit = _fit(snapshot, nodes, pod)
         if not fit.open:
             cause = _cause(snapshot, nodes, pod, fit, len(pods))
             evidence = [f"only {number} of {len(pods)} pods of the gang would fit together", *cause.evidence]
             yield replace(cause, evidence=evidence)
             return
-        placed.append(pod.item | {"spec": pod.spec | {"nodeName": fit.open[0]}})
+        nodes.place(pod.item, fit.open[0])
 
 
 def all_nodes(snapshot: Snapshot) -> Nodes:

@@ -286,6 +286,16 @@ def a_claim_that_one_pod_alone_may_mount(world: World) -> None:
     world.objects["PersistentVolumeClaim"][0]["spec"]["accessModes"] = ["ReadWriteOncePod"]
 
 
+@situation(CANNOT_TELL)
+def a_claim_for_one_pod_that_nobody_has(world: World) -> None:
+    """A pod of that name in another namespace has another claim, and this pod itself is nobody else."""
+    world.pods = world.pods[:1]
+    world.pending(0)
+    world.objects["PersistentVolumeClaim"][0]["spec"]["accessModes"] = ["ReadWriteOncePod"]
+    other = _other(world, "node-1")
+    other["spec"]["volumes"] = [{"name": "x", "persistentVolumeClaim": {"claimName": "trainyard"}}]
+
+
 @situation("unschedulable/zone")
 def the_storage_class_makes_volumes_in_another_zone(world: World) -> None:
     """Not bound yet: the class says where it may be made."""
