@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
 import sys
+from pathlib import Path
 
 CAUSE_SECONDS = 1.0  # torchrun looks at its ranks ten times a second
 
@@ -16,6 +18,8 @@ def main() -> None:
 
     from training import rank
 
+    with contextlib.suppress(OSError):  # the fork server's command line says nothing of the rank
+        Path("/proc/self/comm").write_text(f"rank {os.environ['RANK']}", encoding="utf-8")
     if "OMP_NUM_THREADS" in os.environ:  # OpenMP has read it before torchrun chose it
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     del sys.argv[0]

@@ -13,6 +13,7 @@ import logging
 import multiprocessing
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -23,6 +24,7 @@ from training import forked_rank
 TASK = "TRAINYARD_TASK"  # the module whose imports the fork server holds
 PRELOADED = "training.preload"
 PROBE_SECONDS = 300  # what imports may take on a slow file system
+LONGEST_DIRECTORY = 70  # what sockaddr_un's 108 bytes leave for it beside /pymp-xxxxxxxx/listener-xxxxxxxx
 _MODULE = ("-m", "--module")
 _TASKS = "training."
 
@@ -51,6 +53,8 @@ def start_server(task: str) -> str:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     os.environ["PYTHONUNBUFFERED"] = "1"  # as torchrun's `python -u`
     forkserver.set_forkserver_preload([PRELOADED])
+    if len(tempfile.gettempdir()) > LONGEST_DIRECTORY:
+        tempfile.tempdir = "/tmp"
     try:
         forkserver.ensure_running()
     except OSError as problem:

@@ -37,6 +37,7 @@ def test_a_restarted_rank_comes_from_the_same_server_and_its_death_stays_known(s
     job.until(lambda: len(job.records()) >= 12)
     before = job.workers()
     servers = {_parent(pid) for pid in before}
+    assert [Path(f"/proc/{pid}/comm").read_text().strip() for pid in before] == ["rank 0", "rank 1"]
     os.kill(before[0], signal.SIGKILL)
     job.until(lambda: any(one["class"] == "killed" for one in job.failures()))
     assert [one["pid"] for one in job.failures() if one["class"] == "killed"] == [before[0]]
@@ -101,6 +102,17 @@ def test_what_makes_forking_unsafe_is_found(module: str, reason: str, tmp_path: 
         env={**os.environ, **paths}, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.stdout.strip() == reason, done.stderr
+
+
+def test_a_long_temporary_directory_is_no_reason_not_to_fork(tmp_path: Path) -> None:
+    """`yard run` gives each pod one deep in the checkout; a socket's path has 107 bytes at most."""
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    deep.mkdir(parents=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, "torch"],
+        env={**os.environ, "TMPDIR": str(deep)}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == "", done.stderr
 
 
 @pytest.mark.parametrize("task", ["training.pretrain", "training.finetune", "training.bert"])
