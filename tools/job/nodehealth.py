@@ -28,6 +28,10 @@ PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailabl
 ACCELERATOR = re.compile(
     r"(?i)\bxid|nvidia|nvlink|nvswitch|\bgpus?\b|accelerat|neuron|dcgm|double.bit|\becc\b"
 )
+# Of conditions that are not called Ready some are True when all is well (EtcdIsVoter of k3s).
+PROBLEM = re.compile(
+    r"(?i)deadlock|corrupt|read-?only|unhealthy|problem|error|fail|frequent|xid|lost|oops|hung|degraded"
+)
 # Words of events that mean no harm: a device plugin that starts, a node that is there again.
 GOOD = re.compile(
     r"(?i)IsReady|NodeReady\b|NodeHas(?:Sufficient|No)|Registered|Starting|Monitoring is active"
@@ -82,7 +86,8 @@ def _conditions(node: Object) -> Iterator[Word]:
         name, status = str(one["type"]), one.get("status")
         if name == "Ready" or name in PRESSURES:
             continue  # the first is a node that does not answer, the others are said of evicted pods
-        bad = status == "False" if name.endswith("Ready") else status == "True"
+        wrong = PROBLEM.search(f"{name} {one.get('reason', '')}") is not None
+        bad = status == "False" if name.endswith("Ready") else status == "True" and wrong
         if bad:
             text = f"{name} is {status}: {one.get('reason', '')}: {one.get('message', '')}"
             yield Word(_kind(text), short(text), moment(one.get("lastTransitionTime")))

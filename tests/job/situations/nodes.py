@@ -100,6 +100,14 @@ def the_problem_detector_has_seen_a_read_only_file_system(world: World) -> None:
     )
 
 
+@situation("killed", G5)
+def a_condition_that_is_true_when_all_is_well(world: World) -> None:
+    world.crash_looping(2, 137, reason="Error")
+    world.nodes[2]["status"]["conditions"].append(
+        {"type": "EtcdIsVoter", "status": "True", "reason": "MemberNotLearner", "message": "a voting member"}
+    )
+
+
 @situation("drained", G5)
 def a_spot_node_is_taken_back(world: World) -> None:
     world.disrupted(1, "EvictionByEvictionAPI", "Eviction API: evicting")
