@@ -17,7 +17,7 @@ import pytest
 
 from tests.aws.wire import Wire
 from tests.parts.moto import server
-from tools import cli, repo
+from tools import cli, components, repo
 from tools.aws import spec as specs
 from tools.aws.session import Session
 from tools.aws.spec import Spec
@@ -68,6 +68,24 @@ def _said_once() -> Iterator[None]:
         patch.setattr(hooks, "accepts_kwargs", lambda one: takes_keywords(getattr(one, "__func__", one)))
         names = functools.cache(method_names_from_class)
         patch.setattr("moto.core.responses.method_names_from_class", names)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _read_once() -> Iterator[None]:
+    """What a kustomization names is read once, and again where it was written since."""
+    read = components._references
+    known: dict[tuple[Path, int], list[Path]] = {}
+
+    def references(root: Path, directory: Path) -> list[Path]:
+        path = directory / "kustomization.yaml"
+        key = (directory, path.stat().st_mtime_ns if path.is_file() else 0)
+        if key not in known:
+            known[key] = read(root, directory)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(components, "_references", references)
         yield
 
 

@@ -399,7 +399,8 @@ def test_a_run_of_flux_has_an_account_of_its_own(checkout: Path) -> None:
     """The name is what kustomize makes of the run's cell with its suffix."""
     spec = specs.load(checkout, "cpu-demo")
     run = "path: ./overlays/cpu/llama-tiny\n  nameSuffix: -tenth"
-    text = f"kind: Kustomization\nspec:\n  {run}\n---\nkind: GitRepository\nspec: {{url: x}}\n"
+    head = "apiVersion: x/v1\nmetadata: {name: tenth}\n"
+    text = f"{head}kind: Kustomization\nspec:\n  {run}\n---\n{head}kind: GitRepository\nspec: {{url: x}}\n"
     (spec.directory / "runs").mkdir(exist_ok=True)
     (spec.directory / "runs" / "tenth.yaml").write_text(text, encoding="utf-8")
     names = {one.name for one in service_accounts.of(spec, with_runs=True)}
@@ -408,6 +409,9 @@ def test_a_run_of_flux_has_an_account_of_its_own(checkout: Path) -> None:
     (account,) = [one for one in service_accounts.of(spec, with_runs=True) if one.name.endswith("-tenth")]
     cell = next(one for one in service_accounts.of(spec) if one.name == "cpu-llama-tiny-train")
     assert account.policy == cell.policy
+    (spec.directory / "runs" / "tenth.yaml").write_text("kind: [\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"tenth\.yaml:2: not valid YAML"):
+        service_accounts.of(spec, with_runs=True)
 
 
 def test_a_strangers_role_of_the_same_name_is_left_alone(

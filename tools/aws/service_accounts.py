@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ruamel.yaml import YAML
-
+from tools import cell
 from tools.aws import cells, policies
 from tools.aws.policies import Policy
 from tools.aws.spec import Spec
 from tools.components import reached
 from tools.errors import UserError
+from tools.repo import shown
 
 FSX_ACCOUNT = ("kube-system", "fsx-csi-controller-sa")
 S3_ACCOUNT = ("kube-system", "s3-csi-driver-sa")
@@ -75,18 +75,21 @@ def of(spec: Spec, with_runs: bool = False) -> list[ServiceAccount]:
 
 def trainer_names(spec: Spec) -> list[str]:
     """Return the names of the trainers' service accounts: Pod Identity knows no patterns, so each is one."""
-    return [cell.name.replace("/", "-") + TRAINER_SUFFIX for cell in cells.of(spec)]
+    return [one.name.replace("/", "-") + TRAINER_SUFFIX for one in cells.of(spec)]
 
 
 def run_names(spec: Spec) -> list[str]:
-    """Return the names of the service accounts of Flux's runs: the cell's, with the run's suffix."""
+    """Return the names of the service accounts of Flux's runs: the cell's, with the run's suffix.
+
+    Raises UserError for a file that is no YAML.
+    """
     found = []
     for path in sorted((spec.directory / "runs").glob("*.y*ml")):
-        for item in YAML(typ="safe", pure=True).load_all(path):
-            body = (item or {}).get("spec") or {}
-            cell = str(body.get("path", "")).partition("overlays/")[2].strip("/")
-            if (item or {}).get("kind") == "Kustomization" and cell and body.get("nameSuffix"):
-                found.append(cell.replace("/", "-") + TRAINER_SUFFIX + str(body["nameSuffix"]))
+        for item in cell.parse(path.read_text(encoding="utf-8"), shown(path)).objects:
+            body = item.get("spec") or {}
+            name = str(body.get("path", "")).partition("overlays/")[2].strip("/")
+            if item.get("kind") == "Kustomization" and name and body.get("nameSuffix"):
+                found.append(name.replace("/", "-") + TRAINER_SUFFIX + str(body["nameSuffix"]))
     return found
 
 
