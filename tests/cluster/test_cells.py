@@ -60,7 +60,7 @@ def test_a_service_is_admitted_and_its_pod_made(service: str, kube: Kube, namesp
     where = f"--namespace={namespace}"
     done = kube.call("apply", "--server-side", where, "-k", f"base/services/{service}")
     assert (done.code, done.err) == (0, "")
-    kube.wait("its pod", lambda: kube.list("pods", namespace), 60)
+    kube.wait("its pod", lambda: len(kube.list("pods", namespace)) == 1, 60)
     refused = [one["message"] for one in kube.list("events", namespace) if "FailedCreate" in one["reason"]]
     assert refused == []
 
