@@ -56,7 +56,7 @@ def test_the_operator_makes_every_pod_of_every_cell(
 
 @pytest.mark.parametrize("service", ["debug", "tensorboard", "tensorboard-exposed"])
 def test_a_service_is_admitted_and_its_pod_made(service: str, kube: Kube, namespace: str) -> None:
-    """As `kubectl apply -k` brings it; what a Deployment's pod may not is said in an event, not to kubectl."""
+    """As `kubectl apply -k` brings it; an event says what its pod may not."""
     where = f"--namespace={namespace}"
     done = kube.call("apply", "--server-side", where, "-k", f"base/services/{service}")
     assert (done.code, done.err) == (0, "")
