@@ -36,7 +36,8 @@ class Weight(enum.IntEnum):
 class Report:
     """One report: its first line, all its words on one line, and for CHILD the number of the signal.
 
-    `place` is the file in which an exception was raised, where its traceback says so, but for Python's own.
+    `place` is the file, line, function and code in which an exception was raised, `/a.py:12, in f | f(x)`,
+    where its traceback says so, but for Python's own.
     """
 
     line: Line
@@ -50,7 +51,7 @@ class Report:
 # What ranks, torchrun, srun, mpirun, Ray and log collectors write before a line, any number of them.
 _PREFIX = re.compile(
     r"^(?:\([^()]* pid=\d+[^()]*\) |\d+: |(?:\d{1,3}\.){3}\d{1,3}: |\[\d+,\d+\]<std\w+>:|"
-    r"\[[\w-]+(?:: \d+)?\](?:: ?| ))*"
+    r"\[[\w-]+(?:: \d+)?\](?:: ?| )|[a-z][\w-]*\d[\w-]*: (?=(?:\w+\.)*\w*(?:Error|Exception)\b))*"
 )
 LONGEST = 60  # characters of what any other collector writes before a line
 _TORCH_RANK = re.compile(r"\[rank\d+\]: ?$")
@@ -60,7 +61,7 @@ _BRANCH = re.compile(r"^\s+\| ?|^\s+\+[-+ \d]*$")
 _ERROR_FILE = re.compile(r'^\s*"message": "(.+?)",?$')
 _BEHIND = re.compile(r"\S(\[rank\d+\]: ?Traceback \()")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):(?: \(RANK \d+\))?$")
-_FRAME = re.compile(r'^\s+File "([^"]+)", line \d+')
+_FRAME = re.compile(r'^\s+File "([^"]+)", line (\d+(?:, in .+)?)')
 _PYTHONS_OWN = re.compile(r"^<|/lib/python3\.\d+/(?!site-packages|dist-packages)")
 _RAISED = re.compile(r"^(?:\w+\.)*[A-Za-z_]\w*(?:: |:?$)")
 _EXCEPTION = re.compile(
@@ -75,6 +76,7 @@ _LEVEL = re.compile(
     r"^[^A-Za-z]*(?:[\w./-]+:\s+){0,3}(?:(?i:fatal|panic)\b|(?i:error):\s(?!\s*[-+.\d]))"
 )
 _MILD = re.compile(r"\b(?:INFO|DEBUG|TRACE|WARN|WARNING|Warning|UserWarning|FutureWarning)\b")
+_PYTHON_WARNS = re.compile(r":\d+: \w*Warning: ")
 _RUNTIME = re.compile(
     r"NCCL error|terminate called|what\(\):|Segmentation fault|Bus error|Killed$|exec format error|"
     r"CUDA_ERROR_[A-Z]+|can't open file|No module named|libc10|symbol lookup error|NVRM: Xid|c10::|"
@@ -83,10 +85,22 @@ _RUNTIME = re.compile(
     r"executable file not found|^exec /\S+: |version `GLIBC|^Could not override '|"
     r"^[│╭].*(?:Unrecognized|Required) |Memory cgroup out of memory|"
     r"^(?:free|munmap_chunk|realloc|malloc)\(\): |^double free|^(?:[\w./-]+: ){1,3}.*: "
-    r"(?:Permission denied|No space left on device|Read-only file system|Disk quota exceeded)$"
+    r"(?:Permission denied|No space left on device|Read-only file system|Disk quota exceeded"
+    r"|Cannot allocate memory|Input/output error|Stale file handle)$|NVRM: .*fallen off the bus"
+    # Allocators, Rust's among them, compilers, and Hydra.
+    r"|^<jemalloc>: Error|^memory allocation of \d+ bytes failed|^(?:nvcc|ptxas) fatal"
+    r"|raised while composing config|^Cannot find primary config|^Error (?:merging|parsing) override"
+    r"|^Missing mandatory value|^You must specify '|^Key '.*' is not in struct"
+    # What ends a run without an exception of its own.
+    r"|^Fatal Python error: |\bCheck failed: |\bTest (?:CUDA|NCCL) failure |ValueOrDie called on an error"
+    r"|\bCANCELLED AT \S+ DUE TO "
+    r"|(?i:\b(?:nan|inf|non-?finite)\b.*\b(?:stopping|ending|aborting|terminating|halting|exiting) (?:the )?"
+    r"(?:training|run)\b)|A worker died or was killed while executing a task"
 )
 _HINT = re.compile(
     r"NCCL WARN|\blibfabric:.*<warn>|\[c10d\] The IPv4 network addresses of .* cannot be retrieved"
+    r"|\[c10d\] The client socket has failed to connect to .*(?:No route to host|timed out|unreachable)"
+    r"|^Unable to determine the device handle for|^Failed to initialize NVML|^No devices were found$"
 )
 # torchrun's own words about its children: the consequence, never the cause, but for a child's signal.
 _AGENT = re.compile(
@@ -94,7 +108,7 @@ _AGENT = re.compile(
     r"traceback : (?:To enable|$)|error_file:"
 )
 _CHILD = re.compile(
-    r"\bexit ?code\s*:? (-\d+)|exits with return code = (-\d+)"
+    r"\b(?:exit|exited with) ?code\s*:? (-\d+)|exits with return code = (-\d+)"
     r"|\b(?:died|terminated|exited|killed)\b.{0,20}\b(?:signal|by) (\d+)\b(?! *times)"
 )
 _ASKED = re.compile(r"SignalException: Process \d+ got signal|Received (?:15|Signals\.SIGTERM) death signal")
@@ -134,7 +148,9 @@ def _reports(lines: list[Line]) -> Iterator[Report]:
         if traced and (not body.strip() or body[0].isspace()):
             frame = _FRAME.match(body)
             if frame and not _PYTHONS_OWN.search(frame[1]):
-                open_tracebacks[writer] = frame[1]
+                open_tracebacks[writer] = f"/{frame[1]}:{frame[2]}"
+            elif not frame and " | " not in open_tracebacks[writer]:
+                open_tracebacks[writer] += f" | {body.strip()}" if open_tracebacks[writer] else ""
             continue
         place = open_tracebacks.pop(writer, "")
         weight = _weight(prefix, body, traced and _RAISED.match(body) is not None)
@@ -191,6 +207,8 @@ def _weight(prefix: str, body: str, raised: bool) -> Weight | None:
         return Weight.UNCAUGHT if _TORCH_RANK.search(prefix) else Weight.RAISED
     if _HINT.search(body):
         return Weight.HINT
+    if _PYTHON_WARNS.search(body):
+        return None
     if _RUNTIME.search(body) or (_LEVEL.search(prefix + body) and not _MILD.search(body)):
         return Weight.LOGGED
     return None

@@ -70,7 +70,8 @@ SIGNS = (
     ),
     _sign(
         "oom-device",
-        r"(?i:cuda out of memory|cuda error: out of memory|cudaErrorMemoryAllocation)",
+        r"(?i:cuda out of memory|cudaErrorMemoryAllocation)",
+        r"(?i:cuda (?:runtime )?error(?: \(\d+\))? ?: out of memory)",
         r"torch\.(?:cuda\.)?OutOfMemoryError",
         r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED",
         r"(?i:(?:nrt|neuron).*(?:out of memory|failed to allocate|NRT_RESOURCE))",
@@ -86,7 +87,9 @@ SIGNS = (
         r"DataLoader worker .* killed by signal: Killed",
         r"std::bad_alloc",
         r"for memory: the container was at its limit",
-        r"Memory cgroup out of memory",
+        r"(?i:\boom[-_]kill|\boom killed\b|out-of-memory handler)|: task \d+: Out Of Memory",
+        r"^ray\.exceptions\.OutOfMemoryError|due to the node running low on memory",
+        r"Memory cgroup out of memory|<jemalloc>: .*out of memory|^memory allocation of \d+ bytes failed",
     ),
     _sign(
         "storage-full",
@@ -98,6 +101,7 @@ SIGNS = (
         r"^PermissionError: \[Errno|^PermissionError at|PermissionDenied|\[Errno 13\]|: Permission denied$",
         # Where no volume is mounted it is the container's own root, and no disk has failed.
         r"Read-only file system: '/(?!shared|fsx|data|mnt|checkpoints)",
+        r"'/(?!shared|fsx|data|mnt|checkpoints)[^']*': Read-only file system$",
     ),
     _sign(
         "storage",
@@ -129,8 +133,8 @@ SIGNS = (
         r"NanError",
         r"(?i:\b(?:loss|grad(?:ient)?(?:[ _]norm)?)\b.{0,40}\b(?:nan|inf|not finite)\b)",
         r"(?i:floating ?point ?error.*(?:nan|loss|overflow))",
-        r"(?i:found (?:nan|inf)\b|nan/inf|returned nan values|is non-finite)",
-        r"(?i:loss scale already at minimum)",
+        r"(?i:found (?:nan|inf)\b|nan/inf|returned nan values|is non-?finite|non-?finite (?:loss|grad))",
+        r"(?i:loss scale already at minimum|minimum loss scale reached)",
     ),
     _sign(
         "hub-rate-limit",
@@ -138,7 +142,7 @@ SIGNS = (
     ),
     _sign(
         "hub-auth",
-        r"GatedRepoError",
+        r"GatedRepoError|HFValidationError",
         r"(?i:(?:401|403|404) client error.*(?:hugg?ing ?face|hf\.co))",
         r"(?i:cannot access gated repo|access to model .* is restricted)",
         r"(?i:invalid user token|token is required|access a gated repo)",
@@ -147,7 +151,9 @@ SIGNS = (
     ),
     _sign(
         "hub-unreachable",
-        r"(?i:(?:connection|max retries|couldn't reach|couldn't connect).*huggingface)",
+        r"(?i:(?:connection|max retries|couldn't reach|couldn't connect).*(?:huggingface|\bhf\.co))",
+        r"(?i:(?:huggingface|\bhf)\.co\b.*(?:timed out|timeout|refused|reset|resolve|certificate|proxy))",
+        r"CAS service error",
         r"LocalEntryNotFoundError|OfflineModeIsEnabled",
         r"(?i:\b5\d\d (?:server error|client error)?.*(?:hugg?ing_?face|hf\.co))",
         r"(?i:we couldn't connect to)",
@@ -158,7 +164,8 @@ SIGNS = (
         r"^botocore\.|NoCredentialsError|An error occurred \(\w+\) when calling the|AWS Error \w+ during",
         r"Unable to locate credentials|^PermissionError: (?:Access Denied|Forbidden)",
         r"(?i:reduce your request rate|\bslow ?down\b)|S3\w*(?:Error|Exception)|FSTimeoutError",
-        r"^google\.(?:api_core|cloud|auth)\.|^azure\.",
+        r"^google\.(?:api_core|cloud|auth)\.|^azure\.|Failed to download (?:s3|gs|gcs|azure|oci)://",
+        r"\b(?:aws s3|gsutil|s3cmd|azcopy|gcloud storage)\b.*\bexit \d",
     ),
     _sign("image-architecture", r"(?i:exec format error)"),
     _sign(
@@ -178,7 +185,8 @@ SIGNS = (
         "device",
         r"(?i:uncorrectable (?:ecc|memory))|\bXid\b",
         # An index that is out of range, or a card's number: the program's own.
-        r"(?i:cuda error: (?!out of memory|device-side assert|invalid (?!access of peer)))",
+        r"(?i:cuda (?:runtime )?error(?: \(\d+\))? ?: "
+        r"(?!out of memory|device-side assert|invalid (?!access of peer)))",
         r"(?i:no cuda gpus are available)",
         r"(?i:no cuda-capable device)",
         r"(?i:nvml.*(?:unknown error|driver/library))",
@@ -188,12 +196,13 @@ SIGNS = (
         r"(?i:nrt::?\w+ (?:failed|status=)|nrt_\w+:? status=\d|\bNERR_\w+)",
         r"(?:NRT|TDRV|NMGR|KMGR|NRTD):(?!nrt_infodump|nrt_close)\w+\s.*(?i:fail|unable|could not|not found)",
         r"NVMLError|TDRV:\S+\s.*Could not open|NeuronCore\(s\) not available|NRT:nrt_init\s.*Failed",
-        r"Neuron Runtime could not be initialized",
-        r"(?i:GPU is lost|fallen off the bus)",
+        r"(?i:neuron runtime (?:could not|cannot) be initialized|no neuron device)",
+        r"(?i:GPU is lost|fallen off the bus|determine the device handle)|^No devices were found",
     ),
     _sign(
         "collective-timeout",
         r"(?i:watchdog caught collective operation timeout|watchdog got stuck|watchdog hang)",
+        r"(?i:heartbeat monitor timed out)",
         r"(?i:timed out waiting \d+ms|execution timeout \(\d+ ms\))",
         r"(?i:monitoredbarrier)",
         victim=True,
@@ -210,7 +219,7 @@ SIGNS = (
         r"(?i:client socket has timed out)",
         r"(?i:connection refused)",
         r"(?i:failed to (?:connect|recv)|the connection to the c10d store has failed)",
-        r"DistStoreError|DistNetworkError",
+        r"DistStoreError|DistNetworkError|No route to host|^etcd\.Etcd",
         r"retrieving ncclUniqueId from|(?i:store based barrier|store->get\()",
         victim=True,
     ),
@@ -224,7 +233,8 @@ SIGNS = (
     _sign(
         "drained",
         r"SIGTERM|Signal 15|killed by signal: Terminated",
-        r"got signal: 15|Received 15 death signal|Drained|exit ?code:? 143",
+        r"got signal: (?:1|2|15)\b|Received (?:1|2|15) death signal|Drained|exit ?code:? 143",
+        r"\bCANCELLED AT \S+ DUE TO ",
         victim=True,
     ),
     _sign(
@@ -238,6 +248,7 @@ SIGNS = (
         r"num_samples=0|Caught (?:FileNotFoundError|OSError) in DataLoader worker",
         r"Arrow(?:Type|Invalid|Key|IO)Error|^json\.(?:decoder\.)?JSONDecodeError",
         r"corresponds to no data|^ValueError: Unknown split|Couldn't find any data file",
+        r"Couldn't deserialize thrift|(?i:\bparquet (?:file|magic))",
         r"read records in the JSON file|last epoch number of samples exceeded",
     ),
     _sign(
@@ -246,7 +257,10 @@ SIGNS = (
         r"can't open file .*No such file|symbol lookup error|undefined symbol",
         r"executable file not found|cannot open shared object file|version `GLIBC",
         r"operator \w+::\w+ does not exist|Failed to import|binary incompatibility|version incompatibility",
-        r"Failed to find C compiler|CUDA_HOME does not exist",
+        r"mismatches the version that was used to compile",
+        r"(?i:cuda setup failed)|module compiled against A[BP]I version",
+        r"Failed to find C compiler|CUDA_HOME (?:does not exist|environment variable is not set)",
+        r"Command '\[?'?(?:\S*/)?(?:gcc|g\+\+|cc|c\+\+|clang|nvcc|ninja|cmake)\b|^(?:nvcc|ptxas) fatal",
         # What the image lacks or has of the wrong age.
         r"(?i:(?:pip3?|conda|apt(?:-get)?) install|please (?:install|upgrade)\b|is required to load)",
         r"(?i:requires? the [\w.-]+ (?:library|package)|cannot find a working \w+ installation)",
@@ -258,9 +272,13 @@ SIGNS = (
         r"^(?:\[\w+\]:)?\s*[\w./-]+: error: (?:argument|unrecognized|the following|invalid|ambiguous)",
         r"ConfigError|ValidationError|(?i:omegaconf|unrecognized arguments)",
         r"^(?:hydra|yaml)\.|TOMLDecodeError",
+        r"^error: (?:Parser key|Unrecognized|Key |Validation failed|Configuration check|Option )",
+        r"ArgumentParser - ERROR|(?i:\bnon-existent (?:config|key|option))",
         r"^Could not override '|used by the HfArgumentParser|MisconfigurationException",
-        r"invalid device ordinal",
-        r"(?i:(?:does not|doesn't) support (?:bf16|bfloat16))|only supports Ampere",
+        r"raised while composing config|^Cannot find primary config|^Error (?:merging|parsing) override",
+        r"^Missing mandatory value|^You must specify '|^Key '.*' is not in struct|\bUsageError: ",
+        r"(?i:invalid device (?:ordinal|id\b))",
+        r"(?i:(?:does not|doesn't) support (?:bf16|bfloat16))|only supports Ampere|requires? (?:an? )?Ampere",
         r"^Error: (?:Invalid value|Missing (?:option|argument)|Got unexpected)",
         r"^[│╭].*(?:Unrecognized|Required) ",
         r"train_batch_size is not equal to|environment variable \w+ expected, but not set",
@@ -275,20 +293,67 @@ SIGNS = (
         r"^(?:Value|Assertion)Error: (?i:.*\b(?:world[ _]size|parallel(?:ism)?[ _](?:size|degree|dim))\w*)",
         r"Assertion failed: \w+ == |\w(?:Arguments|Config)\.__init__\(\) got an unexpected keyword",
     ),
-    _sign("killed", r"terminated with signal SIGKILL|<Signals\.SIGKILL|^\S+: line \d+: +\d+ Killed\b"),
+    _sign(
+        "killed",
+        r"terminated with signal SIGKILL|<Signals\.SIGKILL|^\S+: line \d+: +\d+ Killed\b",
+        r"A worker died or was killed while|^ray\.exceptions\.(?:ActorDied|RayActor|WorkerCrashed)Error",
+    ),
     _sign("memory-fault", r"killed by signal: (?:Aborted|Segmentation|Illegal|Floating)"),
     _sign("memory-fault", r"(?:terminated with signal |<Signals\.)SIG(?:SEGV|BUS|ILL|ABRT|FPE)"),
     _sign("memory-fault", r"(?i:segmentation fault|bus error|double free|core dumped|illegal instruction)"),
+    _sign("memory-fault", r"Fatal Python error"),
 )
 
-# What an exception is about that none of the signs knows, by the library that has raised it.
+# What an exception is about that none of the signs knows, by its words: something by name that is not there,
+# or a library that speaks to its user of what he has set.
+_ABSENT = r"(?:not found|not exists?\b|doesn't exist|(?:is|are) (?:missing|empty)|not defined|undefined)"
+_NONE = (
+    r"(?:(?:can(?:no|')t|could(?: not|n't)|unable to|failed to) (?:find|load|read|open|parse)|undefined|no)"
+)
+_DATA = (
+    r"(?:data ?sets?|data ?files?|samples?|shards?|corpus|examples?|records?|splits?"
+    r"|\S+\.(?:jsonl?|csv|parquet|txt|bin|idx|npy|tar|arrow|tsv))"
+)
+_SETTING = r"(?:template|optimizer|scheduler|strategy|option|setting|argument|model type|precision|config\w*)"
+_YOU = (
+    r"You (?:passed|set|specified|provided|selected|chose|requested|enabled"
+    r"|can(?:no|')t (?:set|use|combine|specify)"
+    r"|(?:must|need to|have to|should) (?:have|set|provide|pass|choose|select|enable|disable))\b"
+)
+_UNKNOWN = (
+    r"(?:Unknown|Unsupported|Invalid|Unrecognized) (?:\w+ ){0,3}(?:name|type|option|argument|setting"
+    r"|strategy|optimizer|scheduler|precision|dtype|backend|mode|template|choice)\b"
+)
+WORDS = tuple(
+    (kind, re.compile("|".join(patterns)))
+    for kind, *patterns in (
+        (
+            "checkpoint",
+            rf"(?i:\b(?:checkpoint|ckpt|state_dict|weights?)\b.*{_ABSENT})",
+            rf"(?i:\b{_NONE} (?:\w+ ){{0,3}}(?:checkpoint|ckpt)\b)",
+        ),
+        (
+            "data",
+            rf"(?i:\b{_DATA}\b.*{_ABSENT})",
+            rf"(?i:\b{_NONE} (?:\w+ ){{0,3}}{_DATA}(?:\b|$))",
+        ),
+        (
+            "config",
+            r"^(?:Value|Assertion|NotImplemented|Runtime)Error: "
+            rf"(?:{_YOU}|Your\b|Please\b|`?--?\w|{_UNKNOWN})",
+            rf"^ValueError: (?i:.*\b{_SETTING}\b.*(?:{_ABSENT}|not (?:supported|valid|allowed)))",
+            r"^(?:Value|Key|Assertion|Attribute)Error: .*\bnot (?:exist|found|defined) in (?:the )?config",
+        ),
+    )
+)
+# ... or by the library that has raised it.
 PLACES = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
         (
             "checkpoint",
-            r"torch/distributed/checkpoint/|torch/serialization\.py|/safetensors/|/dist_checkpointing/"
-            r"|/checkpoint_engine/|megatron/training/checkpointing\.py|/tensorstore/|/zarr/",
+            r"torch/distributed/(?:_shard/)?checkpoint/|torch/serialization\.py|/safetensors/|/dist_checkpointing/"
+            r"|-packages/sentencepiece/|/checkpoint_engine/|megatron/training/checkpointing\.py|/tensorstore/|/zarr/",
         ),
         (
             "data",
@@ -302,10 +367,13 @@ PLACES = tuple(
         ),
         (
             "config",
-            r"/(?:hydra|omegaconf|tyro|jsonargparse|pydantic\w*)/|-packages/yaml/|/hf_argparser\.py"
+            r"/(?:hydra|omegaconf|tyro|jsonargparse|pydantic\w*|yacs|dacite|simple_parsing)/|-packages/yaml/"
+            r"|/(?:hf_argparser|argparse|(?:[a-z]+_)?(?:config|configs|arguments|args|options|hparams))\.py:"
             r"|transformers/training_args\.py|megatron/training/(?:arguments|yaml_arguments)\.py",
         ),
-        ("rendezvous", r"torch/distributed/elastic/rendezvous/"),
+        ("code", r"-packages/.*, in <module>(?: \||$)"),
+        ("checkpoint", r", in \w*load_(?:state_dict|checkpoint)\b|\| .*\b(?:load_state_dict|torch\.load)\("),
+        ("rendezvous", r"torch/distributed/elastic/rendezvous/|-packages/etcd/"),
     )
 )
 
@@ -337,6 +405,7 @@ BETWEEN_RANKS = (
 )
 # The program's own fault, said by the card: every later call of CUDA fails too.
 _ASSERTED = re.compile(r"\.cu:\d+: .*Assertion .* failed|device-side assert triggered")
+_MODULE = re.compile(r"((?:\w+\.)+)\w+(?:: |:?$)")
 _VAGUE = re.compile(r"^(?:RuntimeError|Exception|SystemExit|subprocess\.CalledProcessError)\b")
 VICTIMS = frozenset(sign.kind for sign in SIGNS if sign.victim)
 
@@ -384,6 +453,7 @@ def first_cause(lines: Iterable[Line]) -> Found | None:
 def _chosen(found: list[Found]) -> list[Found]:
     """Return the failures of the strongest kind of report, those first that are no consequence."""
     known = [one for one in found if one.kind != "crash" and not one.victim]
+    known.sort(key=lambda one: one.kind in ("killed", "memory-fault"))  # what another one may explain
     of = {weight: [one for one in known if one.weight is weight] for weight in Weight}
     crashes = [one for one in found if one.kind == "crash"]
     # Of unknown exceptions the last: what ended the process stands behind what it has caught.
@@ -431,10 +501,21 @@ def _found(report: Report) -> Found | None:
         if sign.pattern.search(report.text) and not (client and sign.kind in BETWEEN_RANKS):
             return Found(sign.kind, line, rank, weight=report.weight)
     vague = _VAGUE.match(report.text) is not None
-    kind = next((kind for kind, pattern in PLACES if pattern.search(report.place)), None)
+    kind = _by_words(report)
     if report.exception and kind:
         return Found(kind, line, rank, weight=report.weight)
     return Found("crash", line, rank, weight=report.weight, vague=vague) if report.exception else None
+
+
+def _by_words(report: Report) -> str | None:
+    """Return the class of an exception that no sign knows: by its words, else by the library it is from."""
+    module = _MODULE.match(report.text)
+    library = f"/site-packages/{module[1].replace('.', '/')}:" if module else ""
+    for table, texts in ((WORDS, (report.text,)), (PLACES, (report.place, library))):
+        for kind, pattern in table:
+            if any(pattern.search(text) for text in texts):
+                return kind
+    return None
 
 
 def refine(own: str, message: str) -> str:
