@@ -270,8 +270,9 @@ SIGNS = (
     _sign(
         "config",
         r"^(?:\[\w+\]:)?\s*[\w./-]+: error: (?:argument|unrecognized|the following|invalid|ambiguous)",
+        r"^(?:\[\w+\]:)?\s*[\w./-]+\.py: error: ",
         r"ConfigError|ValidationError|(?i:omegaconf|unrecognized arguments)",
-        r"^(?:hydra|yaml)\.|TOMLDecodeError",
+        r"^(?:hydra|yaml)\.|(?i:TOMLDecodeError)",
         r"^error: (?:Parser key|Unrecognized|Key |Validation failed|Configuration check|Option )",
         r"ArgumentParser - ERROR|(?i:\bnon-existent (?:config|key|option))",
         r"^Could not override '|used by the HfArgumentParser|MisconfigurationException",
@@ -358,7 +359,7 @@ PLACES = tuple(
         (
             "data",
             r"-packages/datasets/|/pyarrow/|megatron/core/datasets/|/indexed_dataset\.py|/webdataset/"
-            r"|/PIL/|-packages/(?:streaming|litdata)/|/h5py/|/zstandard/",
+            r"|/PIL/|-packages/(?:streaming|litdata|lmdb|zstd|lz4|wids)/|/h5py/|/zstandard/",
         ),
         ("hub-unreachable", r"/huggingface_hub/"),
         (
