@@ -23,7 +23,7 @@ from training import forked_rank
 
 TASK = "TRAINYARD_TASK"  # the module whose imports the fork server holds
 PRELOADED = "training.preload"
-PROBE_SECONDS = 300  # what imports may take on a slow file system
+PROBE_SECONDS = 60  # what a process that is forked, with all imports behind it, has to answer
 LONGEST_DIRECTORY = 70  # what sockaddr_un's 108 bytes leave for it beside /pymp-xxxxxxxx/listener-xxxxxxxx
 _MODULE = ("-m", "--module")
 _TASKS = "training."

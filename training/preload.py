@@ -10,8 +10,9 @@ import contextlib
 import importlib
 import os
 
+from training.launcher import TASK
 from training.process import die_with_parent
 
 die_with_parent()
 with contextlib.suppress(Exception):  # a rank that imports for itself meets it again, and says it
-    importlib.import_module(os.environ["TRAINYARD_TASK"])
+    importlib.import_module(os.environ[TASK])
