@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="fo
 LONG = ("train.steps=4000",)
 UNFORKABLE = {
     "starts_a_thread": (
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
     ),
     "sets_up_cuda": "import torch\ntorch._C._cuda_getDeviceCount()",
     "does_not_parse": "def",
