@@ -1283,7 +1283,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         '  File "x", line 1',
         "datasets.builder.DatasetGenerationError: An error occurred while generating the dataset",
     ),
-    ("data", "ValueError: Not able to read records in the JSON file at /home/ssc/other/train_data3.json."),
+    ("data", "ValueError: Not able to read records in the JSON file at /home/user/other/train_data3.json."),
     (
         "hub-unreachable",
         "OSError: Consistency check failed: file should be of size 492265168 but has size 447786685 (model.safetensors).",
@@ -1560,7 +1560,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         "code",
         "RuntimeError: Failed to import transformers.models.bloom.modeling_bloom because of the following error (look up to see its traceback):",
-        "/home/ligy/anaconda3/lib/python3.11/site-packages/flash_attn_2_cuda.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN2at4_ops5zeros4callEN3c10",
+        "/home/user/anaconda3/lib/python3.11/site-packages/flash_attn_2_cuda.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN2at4_ops5zeros4callEN3c10",
     ),
     (
         "image-accelerator",
@@ -1823,7 +1823,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "For debugging consider passing CUDA_LAUNCH_BLOCKING=1.",
         "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
         "",
-        "Exception raised from c10_cuda_check_implementation at /opt/conda/conda-bld/pytorch_1702400440653/work/c10/cuda/CUDAException.cpp:44 (most recent call first):",
+        "Exception raised from c10_cuda_check_implementation at /opt/conda/conda-bld/pytorch_1702400440653/src/c10/cuda/CUDAException.cpp:44 (most recent call first):",
         "frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x57 (0x75b35c4f6617 in /w/lib/python3.11/site-packages/torch/lib/libc10.so)",
     ),
     (
@@ -2076,11 +2076,11 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         "crash",
         "Traceback (most recent call last):",
-        '  File "/root/anaconda3/envs/dpo/lib/python3.10/site-packages/torch/_utils.py", line 733, in reraise',
+        '  File "/opt/anaconda3/envs/dpo/lib/python3.10/site-packages/torch/_utils.py", line 733, in reraise',
         "    raise exception",
         "TypeError: Caught TypeError in DataLoader worker process 0.",
         "Original Traceback (most recent call last):",
-        '  File "/root/anaconda3/envs/dpo/lib/python3.10/site-packages/torch/utils/data/_utils/worker.py", line 1, in x',
+        '  File "/opt/anaconda3/envs/dpo/lib/python3.10/site-packages/torch/utils/data/_utils/worker.py", line 1, in x',
         "TypeError: 'NoneType' object is not iterable",
     ),
     (
@@ -2144,7 +2144,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         "config",
         "Traceback (most recent call last):",
-        '  File "/root/nanotron/src/nanotron/config/config.py", line 10, in x',
+        '  File "/home/user/nanotron/src/nanotron/config/config.py", line 10, in x',
         "    assert all(",
         "AssertionError: You must have a training stage starting at 1 in the config's data_stages",
     ),
@@ -2394,7 +2394,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "    deserialized_objects[key]._set_from_file(f, offset, f_should_read_directly)",
         "RuntimeError: unexpected EOF, expected 4859355 more bytes. The file might be corrupted.",
         "terminate called after throwing an instance of 'c10::Error'",
-        "  what():  owning_ptr == NullType::singleton() || owning_ptr->refcount_.load() > 0 ASSERT FAILED at /opt/conda/conda-bld/pytorch_1549628766161/work/c10/util/intrusive_ptr.h:350, please report a bug to PyTorch.",
+        "  what():  owning_ptr == NullType::singleton() || owning_ptr->refcount_.load() > 0 ASSERT FAILED at /opt/conda/conda-bld/pytorch_1549628766161/src/c10/util/intrusive_ptr.h:350, please report a bug to PyTorch.",
     ),
     (
         "checkpoint",
@@ -2404,7 +2404,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "Traceback (most recent call last):",
         '  File "/opt/conda/lib/python3.6/site-packages/torch/multiprocessing/spawn.py", line 20, in _wrap',
         "    fn(i, *args)",
-        '  File "/root/data/gvision/CrowdDet-master/tools/train.py", line 82, in train_worker',
+        '  File "/data/gvision/CrowdDet-master/tools/train.py", line 82, in train_worker',
         "    backbone_dict = torch.load(train_config.init_weights)",
         '  File "/opt/conda/lib/python3.6/site-packages/torch/serialization.py", line 426, in load',
         '    raise RuntimeError("Invalid magic number; corrupt file?")',
@@ -2495,7 +2495,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "Fatal Python error: Aborted",
         "",
         "Current thread 0x00007fa3d305acc0 (most recent call first):",
-        '  File "/root/.local/lib/python3.8/site-packages/tfrecords/python/io/arrow.py", line 593 in read_table',
+        '  File "/home/user/.local/lib/python3.8/site-packages/tfrecords/python/io/arrow.py", line 593 in read_table',
     ),
     (
         "data",
@@ -2539,13 +2539,13 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "data",
-        "c000001: FileNotFoundError: [Errno 2] No such file or directory: '/work/dataset/index-cache/43d5bc1477867ae12d66da383c2b664b_doc_idx.npy'",
+        "c000001: FileNotFoundError: [Errno 2] No such file or directory: '/data/dataset/index-cache/43d5bc1477867ae12d66da383c2b664b_doc_idx.npy'",
         "c000002:     train_ds, valid_ds, test_ds = build_train_valid_test_datasets(",
     ),
     (
         "data",
         "(head, rank=0, pid=4773) Traceback (most recent call last):",
-        '(head, rank=0, pid=4773)   File "/root/sky_workdir/Megatron-LM/megatron/core/datasets/indexed_dataset.py", line 293, in __init__',
+        '(head, rank=0, pid=4773)   File "/home/user/sky_workdir/Megatron-LM/megatron/core/datasets/indexed_dataset.py", line 293, in __init__',
         "(head, rank=0, pid=4773)     assert self.sequence_lengths.shape[0] == self.document_indices[-1]",
         "(head, rank=0, pid=4773) AssertionError",
     ),
@@ -2637,7 +2637,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         "config",
         "Traceback (most recent call last):",
-        '  File "/root/miniconda3/lib/python3.8/site-packages/deepspeed/runtime/config.py", line 10, in x',
+        '  File "/opt/miniconda3/lib/python3.8/site-packages/deepspeed/runtime/config.py", line 10, in x',
         "    assert train_batch == micro_batch * grad_acc * self.world_size",
         "AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * world_size 4 != 2 * 1 * 1",
     ),
@@ -2901,14 +2901,14 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         "storage-full",
         "Traceback (most recent call last):",
-        '  File "/root/miniconda3/lib/python3.8/site-packages/fsspec/implementations/local.py", line 10, in x',
+        '  File "/opt/miniconda3/lib/python3.8/site-packages/fsspec/implementations/local.py", line 10, in x',
         "    return self.f.write(*args, **kwargs)",
         "OSError: [Errno 28] No space left on device",
         "",
         "The above exception was the direct cause of the following exception:",
         "",
         "Traceback (most recent call last):",
-        '  File "/root/miniconda3/lib/python3.8/site-packages/datasets/builder.py", line 10, in x',
+        '  File "/opt/miniconda3/lib/python3.8/site-packages/datasets/builder.py", line 10, in x',
         "datasets.builder.DatasetGenerationError: An error occurred while generating the dataset",
     ),
     (
@@ -2919,7 +2919,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "storage-full",
         "UserWarning: [Errno 28] No space left on device.  joblib will operate in serial mode",
         "Traceback (most recent call last):",
-        '  File "/root/miniconda3/envs/vits/lib/python3.8/multiprocessing/synchronize.py", line 10, in x',
+        '  File "/opt/miniconda3/envs/vits/lib/python3.8/multiprocessing/synchronize.py", line 10, in x',
         "OSError: [Errno 28] No space left on device",
     ),
     (
@@ -2943,7 +2943,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         "crash",
         "Traceback (most recent call last):",
-        '  File "/root/miniconda3/envs/py310/lib/python3.10/site-packages/unsloth/models/loader.py", line 10, in x',
+        '  File "/opt/miniconda3/envs/py310/lib/python3.10/site-packages/unsloth/models/loader.py", line 10, in x',
         "    model_types, supports_sdpa = unsloth_compile_transformers(",
         "TypeError: cannot unpack non-iterable NoneType object",
     ),
@@ -3065,7 +3065,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "Traceback (most recent call last):",
         '  File "/x/torch/distributed/distributed_c10d.py", line 10, in x',
         "    backend_class = ProcessGroupGloo(backend_prefix_store, group_rank, group_size, timeout=timeout)",
-        "RuntimeError: [/opt/conda/conda-bld/pytorch_1682343967769/work/third_party/gloo/gloo/transport/tcp/pair.cc:799] connect [172.31.71.170]:13195: Connection refused",
+        "RuntimeError: [/opt/conda/conda-bld/pytorch_1682343967769/src/third_party/gloo/gloo/transport/tcp/pair.cc:799] connect [172.31.71.170]:13195: Connection refused",
     ),
     (
         "code",
@@ -3438,7 +3438,7 @@ QUIET: tuple[tuple[str, ...], ...] = (
         "Matplotlib created a temporary config/cache directory at /tmp/matplotlib-9k89vsu8 because the default path (/workspace/.cache/matplotlib) is not a writable directory",
     ),
     (
-        "Found cached dataset json (/root/.cache/huggingface/datasets/json/default-ef475c8714b1bfea/0.0.0)",
+        "Found cached dataset json (/home/user/.cache/huggingface/datasets/json/default-ef475c8714b1bfea/0.0.0)",
         "WARNING: device_microbatch_size > device_batch_size, will be reduced from 8 -> 2.",
         "Using pad_token, but it is not set yet.",
     ),
