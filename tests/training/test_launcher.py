@@ -49,6 +49,7 @@ def test_a_restarted_rank_comes_from_the_same_server_and_its_death_stays_known(s
     assert job.wait() == CODES["drained"], job.text()
 
 
+@pytest.mark.long
 def test_a_server_that_is_killed_is_started_again(start: Callable) -> None:
     job = start("orphaned", nproc=2, overrides=LONG, restarts=1, entrypoint=True)
     job.until(lambda: len(job.records()) >= 12)
@@ -61,6 +62,7 @@ def test_a_server_that_is_killed_is_started_again(start: Callable) -> None:
     job.until(lambda: len(job.records()) > known + 5)
 
 
+@pytest.mark.long
 def test_nothing_outlives_a_killed_launcher(start: Callable) -> None:
     """Without the entrypoint, which would end them too."""
     job = start("killed", nproc=2, overrides=LONG, launcher="training.launcher")
@@ -73,6 +75,7 @@ def test_nothing_outlives_a_killed_launcher(start: Callable) -> None:
     assert not [pid for pid in left if Path(f"/proc/{pid}").exists()]
 
 
+@pytest.mark.long
 def test_where_forking_is_not_safe_each_rank_imports_for_itself(start: Callable, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(UNFORKABLE["starts_a_thread"])
     job = start("alone", nproc=2, entrypoint=True, PYTHONPATH=str(tmp_path))
