@@ -56,7 +56,7 @@ wiring: setup ## Prove that a cell's pods train as one job (CELL=...)
 	@exec .venv/bin/yard wiring $(CELL) $(ARGS)
 
 preflight: setup ## Judge every cell by all rules, offline, before anything is paid for
-	@.venv/bin/python -m tools.schemas >/dev/null && exec .venv/bin/yard preflight --all $(ARGS)
+	@.venv/bin/python -m tools.kube.schemas >/dev/null && exec .venv/bin/yard preflight --all $(ARGS)
 
 matrix-sync: setup ## Write the cells that overlays/matrix.yaml names
 	@exec .venv/bin/yard matrix sync $(ARGS)
@@ -135,7 +135,7 @@ bench-restart: setup ## Time a start and a restart of two ranks, as torchrun sta
 	@exec .venv/bin/python -m pytest tests/training/bench_restart.py $(ARGS)
 
 bench-data: setup ## Time preparing text, against datasets.map with the same tokenizer
-	@exec .venv/bin/python -m tools.data_benchmark
+	@exec .venv/bin/python -m tools.local.data_benchmark
 
 lint: setup ## Check style and format
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .

@@ -12,19 +12,19 @@ from typing import Any
 
 import torch
 
-from training import bert_weights, rank
-from training.bert_data import prepare_for, reference, splits_of
-from training.bert_model import PretrainingBert, build_on_meta, initialise
 from training.config import Config
+from training.data.indexed_feed import IndexedFeed
 from training.device import Device
-from training.feed import IndexedFeed
-from training.fill_mask import check_prompts
+from training.distributed.ranks import Ranks
+from training.models.bert import PretrainingBert, build_on_meta, initialise
 from training.prepare import together
-from training.ranks import Ranks
-from training.rundir import RunDir
+from training.prepare.bert import prepare_for, reference, splits_of
+from training.run.directory import RunDir
 from training.sample import continuations
+from training.sample.fill_mask import check_prompts
 from training.task import Feed, Task, Trainable
-from training.weights import Weights
+from training.trainer import main
+from training.weights import Weights, bert
 
 
 class Bert:
@@ -37,7 +37,7 @@ class Bert:
         self._weights: Weights | None = None
 
     def open(self, config: Config, ranks: Ranks, data: Path, run: RunDir, say: Callable[[str], None]) -> Feed:
-        self._weights = bert_weights.open_for(config, run, ranks, say)
+        self._weights = bert.open_for(config, run, ranks, say)
         tokenizer = self._weights.tokenizer if self._weights else None
         directory = together(ranks, lambda: prepare_for(config, data, say, tokenizer))
         check_prompts(config.sample.prompts, config, directory)
@@ -51,7 +51,7 @@ class Bert:
         if self._weights is None:
             initialise(model, config, device)
         else:
-            bert_weights.load(model, self._weights, config, device)
+            bert.load(model, self._weights, config, device)
 
     def origin(self, config: Config) -> dict[str, Any]:
         return self._weights.origin if self._weights else {}
@@ -68,4 +68,4 @@ class Bert:
 TASK: Task = Bert()
 
 if __name__ == "__main__":
-    rank.main(TASK, __doc__)
+    main.main(TASK, __doc__)

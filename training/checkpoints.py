@@ -17,7 +17,7 @@ from typing import Any
 from training.checkpoint import CheckpointError
 from training.checkpoint.layout import BAD, Manifest, committed_steps, read_manifest, step_name, step_of
 from training.checkpoint.verify import check_contents, check_sizes
-from training.rundir import RunDir
+from training.run.directory import RunDir
 
 Result = dict[str, Any]
 

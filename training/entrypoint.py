@@ -1,10 +1,11 @@
 """Process 1 of a trainer's pod: `python -m training.entrypoint torchrun ...`.
 
-torchrun exits with 1 whatever happened. This starts it (for the trainer's own tasks by `training.launcher`,
-whose ranks start at once), passes SIGTERM on to it, ends what it leaves behind, looks after the heartbeats
-of this pod's ranks (`training.watch`), ends the pod early when a rank records what no restart can cure,
-writes `<run>/end.json` (`training.end`) and exits with the code of the failure's class
-(`training.failure.CODES`). It imports nothing heavy and needs no file but what it writes below
+torchrun exits with 1 whatever happened. This starts it (for the trainer's own tasks by
+`training.pod.launcher`, whose ranks start at once), passes SIGTERM on to it, ends what it leaves behind,
+watches the heartbeats of this pod's ranks (`training.pod.hang_detector`), ends the pod early when a rank
+records what no restart can cure,
+writes `<run>/end.json` (`training.pod.end_record`) and exits with the code of the failure's class
+(`training.run.failure.CODES`). It imports nothing heavy and needs no file but what it writes below
 TRAINYARD_RUN.
 """
 
@@ -21,12 +22,13 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 
-from training import autopsy, end, failure, heartbeat, launcher, watch
-from training.autopsy import Death
-from training.end import Start
-from training.failure import CODES, PERMANENT, Failure
-from training.process import ENTRYPOINT, adopt_orphans, children, tied_to
-from training.rundir import RunDir
+from training.distributed.process import ENTRYPOINT, adopt_orphans, children, tied_to
+from training.pod import end_record, exit_analysis, hang_detector, launcher
+from training.pod.end_record import Start
+from training.pod.exit_analysis import Death
+from training.run import failure, heartbeat
+from training.run.directory import RunDir
+from training.run.failure import CODES, PERMANENT, Failure
 
 TICK = 0.25  # seconds between looks at the child
 LOOK = 1.0  # seconds between looks at heartbeats and failure records
@@ -43,16 +45,16 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as shells have it
 class Pod:
     """One start of a pod: its launcher, from the first line of output to the exit code."""
 
-    def __init__(self, words: Sequence[str], limits: watch.Limits) -> None:
+    def __init__(self, words: Sequence[str], limits: hang_detector.Limits) -> None:
         run = os.environ.get("TRAINYARD_RUN")
         self._words = list(words)
         self._run = RunDir(run) if run else None
         self._start = Start(
             pod=os.environ.get("HOSTNAME") or socket.gethostname(), id=uuid.uuid4().hex, time=time.time()
         )
-        self._watch = watch.Watch(self._run, self._start.id, limits) if self._run else None
-        self._output = autopsy.Output()
-        self._memory_kills = autopsy.memory_kills()
+        self._watch = hang_detector.Watch(self._run, self._start.id, limits) if self._run else None
+        self._output = exit_analysis.Output()
+        self._memory_kills = exit_analysis.memory_kills()
         self._selector = selectors.DefaultSelector()
         self._halves: dict[int, bytes] = {}
         self._stopping: float | None = None  # when it was asked to stop
@@ -64,7 +66,7 @@ class Pod:
 
     def run(self) -> int:
         """Run the launcher to its end; returns the pod's exit code."""
-        already = end.permanent_end()
+        already = end_record.permanent_end()
         if already is not None:
             kind, summary = already
             _say("this pod's last try ended with what another try cannot cure")
@@ -93,7 +95,7 @@ class Pod:
     def _launch(self) -> subprocess.Popen[bytes]:
         forks = launcher.suits(self._words)
         child = subprocess.Popen(
-            [sys.executable, "-m", "training.launcher", *self._words[1:]] if forks else self._words,
+            [sys.executable, "-m", "training.pod.launcher", *self._words[1:]] if forks else self._words,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, heartbeat.ATTEMPT: self._start.id, ENTRYPOINT: str(os.getpid())},
@@ -183,7 +185,7 @@ class Pod:
                 _say(f"rank {record.rank} hangs: {record.message}; it is killed")
                 if not self._has_record(record.pid):  # else it hangs in its own ending
                     self._write(record)
-                watch.kill(record.pid)
+                hang_detector.kill(record.pid)
             self._look_again = now + LOOK_AGAIN
 
     def _died(self, death: Death) -> None:
@@ -209,7 +211,7 @@ class Pod:
 
     def _why_it_died(self, death: Death) -> tuple[str, str, str]:
         """Class, message and exception of a worker's end, from its exit code and the pod's output."""
-        how = autopsy.end_in_words(death.code)
+        how = exit_analysis.end_in_words(death.code)
         if death.code == -signal.SIGKILL:
             if self._killed_for_memory():
                 return "out of memory", f"{how} for memory: the container was at its limit", ""
@@ -224,7 +226,7 @@ class Pod:
 
     def _killed_for_memory(self) -> bool:
         """Whether the kernel has killed for memory since this was asked last."""
-        before, self._memory_kills = self._memory_kills, autopsy.memory_kills()
+        before, self._memory_kills = self._memory_kills, exit_analysis.memory_kills()
         return (self._memory_kills or 0) > (before or 0)
 
     def _records(self) -> list[Failure]:
@@ -245,7 +247,7 @@ class Pod:
         deadline = time.monotonic() + END_SECONDS
         while time.monotonic() < deadline and (left := children()):
             for pid in left:
-                watch.kill(pid)
+                hang_detector.kill(pid)
             self._read(0.05)
             self._reap()
         while self._selector.get_map() and self._selector.select(0.0):
@@ -254,7 +256,7 @@ class Pod:
 
     def _conclude(self) -> int:
         assert self._code is not None
-        finished = end.conclude(
+        finished = end_record.conclude(
             self._start,
             self._code,
             self._incident(),
@@ -264,8 +266,8 @@ class Pod:
         )
         if self._run:
             with _told("end record"):
-                end.write(finished, self._run, self._restarts)
-        end.remember(finished)
+                end_record.write(finished, self._run, self._restarts)
+        end_record.remember(finished)
         if finished.kind != "done":
             _say(f"{finished.summary()} (exit code {finished.code})")
         return finished.code
@@ -302,13 +304,13 @@ def _say(text: str) -> None:
 
 
 def main() -> None:
-    """Command line. Exit codes: `training.failure.CODES`; 126 and 127 when the command does not start."""
+    """Command line. Exit codes: `training.run.failure.CODES`; 126 and 127 when the command does not start."""
     words = sys.argv[1:]
     if not words or words[0].startswith("-"):
         _say("write the command to start: python -m training.entrypoint torchrun -m training.pretrain ...")
         sys.exit(2)
     try:
-        limits = watch.Limits.of(os.environ)
+        limits = hang_detector.Limits.of(os.environ)
     except ValueError as problem:
         _say(str(problem))
         sys.exit(CODES["config"])

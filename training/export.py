@@ -18,17 +18,17 @@ import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from training import bert_model
 from training.checkpoint import Checkpoint, CheckpointError
 from training.checkpoint.tensors import CODES
 from training.config import Config, ConfigError
+from training.data.run_tokenizer import dataset_directory, load_tokenizer
 from training.data.staging import commit, staging
-from training.lora import ADAPTER, adapter_name, base_name, peft_config
-from training.model import build_on_meta
-from training.rundir import RunDir, write_json
+from training.models import bert
+from training.models.causal import build_on_meta
+from training.models.lora import ADAPTER, adapter_name, base_name, peft_config
+from training.run.directory import RunDir, write_json
 from training.sample import checkpoint_of, config_of
 from training.task import Trainable
-from training.tokenizer import dataset_directory, load_tokenizer
 from training.weights import Weights, open_weights
 from training.weights.tensors import INDEX, SINGLE, Kind, digest_of, hash_of
 from training.weights.weights import CONFIG, FILES, GENERATION
@@ -141,7 +141,7 @@ class _Values:
 
 def _on_meta(config: Config) -> Trainable:
     if config.model.architecture == "bert":
-        return bert_model.build_on_meta(config, "eager")
+        return bert.build_on_meta(config, "eager")
     return build_on_meta(config, "eager")
 
 

@@ -14,19 +14,20 @@ from typing import Any
 
 import torch
 
-from training import lora, rank
 from training.config import Config
 from training.data.examples.dataset import ExampleDataset
 from training.data.examples.prepare import prepare_examples
+from training.data.indexed_feed import IndexedFeed
 from training.device import Device
-from training.examples import settings_of, tokenizer_of
-from training.feed import IndexedFeed
-from training.model import CausalLM, build_on_meta
+from training.distributed.ranks import Ranks
+from training.models import lora
+from training.models.causal import CausalLM, build_on_meta
 from training.prepare import together
-from training.ranks import Ranks
-from training.rundir import RunDir
+from training.prepare.examples import settings_of, tokenizer_of
+from training.run.directory import RunDir
 from training.sample import continuations
 from training.task import Feed, Task, Trainable
+from training.trainer import main
 from training.weights import Weights, open_weights
 
 
@@ -82,4 +83,4 @@ class Finetune:
 TASK: Task = Finetune()
 
 if __name__ == "__main__":
-    rank.main(TASK, __doc__)
+    main.main(TASK, __doc__)

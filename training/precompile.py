@@ -19,10 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from training import neuron_cache, neuron_log
 from training.config import Config, ConfigError, load
-from training.failure import CODES
-from training.process import tied_to
+from training.distributed.process import tied_to
+from training.neuron import cache as neuron_cache
+from training.neuron import compile_log
+from training.run.failure import CODES
 
 COMPILER = "neuron_parallel_compile"
 
@@ -61,11 +62,11 @@ def _precompile(words: Sequence[str], config: Config) -> int:
     if code:
         print(f"{COMPILER} ended with {code}", file=sys.stderr)
         return 1
-    found = neuron_log.summaries(said)
+    found = compile_log.summaries(said)
     if not found:
         print(f"{COMPILER} printed no summary: nothing proves that the graphs are compiled", file=sys.stderr)
         return 1
-    summary = neuron_log.together(found)
+    summary = compile_log.together(found)
     print(f"{summary.line()}; cache {cache}", flush=True)
     return 0 if summary.good else 1
 

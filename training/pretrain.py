@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 
-from training import rank
 from training.config import Config
 from training.data.dataset import TokenDataset
+from training.data.indexed_feed import IndexedFeed
 from training.data.stream.open import open_stream
 from training.device import Device
-from training.feed import IndexedFeed
-from training.model import CausalLM, build_on_meta, initialise
+from training.distributed.ranks import Ranks
+from training.models.causal import CausalLM, build_on_meta, initialise
 from training.prepare import prepare_for, together
-from training.ranks import Ranks
-from training.rundir import RunDir
+from training.run.directory import RunDir
 from training.sample import continuations
 from training.task import Feed, Task, Trainable
+from training.trainer import main
 
 
 class Pretrain:
@@ -63,4 +63,4 @@ class Pretrain:
 TASK: Task = Pretrain()
 
 if __name__ == "__main__":
-    rank.main(TASK, __doc__)
+    main.main(TASK, __doc__)

@@ -1,7 +1,7 @@
 """What the loop needs of a training task: its data, its model, its losses, its report.
 
-`training.loop` is the same for all tasks. A task is one object of each entry point (`training.pretrain`,
-`training.finetune`, `training.bert`) that says where these four come from.
+`training.trainer.loop` is the same for all tasks. A task is one object of each entry point
+(`training.pretrain`, `training.finetune`, `training.bert`) that says where these four come from.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import nn
 
 from training.config import Config
 from training.device import Device
-from training.ranks import Ranks
-from training.rundir import RunDir
+from training.distributed.ranks import Ranks
+from training.run.directory import RunDir
 
 
 class Batch(Protocol):

@@ -26,9 +26,9 @@ from botocore.config import Config as ClientConfig
 from botocore.exceptions import BotoCoreError, ClientError, CredentialRetrievalError, NoCredentialsError
 
 from training.config import ConfigError
-from training.failure import UploadError, one_line
-from training.rundir import RunDir, read_json, write_json
-from training.sections.run import S3_PREFIX
+from training.config.run import S3_PREFIX
+from training.run.directory import RunDir, read_json, write_json
+from training.run.failure import UploadError, one_line
 
 MANIFEST = "MANIFEST.json"
 ATTEMPTS = 8  # botocore's own, with its exponential backoff of at most 20 s each

@@ -17,10 +17,12 @@ import pytest
 
 from tests.aws.wire import Wire
 from tests.parts.moto import server
-from tools import cli, components, repo
-from tools.aws import spec as specs
+from tools import cli
 from tools.aws.session import Session
-from tools.aws.spec import Spec
+from tools.cells import kustomize_graph
+from tools.cluster import spec
+from tools.cluster.spec import Spec
+from tools.core import repo
 
 REGION = "us-west-2"
 KEYS = {
@@ -74,7 +76,7 @@ def _said_once() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _read_once() -> Iterator[None]:
     """What a kustomization names is read once, and again where it was written since."""
-    read = components._references
+    read = kustomize_graph._references
     known: dict[tuple[Path, int], list[Path]] = {}
 
     def references(root: Path, directory: Path) -> list[Path]:
@@ -85,7 +87,7 @@ def _read_once() -> Iterator[None]:
         return known[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(components, "_references", references)
+        patch.setattr(kustomize_graph, "_references", references)
         yield
 
 
@@ -229,7 +231,7 @@ def change(checkout: Path) -> Callable[..., Spec]:
         kept = [line for line in lines if line.partition("=")[0] not in facts]
         added = [f"{key}={value}" for key, value in facts.items() if value is not None]
         path.write_text("\n".join([*kept, *added]) + "\n", encoding="utf-8")
-        return specs.load(checkout, name)
+        return spec.load(checkout, name)
 
     return make
 

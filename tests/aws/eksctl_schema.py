@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tools import gobuild, repo
+from tools.core import go_build, repo
 
 MODULE, VERSION = "github.com/weaveworks/eksctl", "0.230.0"
 FILE = "pkg/apis/eksctl.io/v1alpha5/assets/schema.json"
@@ -22,10 +22,10 @@ def schema() -> dict[str, Any]:
     path = repo.root() / ".cache" / f"eksctl-{VERSION}.json"
     if not path.is_file():
         try:
-            with gobuild.workshop(repo.root()) as environment:
-                directory = gobuild.module(MODULE, VERSION, environment, print)
+            with go_build.workshop(repo.root()) as environment:
+                directory = go_build.module(MODULE, VERSION, environment, print)
                 path.write_bytes((directory / FILE).read_bytes())
-        except gobuild.Unusable as reason:
+        except go_build.Unusable as reason:
             pytest.skip(f"eksctl's schema cannot be had ({reason}): install Go, once with the network")
     content = path.read_bytes()
     assert hashlib.sha256(content).hexdigest() == SHA256

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tools.kubectl import Kubectl
+from tools.kube.kubectl import Kubectl
 
 Object = dict[str, Any]
 WEBHOOK = 'failed calling webhook "validator.kubeflow.org": no endpoints available for service'

@@ -14,13 +14,14 @@ from ruamel.yaml import YAML
 
 from tests.aws.account import make_cluster, make_network
 from tests.aws.eks_state import Access, Associations
-from tools import repo
-from tools.aws import access, identity, inventory, kubeconfig, policies, service_accounts
-from tools.aws import spec as specs
-from tools.aws.probe import Level
+from tools.aws import policies
 from tools.aws.session import AwsError, Session
-from tools.aws.spec import Spec
-from tools.errors import UserError
+from tools.cluster import access, identity, inventory, kubeconfig, service_accounts
+from tools.cluster import spec as specs
+from tools.cluster.finding import Level
+from tools.cluster.spec import Spec
+from tools.core import repo
+from tools.core.errors import UserError
 
 REGION, ROLE = "us-west-2", "arn:aws:iam::123456789012:role/team"
 

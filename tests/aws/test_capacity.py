@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.aws.account import make_network, make_nodes
-from tools.aws import capacity, offers
-from tools.aws.probe import Finding, Level
 from tools.aws.session import Session
+from tools.cluster import capacity, offers
+from tools.cluster.finding import Finding, Level
 from tools.facts.instances import INSTANCES, instance
 
 P_CODE = "L-417A185B"

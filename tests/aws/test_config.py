@@ -15,17 +15,18 @@ from jsonschema import Draft7Validator  # type: ignore[import-untyped]
 from ruamel.yaml import YAML
 
 from tests.aws.eksctl_schema import schema
-from tools import kustomize, repo
-from tools.aws import eksctl, service_accounts
-from tools.aws import spec as specs
 from tools.aws.session import Session
-from tools.cell import parse
-from tools.cluster import Fact
-from tools.errors import UserError
+from tools.cells import kustomize
+from tools.cells.kustomize import Renderer
+from tools.cluster import eksctl, service_accounts
+from tools.cluster import spec as specs
+from tools.cluster.platform import Fact
+from tools.core import repo
+from tools.core.errors import UserError
 from tools.facts.eks import ADDONS, VERSIONS
 from tools.facts.instances import INSTANCES, NEURON, NVIDIA
-from tools.kustomize import Renderer
-from tools.preflight.amounts import amount
+from tools.kube.manifests import parse
+from tools.preflight.template_resources import amount
 
 CLUSTERS = ("cpu-demo", "gpu", "gpu-hyperpod", "trn1")
 Object = dict[str, Any]

@@ -13,10 +13,10 @@ import boto3
 import pytest
 
 from tests.aws.account import ROLE
-from tools.aws import create
 from tools.aws.session import Session
-from tools.aws.spec import Spec
-from tools.errors import UserError
+from tools.cluster import create
+from tools.cluster.spec import Spec
+from tools.core.errors import UserError
 
 STAND_IN = Path(__file__).with_name("fake_eksctl.py")
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.aws.account import Network, make_cluster, make_group, make_lustre, make_network
-from tools.aws import discover
 from tools.aws.session import Session
-from tools.aws.spec import Spec
-from tools.cluster import read_facts
-from tools.errors import UserError
+from tools.cluster import discover
+from tools.cluster.platform import read_facts
+from tools.cluster.spec import Spec
+from tools.core.errors import UserError
 
 ZONES = ["us-west-2a", "us-west-2b", "us-west-2c"]
 

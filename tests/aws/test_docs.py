@@ -20,8 +20,9 @@ from tests.aws.test_access import simulator
 from tests.aws.test_create import STAND_IN
 from tests.aws.test_network import Addon
 from tests.aws.test_validate import whole
-from tools import cli, repo
-from tools.aws import teardown
+from tools import cli
+from tools.cluster import teardown
+from tools.core import repo
 
 # The whole road in one test: half a minute, and a busy machine has less for it.
 pytestmark = pytest.mark.timeout(600)
@@ -129,6 +130,6 @@ def test_every_command_answers_as_data() -> None:
 def test_the_page_has_every_command_of_the_group() -> None:
     """Of another page is `run`."""
     told = {line.split()[2] for line in commands()}
-    files = (repo.root() / "tools/aws/commands").glob("*.py")
+    files = (repo.root() / "tools/cli/cluster").glob("*.py")
     there = {path.stem for path in files if not path.stem.startswith("_")}
     assert there - told == {"run"}

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.aws.account import Network, make_cluster, make_group, make_network, make_nodes
-from tools.aws import network
-from tools.aws.probe import Finding, Level
 from tools.aws.session import Session
-from tools.aws.spec import Spec
+from tools.cluster import network
+from tools.cluster.finding import Finding, Level
+from tools.cluster.spec import Spec
 
 ZONES = ["us-west-2a", "us-west-2b"]
 

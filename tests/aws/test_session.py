@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tools import repo
 from tools.aws import principals
 from tools.aws.session import AwsError, Session
-from tools.errors import UserError
+from tools.core import repo
+from tools.core.errors import UserError
 
 REGION = "us-west-2"
 DENIED = (

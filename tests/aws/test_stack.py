@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from tests.aws.account import make_network
-from tools import repo
-from tools.aws import spec as specs
-from tools.aws import stack
 from tools.aws.session import Session
-from tools.aws.spec import Spec
-from tools.errors import UserError
+from tools.cluster import spec as specs
+from tools.cluster import stack
+from tools.cluster.spec import Spec
+from tools.core import repo
+from tools.core.errors import UserError
 from tools.facts.instances import INSTANCES
 
 # What moto leaves out of a stack, and says so.

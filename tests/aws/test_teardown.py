@@ -10,10 +10,11 @@ import pytest
 
 from tests.aws.account import ROLE, make_cluster, make_group, make_lustre, make_network, make_nodes, tag
 from tests.aws.eks_state import Access, Associations
-from tools.aws import identity, inventory, policies, teardown
-from tools.aws.service_accounts import ServiceAccount
+from tools.aws import policies
 from tools.aws.session import Session
-from tools.aws.spec import Spec
+from tools.cluster import identity, inventory, teardown
+from tools.cluster.service_accounts import ServiceAccount
+from tools.cluster.spec import Spec
 
 TAG = [{"Key": "trainyard/cluster", "Value": "cpu-demo"}]
 EMPTY = '{"Resources": {"Topic": {"Type": "AWS::SNS::Topic"}}}'

@@ -26,13 +26,15 @@ from tests.aws.test_network import Addon
 from tests.aws.test_teardown import populate
 from tests.aws.test_validate import whole
 from tests.aws.wire import Trouble, Unreached, Wire
-from tools import cli, kustomize
-from tools.aws import create, patience, teardown
+from tools import cli
+from tools.aws import retry_budget
 from tools.aws import session as sessions
-from tools.aws.create import Step
-from tools.aws.kube import ALL_NAMESPACES, CLUSTER_WIDE
 from tools.aws.session import Session
-from tools.aws.spec import Spec
+from tools.cells import kustomize
+from tools.cluster import create, teardown
+from tools.cluster.create import Step
+from tools.cluster.spec import Spec
+from tools.cluster.state import ALL_NAMESPACES, CLUSTER_WIDE
 
 pytestmark = pytest.mark.filterwarnings("ignore:Tried to parse AWS")
 REGION, ZONES = "us-west-2", ["us-west-2a", "us-west-2b"]
@@ -284,9 +286,9 @@ def test_what_takes_long_says_what_it_waits_for_and_has_an_end(
 ) -> None:
     """Each attempt takes a second here; all of them together no more than the time that there is."""
     for name, seconds in (("QUIET_SECONDS", 0.0), ("SAY_SECONDS", 0.02), ("VAIN_SECONDS", 3.0)):
-        monkeypatch.setattr(patience, name, seconds)
+        monkeypatch.setattr(retry_budget, name, seconds)
     now = [0.0]
-    monkeypatch.setattr("tools.aws.patience.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("tools.aws.retry_budget.time.monotonic", lambda: now[0])
 
     class Slow(Unreached):
         def answer(self, request: Any, service: str, operation: str) -> Any:

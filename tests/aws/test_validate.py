@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.aws.kubectl import World
-from tools import repo
-from tools.aws import kube, validate
-from tools.aws import spec as specs
-from tools.aws.kube import CRD, OPERATOR_WEBHOOK, State
-from tools.aws.probe import Finding, Level
+from tools.cluster import spec as specs
+from tools.cluster import state, validate
+from tools.cluster.finding import Finding, Level
+from tools.cluster.state import CRD, OPERATOR_WEBHOOK, State
+from tools.core import repo
 
 Object = dict[str, Any]
 SLICES = "endpointslices.discovery.k8s.io"
@@ -210,7 +210,7 @@ def test_the_command_passes_and_keeps_a_snapshot(
     world({})
     again = yard("validate", "gpu", "--from", str(tmp_path / "kept"))
     assert (again.code, "you may" in again.out) == (0, False)
-    assert kube.load(tmp_path / "kept").find("namespaces", "training")
+    assert state.load(tmp_path / "kept").find("namespaces", "training")
     assert yard("validate", "gpu", "--from", str(tmp_path)).code == 2
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from tools import processes
+from tools.core import processes
 
 Object = dict[str, Any]
 CALL_SECONDS = 180

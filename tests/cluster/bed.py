@@ -10,11 +10,11 @@ from tests.cluster.api import Object
 from tests.cluster.kube import Kube, shared_claim
 from tests.cluster.machines import fake_node
 from tests.job.confusion import said
-from tools.cell import Manifests, name_of
 from tools.facts.instances import instance
-from tools.job.collect import collect
-from tools.job.why import Explanation, explain
-from tools.kubectl import Kubectl
+from tools.job.diagnosis.explain import Explanation, explain
+from tools.job.snapshot.collect import collect
+from tools.kube.kubectl import Kubectl
+from tools.kube.manifests import Manifests, name_of
 
 CPU, G5, TRN1 = "overlays/cpu/llama-tiny", "overlays/g5/llama-2-7b", "overlays/trn1/bert-large"
 P4D, P5 = "overlays/p4d/llama-3-1-8b", "overlays/p5/llama-3-1-8b"

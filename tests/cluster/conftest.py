@@ -22,8 +22,9 @@ from tests.cluster.nodes import TRAINER, Node, images, start_dns
 from tests.cluster.sandbox import Sandbox, Unsupported
 from tests.cluster.turns import Turns
 from tests.parts.gomodule import CannotBuild, Progress
-from tools import kustomize, repo
-from tools.cell import Manifests, parse
+from tools.cells import kustomize
+from tools.core import repo
+from tools.kube.manifests import Manifests, parse
 
 HERE = Path(__file__).parent
 FOREIGN = "TRAINYARD_TEST_KUBECONFIG"

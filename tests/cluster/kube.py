@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml  # type: ignore[import-untyped]
 
 from tests.cluster.api import CALL_SECONDS, Api, KubectlError, Object, proxy
-from tools import repo
+from tools.core import repo
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from tests.cluster.control_plane import DNS_SERVICE, ControlPlane
 from tests.cluster.kube import condition
 from tests.cluster.packages import Packages
 from tests.cluster.sandbox import BRIDGE_ADDRESS, UP_SECONDS, CannotStart, Process, Unsupported, is_root
-from tools import processes, repo
+from tools.core import processes, repo
 
 TRAINER = "localhost/trainyard/trainer-cpu:0.1.0"  # the image that overlays/hardware/cpu names
 PAUSE = "localhost/trainyard/pause:test"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tests.cluster.api import Object
 from tests.cluster.bed import CPU, G5, P4D, P5, TRN1, Bed
-from tools.cell import name_of
+from tools.kube.manifests import name_of
 
 Plant = Callable[[Bed], list[Object]]
 

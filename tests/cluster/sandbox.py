@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools import processes
+from tools.core import processes
 
 BRIDGE_ADDRESS = "10.99.0.1"
 UP_SECONDS = 180  # until a program of the cluster answers, on a busy machine too

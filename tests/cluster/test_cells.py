@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.cluster.kube import Done, Kube, shared_claim
-from tools import operator_rules
-from tools.cell import Manifests, name_of
 from tools.cli import run
+from tools.kube.manifests import Manifests, name_of
+from tools.simulator import operator_pods
 
 CELL = "overlays/cpu/llama-tiny"
 NAMESPACE = "t-cells"
@@ -44,7 +44,7 @@ def test_the_operator_makes_every_pod_of_every_cell(
     kube: Kube, cells: list[Manifests], applied: Done
 ) -> None:
     """Pods are what the restricted standard is about, and only the operator makes them."""
-    expected = {pod.name for cell in cells for pod in operator_rules.pods(cell.job())}
+    expected = {pod.name for cell in cells for pod in operator_pods.pods(cell.job())}
     kube.wait(
         f"{len(expected)} pods",
         lambda: {name_of(pod) for pod in kube.list("pods", NAMESPACE)} == expected,
@@ -68,7 +68,7 @@ def test_a_service_is_admitted_and_its_pod_made(service: str, kube: Kube, namesp
 def test_a_privileged_pod_is_refused_there(kube: Kube, cells: list[Manifests], applied: Done) -> None:
     """Control: the namespace does enforce something."""
     job = cells[0].job()
-    pod = operator_rules.pods(job)[0]
+    pod = operator_pods.pods(job)[0]
     spec = json.loads(json.dumps(pod.spec))
     spec["containers"][0]["securityContext"]["privileged"] = True
     spec["containers"][0]["securityContext"].pop("allowPrivilegeEscalation")

@@ -21,7 +21,7 @@ from tests.cluster.api import KubectlError, Object
 from tests.cluster.kube import Kube, condition, shared_claim
 from tests.cluster.machines import fake_node
 from tests.parts.gomodule import Progress
-from tools import repo
+from tools.core import repo
 from tools.facts.instances import instance
 
 pytestmark = pytest.mark.cluster_all

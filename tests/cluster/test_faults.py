@@ -17,12 +17,12 @@ from tests.cluster.api import KubectlError, Object
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kube import Kube, condition, shared_claim
 from tests.cluster.machines import fake_node
-from tools.cell import Manifests, name_of
+from tools.core.verdict import State
 from tools.facts.instances import instance
-from tools.operator_admission import rejections
-from tools.operator_rules import LATEST
-from tools.preflight.judge import judge
-from tools.verdict import State
+from tools.kube.manifests import Manifests, name_of
+from tools.preflight.evaluate import judge
+from tools.simulator.operator_admission import rejections
+from tools.simulator.operator_pods import LATEST
 
 CELL = "overlays/cpu/llama-tiny"
 JOB = "cpu-llama-tiny-train"

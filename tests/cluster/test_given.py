@@ -14,7 +14,7 @@ from tests.cluster import build
 from tests.cluster.conftest import FOREIGN
 from tests.cluster.control_plane import ControlPlane
 from tests.parts.gomodule import Progress
-from tools import repo
+from tools.core import repo
 
 REFUSED = "test_42_what_the_webhook_refuses_and_what_preflight_refuses[no container pytorch]"
 ON_ANY = f"tests/cluster/test_faults.py::{REFUSED}"

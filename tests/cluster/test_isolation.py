@@ -18,7 +18,7 @@ from tests.cluster.conftest import own_plane
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.sandbox import BRIDGE_ADDRESS
 from tests.parts.gomodule import Progress
-from tools import processes, repo
+from tools.core import processes, repo
 
 # A run with etcd, an API server and control groups, that says where it is and then does nothing.
 RUNNER = """

@@ -18,12 +18,12 @@ from tests.cluster.api import Object
 from tests.cluster.conftest import Nodes
 from tests.cluster.kube import Kube
 from tests.cluster.training import JOB, short, start
-from tools import repo
-from tools.cell import parse
 from tools.cli import run
-from tools.job.collect import collect
-from tools.job.why import Answer, Explanation, explain
-from tools.kubectl import Kubectl
+from tools.core import repo
+from tools.job.diagnosis.explain import Answer, Explanation, explain
+from tools.job.snapshot.collect import collect
+from tools.kube.kubectl import Kubectl
+from tools.kube.manifests import parse
 
 CELL = "overlays/cpu/llama-tiny"
 # What `start` applies behind the claim, where the job comes by another way.

@@ -20,7 +20,7 @@ from tests.job.conftest import KINDS as MACHINES
 from tests.job.confusion import Confusion, confusion, said
 from tests.job.world import World
 from tests.parts.gomodule import Progress
-from tools.cell import Manifests
+from tools.kube.manifests import Manifests
 
 LEAST = 60  # situations
 COUNTS: Counter[tuple[str, str]] = Counter()  # of (what was planted, what was said)

@@ -10,9 +10,9 @@ import pytest
 
 from tests.cluster.api import Object
 from tests.cluster.kube import Kube
-from tools import operator_rules
-from tools.cell import name_of
-from tools.operator_admission import rejections
+from tools.kube.manifests import name_of
+from tools.simulator import operator_pods
+from tools.simulator.operator_admission import rejections
 
 NAMESPACE = "t-operator"
 JOBS = 120
@@ -88,10 +88,10 @@ def jobs(kube: Kube) -> Iterator[list[Object]]:
     """The generated jobs, applied, and all their pods and services made by the operator."""
     dice = random.Random(SEED)
     made = [generated(dice, number) for number in range(JOBS)]
-    assert [rejections(job, operator_rules.LATEST) for job in made] == [[]] * JOBS
+    assert [rejections(job, operator_pods.LATEST) for job in made] == [[]] * JOBS
     kube.make_namespace(NAMESPACE)
     kube.put(made, NAMESPACE)
-    names = {pod.name for job in made for pod in operator_rules.pods(job)}
+    names = {pod.name for job in made for pod in operator_pods.pods(job)}
     for kind in ("pods", "services"):
         kube.wait(
             f"{len(names)} {kind}",
@@ -123,7 +123,7 @@ def test_pods_are_what_the_rules_say(kube: Kube, jobs: list[Object]) -> None:
     real = {name_of(pod): pod for pod in kube.list("pods", NAMESPACE)}
     compared = 0
     for job in jobs:
-        for pod in operator_rules.pods(job):
+        for pod in operator_pods.pods(job):
             found = real[pod.name]
             assert found["metadata"]["labels"] == pod.labels, pod.name
             assert (found["metadata"].get("annotations") or {}).items() >= pod.annotations.items()
@@ -136,7 +136,7 @@ def test_pods_are_what_the_rules_say(kube: Kube, jobs: list[Object]) -> None:
 def test_services_are_what_the_rules_say(kube: Kube, jobs: list[Object]) -> None:
     real = {name_of(service): service for service in kube.list("services", NAMESPACE)}
     for job in jobs:
-        for service in operator_rules.services(job):
+        for service in operator_pods.services(job):
             found = real[service.name]["spec"]
             assert found["clusterIP"] == "None", service.name
             assert found["selector"] == service.labels, service.name

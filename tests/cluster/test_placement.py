@@ -16,9 +16,9 @@ import pytest
 from tests.cluster.api import Object
 from tests.cluster.kube import Kube, shared_claim
 from tests.cluster.machines import INSTANCE_TYPE, fake_node
-from tools import operator_rules
-from tools.cell import Manifests, name_of
 from tools.facts.instances import instance
+from tools.kube.manifests import Manifests, name_of
+from tools.simulator import operator_pods
 
 NAMESPACE = "t-placement"
 CPU_NODE = "m5.xlarge"  # for cells that ask for no kind of node
@@ -37,7 +37,7 @@ def wanted_type(job: Object) -> str:
 
 def nodes_for(cells: Sequence[Manifests]) -> list[Object]:
     """Return exactly as many nodes as the cells have pods, of the types that these ask for."""
-    types = [wanted_type(cell.job()) for cell in cells for _ in operator_rules.pods(cell.job())]
+    types = [wanted_type(cell.job()) for cell in cells for _ in operator_pods.pods(cell.job())]
     numbered = ((kind, number) for kind, count in sorted(Counter(types).items()) for number in range(count))
     return [fake_node(instance(kind), f"{kind.replace('.', '-')}-{number}") for kind, number in numbered]
 
@@ -53,7 +53,7 @@ def placed(
     kube.put(nodes_for(accelerated), NAMESPACE)
     for cell in accelerated:
         kube.apply(rendered[cell.source], NAMESPACE)
-    expected = sum(len(operator_rules.pods(cell.job())) for cell in accelerated)
+    expected = sum(len(operator_pods.pods(cell.job())) for cell in accelerated)
     seconds = kube.wait(
         f"{expected} pods on their nodes",
         lambda: sum(pod["status"]["phase"] == "Running" for pod in kube.list("pods", NAMESPACE)) == expected,
@@ -74,7 +74,7 @@ def test_every_pod_is_on_a_node_of_its_kind(kube: Kube, cells: list[Manifests], 
     for cell in cells:
         wanted = wanted_type(cell.job())
         if wanted != CPU_NODE:
-            pods = [pod.name for pod in operator_rules.pods(cell.job())]
+            pods = [pod.name for pod in operator_pods.pods(cell.job())]
             assert {on[name] for name in pods} == {wanted}, cell.source
     assert len(set(types.values())) >= 8
 
@@ -150,7 +150,7 @@ def test_network_policies_select_the_pods_of_their_job_and_no_others(
             for chosen in [spec["podSelector"], *peers]:
                 labels = chosen["matchLabels"].items()
                 selected = {name_of(pod) for pod in placed if labels <= pod["metadata"]["labels"].items()}
-                assert selected == {pod.name for pod in operator_rules.pods(job)}
+                assert selected == {pod.name for pod in operator_pods.pods(job)}
 
 
 def _message(kube: Kube, name: str, namespace: str) -> str:
@@ -166,6 +166,6 @@ def _scheduling(pod: Object) -> str:
 
 def _copy(cell: Manifests, prefix: str = "extra") -> Object:
     """Return a pod like the cell's first, under another name and without its job's labels."""
-    pod = operator_rules.pods(cell.job())[0]
+    pod = operator_pods.pods(cell.job())[0]
     metadata = {"name": f"{prefix}-{pod.job}", "labels": {"trainyard-test": "extra"}}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": copy.deepcopy(pod.spec)}

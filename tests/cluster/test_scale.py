@@ -16,9 +16,9 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kube import Kube, shared_claim
 from tests.cluster.machines import fake_node
 from tests.parts.gomodule import Progress
-from tools import processes
-from tools.cell import Manifests, name_of
+from tools.core import processes
 from tools.facts.instances import NVIDIA, instance
+from tools.kube.manifests import Manifests, name_of
 
 MACHINES = 64
 LARGE = "overlays/p5/llama-3-1-70b"

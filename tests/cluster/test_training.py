@@ -28,7 +28,7 @@ from tests.cluster.training import (
     trained_here,
 )
 from tests.parts.gomodule import Progress
-from tools import repo
+from tools.core import repo
 
 CELL = "overlays/cpu/llama-tiny"
 RESUME_SECONDS = 20

@@ -20,7 +20,7 @@ from tests.cluster.kube import Kube
 from tests.cluster.machines import fake_node
 from tests.parts.gomodule import Progress
 from tools import cli
-from tools.aws import validate
+from tools.cluster import validate
 from tools.facts.instances import EFA, NVIDIA, instance
 
 CLUSTER, TEAM, FSX = "gpu", "training", "fsx.csi.aws.com"

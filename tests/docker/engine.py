@@ -20,7 +20,7 @@ from tests.cluster.sandbox import Process, Sandbox, is_root
 from tests.docker import base, packages
 from tests.docker.packages import CannotStart
 from tests.parts import tree
-from tools import processes
+from tools.core import processes
 
 REGISTRY = "127.0.0.1:5000"
 CLOSED = "127.0.0.1:5001"  # a registry that wants a login

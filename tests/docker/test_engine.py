@@ -13,7 +13,7 @@ import pytest
 from tests.docker import buildx
 from tests.docker.engine import ECR, ECR_LOGIN, LOGIN, Harness
 from tests.parts.gomodule import CannotBuild, Progress
-from tools.image.rehearsal import wait_for
+from tools.image.trial_training import wait_for
 
 Make = Callable[..., Path]
 
@@ -140,7 +140,8 @@ def test_a_tag_that_somebody_else_moved_is_a_mismatch(engine: Harness, small: Ma
     digest = engine.get("/v2/team/raced/manifests/1", "HEAD")[1]["docker-content-digest"]
     code = (
         "from tools.image.engine import Engine; from tools.image.push import verified;"
-        f"from tools.errors import UserError\ntry:\n    print(verified(Engine(), {target!r}, {digest!r}))\n"
+        "from tools.core.errors import UserError\n"
+        f"try:\n    print(verified(Engine(), {target!r}, {digest!r}))\n"
         "except UserError as problem:\n    print(problem)"
     )
     assert python(engine, code) == digest

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from tests.docker.engine import LOGIN, LOGIN_HASH, Harness
-from tools import kustomize, repo
-from tools.image import judge
-from tools.image.rehearsal import wait_for
+from tools.cells import kustomize
+from tools.core import repo
+from tools.image.rules import evaluate
+from tools.image.trial_training import wait_for
 
 # What base/ gives their containers.
 RESTRICTED = [
@@ -150,7 +151,7 @@ def test_the_locks_of_images_that_cannot_be_built_here_resolve_for_their_platfor
     name: str, lock: str, tmp_path: Path
 ) -> None:
     """On the Python and the C library of their bases, Ubuntu 24.04's; no wheel is missing, no hash wrong."""
-    assert f"COPY {lock} " in judge.find(name).dockerfile.read_text()
+    assert f"COPY {lock} " in evaluate.find(name).dockerfile.read_text()
     subprocess.run([sys.executable, "images/layers.py", lock, str(tmp_path)], cwd=repo.root(), check=True)
     parts = ["rest"] if name == "trainer-neuron" else ["nvidia", "torch", "rest"]
     platform = ["--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_39"]

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.parts import tree
-from tools import bootstrap, kustomize, repo
+from tools import bootstrap
+from tools.cells import kustomize
+from tools.core import repo
 
 # The cell with small numbers in place of its own: the same keys, the same ways, a tenth of the time.
 SMALL = {

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Clone
-from tools import repo
+from tools.core import repo
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/architecture.md")
 # Printed commands that are not run here, and what runs them.

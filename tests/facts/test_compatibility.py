@@ -8,24 +8,24 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from tools import repo
-from tools.facts import compatibility as facts
+from tools.core import repo
+from tools.facts import compatibility
 from tools.facts.instances import INSTANCES
 
 
 def test_the_installed_torch_is_what_the_table_says() -> None:
     """Metadata of the installed wheel: its CUDA toolkit and its NCCL."""
-    row = facts.torch(version("torch"))
+    row = compatibility.torch(version("torch"))
     assert row is not None
     asked = {requirement.name: requirement for requirement in map(Requirement, requires("torch") or [])}
     (toolkit,) = asked["cuda-toolkit"].specifier
-    assert facts.series(toolkit.version) == row.cuda
+    assert compatibility.series(toolkit.version) == row.cuda
     (nccl,) = next(item for name, item in asked.items() if name.startswith("nvidia-nccl")).specifier
     assert nccl.version == row.nccl
 
 
 def test_the_installed_transformers_goes_with_its_torch() -> None:
-    wanted = facts.torch_for_transformers(version("transformers"))
+    wanted = compatibility.torch_for_transformers(version("transformers"))
     assert wanted is not None
     asked = [Requirement(text) for text in requires("transformers") or []]
     (torch,) = [item for item in asked if item.name == "torch" and 'extra == "torch"' in str(item.marker)]
@@ -36,28 +36,28 @@ def test_the_installed_transformers_goes_with_its_torch() -> None:
 def test_the_documents_table_is_this_one() -> None:
     """docs/images.md prints every series of torch with its CUDA, NCCL and torchvision."""
     page = (repo.root() / "docs/images.md").read_text(encoding="utf-8")
-    for row in facts.TORCH.values():
+    for row in compatibility.TORCH.values():
         others = ", ".join(row.other_cuda) or "-"
-        vision = facts.torchvision_of(f"{row.series}.0")
+        vision = compatibility.torchvision_of(f"{row.series}.0")
         assert f"| {row.series} | {row.cuda} | {others} | {row.nccl} | {vision} |" in page
 
 
 def test_rows_are_whole_and_in_order() -> None:
     """Every CUDA that a torch was built for has a driver and a list of cards."""
-    names = list(facts.TORCH)
+    names = list(compatibility.TORCH)
     assert names == sorted(names, key=Version)
-    for row in facts.TORCH.values():
+    for row in compatibility.TORCH.values():
         for cuda in row.builds:
-            assert facts.driver(cuda), cuda
-            assert cuda in facts.CAPABILITIES, cuda
-    assert [Version(row.since) for row in facts.PLUGINS] == sorted(
-        Version(row.since) for row in facts.PLUGINS
+            assert compatibility.driver(cuda), cuda
+            assert cuda in compatibility.CAPABILITIES, cuda
+    assert [Version(row.since) for row in compatibility.PLUGINS] == sorted(
+        Version(row.since) for row in compatibility.PLUGINS
     )
 
 
 def test_every_nvidia_card_of_the_instance_table_has_a_capability() -> None:
     cards = {found.accelerator for found in INSTANCES.values() if found.device_resource == "nvidia.com/gpu"}
-    assert {card for card in cards if card} <= set(facts.GPUS)
+    assert {card for card in cards if card} <= set(compatibility.GPUS)
 
 
 @pytest.mark.parametrize(
@@ -72,14 +72,14 @@ def test_every_nvidia_card_of_the_instance_table_has_a_capability() -> None:
     ],
 )
 def test_torchvision_names_its_torch(torchvision: str, torch: str | None) -> None:
-    assert facts.torch_of_torchvision(torchvision) == torch
+    assert compatibility.torch_of_torchvision(torchvision) == torch
 
 
 def test_the_torchvision_for_a_torch_is_one_that_requires_it() -> None:
-    for name in facts.TORCH:
-        wanted = facts.torchvision_of(f"{name}.0")
+    for name in compatibility.TORCH:
+        wanted = compatibility.torchvision_of(f"{name}.0")
         assert wanted is not None
-        assert facts.torch_of_torchvision(wanted.removesuffix(".*") if "*" in wanted else wanted) in (
+        assert compatibility.torch_of_torchvision(wanted.removesuffix(".*") if "*" in wanted else wanted) in (
             name,
             None,
         )
@@ -95,9 +95,9 @@ def test_the_torchvision_for_a_torch_is_one_that_requires_it() -> None:
     ],
 )
 def test_which_cards_a_binary_runs_on(card: str, built_for: tuple[str, ...], expected: bool) -> None:
-    assert facts.runs_on(card, built_for) is expected
+    assert compatibility.runs_on(card, built_for) is expected
 
 
 def test_torchaudio_has_its_torchs_number_until_it_has_not() -> None:
-    assert facts.torch_of_torchaudio("2.9.1") == "2.9"
-    assert facts.torch_of_torchaudio("2.11.0") is None
+    assert compatibility.torch_of_torchaudio("2.9.1") == "2.9"
+    assert compatibility.torch_of_torchaudio("2.11.0") is None

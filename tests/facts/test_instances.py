@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from tools import machine, repo
-from tools.errors import UserError
+from tools.cells import instance_patch
+from tools.core import repo
+from tools.core.errors import UserError
 from tools.facts.instances import EFA, INSTANCES, NEURON, NVIDIA, Instance, instance
 
 MOTO = "moto==5.2.1"
@@ -117,12 +118,12 @@ def test_look_ups() -> None:
 )
 def test_what_a_pod_asks_for(name: str, limits: dict[str, str]) -> None:
     """Worked by hand once; g5.xlarge has no EFA although many manifests ask for one."""
-    assert machine.limits(instance(name)) == limits
+    assert instance_patch.limits(instance(name)) == limits
 
 
 @pytest.mark.parametrize("found", INSTANCES.values(), ids=lambda one: one.name)
 def test_a_pod_leaves_room_for_the_nodes_own(found: Instance) -> None:
-    assert machine.cpus(found) * 1000 <= found.allocatable_cpu_m - 250
-    taken = machine.memory_mib(found) + found.hugepages_2mi_mib
-    assert taken <= found.allocatable_memory_mib - machine.DAEMON_MEMORY_MIB
-    assert machine.shm_mib(found) < machine.memory_mib(found) / 4
+    assert instance_patch.cpus(found) * 1000 <= found.allocatable_cpu_m - 250
+    taken = instance_patch.memory_mib(found) + found.hugepages_2mi_mib
+    assert taken <= found.allocatable_memory_mib - instance_patch.DAEMON_MEMORY_MIB
+    assert instance_patch.shm_mib(found) < instance_patch.memory_mib(found) / 4

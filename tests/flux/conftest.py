@@ -13,7 +13,7 @@ from tests.flux import build
 from tests.flux.fleet import Fleet, git
 from tests.flux.world import World
 from tests.parts.gomodule import CannotBuild, Progress
-from tools import repo
+from tools.core import repo
 
 
 @pytest.fixture(scope="session")

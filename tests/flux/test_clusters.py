@@ -13,8 +13,8 @@ import pytest
 from tests.cluster.kube import condition
 from tests.flux.fleet import KIND, Fleet
 from tests.flux.world import World
-from tools import cluster as clusters
-from tools.runs import check
+from tools.cluster import platform
+from tools.gitops import check
 
 
 def test_cpu_demo_is_up_and_the_platform_came_before_the_runs(world: World) -> None:
@@ -42,10 +42,10 @@ def test_every_kustomization_is_ready(
 
 def _assert_whole(world: World) -> None:
     files = check.run_files(world.root, world.cluster)
-    parts = {part for part in clusters.PARTS if (world.cluster / part).is_dir()}
+    parts = {part for part in platform.PARTS if (world.cluster / part).is_dir()}
     names = {item["metadata"]["name"] for item in world.fleet.kube.list(KIND)}
     assert names == {"flux-system", "runs"} | parts | {run.name for run in files}
-    team = clusters.read_facts(world.cluster / "cluster.env")["TEAM_NAMESPACE"].value
+    team = platform.read_facts(world.cluster / "cluster.env")["TEAM_NAMESPACE"].value
     assert files
     for run in files:
         job = world.job(run.name)

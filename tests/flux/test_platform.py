@@ -15,9 +15,10 @@ from tests.cluster.kube import condition
 from tests.flux.fleet import condition as said
 from tests.flux.fleet import git
 from tests.flux.world import World
-from tools import kustomize, repo
-from tools.runs import check
-from tools.verdict import State
+from tools.cells import kustomize
+from tools.core import repo
+from tools.core.verdict import State
+from tools.gitops import check
 
 FIRST = "cpu-llama-tiny-example"
 OPERATOR = ("deployment", "training-operator", "kubeflow")

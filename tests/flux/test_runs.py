@@ -10,12 +10,13 @@ from tests.cluster.api import Object
 from tests.cluster.kube import condition
 from tests.flux.fleet import condition as said
 from tests.flux.world import DIGEST, World
-from tools import kustomize, repo
+from tools.cells import kustomize
+from tools.cells.kustomize import Renderer
 from tools.cli import run as yard
-from tools.kustomize import Renderer
-from tools.runs import check
-from tools.runs.render import render
-from tools.verdict import State
+from tools.core import repo
+from tools.core.verdict import State
+from tools.gitops import check
+from tools.gitops.render import render
 
 FIRST = "cpu-llama-tiny-example"
 

@@ -17,10 +17,10 @@ from tests.cluster.kube import condition
 from tests.cluster.machines import fake_node
 from tests.flux.fleet import KIND, Fleet, commit
 from tests.flux.fleet import condition as said
+from tools.cells.kustomize import Renderer
 from tools.facts.instances import instance
-from tools.kustomize import Renderer
-from tools.runs import new
-from tools.runs.new import Wanted
+from tools.gitops import new_run
+from tools.gitops.new_run import Wanted
 
 DIGEST = f"sha256:{'a1' * 32}"
 NODES = {
@@ -150,8 +150,8 @@ class World:
 
     def add_run(self, renderer: Renderer, suffix: str, cell: str = "cpu/llama-tiny") -> str:
         """Write a run's file as `yard cluster run new` does, commit it, and return its name."""
-        made = new.make(self.root, Wanted(cell, self.name, suffix, image=DIGEST), renderer)
-        new.write(made)
+        made = new_run.make(self.root, Wanted(cell, self.name, suffix, image=DIGEST), renderer)
+        new_run.write(made)
         self.push(f"Run {made.path.stem}")
         return made.path.stem
 

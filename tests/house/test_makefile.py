@@ -12,7 +12,7 @@ from typing import NamedTuple
 import click
 import pytest
 
-from tools.commands.job import command as job
+from tools.cli.job import command as job
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = re.compile(r"^([a-z][a-z%-]*):(?!=)")

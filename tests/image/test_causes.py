@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from tools.image.causes import SIGNS, cause
+from tools.image.build_failures import SIGNS, cause
 
 OUTPUTS = Path(__file__).parent / "outputs"
 FILES = sorted(OUTPUTS.glob("*.txt"))

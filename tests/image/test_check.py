@@ -11,11 +11,11 @@ import pytest
 from ruamel.yaml import YAML
 
 from tools.cli import run
+from tools.core.verdict import State, Verdict
 from tools.facts.instances import instance
-from tools.image import dockerfile
+from tools.image.dockerfile import parse
 from tools.image.fix import fix
-from tools.image.judge import Target, judge, rules, subject, verdicts
-from tools.verdict import State, Verdict
+from tools.image.rules.evaluate import Target, judge, rules, subject, verdicts
 
 CORPUS = Path(__file__).parent / "corpus"
 BAD, GOOD = (sorted((CORPUS / kind).glob("*.Dockerfile")) for kind in ("bad", "good"))
@@ -27,7 +27,7 @@ def found(path: Path, text: str | None = None) -> list[Verdict]:
     """Return what is said of a Dockerfile of the corpus that is not PASS."""
     looked_at = subject(Target(path, CORPUS / "context"))
     if text is not None:
-        parsed = dockerfile.parse(text, path.name)
+        parsed = parse.parse(text, path.name)
         looked_at = type(looked_at)(path.name, parsed, looked_at.context, looked_at.ignore)
     return [one for one in verdicts(looked_at) if one.state is not State.PASS]
 

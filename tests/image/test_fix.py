@@ -10,7 +10,7 @@ import pytest
 
 from tools.cli import run
 from tools.image.fix import REPAIRS, fix
-from tools.image.judge import Target
+from tools.image.rules.evaluate import Target
 
 CORPUS = Path(__file__).parent / "corpus"
 EXPECTED = re.compile(r"# finds: ([a-z-]+)@")

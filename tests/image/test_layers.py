@@ -12,11 +12,11 @@ from packaging.markers import default_environment
 from packaging.requirements import Requirement
 
 from images import layers
-from tools import repo
-from tools.facts import compatibility as facts
+from tools.core import repo
+from tools.core.verdict import State
+from tools.facts import compatibility
 from tools.facts.instances import instance
-from tools.image import judge
-from tools.verdict import State
+from tools.image.rules import evaluate
 
 LOCK = repo.root() / "requirements.lock"
 
@@ -80,9 +80,15 @@ def test_one_root_brings_only_what_it_needs(tmp_path: Path) -> None:
 
 def test_our_own_images_are_judged_good_and_have_one_user() -> None:
     """What cannot be built here is held by what can be run: our rules, hadolint, the fact table, the lock."""
-    assert set(judge.names()) >= {"trainer-cpu", "trainer-cuda", "trainer-neuron", "tensorboard", "toolbox"}
-    for name in judge.names():
-        found = judge.judge(judge.find(name))
+    assert set(evaluate.names()) >= {
+        "trainer-cpu",
+        "trainer-cuda",
+        "trainer-neuron",
+        "tensorboard",
+        "toolbox",
+    }
+    for name in evaluate.names():
+        found = evaluate.judge(evaluate.find(name))
         assert found.state is State.PASS, [
             one.summary for one in found.verdicts if one.state is not State.PASS
         ]
@@ -97,20 +103,21 @@ def test_our_own_images_are_judged_good_and_have_one_user() -> None:
 )
 def test_the_cuda_image_runs_on_the_cards_of_its_cells(machine: str) -> None:
     """A10G, A100, H100, H200 and L40S; with a driver that serves its CUDA, and not with an older one."""
-    target = judge.find("trainer-cuda")
-    assert judge.judge(target, {}, instance(machine), driver=580).state is State.PASS
+    target = evaluate.find("trainer-cuda")
+    assert evaluate.judge(target, {}, instance(machine), driver=580).state is State.PASS
     assert [
-        one.details["rule"] for one in judge.judge(target, {}, instance(machine), driver=550).of(State.FAIL)
+        one.details["rule"]
+        for one in evaluate.judge(target, {}, instance(machine), driver=550).of(State.FAIL)
     ] == ["driver"]
 
 
 def test_the_efa_versions_of_the_cuda_image_are_those_of_the_fact_table() -> None:
     text = (repo.root() / "images/trainer-cuda/Dockerfile").read_text()
     (installer,) = set(re.findall(r"aws-efa-installer-([\d.]+)\.tar", text))
-    known = facts.EFA[installer]
+    known = compatibility.EFA[installer]
     assert f"libfabric: {known.libfabric}'" in text
     assert f"aws-ofi-nccl {known.ofi_nccl}," in text
     torch = layers.entries(LOCK.read_text())["torch"].split("==")[1].split()[0]
-    row = facts.torch(torch)
+    row = compatibility.torch(torch)
     assert row is not None
     assert f"NCCL {row.nccl}\n" in text

@@ -13,14 +13,17 @@ from botocore.stub import Stubber
 from moto import mock_aws
 from ruamel.yaml import YAML
 
-from tools import kustomize, repo
 from tools.aws.session import AwsError, Session
+from tools.cells import kustomize
 from tools.cli import run
-from tools.errors import UserError
-from tools.image import context, dockerignore, ecr, overlay, pin, push, registry, tags
+from tools.core import repo
+from tools.core.errors import UserError
+from tools.image import ecr, overlay, pin, push, registry, tags
 from tools.image.build import NAMESPACE, refuse_secrets
+from tools.image.dockerfile import context, dockerignore
 from tools.image.engine import Engine
-from tools.job import find, submit
+from tools.job import submit
+from tools.job.snapshot import lookup
 
 DIGEST = "sha256:" + "ab" * 32
 ECR = "123456789012.dkr.ecr.us-east-1.amazonaws.com"
@@ -349,7 +352,7 @@ def test_a_submitted_job_runs_the_image_that_is_given() -> None:
     """What `make job DEV=1` does with the overlay's digest; control: the cell's own image before."""
     if kustomize.find(repo.root()) is None:
         pytest.skip("no kustomize or kubectl on PATH: run `make setup`")
-    manifests = find.rendered("cpu/llama-tiny")
+    manifests = lookup.rendered("cpu/llama-tiny")
     spec = manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     assert spec["containers"][0]["image"].startswith(f"{NAMESPACE}/trainer-cpu")
     submit.use_image(manifests, f"registry.example/team/trainer-cpu@{DIGEST}")

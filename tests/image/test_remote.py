@@ -21,14 +21,15 @@ from moto.codebuild.models import CodeBuildBackend
 from ruamel.yaml import YAML
 
 from tests.parts.moto import server
-from tools import __version__, repo
+from tools import __version__
 from tools.aws.session import Session
 from tools.cli import run
-from tools.errors import UserError
-from tools.image import codebuild, remote
+from tools.core import repo
+from tools.core.errors import UserError
+from tools.image import codebuild, remote_build
 from tools.image.build import BuildFailed, Wish
 from tools.image.codebuild import Place
-from tools.image.judge import Target
+from tools.image.rules.evaluate import Target
 
 ACCOUNT, REGION = "123456789012", "us-west-2"
 REPOSITORY = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/train"
@@ -71,14 +72,14 @@ def test_the_archive_is_the_context_and_the_same_for_the_same_files(wish: Wish) 
     said: list[str] = []
     (root / "latest").symlink_to("data")
     (root / "hosts").symlink_to("../../etc/hosts")
-    archive = remote.pack(root, wish.target.dockerfile, said.append)
-    assert archive == remote.pack(root, wish.target.dockerfile, print)
+    archive = remote_build.pack(root, wish.target.dockerfile, said.append)
+    assert archive == remote_build.pack(root, wish.target.dockerfile, print)
     assert [line.partition(": ")[2] for line in said] == ["hosts -> ../../etc/hosts"]
     with zipfile.ZipFile(io.BytesIO(archive)) as found:
         modes = {one.filename: stat.filemode(one.external_attr >> 16) for one in found.infolist()}
         assert modes == {
             ".dockerignore": "-rw-r--r--",
-            remote.DOCKERFILE: "-rw-r--r--",
+            remote_build.DOCKERFILE: "-rw-r--r--",
             "Dockerfile": "-rw-r--r--",
             "run.sh": "-rwxr-xr-x",
             "latest": "lrwxrwxrwx",
@@ -131,7 +132,7 @@ def test_another_repositorys_contexts_keep_the_bucket(session: Session, place: P
 
 
 def test_arguments_reach_docker_as_they_are(wish: Wish) -> None:
-    spec = YAML(typ="safe").load(remote.buildspec(wish.names[0], wish.arguments, "linux/amd64"))
+    spec = YAML(typ="safe").load(remote_build.buildspec(wish.names[0], wish.arguments, "linux/amd64"))
     (command,) = spec["phases"]["build"]["commands"]
     assert "--build-arg 'NOTE=two words; $HOME'" in command
     assert command.endswith(" .")
@@ -187,7 +188,7 @@ def test_failures_are_told_apart_by_their_phase(
     session: Session, status: str, phase: str, message: str, lines: list[str], kind: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(remote, "EVERY", 0.0)
+    monkeypatch.setattr(remote_build, "EVERY", 0.0)
     said: list[str] = []
     with Stubber(session.client("codebuild")) as builds, Stubber(session.client("logs")) as logs:
         builds.add_response(
@@ -197,7 +198,7 @@ def test_failures_are_told_apart_by_their_phase(
         logs.add_response("get_log_events", _events("a", *lines))
         logs.add_response("get_log_events", _events("a"))
         with pytest.raises(BuildFailed) as caught:
-            remote.follow(session, "p:1", "remote-test", said.append)
+            remote_build.follow(session, "p:1", "remote-test", said.append)
     assert caught.value.cause.kind == kind
     assert "SUBMITTED SUCCEEDED in 3 s" in said
     assert said[-len(lines) :] == lines or not lines
@@ -207,9 +208,9 @@ def test_a_build_that_went_well_ends_with_ecrs_digest(
     session: Session, wish: Wish, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without an image in ECR the same build is no success; with the tag there before, none is begun."""
-    monkeypatch.setattr(remote, "follow", lambda *_: None)
+    monkeypatch.setattr(remote_build, "follow", lambda *_: None)
     with pytest.raises(UserError, match="ECR does not have"):
-        remote.build(wish, session, print)
+        remote_build.build(wish, session, print)
     (context,) = session.call("s3", "list_objects_v2", Bucket=place.bucket)["Contents"]
     assert context["Key"].startswith(f"{place.name}/")
     manifest = json.dumps(
@@ -219,12 +220,12 @@ def test_a_build_that_went_well_ends_with_ecrs_digest(
     def push(*_: object) -> None:
         session.call("ecr", "put_image", repositoryName="team/train", imageManifest=manifest, imageTag="1")
 
-    monkeypatch.setattr(remote, "follow", push)
-    built = remote.build(wish, session, print)
-    assert built.digest == remote.digest(session, place, "1")
+    monkeypatch.setattr(remote_build, "follow", push)
+    built = remote_build.build(wish, session, print)
+    assert built.digest == remote_build.digest(session, place, "1")
     assert built.made == []
     with pytest.raises(UserError, match="is there already"):
-        remote.build(wish, session, print)
+        remote_build.build(wish, session, print)
 
 
 def test_the_command_builds_once_lists_what_it_made_and_takes_it_away(
@@ -257,7 +258,7 @@ def test_the_command_builds_once_lists_what_it_made_and_takes_it_away(
         monkeypatch.setattr(CodeBuildBackend, "start_build", build)
         assert run([*words, "--remote"]) == 0
         said = json.loads(capsys.readouterr().out)
-        assert said["digest"] == remote.digest(Session(REGION), Place.of(REPOSITORY), __version__)
+        assert said["digest"] == remote_build.digest(Session(REGION), Place.of(REPOSITORY), __version__)
         assert [one.split()[0] for one in said["made"]] == ["bucket", "log", "role", "project"]
         assert run([*words, "--remote"]) == 1
         assert "is there already" in capsys.readouterr().err
@@ -282,7 +283,7 @@ def test_an_interrupted_build_is_stopped(session: Session) -> None:
         )
         builds.add_response("stop_build", {"build": {"id": "p:1"}}, {"id": "p:1"})
         with pytest.raises(KeyboardInterrupt):
-            remote.follow(session, "p:1", "remote-test", interrupt)
+            remote_build.follow(session, "p:1", "remote-test", interrupt)
         builds.assert_no_pending_responses()
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.job.world import World
-from tools import kustomize, repo
-from tools.cell import Manifests, parse
-from tools.job import collect
-from tools.job.snapshot import PREVIOUS
+from tools.cells import kustomize
+from tools.core import repo
+from tools.job.snapshot import collect
+from tools.job.snapshot.snapshot import PREVIOUS
+from tools.kube.manifests import Manifests, parse
 
 KINDS = {"cpu/llama-tiny": "m5.xlarge", "p5/llama-3-1-8b": "p5en.48xlarge", "g5/llama-2-7b": "g5.48xlarge"}
 NewWorld = Callable[..., World]

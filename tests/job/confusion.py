@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tests.job.corpus import HEALTHY, Situation
 from tests.job.situations import SITUATIONS
 from tests.job.world import World
-from tools.job.why import Answer, Explanation, explain
+from tools.job.diagnosis.explain import Answer, Explanation, explain
 
 LEAST = 0.95
 

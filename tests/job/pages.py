@@ -12,9 +12,10 @@ from pathlib import Path
 from tests.job.conftest import KINDS
 from tests.job.situations import SITUATIONS
 from tests.job.world import World
-from tools import kustomize, repo
-from tools.cell import Manifests, parse
+from tools.cells import kustomize
 from tools.cli import run
+from tools.core import repo
+from tools.kube.manifests import Manifests, parse
 
 PAGE = repo.root() / "docs/operating.md"
 BLOCK = re.compile(r"<!-- situation: (\w+) -->\n(?:```\n.*?```\n)?", re.DOTALL)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import pytest
 
 from tests.job.conftest import KINDS
-from tools import kustomize, repo
-from tools.cell import Manifests, parse
-from tools.job import allreduce, collect
+from tools.cells import kustomize
+from tools.core import repo
+from tools.job import nccl_test
+from tools.job.snapshot import collect
+from tools.kube.manifests import Manifests, parse
 
 OLDEST = 33  # of the last four minor releases, 1.33 to 1.36
 STABLE_SINCE = {
@@ -42,7 +44,7 @@ def versions(manifests: Manifests) -> set[str]:
 @pytest.mark.parametrize("cell", KINDS)
 def test_cells_are_made_of_stable_apis(cell: str, rendered: dict[str, Manifests]) -> None:
     assert versions(rendered[cell]) <= set(STABLE_SINCE) | OPERATOR
-    assert versions(allreduce.manifests(cell)) <= set(STABLE_SINCE) | OPERATOR
+    assert versions(nccl_test.manifests(cell)) <= set(STABLE_SINCE) | OPERATOR
 
 
 @pytest.mark.parametrize("service", ["tensorboard", "tensorboard-exposed", "debug"])

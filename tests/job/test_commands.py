@@ -17,12 +17,12 @@ import pytest
 
 from tests.job.conftest import Cluster, NewWorld
 from tests.job.corpus import STEP
-from tools import repo
-from tools.cell import Manifests
 from tools.cli import run
-from tools.job import checks, copy, sender, submit
-from tools.job.snapshot import PREVIOUS
-from tools.kubectl import Kubectl, failure
+from tools.core import repo
+from tools.job import checks, copy, remote_sender, submit
+from tools.job.snapshot.snapshot import PREVIOUS
+from tools.kube.kubectl import Kubectl, failure
+from tools.kube.manifests import Manifests
 
 JOB = "cpu-llama-tiny-train"
 
@@ -386,17 +386,17 @@ def test_what_is_pruned_and_replaced_while_it_is_copied_arrives_whole(
     """A file is that which had the name when all were opened; what is gone by then is not asked for."""
     for name in ("LATEST", "metrics.jsonl", "old"):
         (tmp_path / name).write_text(name)
-    listed = sender._paths
+    listed = remote_sender._paths
     lists = iter([[tmp_path / "LATEST", tmp_path / "pruned"]])
-    monkeypatch.setattr(sender, "_paths", lambda *words: next(lists, None) or listed(*words))
-    files = sender.opened(tmp_path, ".")
+    monkeypatch.setattr(remote_sender, "_paths", lambda *words: next(lists, None) or listed(*words))
+    files = remote_sender.opened(tmp_path, ".")
     assert [name for name, _ in files] == ["LATEST", "metrics.jsonl", "old"], "looked up a second time"
     (tmp_path / "old").unlink()
     (tmp_path / "part").write_text("STEP-2")
     (tmp_path / "part").rename(tmp_path / "LATEST")
-    monkeypatch.setattr(sender, "opened", lambda *_: files)
+    monkeypatch.setattr(remote_sender, "opened", lambda *_: files)
     out = io.BytesIO()
-    sender.send(tmp_path, ".", {}, out)
+    remote_sender.send(tmp_path, ".", {}, out)
     for name in ("LATEST", "metrics.jsonl", "old"):
         assert (
             f"{len(name)}\n{name}0 {hashlib.sha256(name.encode()).hexdigest()}\n".encode() in out.getvalue()

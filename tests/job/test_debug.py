@@ -11,8 +11,8 @@ import pytest
 from tests.job.conftest import Cluster, NewWorld
 from tests.job.world import World
 from tools.cli import run
-from tools.job import hops
-from tools.verdict import State, Verdict
+from tools.core.verdict import State, Verdict
+from tools.job import rendezvous_check
 
 PORT = 23456
 ADDRESS = "10.0.0.1"
@@ -39,7 +39,7 @@ def states(found: list[Verdict]) -> dict[str, State]:
 
 def test_what_the_api_server_tells_of_a_healthy_job(world: NewWorld) -> None:
     seen = with_addresses(world()).snapshot()
-    found = states(list(hops.told(seen, points(ADDRESS))))
+    found = states(list(rendezvous_check.told(seen, points(ADDRESS))))
     assert found == dict.fromkeys(("pod", "service", "endpoints", "policy"), State.PASS)
 
 
@@ -52,25 +52,25 @@ def test_what_the_api_server_tells_of_a_healthy_job(world: NewWorld) -> None:
     ],
 )
 def test_endpoints_that_lead_nowhere(hop: str, slices: list[dict[str, Any]], world: NewWorld) -> None:
-    found = states(list(hops.told(with_addresses(world()).snapshot(), slices)))
+    found = states(list(rendezvous_check.told(with_addresses(world()).snapshot(), slices)))
     assert [name for name, state in found.items() if state is State.FAIL] == [hop]
 
 
 def test_each_broken_hop_is_the_one_that_is_named(world: NewWorld) -> None:
     made = with_addresses(world())
     made.objects["Service"][0]["spec"]["selector"] = {"app": "other"}
-    assert states(list(hops.told(made.snapshot(), points(ADDRESS))))["service"] is State.FAIL
+    assert states(list(rendezvous_check.told(made.snapshot(), points(ADDRESS))))["service"] is State.FAIL
     made.objects["Service"] = []
-    assert states(list(hops.told(made.snapshot(), None))) == {
+    assert states(list(rendezvous_check.told(made.snapshot(), None))) == {
         "pod": State.PASS,
         "service": State.FAIL,
         "endpoints": State.CANNOT_TELL,
         "policy": State.PASS,
     }
     made.objects["NetworkPolicy"] = [{"metadata": {"name": "deny"}, "spec": {"podSelector": {}}}]
-    assert states(list(hops.told(made.snapshot(), None)))["policy"] is State.FAIL
+    assert states(list(rendezvous_check.told(made.snapshot(), None)))["policy"] is State.FAIL
     made.pending(0)
-    assert states(list(hops.told(made.snapshot(), None)))["pod"] is State.FAIL
+    assert states(list(rendezvous_check.told(made.snapshot(), None)))["pod"] is State.FAIL
 
 
 @pytest.mark.parametrize(
@@ -79,15 +79,15 @@ def test_each_broken_hop_is_the_one_that_is_named(world: NewWorld) -> None:
 )
 def test_what_a_pod_finds_at_the_port_is_explained(state: str, said: str, world: NewWorld) -> None:
     seen = with_addresses(world()).snapshot()
-    there = hops.meeting(seen)
+    there = rendezvous_check.meeting(seen)
     assert (there.host, there.port) == ("cpu-llama-tiny-train-worker-0", PORT)
     name = {"addresses": [ADDRESS], "state": "good", "line": "it resolves"}
     reached = [name, name, name, {**name, "state": state, "line": "no"}]
-    last = list(hops.judge(there, seen.pods[1], reached))[-2]
+    last = list(rendezvous_check.judge(there, seen.pods[1], reached))[-2]
     assert (last.details["hop"], last.state) == ("port", State.FAIL)
     assert said in str(last.remedy)
     stale = {**name, "addresses": ["10.0.0.7"]}
-    found = states(list(hops.judge(there, seen.pods[1], [name, stale, name, name])))
+    found = states(list(rendezvous_check.judge(there, seen.pods[1], [name, stale, name, name])))
     assert found["name"] is State.FAIL, "a name that leads to another pod"
 
 

@@ -13,7 +13,7 @@ from tests.job.conftest import Cluster, NewWorld
 from tests.job.world import World, ago
 from tools.cli import run
 from tools.job import devices
-from tools.job.pod import JobPod
+from tools.job.snapshot.pod import JobPod
 
 ROW = "{n}, NVIDIA H100 80GB HBM3, GPU-{n}, 81559, {used}, 98, 61, 689.21"
 WELL = "0, 0, No, No"

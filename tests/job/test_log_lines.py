@@ -7,15 +7,16 @@ import pytest
 from tests.job.conftest import NewWorld
 from tests.job.corpus import STEP
 from tests.job.log_corpus import QUIET, ROWS, text_of
-from tools.job import loglines, signs
-from tools.job.why import Answer, explain
+from tools.job.diagnosis import log_patterns
+from tools.job.diagnosis.explain import Answer, explain
+from tools.job.snapshot import log_lines
 
 
 @pytest.mark.parametrize(
     ("kind", "lines"), [(row[0], row[1:]) for row in ROWS], ids=lambda one: str(one)[:60]
 )
 def test_a_log_is_told_by_its_first_failure(kind: str, lines: tuple[str, ...]) -> None:
-    found = signs.first_cause(loglines.read(text_of(*lines)))
+    found = log_patterns.first_cause(log_lines.read(text_of(*lines)))
     assert found is not None
     assert found.kind == kind, found
 
@@ -25,7 +26,7 @@ def test_lines_of_other_writers_are_no_part_of_a_message() -> None:
     log = text_of(
         "[default0]:! KeyError: 'labels'", "[default0]:saved: no space left on device is not the case"
     )
-    found = signs.first_cause(loglines.read(log))
+    found = log_patterns.first_cause(log_lines.read(log))
     assert found is not None
     assert found.kind == "crash"
 
@@ -38,13 +39,13 @@ def test_a_log_without_a_failure_has_no_cause() -> None:
         "val error: 0.31",
         '{"level":"warning","msg":"OSError: [Errno 28] No space left on device"}',
     )
-    assert signs.first_cause(loglines.read(text_of(*quiet))) is None
+    assert log_patterns.first_cause(log_lines.read(text_of(*quiet))) is None
 
 
 @pytest.mark.parametrize("lines", QUIET, ids=lambda one: one[0][:60])
 def test_what_healthy_jobs_write_is_no_cause(lines: tuple[str, ...]) -> None:
     """Nor is it where the container has failed of something that is not in its log."""
-    found = signs.first_cause(loglines.read(text_of(*lines)))
+    found = log_patterns.first_cause(log_lines.read(text_of(*lines)))
     assert found is None, found
 
 

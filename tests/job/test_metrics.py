@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from tools.cli import run
-from tools.job import loglines, metrics, plot
-from tools.job.metrics import Gap, Record
-from tools.job.plot import Run
+from tools.job.metrics import plot, series
+from tools.job.metrics.plot import Run
+from tools.job.metrics.series import Gap, Record
+from tools.job.snapshot import log_lines
 
 # Each from its trainer's documentation or source, character for character.
 FSDP = """\
@@ -44,7 +45,7 @@ MNIST = "Train Epoch: 2 [640/64000 (1%)]\tLoss: 0.134000"
 
 def from_text(text: str) -> list[Record]:
     """The records of a log."""
-    return metrics.from_log(loglines.read(text))
+    return series.from_log(log_lines.read(text))
 
 
 def test_fsdp_has_samples_per_second_and_no_tokens() -> None:
@@ -266,8 +267,8 @@ def test_lines_without_metrics_give_nothing() -> None:
 
 @pytest.mark.parametrize("losses", [("loss",), ("mlm", "nsp")])
 def test_the_trainers_own_line_is_read_back(losses: tuple[str, ...]) -> None:
-    """What training/metrics.py prints of a step is what this reads."""
-    from training.metrics import Metrics
+    """What training/trainer/metrics.py prints of a step is what this reads."""
+    from training.trainer.metrics import Metrics
 
     printer = object.__new__(Metrics)
     record = {"step": 7, "loss": 2.5, "mlm_loss": 2.0, "nsp_loss": 0.5, "lr": 1e-3, "memory_gib": 1.0}
@@ -290,7 +291,7 @@ def test_the_trainers_own_line_is_read_back(losses: tuple[str, ...]) -> None:
 def test_metrics_of_the_run_are_read_and_half_a_line_is_not() -> None:
     row = {"step": 3, "loss": 2.5, "lr": 1e-3, "tokens_per_s": 10.0, "mfu": None, "rank_step_s": [1.0, 2.0]}
     more = {"sequences_per_s": 4.5, "of_another_release": 1}
-    (found,) = metrics.from_jsonl([json.dumps(row | more), '{"step": 4, "lo'])
+    (found,) = series.from_jsonl([json.dumps(row | more), '{"step": 4, "lo'])
     assert (found.step, found.loss, found.mfu, found.rank_step_s) == (3, 2.5, None, (1.0, 2.0))
     assert found.samples_per_s == 4.5
 
@@ -298,35 +299,35 @@ def test_metrics_of_the_run_are_read_and_half_a_line_is_not() -> None:
 def test_a_restart_is_a_step_back_or_a_long_pause() -> None:
     times = [0.0, 1.0, 2.0, 3.0, 4.0]
     records = [Record(1.0, step=step, time=at) for step, at in enumerate(times, 1)]
-    assert metrics.gaps(records) == []
+    assert series.gaps(records) == []
     back = [*records, Record(1.0, step=4, time=30.0), Record(1.0, step=5, time=31.0)]
-    assert metrics.gaps(back) == [Gap(5, 4, 26.0)]
+    assert series.gaps(back) == [Gap(5, 4, 26.0)]
     pause = [*records, Record(1.0, step=6, time=90.0)]
-    assert metrics.gaps(pause) == [Gap(5, 6, 86.0)]
+    assert series.gaps(pause) == [Gap(5, 6, 86.0)]
 
 
 def test_an_epoch_that_begins_is_no_restart() -> None:
     numbered = [Record(1.0, step=n % 3, epoch=float(n // 3)) for n in range(6)]
-    assert metrics.gaps(numbered) == []
+    assert series.gaps(numbered) == []
     timed = [Record(1.0, step=n % 3, time=float(n)) for n in range(6)]
-    assert metrics.gaps(timed) == []
+    assert series.gaps(timed) == []
     later = [*timed[:3], *(Record(1.0, step=n % 3, time=n + 40.0) for n in range(3))]
-    assert metrics.gaps(later) == [Gap(2, 0, 38.0)], "control: after a pause it is one"
-    assert metrics.since(later, 41.0) == later[4:]
+    assert series.gaps(later) == [Gap(2, 0, 38.0)], "control: after a pause it is one"
+    assert series.since(later, 41.0) == later[4:]
 
 
 def test_the_time_left_is_a_range_or_unknown() -> None:
     steady = [Record(1.0, step=step, steps=100, time=float(step)) for step in range(1, 21)]
-    left = metrics.eta(steady)
+    left = series.eta(steady)
     assert left is not None
     assert (left.low, left.high) == (80.0, 80.0)
     uneven = [Record(1.0, step=step, steps=100, time=step + (step % 3)) for step in range(1, 21)]
-    spread = metrics.eta(uneven)
+    spread = series.eta(uneven)
     assert spread is not None
     assert spread.low < 80 < spread.high
-    assert metrics.eta(steady[:3]) is None, "two paces are no range"
-    assert metrics.eta([Record(1.0, step=1)]) is None
-    assert metrics.eta([Record(1.0, time=1.0)] * 9) is None
+    assert series.eta(steady[:3]) is None, "two paces are no range"
+    assert series.eta([Record(1.0, step=1)]) is None
+    assert series.eta([Record(1.0, time=1.0)] * 9) is None
 
 
 def test_command_prints_json_lines_and_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

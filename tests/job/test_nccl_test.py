@@ -12,11 +12,11 @@ import pytest
 
 from tests.job.conftest import NewWorld
 from tools.cli import run
+from tools.core.verdict import State
 from tools.facts.bandwidth import MEASURED
 from tools.facts.instances import INSTANCES
-from tools.job import allreduce
-from tools.job.allreduce import Row
-from tools.verdict import State
+from tools.job import nccl_test
+from tools.job.nccl_test import Row
 
 EFA = "node:1:1 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa-direct (found 32 nics)"
 TCP = "node:1:1 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.1.7<0>"
@@ -48,7 +48,7 @@ def job(world: NewWorld) -> dict[str, Any]:
 def states(job: dict[str, Any], text: str) -> dict[str, list[State]]:
     """The verdicts by what they are about."""
     found: dict[str, list[State]] = {}
-    for one in allreduce.judge(job, text.splitlines()):
+    for one in nccl_test.judge(job, text.splitlines()):
         found.setdefault(one.details["check"], []).append(one.state)
     return found
 
@@ -57,15 +57,15 @@ def test_rows_of_every_program_that_prints_them() -> None:
     ours = (
         "       65536      0.500     0.13      0.25  right\n   67108864     30.000     2.24      4.48  WRONG"
     )
-    assert allreduce.rows(ours.splitlines()) == [Row(65536, 0.25, True), Row(67108864, 4.48, False)]
-    assert allreduce.rows(NEW.splitlines()) == [Row(2**28, 300.0, True), Row(2**34, 480.0, True)]
+    assert nccl_test.rows(ours.splitlines()) == [Row(65536, 0.25, True), Row(67108864, 4.48, False)]
+    assert nccl_test.rows(NEW.splitlines()) == [Row(2**28, 300.0, True), Row(2**34, 480.0, True)]
     unchecked = NEW.replace("300.00      0", "300.00    N/A")
-    assert allreduce.rows(unchecked.splitlines())[0] == Row(2**28, 300.0, None)
-    assert allreduce.rows([OLD]) == [Row(2**24, 57.21, True)]
-    assert allreduce.rows([f"0: {NEW.splitlines()[3]}", f"[default0]:{OLD}"])[0] == Row(2**24, 57.21, True)
-    assert allreduce.rows([NCCOM]) == [Row(2**25, 40.69, None)]
+    assert nccl_test.rows(unchecked.splitlines())[0] == Row(2**28, 300.0, None)
+    assert nccl_test.rows([OLD]) == [Row(2**24, 57.21, True)]
+    assert nccl_test.rows([f"0: {NEW.splitlines()[3]}", f"[default0]:{OLD}"])[0] == Row(2**24, 57.21, True)
+    assert nccl_test.rows([NCCOM]) == [Row(2**25, 40.69, None)]
     assert (
-        allreduce.rows(["step 12/400 loss 3.0", "# Avg bus bandwidth    : 390.0", "65536 is a number"]) == []
+        nccl_test.rows(["step 12/400 loss 3.0", "# Avg bus bandwidth    : 390.0", "65536 is a number"]) == []
     )
 
 
@@ -107,7 +107,7 @@ def test_a_measurement_of_as_many_machines_is_the_one_that_counts(job: dict[str,
 def test_machines_that_nobody_has_measured_get_no_threshold(world: NewWorld) -> None:
     (verdict,) = [
         one
-        for one in allreduce.judge(world("p5/llama-3-1-8b").job, f"{EFA}\n{NEW}".splitlines())
+        for one in nccl_test.judge(world("p5/llama-3-1-8b").job, f"{EFA}\n{NEW}".splitlines())
         if one.details["check"] == "bandwidth"
     ]
     assert verdict.state is State.CANNOT_TELL

@@ -8,7 +8,7 @@ import click
 
 from tests.job.pages import BLOCK, PAGE, written
 from tools import cli
-from tools.cell import Manifests
+from tools.kube.manifests import Manifests
 
 
 def test_the_page_shows_what_why_prints(rendered: dict[str, Manifests]) -> None:

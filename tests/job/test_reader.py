@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.job.conftest import Cluster, NewWorld
-from tools.errors import UserError
-from tools.job import reader
-from tools.kubectl import Kubectl
+from tools.core.errors import UserError
+from tools.job import volume_reader
+from tools.kube.kubectl import Kubectl
 
 
 def test_it_sees_the_jobs_run_and_writes_nothing(world: NewWorld) -> None:
     job = world("p5/llama-3-1-8b").job
-    pod = reader.manifest(job)
+    pod = volume_reader.manifest(job)
     (container,) = pod["spec"]["containers"]
     own = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     assert container["image"] == own["image"]
@@ -37,7 +37,7 @@ def test_it_sees_the_jobs_run_and_writes_nothing(world: NewWorld) -> None:
 def test_a_pod_that_runs_is_taken_first(world: NewWorld, cluster: Cluster) -> None:
     made = world()
     home = cluster(made)
-    with reader.reading(Kubectl(), made.snapshot(), lambda _: None) as pod:
+    with volume_reader.reading(Kubectl(), made.snapshot(), lambda _: None) as pod:
         assert pod.name == made.name(0)
     assert not (home / "asked.txt").exists(), "the cluster is not even asked"
 
@@ -47,4 +47,4 @@ def test_a_job_without_a_claim_has_nothing_to_read(world: NewWorld) -> None:
     spec = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     spec["volumes"] = [one for one in spec["volumes"] if "persistentVolumeClaim" not in one]
     with pytest.raises(UserError, match="gone with its pods"):
-        reader.manifest(job)
+        volume_reader.manifest(job)

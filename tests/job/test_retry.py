@@ -11,12 +11,13 @@ import pytest
 
 from tests.job.conftest import Cluster, NewWorld
 from tests.job.world import World
-from tools.cell import Manifests
-from tools.errors import UserError
-from tools.job import cause, retry
+from tools.core.errors import UserError
+from tools.job import retry
+from tools.job.diagnosis import cause
+from tools.job.diagnosis.explain import Answer, explain
 from tools.job.retry import LEDGER, Attempt, Plan
-from tools.job.why import Answer, explain
-from tools.kubectl import Kubectl
+from tools.kube.kubectl import Kubectl
+from tools.kube.manifests import Manifests
 
 Planned = Callable[..., Plan]
 PEER = "RuntimeError: Connection closed by peer [10.0.1.7]:31337"

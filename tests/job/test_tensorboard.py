@@ -7,9 +7,9 @@ import socket
 import pytest
 
 from tests.job.conftest import Cluster, NewWorld
-from tools.errors import UserError
+from tools.core.errors import UserError
 from tools.job import tensorboard
-from tools.kubectl import Kubectl
+from tools.kube.kubectl import Kubectl
 
 
 def test_it_has_the_jobs_image_and_claim(world: NewWorld) -> None:

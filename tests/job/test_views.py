@@ -13,23 +13,26 @@ import pytest
 
 from tests.job.conftest import NewWorld
 from tests.job.corpus import STEP
-from tools import cli, repo
+from tools import cli
 from tools.cli import run
-from tools.job import before, cause, classes, failing, loglines, logs, probe, signs, starting, status, stop
-from tools.job.runners import rank_zero
-from tools.job.snapshot import load
+from tools.core import repo
+from tools.job import logs, status, stop
+from tools.job.diagnosis import admission, cause, exit_codes, failures, log_patterns, startup
+from tools.job.diagnosis.explain import explain
+from tools.job.ranks import rank_zero
+from tools.job.snapshot import log_lines, remote_probe
+from tools.job.snapshot.snapshot import load
 from tools.job.status import Status
-from tools.job.why import explain
-from training.end import End
-from training.failure import CODES, Failure
+from training.pod.end_record import End
+from training.run.failure import CODES, Failure
 
 EARLY, LATE = "2026-11-21T12:00:01.1Z", "2026-11-21T12:00:01.2Z"
 
 
 def test_logs_are_merged_by_time_and_a_traceback_stays_together() -> None:
-    first = loglines.read(f"{EARLY} one\n{LATE} three\n", "a")
-    second = loglines.read("2026-11-21T12:00:01.15Z two\nof its own\n", "b")
-    assert [line.text for line in loglines.merged([first, second])] == ["one", "two", "of its own", "three"]
+    first = log_lines.read(f"{EARLY} one\n{LATE} three\n", "a")
+    second = log_lines.read("2026-11-21T12:00:01.15Z two\nof its own\n", "b")
+    assert [line.text for line in log_lines.merged([first, second])] == ["one", "two", "of its own", "three"]
 
 
 @pytest.mark.parametrize(
@@ -44,20 +47,20 @@ def test_logs_are_merged_by_time_and_a_traceback_stays_together() -> None:
     ],
 )
 def test_the_rank_that_a_line_names(text: str, rank: int | None) -> None:
-    assert loglines.line_of(f"{EARLY} {text}").rank == rank
+    assert log_lines.line_of(f"{EARLY} {text}").rank == rank
 
 
 def test_colours_and_overwritten_bars_are_dropped() -> None:
-    assert loglines.line_of("\x1b[31mred\x1b[0m").text == "red"
-    assert loglines.line_of("10%\r20%\r30%").text == "30%"
+    assert log_lines.line_of("\x1b[31mred\x1b[0m").text == "red"
+    assert log_lines.line_of("10%\r20%\r30%").text == "30%"
 
 
 def test_first_failure_is_the_cause_and_not_the_victims() -> None:
-    victim = loglines.read(
+    victim = log_lines.read(
         f"{EARLY} [rank0]: RuntimeError: gloo: Connection closed by peer [10.0.0.7]:1\n", "a"
     )
-    own = loglines.read(f"{EARLY} step 1\n{LATE} [rank9]: torch.OutOfMemoryError: CUDA out of memory\n", "b")
-    found = logs.first_failure(loglines.merged([victim, own]))
+    own = log_lines.read(f"{EARLY} step 1\n{LATE} [rank9]: torch.OutOfMemoryError: CUDA out of memory\n", "b")
+    found = logs.first_failure(log_lines.merged([victim, own]))
     assert found is not None
     around, sign = found
     assert (sign.kind, sign.line.pod, sign.rank) == ("oom-device", "b", 9)
@@ -65,7 +68,7 @@ def test_first_failure_is_the_cause_and_not_the_victims() -> None:
 
 
 def test_a_log_without_failures_has_none() -> None:
-    lines = loglines.read(
+    lines = log_lines.read(
         "INFO config file not found\nWARNING loss is nan in warm-up, skipped\nstep 1 loss 2\n"
     )
     assert logs.first_failure(lines) is None
@@ -82,32 +85,34 @@ def test_a_log_without_failures_has_none() -> None:
     ("config", "checkpoint.every: no such file", "config"),
 ])  # fmt: skip
 def test_the_trainers_classes_are_refined_but_never_turned_round(own: str, message: str, kind: str) -> None:
-    assert signs.refine(own, message) == kind
+    assert log_patterns.refine(own, message) == kind
 
 
 def test_the_conclusion_of_a_pod_names_the_rank_and_host_of_another() -> None:
     end = "entrypoint: nan: rank 5 on x-worker-1 at step 9: the loss is not finite (exit code 70)"
-    found = signs.first_cause(
-        loglines.read(f"RuntimeError: gloo: Connection closed by peer\n{end}\n", "x-worker-0")
+    found = log_patterns.first_cause(
+        log_lines.read(f"RuntimeError: gloo: Connection closed by peer\n{end}\n", "x-worker-0")
     )
     assert found is not None
     assert (found.kind, found.rank, found.host) == ("nan", 5, "x-worker-1")
 
 
 def test_the_entrypoint_still_concludes_in_these_words() -> None:
-    """What is read here is what training.end writes."""
+    """What is read here is what training.pod.end_record writes."""
     record = Failure("data", 3, "host", 1, 7, "no shard", "DataError", 0.0)
     end = End("data", "pod", 0.0, 1.0, "no shard", "DataError", record)
-    found = signs.classify(loglines.line_of(f"entrypoint: {end.summary()} (exit code {end.code})"))
+    found = log_patterns.classify(log_lines.line_of(f"entrypoint: {end.summary()} (exit code {end.code})"))
     assert found is not None
     assert (found.kind, found.rank, found.host, found.concluded) == ("data", 3, "host", True)
 
 
 def test_every_class_of_failure_has_a_remedy() -> None:
-    kinds = {sign.kind for sign in signs.SIGNS} | {signs.refine(kind, "") for kind in CODES if kind != "done"}
-    kinds |= set(classes.SIGNALS.values()) | {kind for kind, _ in failing.DISRUPTIONS.values()}
-    kinds |= {kind for kind, *_ in starting.PULL_ANSWERS + starting.CONFIG_ERRORS + starting.RUN_ERRORS}
-    kinds |= {kind for _, kind, _ in before.REFUSALS}
+    kinds = {sign.kind for sign in log_patterns.SIGNS} | {
+        log_patterns.refine(kind, "") for kind in CODES if kind != "done"
+    }
+    kinds |= set(exit_codes.SIGNALS.values()) | {kind for kind, _ in failures.DISRUPTIONS.values()}
+    kinds |= {kind for kind, *_ in startup.PULL_ANSWERS + startup.CONFIG_ERRORS + startup.RUN_ERRORS}
+    kinds |= {kind for _, kind, _ in admission.REFUSALS}
     assert kinds <= set(cause.REMEDIES)
 
 
@@ -281,7 +286,7 @@ def test_the_probe_reads_a_run_directory_and_skips_what_is_half_written(tmp_path
         path = tmp_path / "run" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    script = Path(probe.__file__).read_text()
+    script = Path(remote_probe.__file__).read_text()
     done = subprocess.run(
         [sys.executable, "-I", "-", str(tmp_path / "run")],
         input=script,
@@ -310,8 +315,8 @@ def test_every_command_that_a_remedy_names_exists() -> None:
 
 
 def test_what_a_drain_says_of_its_checkpoint() -> None:
-    """The lines are those that training/loop.py writes."""
-    source = (repo.root() / "training/loop.py").read_text(encoding="utf-8")
+    """The lines are those that training/trainer/loop.py writes."""
+    source = (repo.root() / "training/trainer/loop.py").read_text(encoding="utf-8")
     assert "checkpoint of step %d saved" in source
     assert "stopped on request at step {now.step}, which is saved" in source
     saved = stop.judge(True, ["step 39", "rank 0: drained: stopped on request at step 40, which is saved"])

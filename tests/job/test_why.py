@@ -11,9 +11,10 @@ from tests.job.conftest import Cluster, NewWorld
 from tests.job.confusion import Confusion, said
 from tests.job.corpus import CANNOT_TELL, HEALTHY, Situation
 from tests.job.situations import SITUATIONS
-from tools import kubectl
-from tools.job import collect, deviceclaims
-from tools.job.why import explain
+from tools.job.diagnosis import device_claims
+from tools.job.diagnosis.explain import explain
+from tools.job.snapshot import collect
+from tools.kube import kubectl
 
 
 def answer(one: Situation, world: NewWorld) -> tuple[str, str]:
@@ -108,7 +109,7 @@ def test_what_a_job_has_to_do_with_is_asked_for(world: NewWorld, cluster: Cluste
     further = {
         **collect.KUEUE,
         **collect.GANGS["kai-scheduler"],
-        **deviceclaims.KINDS,
+        **device_claims.KINDS,
         "NodeClaim": "nodeclaims.karpenter.sh",
     }
     objects |= {resource: [{"kind": kind, "metadata": {"name": "x"}}] for kind, resource in further.items()}

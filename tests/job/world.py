@@ -7,10 +7,10 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tools import operator_rules
-from tools.cell import Manifests
 from tools.facts.instances import INSTANCES
-from tools.job.snapshot import CURRENT, Log, Snapshot
+from tools.job.snapshot.snapshot import CURRENT, Log, Snapshot
+from tools.kube.manifests import Manifests
+from tools.simulator import operator_pods
 
 Object = dict[str, Any]
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -70,7 +70,7 @@ class World:
         self.job["status"] = {
             "conditions": [self._condition("Created", AGE), self._condition("Running", 800)]
         }
-        made = operator_rules.pods(self.job)
+        made = operator_pods.pods(self.job)
         self.pods = [self._pod(one) for one in made]
         self.nodes = [node(f"node-{index}", kind) for index in range(nodes or len(self.pods))]
         self.others: list[Object] = []
@@ -79,7 +79,7 @@ class World:
         self.run: Object | None = None
         self.unseen: dict[str, str] = {}
         self.objects: dict[str, list[Object]] = {
-            "Service": [{"metadata": {"name": one.name}} for one in operator_rules.services(self.job)],
+            "Service": [{"metadata": {"name": one.name}} for one in operator_pods.services(self.job)],
             "ConfigMap": [
                 {"metadata": {"name": one["metadata"]["name"]}, "keys": sorted(one.get("data") or {})}
                 for one in cell.of_kind("ConfigMap")
@@ -109,7 +109,7 @@ class World:
             "message": message or f"PyTorchJob {self.job['metadata']['name']} is {kind.lower()}.",
         }
 
-    def _pod(self, one: operator_rules.Pod) -> Object:
+    def _pod(self, one: operator_pods.Pod) -> Object:
         return {
             "apiVersion": "v1",
             "kind": "Pod",

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tools import kustomize, matrix, repo
-from tools.gobuild import Unusable
+from tools.cells import kustomize, matrix
+from tools.core import repo
+from tools.core.go_build import Unusable
 
 NONE_HERE = "no kustomize or kubectl on PATH: run `make setup`, or install kustomize 5.4 or newer"
 OLDEST = "5.4.2"  # what kubectl 1.31 carries

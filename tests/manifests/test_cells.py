@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tools import machine, matrix, repo, wiring
-from tools.cell import Manifests
+from tools.cells import instance_patch, matrix
+from tools.cells.kustomize import Renderer
+from tools.core import repo
+from tools.core.verdict import State
 from tools.facts import environment
 from tools.facts.instances import EFA, NVIDIA, Instance
-from tools.kustomize import Renderer
-from tools.verdict import State
+from tools.kube.manifests import Manifests
+from tools.simulator import wiring
 from training import config
 
 Objects = dict[tuple[str, str], dict[str, Any]]
@@ -306,7 +308,7 @@ def check_amounts(instance: Instance, resources: dict[str, Any]) -> None:
     assert 0.8 * left < gib(limits["memory"]) * 1024 < left
     assert limits[str(instance.device_resource)] == str(instance.accelerators)
     assert limits.get(EFA, "0") == str(instance.efa)
-    asked = int(limits.get(machine.HUGEPAGES, "0Mi").removesuffix("Mi"))
+    asked = int(limits.get(instance_patch.HUGEPAGES, "0Mi").removesuffix("Mi"))
     assert (asked > 0) == (instance.efa > 0)
     assert asked <= instance.hugepages_2mi_mib
 

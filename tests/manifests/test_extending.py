@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from tools import cli, matrix, repo
-from tools.kustomize import Renderer
-from training.counting import parameters
+from tools import cli
+from tools.cells import matrix
+from tools.cells.kustomize import Renderer
+from tools.core import repo
+from training.models.counting import parameters
 
 PAGE = "docs/extending.md"
 BLOCK = re.compile(

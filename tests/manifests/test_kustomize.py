@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tools import gobuild, kustomize, repo
-from tools.errors import UserError
+from tools.cells import kustomize
+from tools.core import go_build, repo
+from tools.core.errors import UserError
 
 KUBECTL = """#!/bin/sh
 echo '{"clientVersion": {"gitVersion": "%s"}, "kustomizeVersion": "%s"}'
@@ -132,7 +133,7 @@ def test_nothing_to_be_had_is_one_message_that_says_what_to_install(
 
 def test_the_module_as_a_program(path: Path) -> None:
     """What `make setup` runs: one line of result, or one error and its hint, and no traceback."""
-    command = [sys.executable, "-m", "tools.kustomize"]
+    command = [sys.executable, "-m", "tools.cells.kustomize"]
     program(path, "kustomize", KUSTOMIZE % "v5.7.0")
     done = subprocess.run(command, cwd=repo.root(), capture_output=True, text=True, check=False)
     assert done.returncode == 0
@@ -143,7 +144,7 @@ def test_the_module_as_a_program(path: Path) -> None:
 def test_a_failing_go_is_passed_over(path: Path, root: Path) -> None:
     program(path, "go", "#!/bin/sh\necho 'go: no network' >&2\nexit 1\n")
     told: list[str] = []
-    with pytest.raises(gobuild.Unusable, match="go install failed: go: no network"):
+    with pytest.raises(go_build.Unusable, match="go install failed: go: no network"):
         kustomize.go_install(root, told.append)
     assert "about half a minute" in told[0]
     assert files_below(root) == []

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tools import cli, matrix, repo
-from tools.errors import UserError
-from tools.kustomize import Renderer
+from tools import cli
+from tools.cells import matrix
+from tools.cells.kustomize import Renderer
+from tools.core import repo
+from tools.core.errors import UserError
 
 LEAF = "overlays/cpu/llama-tiny"
 PARALLEL = "parallel: {micro_batch_size: 8}, checkpoint: {every: 50}"

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from tools import repo
+from tools.core import repo
 from training.config import Config, load_texts
-from training.counting import adapter_parameters, parameters
+from training.models.counting import adapter_parameters, parameters
 
 MODELS = repo.root() / "overlays/model"
 NAMES = sorted(path.parent.name for path in MODELS.glob("*/model.yaml"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tools.kustomize import Renderer
+from tools.cells.kustomize import Renderer
 
 Objects = dict[tuple[str, str], dict[str, Any]]
 Parse = Callable[[str], Objects]

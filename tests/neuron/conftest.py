@@ -13,7 +13,7 @@ import pytest
 
 from tests.neuron import environment
 from training.config import apply_override, load_texts
-from training.rundir import RunDir
+from training.run.directory import RunDir
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = [

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from training import neuron_cache
 from training.config import Config, ConfigError, apply_override, load_texts
+from training.neuron import cache as neuron_cache
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
 import sys, time
 from pathlib import Path
-from training import neuron_cache
+from training.neuron import cache as neuron_cache
 with neuron_cache.claimed(Path(sys.argv[1]), sys.argv[2]):
     print("held", flush=True)
     time.sleep(60)

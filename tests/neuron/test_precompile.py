@@ -10,17 +10,16 @@ from pathlib import Path
 import pytest
 
 from tests.neuron.conftest import write_config
-from tools import wiring
-from tools.cell import Manifests, parse
-from tools.cli import run
-from tools.commands import precompile
-from tools.kustomize import ensure
-from tools.preflight.judge import judge
-from tools.repo import root
-from tools.verdict import State
-from training import neuron_log
-from training.failure import CODES
-from training.neuron_log import Summary
+from tools.cells.kustomize import ensure
+from tools.cli import precompile, run
+from tools.core.repo import root
+from tools.core.verdict import State
+from tools.kube.manifests import Manifests, parse
+from tools.preflight.evaluate import judge
+from tools.simulator import wiring
+from training.neuron import compile_log
+from training.neuron.compile_log import Summary
+from training.run.failure import CODES
 
 TWO_NODES = """\
 2025-01-17 01:16:07.000970:  42821  INFO ||NEURON_CACHE||: Current remaining items are 0, locked are 2
@@ -46,9 +45,9 @@ printf '%s' "$SUMMARY"
 
 
 def test_summaries_of_several_nodes_are_told_apart() -> None:
-    assert neuron_log.summaries(TWO_NODES.splitlines()) == [Summary(8, 7, 1), Summary(2, 2, 0)]
-    assert neuron_log.summaries(FIRST_RELEASES.splitlines()) == [Summary(6, 6, 0)]
-    assert neuron_log.summaries(NOTHING.splitlines()) == []
+    assert compile_log.summaries(TWO_NODES.splitlines()) == [Summary(8, 7, 1), Summary(2, 2, 0)]
+    assert compile_log.summaries(FIRST_RELEASES.splitlines()) == [Summary(6, 6, 0)]
+    assert compile_log.summaries(NOTHING.splitlines()) == []
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.neuron import environment
-from tools import wiring
-from tools.cell import parse
-from tools.preflight.judge import judge
-from tools.repo import root
-from tools.verdict import State
+from tools.core.repo import root
+from tools.core.verdict import State
+from tools.kube.manifests import parse
+from tools.preflight.evaluate import judge
+from tools.simulator import wiring
 
 
 @pytest.mark.neuron
@@ -25,7 +25,7 @@ def test_the_real_torchx_makes_a_job_that_passes(tmp_path: Path, precompile: boo
     assert python is not None, "python -m tests.neuron.environment"
     command = [
         str(python.parent / "torchx"), "run", "--dryrun", "-s", "kubernetes", "-cfg", "queue=trainyard",
-        "--workspace", "", "tools/torchx_component.py:trn1_bert", "--name", "bert", "--nnodes", "4",
+        "--workspace", "", "tools/cells/torchx.py:trn1_bert", "--name", "bert", "--nnodes", "4",
         "--cacheset", "mine", "--max_retries", "5", "--precompile", str(precompile),
     ]  # fmt: skip
     environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(root())}

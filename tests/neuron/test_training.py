@@ -16,8 +16,8 @@ import torch
 
 from tests.neuron.conftest import ROOT, Ended, Trainer
 from training.checkpoint import newest
-from training.failure import CODES
-from training.rundir import RunDir
+from training.run.directory import RunDir
+from training.run.failure import CODES
 
 pytestmark = [pytest.mark.neuron, pytest.mark.timeout(1800)]
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools import gobuild
+from tools.core import go_build
 
 Progress = Callable[[str], None]
 
@@ -97,11 +97,11 @@ def _build(source: Path, module: Module, target: Path, progress: Progress) -> No
     started = time.monotonic()
     progress(f"building {source.name}, once: a large one takes 5 to 10 minutes")
     try:
-        with gobuild.workshop(work) as environment:
+        with go_build.workshop(work) as environment:
             for folder, (path, version, inside) in module.fetched.items():
-                fetched = gobuild.module(path, version, environment, progress)
+                fetched = go_build.module(path, version, environment, progress)
                 shutil.copytree(fetched / inside, work / folder)
-            gobuild.build(source, list(module.packages), work / "bin", environment, progress, module.ldflags)
+            go_build.build(source, list(module.packages), work / "bin", environment, progress, module.ldflags)
             for folder, (path, inside) in module.folders.items():
                 found = json.loads(_output(["go", "list", "-m", "-json", path], source, environment))
                 shutil.copytree(Path(found["Dir"]) / inside, work / folder)
@@ -113,7 +113,7 @@ def _build(source: Path, module: Module, target: Path, progress: Progress) -> No
         shutil.rmtree(work / ".cache")
         work.rename(target)
         progress(f"built in {time.monotonic() - started:.0f} s: {target}")
-    except gobuild.Unusable as reason:
+    except go_build.Unusable as reason:
         raise CannotBuild(f"{source.name} cannot be built here: {reason}") from reason
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tools import repo
+from tools.core import repo
 
 
 def copy(target: Path) -> Path:

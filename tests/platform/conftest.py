@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tools import kustomize, repo, schemas
-from tools.errors import UserError
+from tools.cells import kustomize
+from tools.core import repo
+from tools.core.errors import UserError
+from tools.kube import schemas
 
 Object = dict[str, Any]
 # The restricted Pod Security Standard, Kubernetes v1.35.
@@ -62,7 +64,7 @@ def faults() -> Callable[[Object], list[str]]:
     try:
         known = schemas.ensure(repo.root(), lambda line: print(line))
     except UserError as problem:
-        pytest.skip(f"{problem.message}: run `python -m tools.schemas` where the network is")
+        pytest.skip(f"{problem.message}: run `python -m tools.kube.schemas` where the network is")
 
     def judge(item: Object) -> list[str]:
         found = known.faults(item)

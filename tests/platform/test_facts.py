@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from tools import cli, cluster, gobuild, repo
-from tools.cluster import Fact
-from tools.errors import UserError
-from tools.kustomize import Renderer
+from tools import cli
+from tools.cells.kustomize import Renderer
+from tools.cluster import platform
+from tools.cluster.platform import Fact
+from tools.core import go_build, repo
+from tools.core.errors import UserError
 
 Parse = Callable[[str], list[dict[str, Any]]]
 
@@ -46,7 +48,7 @@ def make(root: Path, data: str, env: str, part: str = "storage") -> None:
 
 def rendered(root: Path, renderer: Renderer) -> str:
     """Render the cluster `c`."""
-    return cluster.render(root, cluster.load(root, "c"), renderer)
+    return platform.render(root, platform.load(root, "c"), renderer)
 
 
 def refused(root: Path, renderer: Renderer) -> UserError:
@@ -59,7 +61,7 @@ def refused(root: Path, renderer: Renderer) -> UserError:
 @pytest.mark.parametrize(("text", "values", "expected"), CASES)
 def test_substitution(text: str, values: dict[str, str], expected: str) -> None:
     facts = {name: Fact(value, 1) for name, value in values.items()}
-    assert cluster.substitute(text, facts) == expected
+    assert platform.substitute(text, facts) == expected
 
 
 def test_flux_makes_the_same_of_each_text(
@@ -76,13 +78,13 @@ def test_flux_makes_the_same_of_the_example(
     flux: Callable[[list[dict[str, Any]]], list[dict[str, str]]], renderer: Renderer
 ) -> None:
     """What the command prints is, byte for byte, what Flux's substitution makes of the same build."""
-    found = cluster.load(repo.root(), "example")
+    found = platform.load(repo.root(), "example")
     values = {name: fact.value for name, fact in found.facts.items()}
     parts = [part for part in found.parts if part.name != "plugins"]  # it has remote bases
     assert len(parts) == 2
     for part in parts:
         (answer,) = flux([{"text": renderer.build(part), "vars": values}])
-        ours = cluster.render(repo.root(), cluster.load(repo.root(), f"example/{part.name}"), renderer)
+        ours = platform.render(repo.root(), platform.load(repo.root(), f"example/{part.name}"), renderer)
         assert ours == answer["text"]
         assert "${" not in ours
 
@@ -173,7 +175,7 @@ def test_a_bad_line_is_named(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "cluster.env"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UserError) as caught:
-        cluster.read_facts(path)
+        platform.read_facts(path)
     assert caught.value.message.endswith(said)
 
 
@@ -184,7 +186,7 @@ def test_facts_are_read_as_kustomize_reads_them(tmp_path: Path, renderer: Render
     kustomization = "configMapGenerator: [{name: facts, envs: [cluster.env]}]\n"
     (tmp_path / "kustomization.yaml").write_text(kustomization, encoding="utf-8")
     (made,) = objects(renderer.build(tmp_path))
-    ours = {name: fact.value for name, fact in cluster.read_facts(tmp_path / "cluster.env").items()}
+    ours = {name: fact.value for name, fact in platform.read_facts(tmp_path / "cluster.env").items()}
     assert ours == made["data"]
     assert len(ours) == 6
 
@@ -192,7 +194,7 @@ def test_facts_are_read_as_kustomize_reads_them(tmp_path: Path, renderer: Render
 def test_unknown_cluster_and_part_name_the_nearest() -> None:
     for text, near in {"exmaple": "example", "example/storge": "storage"}.items():
         with pytest.raises(UserError) as caught:
-            cluster.load(repo.root(), text)
+            platform.load(repo.root(), text)
         assert caught.value.hint == f"did you mean {near}?"
 
 
@@ -280,7 +282,7 @@ def _build(program: Path, work: Path) -> None:
         f"module compare\n\ngo 1.26.0\n\nrequire {MODULE} {VERSION}\n", encoding="utf-8"
     )
     try:
-        with gobuild.workshop(repo.root()) as environment:
+        with go_build.workshop(repo.root()) as environment:
             environment = {**environment, "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=mod -modcacherw"}
             made = Path(environment["GOBIN"]) / program.name
             command = ["go", "build", "-o", str(made), "."]
@@ -288,10 +290,10 @@ def _build(program: Path, work: Path) -> None:
                 command, cwd=work, env=environment, capture_output=True, text=True, timeout=150, check=False
             )
             if done.returncode != 0:
-                raise gobuild.Unusable(done.stderr.strip().splitlines()[-1][:200])
+                raise go_build.Unusable(done.stderr.strip().splitlines()[-1][:200])
             program.parent.mkdir(parents=True, exist_ok=True)
             made.replace(program)
-    except gobuild.Unusable as reason:
+    except go_build.Unusable as reason:
         pytest.skip(
             f"{MODULE} {VERSION} cannot be built here ({reason}): install Go 1.26, reach a module proxy"
         )

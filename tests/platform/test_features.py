@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from tools import matrix, operator_admission, repo, wiring
-from tools.cell import Manifests
-from tools.kustomize import Renderer
-from tools.preflight.judge import judge
-from tools.verdict import State
+from tools.cells import matrix
+from tools.cells.kustomize import Renderer
+from tools.core import repo
+from tools.core.verdict import State
+from tools.kube.manifests import Manifests
+from tools.preflight.evaluate import judge
+from tools.simulator import operator_admission, wiring
 
 Object = dict[str, Any]
 Parse = Callable[[str], list[Object]]

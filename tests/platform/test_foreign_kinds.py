@@ -9,8 +9,9 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from ruamel.yaml import YAML
 
-from tools import cluster, gobuild, repo
-from tools.kustomize import Renderer
+from tools.cells.kustomize import Renderer
+from tools.cluster import platform
+from tools.core import go_build, repo
 
 Object = dict[str, Any]
 Parse = Callable[[str], list[Object]]
@@ -55,12 +56,12 @@ def types() -> Types:
     """The kinds' schemas, made strict, by apiVersion and kind."""
     found: Types = {}
     try:
-        with gobuild.workshop(ROOT) as environment:
+        with go_build.workshop(ROOT) as environment:
             for (module, version), files in MODULES.items():
-                directory = gobuild.module(module, version, environment, print)
+                directory = go_build.module(module, version, environment, print)
                 for file in files:
                     found |= schemas(YAML(typ="safe", pure=True).load(directory / file))
-    except gobuild.Unusable as reason:
+    except go_build.Unusable as reason:
         pytest.skip(f"no definitions of these kinds ({reason}): install Go, reach a Go module proxy")
     return found
 
@@ -100,9 +101,9 @@ def misfits(one: Object, types: Types) -> list[str]:
 @pytest.fixture(scope="module")
 def made(renderer: Renderer, objects: Parse) -> list[Object]:
     """All objects of the targets, with the example's facts."""
-    facts = cluster.read_facts(ROOT / "clusters/example/cluster.env")
+    facts = platform.read_facts(ROOT / "clusters/example/cluster.env")
     texts = [renderer.build(ROOT / "base/plugins" / name) for name in TARGETS]
-    return [one for text in texts for one in objects(cluster.substitute(text, facts))]
+    return [one for text in texts for one in objects(platform.substitute(text, facts))]
 
 
 def test_every_object_fits_its_type(made: list[Object], types: Types) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tools import repo
-from tools.kustomize import Renderer
+from tools.cells.kustomize import Renderer
+from tools.core import repo
 
 Object = dict[str, Any]
 Parse = Callable[[str], list[Object]]

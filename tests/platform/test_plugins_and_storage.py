@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 
-from tools import cluster, gobuild, repo
+from tools.cells.kustomize import Renderer
+from tools.cluster import platform
+from tools.core import go_build, repo
 from tools.facts.instances import EFA, HYPERPOD_PREFIX, INSTANCES, NEURON, NVIDIA
-from tools.kustomize import Renderer
 
 Object = dict[str, Any]
 Parse = Callable[[str], list[Object]]
 
 ROOT = repo.root()
-FACTS = cluster.read_facts(ROOT / "clusters/example/cluster.env")
+FACTS = platform.read_facts(ROOT / "clusters/example/cluster.env")
 TARGETS = sorted(
     path.parent.relative_to(ROOT).as_posix()
     for top in ("base/storage", "base/plugins")
@@ -59,7 +60,7 @@ def built(renderer: Renderer, objects: Parse) -> Callable[[str], list[Object]]:
 
     def build(name: str) -> list[Object]:
         if name not in cache:
-            cache[name] = objects(cluster.substitute(renderer.build(ROOT / name), FACTS))
+            cache[name] = objects(platform.substitute(renderer.build(ROOT / name), FACTS))
         return cache[name]
 
     return build
@@ -248,7 +249,7 @@ def test_the_readme_has_every_plugin() -> None:
 
 def test_example_cluster_renders_offline_but_for_remote_bases(renderer: Renderer, objects: Parse) -> None:
     for part in ("storage", "queues"):
-        made = objects(cluster.render(ROOT, cluster.load(ROOT, f"example/{part}"), renderer))
+        made = objects(platform.render(ROOT, platform.load(ROOT, f"example/{part}"), renderer))
         assert made
         assert "${" not in repr(made)
 
@@ -274,12 +275,12 @@ def test_patches_find_their_objects_upstream(name: str, checkout: Path, renderer
     found = re.search(r"https://\S+?//(\S+)\?ref=([0-9a-f]{40})", text)
     assert found is not None
     try:
-        with gobuild.workshop(repo.root()) as environment:
-            upstream = gobuild.module(module, version, environment, print)
+        with go_build.workshop(repo.root()) as environment:
+            upstream = go_build.module(module, version, environment, print)
             shutil.copytree(upstream / found[1].split("/")[0], checkout / "upstream" / found[1].split("/")[0])
             info = Path(environment["GOMODCACHE"]) / "cache/download" / module / f"@v/v{version}.info"
             tagged = json.loads(info.read_text(encoding="utf-8")).get("Origin", {}).get("Hash")
-    except gobuild.Unusable as reason:
+    except go_build.Unusable as reason:
         pytest.skip(f"{module} v{version} cannot be had here ({reason}): install Go, reach a Go module proxy")
     writable(checkout / "upstream")
     path.write_text(text.replace(found[0], f"../../../upstream/{found[1]}"), encoding="utf-8")

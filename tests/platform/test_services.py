@@ -18,12 +18,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tools import operator_admission, repo, wiring
-from tools.cell import Manifests
+from tools.cells.kustomize import Renderer
+from tools.core import repo
+from tools.core.verdict import State
 from tools.facts.instances import HYPERPOD_PREFIX, INSTANCES
-from tools.kustomize import Renderer
-from tools.preflight.judge import judge
-from tools.verdict import State
+from tools.kube.manifests import Manifests
+from tools.preflight.evaluate import judge
+from tools.simulator import operator_admission, wiring
 from training import prepare
 from training.data.dataset import TokenDataset
 

@@ -6,9 +6,11 @@ import sys
 
 import pytest
 
-from tools import kustomize, repo, schemas
-from tools.cell import Manifests, parse
-from tools.errors import UserError
+from tools.cells import kustomize
+from tools.core import repo
+from tools.core.errors import UserError
+from tools.kube import schemas
+from tools.kube.manifests import Manifests, parse
 
 
 def note(line: str) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tools import repo, schemas
 from tools.cli import run
-from tools.commands.preflight import command
-from tools.preflight import pages
-from tools.preflight.judge import rules
-from tools.schemas import Schemas
+from tools.cli.preflight import command
+from tools.core import repo
+from tools.kube import schemas
+from tools.kube.schemas import Schemas
+from tools.preflight import docs
+from tools.preflight.evaluate import rules
 
 CORPUS = Path(__file__).parent / "corpus"
 GOOD = str(CORPUS / "good" / "worker-only-c10d.yaml")
@@ -117,15 +118,15 @@ def test_without_schemas_it_cannot_be_told(
     assert run(["preflight", "-f", GOOD]) == 3
     said = capsys.readouterr().out
     assert "CANNOT TELL schema: the schemas are not built on this machine" in said
-    assert "what to do: python -m tools.schemas" in said
+    assert "what to do: python -m tools.kube.schemas" in said
 
 
 def test_the_page_is_current() -> None:
-    """`python -m tools.preflight.pages` writes it."""
-    assert pages.path() == repo.root() / "docs" / "preflight.md"
-    assert pages.path().read_text(encoding="utf-8") == pages.page()
+    """`python -m tools.preflight.docs` writes it."""
+    assert docs.path() == repo.root() / "docs" / "preflight.md"
+    assert docs.path().read_text(encoding="utf-8") == docs.page()
     for rule in rules().values():
-        assert f"\n## {rule.id}\n" in pages.page()
+        assert f"\n## {rule.id}\n" in docs.page()
         assert len(rule.page.splitlines()) >= 1
         assert rule.page
         assert "\n" not in rule.reason

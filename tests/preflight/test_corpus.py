@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from tools.cell import Manifests, read
-from tools.errors import UserError
-from tools.preflight.judge import judge, rules
-from tools.schemas import Schemas
-from tools.verdict import State
+from tools.core.errors import UserError
+from tools.core.verdict import State
+from tools.kube.manifests import Manifests, read
+from tools.kube.schemas import Schemas
+from tools.preflight.evaluate import judge, rules
 
 CORPUS = Path(__file__).parent / "corpus"
 BAD = sorted((CORPUS / "bad").glob("*.yaml"))

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tools import kustomize, repo
+from tools.cells import kustomize
 from tools.cli import run
+from tools.core import repo
 
 Answer = Callable[..., Path]
 RENDERED = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n"

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tools import kustomize, repo
-from tools.cell import parse
+from tools.cells import kustomize
+from tools.core import repo
+from tools.core.verdict import State
+from tools.kube.manifests import parse
+from tools.kube.schemas import Schemas
 from tools.preflight import benchmark
-from tools.preflight.judge import judge, rules
-from tools.schemas import Schemas
-from tools.verdict import State
+from tools.preflight.evaluate import judge, rules
 
 FEATURES = sorted(
     path.parent.name for path in (repo.root() / "overlays/feature").glob("*/kustomization.yaml")

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from tools import gobuild, repo, schemas
-from tools.cell import Manifests, parse
-from tools.errors import UserError
-from tools.gobuild import Unusable
-from tools.schemas import Schemas
+from tools.core import go_build, repo
+from tools.core.errors import UserError
+from tools.core.go_build import Unusable
+from tools.kube import schemas
+from tools.kube.manifests import Manifests, parse
+from tools.kube.schemas import Schemas
 
 Job = dict[str, Any]
 Change = Callable[[Job], object]
@@ -180,8 +181,8 @@ def test_a_module_is_fetched_below_the_checkout_only(tmp_path: Path, monkeypatch
     go.write_text('#!/bin/sh\necho "{\\"Dir\\": \\"$GOMODCACHE/$4\\"}"\n')
     go.chmod(0o755)
     monkeypatch.setenv("PATH", f"{go.parent}:/usr/bin:/bin")
-    with gobuild.workshop(tmp_path) as environment:
-        found = gobuild.module("example.org/module", "1.2.3", environment, note)
+    with go_build.workshop(tmp_path) as environment:
+        found = go_build.module("example.org/module", "1.2.3", environment, note)
     assert re.fullmatch(
         r"go-\w+/modules/example\.org/module@v1\.2\.3", str(found.relative_to(tmp_path / ".cache"))
     )
@@ -189,7 +190,7 @@ def test_a_module_is_fetched_below_the_checkout_only(tmp_path: Path, monkeypatch
 
 
 def test_the_module_as_a_program(known: Schemas) -> None:
-    command = [sys.executable, "-m", "tools.schemas"]
+    command = [sys.executable, "-m", "tools.kube.schemas"]
     done = subprocess.run(command, cwd=repo.root(), capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert done.stdout == f"{known.directory}\n"

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tools import kustomize, repo
-from tools.kustomize import Renderer
-from tools.runs import check, new
-from tools.runs.live import Live
-from tools.runs.new import Made, Wanted
-from tools.verdict import State, Verdict
+from tools.cells import kustomize
+from tools.cells.kustomize import Renderer
+from tools.core import repo
+from tools.core.verdict import State, Verdict
+from tools.gitops import check
+from tools.gitops import new_run as new
+from tools.gitops.live import Live
+from tools.gitops.new_run import Made, Wanted
 
 CLUSTER = "cpu-demo"
 CELL = "overlays/cpu/llama-tiny"

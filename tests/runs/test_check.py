@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from tests.runs.conftest import CLUSTER, Team
-from tools import repo
 from tools.cli import run as yard
-from tools.runs import check, fleet
-from tools.runs.live import Live
-from tools.verdict import State
+from tools.core import repo
+from tools.core.verdict import State
+from tools.gitops import check, flux_objects
+from tools.gitops.live import Live
 
 Edit = Callable[[Path, str, str], None]
 OTHER = "b2" * 20
 
 
-@pytest.mark.parametrize("name", fleet.names(repo.root()))
+@pytest.mark.parametrize("name", flux_objects.names(repo.root()))
 def test_this_repository_s_own_clusters_pass(name: str, team: Team) -> None:
     """As they are committed, with their example runs."""
     root = repo.root()

@@ -8,10 +8,11 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from tools import cluster as clusters
-from tools import gobuild, kustomize, repo
-from tools.cell import Object, parse
-from tools.runs import fleet
+from tools.cells import kustomize
+from tools.cluster import platform
+from tools.core import go_build, repo
+from tools.gitops import flux_objects
+from tools.kube.manifests import Object, parse
 
 ROOT = repo.root()
 NAMES = ("cpu-demo", "gpu", "gpu-hyperpod", "trn1")
@@ -38,7 +39,7 @@ def built() -> dict[str, list[Object]]:
 
 
 def test_the_clusters_are_these() -> None:
-    assert fleet.names(ROOT) == sorted(NAMES)
+    assert flux_objects.names(ROOT) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -63,7 +64,7 @@ def test_references_resolve(name: str, built: dict[str, list[Object]]) -> None:
         ready = [one for one in after if one not in order and set(after[one]) <= set(order)]
         assert ready, f"of {after}, nothing can follow {order}"
         order += ready
-    parts = [part for part in clusters.PARTS if (ROOT / "clusters" / name / part).is_dir()]
+    parts = [part for part in platform.PARTS if (ROOT / "clusters" / name / part).is_dir()]
     assert set(after["runs"]) == set(parts), "no run before the whole platform"
     for part in parts:
         assert (ROOT / "clusters" / name / part).as_posix().endswith(f"/{name}/{part}")
@@ -72,7 +73,7 @@ def test_references_resolve(name: str, built: dict[str, list[Object]]) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_facts_are_those_of_the_file(name: str, built: dict[str, list[Object]]) -> None:
     (facts,) = (item for item in built[name] if item["kind"] == "ConfigMap")
-    known = clusters.read_facts(ROOT / "clusters" / name / "cluster.env")
+    known = platform.read_facts(ROOT / "clusters" / name / "cluster.env")
     assert facts["metadata"]["name"] == "cluster-facts"
     assert facts["metadata"]["labels"] == {"reconcile.fluxcd.io/watch": "Enabled"}
     assert facts["data"] == {key: fact.value for key, fact in known.items()}
@@ -83,14 +84,14 @@ def test_objects_fit_flux_s_types(built: dict[str, list[Object]]) -> None:
     """Held against the types of the controllers' modules; the control is a misspelt field."""
     schemas: dict[str, Any] = {}
     try:
-        with gobuild.workshop(ROOT) as environment:
+        with go_build.workshop(ROOT) as environment:
             for (module, version), file in CRDS.items():
-                path = gobuild.module(module, version, environment, print) / "config/crd/bases" / file
+                path = go_build.module(module, version, environment, print) / "config/crd/bases" / file
                 definition = yaml.safe_load(path.read_text(encoding="utf-8"))["spec"]
                 (schema,) = (one["schema"] for one in definition["versions"] if one["name"] == "v1")
                 spec = schema["openAPIV3Schema"]["properties"]["spec"]
                 schemas[definition["names"]["kind"]] = {**spec, "additionalProperties": False}
-    except gobuild.Unusable as reason:
+    except go_build.Unusable as reason:
         pytest.skip(f"no definitions of Flux's kinds ({reason}): install Go, reach a Go module proxy")
     checked = 0
     for objects in built.values():

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from tests.runs.conftest import CELL, CLUSTER, DIGEST, Team
-from tools import repo
 from tools.cli import run as yard
-from tools.errors import UserError
-from tools.runs import fleet, new
-from tools.runs.render import render
-from tools.runs.runfile import read
-from tools.verdict import State
+from tools.core import repo
+from tools.core.errors import UserError
+from tools.core.verdict import State
+from tools.gitops import flux_objects, new_run
+from tools.gitops.render import render
+from tools.gitops.run_file import read
 
 Edit = Callable[[Path, str, str], None]
 
 
 def test_the_file_says_what_was_asked_for(team: Team) -> None:
     made = team.make(image=f"registry.example:5000/trainer-cpu@{DIGEST}")
-    new.write(made)
+    new_run.write(made)
     run = read(made.path.read_text(encoding="utf-8"), "r.yaml")
     assert made.path == team.cluster / "runs/cpu-llama-tiny-r1.yaml"
     assert made.judgement.state is not State.FAIL
@@ -39,7 +39,7 @@ def test_the_file_says_what_was_asked_for(team: Team) -> None:
 def test_it_is_made_of_the_commit_and_not_of_the_checkout(team: Team, edit: Edit) -> None:
     edit(team.root / "overlays/cpu/llama-tiny/kustomization.yaml", "count: 2", "count: 7")
     made = team.make()
-    new.write(made)
+    new_run.write(made)
     run = read(made.path.read_text(encoding="utf-8"), "r.yaml")
     job = render(team.root, run, team.renderer).job()
     assert job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 2
@@ -89,7 +89,7 @@ def test_bad_input_is_one_sentence(team: Team, words: dict[str, Any], message: s
 
 def test_the_nearest_cluster_is_named(team: Team) -> None:
     with pytest.raises(UserError) as caught:
-        fleet.find(team.root, "cpu-demos")
+        flux_objects.find(team.root, "cpu-demos")
     assert caught.value.hint == "did you mean cpu-demo?"
     with pytest.raises(UserError) as caught:
         team.make(cell="cpu/llama-tinny")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.runs.conftest import Team
-from tools.runs import check
-from tools.verdict import State, Verdict
+from tools.core.verdict import State, Verdict
+from tools.gitops import check
 
 Edit = Callable[[Path, str, str], None]
 PLAIN = """\

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tools import kustomize, repo
+from tools.cells import kustomize
+from tools.core import repo
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 SECONDS = 60  # far above what any of these runs needs; ends a test that hangs

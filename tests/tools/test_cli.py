@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from tools import cli, output, readiness, repo
-from tools.errors import UserError
-from tools.verdict import State, Verdict
+from tools import cli
+from tools.core import output, repo
+from tools.core.errors import UserError
+from tools.core.verdict import State, Verdict
+from tools.local import preconditions
 
 HEAVY = ("torch", "pydantic", "transformers", "ruamel", "numpy", "kubernetes", "boto3")
 
@@ -101,9 +103,9 @@ def test_verdicts_print_their_evidence(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_no_room_on_the_disk_names_both_numbers(tmp_path: Path) -> None:
-    readiness.check_disk(tmp_path / "not" / "yet", parameters=1)
+    preconditions.check_disk(tmp_path / "not" / "yet", parameters=1)
     with pytest.raises(UserError, match=rf"{tmp_path}: \d+ MB free, 48000000200 MB are needed"):
-        readiness.check_disk(tmp_path / "not" / "yet", parameters=10**15)
+        preconditions.check_disk(tmp_path / "not" / "yet", parameters=10**15)
 
 
 def test_sample_takes_a_run_by_name_and_names_the_nearest(checkout: Any) -> None:

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from tests.training.data.stream.conftest import serve, shard_bytes
-from tools import cli, data_benchmark
+from tools import cli
+from tools.local import data_benchmark
 from training.config import apply_override, load_texts
 from training.data.bert.prepare import prepare as prepare_pairs
 from training.data.examples.dataset import ExampleDataset
@@ -30,7 +31,7 @@ Yard = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def yard(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Yard:
     """Run `yard data` in this process, with local/ in the test's own directory."""
-    monkeypatch.setattr("tools.repo.local", lambda: tmp_path / "local")
+    monkeypatch.setattr("tools.core.repo.local", lambda: tmp_path / "local")
 
     def run(*arguments: object) -> tuple[int, str, str]:
         code = cli.run(["data", *map(str, arguments)])
@@ -230,9 +231,7 @@ def test_the_benchmark_compares_equal_tokens(tmp_path: Path, monkeypatch: pytest
 
 
 def test_yard_data_needs_no_torch() -> None:
-    code = (
-        "import sys, tools.commands.data; print(sorted({'torch', 'datasets', 'pyarrow'} & set(sys.modules)))"
-    )
+    code = "import sys, tools.cli.data; print(sorted({'torch', 'datasets', 'pyarrow'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tools import launch
-from tools.launch import BadOptions
-from tools.shell import NotSimple, simple_command
+from tools.simulator import torchrun
+from tools.simulator.shell import NotSimple, simple_command
+from tools.simulator.torchrun import BadOptions
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_more_than_a_simple_command(text: str, reason: str) -> None:
     ],
 )
 def test_known_launchers(command: list[str]) -> None:
-    found = launch.read(command, {"PET_NNODES": "1:2", "PET_MAX_RESTARTS": "5", "THREE": "3"})
+    found = torchrun.read(command, {"PET_NNODES": "1:2", "PET_MAX_RESTARTS": "5", "THREE": "3"})
     assert found.torchrun is not None
     assert found.torchrun.nodes() == (3, 3)  # the command line wins over PET_NNODES
     assert found.torchrun.values["max-restarts"] == "5"
@@ -76,7 +76,7 @@ def test_known_launchers(command: list[str]) -> None:
     ],
 )
 def test_unknown_launchers_say_what_was_looked_at(command: list[str], reason: str) -> None:
-    found = launch.read(command, {})
+    found = torchrun.read(command, {})
     assert reason in found.unknown
     assert found.shown == " ".join(command)
 
@@ -87,7 +87,7 @@ def test_plain_python_is_no_launcher() -> None:
         ["python", "-m", "pkg.train"],
         ["bash", "-c", "exec python train.py"],
     ):
-        found = launch.read(command, {})
+        found = torchrun.read(command, {})
         assert (found.torchrun, found.unknown) == (None, "")
 
 
@@ -103,7 +103,7 @@ def test_plain_python_is_no_launcher() -> None:
 )
 def test_what_torchrun_would_refuse(words: list[str], variables: dict[str, str], message: str) -> None:
     def nodes() -> None:
-        found = launch.read(["torchrun", *words, "a.py"], variables).torchrun
+        found = torchrun.read(["torchrun", *words, "a.py"], variables).torchrun
         assert found is not None
         found.nodes()
 
@@ -114,7 +114,7 @@ def test_what_torchrun_would_refuse(words: list[str], variables: dict[str, str],
 def test_options_are_those_of_the_installed_torchrun() -> None:
     from torch.distributed.run import get_args_parser
 
-    known = {f"--{name}" for name in (*launch.OPTIONS, *launch.FLAGS)} | set(launch.SHORT.values())
+    known = {f"--{name}" for name in (*torchrun.OPTIONS, *torchrun.FLAGS)} | set(torchrun.SHORT.values())
     for action in get_args_parser()._actions:
         names = [text for text in action.option_strings if text not in ("-h", "--help")]
         for text in names:
@@ -122,9 +122,9 @@ def test_options_are_those_of_the_installed_torchrun() -> None:
         long = next((text[2:] for text in names if text.startswith("--")), None)
         if long is not None:
             takes_value = action.nargs != 0
-            assert takes_value == (long in launch.OPTIONS), long
-        if long in launch.OPTIONS and isinstance(action.default, str):
-            assert launch.OPTIONS[long] == action.default, long
+            assert takes_value == (long in torchrun.OPTIONS), long
+        if long in torchrun.OPTIONS and isinstance(action.default, str):
+            assert torchrun.OPTIONS[long] == action.default, long
 
 
 @pytest.mark.parametrize(
@@ -137,12 +137,12 @@ def test_options_are_those_of_the_installed_torchrun() -> None:
     ],
 )
 def test_the_entrypoint_is_seen_through(command: list[str]) -> None:
-    found = launch.read(command, {})
+    found = torchrun.read(command, {})
     assert found.torchrun is not None
     assert found.torchrun.nodes() == (3, 3)
     assert found.behind_entrypoint
 
 
 def test_the_entrypoint_alone_starts_nothing() -> None:
-    assert launch.read(["python", "-m", "training.entrypoint"], {}).unknown == "an empty command"
-    assert not launch.read(["torchrun", "a.py"], {}).behind_entrypoint
+    assert torchrun.read(["python", "-m", "training.entrypoint"], {}).unknown == "an empty command"
+    assert not torchrun.read(["torchrun", "a.py"], {}).behind_entrypoint

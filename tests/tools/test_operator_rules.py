@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tools import operator_rules
-from tools.operator_admission import OperatorFault, rejections
-from tools.operator_rules import VERSIONS, Pod
+from tools.simulator import operator_pods
+from tools.simulator.operator_admission import OperatorFault, rejections
+from tools.simulator.operator_pods import VERSIONS, Pod
 
 Job = Callable[..., dict[str, Any]]
 Pairs = list[tuple[str, str]]
@@ -22,9 +22,9 @@ def injected(pod: Pod, own: int = 2) -> Pairs:
     return [(entry["name"], entry["value"]) for entry in pod.container["env"][own:]]
 
 
-def made(job: dict[str, Any], version: str = operator_rules.LATEST) -> list[Pod]:
+def made(job: dict[str, Any], version: str = operator_pods.LATEST) -> list[Pod]:
     assert rejections(job, version) == []
-    return operator_rules.pods(job, version)
+    return operator_pods.pods(job, version)
 
 
 MASTER_ONLY: Pairs = [
@@ -167,14 +167,14 @@ def test_the_default_port_goes_to_the_container_named_pytorch(make_job: Job) -> 
         {"name": "pytorchjob-port", "containerPort": 23456},
     ]
     assert "ports" not in pod.spec["containers"][0] or pod.spec["containers"][0]["ports"] == []
-    service = operator_rules.services(job)[1]
+    service = operator_pods.services(job)[1]
     assert (service.name, service.ports) == ("job-worker-1", {"web": 80, "pytorchjob-port": 23456})
     assert service.labels[LABEL + "replica-index"] == "1"
 
 
 def test_the_given_object_is_left_as_it_is(make_job: Job) -> None:
     job, same = make_job(port=1), make_job(port=1)
-    operator_rules.pods(job)
+    operator_pods.pods(job)
     assert job == same
 
 
@@ -198,15 +198,15 @@ def test_where_the_operator_itself_stops(make_job: Job) -> None:
     for version in ("1.7.0", "1.8.1"):
         assert rejections(only_master, version) == []
         with pytest.raises(OperatorFault, match="elasticPolicy needs a Worker"):
-            operator_rules.pods(only_master, version)
+            operator_pods.pods(only_master, version)
     assert "must be configured if elastic policy is used" in rejections(only_master, "1.9.0")[0]
     with pytest.raises(OperatorFault, match="empty list"):
-        operator_rules.pods(make_job(spec={"elasticPolicy": {"rdzvConf": []}}))
+        operator_pods.pods(make_job(spec={"elasticPolicy": {"rdzvConf": []}}))
     with pytest.raises(OperatorFault, match="creates pod 0, deletes it"):
-        operator_rules.pods(make_job(pods=0))
+        operator_pods.pods(make_job(pods=0))
     both = make_job(master=True, spec={"elasticPolicy": {"nProcPerNode": 2}, "nprocPerNode": None})
     with pytest.raises(OperatorFault, match=r"1\.7\.0 stops"):
-        operator_rules.pods(both, "1.7.0")
+        operator_pods.pods(both, "1.7.0")
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tools import operator_rules, pod_environment, volumes
-from tools.cell import Manifests
-from tools.errors import UserError
-from tools.pod import LocalPod, local_pods
+from tools.core.errors import UserError
+from tools.kube.manifests import Manifests
+from tools.simulator import environment, operator_pods, volumes
+from tools.simulator.local_pod import LocalPod, local_pods
 
 Job = Callable[..., dict[str, Any]]
 
@@ -34,13 +34,13 @@ def container_of(job: dict[str, Any]) -> dict[str, Any]:
     return container
 
 
-def resolved(job: dict[str, Any], share: int = 1) -> pod_environment.Environment:
-    pod = operator_rules.pods(job)[1]
-    return pod_environment.resolve(pod, pod.container, Manifests("here", [job, CONFIG, SECRET]), share)
+def resolved(job: dict[str, Any], share: int = 1) -> environment.Environment:
+    pod = operator_pods.pods(job)[1]
+    return environment.resolve(pod, pod.container, Manifests("here", [job, CONFIG, SECRET]), share)
 
 
 def locally(job: dict[str, Any], tmp_path: Path, user: dict[str, str] | None = None) -> list[LocalPod]:
-    pods = operator_rules.pods(job)
+    pods = operator_pods.pods(job)
     user = {"PATH": os.environ["PATH"], **(user or {})}
     return local_pods(pods, Manifests("here", [job, CONFIG, SECRET]), tmp_path / "local", tmp_path, user)
 
@@ -59,7 +59,7 @@ def locally(job: dict[str, Any], tmp_path: Path, user: dict[str, str] | None = N
     ],
 )
 def test_expansion(text: str, value: str) -> None:
-    assert pod_environment.expand(text, {"A": "1", "EMPTY": ""}) == value
+    assert environment.expand(text, {"A": "1", "EMPTY": ""}) == value
 
 
 def test_order_of_variables(make_job: Job) -> None:
@@ -135,13 +135,13 @@ def test_what_is_not_optional_is_missed(make_job: Job) -> None:
 
 
 def test_cores_are_shared_and_never_none() -> None:
-    cores = pod_environment.cores()
-    assert pod_environment.core_share(1) == cores
-    assert pod_environment.core_share(10 * cores) == 1
+    cores = environment.cores()
+    assert environment.core_share(1) == cores
+    assert environment.core_share(10 * cores) == 1
 
 
 def test_addresses_grow_with_the_pods_index_as_texts() -> None:
-    found = pod_environment.addresses(250)
+    found = environment.addresses(250)
     assert sorted(found) == found
     assert len(set(found)) == 250
 
@@ -182,7 +182,7 @@ def test_volumes_become_files(make_job: Job, tmp_path: Path) -> None:
         {"name": "other", "mountPath": "/other", "subPath": "below"},
     ]
     manifests = Manifests("here", [job, CONFIG, SECRET])
-    pod = operator_rules.pods(job)[0]
+    pod = operator_pods.pods(job)[0]
     directory = tmp_path / "local" / "pods" / pod.name
     (directory / "tmp").mkdir(parents=True)
     (directory / "tmp" / "stale").touch()

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from tools import local_job, readiness, repo, report
-from tools.errors import UserError
+from tools.core import repo
+from tools.core.errors import UserError
+from tools.local import job as local_job
+from tools.local import preconditions, report
 from training.config import apply_override, load_texts
-from training.failure import CODES
+from training.run.failure import CODES
 
 Job = Callable[..., dict[str, Any]]
 
@@ -413,11 +415,13 @@ def test_a_base_that_is_no_run_yet_is_named_with_the_command_that_makes_it(tmp_p
     ):
         config = load_texts(apply_override(texts, f"model.weights=run:{base}"))
         with pytest.raises(UserError) as error:
-            readiness.check_base(config, run_directory, source)
+            preconditions.check_base(config, run_directory, source)
         assert str(error.value) == f"{source} starts from the run {base}, which has no checkpoint here yet"
         assert error.value.hint == remedy
         committed = tmp_path / "runs" / base / "checkpoints/step-00000003"
         committed.mkdir(parents=True)
         (committed / "MANIFEST.json").touch()
-        readiness.check_base(config, run_directory, source)
-    readiness.check_base(load_texts(apply_override(texts, "model.weights=/models/x")), run_directory, source)
+        preconditions.check_base(config, run_directory, source)
+    preconditions.check_base(
+        load_texts(apply_override(texts, "model.weights=/models/x")), run_directory, source
+    )

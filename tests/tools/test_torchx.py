@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tools import volcano_rules, wiring
-from tools.cell import Manifests, parse, read
-from tools.preflight.judge import judge
-from tools.verdict import State
+from tools.core.verdict import State
+from tools.kube.manifests import Manifests, parse, read
+from tools.preflight.evaluate import judge
+from tools.simulator import volcano, wiring
 
 Object = dict[str, Any]
 # Made by torchx 0.7.0: `torchx run --dryrun ... --name bertcompile --precompile True --cacheset bert-large`.
@@ -37,7 +37,7 @@ def test_a_torchx_job_passes_preflight_and_forms_one_world(recorded: Manifests) 
 def test_names_of_volcanos_pods(recorded: Manifests) -> None:
     (job,) = recorded.volcano_jobs()
     name = job["metadata"]["name"]
-    assert [pod.name for pod in volcano_rules.pods(job)] == [f"{name}-trainer-0-0", f"{name}-trainer-1-0"]
+    assert [pod.name for pod in volcano.pods(job)] == [f"{name}-trainer-0-0", f"{name}-trainer-1-0"]
 
 
 def changed(job: Object, variable: str, value: str) -> None:

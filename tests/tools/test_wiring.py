@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tools import wiring, wiring_proof
-from tools.cell import Manifests
-from tools.errors import UserError
-from tools.verdict import State
-from tools.wiring import Analysis
+from tools.core.errors import UserError
+from tools.core.verdict import State
+from tools.kube.manifests import Manifests
+from tools.simulator import wiring, wiring_proof
+from tools.simulator.wiring import Analysis
 
 Job = Callable[..., dict[str, Any]]
 

@@ -24,7 +24,7 @@ Figures = dict[str, float]
 def test_restart(start: Callable[..., Job], capsys: pytest.CaptureFixture[str]) -> None:
     """The same two ranks as torchrun starts them and forked, in turns, each killed once: medians."""
     same = {"nproc": 2, "overrides": LONG, "restarts": 1}
-    found: dict[str, list[Figures]] = {"torch.distributed.run": [], "training.launcher": []}
+    found: dict[str, list[Figures]] = {"torch.distributed.run": [], "training.pod.launcher": []}
     for number, (launcher, figures) in itertools.product(range(ROUNDS), found.items()):
         begun = time.time()
         job = start(f"{launcher}-{number}", launcher=launcher, **same)
@@ -33,7 +33,7 @@ def test_restart(start: Callable[..., Job], capsys: pytest.CaptureFixture[str]) 
         job.process.wait()
     with capsys.disabled():
         print("\n" + PRINTED.format(f"two ranks, median of {ROUNDS}", "torchrun", "forked", "ratio"))
-        for what in found["training.launcher"][0]:
+        for what in found["training.pod.launcher"][0]:
             plain, forked = (statistics.median(one[what] for one in figures) for figures in found.values())
             print(PRINTED.format(what, f"{plain:.1f}", f"{forked:.1f}", f"{plain / forked:.2f}"))
 

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from training import loop, pretrain
+from training import pretrain
 from training.checkpoint import newest
 from training.config import apply_override, load_texts
-from training.failure import Drained
-from training.process import Attempt
-from training.rundir import RunDir
+from training.distributed.process import Attempt
+from training.run.directory import RunDir
+from training.run.failure import Drained
 from training.task import Task
+from training.trainer import loop
 
 Texts = Mapping[str, tuple[str, str]]
 

@@ -13,9 +13,9 @@ import sys
 import threading
 import time
 
-from training import failure, heartbeat
-from training.failure import Failure
-from training.rundir import RunDir
+from training.run import failure, heartbeat
+from training.run.directory import RunDir
+from training.run.failure import Failure
 
 RUN = RunDir(os.environ["TRAINYARD_RUN"])
 

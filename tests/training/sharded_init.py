@@ -10,10 +10,10 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from training.config import load_texts
 from training.device import resolve
-from training.model import build_on_meta, initialise, named_parameters
-from training.parallel import parallelise
+from training.distributed.ranks import join
+from training.models.causal import build_on_meta, initialise, named_parameters
 from training.pretrain import TASK
-from training.ranks import join
+from training.trainer.parallelize import parallelise
 
 MODEL = """
 model: {architecture: llama, vocab_size: 515, hidden_size: 64, intermediate_size: 129, num_hidden_layers: 2,

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from training import loop, rank
-from training.model import CausalLM
+from training.models.causal import CausalLM
 from training.pretrain import Pretrain
+from training.trainer import loop, main
 
 COLLECTIVE_SECONDS, COMPILE_SECONDS = 10, 14
 
@@ -31,4 +31,4 @@ if __name__ == "__main__":
     nn.Module.compile = lambda *_, **__: None  # type: ignore[method-assign]
     CausalLM.compile_outside = lambda self: None  # type: ignore[method-assign]
     loop.COLLECTIVE_TIMEOUT = timedelta(seconds=COLLECTIVE_SECONDS)
-    rank.main(SlowToCompile(), __doc__)
+    main.main(SlowToCompile(), __doc__)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from training.compile_cache import CompileCache
+from training.trainer.compile_cache import CompileCache
 
 
 @pytest.fixture

@@ -16,12 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from training import end, failure, heartbeat
-from training.autopsy import Output
-from training.end import Start
-from training.failure import CODES, PERMANENT, Failure
-from training.process import ENTRYPOINT, state_of
-from training.rundir import RunDir
+from training.distributed.process import ENTRYPOINT, state_of
+from training.pod import end_record as end
+from training.pod.end_record import Start
+from training.pod.exit_analysis import Output
+from training.run import failure, heartbeat
+from training.run.directory import RunDir
+from training.run.failure import CODES, PERMANENT, Failure
 
 LAUNCHED = Path(__file__).with_name("launched.py")
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="adopting orphans needs Linux")
@@ -315,7 +316,7 @@ def test_codes_are_distinct_and_never_a_success() -> None:
 ORPHAN = """
 import os, sys, time
 from pathlib import Path
-from training.process import die_with_parent
+from training.distributed.process import die_with_parent
 if os.fork():
     os._exit(0)
 deadline = time.monotonic() + 20

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from tests.training.inprocess import Texts, losses, run
-from training import state
 from training.checkpoint import CheckpointError, newest
 from training.config import ConfigError
 from training.data.errors import DataError
-from training.failure import Drained, NanError, classify, record
-from training.process import Attempt
-from training.rundir import RunDir
+from training.distributed.process import Attempt
+from training.run.directory import RunDir
+from training.run.failure import Drained, NanError, classify, record
+from training.trainer import state
 
 
 def test_a_loss_that_is_not_finite_stops_before_it_is_saved(

@@ -20,10 +20,10 @@ from tests.training.inprocess import StopAfter, Texts, losses, run, same, tensor
 from training.config import ConfigError, apply_override, load_texts
 from training.data.examples.dataset import ExampleDataset
 from training.data.examples.prepare import prepare_examples
-from training.examples import settings_of, show_example
 from training.finetune import Finetune
-from training.model import build_on_meta, initialise
-from training.rundir import RunDir, read_json
+from training.models.causal import build_on_meta, initialise
+from training.prepare.examples import settings_of, show_example
+from training.run.directory import RunDir, read_json
 from training.sample import continuations
 
 SHAPE = {

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.training.inprocess import Texts, run
-from training import heartbeat
-from training.heartbeat import SETTLED, Beat, Heartbeat, path_of, read
-from training.rundir import RunDir
-from training.watch import Late, Limits, Watch, _reason
+from training.pod.hang_detector import Late, Limits, Watch, _reason
+from training.run import heartbeat
+from training.run.directory import RunDir
+from training.run.heartbeat import SETTLED, Beat, Heartbeat, path_of, read
 
 
 def beat_with(phase: heartbeat.Phase = "training", beats: int = SETTLED, longest: float = 0.0) -> Beat:

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from training import failure, heartbeat, launcher
-from training.failure import CODES, Failure
-from training.rundir import RunDir
+from training.pod import launcher
+from training.run import failure, heartbeat
+from training.run.directory import RunDir
+from training.run.failure import CODES, Failure
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks only on Linux")
 
@@ -28,7 +29,7 @@ UNFORKABLE = {
     "does_not_parse": "def",
     "is_fine": "import torch",
 }
-PROBE = "import sys; from training.launcher import *; m = sys.argv[1]; print(start_server(m) or probe(m))"
+PROBE = "import sys; from training.pod.launcher import *; m = sys.argv[1]; print(start_server(m) or probe(m))"
 
 
 def test_a_restarted_rank_comes_from_the_same_server_and_its_death_stays_known(start: Callable) -> None:
@@ -65,7 +66,7 @@ def test_a_server_that_is_killed_is_started_again(start: Callable) -> None:
 @pytest.mark.long
 def test_nothing_outlives_a_killed_launcher(start: Callable) -> None:
     """Without the entrypoint, which would end them too."""
-    job = start("killed", nproc=2, overrides=LONG, launcher="training.launcher")
+    job = start("killed", nproc=2, overrides=LONG, launcher="training.pod.launcher")
     job.until(lambda: len(job.records()) >= 12)
     left = [*job.workers(), _parent(job.workers()[0])]
     os.kill(_parent(left[-1]), signal.SIGKILL)
@@ -144,7 +145,7 @@ def test_only_torchrun_with_a_task_of_the_trainer_forks(words: str, forked: bool
 def test_torchruns_own_options_stay_as_they_are() -> None:
     words = launcher.forking(["--nnodes=2", "-m", "training.bert", "--config", "d"])
     assert words[:3] == ["--start-method=forkserver", "--nnodes=2", "--run-path"]
-    assert words[3].endswith("training/forked_rank.py")
+    assert words[3].endswith("training/pod/forked_rank.py")
     assert words[4:] == ["training.bert", "--config", "d"]
 
 

@@ -11,10 +11,9 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
-from training.config import Config
+from training.config import Config, Device
 from training.device import resolve
-from training.model import CausalLM, build_on_meta, document_mask, initialise, named_parameters
-from training.sections import Device
+from training.models.causal import CausalLM, build_on_meta, document_mask, initialise, named_parameters
 
 CPU = torch.device("cpu")
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from training.config import Config, ConfigError, Train, apply_override, load_texts
-from training.lamb import Lamb
-from training.optim import build_optimizer, learning_rate_factor
+from training.trainer.lamb import Lamb
+from training.trainer.optimizer import build_optimizer, learning_rate_factor
 
 
 def recipe(config: Config, **changes: object) -> Train:

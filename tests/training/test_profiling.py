@@ -10,7 +10,7 @@ import pytest
 
 from tests.training.inprocess import Texts, losses, run
 from training.config import ConfigError
-from training.profiling import Profile
+from training.trainer.profiling import Profile
 
 
 def test_the_asked_steps_are_written_and_change_nothing(

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.training.inprocess import StopAfter, Texts, losses, run, same, tensors
-from training import state
 from training.checkpoint import Shard, newest
 from training.config import ConfigError
-from training.rundir import RunDir
+from training.run.directory import RunDir
+from training.trainer import state
 
 # Dropout, so that the random generators matter.
 DROPOUT = ("model.attention_dropout=0.1",)

@@ -14,12 +14,12 @@ from tests.training.inprocess import Texts, run
 from training.checkpoint import CheckpointError, newest
 from training.config import load_texts
 from training.device import resolve
-from training.model import CausalLM
-from training.parallel import parallelise
+from training.distributed.ranks import Ranks
+from training.models.causal import CausalLM
 from training.pretrain import TASK
-from training.ranks import Ranks
-from training.rundir import RunDir
+from training.run.directory import RunDir
 from training.sample import continuations, load_model
+from training.trainer.parallelize import parallelise
 
 
 @pytest.fixture(scope="module")

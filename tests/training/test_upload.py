@@ -19,7 +19,7 @@ from tests.training.bert import conftest as tiny_bert
 from tests.training.inprocess import Texts, losses, run
 from training import bert
 from training.config import ConfigError, apply_override, load_texts
-from training.failure import UploadError, classify
+from training.run.failure import UploadError, classify
 from training.upload import MANIFEST, check, upload
 
 TO = "s3://models/team/tiny"

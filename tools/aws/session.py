@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tools.aws.patience import Patience
-from tools.errors import UserError
-from tools.repo import nearest
+from tools.aws.retry_budget import Patience
+from tools.core.errors import UserError
+from tools.core.repo import nearest
 
 CANNOT_TELL = 3
 # Five attempts of botocore's standard mode wait at most about 15 s together.

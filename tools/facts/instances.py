@@ -10,8 +10,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from tools.errors import UserError
-from tools.repo import nearest
+from tools.core.errors import UserError
+from tools.core.repo import nearest
 
 SOURCE = Path(__file__).parent / "instances.yaml"
 HYPERPOD_PREFIX = "ml."

@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tools import __version__, output, repo
-from tools.errors import UserError
-from tools.image import context, dockerignore, tags
-from tools.image.causes import Cause, cause
+from tools import __version__
+from tools.core import output, repo
+from tools.core.errors import UserError
+from tools.image import tags
+from tools.image.build_failures import Cause, cause
+from tools.image.dockerfile import context, dockerignore
 from tools.image.engine import Engine, Image, Say
-from tools.image.judge import Target
-from tools.image.secrets import secret_name, secret_value
+from tools.image.rules.evaluate import Target
+from tools.image.rules.secrets import secret_name, secret_value
 
 NAMESPACE = "localhost/trainyard"  # the names that cells have; no public registry is asked for them
 ATTEMPTS = 3

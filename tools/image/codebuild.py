@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.aws.session import AwsError, Session
-from tools.errors import UserError
+from tools.core.errors import UserError
 from tools.image import ecr
 from tools.image.engine import Say
 

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from tools.aws.session import AwsError, Session
-from tools.errors import UserError
+from tools.core.errors import UserError
 from tools.image.engine import Engine, Say
 
 HOST = re.compile(r"^(\d{12})\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/(.+)$")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tools.errors import UserError
+from tools.core.errors import UserError
 
 SECONDS = 60  # of any single question
 CANNOT_SEE = 3

@@ -14,14 +14,15 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from tools import repo
-from tools.facts import compatibility as facts
-from tools.image import dockerfile, versions
-from tools.image.judge import Target, subject, verdicts
-from tools.image.packages import Package, cuda_version, entries, requirement
-from tools.image.rule import Subject
-from tools.image.running import exec_form, with_exec
-from tools.verdict import State, Verdict
+from tools.core import repo
+from tools.core.verdict import State, Verdict
+from tools.facts import compatibility
+from tools.image.dockerfile import parse
+from tools.image.dockerfile.packages import Package, cuda_version, entries, requirement
+from tools.image.rules import versions
+from tools.image.rules.evaluate import Target, subject, verdicts
+from tools.image.rules.rule import Subject
+from tools.image.rules.runtime import exec_form, with_exec
 
 ATTEMPTS = 8  # repairs of one file; each cures one finding
 USER = "USER 1000:1000"
@@ -120,7 +121,7 @@ def _with_endings(before: str, after: str) -> str:
 
 def _seen(one: Subject, texts: Texts, path: Path, given: Mapping[str, str] | None) -> Subject:
     """Return the subject as it is with the texts of now."""
-    parsed = dockerfile.parse(texts[path], one.source, given)
+    parsed = parse.parse(texts[path], one.source, given)
     return replace(one, dockerfile=parsed, texts={name.resolve(): text for name, text in texts.items()})
 
 
@@ -144,7 +145,7 @@ def _base(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
     """Put a base with the right CUDA in FROM, or the right CUDA in the index's name."""
     found, torch = one.package("torch"), versions.torch_version(one)
     stage = one.dockerfile.final.lineage()[0]
-    row = facts.torch(torch) if torch else None
+    row = compatibility.torch(torch) if torch else None
     if row is None:
         return False
     if (verdict.details["file"], verdict.details["line"]) != (one.source, stage.line):
@@ -154,7 +155,7 @@ def _base(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
     name = stage.base.split("@")[0]
     image, _, tag = name.partition(":")
     if image.endswith("nvidia/cuda"):
-        tags = facts.cuda_images(tag, cuda)
+        tags = compatibility.cuda_images(tag, cuda)
         return bool(tags) and _put_base(one, texts, path, f"{image}:{tags[0]}")
     if image.endswith("pytorch/pytorch"):
         kind = tag.rsplit("-", 1)[-1]
@@ -203,7 +204,7 @@ def _put_base(one: Subject, texts: Texts, path: Path, image: str) -> bool:
 
 def _torchvision(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
     torch = versions.torch_version(one)
-    release = facts.torchvision_release(torch) if torch else None
+    release = compatibility.torchvision_release(torch) if torch else None
     return _pin(one, texts, path, "torchvision", release)
 
 
@@ -267,7 +268,7 @@ REPAIRS: dict[str, Repair] = {
 }
 
 
-def _bodies(one: dockerfile.Instruction) -> int:
+def _bodies(one: parse.Instruction) -> int:
     """Return how many lines the heredocs of an instruction take."""
     return sum(body.count("\n") + 2 if body else 1 for body in one.heredocs)
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tools.image import dockerignore
+from tools.image.dockerfile import dockerignore
 from tools.image.fix import Fixed
-from tools.image.judge import Target
+from tools.image.rules.evaluate import Target
 
 
 @contextmanager

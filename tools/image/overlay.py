@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools import __version__
-from tools.errors import UserError
-from tools.image import build as building
-from tools.image import context, dockerignore, registry, tags
+from tools.core.errors import UserError
+from tools.image import build, registry, tags
+from tools.image.dockerfile import context, dockerignore
 from tools.image.engine import Engine, Image, Say
-from tools.image.judge import Target
+from tools.image.rules.evaluate import Target
 
 NAME = "overlay"  # of its record, local/images/overlay.json
 DIGITS = 12
@@ -59,8 +59,8 @@ def lay(tree: Path, on: str, engine: Engine, say: Say, limit: int = context.LIMI
         ignored = tree / ".dockerignore"
         if ignored.is_file():  # the engine looks for it beside the Dockerfile first
             file.with_name("Dockerfile.dockerignore").write_bytes(ignored.read_bytes())
-        wish = building.Wish(Target(file, tree), (name,), limit=limit)
-        _, image = building.build(wish, engine, say)
+        wish = build.Wish(Target(file, tree), (name,), limit=limit)
+        _, image = build.build(wish, engine, say)
     return Overlay(name, image, old=False)
 
 

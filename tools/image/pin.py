@@ -12,8 +12,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from tools import repo
-from tools.errors import UserError
+from tools.core import repo
+from tools.core.errors import UserError
 from tools.image.build import NAMESPACE
 
 FILE = Path("overlays/images/kustomization.yaml")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tools.errors import UserError
+from tools.core.errors import UserError
 from tools.image import ecr, registry
 from tools.image.build import load_record
 from tools.image.engine import Engine, Say

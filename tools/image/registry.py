@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from tools.errors import UserError
+from tools.core.errors import UserError
 from tools.image.engine import Engine
 
 CANNOT_SEE = 3

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.errors import UserError
+from tools.core.errors import UserError
+from tools.core.verdict import State, Verdict
 from tools.image.engine import Engine, Image, Say
-from tools.image.rehearsal import rehearse, wait_for
-from tools.image.secrets import masked
-from tools.verdict import State, Verdict
+from tools.image.rules.secrets import masked
+from tools.image.trial_training import rehearse, wait_for
 
 LEVELS = ("quick", "standard", "full")
 MODULES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "datasets", "peft", "training")
@@ -182,8 +182,8 @@ class Bench:
         return _pass("environment: no secret", evidence, **details)
 
     def _ask(self, *words: str) -> tuple[dict[str, Any] | None, str]:
-        """Return what tools/image/inside.py says in the image, or None and why not."""
-        text = (Path(__file__).parent / "inside.py").read_text(encoding="utf-8")
+        """Return what tools/image/container_probe.py says in the image, or None and why not."""
+        text = (Path(__file__).parent / "container_probe.py").read_text(encoding="utf-8")
         done = self._run(["--entrypoint", "python"], "-c", text, *words)
         try:
             if done.returncode == 0:

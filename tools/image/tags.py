@@ -7,7 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from tools.errors import UserError
+from tools.core.errors import UserError
 
 POLICIES = ("describe", "sha", "semver", "time")
 LONGEST = 128  # characters, by the OCI distribution specification

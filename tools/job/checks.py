@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tools.cell import Manifests
-from tools.errors import UserError
+from tools.core.errors import UserError
+from tools.core.verdict import State
 from tools.job import submit
-from tools.kubectl import Kubectl
-from tools.preflight.judge import judge
-from tools.verdict import State
+from tools.kube.kubectl import Kubectl
+from tools.kube.manifests import Manifests
+from tools.preflight.evaluate import judge
 
 
 def check(kubectl: Kubectl, manifests: Manifests, say: Callable[[str], None]) -> None:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, NoReturn
 
-from tools.errors import UserError
-from tools.job import sender
-from tools.job.collect import container_name
-from tools.job.pod import JobPod
-from tools.kubectl import Kubectl, failure, missing
+from tools.core.errors import UserError
+from tools.job import remote_sender
+from tools.job.snapshot.collect import container_name
+from tools.job.snapshot.pod import JobPod
+from tools.kube.kubectl import Kubectl, failure, missing
 
 TRIES = 3  # without one more whole file: a stream through the API server may break off, without an error
 SILENCE = 60.0  # seconds after which a stream is given up
@@ -92,7 +92,7 @@ def _here(target: Path, wanted: str) -> dict[str, tuple[int, str]]:
     start = target / wanted
     paths = [start] if start.is_file() else sorted(start.rglob("*"))
     return {
-        path.relative_to(target).as_posix(): (path.stat().st_size, sender.digest(path))
+        path.relative_to(target).as_posix(): (path.stat().st_size, remote_sender.digest(path))
         for path in paths
         if path.is_file() and not path.name.endswith(".part")
     }
@@ -111,7 +111,7 @@ def _received(
     program = kubectl.words("exec", pod.name, f"--container={container_name(pod)}", "--stdin", "--", *words)
     call = f"\nmain(sys.argv[1], sys.argv[2], {json.dumps(have)})\n"
     with tempfile.TemporaryFile() as script, tempfile.TemporaryFile() as complaint:
-        script.write(Path(sender.__file__).read_bytes() + call.encode())
+        script.write(Path(remote_sender.__file__).read_bytes() + call.encode())
         script.seek(0)
         try:
             process = subprocess.Popen(program, stdin=script, stdout=subprocess.PIPE, stderr=complaint)
@@ -224,7 +224,7 @@ class _Stream:
         ready, _, _ = select.select([self._pipe], [], [], SILENCE)
         if not ready:
             raise Broken(f"nothing has come for {SILENCE:.0f} s")
-        chunk = os.read(self._pipe.fileno(), sender.CHUNK)
+        chunk = os.read(self._pipe.fileno(), remote_sender.CHUNK)
         if not chunk:
             raise Broken("the stream was cut short")
         self._kept += chunk

@@ -9,13 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tools.errors import UserError
-from tools.job import nodehealth, runners
-from tools.job.collect import in_pod
-from tools.job.failing import accelerators
-from tools.job.pod import JobPod
-from tools.job.snapshot import Snapshot
-from tools.kubectl import Kubectl
+from tools.core.errors import UserError
+from tools.job import ranks as runners
+from tools.job.diagnosis import node_health
+from tools.job.diagnosis.failures import accelerators
+from tools.job.snapshot.collect import in_pod
+from tools.job.snapshot.pod import JobPod
+from tools.job.snapshot.snapshot import Snapshot
+from tools.kube.kubectl import Kubectl
 
 Object = dict[str, Any]
 AT_ONCE = 6
@@ -112,7 +113,7 @@ def look(kubectl: Kubectl, seen: Snapshot) -> Found:
 
 def _ill(seen: Snapshot, pod: JobPod) -> list[str]:
     """Return what is said of a pod's node when its accelerators are not well."""
-    return [word.text for word in nodehealth.words(seen, pod.node) if word.kind == "device"]
+    return [word.text for word in node_health.words(seen, pod.node) if word.kind == "device"]
 
 
 def _of_pod(kubectl: Kubectl, pod: JobPod, ranks: list[int]) -> tuple[list[Device], list[str], list[str]]:

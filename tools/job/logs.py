@@ -8,12 +8,13 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from tools.errors import UserError
-from tools.job import loglines, signs
-from tools.job.collect import container_name, in_pod
-from tools.job.loglines import Line
-from tools.job.pod import JobPod
-from tools.kubectl import Kubectl
+from tools.core.errors import UserError
+from tools.job.diagnosis import log_patterns
+from tools.job.snapshot import log_lines
+from tools.job.snapshot.collect import container_name, in_pod
+from tools.job.snapshot.log_lines import Line
+from tools.job.snapshot.pod import JobPod
+from tools.kube.kubectl import Kubectl
 
 BEFORE = 5  # lines that are shown before a failure
 AFTER = 15
@@ -46,10 +47,10 @@ def once(kubectl: Kubectl, pods: list[JobPod], wanted: Wanted) -> tuple[Iterator
     for pod in pods:
         done = kubectl.run("logs", pod.name, f"--container={container_name(pod)}", *wanted.words())
         if done.returncode == 0:
-            logs.append(loglines.read(done.stdout, pod.name))
+            logs.append(log_lines.read(done.stdout, pod.name))
         else:
             unseen[pod.name] = (done.stderr.strip().splitlines() or ["no answer"])[-1]
-    return filter(wanted.matches, loglines.merged(logs)), unseen
+    return filter(wanted.matches, log_lines.merged(logs)), unseen
 
 
 def follow(kubectl: Kubectl, pods: list[JobPod], wanted: Wanted) -> Iterator[Line]:
@@ -60,7 +61,7 @@ def follow(kubectl: Kubectl, pods: list[JobPod], wanted: Wanted) -> Iterator[Lin
         words = ("logs", pod.name, f"--container={container_name(pod)}", "--follow", *wanted.words())
         try:
             for text in kubectl.lines(*words):
-                lines.put(loglines.line_of(text, pod.name))
+                lines.put(log_lines.line_of(text, pod.name))
         finally:
             lines.put(None)
 
@@ -86,10 +87,10 @@ def from_volume(kubectl: Kubectl, pod: JobPod, rank: int, tail: int | None) -> l
     return [Line(line, pod=pod.name) for line in text.splitlines()[1:]]
 
 
-def first_failure(lines: Iterable[Line]) -> tuple[list[Line], signs.Found] | None:
+def first_failure(lines: Iterable[Line]) -> tuple[list[Line], log_patterns.Found] | None:
     """Return the lines around the first failure that is no consequence of another, None without one."""
     everything = list(lines)
-    found = signs.first_cause(everything)
+    found = log_patterns.first_cause(everything)
     if found is None:
         return None
     own = [line for line in everything if line.pod == found.line.pod]

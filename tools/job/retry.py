@@ -11,18 +11,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tools import repo
-from tools.cell import Manifests
-from tools.errors import UserError
+from tools.core import repo
+from tools.core.errors import UserError
 from tools.job import submit
-from tools.job.failing import accelerators
-from tools.job.snapshot import Snapshot
-from tools.job.starting import needed
+from tools.job.diagnosis.explain import Answer, Explanation
+from tools.job.diagnosis.failures import accelerators
+from tools.job.diagnosis.startup import needed
+from tools.job.snapshot.snapshot import Snapshot
 from tools.job.status import state_of
 from tools.job.submit import Applied
-from tools.job.why import Answer, Explanation
-from tools.kubectl import Kubectl
-from tools.local_job import config_texts
+from tools.kube.kubectl import Kubectl
+from tools.kube.manifests import Manifests
+from tools.local.job import config_texts
 
 Object = dict[str, Any]
 LEDGER = "trainyard/attempts"  # annotation of the job: its attempts so far, as JSON

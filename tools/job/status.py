@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from tools.job import metrics, progress, runners
-from tools.job.metrics import Record
-from tools.job.pod import JobPod
-from tools.job.progress import Progress
-from tools.job.snapshot import Snapshot, event_time
-from tools.job.times import duration, moment
+from tools.core.timestamps import duration, moment
+from tools.job import ranks
+from tools.job.metrics import progress, series
+from tools.job.metrics.progress import Progress
+from tools.job.metrics.series import Record
+from tools.job.snapshot.pod import JobPod
+from tools.job.snapshot.snapshot import Snapshot, event_time
 
 Object = dict[str, Any]
 SILENT, SILENT_STEPS = 120.0, 10  # seconds and steps without one, after which no time is left to be told
@@ -40,21 +41,21 @@ class Status:
         last, run = now.last, self.snapshot.run or {}
         steps = run.get("steps") or (last.steps if last else None)
         present = self._present(now)
-        left = metrics.eta(present, steps) if self.state == "Running" and not _silent(now, present) else None
+        left = series.eta(present, steps) if self.state == "Running" and not _silent(now, present) else None
         moved = now.moved
         return {
             "source": now.source,
             "phase": now.phase,
             "step": now.step,
             "steps": steps,
-            "loss": metrics.plain(last.loss) if last else None,
-            "tokens_per_s": metrics.plain(metrics.median(present, "tokens_per_s")),
-            "samples_per_s": metrics.plain(metrics.median(present, "samples_per_s")),
-            "mfu": metrics.plain(metrics.median(present, "mfu")),
+            "loss": series.plain(last.loss) if last else None,
+            "tokens_per_s": series.plain(series.median(present, "tokens_per_s")),
+            "samples_per_s": series.plain(series.median(present, "samples_per_s")),
+            "mfu": series.plain(series.median(present, "mfu")),
             "seconds_left": [round(left.low), round(left.high)] if left else None,
             "moved_seconds_ago": round((now.now - moved).total_seconds()) if moved else None,
             "checkpoints": [one["step"] for one in run.get("checkpoints") or []],
-            "restarts": len(metrics.gaps(now.records)),
+            "restarts": len(series.gaps(now.records)),
         }
 
     def _present(self, now: Progress) -> list[Record]:
@@ -65,12 +66,12 @@ class Status:
         if self.state in ("Succeeded", "Failed"):
             return now.records
         started = [pod.started.timestamp() for pod in self.snapshot.pods if pod.started]
-        return metrics.since(now.records, max(started)) if started and self.state != "Suspended" else []
+        return series.since(now.records, max(started)) if started and self.state != "Suspended" else []
 
     def pods(self) -> list[Object]:
         """Return one row a pod."""
         held: dict[str, list[int]] = {}
-        for rank, pod in runners.ranks(self.snapshot).items():
+        for rank, pod in ranks.ranks(self.snapshot).items():
             held.setdefault(pod, []).append(rank)
         return [
             {

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.job import submit
-from tools.job.collect import container_name
-from tools.job.pod import JobPod
-from tools.kubectl import Kubectl
+from tools.job.snapshot.collect import container_name
+from tools.job.snapshot.pod import JobPod
+from tools.kube.kubectl import Kubectl
 
 Object = dict[str, Any]
-# training/loop.py says the one, the trainer's own record of a drain the other.
+# training/trainer/loop.py says the one, the trainer's own record of a drain the other.
 SAVED = re.compile(r"checkpoint of step (\d+) saved|stopped on request at step (\d+), which is saved")
 LOG_SECONDS = 10.0  # that a log has to end once its pod is gone
 

@@ -8,20 +8,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tools.cell import Manifests, name_of
-from tools.errors import UserError
-from tools.job import progress
-from tools.job.before import is_over
-from tools.job.collect import collect
-from tools.job.metrics import Record
-from tools.job.placing import claim_names
-from tools.job.pod import JobPod
-from tools.job.snapshot import Snapshot
-from tools.job.starting import needed
+from tools.core.errors import UserError
+from tools.job.diagnosis.admission import is_over
+from tools.job.diagnosis.explain import Answer, Explanation, explain
+from tools.job.diagnosis.scheduling import claim_names
+from tools.job.diagnosis.startup import needed
+from tools.job.metrics import progress
+from tools.job.metrics.series import Record
+from tools.job.snapshot.collect import collect
+from tools.job.snapshot.pod import JobPod
+from tools.job.snapshot.snapshot import Snapshot
 from tools.job.status import Status
-from tools.job.why import Answer, Explanation, explain
-from tools.kubectl import Kubectl, failure
-from tools.operator_admission import DEFAULT_CONTAINER
+from tools.kube.kubectl import Kubectl, failure
+from tools.kube.manifests import Manifests, name_of
+from tools.simulator.operator_admission import DEFAULT_CONTAINER
 
 Object = dict[str, Any]
 EVERY = 2.0  # seconds between two looks

@@ -12,14 +12,15 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
-from tools import kustomize, output, repo
-from tools.cell import Manifests, parse
-from tools.errors import UserError
+from tools.cells import kustomize
+from tools.core import output, repo
+from tools.core.errors import UserError
 from tools.job import submit
-from tools.job.placing import claim_names
-from tools.job.pod import JobPod
+from tools.job.diagnosis.scheduling import claim_names
+from tools.job.snapshot.pod import JobPod
 from tools.job.submit import Applied
-from tools.kubectl import Kubectl, missing
+from tools.kube.kubectl import Kubectl, missing
+from tools.kube.manifests import Manifests, parse
 
 Object = dict[str, Any]
 NAME = "tensorboard"

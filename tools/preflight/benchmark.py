@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from tools import kustomize, output, repo
-from tools.cell import parse
-from tools.preflight.judge import judge, rules
+from tools.cells import kustomize
+from tools.core import output, repo
+from tools.kube.manifests import parse
+from tools.preflight.evaluate import judge, rules
 
 PRINTED = "{:<32}{:>12}"
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tools.core.verdict import Verdict, shown
 from tools.preflight.subject import Subject
-from tools.verdict import Verdict, shown
 
 Check = Callable[[Subject], Iterator[Verdict]]
 

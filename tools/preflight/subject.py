@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools import operator_rules, volcano_rules, wiring
-from tools.cell import Manifests, name_of
 from tools.facts.instances import INSTANCES, Instance
-from tools.operator_admission import rejections
+from tools.kube.manifests import Manifests, name_of
 from tools.preflight.shapes import META, OBJECTS, TEMPLATE, Misshape, misshapes
-from tools.wiring import Analysis
+from tools.simulator import operator_pods, volcano, wiring
+from tools.simulator.operator_admission import rejections
+from tools.simulator.wiring import Analysis
 
 Object = dict[str, Any]
 
@@ -217,7 +217,7 @@ def title(item: Object) -> str:
 
 
 def _job(item: Object, templates: list[Template], manifests: Manifests) -> Job:
-    refused = rejections(item, operator_rules.LATEST)
+    refused = rejections(item, operator_pods.LATEST)
     if refused:
         return Job(item, templates, refused, None)
     # A queue starts a suspended job one day: it is judged as it will then be.
@@ -269,7 +269,7 @@ def _places(item: Object, wrong: list[Misshape]) -> Iterator[tuple[str, str, int
         yield ".".join(path), "", 1, _at(item, path)
     elif kind in TRAINING:
         yield from _replica_places(item, kind, wrong)
-    elif volcano_rules.is_job(item):
+    elif volcano.is_job(item):
         yield from _task_places(item)
 
 
@@ -323,7 +323,7 @@ def _starts_torchrun(template: Any) -> bool:
 
 def _trains(item: Object) -> bool:
     """Say whether an object's pods train; of a Volcano Job there are no other templates here."""
-    return item.get("kind") in TRAINING or volcano_rules.is_job(item)
+    return item.get("kind") in TRAINING or volcano.is_job(item)
 
 
 def _at(item: Object, path: tuple[str, ...]) -> Any:

@@ -22,7 +22,7 @@ def asked(name: str, question: Callable[[], _Answer]) -> _Answer:
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
-    from training.data.stream.http import Trials, words
+    from training.data.http import Trials, words
 
     trials = Trials(name, lambda line: None, threading.Event())
     while True:

@@ -16,9 +16,9 @@ from typing import Any
 from training.data.errors import DataError
 from training.data.progress import INTERVAL, Reporter
 from training.data.readers import Place
+from training.data.remote_files import RemotePlace, Stopped
 from training.data.sources import Source, SourceFile
 from training.data.staging import JOURNAL
-from training.data.stream.places import RemotePlace, Stopped
 
 # Seconds of work that a kill may cost.
 EVERY = 10.0

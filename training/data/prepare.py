@@ -40,10 +40,10 @@ from training.data.index import (
 from training.data.journal import Journal
 from training.data.progress import Reporter
 from training.data.readers import Document
+from training.data.remote_files import is_remote
 from training.data.shards import SplitWriter
 from training.data.sources import STDLIB, Counts, Source, open_source, path_of
 from training.data.staging import commit, staging, sweep
-from training.data.stream.places import is_remote
 from training.data.workers import encoding, processors
 
 __all__ = ["prepare", "verify"]

@@ -2,7 +2,7 @@
 
 The kind of a file follows from its name: `.jsonl`, `.jsonl.gz`, `.json.gz` (JSON lines) and `.parquet` hold
 one document a row, in `text_field`; every other file is UTF-8 text. A source may be several, one a line:
-paths, globs, URLs with ranges, files of the hub (`training.data.stream.places`).
+paths, globs, URLs with ranges, files of the hub (`training.data.remote_files`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from training.data.errors import DataError, nearest, reason
 from training.data.readers import Document, Place, is_rows, pieces_of, read_file_as_document, rows_of
-from training.data.stream.places import RemotePlace, is_remote, title_of, urls_of
+from training.data.remote_files import RemotePlace, is_remote, title_of, urls_of
 
 STDLIB = "python-stdlib"
 _NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "__pycache__"})

@@ -24,10 +24,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from training import neuron_cache
 from training.config import Config, ConfigError
 from training.device.base import Device
 from training.device.peaks import card_peak
+from training.neuron import cache as neuron_cache
 
 CPU_CLIENT, NEURON = "CPU", "NEURON"  # values of PJRT_DEVICE
 INSTANCE_TYPE = Path("/sys/devices/virtual/neuron_device/neuron0/info/architecture/instance_type")

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import BertConfig, PreTrainedConfig
 
 from training.config import Model
-from training.model import CONFIGS
+from training.models.causal import CONFIGS
 from training.weights.errors import WeightsError
 from training.weights.tensors import read_object
 

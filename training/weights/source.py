@@ -10,8 +10,8 @@ from typing import Any
 from training.checkpoint import Checkpoint, CheckpointError
 from training.checkpoint.layout import Manifest, committed_steps, read_manifest, step_name
 from training.checkpoint.verify import check_contents, share_of
-from training.rundir import RunDir, read_json
-from training.waiting import while_others_wait
+from training.distributed.rank_zero import while_others_wait
+from training.run.directory import RunDir, read_json
 from training.weights.errors import WeightsError
 from training.weights.hub import cache_directory, download
 from training.weights.team import Team

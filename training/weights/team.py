@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from training.checkpoint.peers import Peers
-from training.ranks import Ranks
+from training.distributed.ranks import Ranks
 
 
 class Team:

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from training import lora
 from training.config import Config
-from training.model import build_on_meta, materialise, named_parameters
-from training.ranks import Ranks
-from training.rundir import RunDir, read_json
+from training.data.run_tokenizer import dataset_directory
+from training.distributed.ranks import Ranks
+from training.models import lora
+from training.models.causal import build_on_meta, materialise, named_parameters
+from training.run.directory import RunDir, read_json
 from training.task import Trainable
-from training.tokenizer import dataset_directory
 from training.weights.architecture import check_architecture, check_same_model
 from training.weights.errors import WeightsError
 from training.weights.source import RUN, commit_of, is_run, locate_directory, open_run

@@ -9,12 +9,12 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from training.bert import TASK
-from training.bert_model import build_on_meta, initialise
 from training.config import load
 from training.device import resolve
-from training.model import named_parameters
-from training.parallel import parallelise
-from training.ranks import join
+from training.distributed.ranks import join
+from training.models.bert import build_on_meta, initialise
+from training.models.causal import named_parameters
+from training.trainer.parallelize import parallelise
 
 
 def main() -> None:

@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from training.bert_model import PretrainingBert, build_on_meta, initialise
-from training.config import Config
-from training.model import IGNORE, named_parameters
-from training.sections import BertShape
+from training.config import BertShape, Config
+from training.models.bert import PretrainingBert, build_on_meta, initialise
+from training.models.causal import IGNORE, named_parameters
 
 CPU = torch.device("cpu")
 PUBLISHED = {"vocab_size": 30522, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,

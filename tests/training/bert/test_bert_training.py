@@ -14,12 +14,12 @@ import pytest
 from tests.training import inprocess
 from tests.training.inprocess import StopAfter, Texts, losses, records, same, tensors
 from training.bert import TASK
-from training.bert_data import splits_of
 from training.config import apply_override, load_texts
-from training.feed import IndexedFeed
-from training.process import Attempt
-from training.ranks import Ranks
-from training.rundir import RunDir
+from training.data.indexed_feed import IndexedFeed
+from training.distributed.process import Attempt
+from training.distributed.ranks import Ranks
+from training.prepare.bert import splits_of
+from training.run.directory import RunDir
 
 MODULE = "training.bert"
 CALM = ("model.attention_dropout=0.0", "model.bert.hidden_dropout=0.0")

@@ -14,13 +14,12 @@ from transformers import BertForMaskedLM, BertForPreTraining, BertForSequenceCla
 
 from tests.training import inprocess
 from tests.training.inprocess import Texts, losses, records
-from training import bert_weights
 from training.bert import TASK
-from training.bert_model import PretrainingBert, build_on_meta, hf_config, initialise
 from training.config import Config
-from training.model import named_parameters
-from training.rundir import RunDir, read_json
-from training.weights import WeightsError
+from training.models.bert import PretrainingBert, build_on_meta, hf_config, initialise
+from training.models.causal import named_parameters
+from training.run.directory import RunDir, read_json
+from training.weights import WeightsError, bert
 
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
@@ -37,10 +36,10 @@ def loaded(config: Config, directory: Path, run: Path) -> tuple[PretrainingBert,
     """Our model with these weights, and what was said."""
     lines: list[str] = []
     config = config.model_copy(update={"model": config.model.model_copy(update={"weights": str(directory)})})
-    weights = bert_weights.open_for(config, RunDir(run), None, lines.append)
+    weights = bert.open_for(config, RunDir(run), None, lines.append)
     assert weights is not None
     model = build_on_meta(config, "eager")
-    bert_weights.load(model, weights, config, CPU)
+    bert.load(model, weights, config, CPU)
     return model, lines
 
 

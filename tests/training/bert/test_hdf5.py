@@ -15,13 +15,13 @@ from tests.training import inprocess
 from tests.training.bert.conftest import LENGTH, VOCABULARY
 from tests.training.inprocess import StopAfter, Texts, losses, same, tensors
 from training.bert import TASK
-from training.bert_data import prepare_for, splits_of
 from training.config import Config, apply_override, load_texts
 from training.data.bert.batch import NO_LABEL
 from training.data.bert.hdf5 import KEYS, MaskedRows
 from training.data.errors import DataError
 from training.data.index import read_index, verify
 from training.data.inspection import inspect
+from training.prepare.bert import prepare_for, splits_of
 
 CLS, SEP, MASK = 2, 3, 4
 TYPES = ("i4", "i1", "i1", "i4", "i4", "i1")

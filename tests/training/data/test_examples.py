@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from tests.training.chats import CHATML, chat, chatml_tokenizer, say
-from training.data import tokenizer as tokenizers_
+from training.data import tokenizer
 from training.data.errors import DataError
 from training.data.examples import python_help
 from training.data.examples.dataset import ExampleDataset
@@ -125,7 +125,7 @@ def test_prompts_with_completions_and_texts(prepared: Prepared) -> None:
         {"text": "rain falls <|im_end|>", "id": 3},
     ]
     learned = dict(texts(prepared(rows)))
-    begin, end = tokenizers_.BOS, tokenizers_.EOS
+    begin, end = tokenizer.BOS, tokenizer.EOS
     assert learned[f"{begin}dogs may run far{end}"] == f" run far{end}"
     assert learned[f"{begin}rain falls <|im_end|>{end}"] == f"rain falls <|im_end|>{end}"
     assert [value for key, value in learned.items() if "the cat" in key] == ["a mat<|im_end|>"]
@@ -142,10 +142,10 @@ def test_a_prompt_is_encoded_without_what_follows(prepared: Prepared, chatml: Pa
 
 def test_a_tokenizer_without_template_gets_the_plain_one(prepared: Prepared, tmp_path: Path) -> None:
     """It is kept beside the tokenizer; data without chats gets none."""
-    plain = tokenizers_.train(iter([say(60)]), 400)
+    plain = tokenizer.train(iter([say(60)]), 400)
     plain.write(tmp_path / "plain")
     directory = prepared([chat("hi", "the cat"), chat("dogs", "run")], tokenizer=str(tmp_path / "plain"))
-    end = tokenizers_.EOS
+    end = tokenizer.EOS
     assert (f"### user\nhi\n\n### assistant\nthe cat{end}\n\n", f"the cat{end}") in texts(directory)
     library = PreTrainedTokenizerFast.from_pretrained(directory / "tokenizer")
     asked = library.apply_chat_template(chat("hi")["messages"], tokenize=False, add_generation_prompt=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from training.data import tokenizer as tokenizers_
+from training.data import tokenizer
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 ROWS = [
@@ -132,7 +132,7 @@ def ran(hub: str, directory: Path, script: str, *arguments: str) -> list[str]:
 @pytest.mark.timeout(180)
 def test_a_pinned_data_set_of_the_hub(hub: str, tmp_path: Path) -> None:
     """The same rows make the same dataset as a file of them; what the hub refuses is one sentence."""
-    tokenizers_.train(iter(["q cats 0 1 2 3 4 5 6 7 8"]), 400).write(tmp_path / "tokenizer")
+    tokenizer.train(iter(["q cats 0 1 2 3 4 5 6 7 8"]), 400).write(tmp_path / "tokenizer")
     (tmp_path / "rows.jsonl").write_text(LINES)
     sources = [
         str(tmp_path / "rows.jsonl"),
@@ -156,7 +156,7 @@ def test_a_pinned_data_set_of_the_hub(hub: str, tmp_path: Path) -> None:
 def test_a_data_set_without_paths_and_a_tokenizer_of_the_hub(hub: str, tmp_path: Path) -> None:
     """A data set stands for the files of its train split; a tokenizer is the one with those files."""
     words = tmp_path / "words"
-    tokenizers_.train(iter(TEXTS), 400).write(words)
+    tokenizer.train(iter(TEXTS), 400).write(words)
     FILES["someone/words"] = {path.name: path.read_bytes() for path in words.iterdir()}
     for part in (0, 1):
         file = tmp_path / "train" / f"train-{part}.jsonl"

@@ -15,9 +15,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from training.data import prepare as prepare_module
-from training.data import progress as progress_module
-from training.data import shards
+from training.data import prepare, progress, shards
 from training.data.errors import DataError
 from training.data.index import read_index
 from training.data.prepare import verify
@@ -182,15 +180,15 @@ def test_tokens_go_into_shards_of_bounded_size(
 def test_large_text_trains_the_tokenizer_on_a_sample(
     prepared: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(prepare_module, "TOKENIZER_BYTES", 40_000)
-    monkeypatch.setattr(prepare_module, "_SLICE_CHARACTERS", 1000)
+    monkeypatch.setattr(prepare, "TOKENIZER_BYTES", 40_000)
+    monkeypatch.setattr(prepare, "_SLICE_CHARACTERS", 1000)
     lines: list[str] = []
     first = prepared(progress=lines.append)
     assert any("% of the training documents" in line for line in lines)
     assert contents(first) == contents(prepared(root=tmp_path / "again"))
     text = "x" * 100_000
     for share in (0.1, 0.37, 0.9):
-        sampled = sum(map(len, prepare_module.slices_of(text, bytes(range(32)), share)))
+        sampled = sum(map(len, prepare.slices_of(text, bytes(range(32)), share)))
         assert sampled == pytest.approx(share * len(text), abs=1000)
 
 
@@ -299,7 +297,7 @@ def test_text_that_changes_while_it_is_read_is_refused(prepared: Callable[..., P
 def test_progress_goes_on_during_long_work(
     prepared: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress_module, "INTERVAL", 1e-5)
+    monkeypatch.setattr(progress, "INTERVAL", 1e-5)
     lines: list[str] = []
     prepared(progress=lines.append)
     stages = [line.split()[0] for line in lines]

@@ -16,14 +16,11 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from tests.training.data.stream.conftest import ALL_TEXTS, serve, shard_bytes
-from training.data import journal as journal_module
-from training.data import prepare as prepare_module
-from training.data import workers as workers_module
+from training.data import http, journal, prepare, workers
 from training.data.errors import DataError
 from training.data.index import read_index, verify
 from training.data.shards import SplitWriter
 from training.data.sources import STDLIB, open_source
-from training.data.stream import http
 from training.data.tokenizer import TextTokenizer, load, train
 from training.data.words import parts_of, words_of
 
@@ -63,7 +60,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many batches and shards from little text."""
-    monkeypatch.setattr(prepare_module, "_BATCH_CHARACTERS", 4000)
+    monkeypatch.setattr(prepare, "_BATCH_CHARACTERS", 4000)
     monkeypatch.setattr("training.data.shards.SHARD_TOKENS", 5000)
 
 
@@ -177,7 +174,7 @@ def test_other_preparations_leave_work_that_can_be_taken_up(
 def test_ctrl_c_keeps_what_can_be_taken_up(
     prepared: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(journal_module, "EVERY", 0.0)
+    monkeypatch.setattr(journal, "EVERY", 0.0)
     original, appended = SplitWriter.append, []
 
     def interrupted(self: SplitWriter, *arguments: Any) -> None:
@@ -198,14 +195,14 @@ def test_ctrl_c_keeps_what_can_be_taken_up(
 def test_a_process_that_ends_early_is_one_error(
     prepared: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    original = workers_module.Workers._ask
+    original = workers.Workers._ask
 
-    def killed(self: workers_module.Workers, texts: Any) -> Any:
+    def killed(self: workers.Workers, texts: Any) -> Any:
         self._processes[0].kill()
         self._processes[0].wait()
         return original(self, texts)
 
-    monkeypatch.setattr(workers_module.Workers, "_ask", killed)
+    monkeypatch.setattr(workers.Workers, "_ask", killed)
     with pytest.raises(DataError, match="a process that tokenises ended early"):
         prepared(workers=1 + 1)
     assert list((tmp_path / "data").iterdir()) == []

@@ -11,8 +11,7 @@ from safetensors.torch import save_file
 
 from training.checkpoint import Store, shards_of
 from training.config import Config, load_texts
-from training.lora import adapt
-from training.model import (
+from training.models.causal import (
     MODELS,
     CausalLM,
     build_on_meta,
@@ -21,7 +20,8 @@ from training.model import (
     materialise,
     trained_parameters,
 )
-from training.rundir import RunDir, write_json
+from training.models.lora import adapt
+from training.run.directory import RunDir, write_json
 from training.task import Trainable
 from training.weights import open_weights
 

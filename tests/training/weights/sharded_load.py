@@ -23,12 +23,12 @@ from torch.distributed.tensor import DTensor
 
 from tests.training.weights.bases import LORA, configuration, random_weights
 from training.device import Device, resolve
-from training.lora import adapt
-from training.model import CausalLM, build_on_meta, named_parameters, trained_parameters
-from training.parallel import parallelise
-from training.ranks import Ranks, join
-from training.rundir import RunDir
+from training.distributed.ranks import Ranks, join
+from training.models.causal import CausalLM, build_on_meta, named_parameters, trained_parameters
+from training.models.lora import adapt
+from training.run.directory import RunDir
 from training.task import Trainable
+from training.trainer.parallelize import parallelise
 from training.weights import Weights, open_weights
 
 SHAPE: dict[str, Any] = {

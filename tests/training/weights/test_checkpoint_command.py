@@ -13,9 +13,9 @@ import pytest
 
 from tests.training.weights.bases import LORA, adapted, configuration, pretrained, publish
 from tools import cli
-from tools.commands import checkpoint
-from tools.errors import UserError
-from training.rundir import RunDir
+from tools.cli import checkpoint
+from tools.core.errors import UserError
+from training.run.directory import RunDir
 
 
 @pytest.fixture

@@ -28,11 +28,11 @@ from tests.training.weights.bases import (
     token_ids,
     trainers,
 )
-from training import bert_model
 from training.checkpoint import CheckpointError
 from training.config import load_texts
 from training.export import ExportError, export_run, main
-from training.rundir import RunDir
+from training.models import bert
+from training.run.directory import RunDir
 from training.weights import WeightsError, open_weights
 
 SAVED = {**LORA, "modules_to_save": ["embed_tokens", "norm"]}
@@ -141,8 +141,8 @@ def test_bert_leaves_with_both_heads_and_is_the_trainers(tmp_path: Path, run: Ru
     text = (Path(__file__).parents[3] / "overlays/model/bert-tiny/model.yaml").read_text()
     hardware, cell = "device: {type: cpu}", "parallel: {micro_batch_size: 2}\ncheckpoint: {every: 5}"
     config = load_texts({"model": ("m", text), "hardware": ("h", hardware), "cell": ("c", cell)})
-    trained = bert_model.build_on_meta(config, "eager")
-    bert_model.initialise(trained, config, torch.device("cpu"))
+    trained = bert.build_on_meta(config, "eager")
+    bert.initialise(trained, config, torch.device("cpu"))
     bare = tmp_path / "data" / "shards"
     bare.mkdir(parents=True)
     (bare / "index.json").write_text("{}")

@@ -20,11 +20,11 @@ from tests.training.weights.bases import (
     token_ids,
     trainers,
 )
-from training import lora
 from training.config import ConfigError
-from training.counting import trainable_parameters
-from training.model import named_parameters, trained_parameters
-from training.rundir import RunDir
+from training.models import lora
+from training.models.causal import named_parameters, trained_parameters
+from training.models.counting import trainable_parameters
+from training.run.directory import RunDir
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

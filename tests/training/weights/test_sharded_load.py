@@ -14,7 +14,7 @@ import torch
 from tests.training.weights.bases import LORA, configuration, random_weights
 from tests.training.weights.fake_hub import COMMIT, TOKEN, FakeHub
 from tests.training.weights.sharded_load import SHAPE
-from training.rundir import RunDir
+from training.run.directory import RunDir
 from training.weights import open_weights
 
 CHECKOUT = Path(__file__).parents[3]

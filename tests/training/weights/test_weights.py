@@ -27,8 +27,8 @@ from tests.training.weights.bases import (
     whole,
 )
 from training.checkpoint import CheckpointError
-from training.model import named_parameters
-from training.rundir import RunDir, write_json
+from training.models.causal import named_parameters
+from training.run.directory import RunDir, write_json
 from training.weights import WeightsError, open_weights
 
 

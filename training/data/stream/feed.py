@@ -20,12 +20,12 @@ from training.data.dataset import Batch as TokenBatch
 from training.data.errors import DataError
 from training.data.index import HELDOUT
 from training.data.position import heldout_batches
+from training.data.remote_files import RemotePlace, Stopped
 from training.data.stream.lanes import Plan, Sample, State, samples
-from training.data.stream.places import RemotePlace, Stopped
 
 if TYPE_CHECKING:
     from training.config import Config
-    from training.ranks import Ranks
+    from training.distributed.ranks import Ranks
     from training.task import Batch
 
 # More lanes are more connections and more blocks to read again on a resume; more ranks than this are rare.

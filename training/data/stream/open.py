@@ -17,7 +17,7 @@ from training.data.tokenizer import given_files, load
 
 if TYPE_CHECKING:
     from training.config import Config
-    from training.ranks import Ranks
+    from training.distributed.ranks import Ranks
 
 _MB = 1_000_000
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from training.data.stream import http
+from training.data import http
 
 SHARDS, ROWS = 9, 60
 WORDS = (

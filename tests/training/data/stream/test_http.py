@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.training.data.stream.conftest import ALL_TEXTS, FAULTS, text_of
+from training.data import http
 from training.data.errors import DataError
+from training.data.http import RemoteFile
 from training.data.readers import rows_of
+from training.data.remote_files import RemotePlace, Stopped, urls_of
 from training.data.sources import open_source
-from training.data.stream import http
-from training.data.stream.http import RemoteFile
-from training.data.stream.places import RemotePlace, Stopped, urls_of
 
 pytestmark = pytest.mark.usefixtures("impatient")
 

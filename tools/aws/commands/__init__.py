@@ -1,1 +1,0 @@
-"""The commands of `yard cluster`, one module each; `config` is config.py."""

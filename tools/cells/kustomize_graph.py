@@ -1,0 +1,69 @@
+"""Which directories a Kustomize target reaches, and by which route."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from tools.core.errors import UserError
+from tools.core.repo import KUSTOMIZATION_NAMES
+
+REFERENCES = ("resources", "components")  # the two keys of a kustomization that can name a directory
+
+
+def refuse_diamonds(root: Path, target: str, parts: Iterable[Path]) -> None:
+    """Refuse a target that reaches a directory twice through its `parts`.
+
+    Kustomize would apply such a Component once per route and exit 0: every appended list entry then stands
+    there twice. Raises UserError that names both routes, or a kustomization that cannot be read.
+    """
+    routes: dict[Path, str] = {}
+    for part in parts:
+        _walk(root, part.resolve(), target, routes)
+
+
+def reached(root: Path, target: Path) -> list[Path]:
+    """Return the local directories that the Kustomize target `target` is made of, itself first.
+
+    Raises UserError when one is reached twice, or a kustomization cannot be read.
+    """
+    routes: dict[Path, str] = {}
+    _walk(root, target.resolve(), "", routes)
+    return list(routes)
+
+
+def _walk(root: Path, directory: Path, route: str, routes: dict[Path, str]) -> None:
+    name = _shown(root, directory)
+    here = f"{route} -> {name}" if route else name
+    if directory in routes:
+        raise UserError(
+            f"{name} is reached twice and would be applied twice",
+            f"once by {routes[directory]}, once by {here}; take one of them out",
+        )
+    routes[directory] = here
+    for reference in _references(root, directory):
+        _walk(root, reference, here, routes)
+
+
+def _references(root: Path, directory: Path) -> list[Path]:
+    """Return the local directories that the kustomization in `directory` names; remote ones are left out."""
+    path = next((directory / name for name in KUSTOMIZATION_NAMES if (directory / name).is_file()), None)
+    if path is None:
+        raise UserError(f"{_shown(root, directory)}: no kustomization.yaml in this directory")
+    try:
+        document: Any = YAML(typ="safe", pure=True).load(path)
+    except (OSError, UnicodeDecodeError, YAMLError) as problem:
+        raise UserError(f"{_shown(root, path)}: {str(problem).splitlines()[0]}") from problem
+    if not isinstance(document, dict):
+        raise UserError(f"{_shown(root, path)}: a mapping is needed")
+    named = (entry for key in REFERENCES for entry in document.get(key) or () if isinstance(entry, str))
+    return [found for entry in named if (found := (directory / entry).resolve()).is_dir()]
+
+
+def _shown(root: Path, path: Path) -> str:
+    resolved = root.resolve()
+    return path.relative_to(resolved).as_posix() if path.is_relative_to(resolved) else str(path)

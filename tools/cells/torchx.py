@@ -1,0 +1,177 @@
+"""A trn1 cell as a TorchX application: the same pods, in a Volcano job instead of a PyTorchJob.
+
+    torchx run -s kubernetes -cfg queue=trainyard --workspace "" tools/cells/torchx.py:trn1_bert \\
+        --name bertcompile --precompile True
+    torchx run -s kubernetes -cfg queue=trainyard --workspace "" tools/cells/torchx.py:trn1_bert
+
+Needs the extra `torchx` (pip install -e ".[torchx]"), Volcano (base/plugins/volcano), and the claim
+`trainyard`. The pods are those of the rendered cell: resources, EFA and Neuron devices, affinity, volumes,
+security. What differs: Volcano's names lead the ranks to each other, and the configuration travels in the
+pods' annotations, for a TorchX application has no ConfigMaps.
+
+Facts: torchx 0.7.0, schedulers/kubernetes_scheduler.py (app_to_resource, role_to_pod), specs/api.py
+(Role.pre_proc); Volcano 1.15, pkg/controllers/job/plugins/svc.
+"""
+
+# No `from __future__ import annotations` here: TorchX reads the types of the arguments.
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchx import specs
+
+from tools.cells import kustomize
+from tools.core import repo
+from tools.kube.manifests import Manifests, parse
+
+RENDEZVOUS_PORT = 29400
+COMMAND_BEFORE_TORCHRUN = 3  # words: python -m training.entrypoint
+Object = dict[str, Any]
+
+
+def trn1_bert(
+    name: str = "berttrain",
+    model: str = "bert-large",
+    nnodes: int = 0,
+    image: str = "",
+    precompile: bool = False,
+    cacheset: str = "auto",
+    max_retries: int = 3,
+) -> specs.AppDef:
+    """Train a cell of trn1, BERT-large if nothing else is said, or compile its graphs beforehand.
+
+    Args:
+        name: the application, and the run's directory: /shared/runs/<name>; a name used before goes on there
+        model: the cell overlays/trn1/<model>
+        nnodes: machines; 0 takes the cell's own number
+        image: the trainer's image; the cell's own if empty
+        precompile: compile the graphs with neuron_parallel_compile instead of training
+        cacheset: directory of compiled graphs on the shared volume; one job at a time holds it
+        max_retries: how often Volcano restarts the whole job after a failed or evicted pod
+    """
+    cell = _cell(model)
+    worker = cell.job()["spec"]["pytorchReplicaSpecs"]["Worker"]
+    nodes = nnodes or int(worker["replicas"])
+    pod = copy.deepcopy(worker["template"]["spec"])
+    container = pod["containers"][0]
+    command = [*container["command"], *container["args"]]
+    if precompile:
+        command[COMMAND_BEFORE_TORCHRUN:COMMAND_BEFORE_TORCHRUN] = ["python", "-m", "training.precompile"]
+    del container["args"]
+    container["command"] = command
+    container["image"] = image or container["image"]
+    role = CellRole(
+        name="trainer",
+        image=container["image"],
+        entrypoint=command[0],
+        args=command[1:],
+        num_replicas=nodes,
+        max_retries=max_retries,
+        retry_policy=specs.RetryPolicy.APPLICATION,
+        resource=_resource(container["resources"]["limits"]),
+        port_map={"c10d": RENDEZVOUS_PORT},
+        mounts=[specs.VolumeMount(src="trainyard", dst_path="/shared")],
+        pod=pod,
+        config=_config(cell, cacheset),
+        processes=str(cell.job()["spec"]["nprocPerNode"]),
+        run=f"/shared/runs/{name}",
+    )
+    return specs.AppDef(name=name, roles=[role])
+
+
+@dataclass
+class CellRole(specs.Role):  # type: ignore[misc]  # torchx is not in the project's own environment
+    """A role whose pods are a cell's, where the scheduler is Kubernetes."""
+
+    pod: Object = field(default_factory=dict)  # the cell's pod spec
+    config: dict[str, str] = field(default_factory=dict)  # the trainer's files, name to text
+    processes: str = "auto"  # per node, as torchrun takes it
+    run: str = ""
+
+    def pre_proc(self, scheduler: str, dryrun_info: Any) -> Any:
+        """Put the cell's pods in the place of TorchX's own, in a Volcano job that has been made."""
+        resource = getattr(dryrun_info.request, "resource", None)
+        if resource is None or not str(resource.get("apiVersion", "")).startswith("batch.volcano.sh/"):
+            raise ValueError("a cell's pods are for the scheduler kubernetes: torchx run -s kubernetes")
+        job = resource["metadata"]["name"]
+        for task in resource["spec"]["tasks"]:
+            made = task["template"]
+            task["template"] = {
+                "metadata": {
+                    "labels": dict(made.metadata.labels),
+                    "annotations": {
+                        **made.metadata.annotations,
+                        **{_annotation(file): text for file, text in self.config.items()},
+                    },
+                },
+                "spec": self._pod(job, made.spec.service_account_name),
+            }
+        return dryrun_info
+
+    def _pod(self, job: str, service_account: str | None) -> Object:
+        pod = copy.deepcopy(self.pod)
+        pod["restartPolicy"] = "Never"  # the whole job is restarted, by Volcano
+        pod.pop("serviceAccountName", None)
+        if service_account:
+            pod["serviceAccountName"] = service_account
+        pod["volumes"] = [self._config_volume() if one["name"] == "config" else one for one in pod["volumes"]]
+        container = pod["containers"][0]
+        container["ports"] = [{"name": name, "containerPort": port} for name, port in self.port_map.items()]
+        container["env"] = [*self._rendezvous(job), *map(self._adapted, container["env"])]
+        return pod
+
+    def _config_volume(self) -> Object:
+        items = [
+            {"path": file, "fieldRef": {"fieldPath": f"metadata.annotations['{_annotation(file)}']"}}
+            for file in self.config
+        ]
+        return {"name": "config", "downwardAPI": {"items": items}}
+
+    def _rendezvous(self, job: str) -> list[Object]:
+        """Return what the training operator would give: Volcano's svc plugin gives the first pod its name."""
+        host = f"{job}-{self.name}-0-0.{job}"
+        values = {
+            "JOB_NAME": job,
+            "PYTHONUNBUFFERED": "1",
+            "PET_NPROC_PER_NODE": self.processes,
+            "PET_NNODES": str(self.num_replicas),
+            "PET_RDZV_BACKEND": "c10d",
+            "PET_RDZV_ENDPOINT": f"{host}:{RENDEZVOUS_PORT}",
+            "PET_RDZV_ID": job,
+            "PET_MAX_RESTARTS": "3",
+        }
+        return [{"name": name, "value": value} for name, value in values.items()]
+
+    def _adapted(self, entry: Object) -> Object:
+        if entry["name"] == "JOB_NAME":
+            return {"name": "VOLCANO_JOB", "value": "$(JOB_NAME)"}
+        if entry["name"] == "TRAINYARD_RUN":
+            return {"name": "TRAINYARD_RUN", "value": self.run}
+        return entry
+
+
+def _cell(model: str) -> Manifests:
+    path = repo.root() / "overlays" / "trn1" / model
+    if not repo.is_kustomization(path):
+        known = ", ".join(one.parent.name for one in path.parent.glob("*/kustomization.yaml"))
+        raise ValueError(f"overlays/trn1 has no cell {model}; there are {known}")
+    return parse(kustomize.ensure(repo.root(), print).build(path), repo.shown(path))
+
+
+def _config(cell: Manifests, cacheset: str) -> dict[str, str]:
+    """Return the trainer's configuration files, with the cacheset in the one that owns the device."""
+    texts = {name: text for item in cell.of_kind("ConfigMap") for name, text in item["data"].items()}
+    if cacheset != "auto":
+        own = f"device:\n  cacheset: {cacheset}\n"
+        texts["hardware.yaml"] = texts["hardware.yaml"].replace("device:\n", own, 1)
+    return dict(sorted(texts.items()))
+
+
+def _resource(limits: Object) -> specs.Resource:
+    """Return the machine's devices in TorchX's words; the pod itself keeps the cell's own numbers."""
+    devices = {name: int(amount) for name, amount in limits.items() if "/" in name}
+    return specs.Resource(cpu=0, gpu=0, memMB=0, devices=devices)
+
+
+def _annotation(file: str) -> str:
+    return f"trainyard/{file}"

@@ -1,0 +1,102 @@
+"""The `yard` command: finds the command's module by its name and imports only that one."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from tools import __version__
+from tools.cli._lazy_group import LazyGroup
+from tools.core import output
+from tools.core.errors import UserError
+
+COMMANDS = Path(__file__).resolve().parent
+
+EPILOG = """\b
+Examples:
+  yard run overlays/cpu/llama-tiny            train the first cell on this machine
+  yard sample cpu-llama-tiny-train --prompt "def main("
+  yard wiring overlays/cpu/llama-tiny         prove that its pods form one job
+  yard render overlays/cpu/llama-tiny         print what a cluster would be given
+  yard preflight --all                        judge every cell before money is spent
+  yard job why                                why the job on the cluster does not train
+
+\b
+Exit codes: 0 good, 1 bad verdict or failed run, 2 bad input, 3 cannot tell, 130 after Ctrl-C."""
+
+
+@click.command(
+    cls=LazyGroup,
+    directory=COMMANDS,
+    package="tools.cli",
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.version_option(__version__, prog_name="yard")
+def yard() -> None:
+    """Train, prove and look after cells: one hardware times one model, a directory under overlays/."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run `yard`; exit with its code. Every error ends here as one line, without a traceback."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run `yard` with `arguments` (default: the process's own) and return its exit code."""
+    try:
+        code = yard.main(args=arguments, prog_name="yard", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except UserError as problem:
+        output.error(problem.message, problem.hint)
+        return problem.code
+    except click.exceptions.NoArgsIsHelpError as problem:
+        output.note(problem.format_message())
+        return 2
+    except click.UsageError as problem:
+        output.error(_usage_message(problem), _usage_hint(problem))
+        return 2
+    except click.ClickException as problem:
+        output.error(problem.format_message())
+        return problem.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        output.note("stopped")
+        return 130
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # the reader has gone: drop what is buffered
+        return 1
+    except Exception as problem:
+        if not _is_config_error(problem):
+            raise
+        output.error(str(problem))
+        return 2
+
+
+def _is_config_error(problem: Exception) -> bool:
+    """Say whether `problem` is the trainer's own config error, without importing the trainer."""
+    module = sys.modules.get("training.config")
+    return module is not None and isinstance(problem, module.ConfigError)
+
+
+def _usage_message(problem: click.UsageError) -> str:
+    if isinstance(problem, click.NoSuchOption):
+        return f"no such option: {problem.option_name}"
+    return functools.reduce(str.removesuffix, [".", "\n"], problem.format_message())
+
+
+def _usage_hint(problem: click.UsageError) -> str | None:
+    if isinstance(problem, click.NoSuchOption) and problem.possibilities:
+        return f"did you mean {problem.possibilities[0]}?"
+    if problem.ctx is not None:
+        return f"see {problem.ctx.command_path} --help"
+    return None
+
+
+if __name__ == "__main__":
+    main()

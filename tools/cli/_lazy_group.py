@@ -1,0 +1,67 @@
+"""A click group whose commands are the modules of a directory, each imported only when it is called."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tools.core.errors import UserError
+from tools.core.repo import nearest
+
+
+class LazyGroup(click.Group):
+    """Finds a command's module by its name: `rank0` is rank0.py in `directory`, its click command `command`.
+
+    A dash in a name is an underscore in the file's. Modules that begin with an underscore are no commands.
+    """
+
+    def __init__(self, *arguments: Any, directory: Path, package: str, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.directory, self.package = directory, package
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands' names, sorted."""
+        files = [
+            *self.directory.glob("*.py"),
+            *(path.parent for path in self.directory.glob("*/__init__.py")),
+        ]
+        return sorted(path.stem.replace("_", "-") for path in files if not path.stem.startswith("_"))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return one command, or None when there is no such module."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module = importlib.import_module(f"{self.package}.{_file(cmd_name)}")
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command of `args[0]`; an unknown one is an error that names the nearest."""
+        name = args[0]
+        names = self.list_commands(ctx)
+        if not name.startswith("-") and name not in names:
+            match = nearest(name, names)
+            hint = f"did you mean {match}?" if match else "commands: " + ", ".join(names)
+            raise UserError(f"no such command: {name}", hint)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands with the first line of each module's docstring, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self._summary(name)) for name in self.list_commands(ctx)])
+
+    def _summary(self, name: str) -> str:
+        path = self.directory / f"{_file(name)}.py"
+        path = path if path.is_file() else self.directory / _file(name) / "__init__.py"
+        source = path.read_text(encoding="utf-8")
+        return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+
+
+def _file(name: str) -> str:
+    return name.replace("-", "_")

@@ -1,0 +1,54 @@
+"""Say what a cluster costs an hour, for what runs now.
+
+Nodes, control plane, NAT gateways, disks and file systems.
+
+Prices are list prices with their date; what has none is counted as unknown and never as free.
+
+\b
+Examples:
+  yard cluster cost gpu
+  yard cluster cost gpu --json
+
+\b
+Exit codes: 0 all of it has a price, 3 some of it has none, or AWS could not be asked.
+"""
+
+from __future__ import annotations
+
+import click
+
+from tools.aws.session import Session
+from tools.cli.cluster import _options
+from tools.cluster import inventory
+from tools.cluster.spec import Spec
+from tools.core import output
+
+
+@click.command(help=__doc__, short_help="what runs now, in USD an hour")
+@_options.cluster_and_account
+@_options.as_json
+def command(spec: Spec, session: Session, as_json: bool) -> None:
+    found = [
+        *inventory.owned(session, spec),
+        *inventory.gateways(session, spec),
+        *inventory.leftovers(session, spec),
+    ]
+    found = [one for one in found if one.price is None or one.price > 0]
+    known, unknown = inventory.total(found)
+    dates = {"machines": inventory.INSTANCE_PRICES, "other": f"us-east-1, {inventory.PRICES['date']}"}
+    if as_json:
+        rows = [vars(one) for one in found]
+        output.data({"usd_per_hour": round(known, 4), "unknown": unknown, "prices": dates, "resources": rows})
+    else:
+        for one in found:
+            output.line(f"{words(one.price):>12}  {one.kind} {one.id} ({one.detail})")
+        beside = f", and {output.count(unknown, 'resource')} without a price" if unknown else ""
+        output.line(f"{words(known):>12}  an hour{beside}; {known * inventory.HOURS_A_MONTH:,.0f} $ a month")
+        output.note(f"prices: machines {dates['machines']}; the rest {dates['other']}; yours may differ")
+    if unknown:
+        raise click.exceptions.Exit(3)
+
+
+def words(price: float | None) -> str:
+    """Return a price as it is printed."""
+    return "unknown" if price is None else f"{price:,.3f} $/h"

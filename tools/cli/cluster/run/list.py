@@ -1,0 +1,69 @@
+"""Show the runs of a cluster's directory beside what the cluster has of them.
+
+A run without a file is one that was removed from git and not yet from the cluster. Without a cluster to ask,
+only the files are shown, and the exit code is 3.
+
+\b
+Examples:
+  yard cluster run list --cluster cpu-demo
+  yard cluster run list --cluster gpu --context gpu --json
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from tools.core import output, repo
+from tools.core.errors import UserError
+from tools.gitops import check, flux_objects, live
+from tools.gitops.run_file import RunFile
+from tools.kube.kubectl import Kubectl
+
+COLUMNS = ("run", "file", "commit", "flux", "job")
+
+
+@click.command(name="list", help=__doc__, short_help="the runs in git and in the cluster")
+@click.option("--cluster", required=True, metavar="NAME", help="The directory under clusters/.")
+@click.option("--context", metavar="NAME", help="The kubeconfig's context.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def command(cluster: str, context: str | None, as_json: bool) -> None:
+    files = check.run_files(repo.root(), flux_objects.find(repo.root(), cluster))
+    problem: UserError | None = None
+    try:
+        found = live.look(Kubectl(context), files)
+    except UserError as reason:
+        problem, found = reason, [live.Live(one.name, None, None) for one in files]
+    rows = [_row(one, {run.name: run for run in files}, problem is None) for one in found]
+    if as_json:
+        output.data(rows)
+    else:
+        _show(rows)
+    if problem is not None:
+        output.error(f"the cluster was not asked: {problem.message}", problem.hint)
+        raise click.exceptions.Exit(3)
+
+
+def _row(one: live.Live, files: dict[str, RunFile], asked: bool) -> dict[str, Any]:
+    run = files.get(one.name)
+    return {
+        "run": one.name,
+        "file": "yes" if run else "removed",
+        "commit": run.commit[:12] if run else "",
+        "flux": one.flux if asked else "not asked",
+        "job": one.state if asked else "not asked",
+        "message": one.message,
+    }
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        output.line("no run")
+        return
+    table = [{key: key for key in COLUMNS} | {"message": ""}, *rows]
+    widths = {key: max(len(str(row[key])) for row in table) for key in COLUMNS}
+    for row in table:
+        output.line("  ".join(str(row[key]).ljust(widths[key]) for key in COLUMNS).rstrip())
+        if row["message"]:
+            output.line(f"  {row['message']}")

@@ -1,0 +1,62 @@
+"""Change how many nodes a node group has, within the bounds of cluster.env, and wait until EKS has taken it.
+
+\b
+Examples:
+  yard cluster scale gpu g5 4 --dry-run
+  yard cluster scale gpu g5 0
+
+\b
+Exit codes: 0 so it is, 1 with --dry-run: it would change, 2 outside the bounds, 3 AWS could not be asked.
+"""
+
+from __future__ import annotations
+
+import click
+
+from tools.aws.session import Session
+from tools.cli.cluster import _options
+from tools.cluster import inventory
+from tools.cluster.spec import Spec
+from tools.core import output
+from tools.core.errors import UserError
+from tools.core.repo import nearest
+
+
+@click.command(help=__doc__, short_help="how many nodes a group has")
+@_options.cluster_and_account
+@click.argument("group")
+@click.argument("count", type=click.IntRange(0, 9999))
+@click.option("--dry-run", is_flag=True, help="Show the difference only.")
+@_options.as_json
+def command(spec: Spec, session: Session, group: str, count: int, dry_run: bool, as_json: bool) -> None:
+    known = {one.name: one for one in spec.groups}
+    if group not in known:
+        match = nearest(group, known)
+        hint = f"did you mean {match}?" if match else f"groups: {', '.join(known) or 'none'}"
+        raise UserError(f"{spec.source} has no node group {group}", hint)
+    wanted = known[group]
+    if not wanted.least <= count <= wanted.most:
+        raise UserError(
+            f"{wanted.at}: {count} is not within {wanted.least}-{wanted.most}", "change the fact first"
+        )
+    names = {"clusterName": spec.name, "nodegroupName": group}
+    old = session.call("eks", "describe_nodegroup", **names)["nodegroup"]["scalingConfig"]
+    new = {"minSize": wanted.least, "maxSize": wanted.most, "desiredSize": count}
+    lines = [f"{key}: {old.get(key)} -> {value}" for key, value in new.items() if old.get(key) != value]
+    price = inventory.instance_price(wanted.instance.name, "spot" if wanted.market == "spot" else "")
+    rate = "unknown $/h" if price is None else f"{price * count:,.2f} $/h"
+    if not as_json:
+        shown = ", ".join(lines) or f"{count} nodes already"
+        output.line(f"{spec.name}/{group}: {shown} ({rate} for its nodes)")
+    if lines and not dry_run:
+        session.call("eks", "update_nodegroup_config", **names, scalingConfig=new)
+        now = session.call("eks", "describe_nodegroup", **names)["nodegroup"]["scalingConfig"]
+        if now.get("desiredSize") != count:
+            raise UserError(f"EKS took the change, and says {now.get('desiredSize')} nodes", "repeat it", 1)
+    if as_json:
+        hourly = None if price is None else round(price * count, 4)
+        output.data(
+            {"group": group, "changes": lines, "applied": bool(lines) and not dry_run, "usd_per_hour": hourly}
+        )
+    if dry_run and lines:
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,42 @@
+"""Name the zones that really offer an instance type, those with most room in their subnets first.
+
+A zone's letter differs between accounts, its id does not: both are printed.
+
+\b
+Examples:
+  yard cluster zones p5.48xlarge --region us-west-2
+  yard cluster zones trn1.32xlarge --vpc vpc-0123456789abcdef0
+
+\b
+Exit codes: 0 at least one zone, 1 none, 3 AWS could not be asked.
+"""
+
+from __future__ import annotations
+
+import click
+
+from tools.aws.session import Session
+from tools.cli.cluster import _options
+from tools.cluster import offers
+from tools.core import output
+from tools.core.errors import UserError
+from tools.facts.instances import instance
+
+
+@click.command(help=__doc__, short_help="zones that offer an instance type")
+@click.argument("kind", metavar="TYPE")
+@click.option("--vpc", metavar="ID", help="Count the free addresses of this VPC's subnets; else of all VPCs.")
+@_options.account
+@_options.as_json
+def command(kind: str, vpc: str | None, session: Session, as_json: bool) -> None:
+    name = instance(kind).name
+    there = offers.offering(session, name)
+    spare = offers.spare_addresses(session, vpc)
+    rows = sorted(there, key=lambda zone: (-spare.get(zone.name, 0), zone.name))
+    if as_json:
+        output.data([{"name": one.name, "id": one.id, "spare": spare.get(one.name, 0)} for one in rows])
+    else:
+        for one in rows:
+            output.line(f"{one.name}  {one.id}  {spare.get(one.name, 0):,} spare addresses")
+    if not rows:
+        raise UserError(f"no zone of {session.region} offers {name}", "try another --region", 1)

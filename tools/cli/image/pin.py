@@ -1,0 +1,57 @@
+"""Make every cell run one image by its digest: written into overlays/images/kustomization.yaml.
+
+NAME is an image that cells run. Without IMAGE the digest of its last push from here is taken; IMAGE is
+REPOSITORY:TAG or REPOSITORY@DIGEST, and is looked up in its registry before anything is written. The
+change is shown as a diff, for git.
+
+\b
+Examples:
+  yard image pin trainer-cpu
+  yard image pin trainer-cuda registry.example.com/team/trainer-cuda:1.2.0
+"""
+
+from __future__ import annotations
+
+import click
+
+from tools.core import output
+from tools.core.errors import UserError
+from tools.image import pin, registry
+from tools.image.build import load_record
+from tools.image.engine import Engine
+
+
+@click.command(help=__doc__, short_help="make every cell run an image by its digest")
+@click.argument("name", metavar="NAME")
+@click.argument("image", required=False, metavar="[IMAGE]")
+@click.option("--json", "as_json", is_flag=True, help="Print what was pinned as JSON.")
+def command(name: str, image: str | None, as_json: bool) -> None:
+    pin.require(name)
+    repository, digest = _looked_up(image) if image else _last_push(name)
+    diff = pin.pin(name, repository, digest)
+    if as_json:
+        output.data({"name": name, "repository": repository, "digest": digest, "diff": diff or None})
+    elif diff:
+        output.line(diff.rstrip("\n"))
+        output.line("next: git add overlays/images && git commit")
+    else:
+        output.line(f"{name} is pinned to {repository}@{digest} already")
+
+
+def _looked_up(image: str) -> tuple[str, str]:
+    """Return repository and digest of an image, as its registry has it."""
+    repository, tag = registry.split(image)
+    if not tag:
+        raise UserError(f"{image}: not <repository>:<tag> or <repository>@sha256:<digest>")
+    digest = registry.digest(Engine(), image)
+    if digest is None:
+        raise UserError(f"{registry.host(repository)} has no {image}, and nothing was pinned", code=1)
+    return repository, digest
+
+
+def _last_push(name: str) -> tuple[str, str]:
+    record = load_record(name)
+    if record is None or not record.digests:
+        hint = f"yard image push {name} --to <repository>, or name the image: yard image pin {name} IMAGE"
+        raise UserError(f"{name} was not pushed from here", hint)
+    return list(record.digests.items())[-1]

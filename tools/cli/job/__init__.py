@@ -1,0 +1,33 @@
+"""Submit a job to a cluster, watch it, and find out why it does not train."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import click
+
+from tools.cli._lazy_group import LazyGroup
+
+EPILOG = """\b
+Examples:
+  yard job why cpu-llama-tiny-train
+  yard job why overlays/p5/llama-3-1-8b -n team-a --context staging
+
+\b
+JOB is a job's name, a cell, or nothing where the namespace has only one job."""
+
+
+@click.group(
+    name="job",
+    cls=LazyGroup,
+    directory=Path(__file__).resolve().parent,
+    package=__name__,
+    epilog=EPILOG,
+)
+def command() -> None:
+    """Jobs on a cluster, from submit to why."""
+    for stream in (sys.stdout, sys.stderr):  # a log's characters may be more than a terminal's encoding has
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")

@@ -1,0 +1,32 @@
+"""The options that all `yard job` commands have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from tools.kube.kubectl import Kubectl
+
+Command = Callable[..., Any]
+
+
+def cluster(command: Command) -> Command:
+    """Add -n and --context; the command gets `kubectl`."""
+
+    @click.option("-n", "--namespace", metavar="NAME", help="The job's namespace.")
+    @click.option("--context", metavar="NAME", help="The kubeconfig's context.")
+    def with_kubectl(namespace: str | None, context: str | None, **options: Any) -> Any:
+        return command(kubectl=Kubectl(context, namespace), **options)
+
+    with_kubectl.__doc__ = command.__doc__
+    with_kubectl.__click_params__ = [  # type: ignore[attr-defined]
+        *getattr(command, "__click_params__", []),
+        *with_kubectl.__click_params__,  # type: ignore[attr-defined]
+    ]
+    return with_kubectl
+
+
+job = click.argument("job", required=False, metavar="[JOB|CELL]")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")

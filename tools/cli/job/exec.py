@@ -1,0 +1,65 @@
+"""Run a command in the pod of a rank, as `kubectl exec` does, without looking for the pod.
+
+\b
+Examples:
+  yard job exec cpu-llama-tiny-train -- ls -l /shared/runs
+  yard job exec cpu-llama-tiny-train --rank 3 -- py-spy dump --pid 12
+  yard job exec cpu-llama-tiny-train --pod 1 -- sh
+
+\b
+The exit code is the command's; 3 where it cannot be told which pod holds the rank.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from tools.cli.job import _options
+from tools.core import output
+from tools.core.errors import UserError
+from tools.job.ranks import pod_of
+from tools.job.snapshot import collect, lookup
+from tools.job.snapshot.pod import JobPod
+from tools.job.snapshot.snapshot import Snapshot
+from tools.kube.kubectl import Kubectl, missing
+
+
+@click.command(help=__doc__, short_help="run a command in the pod of a rank")
+@click.argument("job", metavar="JOB|CELL")
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND ...")
+@_options.cluster
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="The rank; 0 if neither is given.")
+@click.option("--pod", "index", type=click.IntRange(min=0), metavar="N", help="The worker's number instead.")
+@click.option("--json", "as_json", is_flag=True, help="Print pod, exit code and what was written as JSON.")
+def command(
+    kubectl: Kubectl, job: str, words: tuple[str, ...], rank: int | None, index: int | None, as_json: bool
+) -> None:
+    if rank is not None and index is not None:
+        raise UserError("--rank and --pod both name a pod: give one of them")
+    seen = collect.collect(kubectl, lookup.job_name(kubectl, job), logs=index is None, run=index is None)
+    pod = pod_of(seen, rank or 0) if index is None else _worker(seen, index)
+    here = Kubectl(kubectl.context, seen.namespace)
+    container = f"--container={collect.container_name(pod)}"
+    if as_json:
+        done = here.run("exec", pod.name, container, "--", *words, seconds=None)
+        answer = {"pod": pod.name, "code": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
+        output.data(answer)
+        raise click.exceptions.Exit(done.returncode)
+    terminal = ["--stdin", "--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
+    program = here.words("exec", pod.name, container, *terminal, "--", *words)
+    try:
+        os.execvp(program[0], program)
+    except FileNotFoundError:
+        raise missing() from None
+
+
+def _worker(seen: Snapshot, index: int) -> JobPod:
+    """Return the worker of a number; UserError where there is none."""
+    found = next((pod for pod in seen.pods if pod.index == index and pod.role == "worker"), None)
+    if found is None:
+        names = ", ".join(pod.short for pod in seen.pods) or "none"
+        raise UserError(f"{seen.name} has no worker-{index}", f"pods: {names}")
+    return found

@@ -1,0 +1,150 @@
+"""Print the logs of a job's pods, merged in time order, each line with its pod.
+
+With --first-failure only the lines around the first failure that is no consequence of another one. With
+--volume the log that a rank has written into the run directory, which outlives its pod.
+
+\b
+Examples:
+  yard job logs cpu-llama-tiny-train
+  yard job logs --rank 3 --follow
+  yard job logs --first-failure
+  yard job logs --previous --since 10m --grep 'loss|error'
+  yard job logs --rank 1 --volume --tail 50
+  yard job logs --follow --json | jq -r 'select(.rank == 0).text'
+
+\b
+Exit codes: 0 printed, 1 no failure was found (--first-failure), 3 a log was not seen.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+
+import click
+
+from tools.cli.job import _options
+from tools.core import output
+from tools.core.errors import UserError
+from tools.job import logs, volume_reader
+from tools.job.logs import Wanted
+from tools.job.ranks import pod_of
+from tools.job.snapshot import collect, lookup
+from tools.job.snapshot.log_lines import Line
+from tools.job.snapshot.pod import JobPod
+from tools.kube.kubectl import Kubectl
+
+
+@click.command(help=__doc__, short_help="the logs of all ranks, or of one")
+@_options.job
+@_options.cluster
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only the pod of this rank.")
+@click.option("-f", "--follow", is_flag=True, help="Go on printing what is written.")
+@click.option("-p", "--previous", is_flag=True, help="Of the container before the last restart.")
+@click.option("--since", metavar="TIME", help="Only lines newer than 30s, 5m or 2h.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each log.")
+@click.option("--grep", metavar="REGEX", help="Only lines that match.")
+@click.option("--first-failure", is_flag=True, help="Only the lines around the first failure.")
+@click.option("--volume", is_flag=True, help="The rank's own log in the run directory (with --rank).")
+@click.option("--json", "as_json", is_flag=True, help="Print each line as JSON: time, pod, rank, text.")
+def command(
+    kubectl: Kubectl,
+    job: str | None,
+    rank: int | None,
+    follow: bool,
+    previous: bool,
+    since: str | None,
+    tail: int | None,
+    grep: str | None,
+    first_failure: bool,
+    volume: bool,
+    as_json: bool,
+) -> None:
+    wanted = Wanted(previous, _since(since), tail, _pattern(grep))
+    if first_failure and follow:
+        raise UserError("--first-failure looks back, --follow ahead: give one of them")
+    if previous and follow:
+        raise UserError(
+            "--previous is of a container that has ended, --follow of one that runs: give one of them"
+        )
+    if volume and rank is None:
+        raise UserError("--volume reads the log of one rank", "add --rank N")
+    if volume and (follow or previous or since or first_failure):
+        raise UserError(
+            "--volume reads a file of the run directory: only --rank, --tail and --grep go with it"
+        )
+    ranked = rank is not None and not volume
+    seen = collect.collect(kubectl, lookup.job_name(kubectl, job), logs=ranked, run=ranked)
+    here = Kubectl(kubectl.context, seen.namespace)
+    pods = seen.pods
+    if volume:
+        assert rank is not None
+        with volume_reader.reading(here, seen, output.note) as pod:
+            lines = logs.from_volume(here, pod, rank, tail)
+        for line in filter(wanted.matches, lines):
+            output.line(_json(line, rank) if as_json else line.text)
+        return
+    if not pods:
+        raise UserError(f"{seen.name} has no pods", "yard job why says what it waits for", code=3)
+    chosen = pods if rank is None else [pod_of(seen, rank)]
+    if previous:
+        chosen = [pod for pod in chosen if pod.restarts]
+        if not chosen:
+            raise UserError(f"no container of {seen.name} was restarted: there is none before it", code=3)
+    if follow:
+        for pod in chosen:
+            if not (pod.running or pod.end):
+                output.note(f"{pod.name}: not seen: {': '.join(filter(None, pod.waiting)) or pod.phase}")
+        _print_all(logs.follow(here, chosen, wanted), chosen, as_json)
+        return
+    found, unseen = logs.once(here, chosen, wanted)
+    if first_failure:
+        _print_failure(found, chosen, as_json)
+    else:
+        _print_all(found, chosen, as_json)
+    for name, reason in unseen.items():
+        output.note(f"{name}: not seen: {reason}")
+    if unseen:
+        raise click.exceptions.Exit(3)
+
+
+def _since(text: str | None) -> str | None:
+    if text is not None and not re.fullmatch(r"(\d+(\.\d+)?(s|m|h))+", text):
+        raise UserError(f"--since {text}: not a time", "write 30s, 5m or 1h30m")
+    return text
+
+
+def _pattern(text: str | None) -> re.Pattern[str] | None:
+    try:
+        return re.compile(text) if text else None
+    except re.error as problem:
+        raise UserError(f"--grep {text}: {problem}") from None
+
+
+def _json(line: Line, rank: int | None = None) -> str:
+    """Return a line as one line of JSON; `rank` where the line does not name its own."""
+    time = line.time.isoformat() if line.time else None
+    own = line.rank if line.rank is not None else rank
+    return json.dumps({"time": time, "pod": line.pod, "rank": own, "text": line.text})
+
+
+def _print_all(lines: Iterable[Line], pods: list[JobPod], as_json: bool) -> None:
+    by_name = {pod.name: pod for pod in pods}
+    width = max(len(pod.short) for pod in pods)
+    for line in lines:
+        output.line(_json(line) if as_json else logs.prefixed(line, by_name, width))
+
+
+def _print_failure(lines: Iterable[Line], pods: list[JobPod], as_json: bool) -> None:
+    found = logs.first_failure(lines)
+    if found is None:
+        output.line("null" if as_json else "no line of any log reports a failure")
+        raise click.exceptions.Exit(1)
+    around, sign = found
+    if as_json:
+        told = [json.loads(_json(line)) for line in around]
+        output.data({"kind": sign.kind, "pod": sign.line.pod, "line": sign.line.text, "around": told})
+        return
+    output.line(f"{sign.kind}: first seen in {sign.line.pod}")
+    _print_all(around, pods, as_json)

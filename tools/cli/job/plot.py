@@ -1,0 +1,70 @@
+"""Plot loss and speed over steps, of one job or of several over each other, in the terminal or as SVG.
+
+SOURCE is a job, a cell, a run directory or a log file. A restart is marked: by a colon in the terminal, by a
+dashed line in the SVG.
+
+\b
+Examples:
+  yard job plot cpu-llama-tiny-train
+  yard job plot local/runs/before local/runs/after --svg loss.svg
+  yard job plot train.log --key loss
+  yard job plot cpu-llama-tiny-train --json
+
+\b
+Exit codes: 0 plotted, 3 there was nothing to plot.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tools.cli.job import _options
+from tools.core import output
+from tools.core.errors import UserError
+from tools.job.metrics import plot, series, sources
+from tools.kube.kubectl import Kubectl
+
+
+@click.command(help=__doc__, short_help="loss and speed as curves")
+@click.argument("source", nargs=-1, metavar="[SOURCE ...]")
+@_options.cluster
+@click.option("--key", "keys", multiple=True, type=click.Choice(list(plot.LABELS)), help="Only these curves.")
+@click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write an SVG.")
+@click.option("--json", "as_json", is_flag=True, help="Print the points and the restarts as JSON.")
+def command(
+    kubectl: Kubectl, source: tuple[str, ...], keys: tuple[str, ...], svg: Path | None, as_json: bool
+) -> None:
+    if svg is not None and as_json:
+        raise UserError("--svg writes a picture, --json the points: give one of them")
+    runs = [sources.records(kubectl, one) for one in source or [None]]
+    wanted = [key for key in plot.known(runs) if not keys or key in keys]
+    if not wanted:
+        raise UserError("no run has a step and a value to plot", code=3)
+    if as_json:
+        output.data({"runs": [_points(run, wanted) for run in runs]})
+        return
+    if svg is not None:
+        _write(svg, plot.svg(runs, wanted))
+        return
+    width = shutil.get_terminal_size((100, 24)).columns
+    for key in wanted:
+        for line in plot.text(runs, key, width=min(width, 110)):
+            output.line(line)
+
+
+def _points(run: plot.Run, keys: list[str]) -> dict[str, Any]:
+    """Return a run's curves as pairs of step and value, and its restarts."""
+    curves = {key: list(series.curve(run.records, key)) for key in keys}
+    return {"name": run.name, "curves": curves, "restarts": [vars(gap) for gap in series.gaps(run.records)]}
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as problem:
+        raise UserError(f"{path}: {problem.strerror}") from None
+    output.line(f"{path}: {len(text.encode()):,} bytes")

@@ -1,0 +1,33 @@
+"""Print what a cluster needs around its jobs: plugins, storage and queues, with the cluster's facts."""
+
+from __future__ import annotations
+
+import click
+
+from tools.cells import kustomize
+from tools.cluster import platform
+from tools.core import output, repo
+from tools.kube import manifests
+
+
+@click.command(
+    name="platform",
+    epilog="\b\nExamples:\n  yard platform example/storage\n"
+    "  yard platform example | kubectl apply --server-side -f -",
+)
+@click.argument("name", metavar="CLUSTER")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of the objects.")
+def command(name: str, as_json: bool) -> None:
+    """Print the platform of CLUSTER, a directory under clusters/, or one PART of it: CLUSTER/PART.
+
+    Parts are plugins, storage and queues. Each ${NAME} is replaced by its value in
+    clusters/CLUSTER/cluster.env, as Flux does in strict mode; an unset or empty name is an error.
+    """
+    found = platform.load(repo.root(), name)
+    renderer = kustomize.ensure(repo.root(), output.note)
+    text = platform.render(repo.root(), found, renderer)
+    if as_json:
+        output.data(manifests.parse(text, name).objects)
+        return
+    click.echo(text, nl=False)
+    output.note(f"apply it with: yard platform {name} | kubectl apply --server-side -f -")

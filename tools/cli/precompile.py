@@ -1,0 +1,52 @@
+"""Print the job that compiles a trn1 cell's graphs before it trains.
+
+It is CELL with overlays/hardware/trn1/precompile above it: the same image, nodes, configuration and command,
+behind neuron_parallel_compile. When it has ended, the cell's own job finds the graphs in the shared cache.
+
+\b
+Examples:
+  yard precompile trn1/bert-large | kubectl apply --server-side -f -
+  kubectl logs trn1-bert-large-train-graphs-worker-0 > graphs.log; yard metrics graphs.log
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import click
+
+from tools.cells import kustomize
+from tools.core import output, repo
+from tools.core.errors import UserError
+
+COMPONENT = "overlays/hardware/trn1/precompile"
+HARDWARE = "trn1"
+
+
+@click.command(help=__doc__, short_help="print the job that compiles a trn1 cell's graphs")
+@click.argument("cell")
+def command(cell: str) -> None:
+    click.echo(render(repo.cell_path(cell)), nl=False)
+
+
+def render(cell: Path) -> str:
+    """Return the precompiling job of the cell in a directory as YAML; UserError where it is none of trn1."""
+    if cell.parent != repo.root() / "overlays" / HARDWARE:
+        raise UserError(
+            f"{repo.shown(cell)} is not a cell of {HARDWARE}: only neuron has graphs to compile beforehand",
+            f"yard precompile {HARDWARE}/bert-large",
+        )
+    repo.local().mkdir(exist_ok=True)
+    above = Path(tempfile.mkdtemp(prefix="precompile-", dir=repo.local()))
+    try:
+        document = {
+            "resources": [f"../../overlays/{HARDWARE}/{cell.name}"],
+            "components": [f"../../{COMPONENT}"],
+        }
+        (above / "kustomization.yaml").write_text(json.dumps(document), encoding="utf-8")
+        return kustomize.ensure(repo.root(), output.note).build(above)
+    finally:
+        shutil.rmtree(above, ignore_errors=True)

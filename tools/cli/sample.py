@@ -1,0 +1,89 @@
+"""Write text from a run's checkpoint.
+
+RUN is the name of a run below local/runs, a run's directory, or a cell. Where only one run exists it can be
+left out.
+
+\b
+Examples:
+  yard sample --prompt "def main("
+  yard sample cpu-llama-tiny-train --prompt "import " --temperature 0 --max-new-tokens 80
+  yard sample overlays/cpu/llama-tiny --prompt "class Queue" --step 200
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+
+from tools.core import output, repo
+from tools.core.errors import UserError
+from tools.kube.manifests import name_of
+from tools.local import job
+
+
+@click.command(help=__doc__, short_help="write text from a run's checkpoint")
+@click.argument("run", required=False)
+@click.option("--prompt", required=True, metavar="TEXT", help="The text to continue.")
+@click.option("--max-new-tokens", type=click.IntRange(1), metavar="N", help="Write N tokens at most.")
+@click.option(
+    "--temperature", type=click.FloatRange(0), metavar="X", help="0 takes the likeliest token each time."
+)
+@click.option("--seed", type=int, metavar="N", help="The same seed writes the same text.")
+@click.option(
+    "--step", type=click.IntRange(0), metavar="N", help="Take the checkpoint of step N, not the newest."
+)
+def command(
+    run: str | None,
+    prompt: str,
+    max_new_tokens: int | None,
+    temperature: float | None,
+    seed: int | None,
+    step: int | None,
+) -> None:
+    directory = run_directory(run)
+    options = {"max-new-tokens": max_new_tokens, "temperature": temperature, "seed": seed, "step": step}
+    argv = [sys.executable, "-m", "training.sample", "--run", str(directory), f"--prompt={prompt}"]
+    argv += [f"--{name}={value}" for name, value in options.items() if value is not None]
+    done = subprocess.run(argv, cwd=repo.root(), check=False, stderr=subprocess.PIPE, text=True)
+    if done.returncode == 0:
+        return
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    message = lines[-1].removeprefix("error: ") if lines else f"no text (exit code {done.returncode})"
+    raise UserError(message, code=2 if done.returncode == 2 else 1)
+
+
+def run_directory(run: str | None) -> Path:
+    """Return the directory of the run that the user means; UserError, with the nearest name, when none is."""
+    runs = repo.local() / "runs"
+    names = sorted(path.name for path in runs.glob("*") if path.is_dir() and not path.name.startswith("."))
+    if run is None:
+        return runs / _only(names)
+    for candidate in (runs / run, Path(run).expanduser()):
+        if candidate.is_dir() and not repo.is_kustomization(candidate):
+            return candidate.resolve()
+    if "/" in run:
+        manifests = job.render(run, output.note)
+        run = name_of(manifests.job())
+        if (runs / run).is_dir():
+            return runs / run
+        raise UserError(
+            f"{manifests.source} has not been trained here", f"make train, or yard run {manifests.source}"
+        )
+    match = repo.nearest(run, names)
+    hint = (
+        f"did you mean {match}?"
+        if match
+        else "runs: " + (", ".join(names) or "none yet; make train makes one")
+    )
+    raise UserError(f"no such run: {run}", hint)
+
+
+def _only(names: list[str]) -> str:
+    if len(names) == 1:
+        return names[0]
+    if not names:
+        raise UserError("there is no run yet", "make train trains the first one")
+    raise UserError("which run?", "runs: " + ", ".join(names))

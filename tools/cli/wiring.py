@@ -1,0 +1,90 @@
+"""Prove that a job's pods form one world of ranks.
+
+Every PyTorchJob of a cell or a file is judged by the training operator's rules, every Volcano Job, as TorchX
+makes it, by Volcano's. What passes is run here with its own launch command, a probe in place of the trainer:
+world size, unique ranks, one all-reduce over all of them. Nothing of the manifest's own code runs.
+
+\b
+Examples:
+  yard wiring overlays/cpu/llama-tiny
+  yard wiring -f job.yaml --operator-version 1.7.0
+  kubectl kustomize overlays/cpu/llama-tiny | yard wiring -f -
+
+\b
+Exit codes: 0 PASS, 1 FAIL, 3 CANNOT TELL.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from tools.core import output
+from tools.core.errors import UserError
+from tools.core.verdict import State, Verdict
+from tools.kube.manifests import Manifests, parse, read
+from tools.local import job as local_job
+from tools.simulator import operator_pods, wiring, wiring_proof
+
+WORST_FIRST = (State.FAIL, State.CANNOT_TELL, State.PASS)
+
+
+@click.command(help=__doc__, short_help="prove that a job's pods form one world")
+@click.argument("cell", required=False)
+@click.option("-f", "--file", metavar="FILE", help="Read manifests from FILE (- for standard input).")
+@click.option("--pods", type=click.IntRange(1), metavar="N", help="Run only the first N pods.")
+@click.option("--nproc", type=click.IntRange(1), metavar="N", help="Run N processes in each pod.")
+@click.option(
+    "--timeout", type=click.FloatRange(1), default=60, show_default=True, help="Seconds to wait for a world."
+)
+@click.option(
+    "--operator-version",
+    type=click.Choice(operator_pods.VERSIONS),
+    default=operator_pods.LATEST,
+    show_default=True,
+    help="The training operator's version.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
+def command(
+    cell: str | None,
+    file: str | None,
+    pods: int | None,
+    nproc: int | None,
+    timeout: float,
+    operator_version: str,
+    as_json: bool,
+) -> None:
+    manifests = _manifests(cell, file)
+    jobs = [*manifests.jobs(), *manifests.volcano_jobs()]
+    if not jobs:
+        manifests.job()
+    verdicts = []
+    for job in jobs:
+        analysis = wiring.analyse(job, manifests, operator_version)
+        if analysis.verdict.state is State.PASS:
+            output.note("starting the job's launchers with a probe; a few seconds")
+        verdicts.append(wiring_proof.prove(analysis, pods, nproc, timeout))
+    _show(verdicts, as_json)
+    worst = next(state for state in WORST_FIRST if any(item.state is state for item in verdicts))
+    if worst.exit_code:
+        raise click.exceptions.Exit(worst.exit_code)
+
+
+def _manifests(cell: str | None, file: str | None) -> Manifests:
+    if (cell is None) == (file is None):
+        raise UserError("give a cell, or a file with -f", "yard wiring overlays/cpu/llama-tiny")
+    if cell is not None:
+        return local_job.render(cell, output.note)
+    if file == "-":
+        return parse(sys.stdin.read(), "standard input")
+    return read(Path(str(file)))
+
+
+def _show(verdicts: list[Verdict], as_json: bool) -> None:
+    if as_json:
+        output.data([verdict.as_dict() for verdict in verdicts])
+        return
+    for verdict in verdicts:
+        output.verdict(verdict)

@@ -1,0 +1,47 @@
+"""The cells that a cluster is for, as its fact CELLS names them, and whether its node groups hold them."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from tools.cells import matrix_file
+from tools.cells.matrix_file import Cell
+from tools.cluster.spec import Spec
+from tools.core import repo
+from tools.core.errors import UserError
+from tools.core.repo import nearest
+
+
+def of(spec: Spec) -> list[Cell]:
+    """Return the cells in CELLS. Raises UserError for one that does not exist."""
+    known = _known(repo.root())
+    found = []
+    for name in (one.strip() for one in (spec.get("CELLS") or "").split(",") if one.strip()):
+        if name not in known:
+            match = nearest(name, known)
+            hint = f"did you mean {match}?" if match else None
+            raise UserError(f"{spec.at('CELLS')}: no such cell: {name}", hint)
+        found.append(known[name])
+    return found
+
+
+def check(spec: Spec) -> None:
+    """Raise UserError for a cell whose machines no node group has, or not as many as the cell has pods."""
+    for cell in of(spec):
+        if cell.instance is None:  # any node with room will do
+            continue
+        kind = cell.instance.name
+        groups = [group for group in spec.groups if group.instance.name == kind]
+        most = max((group.most for group in groups), default=0)
+        if most < cell.nodes:
+            there = f"{groups[0].at} has at most {most}" if groups else "no node group has them"
+            hint = f"a group of {kind} 0-{cell.nodes}, or take the cell out of CELLS"
+            raise UserError(
+                f"{spec.at('CELLS')}: the cell {cell.name} wants {cell.nodes} of {kind}, and {there}", hint
+            )
+
+
+@cache
+def _known(root: Path) -> dict[str, Cell]:
+    return {cell.name: cell for cell in matrix_file.load(root)}

@@ -1,1 +1,0 @@
-"""One module a command; each holds a click command or group called `command`."""

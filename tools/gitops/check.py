@@ -1,0 +1,229 @@
+"""Judging the runs of a cluster before they are pushed: what Flux would do and nobody means it to.
+
+Offline, from the checkout and its history. With a cluster to ask, a changed run whose job was never made is
+allowed too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tools.cells.kustomize import Renderer
+from tools.cluster.platform import FACTS, Fact, read_facts, substitute
+from tools.core.errors import UserError
+from tools.core.repo import nearest
+from tools.core.verdict import State, Verdict
+from tools.gitops import flux_objects, git, git_secrets
+from tools.gitops.live import Live
+from tools.gitops.render import render
+from tools.gitops.run_file import COMMIT, DIGEST, HEALTH, NAMESPACE, SSA, RunFile, health_check, read
+from tools.kube.manifests import Manifests, Object
+from tools.preflight.evaluate import judge
+
+TTL = "ttlSecondsAfterFinished"
+
+
+def check(root: Path, cluster: Path, renderer: Renderer, live: Mapping[str, Live] | None) -> list[Verdict]:
+    """Return the verdicts on a cluster's runs and facts. `live`: what the cluster has, None: not asked."""
+    added = git.added(root, _folder(root, cluster))
+    found: list[Verdict] = []
+    for path in sorted((cluster / "runs").glob("*.y*ml")):
+        found += _run(root, path, added, renderer, live)
+    return [*found, *_misplaced(root, cluster), *_facts(root, cluster)]
+
+
+def check_secrets(root: Path) -> list[Verdict]:
+    """Return the verdicts on the repository's Secrets, which are no one cluster's."""
+    return git_secrets.verdicts(root)
+
+
+def run_files(root: Path, cluster: Path) -> list[RunFile]:
+    """Return the runs of a cluster's directory. Raises UserError for a file that is none."""
+    return [
+        read(path.read_text(encoding="utf-8"), path.relative_to(root).as_posix())
+        for path in sorted((cluster / "runs").glob("*.y*ml"))
+    ]
+
+
+def _folder(root: Path, cluster: Path) -> str:
+    return (cluster / "runs").relative_to(root).as_posix()
+
+
+def _misplaced(root: Path, cluster: Path) -> Iterator[Verdict]:
+    """Yield verdicts on files that Flux applies from runs/ and that are no run of their own."""
+    folder = cluster / "runs"
+    known = {path.with_suffix("").name: path for path in sorted(folder.glob("*.yaml"))}
+    for path in sorted(folder.rglob("*.y*ml")):
+        name = path.relative_to(root).as_posix()
+        if path.parent != folder:
+            remedy = f"git mv it into {_folder(root, cluster)}: Flux applies what lies below, too"
+            summary = f"{name}: a run lies in runs/ itself, and this one nobody checks"
+        elif path.suffix == ".yml" and path.stem in known:
+            summary, remedy = f"{name}: {path.stem}.yaml is the same run", "one file a run"
+        else:
+            continue
+        yield Verdict(State.FAIL, summary, remedy=remedy, details={"rule": "run-file"})
+
+
+def _run(
+    root: Path, path: Path, added: Mapping[str, str], renderer: Renderer, live: Mapping[str, Live] | None
+) -> Iterator[Verdict]:
+    name = path.relative_to(root).as_posix()
+    try:
+        run = read(path.read_text(encoding="utf-8"), name)
+    except UserError as problem:
+        yield Verdict(State.FAIL, problem.message, remedy=problem.hint, details={"rule": "run-file"})
+        return
+    faults = list(_faults(run))
+    yield _verdict("run-file", name, faults, "pinned, and made once", "write it with: yard cluster run new")
+    yield _edited(root, run, added, live)
+    if not faults:
+        yield _rendered(root, run, renderer)
+
+
+def _faults(run: RunFile) -> Iterator[str]:
+    """Yield what a run's file has otherwise than a run must have it."""
+    spec, source = run.spec, run.source.get("spec") or {}
+    for item in (run.source, run.kustomization):
+        if item["metadata"].get("name") != run.name:
+            yield f"{item['kind']} is named {item['metadata'].get('name')}, the file {run.name}"
+        if item["metadata"].get("namespace") != NAMESPACE:
+            yield f"{item['kind']} is not in {NAMESPACE}: moved, Flux would make its job again"
+    if not COMMIT.fullmatch(run.commit) or not isinstance((source.get("ref") or {}).get("commit"), str):
+        yield f"spec.ref.commit is no commit of 40 digits in quotes: {run.commit or 'nothing'}"
+    if spec.get("sourceRef", {}).get("name") != run.name or "namespace" in spec.get("sourceRef", {}):
+        yield "spec.sourceRef is not the file's own GitRepository: what it applies would not be pinned"
+    if not spec.get("nameSuffix"):
+        yield "no spec.nameSuffix: two runs of the cell would be one job"
+    stem = run.cell.removeprefix("overlays/").replace("/", "-") + str(spec.get("nameSuffix", ""))
+    if spec.get("nameSuffix") and stem != run.name:
+        yield f"cell and nameSuffix make {stem}, and the run is {run.name}: two runs could be one job"
+    if not spec.get("targetNamespace"):
+        yield "no spec.targetNamespace"
+    if not any(DIGEST.fullmatch(str(image.get("digest"))) for image in spec.get("images") or []):
+        yield "no digest in spec.images: a tag may be another image when a pod restarts"
+    if spec.get("force"):
+        yield "spec.force: Flux would delete the job and begin again where a change is refused"
+    if not spec.get("prune"):
+        yield "no spec.prune: removing the file would leave the job"
+    looked_at = health_check(run.job, run.namespace) in (spec.get("healthChecks") or [])
+    if spec.get("wait") or not looked_at or HEALTH not in (spec.get("healthCheckExprs") or []):
+        yield f"spec.healthChecks is not the job {run.job} alone: Ready would not mean that it trains"
+    if spec.get("postBuild"):
+        yield "spec.postBuild: ${...} in a script of the job would be taken for a fact of the cluster"
+
+
+def _edited(root: Path, run: RunFile, added: Mapping[str, str], live: Mapping[str, Live] | None) -> Verdict:
+    """Judge whether the file is as it was when it was first committed."""
+    rule = {"rule": "run-edited"}
+    first = added.get(run.path)
+    if first is None:
+        return Verdict(State.PASS, f"{run.path}: new", details=rule)
+    try:
+        before = read(git.text_at(root, first, run.path) or "", run.path)
+    except UserError:
+        return Verdict(State.PASS, f"{run.path}: was no run in {first[:12]}", details=rule)
+    changes = [
+        *_changes(before.source, run.source, "GitRepository"),
+        *_changes(before.kustomization, run.kustomization, "Kustomization"),
+    ]
+    if not changes and git.is_shallow(root):
+        summary = f"{run.path}: this clone is shallow, and what the file first was is not in it"
+        return Verdict(State.CANNOT_TELL, summary, remedy="git fetch --unshallow", details=rule)
+    if not changes:
+        return Verdict(State.PASS, f"{run.path}: as committed in {first[:12]}", details=rule)
+    own = None if live is None else live.get(run.name)
+    if own is not None and own.job is None:
+        summary = f"{run.path}: changed since {first[:12]}, and the cluster has no job of it yet"
+        return Verdict(State.PASS, summary, changes, details=rule)
+    state = f"its job is {own.state} in the cluster" if own is not None else "its job runs or ran"
+    return Verdict(
+        State.FAIL,
+        f"{run.path} was changed since commit {first[:12]}, and {state}: the job would stay as it is (made"
+        " once), while Flux deletes the ConfigMaps that it was started with, and its next restart fails",
+        changes,
+        f"git checkout {first[:12]} -- {run.path}; what is new is a new run: yard cluster run new {run.cell}",
+        rule,
+    )
+
+
+def _changes(before: Object, after: Object, kind: str) -> list[str]:
+    """Return the fields of `spec` that differ; suspending a run, and letting it go on, changes nothing."""
+    old, new = (dict(item.get("spec") or {}) for item in (before, after))
+    keys = [key for key in {**old, **new} if key != "suspend" and old.get(key) != new.get(key)]
+    return [f"{kind} spec.{key}: {_short(old.get(key))} -> {_short(new.get(key))}" for key in keys]
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= 70 else f"{text[:67]}..."
+
+
+def _rendered(root: Path, run: RunFile, renderer: Renderer) -> Verdict:
+    """Judge what Flux would make: no TTL, made once, and clean to preflight."""
+    rule = {"rule": "run-renders"}
+    if not git.has(root, run.commit):
+        summary = f"{run.path}: commit {run.commit[:12]} is not in this clone"
+        return Verdict(State.CANNOT_TELL, summary, remedy="git fetch --unshallow, or push it", details=rule)
+    try:
+        manifests = render(root, run, renderer)
+    except UserError as problem:
+        return Verdict(State.FAIL, problem.message, remedy=problem.hint, details=rule)
+    failed = [f"{one.details['rule']}: {one.summary}" for one in judge(manifests).of(State.FAIL)]
+    return _verdict(
+        "run-renders",
+        run.path,
+        [*_job_faults(manifests), *failed],
+        "passes preflight",
+        "another run, of a cell that is right",
+    )
+
+
+def _job_faults(manifests: Manifests) -> Iterator[str]:
+    jobs = manifests.jobs()
+    if len(jobs) != 1:
+        yield f"makes {len(jobs)} PyTorchJobs, a run is one"
+    for job in jobs:
+        if (job["metadata"].get("annotations") or {}).get(SSA) != "IfNotPresent":
+            yield f"the job has no annotation {SSA}: IfNotPresent: a change would reach a running job"
+        if TTL in (job["spec"].get("runPolicy") or {}):
+            yield f"runPolicy.{TTL}: the finished job would be deleted, and Flux would run it again, for ever"
+
+
+def _facts(root: Path, cluster: Path) -> Iterator[Verdict]:
+    """Judge that every ${NAME} of the platform is a fact: Flux refuses the others when it is too late."""
+    facts = read_facts(cluster / FACTS)
+    faults = []
+    for applied in flux_objects.kustomizations(cluster):
+        if (applied.spec.get("postBuild") or {}).get("substituteFrom"):
+            faults += [fault for path in applied.files(root) for fault in _unknown(root, path, facts)]
+    name = f"{cluster.relative_to(root).as_posix()}/{FACTS}"
+    yield _verdict(
+        "facts",
+        name,
+        list(dict.fromkeys(faults)),
+        "has every fact that the platform takes",
+        f"set it in {name}",
+    )
+
+
+def _unknown(root: Path, path: Path, facts: Mapping[str, Fact]) -> Iterator[str]:
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        where = f"{path.resolve().relative_to(root).as_posix()}:{number}"
+        if line.lstrip().startswith("#"):
+            continue
+        try:
+            substitute(line, facts)
+        except KeyError as missing:
+            match = nearest(str(missing.args[0]), facts, cutoff=0.7)
+            yield f"{where}: ${{{missing.args[0]}}} is not set" + (
+                f", did you mean {match}?" if match else ""
+            )
+
+
+def _verdict(rule: str, name: str, faults: list[str], good: str, remedy: str) -> Verdict:
+    if not faults:
+        return Verdict(State.PASS, f"{name}: {good}", details={"rule": rule})
+    return Verdict(State.FAIL, f"{name}: {faults[0]}", faults[1:], remedy, {"rule": rule})

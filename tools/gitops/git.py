@@ -1,0 +1,101 @@
+"""What the runs' tools ask git, each question one function."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+
+from tools.core.errors import UserError
+
+
+def commit(root: Path, text: str) -> str:
+    """Return the full commit that `text` names. Raises UserError."""
+    done = _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{text}^{{commit}}")
+    if done.returncode != 0:
+        raise UserError(f"no such commit here: {text}", "git fetch, or name one of `git log --oneline`")
+    return done.stdout.decode().strip()
+
+
+def has(root: Path, text: str) -> bool:
+    """Say whether this clone holds the commit."""
+    return _git(root, "cat-file", "-e", f"{text}^{{commit}}").returncode == 0
+
+
+def is_pushed(root: Path, text: str) -> bool:
+    """Say whether a remote's branch, as last fetched, holds the commit."""
+    return bool(_text(root, "branch", "--remotes", "--contains", text, "--format=%(refname)").strip())
+
+
+def changed(root: Path, *paths: str) -> list[str]:
+    """Return the files below `paths` that differ from HEAD, new ones too."""
+    words = ("status", "--porcelain", "--untracked-files=all", "--no-renames", "-z", "--", *paths)
+    return [line[3:] for line in _text(root, *words).split("\0") if line]
+
+
+def files(root: Path, *paths: str) -> list[str]:
+    """Return the files below `paths` that git knows, or would add."""
+    words = ("ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", *paths)
+    return sorted({name for name in _text(root, *words).split("\0") if name})
+
+
+def files_at(root: Path, revision: str, folder: str) -> list[str]:
+    """Return the files that a revision has below `folder`."""
+    listed = _text(root, "ls-tree", "-r", "-z", "--name-only", revision, "--", folder)
+    return [name for name in listed.split("\0") if name]
+
+
+def text_at(root: Path, revision: str, path: str) -> str | None:
+    """Return a file's text at a revision, or None where the revision has no such file."""
+    done = _git(root, "show", f"{revision}:{path}")
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else None
+
+
+def added(root: Path, folder: str) -> dict[str, str]:
+    """Return the commit that first brought each file that was ever below `folder`, by the file's path.
+
+    In this branch, or in those that were pushed: what was pushed stays so, also where it was amended here.
+    They are the branch that this one follows, the one of its name at origin, and origin's own.
+    """
+    name = _git(root, "symbolic-ref", "--short", "--quiet", "HEAD").stdout.decode().strip()
+    pushed = ["@{upstream}", *([f"refs/remotes/origin/{name}"] if name else []), "refs/remotes/origin/HEAD"]
+    there = [one for one in pushed if _git(root, "rev-parse", "--verify", "--quiet", one).returncode == 0]
+    revisions = ["HEAD", *there]
+    words = ("log", "-m", "--diff-filter=A", "--format=%x01%H", "--name-only", "--no-renames", *revisions)
+    found: dict[str, str] = {}
+    for block in _text(root, *words, "--", folder).split("\1"):
+        revision, *names = [line for line in block.splitlines() if line] or [""]
+        found |= dict.fromkeys(names, revision)  # git begins with the newest
+    return found
+
+
+def is_shallow(root: Path) -> bool:
+    """Say whether this clone lacks a part of the history."""
+    return _text(root, "rev-parse", "--is-shallow-repository").strip() == "true"
+
+
+def unpack(root: Path, revision: str, folders: list[str], target: Path) -> None:
+    """Write what a commit has in `folders` below `target`. Raises UserError where it lacks one."""
+    done = _git(root, "archive", "--format=tar", revision, "--", *folders)
+    if done.returncode != 0:
+        raise UserError(f"commit {revision[:12]}: {done.stderr.decode().strip().splitlines()[-1]}")
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        archive.extractall(target, filter="data")
+
+
+def _text(root: Path, *words: str) -> str:
+    done = _git(root, *words)
+    if done.returncode != 0:
+        said = done.stderr.decode().strip().splitlines() or ["it says nothing"]
+        raise UserError(f"git {words[0]}: {said[-1].removeprefix('fatal: ')}")
+    return done.stdout.decode()
+
+
+def _git(root: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(
+            ["git", "-C", str(root), *words], stdin=subprocess.DEVNULL, capture_output=True, check=False
+        )
+    except FileNotFoundError:
+        raise UserError("no git on PATH", "install git") from None

@@ -1,0 +1,77 @@
+"""What a cluster has of its runs: Flux's Kustomizations and the jobs that they made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tools.gitops.run_file import NAMESPACE, RunFile
+from tools.kube.kubectl import Kubectl
+from tools.kube.manifests import Object
+
+KUSTOMIZATIONS = "kustomizations.kustomize.toolkit.fluxcd.io"
+MADE_BY = "kustomize.toolkit.fluxcd.io/name"  # Flux's label on what it applies
+RUNS = "runs"  # the Kustomization that applies the runs' files
+STATES = ("Failed", "Succeeded", "Running", "Restarting", "Suspended", "Created")
+
+
+@dataclass(frozen=True)
+class Live:
+    """One run in the cluster; None what is not there."""
+
+    name: str
+    kustomization: Object | None
+    job: Object | None
+
+    @property
+    def flux(self) -> str:
+        """Return Flux's word: Ready, not Ready, suspended or `not there`."""
+        if self.kustomization is None:
+            return "not there"
+        if self.kustomization["spec"].get("suspend"):
+            return "suspended"
+        return {"True": "Ready", "False": "not Ready"}.get(
+            str(_condition(self.kustomization, "Ready").get("status")), "waiting"
+        )
+
+    @property
+    def state(self) -> str:
+        """Return the job's state as the training operator has it, or `no job`."""
+        if self.job is None:
+            return "no job"
+        return next((one for one in STATES if _condition(self.job, one).get("status") == "True"), "new")
+
+    @property
+    def message(self) -> str:
+        """Return why the job failed, or else why Flux is not done; empty where nothing is wrong."""
+        if self.job is not None and self.state == "Failed":
+            return str(_condition(self.job, "Failed").get("message", ""))
+        if self.kustomization is not None and self.flux in ("not Ready", "waiting"):
+            return str(_condition(self.kustomization, "Ready").get("message", ""))
+        return ""
+
+
+def look(kubectl: Kubectl, files: Sequence[RunFile]) -> list[Live]:
+    """Return the runs of `files`, and those that the cluster has without a file, by name.
+
+    Raises UserError, with exit code 3 where the cluster cannot be asked.
+    """
+    flux = Kubectl(kubectl.context, NAMESPACE)
+    every = {str(item["metadata"]["name"]): item for item in flux.items(KUSTOMIZATIONS)}
+    made = {name: item for name, item in every.items() if _is_run(item)}
+    jobs: dict[str, Object] = {}
+    for item in Kubectl(kubectl.context).items("pytorchjobs.kubeflow.org", "--all-namespaces"):
+        owner = (item["metadata"].get("labels") or {}).get(MADE_BY)
+        if owner:
+            jobs[str(owner)] = item
+    names = sorted({*(one.name for one in files), *made})
+    return [Live(name, made.get(name), jobs.get(name)) for name in names]
+
+
+def _is_run(item: Object) -> bool:
+    return (item["metadata"].get("labels") or {}).get(MADE_BY) == RUNS
+
+
+def _condition(item: Object, kind: str) -> Object:
+    found = (item.get("status") or {}).get("conditions") or []
+    return next((one for one in found if one["type"] == kind), {})

@@ -1,0 +1,186 @@
+"""Making a run's file: what is asked for, rendered as Flux would and judged, before anything is written."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tools.cells.kustomize import Renderer
+from tools.cluster.platform import FACTS, read_facts
+from tools.core.errors import UserError
+from tools.core.repo import KUSTOMIZATION_NAMES, NOT_CELLS, nearest, shown
+from tools.gitops import flux_objects, git
+from tools.gitops.render import render
+from tools.gitops.run_file import CELL, DIGEST, SUFFIX, Image, Run, RunFile, read
+from tools.kube.manifests import Manifests
+from tools.preflight.evaluate import Judgement, judge
+
+TEAM = "TEAM_NAMESPACE"
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a person asks for; None is to be found."""
+
+    cell: str
+    cluster: str
+    suffix: str | None = None
+    commit: str = "HEAD"
+    image: str | None = None  # NAME@sha256:..., or only the digest
+    features: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Made:
+    """A run that is ready to be written, and what preflight says of it."""
+
+    path: Path
+    text: str
+    judgement: Judgement
+    job: str
+    commit: str
+    strange: list[str]  # instance types that the job asks for, where the cluster's facts name only others
+
+
+def make(root: Path, wanted: Wanted, renderer: Renderer) -> Made:
+    """Return a run's file; it is not written yet. Raises UserError."""
+    cluster = flux_objects.find(root, wanted.cluster)
+    commit = git.commit(root, wanted.commit)
+    cell = _cell(root, wanted.cell, commit)
+    suffix = _suffix(root, cluster, cell, wanted.suffix)
+    name = f"{cell.removeprefix('overlays/').replace('/', '-')}-{suffix}"
+    path = cluster / "runs" / f"{name}.yaml"
+    parts: dict[str, Any] = {"name": name, "suffix": suffix, "cell": cell, "commit": commit}
+    parts |= {"namespace": _team(cluster), "source": flux_objects.source(cluster)}
+    parts |= {"components": [_feature(root, one, commit) for one in wanted.features]}
+    draft = Run(**parts, image=Image("", "", ""))
+    image = _image(_container_image(_rendered(root, draft, path, renderer)), wanted.image)
+    run = Run(**parts, image=image)
+    manifests = _rendered(root, run, path, renderer)
+    job = str(manifests.job()["metadata"]["name"])
+    return Made(path, run.text(), judge(manifests), job, commit, _strange(cluster, manifests))
+
+
+def _rendered(root: Path, run: Run, path: Path, renderer: Renderer) -> Manifests:
+    source, kustomization = run.objects()
+    if not run.image.name:
+        kustomization["spec"]["images"] = []
+    return render(root, RunFile(shown(path), source, kustomization), renderer)
+
+
+def _cell(root: Path, text: str, commit: str) -> str:
+    """Return the cell as overlays/<hardware>/<model>. Raises UserError where the commit does not have it."""
+    name = text.strip("/").removeprefix("./")
+    cell = name if name.startswith("overlays/") else f"overlays/{name}"
+    tops = {file.rsplit("/", 1)[0] for file in git.files_at(root, commit, "overlays") if _is_leaf(file)}
+    if cell in tops:
+        return cell
+    match = nearest(cell, tops)
+    hint = (
+        f"did you mean {match}?"
+        if match
+        else f"a run is made of what is committed; {commit[:12]} was looked at"
+    )
+    raise UserError(f"commit {commit[:12]} has no cell {cell}", hint)
+
+
+def _is_leaf(file: str) -> bool:
+    directory, _, name = file.rpartition("/")
+    found = CELL.fullmatch(directory)
+    return found is not None and name in KUSTOMIZATION_NAMES and found[1] not in NOT_CELLS
+
+
+def _feature(root: Path, name: str, commit: str) -> str:
+    known = {
+        file.split("/")[2] for file in git.files_at(root, commit, "overlays/feature") if file.count("/") > 2
+    }
+    if name not in known:
+        match = nearest(name, known)
+        hint = f"did you mean {match}?" if match else f"features: {', '.join(sorted(known))}"
+        raise UserError(f"commit {commit[:12]} has no feature {name}", hint)
+    return f"../../feature/{name}"
+
+
+def _suffix(root: Path, cluster: Path, cell: str, wanted: str | None) -> str:
+    """Return the run's own part of its name: one that no run of this cluster ever had."""
+    stem = cell.removeprefix("overlays/").replace("/", "-")
+    folder = (cluster / "runs").relative_to(root).as_posix()
+    used = {Path(file).stem: revision for file, revision in git.added(root, folder).items()}
+    used |= {path.stem: "" for path in (cluster / "runs").glob("*.y*ml")}
+    if wanted is None:
+        numbers = [int(found[1]) for name in used if (found := re.fullmatch(rf"{stem}-r(\d+)", name))]
+        return f"r{max(numbers, default=0) + 1}"
+    if not SUFFIX.fullmatch(wanted):
+        raise UserError(f"--name {wanted}: lower-case letters, digits and dashes", "such as r1 or lr-3e-4")
+    if f"{stem}-{wanted}" in used:
+        when = used[f"{stem}-{wanted}"]
+        where = f"in commit {when[:12]}" if when else "and stands there"
+        raise UserError(
+            f"{folder}/{stem}-{wanted}.yaml was there before ({where}): a second run of its name would"
+            " continue its checkpoints",
+            "another --name, or none for the next number",
+        )
+    return wanted
+
+
+def _team(cluster: Path) -> str:
+    fact = read_facts(cluster / FACTS).get(TEAM)
+    if fact is None or not fact.value.strip():
+        raise UserError(f"{shown(cluster / FACTS)}: {TEAM} is not set, the namespace of the team's jobs")
+    return fact.value
+
+
+def _strange(cluster: Path, manifests: Manifests) -> list[str]:
+    """Return the job's instance types where none is in a node group of the cluster (NODES_...=TYPE ...)."""
+    facts = read_facts(cluster / FACTS)
+    there = {
+        fact.value.split()[0]
+        for name, fact in facts.items()
+        if name.startswith("NODES_") and fact.value.strip()
+    }
+    pod = manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    affinity = ((pod.get("affinity") or {}).get("nodeAffinity") or {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ) or {}
+    wanted = [
+        value
+        for term in affinity.get("nodeSelectorTerms") or []
+        for rule in term.get("matchExpressions") or []
+        if rule["key"] == INSTANCE_TYPE and rule["operator"] == "In"
+        for value in rule["values"]
+    ]
+    return wanted if there and not there & set(wanted) else []
+
+
+def _container_image(manifests: Manifests) -> str:
+    template = manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    containers = template["spec"]["containers"]
+    return str(next(one["image"] for one in containers if one["name"] == "pytorch"))
+
+
+def _image(rendered: str, wanted: str | None) -> Image:
+    """Return the cell's image fixed by a digest, its own or that of `wanted`. Raises UserError."""
+    base, _, known = rendered.partition("@")
+    name = re.sub(r":[^:/]+$", "", base)
+    new_name, at, digest = (wanted or known).rpartition("@")
+    if not digest:
+        raise UserError(
+            f"no digest for the image {rendered}: a tag may be another image tomorrow",
+            "--image NAME@sha256:..., which the push printed",
+        )
+    if not DIGEST.fullmatch(digest) or (at and not new_name):
+        raise UserError(
+            f"--image {wanted}: no digest", "NAME@sha256:<64 hexadecimal digits>, or only the digest"
+        )
+    return Image(name, re.sub(r":[^:/]+$", "", new_name) or name, digest)
+
+
+def write(made: Made) -> None:
+    """Write the run's file, which must not be there yet."""
+    made.path.parent.mkdir(exist_ok=True)
+    read(made.text, shown(made.path))
+    with made.path.open("x", encoding="utf-8") as file:
+        file.write(made.text)

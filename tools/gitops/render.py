@@ -1,0 +1,56 @@
+"""A run's objects as Flux makes them: the cell at the run's commit, the run's fields in its kustomization."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from tools.cells.kustomize import Renderer
+from tools.core.errors import UserError
+from tools.core.repo import is_kustomization
+from tools.gitops import git
+from tools.gitops.run_file import FOLDERS, RunFile
+from tools.kube.manifests import Manifests, parse
+
+
+def render(root: Path, run: RunFile, renderer: Renderer) -> Manifests:
+    """Return a run's objects. Raises UserError where its commit has no such cell or that does not build."""
+    with tempfile.TemporaryDirectory(prefix="trainyard-run-") as directory:
+        git.unpack(root, run.commit, FOLDERS, Path(directory))
+        cell = Path(directory) / run.cell
+        if not is_kustomization(cell):
+            raise UserError(f"{run.path}: commit {run.commit[:12]} has no cell {run.cell}")
+        path = cell / "kustomization.yaml"
+        leaf = yaml.safe_load(path.read_text(encoding="utf-8"))
+        path.write_text(yaml.safe_dump(_edited(leaf, run)), encoding="utf-8")
+        try:
+            return parse(renderer.build(cell), run.path)
+        except UserError as problem:
+            raise UserError(f"{run.path}: {problem.message}", problem.hint, problem.code) from None
+
+
+def _edited(leaf: dict[str, Any], run: RunFile) -> dict[str, Any]:
+    """Return a cell's kustomization with what Flux puts into it.
+
+    As kustomize/kustomize_generator.go of fluxcd/pkg does it, version 1.35.6.
+    """
+    spec = run.spec
+    made = dict(leaf)
+    for key, name in (
+        ("namespace", "targetNamespace"),
+        ("nameSuffix", "nameSuffix"),
+        ("namePrefix", "namePrefix"),
+    ):
+        made |= {key: spec[name]} if spec.get(name) else {}
+    for key in ("patches", "components"):
+        made[key] = [*(leaf.get(key) or []), *(spec.get(key) or [])]
+    images = {image["name"]: image for image in leaf.get("images") or []}
+    for image in spec.get("images") or []:
+        known = images.get(image["name"], {})
+        if {"newTag", "digest"} & set(image):
+            known = {key: value for key, value in known.items() if key not in ("newTag", "digest")}
+        images[image["name"]] = known | image
+    return made | {"images": list(images.values())}

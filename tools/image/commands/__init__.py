@@ -1,1 +1,0 @@
-"""The commands of `yard image`, one module each."""

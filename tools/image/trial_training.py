@@ -1,0 +1,257 @@
+"""A real, tiny training in two containers of one image: one is killed, the run goes on from its checkpoint.
+
+The same run is made first without a kill. What went on must have exactly that run's losses: a run that had
+begun anew, or went on with other data or another optimizer state, could not.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ruamel.yaml import YAML
+
+from tools.core import repo
+from tools.core.verdict import State, Verdict
+from tools.image.engine import Engine, Image, Say
+
+RANKS = 2
+STEPS, EVERY, KILL_AFTER = 30, 5, 8
+SECONDS = 600  # for each of the three starts, on a slow machine
+FILES = {
+    "model.yaml": "overlays/model/llama-tiny/model.yaml",
+    "hardware.yaml": "overlays/hardware/cpu/hardware.yaml",
+    "cell.yaml": "overlays/cpu/llama-tiny/cell.yaml",
+}
+# The first cell's configuration, small, and with steps that are long enough for a kill between two of them.
+CHANGES: dict[str, dict[str, object]] = {
+    "model": {"vocab_size": 512},
+    "data": {"source": "/shared/config/text.jsonl", "heldout_fraction": 0.1},
+    "train": {
+        "steps": STEPS, "global_batch_size": 16, "warmup_steps": 5, "eval_every": STEPS, "eval_sequences": 8,
+    },
+    "device": {"compile": "off", "precision": "fp32"},
+    "parallel": {"micro_batch_size": 4},
+    "checkpoint": {"every": EVERY, "keep": 3},
+    "sample": {"prompts": ["The "], "max_new_tokens": 4},
+}  # fmt: skip
+CONTINUES = re.compile(r"continuing from step (\d+)")
+
+
+def wait_for(done: Callable[[], bool], seconds: float) -> bool:
+    """Poll until `done`; return whether it was within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.25)
+    return True
+
+
+def rehearse(engine: Engine, image: Image, say: Say) -> Iterator[Verdict]:
+    """Train, kill one of two containers, and train on; yield what was seen. Leaves nothing behind.
+
+    Ends at the first verdict that is not PASS. Raises UserError where the engine cannot do its part.
+    """
+    stage = Stage(engine, image, say)
+    try:
+        stage.prepare()
+        for act in (stage.control, stage.kill, stage.resume):
+            verdict = act()
+            yield verdict
+            if verdict.state is not State.PASS:
+                return
+    finally:
+        stage.clear()
+
+
+class Stage:
+    """The network, the volume and the containers of one rehearsal."""
+
+    def __init__(self, engine: Engine, image: Image, say: Say) -> None:
+        self.engine, self.image, self.say = engine, image, say
+        self.name = f"yard-test-{uuid.uuid4().hex[:8]}"
+        self.nodes = [f"{self.name}-worker-{rank}" for rank in range(RANKS)]
+        self.expected: dict[int, float] = {}  # step -> loss of the run that was not killed
+        self.committed: list[str] = []  # checkpoints that were whole after the kill
+
+    def prepare(self) -> None:
+        """Make the network and the volume, with configuration and text in it, owned by the image's user."""
+        self.engine.text("network", "create", self.name)
+        self.engine.text("volume", "create", self.name)
+        mount = ["--volume", f"{self.name}:/shared"]
+        holder = f"{self.name}-holder"
+        with TemporaryDirectory() as scratch:
+            _configuration(Path(scratch))
+            self.engine.text("create", "--name", holder, *mount, self.image.id)
+            self.engine.text("cp", f"{scratch}/.", f"{holder}:/shared/config")
+        self.engine.text("rm", holder)
+        give = f"chown -R {self.image.user or '0'} /shared"
+        self.engine.text(
+            "run", "--rm", "--user", "0", *mount, "--entrypoint", "/bin/sh", self.image.id, "-c", give
+        )
+
+    def control(self) -> Verdict:
+        """Train to the end without a kill."""
+        self.say(f"two containers on the network {self.name} train {STEPS} steps")
+        problem = self._to_the_end("control")
+        self.expected = self._losses("control")
+        if problem is None and sorted(self.expected) != list(range(1, STEPS + 1)):
+            problem = f"it logged {len(self.expected)} of {STEPS} steps"
+        first, last = self.expected.get(1, 0.0), self.expected.get(STEPS, float("inf"))
+        if problem is None and last >= first:
+            problem = f"the loss did not fall: {first:.3f} to {last:.3f}"
+        if problem is not None:
+            return self._fail(f"training: {problem}")
+        self._remove()
+        evidence = [f"{STEPS} steps, loss {first:.3f} to {last:.3f}, both ended with 0"]
+        return _pass(f"training: {RANKS} containers found each other by name", evidence)
+
+    def kill(self) -> Verdict:
+        """Train again, kill one container in the middle, and look at what is on the volume."""
+        self._start("killed")
+        wait_for(lambda: self._step() >= KILL_AFTER or len(self._running()) < RANKS, SECONDS)
+        reached = self._step()
+        self.engine.text("kill", self.nodes[1])
+        self.say(f"killed {self.nodes[1]} at step {reached}")
+        ended = wait_for(lambda: not self._running(), SECONDS)
+        code = self._code(self.nodes[0])
+        if reached < KILL_AFTER or not ended or code == 0:
+            return self._fail(
+                f"kill: step {reached}; the other container {f'ended with {code}' if ended else 'runs on'}"
+            )
+        self.committed = self._checkpoints()
+        if not self.committed:
+            return self._fail("checkpoint: none is whole on the volume")
+        if _step_of(self.committed[-1]) == STEPS:
+            return Verdict(State.CANNOT_TELL, "kill: it came when the last step was done", self.committed)
+        self._remove()
+        evidence = [f"killed at step {reached}; the other ended with {code}; {', '.join(self.committed)}"]
+        return _pass("checkpoint: on the volume after the kill", evidence)
+
+    def resume(self) -> Verdict:
+        """Start both again, and hold the whole curve against the run that was not killed."""
+        problem = self._to_the_end("killed")
+        logs = self._logs()
+        match = CONTINUES.search(logs)
+        step = _step_of(self.committed[-1])
+        if problem is None and (match is None or int(match[1]) != step):
+            problem = f"it did not go on from step {step}"
+        if problem is not None:
+            return self._fail(f"resume: {problem}")
+        losses = self._losses("killed")
+        differ = [number for number in self.expected if losses.get(number) != self.expected[number]]
+        if differ:
+            here, there = losses.get(differ[0]), self.expected[differ[0]]
+            return self._fail(f"resume: the loss of step {differ[0]} is {here}, and {there} without the kill")
+        evidence = [
+            f"from step {step} to {STEPS}, every loss equal to that of the run without a kill,"
+            f" the last one {losses[STEPS]!r}"
+        ]
+        return _pass("resume: as if it had not been killed", evidence)
+
+    def clear(self) -> None:
+        """Remove what was made."""
+        self._remove()
+        self.engine.run("rm", "--force", f"{self.name}-holder")
+        self.engine.run("network", "rm", self.name)
+        self.engine.run("volume", "rm", "--force", self.name)
+
+    def _to_the_end(self, run: str) -> str | None:
+        """Train to the end; return what went wrong, or None."""
+        self._start(run)
+        if not wait_for(lambda: not self._running(), SECONDS):
+            return f"it did not end within {SECONDS} s"
+        codes = [self._code(node) for node in self.nodes]
+        return f"the containers ended with {codes}" if any(codes) else None
+
+    def _start(self, run: str) -> None:
+        variables = {
+            "PET_NNODES": f"{RANKS}:{RANKS}", "PET_NPROC_PER_NODE": "1", "PET_RDZV_BACKEND": "c10d",
+            "PET_RDZV_ENDPOINT": f"{self.nodes[0]}:23456", "PET_RDZV_ID": self.name, "PET_MAX_RESTARTS": "0",
+            "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "TRAINYARD_CPUS": "1", "HOME": "/tmp",
+            "TRAINYARD_RUN": f"/shared/runs/{run}", "TRAINYARD_DATA": "/shared/data",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        }  # fmt: skip
+        for node in self.nodes:
+            words = ["run", "--detach", "--name", node, "--hostname", node, "--network", self.name]
+            words += ["--volume", f"{self.name}:/shared", "--read-only", "--tmpfs", "/tmp:mode=1777,exec"]
+            words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--shm-size", "256m"]
+            for key, value in variables.items():
+                words += ["--env", f"{key}={value}"]
+            self.engine.text(*words, self.image.id, "-m", "training.pretrain", "--config", "/shared/config")
+
+    def _remove(self) -> None:
+        self.engine.run("rm", "--force", "--volumes", *self.nodes)
+
+    def _running(self) -> list[str]:
+        said = self.engine.text("ps", "--filter", f"name={self.name}-worker", "--format", "{{.Names}}")
+        return said.split()
+
+    def _code(self, node: str) -> int:
+        return int(self.engine.text("inspect", "--format", "{{.State.ExitCode}}", node).strip())
+
+    def _step(self) -> int:
+        """Return the last step that the running job has logged."""
+        said = self.engine.run("exec", self.nodes[0], "cat", "/shared/runs/killed/metrics.jsonl").stdout
+        return max(_parsed(said), default=0)
+
+    def _losses(self, run: str) -> dict[int, float]:
+        return _parsed(self._look(f"cat /shared/runs/{run}/metrics.jsonl"))
+
+    def _checkpoints(self) -> list[str]:
+        """Return the names of the checkpoints that have a manifest, the oldest first."""
+        said = self._look("ls -d /shared/runs/killed/checkpoints/step-*/MANIFEST.json")
+        names = [line.split("/")[-2] for line in said.split()]
+        whole = [name for name in names if name.removeprefix("step-").isdigit()]
+        return sorted(whole, key=_step_of)
+
+    def _look(self, script: str) -> str:
+        """Return what a shell says that sees the volume and nothing else."""
+        mount = ["--volume", f"{self.name}:/shared:ro", "--network", "none"]
+        words = ["run", "--rm", *mount, "--entrypoint", "/bin/sh", self.image.id, "-c", script]
+        return self.engine.run(*words).stdout
+
+    def _logs(self, *options: str) -> str:
+        done = [self.engine.run("logs", *options, node) for node in self.nodes]
+        return "".join(one.stdout + one.stderr for one in done)
+
+    def _fail(self, summary: str) -> Verdict:
+        return Verdict(State.FAIL, summary, self._logs("--tail", "6").splitlines())
+
+
+def _step_of(checkpoint: str) -> int:
+    return int(checkpoint.removeprefix("step-"))
+
+
+def _parsed(lines: str) -> dict[int, float]:
+    """Return the losses by step of a run's metrics.jsonl, whose last line may be half written."""
+    whole = [json.loads(line) for line in lines.splitlines() if line.startswith("{") and line.endswith("}")]
+    return {int(one["step"]): float(one["loss"]) for one in whole if "loss" in one}
+
+
+def _configuration(directory: Path) -> None:
+    """Write the first cell's three files, made small, and a text: the sections of our own documentation."""
+    yaml = YAML(typ="rt")
+    for name, source in FILES.items():
+        data = yaml.load((repo.root() / source).read_text(encoding="utf-8"))
+        for section, values in CHANGES.items():
+            if section in data:
+                data[section].update(values)
+        out = io.StringIO()
+        yaml.dump(data, out)
+        (directory / name).write_text(out.getvalue(), encoding="utf-8")
+    texts = [path.read_text(encoding="utf-8") for path in sorted((repo.root() / "docs").glob("*.md"))]
+    sections = [part for text in texts for part in text.split("\n## ")]
+    lines = "".join(json.dumps({"text": part}) + "\n" for part in sections)
+    (directory / "text.jsonl").write_text(lines, encoding="utf-8")
+
+
+def _pass(summary: str, evidence: list[str]) -> Verdict:
+    return Verdict(State.PASS, summary, evidence)

@@ -1,1 +1,0 @@
-"""The subcommands of `yard job`: one module each, imported when it is called."""

@@ -1,0 +1,175 @@
+"""Causes before any pod exists: suspended, queued, refused by the API server, or no operator to make them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+from tools.core.timestamps import duration, moment
+from tools.job.diagnosis import queues
+from tools.job.diagnosis.cause import Cause, Layer, short
+from tools.job.diagnosis.queues import QUEUE_LABEL
+from tools.job.diagnosis.scheduler_fit import name_of, requests, shown
+from tools.job.snapshot.snapshot import Snapshot, event_time
+from tools.preflight.template_resources import amount
+
+Object = dict[str, Any]
+TOGETHER = 5.0  # seconds in which the operator asks for all pods of a job
+PATIENCE = 30.0  # seconds that operator and scheduler have before their silence says something
+OPERATOR_IMAGE = "training-operator"
+FAILED_TO_CREATE = ("FailedCreatePod", "FailedCreateService", "FailedCreate")
+
+
+def is_over(snapshot: Snapshot) -> bool:
+    """Say whether the job has ended, well or not."""
+    return snapshot.condition("Succeeded") is not None or snapshot.condition("Failed") is not None
+
+
+def suspended(snapshot: Snapshot) -> Iterator[Cause]:
+    """The job waits in a queue, or somebody has suspended it."""
+    if is_over(snapshot) or not (snapshot.job["spec"].get("runPolicy") or {}).get("suspend"):
+        return
+    metadata = snapshot.job["metadata"]
+    queue = (metadata.get("labels") or {}).get(QUEUE_LABEL)
+    at = moment((snapshot.condition("Suspended") or {}).get("lastTransitionTime"))
+    if queue is None:
+        evidence = ["spec.runPolicy.suspend: true"]
+        yield Cause("suspended", Layer.JOB, "the job is suspended", evidence, at=at)
+        return
+    found, advice = queues.kueue(snapshot, queue)
+    summary = f"Kueue has not admitted the job to queue {queue}"
+    evidence = [*found, "spec.runPolicy.suspend: true"]
+    yield Cause("queue", Layer.JOB, summary, evidence, at=at, advice=advice)
+
+
+def gang(snapshot: Snapshot) -> Iterator[Cause]:
+    """A gang scheduler has not let the group of pods in."""
+    if is_over(snapshot):
+        return
+    pods = snapshot.pods
+    if len(pods) < snapshot.replicas or any(pod.node is None for pod in pods):
+        yield from queues.shut(snapshot, pods)
+    group = queues.group(snapshot)
+    phase = ((group or {}).get("status") or {}).get("phase")
+    if len(pods) < snapshot.replicas and group is not None and phase in (None, "Pending"):
+        least = (group.get("spec") or {}).get("minMember")
+        conditions = (group.get("status") or {}).get("conditions") or []
+        said = [short(one["message"]) for one in conditions[-1:] if one.get("message")]
+        evidence = [
+            f"PodGroup {group['metadata']['name']}: phase {phase or 'none'}, minMember {least}",
+            *said,
+        ]
+        summary = f"the gang of {least} pods is not admitted to queue {group['spec'].get('queue', 'default')}"
+        yield Cause("queue", Layer.JOB, summary, evidence)
+
+
+def operator(snapshot: Snapshot) -> Iterator[Cause]:
+    """The operator has not looked at the job: it is down, or it does not watch this namespace."""
+    status = snapshot.job.get("status") or {}
+    age = snapshot.age(moment(snapshot.job["metadata"].get("creationTimestamp"))) or 0.0
+    if status.get("conditions") or age < PATIENCE or snapshot.pods:
+        return
+    evidence = [f"no condition {duration(age)} after the job was made"]
+    if "others" not in snapshot.unseen:
+        evidence += _operator_pods(snapshot)
+    yield Cause("operator", Layer.JOB, "the training operator has not taken the job up", evidence)
+
+
+def _operator_pods(snapshot: Snapshot) -> list[str]:
+    found = []
+    for pod in snapshot.others:
+        images = [str(one.get("image")) for one in pod["spec"].get("containers") or []]
+        if any(OPERATOR_IMAGE in image for image in images):
+            name = f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}"
+            statuses = (pod.get("status") or {}).get("containerStatuses") or []
+            ready = bool(statuses) and all(one.get("ready") for one in statuses)
+            state = pod["status"].get("phase", "Unknown") if not ready else "Ready"
+            found.append(f"operator pod {name}: {state}")
+    return found or ["no pod of the cluster runs an image called training-operator"]
+
+
+def refused(snapshot: Snapshot) -> Iterator[Cause]:
+    """The API server refuses the pods that the operator asks for."""
+    if is_over(snapshot) or len(snapshot.pods) >= snapshot.replicas:
+        return
+    computed = list(quota(snapshot))
+    yield from computed
+    events = [event for event in snapshot.events("PyTorchJob", snapshot.name) if _still(snapshot, event)]
+    if not events:
+        return
+    message = str(events[-1].get("message", ""))
+    kind, summary = _refusal(message)
+    if kind != "quota" or not computed:
+        yield Cause(kind, Layer.JOB, summary, [short(f"event: {message}")], at=event_time(events[-1]))
+
+
+def _still(snapshot: Snapshot, event: Object) -> bool:
+    """Say whether an event tells of a pod that is refused and was not made since.
+
+    A pod of the same name that is still going is no refusal.
+    """
+    refusal = event.get("reason") in FAILED_TO_CREATE and event.get("type") == "Warning"
+    at = event_time(event)
+    made = max((pod.created for pod in snapshot.pods if pod.created), default=None)
+    since = at is not None and made is not None and (made - at).total_seconds() > TOGETHER
+    return refusal and not since and "already exists" not in str(event.get("message"))
+
+
+REFUSALS = (
+    (r"exceeded quota", "quota", "the namespace's quota is used up"),
+    (r"violates PodSecurity", "pod-security", "the namespace's Pod Security level refuses the pod"),
+    (r"failed calling webhook|webhook.*(?:connection refused|deadline exceeded|no endpoints)", "webhook",
+     "an admission webhook does not answer"),
+    (r"admission webhook .* denied|denied the request", "refused", "an admission webhook refuses the pod"),
+    (r"serviceaccounts? \"[^\"]*\" not found|service account .* not found|error looking up service account",
+     "serviceaccount-missing", "the pod's ServiceAccount does not exist"),
+    (r".", "refused", "the API server refuses the pod"),
+)  # fmt: skip
+
+
+def _refusal(message: str) -> tuple[str, str]:
+    for pattern, kind, summary in REFUSALS:
+        if re.search(pattern, message):
+            return kind, summary
+    return "refused", "the API server refuses the pod"
+
+
+def quota(snapshot: Snapshot) -> Iterator[Cause]:
+    """A ResourceQuota has no room for one more pod: what it leaves against what a pod asks for."""
+    wanted = _wanted(snapshot)
+    for item in snapshot.of("ResourceQuota"):
+        status = item.get("status") or {}
+        limits = item.get("spec") or {}
+        if limits.get("scopes") or limits.get("scopeSelector"):
+            continue  # of which pods it counts, only the API server's own words tell
+        hard, used = status.get("hard") or {}, status.get("used") or {}
+        for key, most in sorted(hard.items()):
+            need = wanted.get(key)
+            left = (amount(most) or Decimal(0)) - (amount(used.get(key, 0)) or Decimal(0))
+            if need is not None and need > left:
+                resource = key.removeprefix("requests.").removeprefix("limits.")
+                evidence = [
+                    f"ResourceQuota {item['metadata']['name']}: {key} {used.get(key, 0)} of {most} used,"
+                    f" a pod needs {shown(resource, need)}"
+                ]
+                summary = f"the namespace's quota leaves {shown(resource, left)} {name_of(resource)}"
+                yield Cause("quota", Layer.JOB, summary, evidence)
+                return
+
+
+def _wanted(snapshot: Snapshot) -> dict[str, Decimal]:
+    """Return what one more pod takes of each thing that a quota can limit."""
+    specs = (snapshot.job["spec"].get("pytorchReplicaSpecs") or {}).values()
+    most: dict[str, Decimal] = {"pods": Decimal(1), "count/pods": Decimal(1)}
+    for replica in specs:
+        spec = (replica.get("template") or {}).get("spec") or {}
+        limits = [(one.get("resources") or {}).get("limits") or {} for one in spec.get("containers") or []]
+        for resource, value in requests(spec).items():
+            for key in (f"requests.{resource}", resource):
+                most[key] = max(most.get(key, Decimal(0)), value)
+        for resource in ("cpu", "memory"):
+            total = sum((amount(one.get(resource, 0)) or Decimal(0) for one in limits), Decimal(0))
+            most[f"limits.{resource}"] = max(most.get(f"limits.{resource}", Decimal(0)), total)
+    return most

@@ -1,0 +1,250 @@
+"""One reader of training metrics: our metrics.jsonl, our log lines, and the log lines of other trainers.
+
+What a line does not say stays None and is not made up: a trainer that prints samples/s has no tokens/s.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from tools.job.metrics import trainer_logs
+from tools.job.metrics.trainer_logs import Told
+from tools.job.snapshot.log_lines import Line
+
+RESTART = 10.0  # seconds: what is further apart was not written about the same step by two ranks
+
+
+@dataclass(frozen=True)
+class Record:
+    """One logged step. `time` is in seconds since 1970, None where nothing says it; `mfu` is a share of 1."""
+
+    loss: float | None
+    step: int | None = None
+    steps: int | None = None  # of the whole run
+    time: float | None = None
+    lr: float | None = None
+    grad_norm: float | None = None
+    tokens_per_s: float | None = None
+    samples_per_s: float | None = None
+    mfu: float | None = None
+    step_s: float | None = None
+    data_wait_s: float | None = None
+    rank_step_s: tuple[float, ...] = ()
+    memory_gib: float | None = None
+    epoch: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what is known, for JSON: a number that is not finite becomes its name."""
+        found = {key: value for key, value in asdict(self).items() if value not in (None, ())}
+        return {key: plain(value) for key, value in found.items()}
+
+
+COLUMNS = tuple(one.name for one in fields(Record) if one.name != "rank_step_s")
+
+
+def from_jsonl(lines: Iterable[str]) -> list[Record]:
+    """Return the records of a metrics.jsonl; the half line of a killed process is left out."""
+    told = (trainer_logs.from_json(line) for line in lines)
+    return [_record(values) for values in told if values is not None and "step" in values]
+
+
+def from_log(lines: Iterable[Line]) -> list[Record]:
+    """Return the records in a log of any known trainer, one a step, in the log's order.
+
+    What several ranks say of a step is one record, and what one says of it in several lines too.
+    """
+    found: list[Record] = []
+    bars = _Bars()
+    time: float | None = None
+    owner = ""
+    for line in lines:
+        time = line.time.timestamp() if line.time else time
+        told = trainer_logs.read(line.text)
+        if told is None:
+            continue
+        step = bars.step(told)
+        if told.values is None:
+            continue
+        record = _record(step | told.values | ({"time": time} if time is not None else {}))
+        writer = line.pod + told.writer
+        if found and _same_step(found[-1], record, writer == owner):
+            found[-1] = _together(found[-1], record, writer == owner)
+            continue
+        found.append(record)
+        owner = writer
+    return found
+
+
+class _Bars:
+    """The place of transformers.Trainer in its bar: its dicts do not name their step.
+
+    The bars of data sets and shards have a name before them. An evaluation's has none either, but another
+    length; and a bar that has not moved since the last dict is not this one's.
+    """
+
+    def __init__(self) -> None:
+        self._now: tuple[int, int] | None = None
+        self._used: tuple[int, int] | None = None
+        self._total: int | None = None
+
+    def step(self, told: Told) -> dict[str, int]:
+        """Return the step of a line that has values and names none, empty where no bar says it."""
+        self._total = told.total or self._total
+        if told.bar and (self._total is None or told.bar[1] == self._total):
+            self._now = told.bar
+        if told.values is None or self._now is None:
+            return {}
+        if "step" in told.values:
+            if abs(told.values["step"] - self._now[0]) <= 1:  # DeepSpeed's own line is ahead of the bar
+                self._now = (told.values["step"], self._now[1])
+            return {}
+        if self._now == self._used:
+            return {}
+        self._used, self._total = self._now, self._now[1]
+        return {"step": self._now[0], "steps": self._now[1]}
+
+
+def _record(values: Mapping[str, Any]) -> Record:
+    return Record(**{"loss": None, **values})
+
+
+def _same_step(last: Record, record: Record, same_writer: bool) -> bool:
+    """Say whether a record is of the step of the last one, or another rank's of a step before it."""
+    if record.step is None or last.step is None:
+        return record.epoch is not None and replace(record, time=None) == replace(last, time=None)
+    if last.time is not None and record.time is not None and abs(record.time - last.time) > RESTART:
+        return False
+    if last.epoch is not None and record.epoch is not None and last.epoch != record.epoch:
+        return False
+    return record.step == last.step or (not same_writer and record.step < last.step)
+
+
+def _together(last: Record, record: Record, same_writer: bool) -> Record:
+    """Return what both say: a writer's later line corrects its own, as a bar does, and adds to another's."""
+    if record.step != last.step:
+        return last
+    first, second = (record, last) if same_writer else (last, record)
+    values = {one.name: getattr(first, one.name) for one in fields(Record)}
+    more = {one.name: getattr(second, one.name) for one in fields(Record)}
+    return Record(**{name: more[name] if value in (None, ()) else value for name, value in values.items()})
+
+
+def progress(records: list[Record]) -> Record | None:
+    """Return the newest record that has a step, None where none has."""
+    return next((record for record in reversed(records) if record.step is not None), None)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A restart in a run: training had come to `before`, went on at `after`, `seconds` later."""
+
+    before: int
+    after: int
+    seconds: float | None
+
+
+def gaps(records: list[Record]) -> list[Gap]:
+    """Return where a run was interrupted: steps that went back, or a pause far longer than its steps take.
+
+    A trainer that counts the steps of an epoch begins again with each: that is none.
+    """
+    return [gap for _, gap in _breaks([record for record in records if record.step is not None])]
+
+
+def since(records: list[Record], moment: float) -> list[Record]:
+    """Return the steps of the run as it goes now: those after its last step back, and after `moment`."""
+    steps = [record for record in records if record.step is not None]
+    starts = [index for index, gap in _breaks(steps) if gap.after <= gap.before]
+    of_now = steps[starts[-1] if starts else 0 :]
+    return [record for record in of_now if record.time is None or record.time >= moment]
+
+
+def _breaks(steps: list[Record]) -> Iterator[tuple[int, Gap]]:
+    """Yield each interruption, and the place of the record behind it."""
+    pauses = [
+        later.time - earlier.time
+        for earlier, later in itertools.pairwise(steps)
+        if earlier.time is not None and later.time is not None
+    ]
+    usual = statistics.median(pauses) if pauses else 0.0
+    for index, (earlier, later) in enumerate(itertools.pairwise(steps), 1):
+        assert earlier.step is not None
+        assert later.step is not None
+        pause = later.time - earlier.time if earlier.time is not None and later.time is not None else None
+        long = pause is not None and pause > max(RESTART, 10 * usual)
+        back = later.step <= earlier.step and not _next_epoch(earlier, later, steps[0], pause is None or long)
+        if back or long:
+            yield index, Gap(earlier.step, later.step, pause)
+
+
+def _next_epoch(earlier: Record, later: Record, first: Record, paused: bool) -> bool:
+    """Say whether steps begin again as an epoch does: by its number, or at the first step without a pause."""
+    if earlier.epoch is not None and later.epoch is not None:
+        return math.floor(later.epoch) > math.floor(earlier.epoch)
+    return not paused and later.step == first.step
+
+
+@dataclass(frozen=True)
+class Eta:
+    """Seconds that are left: between `low` and `high`, from the quartiles of the latest steps."""
+
+    low: float
+    high: float
+
+
+def eta(records: list[Record], steps: int | None = None, recent: int = 50) -> Eta | None:
+    """Return how long the rest takes, None where the records do not say it.
+
+    The lower and the upper quartile of the seconds per step among the latest `recent` steps, times the steps
+    that are left. `steps` is the run's length where the records do not have it.
+    """
+    last = progress(records)
+    total = steps or (last.steps if last else None)
+    if last is None or last.step is None or not total:
+        return None
+    paces = _paces(records)[-recent:]
+    if len(paces) < 3:
+        return None
+    low, _, high = statistics.quantiles(paces, n=4)
+    left = max(0, total - last.step)
+    return Eta(left * max(0.0, low), left * max(0.0, high))
+
+
+def _paces(records: list[Record]) -> list[float]:
+    """Return the seconds that each step took, by the clock where there is one: it counts pauses too."""
+    paces = []
+    known = [record for record in records if record.step is not None]
+    for earlier, later in itertools.pairwise(known):
+        assert earlier.step is not None
+        assert later.step is not None
+        if later.step <= earlier.step:
+            continue
+        if earlier.time is not None and later.time is not None:
+            paces.append((later.time - earlier.time) / (later.step - earlier.step))
+        elif later.step_s is not None:
+            paces.append(later.step_s)
+    return paces
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON can have it: a number that is not finite is its name."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def median(records: list[Record], key: str, recent: int = 50) -> float | None:
+    """Return the median of a value over the latest records that have it, None where none has."""
+    values = [value for record in records if (value := getattr(record, key)) is not None]
+    return statistics.median(values[-recent:]) if values else None
+
+
+def curve(records: list[Record], key: str) -> Iterator[tuple[float, float]]:
+    """Yield (step, value) of the records that have both and whose value is finite."""
+    for record in records:
+        value = getattr(record, key)
+        if record.step is not None and value is not None and math.isfinite(value):
+            yield float(record.step), float(value)

@@ -1,0 +1,304 @@
+"""What one line of a trainer's log says of a step, whoever wrote the trainer, by the names of metrics.Record.
+
+Trainers differ in their words and hardly in their grammar: a step, and behind it names with numbers. So the
+words stand in tables and one reader reads them all: our own line, FSDP of awsome-distributed-training
+(`Batch 979 Loss: 5.6, Speed: 0.43 samples/sec, lr: ...`), torchtitan, Megatron-LM, GPT-NeoX, NeMo's and
+Lightning's bars, DeepSpeed, nanoGPT. Of another grammar are the training scripts of aws-neuron-samples
+(epoch and step in brackets), transformers.Trainer (a dict, and the step in its bar only), PyTorch's MNIST
+example and loggers that write JSON. Each was taken from the source of the trainer, or from a published log.
+
+A line that does not name its step gives no step, and an evaluation is no step of the training.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from tools.core.timestamps import moment
+
+Values = dict[str, Any]
+# Not a number that is cut off behind its point, as the last line of a killed process may be.
+_NUMBER = r"([-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:e[-+]?\d+)?|\.\d+|nan\b|inf(?:inity)?\b))"
+_NUMBER += r"(?!\d|\.(?:\d|$))"
+_IS = r"\s*[:=]?\s*[\[(]?\s*"  # between a name and its number
+_OWN = r"(?<![\w.-])"  # a name of its own and not the end of another: `loss` is not `load_balancing_loss`
+
+
+@dataclass(frozen=True)
+class _Sign:
+    """A way to write a value; without `hint` in the (lower case) line the pattern need not be tried."""
+
+    hint: str
+    pattern: re.Pattern[str]
+
+    def search(self, line: str) -> re.Match[str] | None:
+        return self.pattern.search(line) if self.hint in line else None
+
+
+def _named(hint: str, *names: str, unit: str = "") -> _Sign:
+    return _Sign(hint, re.compile(f"{_OWN}(?:{'|'.join(names or [hint])}){_IS}(?:tensor\\()?{_NUMBER}{unit}"))
+
+
+def _rate(hint: str, things: str) -> tuple[_Sign, _Sign]:
+    """Return the two ways to write a rate: `tokens/s: 12` and `12 tokens/s`, but not `tokens/s/GPU`."""
+    second = r"(?:/s(?:ec(?:ond)?)?|[ _]?per[ _]?sec(?:ond)?)"
+    named = rf"(?<![\w.-])(?:curr)?(?:{things}){second}(?:\s*[:=]\s*){_NUMBER}"
+    behind = rf"(?<![\w.]){_NUMBER}\s*(?:{things}){second}(?![\w/]|\s*[:=])"
+    return _Sign(hint, re.compile(named)), _Sign(hint, re.compile(behind))
+
+
+# Of several names the first one that the line has counts: Lightning's `loss` is smoothed, its
+# `reduced_train_loss` is the step's.
+_LOSS = (
+    _named("reduced_train_loss"),
+    _named("loss", "train(?:ing)?[_ ]loss", "lm[_ ]loss", "step_loss", "loss"),
+)
+_STEP = tuple(
+    _Sign(hint, re.compile(rf"{_OWN}{name}\s*[:=#]?\s*\[?\s*(\d+)(?:\.0+)?(?![\d.]|,\d)(?:\s*/\s*(\d+))?"))
+    for hint, name in (
+        ("global", "global[_ ]step"),
+        ("step", "step"),
+        ("iter", "iter(?:ation)?"),
+        ("batch", "batch"),
+    )
+)
+_EPOCH = _Sign("epoch", re.compile(rf"{_OWN}epoch{_IS}(\d+(?:\.\d+)?)"))
+_MORE: dict[str, tuple[_Sign, ...]] = {
+    "lr": (_named("learning", "learning[_ ]rate"), _named("lr")),
+    "grad_norm": (_named("norm", "grad(?:ient)?[_ -]?norm", "gnorm", "norm"),),
+    "tokens_per_s": (*_rate("tok", "tokens?|tok"), _named("tps")),  # torchtitan's is that of one device
+    "samples_per_s": (
+        *_rate("sample", "samples?"), *_rate("seq", "seqs?|sequences?"), *_rate("e", "examples?|images?")
+    ),
+    "step_s": (_named("train_step_timing in s"),),
+    "memory_gib": (_Sign("gib", re.compile(rf"(?<![\w.]){_NUMBER}\s*gib")),),
+}  # fmt: skip
+_MILLISECONDS = (
+    _named("per iteration", r"elapsed time per iteration \(ms\)"),
+    _named("ms", "time", "dt", unit=r"\s*ms\b"),
+)
+_MFU = _Sign("mfu", re.compile(rf"{_OWN}mfu{_IS}{_NUMBER}\s*(%?)"))
+_THROUGHPUT = _named("throughput")  # without a unit it is sequences a second where it is Neuron's
+_NEURON = re.compile(r"step_loss|consumed_samples")
+_NO_TRAINING = re.compile(r"\b(?:eval\w*|valid\w*|val|test|dev)\b|[a-z](?:error|exception)\b")
+_DEEPSPEED = re.compile(r"\bstep=\d+, skipped=|samplespersec=")
+_NEURON_LINE = re.compile(r"LOG (\w{3} \w{3} +\d+ [\d:]{8} \d{4}) - \((\d+), (\d+)\) (step_loss : .*)")
+_DICT = re.compile(r"\{'(?:[^{}]*')?loss':[^{}]*\}")
+_CALL = re.compile(r"\b(?:np\.|numpy\.|torch\.)?(?:tensor|float\d*|int\d*)\(\s*([^(),]+)[^()]*\)")
+_NO_NUMBER = re.compile(r"(?<=: )-?(?:nan|inf)\b")
+# PyTorch's example, and Kubeflow's, which says `loss=`.
+_MNIST = re.compile(rf"train epoch: (\d+) \[\s*(\d+)/(\d+)[^\]]*\]\s+loss{_IS}{_NUMBER}")
+_BAR = re.compile(r"\d+%\|[^|]*\|\s*(\d+)/(\d+) \[")
+_TOTAL = re.compile(r"Total optimization steps = ([\d,]+)")
+# Lines without any of these are not looked at further.
+MAYBE = re.compile(r"[Ll]oss|LOSS|[Ss]tep|STEP|[Ii]ter|\d/\d+ \[")
+_TIMES = (
+    (re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?"), "%Y-%m-%d"),
+    (re.compile(r"(\d\d/\d\d/\d{4}) (\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?"), "%m/%d/%Y"),
+)
+# What stands before a line: kubectl --prefix, kubetail and stern, ours, srun --label, torchrun --tee, torch.
+_PREFIX = re.compile(
+    r"\s*(?:(\[pod/[^\]]+\]|\[[a-z0-9][a-z0-9.-]*\]|(?:worker|master)-\d+ \||\[(?:rank|default)?\d+\]:"
+    r"|\d+:(?= )) ?"
+    r"|\d{4}-\d\d-\d\dT[\d:.]+Z )"
+)
+# What loggers that write JSON call it. An evaluation's loss has another name, and is none of these.
+_ALIASES = {
+    "step": ("step", "global_step", "iteration", "iter", "train/global_step", "_step"),
+    "steps": ("steps", "total_steps", "max_steps"),
+    "loss": ("loss", "train_loss", "train/loss", "training_loss", "reduced_train_loss", "lm_loss", "lm loss"),
+    "lr": ("lr", "learning_rate", "train/learning_rate"),
+    "grad_norm": ("grad_norm", "train/grad_norm", "gradient_norm"),
+    "tokens_per_s": ("tokens_per_s", "tokens_per_second", "tokens_per_sec"),
+    "samples_per_s": ("sequences_per_s", "samples_per_s", "samples_per_second", "samples_per_sec"),
+    "epoch": ("epoch", "train/epoch"),
+    "mfu": ("mfu",),
+    "step_s": ("step_s",),
+    "data_wait_s": ("data_wait_s",),
+    "memory_gib": ("memory_gib",),
+}
+_MEASURED = {"loss", "tokens_per_s", "samples_per_s", "step_s", "lr"}
+_TEXTS = ("message", "msg", "log", "text", "event")
+_MOMENTS = ("time", "timestamp", "_timestamp", "ts", "asctime", "@timestamp")
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a line says, who wrote it (pod and rank as far as it names them), and a bar's place in the run."""
+
+    values: Values | None
+    writer: str
+    bar: tuple[int, int] | None = None
+    total: int | None = None  # steps of the run, where transformers.Trainer says it before the first one
+
+
+def read(text: str) -> Told | None:
+    """Return what a line says, None for one that says nothing of a step."""
+    if not MAYBE.search(text):
+        return None
+    writer, rest = _without_prefix(text)
+    total = _TOTAL.search(rest)
+    bar = _BAR.match(rest.lstrip())
+    values = _values(rest)
+    if values is not None and "time" not in values and (at := _time(text)) is not None:
+        values["time"] = at
+    if values is None and bar is None and total is None:
+        return None
+    place = (int(bar[1]), int(bar[2])) if bar else None
+    return Told(values, writer, place, int(total[1].replace(",", "")) if total else None)
+
+
+def from_json(text: str) -> Values | None:
+    """Return what a line of JSON says of a step, None for anything else."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return _from_object(value) if isinstance(value, dict) else None
+
+
+def number(value: Any) -> float | None:
+    """Return a number, also from its text; None for what is none."""
+    if isinstance(value, bool) or value is None:
+        return None
+    try:
+        return float(value.replace(",", "") if isinstance(value, str) else value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _without_prefix(text: str) -> tuple[str, str]:
+    """Return who wrote a line, as far as its beginning says it, and the rest of it."""
+    names, rest = [], text
+    while found := _PREFIX.match(rest):
+        names.append(found[1] or "")
+        rest = rest[found.end() :]
+    return "".join(names), rest
+
+
+def _values(text: str) -> Values | None:
+    if text.lstrip().startswith("{"):
+        known = from_json(text)
+        if known is not None:
+            return known
+    if found := _DICT.search(text):
+        return _from_dict(found[0])
+    if found := _NEURON_LINE.search(text):
+        at = _asctime(found[1])
+        time = {"time": at} if at is not None else {}
+        return {"epoch": float(found[2]), "step": int(found[3]), **_pairs(found[4]), **time}
+    low = text.lower()
+    if found := _MNIST.search(low):
+        share = int(found[2]) / max(1, int(found[3]))
+        return {"epoch": int(found[1]) - 1 + share, "loss": number(found[4])}
+    return _from_words(low)
+
+
+def _from_words(low: str) -> Values | None:
+    """Read names with numbers; a step is one with a loss, or DeepSpeed's with a speed."""
+    if _NO_TRAINING.search(low):
+        return None
+    if not any(sign.search(low) for sign in _LOSS) and not _DEEPSPEED.search(low):
+        return None
+    found = next((match for sign in _STEP if (match := sign.search(low))), None)
+    place = found or _BAR.search(low)
+    if place is None:
+        return None
+    epoch = _EPOCH.search(low)
+    values: Values = {"step": int(place[1])}
+    if epoch:
+        values["epoch"] = float(epoch[1])
+    elif found and found[2]:  # with an epoch it is the epoch's length
+        values["steps"] = int(found[2])
+    return values | _pairs(low)
+
+
+def _pairs(low: str) -> Values:
+    """Return the numbers that stand behind known names, or before known units."""
+    values: Values = {}
+    for key, signs in {"loss": _LOSS, **_MORE}.items():
+        if match := next((match for sign in signs if (match := sign.search(low))), None):
+            values[key] = number(match[1])
+    if match := next((match for sign in _MILLISECONDS if (match := sign.search(low))), None):
+        values["step_s"] = (number(match[1]) or 0.0) / 1000
+    if mfu := _MFU.search(low):
+        share = number(mfu[1]) or 0.0
+        values["mfu"] = share / 100 if mfu[2] or share > 1 else share
+    if "samples_per_s" not in values and _NEURON.search(low) and (rate := _THROUGHPUT.search(low)):
+        values["samples_per_s"] = number(rate[1])
+    return values
+
+
+def _from_dict(text: str) -> Values | None:
+    """Read what transformers.Trainer prints; its release 5 prints the numbers as texts, others as numpy's."""
+    plain = _NO_NUMBER.sub(lambda match: f"'{match[0]}'", _CALL.sub(r"\1", text))
+    try:
+        value = ast.literal_eval(plain)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return _from_object(value) if isinstance(value, dict) else None
+
+
+def _from_object(value: Mapping[Any, Any]) -> Values | None:
+    """Return a step's values by their names; or of a logger's object, what its message says."""
+    found: Values = {}
+    for key, names in _ALIASES.items():
+        if (
+            item := next((item for name in names if (item := number(value.get(name))) is not None), None)
+        ) is not None:
+            found[key] = item
+    ranks = value.get("rank_step_s")
+    if isinstance(ranks, list):
+        found["rank_step_s"] = tuple(one for one in map(number, ranks) if one is not None)
+    at = next((at for name in _MOMENTS if (at := _moment(value.get(name))) is not None), None)
+    if not _MEASURED & set(found):
+        text = next((str(value[name]) for name in _TEXTS if isinstance(value.get(name), str)), "")
+        inner = read(text) if text else None
+        if inner is None or inner.values is None:
+            return None
+        return inner.values | ({"time": at} if at is not None else {})
+    for key in ("step", "steps"):
+        if key in found:
+            if not math.isfinite(found[key]):
+                return None
+            found[key] = int(found[key])
+    return found | ({"time": at} if at is not None else {})
+
+
+def _moment(value: Any) -> float | None:
+    """Return the seconds since 1970 that a logger's value means: seconds, milliseconds or a text."""
+    seconds = number(value)
+    if seconds is not None:
+        return seconds / 1000 if seconds > 1e11 else seconds
+    if not isinstance(value, str):
+        return None
+    found = moment(value.replace(",", "."))
+    return found.timestamp() if found else None
+
+
+def _time(text: str) -> float | None:
+    """Return the time that stands in the line itself, taken as UTC, as pods write it."""
+    for sign, form in _TIMES:
+        if found := sign.search(text):
+            try:
+                at = datetime.strptime(f"{found[1]} {found[2]}", f"{form} %H:%M:%S").replace(tzinfo=UTC)
+            except ValueError:
+                continue
+            return at.timestamp() + (float(f"0.{found[3]}") if found[3] else 0.0)
+    return None
+
+
+def _asctime(text: str) -> float | None:
+    try:
+        return datetime.strptime(text, "%a %b %d %H:%M:%S %Y").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None

@@ -1,0 +1,58 @@
+"""Lines of container logs: their time, their pod and the rank that they name."""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from tools.core.timestamps import moment
+
+# What `kubectl logs --timestamps` writes before each line.
+_STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) ?(.*)$", re.DOTALL)
+# Which rank wrote a line: torchrun --tee (`[default3]:`), torch itself (`[rank3]:`), TorchX (`[3]:`), ours.
+_RANK = re.compile(r"^\s*\[(?:rank|default|trainer|\w+-)?(\d+)\]:|^\s*rank (\d+): ")
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a log; `pod` is empty for a file's. `rank` is the one that the line itself names."""
+
+    text: str
+    time: datetime | None = None
+    pod: str = ""
+
+    @property
+    def rank(self) -> int | None:
+        """Return the rank that the line says it is from, None where it does not."""
+        found = _RANK.match(self.text)
+        return int(found[1] or found[2]) if found else None
+
+
+def read(text: str, pod: str = "") -> list[Line]:
+    """Return the lines of a log, with the time that kubectl has put before each."""
+    return [line_of(line, pod) for line in text.splitlines()]
+
+
+def line_of(text: str, pod: str = "") -> Line:
+    """Return one line; colours and what a progress bar has overwritten are dropped."""
+    found = _STAMP.match(text)
+    words = found[2] if found else text
+    shown = _COLOUR.sub("", words.rstrip("\r\n").rpartition("\r")[2] or words.strip("\r\n"))
+    return Line(shown, moment(found[1]) if found else None, pod)
+
+
+def merged(logs: Iterable[Iterable[Line]]) -> Iterator[Line]:
+    """Yield the lines of several logs in time order; a line without a time stays behind the one before it."""
+    filled = [_filled(log) for log in logs]
+    return heapq.merge(*filled, key=lambda line: line.time.timestamp() if line.time else 0.0)
+
+
+def _filled(log: Iterable[Line]) -> Iterator[Line]:
+    last: datetime | None = None
+    for line in log:
+        last = line.time or last
+        yield line if line.time else replace(line, time=last)

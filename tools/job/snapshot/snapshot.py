@@ -1,0 +1,188 @@
+"""Everything that a cluster tells about one job, at one moment, in one object that can be kept as files.
+
+Every tool that judges reads a Snapshot and never the cluster, so that a verdict can be repeated from a
+recorded one, and a test plants a situation without a cluster. What could not be seen stands in `unseen` with
+the reason: nothing is ever concluded from its absence.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tools.core.errors import UserError
+from tools.core.timestamps import moment
+from tools.job.snapshot.pod import JobPod
+from tools.simulator.operator_pods import LABEL
+
+Object = dict[str, Any]
+FILE = "snapshot.json"
+CURRENT, PREVIOUS = "current", "previous"
+SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|KEY|CREDENTIAL", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Log:
+    """The end of one container's log: of the container that runs or has ended, or of the one before it."""
+
+    pod: str
+    which: str  # CURRENT | PREVIOUS
+    text: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One job as the cluster told it at `taken`.
+
+    `objects` holds lists by kind: those of the job's namespace that concern it, all nodes, and as `Pod` the
+    job's own pods. `others` are all other pods of the cluster that hold a node's resources. `run` is what
+    stands in the job's run directory (tools/job/snapshot/remote_probe.py), None where it was not seen.
+    """
+
+    taken: datetime
+    namespace: str
+    job: Object
+    objects: dict[str, list[Object]] = field(default_factory=dict)
+    others: list[Object] = field(default_factory=list)
+    logs: list[Log] = field(default_factory=list)
+    run: Object | None = None
+    unseen: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Return the job's name."""
+        return str(self.job["metadata"]["name"])
+
+    @property
+    def uid(self) -> str:
+        """Return the job's UID."""
+        return str(self.job["metadata"].get("uid", ""))
+
+    @property
+    def pods(self) -> list[JobPod]:
+        """Return the job's pods, Master first, then workers by index."""
+        found = [JobPod(item) for item in self.objects.get("Pod", [])]
+        return sorted(found, key=lambda pod: (pod.role != "master", pod.index))
+
+    def of(self, kind: str) -> list[Object]:
+        """Return the objects of a kind."""
+        return self.objects.get(kind, [])
+
+    def find(self, kind: str, name: str) -> Object | None:
+        """Return the object of a kind with this name."""
+        return next((item for item in self.of(kind) if item["metadata"]["name"] == name), None)
+
+    def saw(self, kind: str) -> bool:
+        """Say whether objects of this kind could be looked at."""
+        return kind in self.objects
+
+    def events(self, kind: str, name: str) -> list[Object]:
+        """Return the events about one object, the newest last."""
+        found = [
+            event
+            for event in self.of("Event")
+            if (event.get("involvedObject") or {}).get("kind") == kind
+            and (event.get("involvedObject") or {}).get("name") == name
+        ]
+        return sorted(found, key=lambda event: event_time(event) or datetime.min.replace(tzinfo=UTC))
+
+    def log(self, pod: str, which: str = CURRENT) -> str:
+        """Return the end of a pod's log, empty where there is none."""
+        return next((log.text for log in self.logs if log.pod == pod and log.which == which), "")
+
+    def condition(self, kind: str) -> Object | None:
+        """Return the job's condition of a type where it is True."""
+        conditions = (self.job.get("status") or {}).get("conditions") or []
+        return next((one for one in conditions if one["type"] == kind and one["status"] == "True"), None)
+
+    @property
+    def replicas(self) -> int:
+        """Return how many pods the job asks for."""
+        specs = self.job["spec"].get("pytorchReplicaSpecs") or {}
+        return sum(int(spec.get("replicas") or 1) for spec in specs.values())
+
+    def age(self, moment: datetime | None) -> float | None:
+        """Return the seconds from `moment` to the snapshot, None where the moment is not known."""
+        return None if moment is None else (self.taken - moment).total_seconds()
+
+    def save(self, directory: Path) -> None:
+        """Keep the snapshot as files: snapshot.json and one file for each log.
+
+        The values of environment variables that are called a token, key, secret or password are left out.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        value = {
+            "taken": self.taken.isoformat(),
+            "namespace": self.namespace,
+            "job": _without_secrets(self.job),
+            "objects": _without_secrets(self.objects),
+            "others": _without_secrets(self.others),
+            "run": self.run,
+            "unseen": self.unseen,
+        }
+        for log in self.logs:
+            (directory / f"{log.pod}.{log.which}.log").write_text(log.text, encoding="utf-8")
+        (directory / FILE).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def load(directory: Path) -> Snapshot:
+    """Read a snapshot that was kept with `save`; UserError where there is none, or not a whole one."""
+    path = directory / FILE
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        logs = [_log(file) for file in sorted(directory.glob("*.log"))]
+        return Snapshot(
+            taken=datetime.fromisoformat(value["taken"]),
+            namespace=value["namespace"],
+            job=value["job"],
+            objects=value["objects"],
+            others=value["others"],
+            logs=logs,
+            run=value["run"],
+            unseen=value["unseen"],
+        )
+    except OSError as problem:
+        raise UserError(
+            f"{path}: {problem.strerror}", "yard job why JOB --save DIRECTORY makes one"
+        ) from None
+    except (ValueError, KeyError, TypeError) as problem:
+        raise UserError(f"{path}: not a whole snapshot: {problem!r}") from None
+
+
+def _without_secrets(value: Any) -> Any:
+    """Return a copy without the values of environment variables whose names say that they are secret."""
+    if isinstance(value, list):
+        return [_without_secrets(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: _without_secrets(item) for key, item in value.items() if key != "managedFields"}
+    if "value" in found and SECRET.search(str(found.get("name", ""))):
+        found["value"] = "left out"
+    return found
+
+
+def _log(path: Path) -> Log:
+    pod, _, which = path.stem.rpartition(".")
+    return Log(pod, which, path.read_text(encoding="utf-8", errors="replace"))
+
+
+def own_pods(pods: Iterable[Object], job: str) -> list[Object]:
+    """Return the pods that the operator made for `job`."""
+    return [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(f"{LABEL}job-name") == job]
+
+
+def event_time(event: Object) -> datetime | None:
+    """Return when an event was last seen; the fields differ by who wrote it."""
+    series = event.get("series") or {}
+    times = (
+        series.get("lastObservedTime"),
+        event.get("lastTimestamp"),
+        event.get("eventTime"),
+        event["metadata"].get("creationTimestamp"),
+    )
+    return next((found for found in map(moment, times) if found), None)

@@ -1,0 +1,174 @@
+"""What must be there before pods start: room on the disk, a free rendezvous port, a run of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tools.core import processes, repo
+from tools.core.errors import UserError
+from tools.local import report
+from tools.simulator import run_progress
+from tools.simulator.local_pod import ADDRESS, LocalPod
+
+if TYPE_CHECKING:
+    from training.config import Config
+
+MEGABYTE = 10**6
+CHECKPOINTS_AT_ONCE = 4  # two kept, one being written, one report of weights
+BYTES_A_PARAMETER = 12  # fp32 master weight and two fp32 moments
+OTHER_FILES = 200 * MEGABYTE  # data, logs, compiled kernels
+LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp
+PORTS_TO_TRY = 100
+OTHER_RUN = "run:"  # before a run's name in model.weights
+
+
+def check_disk(directory: Path, parameters: int) -> None:
+    """Raise UserError when the disk of `directory` has no room for a model of `parameters` parameters."""
+    need = CHECKPOINTS_AT_ONCE * BYTES_A_PARAMETER * parameters + OTHER_FILES
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if free < need:
+        raise UserError(
+            f"{existing}: {free // MEGABYTE} MB free, {-(-need // MEGABYTE)} MB are needed"
+            f" ({CHECKPOINTS_AT_ONCE} checkpoints of {parameters:,} parameters, data and logs)",
+            "make room, or keep the checkout on a larger disk",
+        )
+
+
+def check_base(config: Config, run_directory: Path, source: str) -> None:
+    """Raise UserError, with the command that makes it, when a run that `config` starts from is not there."""
+    weights = config.model.weights or ""
+    if not weights.startswith(OTHER_RUN):
+        return
+    name = weights.removeprefix(OTHER_RUN)
+    if run_progress.newest_checkpoint(run_directory.parent / name) is not None:
+        return
+    cells = {cell.removeprefix("overlays/").replace("/", "-") + "-train": cell for cell in repo.cells()}
+    remedy = f"{report.run_command(cells[name], [])} trains it" if name in cells else "train it first"
+    raise UserError(f"{source} starts from the run {name}, which has no checkpoint here yet", remedy)
+
+
+def rendezvous_port(pods: list[LocalPod]) -> int | None:
+    """Return the port of this machine that the pods meet at, or None when they have no such port."""
+    environment = pods[0].environment
+    host, _, port = environment.get("PET_RDZV_ENDPOINT", "").rpartition(":")
+    if host == ADDRESS and port.isdigit():
+        return int(port)
+    if environment.get("MASTER_ADDR") == ADDRESS and environment.get("MASTER_PORT", "").isdigit():
+        return int(environment["MASTER_PORT"])
+    return None
+
+
+@contextlib.contextmanager
+def own_port(port: int, *, asked: bool) -> Iterator[int]:
+    """Hold a port that no other run here meets at: `port`, else the next free one, which it yields.
+
+    A launcher that finds the port of another run listening joins that run's pods instead of its own. Two runs
+    that start at once both see a port free before either listens, so it is held by a lock, too. Raises
+    UserError when the port was `asked` for and is taken, with its holder where that can be known.
+    """
+    for candidate in range(port, min(port + PORTS_TO_TRY, 65536)):
+        with _locked(_port_lock(candidate)) as lock:
+            if lock and is_free(candidate):
+                yield candidate
+                return
+        if asked:
+            raise UserError(
+                f"port {port}, where the pods meet, is taken{_by_whom(port)}",
+                f"--port {_free_port_after(port)} takes another; without --port a free one is found",
+            )
+    raise UserError(f"ports {port} to {port + PORTS_TO_TRY} are all taken")
+
+
+def _by_whom(port: int) -> str:
+    holder = holder_of(port)
+    return f" by process {holder} ({processes.command_line(holder) or 'unknown'})" if holder else ""
+
+
+def _port_lock(port: int) -> Path:
+    directory = Path(tempfile.gettempdir()) / f"trainyard-ports-{os.getuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    return directory / str(port)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Hold a file's lock, if nobody else does; yields whether it is held."""
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def is_free(port: int) -> bool:
+    """Say whether this machine lets a server listen at `port` on every address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind(("", port))
+            server.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def _free_port_after(port: int) -> int:
+    """Return the next free port above `port`; UserError when a hundred of them are taken."""
+    for candidate in range(port + 1, min(port + PORTS_TO_TRY, 65536)):
+        if is_free(candidate):
+            return candidate
+    raise UserError(f"ports {port} to {port + PORTS_TO_TRY} are all taken")
+
+
+def holder_of(port: int) -> int | None:
+    """Return the process that listens at `port`, or None where /proc does not say."""
+    inodes = {inode for table in ("tcp", "tcp6") for inode in _listening(table, port)}
+    targets = {f"socket:[{inode}]" for inode in inodes}
+    if not targets:
+        return None
+    for directory in Path("/proc").glob("[0-9]*/fd"):
+        with contextlib.suppress(OSError):
+            if any(os.readlink(entry.path) in targets for entry in os.scandir(directory)):
+                return int(directory.parent.name)
+    return None
+
+
+@contextlib.contextmanager
+def only_run(run_directory: Path) -> Iterator[None]:
+    """Hold the run directory's lock; UserError, with the holder's process, when another `yard run` has it."""
+    run_directory.mkdir(parents=True, exist_ok=True)
+    with (run_directory / ".lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            raise UserError(
+                f"this run is already being trained here, by process {holder} ({run_directory})",
+                f"wait for it, or stop it: kill {holder}",
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+
+
+def _listening(table: str, port: int) -> list[str]:
+    """Return the socket inodes that listen at `port`, of /proc/net/<table>."""
+    try:
+        lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    except OSError:
+        return []
+    rows = [line.split() for line in lines]
+    return [row[9] for row in rows if row[3] == LISTENING and int(row[1].rpartition(":")[2], 16) == port]

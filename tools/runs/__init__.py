@@ -1,1 +1,0 @@
-"""Runs in git: one file of clusters/<name>/runs is one job that Flux makes, from one commit."""

@@ -1,1 +1,0 @@
-"""The commands of `yard cluster run`, one module each."""

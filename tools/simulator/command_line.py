@@ -1,0 +1,72 @@
+"""The words of a container's command, and its options and environment, as far as a manifest tells them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from tools.simulator.environment import expand
+from tools.simulator.torchrun import SHELLS
+
+Object = dict[str, Any]
+
+
+def literals(container: Object) -> dict[str, str]:
+    """Return the variables that have a value in the manifest, `$(NAME)` expanded where it is known."""
+    values: dict[str, str] = {}
+    for entry in container.get("env") or []:
+        if entry.get("value") is not None:
+            values[entry["name"]] = expand(entry["value"], values)
+    return values
+
+
+def command(container: Object) -> list[str]:
+    """Return command and args as they stand, `$(NAME)` expanded where it is known."""
+    values = literals(container)
+    return [
+        expand(word, values) for word in [*(container.get("command") or []), *(container.get("args") or [])]
+    ]
+
+
+def script(container: Object) -> str | None:
+    """Return the text that a shell is given with -c, or None where no shell is started so."""
+    words = command(container)
+    if not words or PurePosixPath(words[0]).name not in SHELLS:
+        return None
+    for index, word in enumerate(words[1:-1], start=1):
+        if word.startswith("-") and not word.startswith("--") and word.endswith("c"):
+            return words[index + 1]
+    return None
+
+
+def words(container: Object) -> list[str]:
+    """Return all words of the command, also those of a shell's script; its variables stay as they are."""
+    text = script(container)
+    if text is None:
+        return command(container)
+    try:
+        return shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError:
+        return text.split()
+
+
+def option(given: Sequence[str], names: Sequence[str]) -> tuple[str, str] | None:
+    """Return the last of the options `names` (without dashes) with its value; - and _ are alike in a name."""
+    wanted = {name.replace("_", "-") for name in names}
+    found = None
+    for index, word in enumerate(given):
+        key, separator, value = word.partition("=")
+        if not key.startswith("-") or key.lstrip("-").replace("_", "-") not in wanted:
+            continue
+        following = given[index + 1] if index + 1 < len(given) else ""
+        if separator or not following.startswith("-"):
+            found = (key, value if separator else following)
+    return found
+
+
+def number(text: str) -> int | None:
+    """Return a whole number, or None where the text is none."""
+    return int(text) if re.fullmatch(r"[0-9]+", text) else None

@@ -1,0 +1,221 @@
+"""A container's environment as the kubelet makes it: references resolved, `$(NAME)` expanded, in its order.
+
+Rules: pkg/kubelet/kubelet_pods.go (makeEnvironmentVariables) and third_party/forked/golang/expansion of
+Kubernetes. First `envFrom`, in order, then `env`, in order; the last of two entries with one name wins; a
+`value` sees what stands before it; an unknown `$(NAME)` stays as it is, and `$$` is a plain `$`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import socket
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from tools.core.errors import UserError
+from tools.kube.manifests import Manifests
+from tools.simulator.operator_pods import Pod
+
+Object = dict[str, Any]
+
+MACHINE = "127.0.0.1"
+VARIABLE_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
+REFERENCE = re.compile(r"\$(\$|\(([^()]*)\))")
+SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
+UNITS = {
+    "": Decimal(1),
+    "m": Decimal("0.001"),
+    "k": Decimal(10) ** 3,
+    "M": Decimal(10) ** 6,
+    "G": Decimal(10) ** 9,
+    "T": Decimal(10) ** 12,
+    "P": Decimal(10) ** 15,
+    "Ki": Decimal(2) ** 10,
+    "Mi": Decimal(2) ** 20,
+    "Gi": Decimal(2) ** 30,
+    "Ti": Decimal(2) ** 40,
+    "Pi": Decimal(2) ** 50,
+}
+
+
+@dataclass
+class Environment:
+    """A container's variables in order; which of them are secret; and what was asked for and is not here."""
+
+    values: dict[str, str] = field(default_factory=dict)
+    secret: set[str] = field(default_factory=set)
+    missing: list[str] = field(default_factory=list)
+
+
+def cores() -> int:
+    """Return how many processor cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def core_share(pods: int) -> int:
+    """Return the cores that each of `pods` pods on this machine has: an equal share, at least one."""
+    return max(1, cores() // pods)
+
+
+def addresses(count: int) -> list[str]:
+    """Return the addresses of `count` pods on this machine: each its own where loopback has that many.
+
+    torchrun numbers nodes in the order of their addresses as texts, then of process ids. With addresses that
+    grow with the pod's index, rank 0 is always in the first pod, also after that pod has been started again.
+    """
+    own = [f"127.0.{index // 100}.{100 + index % 100}" for index in range(count)]
+    return own if all(_is_here(address) for address in own) else [MACHINE] * count
+
+
+def _is_here(address: str) -> bool:
+    with socket.socket() as server:
+        try:
+            server.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def expand(text: str, values: Mapping[str, str]) -> str:
+    """Expand `$(NAME)` in `text` from `values` by Kubernetes' rules."""
+
+    def replace(match: re.Match[str]) -> str:
+        if match[1] == "$":
+            return "$"
+        return values.get(match[2], match[0])
+
+    return REFERENCE.sub(replace, text)
+
+
+def resolve(
+    pod: Pod, container: Object, manifests: Manifests, share: int, address: str = MACHINE
+) -> Environment:
+    """Return the environment of `container` in `pod`; `share` is the number of cores that the pod
+    has here, `address` its own.
+
+    Objects that the manifests lack, and that are not optional, are named in `missing`.
+    """
+    result = Environment()
+    for source in container.get("envFrom") or []:
+        _add_source(result, source, pod, manifests)
+    for entry in container.get("env") or []:
+        _add_entry(result, entry, pod, container, manifests, share, address)
+    return result
+
+
+def quantity(text: str) -> Decimal:
+    """Return a Kubernetes quantity (`500m`, `3Gi`, `2`) as a number; UserError when it is none."""
+    match = re.fullmatch(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([a-zA-Z]{0,2})", str(text).strip())
+    try:
+        if match and match[2] in UNITS:
+            return Decimal(match[1]) * UNITS[match[2]]
+    except InvalidOperation:
+        pass
+    raise UserError(f"{text!r} is no Kubernetes quantity such as 500m, 2 or 3Gi")
+
+
+def _add_source(result: Environment, source: Object, pod: Pod, manifests: Manifests) -> None:
+    prefix = source.get("prefix") or ""
+    for key, kind in (("configMapRef", "ConfigMap"), ("secretRef", "Secret")):
+        if source.get(key) is None:
+            continue
+        found = _data(kind, source[key]["name"], pod, manifests)
+        if found is None:
+            _miss(result, f"{kind} {source[key]['name']}", source[key])
+            continue
+        named = {
+            prefix + name: text for name, text in found.items() if VARIABLE_NAME.fullmatch(prefix + name)
+        }
+        result.values.update(named)
+        if kind == "Secret":
+            result.secret.update(named)
+
+
+def _add_entry(
+    result: Environment,
+    entry: Object,
+    pod: Pod,
+    container: Object,
+    manifests: Manifests,
+    share: int,
+    address: str,
+) -> None:
+    name = entry["name"]
+    source = entry.get("valueFrom")
+    if source is None:
+        result.values[name] = expand(entry.get("value") or "", result.values)
+        return
+    if source.get("fieldRef") is not None:
+        result.values[name] = _field(source["fieldRef"]["fieldPath"], pod, address)
+        return
+    if source.get("resourceFieldRef") is not None:
+        result.values[name] = _resource(source["resourceFieldRef"], pod, container, share)
+        return
+    for key, kind in (("configMapKeyRef", "ConfigMap"), ("secretKeyRef", "Secret")):
+        if source.get(key) is not None:
+            _add_key(result, name, kind, source[key], pod, manifests)
+
+
+def _add_key(result: Environment, name: str, kind: str, ref: Object, pod: Pod, manifests: Manifests) -> None:
+    found = _data(kind, ref["name"], pod, manifests)
+    if found is None or ref["key"] not in found:
+        _miss(result, f"{kind} {ref['name']} with key {ref['key']} (for {name})", ref)
+        return
+    result.values[name] = found[ref["key"]]
+    if kind == "Secret":
+        result.secret.add(name)
+
+
+def _data(kind: str, name: str, pod: Pod, manifests: Manifests) -> dict[str, str] | None:
+    if kind == "Secret":
+        return manifests.secret(name, pod.namespace)
+    return manifests.config_map(name, pod.namespace)
+
+
+def _miss(result: Environment, what: str, ref: Object) -> None:
+    if not ref.get("optional"):
+        result.missing.append(what)
+
+
+def _field(path: str, pod: Pod, address: str) -> str:
+    subscript = SUBSCRIPT.fullmatch(path)
+    if subscript:
+        return (pod.labels if subscript[1] == "labels" else pod.annotations).get(subscript[2], "")
+    known = {
+        "metadata.name": pod.name,
+        "metadata.namespace": pod.namespace,
+        "metadata.uid": str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{pod.name}.{pod.namespace}")),
+        "spec.nodeName": socket.gethostname(),
+        "spec.serviceAccountName": pod.spec.get("serviceAccountName") or "default",
+        "status.hostIP": MACHINE,
+        "status.hostIPs": MACHINE,
+        "status.podIP": address,
+        "status.podIPs": address,
+    }
+    if path not in known:
+        raise UserError(f"pod {pod.name}: fieldRef {path} is not known", f"known: {', '.join(known)}")
+    return known[path]
+
+
+def _resource(ref: Object, pod: Pod, container: Object, share: int) -> str:
+    """Return a resourceFieldRef, rounded up to its divisor; of cores it is the share here."""
+    what, _, resource = ref["resource"].partition(".")
+    name = ref.get("containerName") or container.get("name")
+    asked = next((item for item in pod.spec["containers"] if item.get("name") == name), None)
+    if asked is None or what not in ("requests", "limits"):
+        raise UserError(
+            f"pod {pod.name}: resourceFieldRef {ref['resource']} of container {name} is not known"
+        )
+    divisor = quantity(ref.get("divisor") or "1") or Decimal(1)
+    if resource == "cpu":
+        return str(math.ceil(share / divisor))
+    resources = asked.get("resources") or {}
+    amount = (resources.get(what) or {}).get(resource) or (resources.get("limits") or {}).get(resource) or "0"
+    return str(math.ceil(quantity(amount) / divisor))

@@ -1,0 +1,208 @@
+"""One pod as one process of this machine: its command, its environment, its directories.
+
+The environment is exactly what the pod would have: the manifest's variables and the operator's, resolved as
+the kubelet resolves them. Nothing of the user's shell is in it but this documented minimum, which on a
+cluster the image and the node give:
+
+- PATH, with the directory of the running Python first; LANG, LC_ALL, LD_LIBRARY_PATH where they are set;
+- HOME and TMPDIR: the pod's own directory, unless the pod mounts /tmp or sets HOME;
+- HOSTNAME: the pod's name, which the container runtime sets;
+- CUDA_VISIBLE_DEVICES: what a device plugin would do. A pod that asks for `nvidia.com/gpu` gets that many of
+  the GPUs that the user's own CUDA_VISIBLE_DEVICES allows, disjoint from other pods'; a pod that asks for
+  none sees none.
+
+The only other differences from a cluster: pods have loopback addresses, so that 127.0.0.1 replaces a pod's
+host name in an address variable (`*ADDR`, `*ENDPOINT`, `*HOST`) and in the command, PET_LOCAL_ADDR is the
+pod's own and GLOO_SOCKET_IFNAME is the loopback interface; mount paths are local directories
+(`volumes`); requested cores are this machine's share of them (`environment`); a rendezvous port that is
+taken here gives way to the next free one (`tools.local.job.at_port`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tools.core.errors import UserError
+from tools.kube.manifests import Manifests
+from tools.simulator import environment as pod_environment
+from tools.simulator import volumes
+from tools.simulator.operator_pods import Pod
+
+Object = dict[str, Any]
+
+ADDRESS = pod_environment.MACHINE
+FROM_THE_MACHINE = ("LANG", "LC_ALL", "LD_LIBRARY_PATH")
+ADDRESS_VARIABLE = re.compile(r".*(ADDR|ENDPOINT|HOST)")
+GPU = "nvidia.com/gpu"
+DEFAULT_GRACE = 30  # seconds; Kubernetes' terminationGracePeriodSeconds
+
+
+@dataclass(frozen=True)
+class LocalPod:
+    """What is needed to start a pod here. `secret` names the variables that must not be shown."""
+
+    name: str
+    argv: list[str]
+    environment: dict[str, str]
+    secret: frozenset[str]
+    directory: Path
+    cwd: Path
+    mounts: list[volumes.Mount]
+    grace: int
+    restart_policy: str
+
+    def shown_environment(self) -> dict[str, str]:
+        """Return the environment with secret values masked."""
+        return {name: "***" if name in self.secret else value for name, value in self.environment.items()}
+
+
+def local_pods(
+    pods: Sequence[Pod],
+    manifests: Manifests,
+    shared: Path,
+    checkout: Path,
+    user: Mapping[str, str] = os.environ,
+) -> list[LocalPod]:
+    """Return each pod of one job as a local process; writes nothing, starts nothing.
+
+    `shared` stands for the claim `trainyard`; pods' own directories are `shared/pods/<pod>`. `user` is the
+    environment that the documented minimum is taken from.
+    Raises UserError when a pod needs something that this machine or the manifests do not have.
+    """
+    share = pod_environment.core_share(len(pods))
+    devices = _devices(pods, user)
+    hosts = [pod.name for pod in pods]
+    result = []
+    for pod, address in zip(pods, pod_environment.addresses(len(pods)), strict=True):
+        directory = shared / "pods" / pod.name
+        environment = pod_environment.resolve(pod, pod.container, manifests, share, address)
+        mounts = volumes.plan(pod, pod.container, shared, directory)
+        missing = environment.missing + mounts.missing
+        if missing:
+            raise UserError(f"pod {pod.name} needs {missing[0]}, which is not in {manifests.source}")
+        command = command_of(pod, environment.values)
+        final = {
+            **_minimum(pod, mounts, directory, user),
+            "CUDA_VISIBLE_DEVICES": devices[pod.name],
+            **{
+                name: mounts.translate(localised(name, value, hosts))
+                for name, value in environment.values.items()
+            },
+            "PET_LOCAL_ADDR": address,
+            "GLOO_SOCKET_IFNAME": loopback(),
+        }
+        final["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{final['PATH']}"
+        argv = [mounts.translate(_local_hosts(word, hosts)) for word in command]
+        result.append(
+            LocalPod(
+                name=pod.name,
+                argv=[_program(argv[0], final["PATH"], pod), *argv[1:]],
+                environment=final,
+                secret=frozenset(environment.secret),
+                directory=directory,
+                cwd=_working_directory(pod, mounts, checkout),
+                mounts=mounts.mounts,
+                grace=int(pod.spec.get("terminationGracePeriodSeconds") or DEFAULT_GRACE),
+                restart_policy=pod.replica_restart_policy,
+            )
+        )
+    return result
+
+
+def command_of(pod: Pod, values: Mapping[str, str]) -> list[str]:
+    """Return the words a pod's container starts with, `$(NAME)` expanded.
+
+    Raises UserError when the manifest leaves the command to the image, which cannot be looked into here.
+    """
+    container = pod.container
+    if not container.get("command"):
+        raise UserError(
+            f"pod {pod.name}: container {container.get('name')} has no command, only its image knows it",
+            'write it in the manifest, as command: ["torchrun"]',
+        )
+    words = [*container["command"], *(container.get("args") or [])]
+    return [pod_environment.expand(word, values) for word in words]
+
+
+def loopback() -> str:
+    """Return the name of this machine's loopback interface."""
+    return "lo0" if sys.platform == "darwin" else "lo"
+
+
+def localised(name: str, value: str, hosts: Sequence[str]) -> str:
+    """Return `value` with pods' host names as this machine's address, if variable `name` holds an address."""
+    if not ADDRESS_VARIABLE.fullmatch(name):
+        return value
+    return _local_hosts(value, hosts)
+
+
+def _local_hosts(text: str, hosts: Sequence[str]) -> str:
+    """Replace each host name of a pod, alone or with its domain (`.ns.svc...`), by this machine's address.
+
+    A name behind a single slash is a part of a path, and stays.
+    """
+    names = "|".join(re.escape(host) for host in sorted(hosts, key=len, reverse=True))
+    return re.sub(rf"(?<![\w.-])(?<!(?<!/)/)(?:{names})(?:\.[a-z0-9.-]*[a-z0-9])?(?![\w-])", ADDRESS, text)
+
+
+def _minimum(pod: Pod, mounts: volumes.Volumes, directory: Path, user: Mapping[str, str]) -> dict[str, str]:
+    temporary = mounts.local("/tmp") or directory
+    return {
+        "PATH": user.get("PATH", os.defpath),
+        **{name: user[name] for name in FROM_THE_MACHINE if name in user},
+        "HOME": str(directory),
+        "TMPDIR": str(temporary),
+        "HOSTNAME": pod.name,
+    }
+
+
+def _program(word: str, path: str, pod: Pod) -> str:
+    """Return the program to start, found on PATH with this Python's directory first."""
+    found = shutil.which(word, path=path)
+    if found is None:
+        raise UserError(f"pod {pod.name}: its command {word} is not on this machine", f"looked in {path}")
+    return found
+
+
+def _working_directory(pod: Pod, mounts: volumes.Volumes, checkout: Path) -> Path:
+    """Return where the command starts: a workingDir below a mount, else the checkout (the image's work)."""
+    return mounts.local(pod.container.get("workingDir") or "") or checkout
+
+
+def _devices(pods: Sequence[Pod], user: Mapping[str, str]) -> dict[str, str]:
+    """Return CUDA_VISIBLE_DEVICES for each pod, as a device plugin would share this machine's GPUs out."""
+    wanted = {pod.name: _gpus(pod) for pod in pods}
+    total = sum(wanted.values())
+    if not total:
+        return dict.fromkeys(wanted, "")
+    free = _visible_gpus(user)
+    if total > len(free):
+        raise UserError(
+            f"{len(pods)} pods ask for {total} GPUs ({GPU}), this machine has {len(free)}",
+            f"--pods 1 --nproc {len(free)} asks for fewer" if free else "run a cell of CPU hardware here",
+        )
+    result = {}
+    for name, count in wanted.items():
+        result[name] = ",".join(free[:count])
+        free = free[count:]
+    return result
+
+
+def _gpus(pod: Pod) -> int:
+    resources = pod.container.get("resources") or {}
+    amount = (resources.get("limits") or {}).get(GPU) or (resources.get("requests") or {}).get(GPU) or 0
+    return int(pod_environment.quantity(str(amount)))
+
+
+def _visible_gpus(user: Mapping[str, str]) -> list[str]:
+    if "CUDA_VISIBLE_DEVICES" in user:
+        return [name.strip() for name in user["CUDA_VISIBLE_DEVICES"].split(",") if name.strip()]
+    found = [path.name for path in Path("/dev").glob("nvidia[0-9]*")]
+    return sorted((name.removeprefix("nvidia") for name in found), key=int)

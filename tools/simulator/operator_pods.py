@@ -1,0 +1,346 @@
+"""What the Kubeflow training operator makes of a PyTorchJob: its pods, their environment, its services.
+
+Read in the source of github.com/kubeflow/training-operator (v1.9.4 also as github.com/kubeflow/trainer),
+tags v1.7.0, v1.8.0, v1.8.1, v1.9.0, v1.9.2, v1.9.3 and v1.9.4. The functions name the files they follow.
+Differences between the versions that change pods:
+
+- 1.7.0 injects `spec.nprocPerNode` only where a Master exists (pytorch/envvar.go), so that a worker-only job
+  gets no PET_NPROC_PER_NODE from it; from 1.8.0 on every pod gets it.
+- 1.7.0 labels only a Master with job-role=master; from 1.8.0 on worker 0 of a job without Master has it too
+  (pytorch/pytorchjob_controller.go, IsMasterRole).
+- 1.7.0 checks a job when it reconciles, after defaulting; from 1.8.0 on a webhook does, before defaulting, so
+  that `Master.replicas` must be written (apis/kubeflow.org/v1/pytorch_validation.go; webhooks/pytorch).
+- 1.9.0 adds `runPolicy.managedBy`, and refuses elasticPolicy without Worker and fewer than one worker.
+
+1.9.1 could not be read; the files in question are the same in 1.9.0 and 1.9.2.
+Not modelled: gang scheduling and custom init container templates, which are options of the operator itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from tools.simulator.operator_admission import (
+    DEFAULT_CONTAINER,
+    MASTER,
+    REPLICA_TYPES,
+    WORKER,
+    OperatorFault,
+    parsed,
+)
+
+LATEST = "1.9.4"
+VERSIONS = ("1.7.0", "1.8.0", "1.8.1", "1.9.0", "1.9.1", "1.9.2", "1.9.3", LATEST)
+
+DEFAULT_PORT_NAME = "pytorchjob-port"
+DEFAULT_PORT = 23456
+LABEL = "training.kubeflow.org/"
+INIT_IMAGE = "alpine:3.10"
+INIT_TRIES = 100
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One pod that the operator creates: `spec` is the pod's spec with the injected environment in it."""
+
+    name: str
+    namespace: str
+    job: str
+    replica_type: str
+    index: int
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    replica_restart_policy: str
+    spec: Object
+
+    @property
+    def container(self) -> Object:
+        """Return the container named `pytorch`, or the first where none has the name."""
+        containers: list[Object] = self.spec["containers"]
+        return next((item for item in containers if item.get("name") == DEFAULT_CONTAINER), containers[0])
+
+
+@dataclass(frozen=True)
+class Service:
+    """The headless service of one pod; it has the pod's name. `ports` is name to number."""
+
+    name: str
+    namespace: str
+    labels: dict[str, str]
+    ports: dict[str, int]
+
+
+def defaulted(job: Object) -> Object:
+    """Return a copy of `job` with the operator's defaults filled in.
+
+    Follows SetDefaults_PyTorchJob in pkg/apis/kubeflow.org/v1/pytorch_defaults.go (equal in all versions).
+    Raises OperatorFault where that code dereferences a nil pointer.
+    """
+    result = copy.deepcopy(job)
+    spec = result["spec"]
+    run_policy = spec["runPolicy"] = spec.get("runPolicy") or {}
+    if run_policy.get("cleanPodPolicy") is None:
+        run_policy["cleanPodPolicy"] = "None"
+    replicas = spec["pytorchReplicaSpecs"] = _camel_case(spec.get("pytorchReplicaSpecs") or {})
+    for replica in replicas.values():
+        _default_replica(replica)
+    if spec.get("elasticPolicy") is not None:
+        _default_elastic(spec)
+    if spec.get("nprocPerNode") is None and (spec.get("elasticPolicy") or {}).get("nProcPerNode") is None:
+        spec["nprocPerNode"] = "auto"
+    return result
+
+
+def pods(job: Object, version: str = LATEST) -> list[Pod]:
+    """Return the pods that operator `version` creates for `job`, Master before Worker, by index.
+
+    Follows createNewPod and ReconcilePods in pkg/controller.v1/common/pod.go. A suspended job, and one that
+    another controller manages, has none.
+    Raises OperatorFault where the operator would stop, so that no pod (or no lasting one) comes to be.
+    """
+    release = parsed(version)
+    job = defaulted(job)
+    run_policy = job["spec"]["runPolicy"]
+    if run_policy.get("suspend"):
+        return []
+    if release >= (1, 9) and run_policy.get("managedBy") == "kueue.x-k8s.io/multikueue":
+        return []
+    return [
+        _pod(job, release, replica_type, index)
+        for replica_type, replica in _in_order(job)
+        for index in _indices(replica_type, replica["replicas"])
+    ]
+
+
+def services(job: Object, version: str = LATEST) -> list[Service]:
+    """Return the headless services of `job`, one for each pod, in the order of `pods`.
+
+    Follows CreateNewService in pkg/controller.v1/common/service.go: the ports are all those of the container
+    named `pytorch`; the selector equals the labels.
+    """
+    by_type = dict(_in_order(defaulted(job)))
+    return [
+        Service(
+            name=pod.name,
+            namespace=pod.namespace,
+            labels=_labels(pod.job, pod.replica_type, pod.index),
+            ports=_ports(by_type[pod.replica_type.capitalize()]),
+        )
+        for pod in pods(job, version)
+    ]
+
+
+def pod_name(job_name: str, replica_type: str, index: int) -> str:
+    """Return the name of a pod and of its service (GenGeneralName in pkg/core/utils.go)."""
+    return f"{job_name}-{replica_type.lower()}-{index}".replace("/", "-")
+
+
+def _camel_case(replicas: Object) -> Object:
+    """Spell replica types as Master and Worker, whatever case they come in (setTypeNameToCamelCase)."""
+    known = {name.lower(): name for name in REPLICA_TYPES}
+    return {known.get(name.lower(), name): replica for name, replica in replicas.items()}
+
+
+def _default_replica(replica: Object) -> None:
+    if replica.get("replicas") is None:
+        replica["replicas"] = 1
+    if not replica.get("restartPolicy"):
+        replica["restartPolicy"] = "OnFailure"
+    containers = replica["template"]["spec"]["containers"]
+    named = (item for item in containers if item.get("name") == DEFAULT_CONTAINER)
+    container = next(named, containers[0])
+    ports = container["ports"] = list(container.get("ports") or [])
+    if not any(port.get("name") == DEFAULT_PORT_NAME for port in ports):
+        ports.append({"name": DEFAULT_PORT_NAME, "containerPort": DEFAULT_PORT})
+
+
+def _default_elastic(spec: Object) -> None:
+    elastic = spec["elasticPolicy"]
+    low, high = elastic.get("minReplicas"), elastic.get("maxReplicas")
+    if low is None and high is None:
+        if WORKER not in spec["pytorchReplicaSpecs"]:
+            raise OperatorFault("elasticPolicy needs a Worker: the operator stops on a nil pointer")
+        low = high = spec["pytorchReplicaSpecs"][WORKER]["replicas"]
+    elastic["minReplicas"] = high if low is None else low
+    elastic["maxReplicas"] = low if high is None else high
+
+
+def _in_order(job: Object) -> list[tuple[str, Object]]:
+    replicas = job["spec"]["pytorchReplicaSpecs"]
+    return [(name, replicas[name]) for name in (MASTER, WORKER) if name in replicas]
+
+
+def _indices(replica_type: str, replicas: int) -> range:
+    if replicas < 1:
+        raise OperatorFault(
+            f"{replica_type}.replicas is {replicas}: the operator creates pod 0, deletes it, and so on"
+            " (CalculatePodSliceSize in pkg/core/pod.go is never below one)"
+        )
+    return range(replicas)
+
+
+def _pod(job: Object, release: tuple[int, ...], replica_type: str, index: int) -> Pod:
+    replica = job["spec"]["pytorchReplicaSpecs"][replica_type]
+    template = copy.deepcopy(replica["template"])
+    metadata = template.get("metadata") or {}
+    name = job["metadata"]["name"]
+    labels = dict(metadata.get("labels") or {}) | _labels(name, replica_type, index)
+    if _is_master(job, release, replica_type, index):
+        labels[LABEL + "job-role"] = "master"
+    spec = template["spec"]
+    for container in spec["containers"]:
+        container["env"] = list(container.get("env") or []) + _environment(job, release, replica_type, index)
+    if replica_type == WORKER and MASTER in job["spec"]["pytorchReplicaSpecs"]:
+        spec["initContainers"] = [*(spec.get("initContainers") or []), _init_container(name)]
+    policy = replica["restartPolicy"]
+    spec["restartPolicy"] = "Never" if policy == "ExitCode" else policy
+    return Pod(
+        name=pod_name(name, replica_type, index),
+        namespace=job["metadata"].get("namespace") or "default",
+        job=name,
+        replica_type=replica_type.lower(),
+        index=index,
+        labels=labels,
+        annotations=dict(metadata.get("annotations") or {}),
+        replica_restart_policy=policy,
+        spec=spec,
+    )
+
+
+def _labels(job_name: str, replica_type: str, index: int) -> dict[str, str]:
+    return {
+        LABEL + "operator-name": "pytorchjob-controller",
+        LABEL + "job-name": job_name,
+        LABEL + "replica-type": replica_type.lower(),
+        LABEL + "replica-index": str(index),
+    }
+
+
+def _is_master(job: Object, release: tuple[int, ...], replica_type: str, index: int) -> bool:
+    if release < (1, 8) or MASTER in job["spec"]["pytorchReplicaSpecs"]:
+        return replica_type == MASTER
+    return index == 0
+
+
+def _environment(job: Object, release: tuple[int, ...], replica_type: str, index: int) -> list[Object]:
+    """Return what setPodEnv (pytorch/envvar.go) appends to every container's own list, in its order.
+
+    It stands behind the user's entries, and the last of two entries with one name wins in Kubernetes: what
+    the operator sets cannot be overridden in `env`, only on the command line.
+    """
+    spec = job["spec"]
+    replicas = spec["pytorchReplicaSpecs"]
+    total = sum(replica["replicas"] for replica in replicas.values())
+    pairs: list[tuple[str, str]] = [("PYTHONUNBUFFERED", "1")]
+    if MASTER in replicas:
+        rank = index + 1 if replica_type == WORKER else index
+        pairs += _master(job, rank, total, with_nproc=release < (1, 8))
+    if release >= (1, 8) and spec.get("nprocPerNode") is not None:
+        pairs.append(("PET_NPROC_PER_NODE", spec["nprocPerNode"]))
+    if spec.get("elasticPolicy") is None:
+        pairs.append(("PET_NNODES", str(total)))
+    else:
+        pairs += _elastic(job)
+    return [{"name": name, "value": value} for name, value in pairs]
+
+
+def _master(job: Object, rank: int, total: int, with_nproc: bool) -> list[tuple[str, str]]:
+    """Return the variables of a job that has a Master (pytorch/master.go, pytorch/envvar.go)."""
+    spec = job["spec"]
+    nproc = spec.get("nprocPerNode")
+    port = str(_default_port(spec["pytorchReplicaSpecs"][MASTER]))
+    address = pod_name(job["metadata"]["name"], MASTER, 0)
+    pairs = [
+        ("MASTER_PORT", port),
+        ("PET_MASTER_PORT", port),
+        ("MASTER_ADDR", address),
+        ("PET_MASTER_ADDR", address),
+        ("WORLD_SIZE", str(total * _processes(nproc))),
+        ("RANK", str(rank)),
+    ]
+    if with_nproc:
+        if nproc is None:
+            raise OperatorFault("operator 1.7.0 stops on elasticPolicy.nProcPerNode with a Master")
+        pairs.append(("PET_NPROC_PER_NODE", nproc))
+    return [*pairs, ("PET_NODE_RANK", str(rank))]
+
+
+def _processes(nproc: str | None) -> int:
+    """Count processes a node for WORLD_SIZE: one where it is no integer (getNprocPerNodeInt)."""
+    return int(nproc) if nproc is not None and re.fullmatch(r"[+-]?[0-9]+", nproc) else 1
+
+
+def _elastic(job: Object) -> list[tuple[str, str]]:
+    """Return the variables of a job with elasticPolicy (pytorch/elastic.go), in the order of Generate."""
+    spec, name = job["spec"], job["metadata"]["name"]
+    elastic = spec["elasticPolicy"]
+    host = elastic.get("rdzvHost")
+    port = elastic.get("rdzvPort")
+    if port is None:
+        if WORKER not in spec["pytorchReplicaSpecs"]:
+            raise OperatorFault("elasticPolicy needs a Worker: the operator stops on a nil pointer")
+        port = _default_port(spec["pytorchReplicaSpecs"][WORKER])
+    backend = elastic.get("rdzvBackend")
+    pairs = [
+        ("PET_RDZV_ENDPOINT", f"{name + '-worker-0' if host is None else host}:{port}"),
+        ("PET_RDZV_BACKEND", "c10d" if backend is None else backend),
+        ("PET_NNODES", f"{elastic['minReplicas']}:{elastic['maxReplicas']}"),
+    ]
+    for key, variable in (
+        ("maxRestarts", "PET_MAX_RESTARTS"),
+        ("nProcPerNode", "PET_NPROC_PER_NODE"),
+        ("rdzvId", "PET_RDZV_ID"),
+    ):
+        if elastic.get(key) is not None:
+            pairs.append((variable, str(elastic[key])))
+    if elastic.get("rdzvConf") is not None:
+        pairs.append(("PET_RDZV_CONF", _rdzv_conf(elastic["rdzvConf"])))
+    if elastic.get("standalone"):
+        pairs.append(("PET_STANDALONE", ""))
+    return pairs
+
+
+def _rdzv_conf(entries: list[Object]) -> str:
+    if not entries:
+        raise OperatorFault("elasticPolicy.rdzvConf is an empty list: the operator stops on it")
+    return ",".join(f"{entry.get('key') or ''}={entry.get('value') or ''}" for entry in entries)
+
+
+def _default_port(replica: Object) -> int:
+    """Return the port named pytorchjob-port of the container named pytorch (getPortFromPyTorchJob)."""
+    for container in replica["template"]["spec"]["containers"]:
+        for port in container.get("ports") or []:
+            if container.get("name") == DEFAULT_CONTAINER and port.get("name") == DEFAULT_PORT_NAME:
+                return int(port["containerPort"])
+    raise OperatorFault(f"no container named {DEFAULT_CONTAINER} with a port named {DEFAULT_PORT_NAME}")
+
+
+def _ports(replica: Object) -> dict[str, int]:
+    for container in replica["template"]["spec"]["containers"]:
+        if container.get("name") == DEFAULT_CONTAINER:
+            return {port.get("name") or "": port["containerPort"] for port in container.get("ports") or []}
+    raise OperatorFault(f"no container named {DEFAULT_CONTAINER}")
+
+
+def _init_container(job_name: str) -> Object:
+    """Return the container that a worker waits in for its Master's name (pytorch/initcontainer.go)."""
+    address = pod_name(job_name, MASTER, 0)
+    script = (
+        f"err=1;for i in $(seq {INIT_TRIES}); do if nslookup {address}; then err=0 && break; fi;"
+        "echo waiting for master; sleep 2; done; exit $err"
+    )
+    return {
+        "name": "init-pytorch",
+        "image": INIT_IMAGE,
+        "imagePullPolicy": "IfNotPresent",
+        "resources": {
+            "limits": {"cpu": "100m", "memory": "20Mi"},
+            "requests": {"cpu": "50m", "memory": "10Mi"},
+        },
+        "command": ["sh", "-c", script],
+    }

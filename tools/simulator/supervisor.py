@@ -1,0 +1,357 @@
+"""Plays the kubelet for one job on this machine: starts its pods, restarts them, drains them, ends them.
+
+What it does as a cluster would: `restartPolicy` and `backoffLimit`, SIGTERM and then SIGKILL after
+terminationGracePeriodSeconds, one log a pod, and the operator's rule of when a job has succeeded.
+What it does more kindly: it waits seconds, not minutes, before a restart; it gives up when two attempts of a
+pod in a row bring the run no further; and it ends the job at once when a pod's exit code says that a restart
+cannot cure its failure (`training.run.failure.CODES`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+from tools.core import processes
+from tools.core.errors import UserError
+from tools.simulator import run_progress
+from tools.simulator.local_pod import LocalPod
+from training.run.failure import CODES, PERMANENT
+
+TICK = 0.2  # seconds between looks at processes
+LONGEST_BACKOFF = 8.0
+DEFAULT_BACKOFF_LIMIT = 6
+ATTEMPTS_WITHOUT_PROGRESS = 2
+INSIST_SECONDS = 0.5  # a second Ctrl-C that soon is the first one, passed on by a wrapper
+CHUNK = 65536
+PERMANENT_CODES = frozenset(CODES[kind] for kind in PERMANENT)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class End(enum.Enum):
+    """How a job ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class Success(enum.Enum):
+    """Whose exit with 0 makes a job succeed (UpdateJobStatus in the operator's pytorchjob_controller.go)."""
+
+    MASTER = "the Master's"
+    ANY = "any worker's"
+    ALL = "all workers'"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended; `reason` says why it failed, `pod` whose exit decided it, `signal` what stopped it."""
+
+    end: End
+    reason: str = ""
+    pod: str | None = None
+    signal: int = 0
+    restarts: int = 0
+    left: frozenset[int] = frozenset()
+
+
+@dataclass
+class _Running:
+    """One pod: its process, the log both its streams go to, and what is known of its attempts."""
+
+    pod: LocalPod
+    log: Path
+    relayed: bool
+    process: subprocess.Popen[bytes] | None = None
+    log_file: IO[bytes] | None = None
+    attempts: int = 0
+    exit_code: int | None = None
+    start_again_at: float | None = None
+    without_progress: int = 0
+    highest_at_start: int = 0
+    partial: bytes = b""
+
+
+@dataclass
+class _Stop:
+    """The request to stop: which signal, when it came, and whether to wait no longer."""
+
+    signal: int = 0
+    at: float = 0.0
+    at_once: bool = False
+
+
+class Supervisor:
+    """Runs the pods of one job until it has succeeded, failed or was stopped; leaves no process behind."""
+
+    def __init__(
+        self,
+        pods: Sequence[LocalPod],
+        run_directory: Path,
+        success: Success,
+        backoff_limit: int | None,
+        relay: Callable[[str], None],
+        note: Callable[[str], None],
+    ) -> None:
+        """Prepare to run `pods`, the Master (if there is one) first.
+
+        `relay` gets the first pod's output line by line, `note` what happens to pods.
+        `run_directory` holds `logs/` and, as the sign of progress, `metrics.jsonl`.
+        """
+        self._directory = run_directory
+        self._success = success
+        self._limit = DEFAULT_BACKOFF_LIMIT if backoff_limit is None else backoff_limit
+        self._relay = relay
+        self._note = note
+        self._pods = [
+            _Running(pod, log_path(run_directory, pod.name), relayed=index == 0)
+            for index, pod in enumerate(pods)
+        ]
+        self._selector = selectors.DefaultSelector()
+        self._stop = _Stop()
+        self._restarts = 0
+        self._highest = 0
+        self._not_ours: set[int] = set()
+
+    def run(self) -> Outcome:
+        """Start the pods and watch them to the end. To be called in the main thread."""
+        processes.adopt_orphans()
+        self._not_ours = processes.children_of(os.getpid())
+        with self._signals():
+            try:
+                for running in self._pods:
+                    self._start(running)
+                outcome = self._watch()
+            finally:
+                left = self._end_all()
+        return replace(outcome, restarts=self._restarts, left=frozenset(left))
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        def asked(number: int, _frame: object) -> None:
+            now = time.monotonic()
+            if not self._stop.signal:
+                self._stop.signal, self._stop.at = number, now
+            elif number == signal.SIGINT and now - self._stop.at > INSIST_SECONDS:
+                self._stop.at_once = True
+
+        before = {number: signal.signal(number, asked) for number in STOP_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():  # once stopped, insisting must not cut the ending short
+                signal.signal(number, signal.SIG_IGN if self._stop.signal else handler)
+
+    def _start(self, running: _Running) -> None:
+        running.attempts += 1
+        running.exit_code = running.start_again_at = None
+        running.highest_at_start = self._progress()
+        running.log.parent.mkdir(parents=True, exist_ok=True)
+        running.log_file = running.log.open("ab")
+        stamp = datetime.now(UTC).isoformat(timespec="seconds")
+        header = f"--- attempt {running.attempts} of {running.pod.name}, {stamp}\n"
+        running.log_file.write(header.encode())
+        running.log_file.flush()
+        pod = running.pod
+        try:
+            process = processes.start(pod.argv, pod.environment, pod.cwd, subprocess.PIPE, subprocess.PIPE)
+        except OSError as problem:
+            raise UserError(f"pod {pod.name}: {pod.argv[0]} does not start: {problem.strerror}") from None
+        running.process = process
+        for stream, is_output in ((process.stdout, True), (process.stderr, False)):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+            self._selector.register(stream, selectors.EVENT_READ, (running, is_output))
+
+    def _watch(self) -> Outcome:
+        while True:
+            self._read(TICK)
+            if self._stop.signal:
+                return self._drain()
+            outcome = self._look_at_pods()
+            if outcome is not None:
+                return outcome
+
+    def _look_at_pods(self) -> Outcome | None:
+        for running in self._pods:
+            if running.process is not None and running.process.poll() is not None:
+                self._ended(running)
+                outcome = self._after_exit(running)
+                if outcome is not None:
+                    return outcome
+            elif running.start_again_at is not None and time.monotonic() >= running.start_again_at:
+                self._start(running)
+        return None
+
+    def _ended(self, running: _Running) -> None:
+        """Collect what a dead pod leaves: its exit code, its processes, the rest of its output."""
+        assert running.process is not None
+        running.exit_code = running.process.returncode
+        self._kill_orphans()
+        self._close(running)
+
+    def _after_exit(self, running: _Running) -> Outcome | None:
+        """Decide what one pod's exit means: the job's end, or (None) that it goes on, with a restart."""
+        if running.exit_code == 0:
+            return self._finish_others(running) if self._succeeded() else None
+        name, code = running.pod.name, exit_text(running.exit_code or 0)
+        if running.exit_code in PERMANENT_CODES:
+            return Outcome(End.FAILED, f"{code}, which a restart cannot cure", name)
+        if not _restarts_on(running.pod.restart_policy, running.exit_code or 0):
+            reason = f"{code}, and restartPolicy is {running.pod.restart_policy}"
+            return Outcome(End.FAILED, reason, name)
+        moved = self._progress() > running.highest_at_start
+        running.without_progress = 0 if moved else running.without_progress + 1
+        if running.without_progress >= ATTEMPTS_WITHOUT_PROGRESS:
+            return Outcome(End.FAILED, f"{code}, twice without a step in between", name)
+        if self._restarts >= self._limit:
+            return Outcome(
+                End.FAILED, f"{code}, after {self._restarts} restarts (backoffLimit {self._limit})", name
+            )
+        self._restarts += 1
+        delay = min(2.0 ** (running.attempts - 1), LONGEST_BACKOFF)
+        running.start_again_at = time.monotonic() + delay
+        self._note(f"pod {name}: {code}; it starts again in {delay:.0f} s (restart {self._restarts})")
+        return None
+
+    def _succeeded(self) -> bool:
+        """Say whether the pods that have exited with 0 make the job succeed."""
+        ended = [running.exit_code == 0 for running in self._pods]
+        return {Success.MASTER: ended[0], Success.ANY: any(ended), Success.ALL: all(ended)}[self._success]
+
+    def _finish_others(self, first: _Running) -> Outcome:
+        """The job has succeeded: wait for the pods that still run as long as they may take to end."""
+        deadline = time.monotonic() + first.pod.grace
+        while time.monotonic() < deadline and not self._stop.signal:
+            waiting = [
+                item for item in self._pods if item.process is not None and item.process.poll() is None
+            ]
+            if not waiting:
+                break
+            self._read(TICK)
+        return Outcome(End.SUCCEEDED, pod=first.pod.name)
+
+    def _drain(self) -> Outcome:
+        """SIGTERM to every pod, and wait until all have ended, the grace is over or the user insists."""
+        self._note(
+            f"stopping: the pods save and end, for up to {max(item.pod.grace for item in self._pods)} s"
+            " (Ctrl-C again ends them at once)"
+        )
+        began = time.monotonic()
+        for running in self._pods:
+            if running.process is not None:
+                processes.signal_group(running.process, signal.SIGTERM)
+        while not self._stop.at_once:
+            waiting = [
+                item
+                for item in self._pods
+                if item.process is not None
+                and item.process.poll() is None
+                and time.monotonic() - began < item.pod.grace
+            ]
+            if not waiting:
+                break
+            self._read(TICK)
+        return Outcome(End.STOPPED, signal=self._stop.signal)
+
+    def _end_all(self) -> set[int]:
+        """Kill whatever of this job is left; returns what could not be killed."""
+        own = [running.process for running in self._pods if running.process is not None]
+        left = processes.kill_tree(own, self._orphans())
+        left |= processes.kill_tree([], self._orphans())
+        for running in self._pods:
+            self._close(running)
+        self._selector.close()
+        return left
+
+    def _kill_orphans(self) -> None:
+        processes.kill_tree([], self._orphans())
+
+    def _orphans(self) -> set[int]:
+        """Return the children that are no pods: they came to this process when their parent in a pod died."""
+        pods = {running.process.pid for running in self._pods if running.process is not None}
+        return processes.children_of(os.getpid()) - pods - self._not_ours
+
+    def _read(self, seconds: float) -> None:
+        """Wait up to `seconds` for output, and pass on what is there."""
+        if not self._selector.get_map():
+            time.sleep(seconds)
+            return
+        for key, _ in self._selector.select(seconds):
+            running, is_output = key.data
+            chunk = os.read(key.fd, CHUNK)
+            if chunk:
+                self._take(running, chunk, is_output)
+            else:
+                self._selector.unregister(key.fileobj)
+
+    def _take(self, running: _Running, chunk: bytes, is_output: bool) -> None:
+        assert running.log_file is not None
+        running.log_file.write(chunk)
+        running.log_file.flush()
+        if not (running.relayed and is_output):
+            return
+        *lines, running.partial = (running.partial + chunk).split(b"\n")
+        for line in lines:
+            self._relay(line.decode(errors="replace"))
+
+    def _close(self, running: _Running) -> None:
+        """Take the rest of a dead pod's output and close its log."""
+        process = running.process
+        if process is None:
+            return
+        for stream, is_output in ((process.stdout, True), (process.stderr, False)):
+            assert stream is not None
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(stream)
+            self._take_rest(running, stream, is_output)
+            stream.close()
+        if running.partial and running.relayed:
+            self._relay(running.partial.decode(errors="replace"))
+        running.partial = b""
+        if running.log_file is not None:
+            running.log_file.close()
+        running.process = None
+
+    def _take_rest(self, running: _Running, stream: IO[bytes], is_output: bool) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(stream.fileno(), CHUNK):
+                self._take(running, chunk, is_output)
+
+    def _progress(self) -> int:
+        """Return the highest step the run has ever shown; a resumed run goes back, and comes here again."""
+        self._highest = max(self._highest, run_progress.last_step(self._directory) or 0)
+        return self._highest
+
+
+def log_path(run_directory: Path, pod_name: str) -> Path:
+    """Return where a pod's output goes, attempt after attempt."""
+    return run_directory / "logs" / f"pod-{pod_name}.log"
+
+
+def exit_text(code: int) -> str:
+    """Return a process's end in words: `exited with code 1`, `was killed by SIGKILL`."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def _restarts_on(policy: str, code: int) -> bool:
+    """Say whether a pod that failed with `code` starts again; ExitCode calls 1 to 127 permanent."""
+    if policy == "ExitCode":
+        return code < 0 or code >= 128
+    return policy in ("OnFailure", "Always")

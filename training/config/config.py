@@ -1,0 +1,161 @@
+"""The whole configuration, and what its sections must fit in each other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Self
+
+from pydantic import model_validator
+
+from training.config.base import ConfigError, Count, Section, wrong
+from training.config.data import Data, Masking
+from training.config.model import Lora, Model
+from training.config.run import Checkpoint, Device, Parallel, Upload
+from training.config.train import Sample, Train
+
+PRETRAIN, FINETUNE, BERT = "training.pretrain", "training.finetune", "training.bert"
+
+
+class Config(Section):
+    """A whole, checked configuration."""
+
+    model: Model
+    sequence_length: Count
+    lora: Lora | None = None
+    masking: Masking | None = None
+    data: Data
+    train: Train
+    sample: Sample = Sample()
+    device: Device = Device()
+    parallel: Parallel
+    checkpoint: Checkpoint
+    upload: Upload | None = None
+
+    @model_validator(mode="after")
+    def _micro_batch(self) -> Self:
+        if self.train.global_batch_size % self.parallel.micro_batch_size:
+            raise ValueError(
+                f"train.global_batch_size {self.train.global_batch_size} is not a multiple of "
+                f"parallel.micro_batch_size {self.parallel.micro_batch_size}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_task(self) -> Self:
+        bert = self.model.bert
+        if (bert is None) != (self.masking is None):
+            if bert is None:
+                raise wrong("masking", "masking is for architecture bert only")
+            raise wrong("model.architecture", "architecture bert needs the section masking")
+        if bert is not None and self.sequence_length > bert.max_position_embeddings:
+            raise wrong(
+                "sequence_length",
+                f"sequence_length {self.sequence_length} is above model.bert.max_position_embeddings "
+                f"{bert.max_position_embeddings}",
+            )
+        if bert is not None and self.device.attention == "flex_attention":
+            raise wrong(
+                "device.attention",
+                "device.attention is flex_attention, which has no dropout and no masks for BERT; "
+                "nearest value: sdpa",
+            )
+        if self.masking is not None and self.masking.most > self.sequence_length:
+            raise wrong(
+                "masking.most",
+                f"masking.most {self.masking.most} is above sequence_length {self.sequence_length}",
+            )
+        if self.upload is not None and self.upload.merge and self.lora is None:
+            raise wrong("upload.merge", "upload.merge adds adapters to their base, and there is no lora")
+        if self.lora is None:
+            return self
+        if bert is not None:
+            raise wrong("lora", "lora is for causal models only: architecture is bert")
+        if self.model.weights is None:
+            raise wrong("lora", "lora adapts a trained model: model.weights is missing")
+        for name in ("embed_tokens", "lm_head"):
+            if self.model.tie_word_embeddings and name in self.lora.modules_to_save:
+                raise wrong(
+                    "lora.modules_to_save",
+                    f"lora.modules_to_save names {name}, but tie_word_embeddings makes embed_tokens and "
+                    "lm_head one table, and an adapter cannot hold it twice",
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _keys_of_examples(self) -> Self:
+        if self.task == FINETUNE:
+            return self
+        for key in ("packing", "overlong", "bad_rows", "chat_template"):
+            if getattr(self.data, key) != Data.model_fields[key].default:
+                raise wrong(f"data.{key}", f"data.{key} is for fine-tuning only, and {self.task} trains this")
+        return self
+
+    @model_validator(mode="after")
+    def _stream(self) -> Self:
+        stream, batch = self.data.stream, self.train.global_batch_size
+        if stream is None:
+            return self
+        if self.task != PRETRAIN:
+            raise wrong("data.stream", f"data.stream is for {PRETRAIN} only, and this is for {self.task}")
+        if stream.lanes is not None and batch % stream.lanes:
+            near = max(n for n in range(1, min(stream.lanes, batch) + 1) if batch % n == 0)
+            raise wrong(
+                "data.stream.lanes",
+                f"data.stream.lanes {stream.lanes} does not divide train.global_batch_size {batch}; "
+                f"nearest: {near}",
+            )
+        return self
+
+    @property
+    def task(self) -> str:
+        """The module that trains this: training.pretrain, training.finetune or training.bert."""
+        if self.model.architecture == "bert":
+            return BERT
+        return PRETRAIN if self.model.weights is None else FINETUNE
+
+    def require_task(self, module: str) -> None:
+        """Refuse a configuration of another entry point, or for a device that this one has no code for.
+
+        Raises:
+            ConfigError: names the module that this configuration is for, and the key that says so.
+        """
+        if self.task == module:
+            return
+        reason = {
+            BERT: "model.architecture is bert",
+            FINETUNE: "model.weights is set",
+            PRETRAIN: "model.weights is missing",
+        }[self.task]
+        raise ConfigError(f"{module} does not train this configuration, {self.task} does: {reason}")
+
+    def accumulation(self, world_size: int) -> int:
+        """Micro batches per rank and step: global batch / (micro batch x world size), exactly.
+
+        Raises:
+            ConfigError: when the global batch cannot be divided so.
+        """
+        per_pass = self.parallel.micro_batch_size * world_size
+        steps, rest = divmod(self.train.global_batch_size, per_pass)
+        if rest or not steps:
+            raise ConfigError(
+                f"train.global_batch_size {self.train.global_batch_size} cannot be divided into micro batches"
+                f" of {self.parallel.micro_batch_size} on {world_size} ranks "
+                f"({self.parallel.micro_batch_size} x {world_size} = {per_pass}); "
+                f"{self._nearest_batch(world_size)}"
+            )
+        return steps
+
+    def _nearest_batch(self, world_size: int) -> str:
+        per_rank, rest = divmod(self.train.global_batch_size, world_size)
+        wanted = self.parallel.micro_batch_size
+        if not rest:
+            micro = max(m for m in range(1, min(per_rank, wanted) + 1) if not per_rank % m)
+            return f"nearest parallel.micro_batch_size: {micro}"
+        passes = max(1, round(self.train.global_batch_size / (wanted * world_size)))
+        return f"nearest train.global_batch_size: {passes * wanted * world_size}"
+
+    def digest(self) -> str:
+        """SHA-256 (hex) of the whole configuration in canonical JSON."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()

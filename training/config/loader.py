@@ -1,0 +1,252 @@
+"""Reading the trainer's configuration: three files, one owner per section, no unknown keys.
+
+A cell's configuration directory holds `model.yaml`, `hardware.yaml` and `cell.yaml` (one ConfigMap each
+on a cluster). Each top-level section belongs to exactly one of them, so no value is ever merged or
+shadowed. Everything that is wrong with a configuration ends in one `ConfigError` that names file, key,
+line and, for a misspelt key, the nearest known one. The sections themselves are in `training.config`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from training.config.base import ConfigError, Section
+from training.config.config import Config
+from training.config.data import Masking
+from training.config.model import Lora, Model
+from training.config.train import Train
+
+__all__ = [
+    "FILES", "OWNER", "Config", "ConfigError", "Lora", "Masking", "Model", "Train",
+    "apply_override", "load", "load_texts",
+]  # fmt: skip
+
+FILES = ("model", "hardware", "cell")
+OWNER: dict[str, str] = {
+    "model": "model",
+    "sequence_length": "model",
+    "lora": "model",
+    "masking": "model",
+    "data": "model",
+    "train": "model",
+    "sample": "model",
+    "device": "hardware",
+    "parallel": "cell",
+    "checkpoint": "cell",
+    "upload": "cell",
+}
+
+
+def load(directory: str | Path) -> Config:
+    """Read and check the three files of a configuration directory.
+
+    Raises:
+        ConfigError: a file is missing or anything in it is wrong.
+    """
+    directory = Path(directory)
+    texts = {}
+    for layer in FILES:
+        path = directory / f"{layer}.yaml"
+        try:
+            texts[layer] = (str(path), path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{path}: no such file; a configuration directory holds {', '.join(FILES)}.yaml"
+            ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: cannot be read: {error}") from None
+    return load_texts(texts)
+
+
+def load_texts(texts: Mapping[str, tuple[str, str]]) -> Config:
+    """Check a configuration given as `{layer: (file name for messages, YAML text)}`."""
+    merged: dict[str, Any] = {}
+    lines: dict[tuple[Any, ...], tuple[str, int]] = {}
+    for layer in FILES:
+        name, text = texts[layer]
+        document = _parse(layer, name, text)
+        for key, value in document.items():
+            merged[key] = _plain(value)
+        _collect_lines(document, name, (), lines)
+    try:
+        return Config.model_validate(merged)
+    except ValidationError as error:
+        # A misspelt key says more than the missing one it was meant to be.
+        errors = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+        raise ConfigError(_message(errors[0], texts, lines)) from None
+
+
+def apply_override(texts: Mapping[str, tuple[str, str]], assignment: str) -> dict[str, tuple[str, str]]:
+    """Set one key (`train.steps=50`) in the text of the file that owns it; comments are kept.
+
+    Values are read as YAML. Raises ConfigError when the assignment has no `=`, the key is unknown, or it
+    names a whole section.
+    """
+    key, separator, value = assignment.partition("=")
+    where = f"--set {assignment}"
+    if not separator or not key.strip():
+        raise ConfigError(f"{where}: write key=value, for example train.steps=50")
+    path = key.strip().split(".")
+    _check_key(path, where)
+    layer = OWNER[path[0]]
+    name, text = texts[layer]
+    yaml = _yaml()
+    document = yaml.load(text) or CommentedMap()
+    try:
+        parsed = _yaml().load(value) if value.strip() else None
+    except YAMLError:
+        raise ConfigError(f"{where}: the value is not YAML") from None
+    node = document
+    for part in path[:-1]:
+        if not isinstance(node.get(part), dict):
+            node[part] = CommentedMap()
+        node = node[part]
+    node[path[-1]] = parsed
+    out = io.StringIO()
+    yaml.dump(document, out)
+    return {**texts, layer: (f"{name} (with {where})", out.getvalue())}
+
+
+def _check_key(path: list[str], where: str) -> None:
+    section: Any = Config
+    optional = False  # may the whole of it be set, to null
+    for depth, part in enumerate(path):
+        if section is None:
+            raise ConfigError(f"{where}: {'.'.join(path[:depth])} is a value and has no keys below it")
+        known = section.model_fields
+        if part not in known:
+            raise ConfigError(
+                f"{where}: unknown key {'.'.join(path[: depth + 1])}{_nearest(part, section, path[:depth])}"
+            )
+        optional = NoneType in get_args(known[part].annotation)
+        section = _section_of(known[part].annotation)
+    if section is not None and not optional:
+        raise ConfigError(
+            f"{where}: {'.'.join(path)} is a section; set one of {', '.join(section.model_fields)}"
+        )
+
+
+def _section_of(annotation: Any) -> Any:
+    options = get_args(annotation) if get_origin(annotation) is UnionType else (annotation,)
+    return next((o for o in options if isinstance(o, type) and issubclass(o, Section)), None)
+
+
+def _nearest(part: str, section: Any, prefix: list[str]) -> str:
+    close = difflib.get_close_matches(part, list(section.model_fields), n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {'.'.join([*prefix, close[0]])}?"
+    elsewhere = [
+        f"{top}.{part}" for top, field in Config.model_fields.items()
+        if (inner := _section_of(field.annotation)) is not None and part in inner.model_fields
+    ]  # fmt: skip
+    return (
+        f"; did you mean {elsewhere[0]}?" if elsewhere else f"; known here: {', '.join(section.model_fields)}"
+    )
+
+
+def _yaml() -> YAML:
+    yaml = YAML(typ="rt")
+    yaml.allow_duplicate_keys = False
+    yaml.width = 4096
+    return yaml
+
+
+def _parse(layer: str, name: str, text: str) -> CommentedMap:
+    try:
+        document = _yaml().load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise ConfigError(f"{name}{line}: not valid YAML: {error.problem or error.context}") from None
+    except YAMLError as error:
+        raise ConfigError(f"{name}: not valid YAML: {str(error).splitlines()[0]}") from None
+    if document is None:
+        document = CommentedMap()
+    if not isinstance(document, CommentedMap):
+        raise ConfigError(f"{name}:1: a mapping of sections is needed")
+    for key in document:
+        line = document.lc.key(key)[0] + 1
+        if key not in OWNER:
+            raise ConfigError(f"{name}:{line}: unknown key {key}{_nearest(str(key), Config, [])}")
+        if OWNER[key] != layer:
+            raise ConfigError(
+                f"{name}:{line}: {key} belongs in {OWNER[key]}.yaml, not in {layer}.yaml; "
+                "each key has one owner"
+            )
+    return document
+
+
+def _plain(value: Any) -> Any:
+    """ruamel's round-trip types as plain ones, so that strict types can be checked."""
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    if isinstance(value, bool) or value is None:
+        return value
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value
+
+
+def _collect_lines(
+    node: Any, name: str, path: tuple[Any, ...], lines: dict[tuple[Any, ...], tuple[str, int]]
+) -> None:
+    if isinstance(node, CommentedMap):
+        for key, value in node.items():
+            lines[(*path, key)] = (name, node.lc.key(key)[0] + 1)
+            _collect_lines(value, name, (*path, key), lines)
+    elif isinstance(node, CommentedSeq):
+        for index, value in enumerate(node):
+            lines[(*path, index)] = (name, node.lc.item(index)[0] + 1)
+            _collect_lines(value, name, (*path, index), lines)
+
+
+def _message(
+    error: ErrorDetails,
+    texts: Mapping[str, tuple[str, str]],
+    lines: Mapping[tuple[Any, ...], tuple[str, int]],
+) -> str:
+    loc = tuple(error["loc"])
+    if error["type"] == "key":  # it names its key itself, which may stand in another section
+        loc = tuple(error["ctx"]["key"].split("."))
+    key = ".".join(str(part) for part in loc)
+    if error["type"] == "missing":
+        name = texts[OWNER[str(loc[0])]][0]
+        at = lines.get(loc[:-1])
+        return f"{name}{f':{at[1]}' if at else ''}: {key} is missing"
+    at_name, at_line = next((lines[loc[:n]] for n in range(len(loc), 0, -1) if loc[:n] in lines), ("", 0))
+    where = f"{at_name}:{at_line}: " if at_name else ""
+    if error["type"] == "extra_forbidden":
+        section = Config
+        for part in loc[:-1]:
+            section = _section_of(section.model_fields[str(part)].annotation)
+        return f"{where}unknown key {key}{_nearest(str(loc[-1]), section, [str(p) for p in loc[:-1]])}"
+    reason = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "key":
+        return f"{where}{reason}"
+    if not loc:
+        return f"{texts['cell'][0]} and {texts['model'][0]}: {reason}"
+    if error["type"] == "value_error":
+        return f"{where}{key}: {reason}"
+    hint = ""
+    if error["type"] == "literal_error" and isinstance(error["input"], str):
+        options = [
+            o.strip("'")
+            for o in str(error.get("ctx", {}).get("expected", "")).replace(" or ", ", ").split(", ")
+        ]
+        close = difflib.get_close_matches(error["input"], options, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+    return f"{where}{key} is {error['input']!r}: {reason[0].lower()}{reason[1:]}{hint}"

@@ -1,0 +1,267 @@
+"""Reading a file over HTTP as if it lay here: every failure that can pass is tried again where it broke off.
+
+A server that is busy (429, 503), a connection that breaks, a body that stops: the next request asks for the
+bytes that are still missing, after a pause that doubles, and not before the server's own `Retry-After`.
+Each byte is so delivered once, in order. What cannot pass (404, 403, another file under the same name) and
+patience that has run out end in a DataError that names the URL.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import io
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from training.data.errors import DataError
+from training.data.remote_files import Stopped
+
+# RFC 9110 and 6585: the request may succeed when it is made again.
+_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a source may fail. Times in seconds.
+
+    `attempts` in a row without one new byte end it. The pause before the next is `first`, doubled each time
+    up to `most`, and shortened by up to a half at random so that ranks do not come back all at once.
+    `silence` is how long a server may send nothing; `longest` is the longest `Retry-After` worth waiting for.
+    """
+
+    attempts: int = 8
+    first: float = 0.5
+    most: float = 30.0
+    silence: float = 30.0
+    longest: float = 300.0
+
+    def pause(self, failures: int) -> float:
+        """Return the seconds to wait after this many failures in a row."""
+        whole = min(self.most, self.first * 2.0 ** (failures - 1))
+        return whole * random.uniform(0.5, 1.0)
+
+
+PATIENCE = Patience()
+
+
+class Trials:
+    """Counts failures in a row of one thing asked over the network, and waits between them."""
+
+    def __init__(self, name: str, tell: Callable[[str], None], stop: threading.Event) -> None:
+        self._name, self._tell, self._stop = name, tell, stop
+        self._patience, self._failures = PATIENCE, 0
+
+    def succeeded(self) -> None:
+        """Start counting anew."""
+        self._failures = 0
+
+    def failed(self, why: str, retry_after: float = 0.0) -> None:
+        """Pause before the next attempt. Raises DataError when patience has run out, Stopped when stopped."""
+        patience = self._patience
+        self._failures += 1
+        count = f"{self._failures} of {patience.attempts} attempts"
+        if self._failures >= patience.attempts:
+            raise DataError(f"{self._name}: {why}; gave up after {count}")
+        if retry_after > patience.longest:
+            wanted = f"asks to wait {retry_after:,.0f} s, more than {patience.longest:,.0f} s"
+            raise DataError(f"{self._name}: {why} and {wanted}")
+        seconds = max(retry_after, patience.pause(self._failures))
+        self._tell(f"{self._name}: {why}; {count} failed, the next in {seconds:.1f} s")
+        if self._stop.wait(seconds):
+            raise Stopped
+
+    def answered(self, status: int, headers: Any) -> None:
+        """Judge an answer that is not the wanted one: `failed` when it can pass, DataError when it cannot."""
+        if status not in _PASSING:
+            raise DataError(f"{self._name}: {_refusal(status)}")
+        self.failed(f"the server answered {status}", _retry_after(headers))
+
+
+class RemoteFile(io.RawIOBase):
+    """A file behind a URL, readable and seekable. `tell` gets a line for each attempt that failed."""
+
+    def __init__(
+        self,
+        url: str,
+        tell: Callable[[str], None] = lambda line: None,
+        stop: threading.Event | None = None,
+    ) -> None:
+        super().__init__()
+        self.url = url
+        self._trials = Trials(url, tell, stop or threading.Event())
+        self._client = httpx2.Client(follow_redirects=True, timeout=PATIENCE.silence)
+        self._headers = {"Accept-Encoding": "identity", **_authorization(url)}
+        self._position = 0
+        self._size: int | None = None
+        self._validator: str | None = None
+        self._answer: Any = None
+        self._body: Iterator[bytes] = iter(())
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    @property
+    def size(self) -> int:
+        """Size of the whole file in bytes, as the server gives it. Raises DataError."""
+        while self._size is None:
+            self._attempt(self._open)
+        return self._size
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move; the next read asks for the bytes from there on."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position}.get(whence)
+        target = (self.size if base is None else base) + offset
+        if target != self._position:
+            self._hang_up()
+            self._position = target
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill `buffer` with the next bytes; 0 only at the file's end. Raises DataError."""
+        view = memoryview(buffer).cast("B")
+        if not len(view):
+            return 0
+        while self._position < self.size:
+            if self._attempt(self._fill):
+                count = min(len(view), len(self._rest))
+                view[:count] = self._rest[:count]
+                self._rest = self._rest[count:]
+                self._position += count
+                return count
+        return 0
+
+    def close(self) -> None:
+        """End the connection."""
+        self._hang_up()
+        self._client.close()
+        super().close()
+
+    def _attempt(self, action: Callable[[], bool]) -> bool:
+        """Do one thing over the network; False, after a pause, when it failed in a way that can pass."""
+        try:
+            done = action()
+        except (httpx2.UnsupportedProtocol, httpx2.TooManyRedirects, httpx2.InvalidURL) as error:
+            raise DataError(f"{self.url}: {words(error)}") from None
+        except httpx2.TransportError as error:
+            self._hang_up()
+            self._trials.failed(words(error))
+            return False
+        if done:
+            self._trials.succeeded()
+        return done
+
+    def _fill(self) -> bool:
+        """Have at least one byte in `_rest`."""
+        if self._rest:
+            return True
+        if self._answer is None and not self._open():
+            return False
+        self._rest = next(self._body, b"")
+        if self._rest:
+            return True
+        self._hang_up()
+        self._trials.failed(f"the answer ended at byte {self._position:,} of {self.size:,}")
+        return False
+
+    def _open(self) -> bool:
+        """Ask for the bytes from the position on; False, after a pause, when the server is busy."""
+        headers = dict(self._headers)
+        if self._position:
+            headers["Range"] = f"bytes={self._position}-"
+        answer = self._client.send(self._client.build_request("GET", self.url, headers=headers), stream=True)
+        if answer.status_code not in (200, 206):
+            answer.close()
+            self._trials.answered(answer.status_code, answer.headers)
+            return False
+        self._answer, self._body = answer, answer.iter_raw()
+        self._check_same(answer)
+        if answer.status_code == 200 and self._position:
+            self._skip(self._position)
+        return True
+
+    def _check_same(self, answer: Any) -> None:
+        """Remember size and validator at the first answer; refuse another file later."""
+        size, validator = _size(answer), answer.headers.get("ETag") or answer.headers.get("Last-Modified")
+        if size is None:
+            raise DataError(f"{self.url}: the server does not say how large the file is")
+        if self._size is None:
+            self._size, self._validator = size, validator
+        elif (size, validator) != (self._size, self._validator):
+            raise DataError(f"{self.url}: the file changed while it was read")
+        first = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
+        if answer.status_code == 206 and first != str(self._position):
+            raise DataError(f"{self.url}: the server sent other bytes than those from {self._position:,} on")
+
+    def _skip(self, count: int) -> None:
+        """Drop the first bytes of a server that sends whole files only."""
+        while count > 0:
+            data = next(self._body, b"")
+            if not data:
+                raise httpx2.ReadError("the answer ended early")
+            self._rest, count = data[count:], count - len(data)
+
+    def _hang_up(self) -> None:
+        if self._answer is not None:
+            self._answer.close()
+        self._answer, self._body, self._rest = None, iter(()), b""
+
+
+def _authorization(url: str) -> dict[str, str]:
+    """Return the hub's token for the hub's own URLs, and nothing for anybody else's."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    if not url.startswith(f"{constants.ENDPOINT.rstrip('/')}/"):
+        return {}
+    if constants.is_offline_mode():
+        raise DataError(f"{url}: HF_HUB_OFFLINE is set, and the file is on the hub")
+    token = huggingface_hub.get_token()
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def _size(answer: Any) -> int | None:
+    """Return the whole file's size from `Content-Range` or `Content-Length`, None where neither says it."""
+    if answer.status_code == 206:
+        total = answer.headers.get("Content-Range", "").rpartition("/")[2]
+    else:
+        total = answer.headers.get("Content-Length", "")
+    return int(total) if total.isdigit() else None
+
+
+def _retry_after(headers: Any) -> float:
+    """Return the seconds of a `Retry-After` header, a number or a date (RFC 9110, 10.2.3); 0 without one."""
+    value = headers.get("Retry-After", "").strip()
+    if value.isdigit():
+        return float(value)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except ValueError:
+        return 0.0
+
+
+def _refusal(status: int) -> str:
+    if status in (401, 403):
+        return f"the server refuses access ({status}); a gated data set of the hub needs HF_TOKEN"
+    if status in (404, 410):
+        return f"the server has no such file ({status})"
+    return f"the server answered {status}"
+
+
+def words(error: Exception) -> str:
+    """Return what went wrong on the network, in words."""
+    if isinstance(error, httpx2.TimeoutException):
+        return "the server is silent"
+    return str(error) or type(error).__name__

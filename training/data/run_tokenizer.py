@@ -1,0 +1,46 @@
+"""The tokenizer of a run: that of the dataset it was trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from training.checkpoint import Checkpoint, CheckpointError
+from training.data.examples.template import DATE
+from training.data.index import read_index
+from training.run.directory import RunDir
+
+
+def load_tokenizer(checkpoint: Checkpoint, run: RunDir) -> PreTrainedTokenizerBase:
+    """The tokenizer of the dataset that the run was trained on."""
+    directory = dataset_directory(checkpoint.meta, run)
+    return PreTrainedTokenizerFast.from_pretrained(directory / "tokenizer")
+
+
+def dataset_directory(meta: dict[str, Any], run: RunDir) -> Path:
+    """Where the run's dataset is now: where it was, or beside the run (a volume may be mounted elsewhere)."""
+    recorded = Path(meta["dataset_directory"])
+    beside = run.path.resolve().parent.parent / "data" / recorded.name
+    for directory in (recorded, beside):
+        if (directory / "index.json").exists():
+            return directory
+    raise CheckpointError(f"the run's dataset is neither at {recorded} nor at {beside}")
+
+
+def prompt_ids(dataset: Path, tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
+    """Token ids of a prompt, begun as the dataset's documents are, or asked as its chats ask.
+
+    Raises DataError when `dataset` is no intact dataset.
+    """
+    index = read_index(dataset)
+    if index.source.get("chat"):
+        asked = [{"role": "user", "content": prompt}]
+        text = tokenizer.apply_chat_template(
+            asked, tokenize=False, add_generation_prompt=True, date_string=DATE
+        )
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    frameless = "chat_template" in index.settings and index.bos == index.eos
+    begin = [] if frameless else [index.bos]
+    return [*begin, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]

@@ -1,0 +1,198 @@
+"""The causal language model: transformers' Llama or Qwen2 on meta, wholly initialised, with its loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
+
+from training.config import Config
+from training.models.counting import parameters
+from training.models.init import fill_normal
+from training.task import Trainable
+
+IGNORE = -100  # label of a position without a target
+CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config}
+MODELS = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM}
+
+
+def hf_config(config: Config, attention: str = "eager") -> LlamaConfig | Qwen2Config:
+    """transformers' configuration of the model."""
+    model = config.model
+    rope: dict[str, object] = {"rope_type": "default", "rope_theta": model.rope_theta}
+    longest = config.sequence_length
+    if model.rope_scaling is not None:
+        rope = {**model.rope_scaling.model_dump(), "rope_theta": model.rope_theta}
+        longest = int(model.rope_scaling.original_max_position_embeddings * model.rope_scaling.factor)
+    return CONFIGS[model.architecture](
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_hidden_layers=model.num_hidden_layers,
+        num_attention_heads=model.num_attention_heads,
+        num_key_value_heads=model.num_key_value_heads,
+        rms_norm_eps=model.rms_norm_eps,
+        rope_parameters=rope,
+        tie_word_embeddings=model.tie_word_embeddings,
+        attention_dropout=model.attention_dropout,
+        initializer_range=model.initializer_range,
+        max_position_embeddings=max(longest, config.sequence_length),
+        use_cache=False,
+        attn_implementation=attention,
+    )
+
+
+class CausalLM(Trainable):
+    """A causal language model that returns its summed loss, so that the head and the loss compile as one."""
+
+    def __init__(self, config: Config, attention: str) -> None:
+        super().__init__()
+        self.attention = attention
+        self.hf = MODELS[config.model.architecture](hf_config(config, attention))
+        self.head_loss = summed_loss
+
+    def blocks(self) -> list[nn.Module]:
+        """The decoder layers."""
+        return list(self.hf.model.layers)
+
+    def compile_outside(self) -> None:
+        """Compile the head and the loss as one, which never holds all logits in fp32 at once."""
+        self.head_loss = torch.compile(self.head_loss, fullgraph=True)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        position_ids: torch.Tensor,
+        document_ids: torch.Tensor,
+    ) -> torch.Tensor:
+        """Sum of the cross-entropy in nats over positions with a label, fp32 [1].
+
+        All arguments are int64 [batch, sequence]; labels are the next tokens, or IGNORE.
+        """
+        mask = document_mask(document_ids, self.attention)
+        hidden = self.hf.model(
+            input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False
+        ).last_hidden_state
+        return torch.stack([self.head_loss(hidden, self.hf.lm_head.weight, labels)])  # FSDP warns of views
+
+    def logits(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, document_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits [batch, sequence, vocabulary]."""
+        mask = document_mask(document_ids, self.attention)
+        return self.hf(
+            input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False
+        ).logits
+
+
+def summed_loss(hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy summed over labelled positions: softmax and sum in fp32 whatever the matmul's type."""
+    logits = functional.linear(hidden, head).float()
+    return functional.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum"
+    )
+
+
+def document_mask(document_ids: torch.Tensor, attention: str) -> Any:
+    """What may attend to what: earlier positions of the same document.
+
+    Returns an additive mask for eager, a boolean one for sdpa, both [batch, 1, sequence, sequence], and a
+    block mask for flex_attention.
+    """
+    batch, length = document_ids.shape
+    if attention == "flex_attention":
+        return _block_mask(document_ids, batch, length)
+    positions = torch.arange(length, device=document_ids.device)
+    same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
+    allowed = same & (positions[:, None] >= positions[None, :])
+    if attention == "sdpa":
+        return allowed
+    blocked = torch.finfo(torch.bfloat16).min
+    return torch.zeros(allowed.shape, device=document_ids.device).masked_fill_(~allowed, blocked)
+
+
+def _block_mask(document_ids: torch.Tensor, batch: int, length: int) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def allowed(b: torch.Tensor, _h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return (q >= k) & (document_ids[b, q] == document_ids[b, k])
+
+    return create_block_mask(allowed, batch, None, length, length, device=str(document_ids.device))
+
+
+def build_on_meta(config: Config, attention: str) -> CausalLM:
+    """The model without memory, its parameter count held against the count from the configuration."""
+    with torch.device("meta"):
+        model = CausalLM(config, attention)
+    built = sum(p.numel() for p in model.parameters())
+    if built != parameters(config.model):
+        raise AssertionError(f"{built} parameters built, {parameters(config.model)} counted")
+    return model
+
+
+def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters under the names transformers gives them, whatever wraps the model; a tied one once."""
+    for name, parameter in model.named_parameters():
+        yield name.removeprefix("module.").removeprefix("hf.").replace("_orig_mod.", ""), parameter
+
+
+def trained_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """The named parameters that receive gradients."""
+    return ((name, parameter) for name, parameter in named_parameters(model) if parameter.requires_grad)
+
+
+def initialise(model: CausalLM, config: Config, device: torch.device) -> None:
+    """Give memory and values to every parameter and buffer of a model on meta, sharded or whole.
+
+    Matrices are normal with `initializer_range`; the two projections back into the residual stream are
+    divided by sqrt(2 x layers) (Radford et al. 2019, section 2.3); the output head's deviation is at most
+    1 / (2 sqrt(hidden size)), which keeps the first logits' deviation near one half and so the first loss
+    within about one percent of ln(vocabulary). Norms are 1, biases 0.
+    """
+    materialise(model, config, device)
+    with torch.no_grad():
+        for name, parameter in named_parameters(model):
+            if name.endswith("norm.weight"):
+                parameter.fill_(1.0)
+            elif name.endswith(".bias"):
+                parameter.zero_()
+            else:
+                fill_normal(name, parameter, config.train.seed, _deviation(name, config))
+
+
+@torch.no_grad()
+def materialise(model: Trainable, config: Config, device: torch.device) -> None:
+    """Give memory to a model on meta, sharded or whole, and its buffers the values of transformers' rule."""
+    model.to_empty(device=device)
+    if config.model.tie_word_embeddings:  # leaving meta gives each module a tensor of its own
+        model.hf.lm_head.weight = model.hf.model.embed_tokens.weight
+    for module in model.modules():
+        _fill_buffers(module)
+
+
+def _deviation(name: str, config: Config) -> float:
+    base = config.model.initializer_range
+    if name.endswith(("o_proj.weight", "down_proj.weight")):
+        return base / math.sqrt(2 * config.model.num_hidden_layers)
+    if name == "lm_head.weight" or (name == "model.embed_tokens.weight" and config.model.tie_word_embeddings):
+        return min(base, 0.5 / math.sqrt(config.model.hidden_size))
+    return base
+
+
+def _fill_buffers(module: nn.Module) -> None:
+    own = dict(module.named_buffers(recurse=False))
+    if not own:
+        return
+    if not isinstance(module, LlamaRotaryEmbedding | Qwen2RotaryEmbedding):
+        raise AssertionError(f"{type(module).__name__} has buffers {sorted(own)} that no rule initialises")
+    fresh = type(module)(module.config)
+    for name, value in fresh.named_buffers(recurse=False):
+        own[name].copy_(value)

@@ -1,0 +1,105 @@
+"""What a dead process leaves behind: the launcher's words about it, the kernel's count of memory kills."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.run.failure import one_line
+
+_KEPT = 40  # lines
+# torch/distributed/elastic/multiprocessing/api.py, when the processes of a pod are given up.
+_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
+_EXCEPTION = re.compile(
+    r"(?:\[[^\]]*\]:\s*)?((?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt)): ?(.*)"
+)
+# What the launcher says of itself or of any failure, and that names no cause.
+_LAUNCHER = re.compile(
+    r"torch\.distributed\.elastic|torch/distributed/(?:elastic|run|launch)|ChildFailedError|^[IWE]\d{4} |"
+    r"^\s*(?:time|host|rank|exitcode|error_file|traceback)\s+: |^[=-]{10,}$|^(?:Root Cause|Failures:)|"
+    r"<NO_OTHER_FAILURES>|^\[\d+\]:$"
+)
+
+
+@dataclass(frozen=True)
+class Death:
+    """A worker that ended badly, as torchrun saw it; `code` is negative for a signal."""
+
+    code: int
+    local_rank: int
+    pid: int
+
+
+class Output:
+    """The last lines of a pod's output, and the deaths of workers that they tell of."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=_KEPT)
+
+    def take(self, line: str) -> Death | None:
+        """Remember a line; returns the death that torchrun reports in it."""
+        line = line.rstrip()
+        found = _FAILED.search(line)
+        if found:
+            return Death(*map(int, found.groups()))
+        if line and not _LAUNCHER.search(line):
+            self._lines.append(line)
+        return None
+
+    def last(self, count: int = 12) -> list[str]:
+        """The last telling lines."""
+        return list(self._lines)[-count:]
+
+    def exception(self) -> tuple[str, str] | None:
+        """Name and message of the last exception that was printed."""
+        for line in reversed(self._lines):
+            found = _EXCEPTION.fullmatch(line.strip())
+            if found:
+                return found[1].rpartition(".")[2], one_line(found[2])
+        return None
+
+
+def memory_kills() -> int | None:
+    """How often the kernel has killed in this process's memory cgroup; None where that cannot be read.
+
+    `oom_kill` of memory.events (cgroup v2) or memory.oom_control (v1); in a pod that is the container's own.
+    """
+    try:
+        groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            file, root = "memory.oom_control", Path("/sys/fs/cgroup/memory")
+        elif not controllers:
+            file, root = "memory.events", Path("/sys/fs/cgroup")
+        else:
+            continue
+        # Without a cgroup namespace the path is the host's, of which the container sees only its own end.
+        for directory in (root / path.strip("/"), root):
+            kills = _counter(directory / file)
+            if kills is not None:
+                return kills
+    return None
+
+
+def end_in_words(code: int) -> str:
+    """A process's exit code in words: `exited with code 1`, `was killed by SIGKILL`."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def _counter(file: Path) -> int | None:
+    try:
+        rows = dict(line.split(" ", 1) for line in file.read_text(encoding="utf-8").splitlines())
+        return int(rows["oom_kill"])
+    except (OSError, ValueError, KeyError):
+        return None

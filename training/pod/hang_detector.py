@@ -1,0 +1,237 @@
+"""The guard against hangs: reads the heartbeats of this pod's ranks, finds the one that holds up the others.
+
+All ranks fall silent when one hangs, for they wait for it. Which one it is, its process's state and its stack
+say: it is stopped, or stuck in the kernel, or not waiting inside a collective.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.distributed.process import state_of
+from training.run import heartbeat
+from training.run.directory import RunDir
+from training.run.failure import Failure
+from training.run.heartbeat import Beat
+
+STEP_VARIABLE, LONG_VARIABLE = "TRAINYARD_HANG_SECONDS", "TRAINYARD_LONG_SECONDS"
+STEP_SECONDS, LONG_SECONDS = 300.0, 3600.0
+SLOWER = 5.0  # a rank is late after so many times its own longest gap, if that is more
+WAITING = 1.5  # how much longer a rank is left alone that only waits for others: theirs is found first
+AFTER_DEATH = 60.0  # seconds without judgement after a rank died: the launcher ends and restarts the others
+_ANSWER = 2.0  # seconds that a rank has to write its stacks
+_RESCAN = 5.0  # seconds between two looks for ranks that are new here
+_STEPS = ("training", "evaluating")
+# Where a thread is that waits for other ranks or for the device: nothing that it does itself.
+_WAITS = re.compile(
+    r"/torch/distributed/|/torch/autograd/graph\.py.* in _engine_run_backward|/torch/cuda/.* in synchronize|"
+    r"/training/(?:trainer/metrics\.py|device)|/training/trainer/loop\.py.* in evaluate"
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds of silence that a rank may take: between two steps, and in what is one long step.
+
+    Long are the first steps of a phase too, in which code is compiled and connections are made.
+
+    Zero seconds between steps switches the guard off.
+    """
+
+    step: float = STEP_SECONDS
+    long: float = LONG_SECONDS
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Limits:
+        """The limits that the environment sets. Raises ValueError with the variable's name."""
+        return cls(
+            _seconds(environment, STEP_VARIABLE, STEP_SECONDS),
+            _seconds(environment, LONG_VARIABLE, LONG_SECONDS),
+        )
+
+    def for_(self, beat: Beat) -> float:
+        """Seconds after which a rank with this heartbeat is late."""
+        stepping = beat.phase in _STEPS and beat.beats >= heartbeat.SETTLED
+        return max(self.step if stepping else self.long, SLOWER * beat.longest_s)
+
+
+@dataclass(frozen=True)
+class Late:
+    """A rank of this pod that has been silent for too long."""
+
+    beat: Beat
+    silent: float
+    limit: float
+
+
+@dataclass
+class _Seen:
+    count: int
+    at: float
+
+
+class Watch:
+    """Looks after the ranks that this pod's start `attempt` has made."""
+
+    def __init__(self, run: RunDir, attempt: str, limits: Limits) -> None:
+        self._directory, self._attempt, self._limits = run.heartbeat, attempt, limits
+        self._known: set[Path] = set()
+        self._seen: dict[int, _Seen] = {}
+        self._dead: dict[int, float] = {}
+        self._scanned = 0.0
+
+    def ranks(self) -> list[Beat]:
+        """The newest heartbeats of this pod's ranks; a rank that died keeps its last one."""
+        own = self._own(self._known)
+        if len(own) < len(self._known) or not own or time.monotonic() - self._scanned > _RESCAN:
+            self._scanned = time.monotonic()
+            own = self._own(set(self._directory.glob("rank-*.json")))
+            self._known = {heartbeat.path_of(self._directory, beat.rank) for beat in own}
+        return own
+
+    def rank_of(self, pid: int) -> Beat | None:
+        """The last heartbeat of one of this pod's processes."""
+        return next((beat for beat in self.ranks() if beat.pid == pid), None)
+
+    def late(self) -> list[Late]:
+        """The living ranks that have been silent for longer than their phase allows.
+
+        None for a while after one of them died, when the others have nothing left to do but to end.
+        """
+        if not self._limits.step:
+            return []
+        now, found = time.monotonic(), []
+        for beat in self.ranks():
+            if state_of(beat.pid) in (None, "Z"):
+                self._dead.setdefault(beat.pid, now)
+                continue
+            seen = self._seen.get(beat.pid)
+            if seen is None or seen.count != beat.count:
+                self._seen[beat.pid] = _Seen(beat.count, now)
+                continue
+            limit = self._limits.for_(beat)
+            if now - seen.at > limit:
+                found.append(Late(beat, now - seen.at, limit))
+        return [] if any(now - died < AFTER_DEATH for died in self._dead.values()) else found
+
+    def hung(self, late: list[Late]) -> list[Failure]:
+        """The records of those among the late ranks that hold up the others; none while that is unclear."""
+        return self.judge(late, _stacks(self._directory, [item.beat for item in late]))
+
+    def judge(self, late: list[Late], stacks: Mapping[int, str]) -> list[Failure]:
+        """As `hung`, with the stacks of each late rank's threads.
+
+        Where all only wait, for a rank of another pod or in a collective that never ends, the rank that is
+        furthest behind is named once the time has come for it.
+        """
+        records = []
+        for item in late:
+            reason = _reason(item.beat, stacks[item.beat.rank])
+            if reason is not None:
+                records.append(_record(item, reason, stacks[item.beat.rank]))
+        if records:
+            return records
+        overdue = [item for item in late if item.silent > WAITING * item.limit]
+        if not overdue:
+            return []
+        last = min(overdue, key=lambda item: (item.beat.step or 0, -item.silent, item.beat.rank))
+        return [_record(last, "it and all others here wait for each other", stacks[last.beat.rank])]
+
+    def _own(self, paths: set[Path]) -> list[Beat]:
+        beats = (heartbeat.read(path) for path in sorted(paths))
+        return [beat for beat in beats if beat is not None and beat.attempt == self._attempt]
+
+
+def kill(pid: int) -> None:
+    """End a rank that no longer listens."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:
+    text = environment.get(name, "")
+    if not text:
+        return default
+    if not re.fullmatch(r"\d+(\.\d+)?", text):
+        raise ValueError(f"{name} is {text!r}: write seconds, for example {default:.0f}")
+    return float(text)
+
+
+def _stacks(directory: Path, beats: list[Beat]) -> dict[int, str]:
+    """Ask ranks for the stacks of their threads; an empty text for a rank that does not answer."""
+    files = {beat.rank: heartbeat.stacks_of(directory, beat.rank) for beat in beats}
+    before = {rank: _size(file) for rank, file in files.items()}
+    for beat in beats:
+        if before[beat.rank] is not None:  # else it has not said that it answers, and would die of it
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(beat.pid, heartbeat.DUMP_SIGNAL)
+    deadline = time.monotonic() + _ANSWER
+    while time.monotonic() < deadline:
+        time.sleep(0.1)
+        sizes = {rank: _size(file) for rank, file in files.items()}
+        if all((sizes[rank] or 0) > (before[rank] or 0) for rank in files):
+            time.sleep(0.1)  # the rest of the last one
+            break
+    return {rank: _text_from(file, before[rank] or 0) for rank, file in files.items()}
+
+
+def _reason(beat: Beat, stacks: str) -> str | None:
+    """Why this rank is the one that hangs, or None when it waits for others as far as can be seen."""
+    state = state_of(beat.pid)
+    if state in ("T", "t"):
+        return "its process is stopped"
+    if state == "D":
+        return "its process is stuck in the kernel, in file system, network or driver"
+    frames = _main_frames(stacks)
+    if not frames:
+        return "it does not answer" if state is not None else None
+    if any(_WAITS.search(frame) for frame in frames[:2]):
+        return None
+    return f"it is in {frames[0]}"
+
+
+def _main_frames(stacks: str) -> list[str]:
+    """The frames of the main thread, innermost first, as `/path/file.py, line 3 in name`."""
+    threads = re.split(r"(?m)^(?:Current thread|Thread) .*$", stacks)
+    frames = [line.strip().removeprefix("File ") for line in threads[-1].splitlines() if "File " in line]
+    return [re.sub(r'^"([^"]+)"', r"\1", frame) for frame in frames]
+
+
+def _record(late: Late, reason: str, stacks: str) -> Failure:
+    beat = late.beat
+    where = beat.phase if beat.step is None else f"{beat.phase} after step {beat.step}"
+    return Failure(
+        kind="hang",
+        rank=beat.rank,
+        host=beat.host,
+        pid=beat.pid,
+        step=beat.step,
+        message=f"no progress for {late.silent:.0f} s in {where} (limit {late.limit:.0f} s): {reason}",
+        exception="",
+        time=time.time(),
+        phase=beat.phase,
+        traceback=stacks,
+    )
+
+
+def _size(file: Path) -> int | None:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return None
+
+
+def _text_from(file: Path, start: int) -> str:
+    try:
+        with file.open("rb") as stream:
+            stream.seek(start)
+            return stream.read().decode(errors="replace")
+    except OSError:
+        return ""

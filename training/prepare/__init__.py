@@ -1,0 +1,108 @@
+"""Prepare a configuration's data: `python -m training.prepare --config DIR --data DIR`, or within a job."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from training.config import BERT, FINETUNE, Config, ConfigError, load
+from training.data.errors import DataError
+from training.data.prepare import prepare
+from training.data.stream.open import prepare_first
+from training.distributed.rank_zero import Ranks, while_others_wait
+from training.run.directory import RunDir
+
+
+def prepare_for(config: Config, root: Path, progress: Callable[[str], None]) -> Path:
+    """Directory of the configuration's dataset under `root`, made when it is not there yet.
+
+    For a stream it is the dataset of its first part.
+    """
+    if config.data.stream is not None:
+        return prepare_first(config, root, progress)
+    return prepare(
+        source=config.data.source,
+        text_field=config.data.text_field,
+        heldout_fraction=config.data.heldout_fraction,
+        tokenizer=config.data.tokenizer,
+        vocab_size=config.model.vocab_size,
+        root=root,
+        progress=progress,
+    )
+
+
+def together(ranks: Ranks, make: Callable[[], Path]) -> Path:
+    """What `make` makes, on every rank: rank 0 makes it, then one rank of each node that does not see it.
+
+    The others keep answering meanwhile, so that no collective times out however long it takes.
+    """
+    for leader in (ranks.first, ranks.local_rank == 0):
+        while_others_wait(ranks, make if leader else None)
+    return make()
+
+
+def main() -> None:
+    """Command line: progress on stdout; exit 2 with one line on stderr when the data cannot be used."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--config", required=True, help="directory with model.yaml, hardware.yaml and cell.yaml"
+    )
+    parser.add_argument("--data", required=True, type=Path, help="directory that holds prepared datasets")
+    parser.add_argument(
+        "--show-example",
+        action="store_true",
+        help="print one example and what of it is learned; prepare nothing",
+    )
+    arguments = parser.parse_args()
+    run = RunDir(os.environ.get("TRAINYARD_RUN", "local/runs/prepare"))
+    try:
+        _main(load(arguments.config), arguments.data, run, arguments.show_example)
+    except (ConfigError, DataError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _main(config: Config, root: Path, run: RunDir, show_example: bool) -> None:
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    if config.task == FINETUNE:
+        _examples(config, root, run, show_example, say)
+    elif show_example:
+        raise ConfigError(
+            f"only fine-tuning has examples to show, and {config.task} trains this configuration"
+        )
+    elif config.task == BERT:
+        _pairs(config, root, run, say)
+    else:
+        prepare_for(config, root, say)
+
+
+def _examples(
+    config: Config, root: Path, run: RunDir, show_example: bool, say: Callable[[str], None]
+) -> None:
+    from training.checkpoint import CheckpointError
+    from training.prepare import examples
+
+    try:
+        if show_example:
+            say(examples.show_example(config, run, say))
+        else:
+            examples.prepare_for(config, root, run, say)
+    except CheckpointError as error:  # the base cannot be reached
+        raise ConfigError(str(error)) from error
+
+
+def _pairs(config: Config, root: Path, run: RunDir, say: Callable[[str], None]) -> None:
+    from training.checkpoint import CheckpointError
+    from training.prepare import bert
+    from training.weights.bert import open_for
+
+    try:
+        weights = open_for(config, run, None, say)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
+    bert.prepare_for(config, root, say, weights.tokenizer if weights else None)

@@ -1,0 +1,5 @@
+"""`python -m training.prepare`."""
+
+from training.prepare import main
+
+main()

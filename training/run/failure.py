@@ -1,0 +1,246 @@
+"""Why a rank stopped: one record per failing rank, which of them is the cause, and the code a pod exits with.
+
+Imports nothing heavy: a pod's first process and the tools read records with it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import socket
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from training.run import heartbeat
+from training.run.directory import RunDir, write_json
+
+_LONGEST = 400
+_METRICS_LAG = 5.0  # seconds that a step's metrics may be written after its end
+_TAIL = 65536  # bytes; a line of metrics is far shorter
+
+# Exit codes of a pod, by class. 1 to 127 say that the same run would fail the same way again, 128 and above
+# that another try may help: the border that the training operator draws for restartPolicy ExitCode. 78, 65
+# and 70 are EX_CONFIG, EX_DATAERR and EX_SOFTWARE of sysexits.h; 143 is 128 + SIGTERM, and never 0, or the
+# operator would count a preempted pod as done.
+CODES = {
+    "done": 0,
+    "config": 78,
+    "data": 65,
+    "nan": 70,
+    "drained": 143,
+    "out of memory": 160,
+    "killed": 161,
+    "hang": 162,
+    "communication": 163,
+    "lost peer": 164,
+    "storage": 165,
+    "upload": 166,
+    "error": 167,
+}
+PERMANENT = frozenset(kind for kind, code in CODES.items() if 0 < code < 128)
+
+# What a rank sees of another's failure never outranks that failure, whichever was written first.
+_VICTIMS = ("drained", "communication", "lost peer")
+
+_LOST_PEER = (
+    "closed by peer", "connection reset", "broken pipe", "remote process exited",
+    "connection was likely closed", "socket closed",
+)  # fmt: skip
+_COMMUNICATION = (
+    "gloo", "nccl", "timed out waiting", "rendezvous", "distnetworkerror", "watchdog caught collective",
+)  # fmt: skip
+
+
+class NanError(Exception):
+    """The loss or the gradient norm is not finite."""
+
+
+class UploadError(Exception):
+    """The finished model could not be brought to its destination."""
+
+
+class Drained(Exception):
+    """All ranks stopped at the same step on request, and committed it."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One rank's record: what class of failure, where, when (`time` in seconds since the epoch).
+
+    `phase` is what the rank was doing, `traceback` Python's, or the stacks of a rank that hung.
+    """
+
+    kind: str
+    rank: int
+    host: str
+    pid: int
+    step: int | None
+    message: str
+    exception: str
+    time: float
+    phase: str | None = None
+    traceback: str = ""
+    path: Path | None = None
+
+
+def classify(error: BaseException) -> str:
+    """Class of an exception: one of `CODES`, but none of those that only an observer can tell."""
+    from training.checkpoint import CheckpointError
+    from training.config import ConfigError
+    from training.data.errors import DataError
+
+    known = {
+        ConfigError: "config",
+        DataError: "data",
+        NanError: "nan",
+        Drained: "drained",
+        CheckpointError: "storage",
+        UploadError: "upload",
+    }
+    for kind, name in known.items():
+        if isinstance(error, kind):
+            return name
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return "out of memory"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT):
+        return "storage"
+    kind_of_text = classify_text(str(error))
+    if kind_of_text == "error" and type(error).__name__.startswith("Dist"):
+        return "communication"
+    return kind_of_text
+
+
+def classify_text(text: str) -> str:
+    """Class of what a process printed: lost peer, communication, out of memory or error."""
+    text = text.lower()
+    if any(sign in text for sign in _LOST_PEER):
+        return "lost peer"
+    if any(sign in text for sign in _COMMUNICATION):
+        return "communication"
+    if "outofmemoryerror" in text or "out of memory" in text:
+        return "out of memory"
+    return "error"
+
+
+def message(error: BaseException) -> str:
+    """The error in one line of at most 400 characters; the record's traceback has all of it."""
+    return one_line(str(error)) or type(error).__name__
+
+
+def one_line(text: str) -> str:
+    """`text` in one line of at most 400 characters."""
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def record(error: BaseException, rank: int, step: int | None, run: RunDir, phase: str | None = None) -> Path:
+    """Write this rank's failure record and return its path."""
+    return write(
+        Failure(
+            kind=classify(error),
+            rank=rank,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            step=step,
+            message=message(error),
+            exception=type(error).__name__,
+            time=time.time(),
+            phase=phase,
+            traceback="".join(traceback.format_exception(error)),
+        ),
+        run,
+    )
+
+
+def write(failure: Failure, run: RunDir) -> Path:
+    """Write a record whole or not at all, and return its path."""
+    path = run.failures / f"{int(failure.time * 1000)}-rank-{failure.rank:05d}.json"
+    values = asdict(failure)
+    del values["path"]
+    write_json(path, {"class": values.pop("kind"), **values})
+    return path
+
+
+def since(run: RunDir, start: float) -> list[Failure]:
+    """The records that were written at `start` (seconds since the epoch) or later, in order."""
+    found = []
+    for path in run.failures.glob("*.json"):
+        moment = path.name.partition("-")[0]
+        if moment.isdigit() and int(moment) >= int(start * 1000):
+            read = _read(path)
+            if read is not None:
+                found.append(read)
+    return sorted(found, key=lambda failure: failure.time)
+
+
+def incident(run: RunDir, start: float) -> list[Failure]:
+    """The records since `start` that no step came after; earlier ones were cured by a restart."""
+    records = since(run, start)
+    moved = _last_step_at(run.metrics)
+    cured = -math.inf if moved is None else moved - _METRICS_LAG
+    return [one for one in records if one.time >= cured and not _followed(one, run)] or records
+
+
+def _followed(failure: Failure, run: RunDir) -> bool:
+    """Whether this rank has trained again since: its heartbeat is younger than its end, and has a step."""
+    beat = heartbeat.read(heartbeat.path_of(run.heartbeat, failure.rank))
+    return beat is not None and beat.time > failure.time and beat.step is not None
+
+
+def cause(failures: Iterable[Failure]) -> Failure | None:
+    """The first failure that is not the consequence of another's, else the most telling consequence."""
+    return min(failures, key=lambda failure: (_tier(failure.kind), failure.time), default=None)
+
+
+def _tier(kind: str) -> int:
+    """0 for what says its own cause, 1 for an unknown exception, then drained, communication, lost peer."""
+    if kind in _VICTIMS:
+        return 2 + _VICTIMS.index(kind)
+    return int(kind == "error")
+
+
+def is_consequence(kind: str) -> bool:
+    """Whether failures of this class follow from something else."""
+    return kind in _VICTIMS
+
+
+def _last_step_at(metrics: Path) -> float | None:
+    """When the last logged step ended, in seconds since the epoch."""
+    try:
+        with metrics.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            return float(json.loads(line)["time"])
+        except (ValueError, KeyError, TypeError):
+            continue  # the half line of a killed process
+    return None
+
+
+def _read(path: Path) -> Failure | None:
+    """One record, or None for one that is not whole (its writer was killed)."""
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        return Failure(
+            kind=str(saved["class"]),
+            rank=int(saved["rank"]),
+            host=str(saved["host"]),
+            pid=int(saved.get("pid", 0)),
+            step=saved.get("step"),
+            message=str(saved["message"]),
+            exception=str(saved.get("exception", "")),
+            time=float(saved["time"]),
+            phase=saved.get("phase"),
+            traceback=str(saved.get("traceback", "")),
+            path=path,
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,5 @@
+"""`python -m training.sample`."""
+
+from training.sample import main
+
+main()

@@ -1,0 +1,416 @@
+"""The training loop, one for all tasks: join, build, restore, step, save, report.
+
+Reads and writes the run directory. The run continues from its newest good checkpoint, whatever number of
+ranks wrote it.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from training.checkpoint import CheckpointError, Store
+from training.checkpoint.layout import step_name
+from training.config import Config
+from training.device import Device, resolve
+from training.distributed.process import Attempt
+from training.distributed.rank_zero import while_others_wait
+from training.distributed.ranks import Ranks, join
+from training.models.counting import flops_per_token, parameters
+from training.run import failure, heartbeat
+from training.run.directory import RunDir, read_json, write_json
+from training.task import Feed, Task
+from training.trainer import state
+from training.trainer.compile_cache import CompileCache
+from training.trainer.metrics import Metrics, Pending, first_heldout, summary
+from training.trainer.optimizer import build_optimizer, build_schedule, clip_gradients
+from training.trainer.parallelize import Parallel, parallelise
+from training.trainer.profiling import Profile
+from training.trainer.state import TrainState, check_same_run, rank_seed
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+log = logging.getLogger("trainyard")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What stays the same while a run trains."""
+
+    task: Task
+    config: Config
+    directory: RunDir
+    device: Device
+    ranks: Ranks
+    feed: Feed
+    meta: dict[str, Any]
+
+
+def train(task: Task, config: Config, directory: RunDir, data_root: Path, attempt: Attempt) -> None:
+    """The whole run on this rank, from joining the job to the report."""
+    config.require_task(task.module)
+    device = resolve(config)
+    ranks = join(device, COLLECTIVE_TIMEOUT)
+    _log_to(directory, ranks)
+    config.accumulation(ranks.world_size)
+    heartbeat.enter("preparing data")
+    feed = task.open(config, ranks, data_root, directory, _say)
+    heartbeat.enter("loading")
+    run = Run(task, config, directory, device, ranks, feed, _meta(task, config, device, ranks, feed))
+    _claim(run)
+    _check_destination(run)
+    with _cache_claimed(run):
+        _train(run, attempt)
+
+
+def _train(run: Run, attempt: Attempt) -> None:
+    """Build, restore, step to the end, report."""
+    task, config, directory = run.task, run.config, run.directory
+    device, ranks = run.device, run.ranks
+    device.seed(rank_seed(config.train.seed, ranks.rank))
+    parallel = parallelise(task, config, device, ranks)
+    optimizer = build_optimizer(parallel.model, config.train, fused=device.fuses_optimizer)
+    schedule = build_schedule(optimizer, config.train)
+    now = TrainState(parallel, optimizer, schedule, device, run.feed, config.train.seed)
+    store = Store(directory.checkpoints, keep=config.checkpoint.keep, group=ranks.group, log=log.warning)
+    checkpoint = store.latest()
+    if checkpoint is not None:
+        state.restore(now, checkpoint, ranks.rank)
+        log.info("continuing from step %d (%s)", now.step, checkpoint.directory)
+    if now.step >= config.train.steps and directory.report.exists():
+        log.info("already at step %d of %d; raise train.steps to train further", now.step, config.train.steps)
+        _upload(run, now.step)
+        return
+    directory.report.unlink(missing_ok=True)
+
+    peak, source = _total_peak(device, ranks)
+    metrics = Metrics(
+        directory, ranks, device, task.losses,
+        flops_per_token(config.model, config.sequence_length, config.lora), peak, source,
+        config.train.steps, now.step, log.info,
+    )  # fmt: skip
+    _introduce(run, now)
+    if device.extracts_graphs:
+        _show_graphs(run, now, metrics, attempt)
+        return
+    cache = CompileCache()
+    found = cache.begin() if ranks.first and device.compile else "none"
+    if found == "broken":
+        log.warning("the compiler's cache was left half written; it is made anew")
+    if ranks.sum([float(found == "whole" and now.step > 0)]) == [0.0]:  # else all find their code at once
+        _compile_once(run, now)
+    if now.step == 0 and config.model.weights is not None:
+        _evaluate(run, now, metrics)  # what the base knows already
+    _loop(run, now, store, metrics, attempt, cache)
+    heldout_loss = _evaluate(run, now, metrics)
+    metrics.close()
+    run.feed.close()
+    heartbeat.enter("sampling")
+    while_others_wait(ranks, (lambda: _report(run, now, heldout_loss)) if ranks.first else None)
+    _upload(run, now.step)
+
+
+@contextmanager
+def _cache_claimed(run: Run) -> Iterator[None]:
+    """Hold the device's compile cache for this job, on rank 0 for all."""
+    with ExitStack() as held:
+        claim = run.device.cache_claimed(run.directory.path)
+        while_others_wait(run.ranks, (lambda: held.enter_context(claim)) if run.ranks.first else None)
+        yield
+
+
+def _show_graphs(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) -> None:
+    """Let a compiler see every graph of a run: two steps, for the first has its own, and held-out data.
+
+    Nothing is computed, so nothing is logged, saved or reported.
+    """
+    for _ in range(2):
+        _step(run, now, metrics, attempt)
+    evaluate(now.parallel, run.device, run.feed, run.config.train.eval_sequences, run.task.losses)
+    metrics.close()
+    run.feed.close()
+    log.info("the graphs of 2 steps and of held-out data have been shown to the compiler")
+
+
+def _loop(
+    run: Run, now: TrainState, store: Store, metrics: Metrics, attempt: Attempt, cache: CompileCache
+) -> None:
+    """Steps up to the last one, which is saved."""
+    recipe = run.config.train
+    profile = Profile(run.directory.path / "profile", run.ranks.rank)
+    attempt.listen()
+    heartbeat.enter("compiling" if run.device.compile else "training", now.step)
+    while now.step < recipe.steps:
+        attempt.step = now.step
+        profile.before(now.step + 1)
+        if _step(run, now, metrics, attempt) == "stop":
+            metrics.flush()
+            _save(run, now, store, must=True)
+            raise failure.Drained(f"stopped on request at step {now.step}, which is saved")
+        heartbeat.enter("training", now.step)
+        if run.ranks.first:
+            cache.done()
+        if said := profile.after(now.step):
+            log.info(said)
+        last = now.step == recipe.steps
+        evaluates = now.step % recipe.eval_every == 0 and not last
+        saves = now.step % run.config.checkpoint.every == 0 or last
+        if evaluates or saves or now.step % run.config.device.log_every == 0:
+            metrics.flush()
+        if saves:
+            _save(run, now, store, must=last)
+        if evaluates:
+            _evaluate(run, now, metrics)
+
+
+def _evaluate(run: Run, now: TrainState, metrics: Metrics) -> float:
+    means = evaluate(now.parallel, run.device, run.feed, run.config.train.eval_sequences, run.task.losses)
+    loss = sum(means.values())
+    metrics.heldout(now.step, loss)
+    parts = ", ".join(f"{name} {mean:.3f}" for name, mean in means.items())
+    log.info("held-out loss %.3f after step %d%s", loss, now.step, f" ({parts})" if len(means) > 1 else "")
+    return loss
+
+
+def _compile_once(run: Run, now: TrainState) -> None:
+    """Let rank 0 compile for a CPU while the others wait, so that they find its results in the cache.
+
+    Ranks that share processors would otherwise all compile the same code at once. On CUDA each card has code
+    of its own, and a sharded model cannot run on one rank alone. State, gradients and generators stay as they
+    were.
+    """
+    device, alone = run.device, run.ranks.world_size == 1
+    if not device.compile or device.is_cuda or alone or not now.parallel.replicated:
+        return
+    heartbeat.enter("compiling")
+
+    def compile_all() -> None:
+        log.info("compiling on rank 0; this takes a while the first time")
+        before = device.rng_state()
+        with now.parallel.autocast(device):
+            losses = now.parallel.model(**device.put(run.feed.batches(now.position)[0].arrays()))
+        (losses * 0.0).sum().backward()
+        now.optimizer.zero_grad(set_to_none=True)
+        device.set_rng_state(before)
+
+    while_others_wait(run.ranks, compile_all if run.ranks.first else None)
+
+
+def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) -> str:
+    """One optimizer step over the global batch; returns "stop" instead when any rank was asked to stop."""
+    device, ranks, recipe = run.device, run.ranks, run.config.train
+    start, graphs = device.mark(), device.graphs_compiled()
+    began = time.perf_counter()
+    batches = run.feed.batches(now.position)
+    data_wait = time.perf_counter() - began
+    own_counts = [sum(column) for column in zip(*(batch.counts() for batch in batches), strict=True)]
+    own_tokens = sum(batch.tokens() for batch in batches)
+    stop, tokens, *predicted = ranks.sum([float(attempt.stop_requested), own_tokens, *own_counts])
+    if stop:
+        return "stop"
+    counts = [max(1, int(count)) for count in predicted]  # a batch that predicts nothing has a loss of 0
+    # DDP and FSDP average over ranks; a loss is a sum over the global batch's predictions.
+    scale = torch.tensor([ranks.world_size / count for count in counts], device=device.torch_device)
+    totals = torch.zeros(len(counts), device=device.torch_device)
+    for index, batch in enumerate(batches):
+        last = index == len(batches) - 1
+        with now.parallel.exchange(last):
+            with now.parallel.autocast(device):
+                losses = now.parallel.wrapped(**device.put(batch.arrays()))
+            if last:
+                before_exchange = device.mark()
+            (losses * scale).sum().backward()
+        totals += losses.detach()
+        heartbeat.beat(part=True)
+        device.micro_batch_done()
+    now.parallel.exchange_rest(device)
+    grad_norm = clip_gradients(now.parallel.model, recipe.gradient_clip)
+    learning_rate = float(now.schedule.get_last_lr()[0])
+    now.optimizer.step()
+    now.optimizer.zero_grad(set_to_none=True)
+    device.step_done()
+    now.schedule.step()
+    now.step += 1
+    now.position += recipe.global_batch_size
+    now.tokens += int(tokens)
+    metrics.add(
+        Pending(
+            now.step,
+            totals,
+            tuple(counts),
+            grad_norm,
+            int(tokens),
+            recipe.global_batch_size,
+            learning_rate,
+            data_wait,
+            start,
+            before_exchange,
+            device.mark(),
+            None if graphs is None else (device.graphs_compiled() or 0) - graphs,
+        )
+    )
+    return "go on"
+
+
+def evaluate(
+    parallel: Parallel, device: Device, feed: Feed, sequences: int, losses: tuple[str, ...]
+) -> dict[str, float]:
+    """Each held-out loss in nats a prediction over the first `sequences` samples, split over ranks.
+
+    Every rank makes the same number of passes, for sharded weights are gathered together.
+    """
+    sums, counts = torch.zeros(len(losses), dtype=torch.float64), [0] * len(losses)
+    with parallel.evaluating(device), heartbeat.during("evaluating"):
+        for batch in feed.heldout(sequences):
+            with parallel.autocast(device):
+                sums += parallel.wrapped(**device.put(batch.arrays())).cpu().double()
+            counts = [before + more for before, more in zip(counts, batch.counts(), strict=True)]
+            heartbeat.beat()
+    together = parallel.ranks.sum([*sums.tolist(), *counts])
+    pairs = zip(together[: len(losses)], together[len(losses) :], strict=True)
+    return {name: total / max(1, count) for name, (total, count) in zip(losses, pairs, strict=True)}
+
+
+def _save(run: Run, now: TrainState, store: Store, *, must: bool) -> None:
+    """Commit a checkpoint. A failed one is an alarm; a failed last one ends the run."""
+    started = time.perf_counter()
+    try:
+        with heartbeat.during("saving"):
+            state.save(now, store, run.meta)
+    except CheckpointError as error:
+        if must:
+            raise
+        log.warning("checkpoint of step %d was not saved, the run goes on: %s", now.step, error)
+        return
+    log.info("checkpoint of step %d saved in %.1f s", now.step, time.perf_counter() - started)
+
+
+def _meta(task: Task, config: Config, device: Device, ranks: Ranks, feed: Feed) -> dict[str, Any]:
+    return {
+        "config": config.model_dump(mode="json"),
+        "config_digest": config.digest(),
+        "dataset": feed.digest,
+        "dataset_directory": str(feed.directory),
+        **task.origin(config),
+        "world_size": ranks.world_size,
+        "sharding": config.parallel.sharding,
+        "precision": device.precision,
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+    }
+
+
+def _claim(run: Run) -> None:
+    """Write run.json at the first start; afterwards refuse to go on with another model or other data."""
+    path = run.directory.run
+    if path.exists():
+        first = read_json(path)
+        changed = check_same_run(
+            first["config"], run.config, run.meta["dataset"], first["dataset"], str(run.directory.path)
+        )
+        for line in changed if run.ranks.first else []:
+            log.info("changed since this run began: %s", line)
+    run.ranks.barrier()
+    if run.ranks.first and not path.exists():
+        write_json(path, run.meta)
+
+
+def _total_peak(device: Device, ranks: Ranks) -> tuple[float | None, str]:
+    ranks.barrier()  # measured peaks are only true when all ranks are busy
+    peak, source = device.peak_flops()
+    total, known = ranks.sum([peak or 0.0, float(peak is not None)])
+    return (total if known == ranks.world_size else None), source
+
+
+def _introduce(run: Run, now: TrainState) -> None:
+    config, device, world_size = run.config, run.device, run.ranks.world_size
+    blocks = f"blocks {'' if device.compile else 'not '}compiled ({device.compile_reason})"
+    log.info(
+        f"{parameters(config.model):,} parameters, {world_size} ranks on {device.name()}, "
+        f"{device.precision}, {device.attention} attention, {blocks}, {config.parallel.sharding}"
+    )
+    log.info(
+        f"{run.feed.describe()}; a step is {config.train.global_batch_size} samples: {world_size} ranks x "
+        f"{config.accumulation(world_size)} accumulated x {config.parallel.micro_batch_size}; "
+        f"data position {now.position:,}"
+    )
+
+
+def _report(run: Run, now: TrainState, heldout_loss: float) -> None:
+    """Rank 0 samples from the committed checkpoint and writes report.json."""
+    config, directory, reference = run.config, run.directory, run.feed.reference
+    report = {
+        "step": now.step,
+        "steps": config.train.steps,
+        "heldout_loss": heldout_loss,
+        **({} if config.model.weights is None else {"heldout_loss_before": first_heldout(directory)}),
+        **reference,
+        **summary(directory),
+        "tokens": now.tokens,
+        "samples": run.task.samples(config, directory),
+        "checkpoint": f"checkpoints/{step_name(now.step)}",
+    }
+    write_json(directory.report, report)
+    known = "".join(f", {name} {value:.3f}" for name, value in reference.items())
+    log.info(f"finished at step {now.step}: held-out loss {heldout_loss:.3f}{known}")
+
+
+def _check_destination(run: Run) -> None:
+    """Refuse a destination that cannot take the model before anything is spent on it."""
+    wanted = run.config.upload
+    if wanted is None:
+        return
+    from training import upload
+
+    name = run.directory.path.resolve().name
+    while_others_wait(run.ranks, (lambda: upload.check(wanted.to, name, _say)) if run.ranks.first else None)
+
+
+def _upload(run: Run, step: int) -> None:
+    """Bring the finished model to its destination, unless an earlier try has done so."""
+    wanted = run.config.upload
+    if wanted is None:
+        return
+    from training import upload
+
+    def bring() -> None:
+        if upload.already(run.directory, wanted.to, step):
+            log.info("the model of step %d is at %s already", step, wanted.to)
+            return
+        done = upload.upload_run(run.directory, wanted.to, step, wanted.merge, wanted.dtype, _say)
+        log.info("%d files, %.2f GB, are at %s and read back right", done.files, done.nbytes / 1e9, done.to)
+
+    heartbeat.enter("uploading", step)
+    while_others_wait(run.ranks, bring if run.ranks.first else None)
+
+
+def _say(line: str) -> None:
+    """Log a line of progress, which is a sign of life."""
+    heartbeat.beat()
+    log.info(line)
+
+
+def _log_to(directory: RunDir, ranks: Ranks) -> None:
+    directory.logs.mkdir(parents=True, exist_ok=True)
+    own = logging.FileHandler(directory.rank_log(ranks.rank))
+    own.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(own)
+    log.setLevel(logging.DEBUG)
+    log.propagate = False
+    if ranks.first:
+        people = logging.StreamHandler(sys.stdout)
+        people.setLevel(logging.INFO)
+        log.addHandler(people)

@@ -1,0 +1,213 @@
+"""What a run reports of itself: a JSON line a step, TensorBoard events, and a line for a person now and then.
+
+Values stay on the device until `flush`; the one wait for the device per `log_every` steps is there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.device import Device
+from training.distributed.ranks import Ranks
+from training.run.directory import RunDir
+from training.run.failure import NanError
+
+_LINE_EVERY = 2.0  # seconds between lines for a person
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A step with its values still on the device: this rank's loss sums, and the counts they are divided by.
+
+    losses: [number of losses]; counts and tokens are those of the global batch of `sequences` samples.
+    """
+
+    step: int
+    losses: torch.Tensor
+    counts: tuple[int, ...]
+    grad_norm: torch.Tensor
+    tokens: int
+    sequences: int
+    learning_rate: float
+    data_wait_s: float
+    start: Any
+    before_exchange: Any
+    end: Any
+    graphs: int | None = None  # compiled in this step, where whole graphs are
+
+
+class Metrics:
+    """Collects steps, agrees on their global values, writes them. Only rank 0 has files."""
+
+    def __init__(
+        self, run: RunDir, ranks: Ranks, device: Device, losses: tuple[str, ...], flops_per_token: int,
+        peak: float | None, peak_source: str, steps: int, resumed_at: int, say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._ranks, self._device, self._say = ranks, device, say
+        self._losses = losses
+        self._flops_per_token, self._peak, self._peak_source = flops_per_token, peak, peak_source
+        self._steps = steps
+        self._pending: list[Pending] = []
+        self._recent: list[dict[str, Any]] = []
+        self._said_at = 0.0
+        self._run, self._file, self._events = run, None, None
+        if ranks.first:
+            from torch.utils.tensorboard import SummaryWriter  # a third of a second, which other ranks save
+
+            _drop_after(run.metrics, resumed_at)
+            _drop_after(run.heldout, resumed_at)
+            self._file = run.metrics.open("a", encoding="utf-8")
+            self._events = SummaryWriter(
+                str(run.tensorboard), purge_step=resumed_at + 1 if resumed_at else None
+            )
+
+    def add(self, pending: Pending) -> None:
+        self._pending.append(pending)
+
+    def flush(self) -> None:
+        """Wait for the pending steps, reduce them over ranks and write them.
+
+        Raises:
+            NanError: on every rank, when a loss or gradient norm is not finite.
+        """
+        if not self._pending:
+            return
+        rows = [self._row(p) for p in self._pending]
+        width = len(self._losses) + 2 * self._ranks.world_size
+        flat = self._ranks.sum([value for row in rows for value in row])
+        for index, pending in enumerate(self._pending):
+            self._write(pending, flat[index * width : (index + 1) * width])
+        self._pending = []
+        if self._file:
+            self._file.flush()
+
+    def _row(self, pending: Pending) -> list[float]:
+        """[loss sums, ranks' seconds before the exchange, whether a rank's losses were not finite]."""
+        losses = pending.losses.tolist()
+        finite = all(map(math.isfinite, losses))
+        world, rank = self._ranks.world_size, self._ranks.rank
+        seconds, broken = [0.0] * world, [0.0] * world
+        seconds[rank] = self._device.seconds(pending.start, pending.before_exchange)
+        broken[rank] = float(not finite)
+        return [*(losses if finite else [0.0] * len(losses)), *seconds, *broken]
+
+    def _write(self, pending: Pending, row: list[float]) -> None:
+        world, kinds = self._ranks.world_size, len(self._losses)
+        sums, rank_seconds, flags = row[:kinds], row[kinds : kinds + world], row[kinds + world :]
+        grad_norm = pending.grad_norm.item()
+        broken = [rank for rank in range(world) if flags[rank]]
+        if broken or not math.isfinite(grad_norm):
+            what = f"the loss of rank {broken[0]}" if broken else f"the gradient norm ({grad_norm})"
+            raise NanError(
+                f"{what} is not finite at step {pending.step}; nothing of this step was saved. "
+                "Lower train.learning_rate or train.gradient_clip, or look at the batch of that step"
+            )
+        means = [total / count for total, count in zip(sums, pending.counts, strict=True)]
+        step_s = self._device.seconds(pending.start, pending.end)
+        rate = pending.tokens / step_s
+        record = {
+            "step": pending.step,
+            "loss": sum(means),
+            **self._parts(means),
+            "lr": pending.learning_rate,
+            "grad_norm": grad_norm,
+            "tokens": pending.tokens,
+            "tokens_per_s": rate,
+            "sequences_per_s": pending.sequences / step_s,
+            "mfu": rate * self._flops_per_token / self._peak if self._peak else None,
+            "memory_gib": self._device.memory_gib(),
+            "data_wait_s": pending.data_wait_s,
+            "step_s": step_s,
+            "rank_step_s": rank_seconds,
+            **({} if pending.graphs is None else {"graphs_compiled": pending.graphs}),
+            "time": time.time(),
+        }
+        self._recent = [*self._recent[-49:], record]
+        if self._file and self._events:
+            self._file.write(json.dumps(record) + "\n")
+            shown = ("loss", "lr", "grad_norm", "tokens_per_s", "mfu", "memory_gib", "step_s")
+            for key in (*shown, *self._parts(means)):
+                if record[key] is not None:
+                    self._events.add_scalar(f"train/{key}", record[key], pending.step)
+        last = pending.step == self._steps
+        if last or time.monotonic() - self._said_at >= _LINE_EVERY:
+            self._said_at = time.monotonic()
+            self._say(self._line(record))
+
+    def _parts(self, means: list[float]) -> dict[str, float]:
+        """Each loss under a name of its own, where there are several."""
+        if len(means) == 1:
+            return {}
+        return {f"{name}_loss": mean for name, mean in zip(self._losses, means, strict=True)}
+
+    def _line(self, record: dict[str, Any]) -> str:
+        """One step for a person; speeds are medians of the last steps."""
+        rate = statistics.median(r["tokens_per_s"] for r in self._recent)
+        left = (self._steps - record["step"]) * statistics.median(r["step_s"] for r in self._recent)
+        mfu = "MFU unknown"
+        if self._peak:
+            share = rate * self._flops_per_token / self._peak
+            mfu = f"MFU {share:.1%} of {self._peak / 1e12:.3g} TFLOP/s {self._peak_source}"
+        parts = [f"{name} {record[f'{name}_loss']:.3f}" for name in self._losses if len(self._losses) > 1]
+        sequences = statistics.median(r["sequences_per_s"] for r in self._recent)
+        speed = f"{rate:,.0f} tokens/s" + (f"  {sequences:,.1f} sequences/s" if parts else "")
+        return (
+            f"step {record['step']:>{len(str(self._steps))}}/{self._steps}  loss {record['loss']:.3f}  "
+            f"{''.join(f'{part}  ' for part in parts)}lr {record['lr']:.2e}  {speed}  {mfu}  "
+            f"{record['memory_gib']:.1f} GiB  ETA {int(left) // 60}:{int(left) % 60:02d}"
+        )
+
+    def heldout(self, step: int, loss: float) -> None:
+        if self._events:
+            with self._run.heldout.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, "loss": loss, "time": time.time()}) + "\n")
+            self._events.add_scalar("heldout/loss", loss, step)
+
+    def close(self) -> None:
+        if self._file and self._events:
+            self._file.close()
+            self._events.close()
+
+
+def _drop_after(log: Path, step: int) -> None:
+    """Forget logged steps that the resumed checkpoint does not hold; they will be taken again."""
+    if not log.exists():
+        return
+    kept = [line for line in log.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
+    temporary = log.with_suffix(".tmp")
+    temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    os.replace(temporary, log)
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf  # the half line of a killed process
+
+
+def first_heldout(run: RunDir) -> float | None:
+    """Held-out loss before the first step, in nats a prediction, where it was measured."""
+    records = [json.loads(line) for line in run.heldout.read_text(encoding="utf-8").splitlines()]
+    return next((record["loss"] for record in records if record["step"] == 0), None)
+
+
+def summary(run: RunDir) -> dict[str, float | None]:
+    """Median tokens/s and MFU over the logged steps of the whole run, and the seconds they took together."""
+    records = [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
+    shares = [r["mfu"] for r in records if r["mfu"] is not None]
+    return {
+        "tokens_per_s": statistics.median(r["tokens_per_s"] for r in records),
+        "mfu": statistics.median(shares) if shares else None,
+        "seconds": sum(r["step_s"] for r in records),
+    }

@@ -1,0 +1,53 @@
+"""AdamW or LAMB with decay groups, and the learning rate's warm-up and decay."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from training.config import Train
+from training.models.causal import trained_parameters
+from training.trainer.lamb import Lamb
+
+
+def build_optimizer(model: nn.Module, recipe: Train, *, fused: bool = True) -> torch.optim.Optimizer:
+    """AdamW, fused where the device has that, or LAMB; matrices decay, vectors (norms, biases) do not."""
+    matrices: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
+    for _, parameter in trained_parameters(model):
+        (matrices if parameter.ndim >= 2 else vectors).append(parameter)
+    decaying: dict[str, Any] = {"params": matrices, "weight_decay": recipe.weight_decay}
+    plain: dict[str, Any] = {"params": vectors, "weight_decay": 0.0}
+    rate, betas, epsilon = recipe.learning_rate, (recipe.beta1, recipe.beta2), recipe.epsilon
+    if recipe.optimizer == "lamb":
+        return Lamb([{**decaying, "adapt": True}, {**plain, "adapt": False}], rate, betas, epsilon)
+    return torch.optim.AdamW([decaying, plain], lr=rate, betas=betas, eps=epsilon, fused=fused)
+
+
+def learning_rate_factor(step: int, recipe: Train) -> float:
+    """Share of the peak learning rate at a step (from 0): linear warm-up, then down to the minimum.
+
+    It decays over the steps after the warm-up, as in transformers' schedules: `linear` with 1 - progress,
+    `polynomial` with a power of that.
+    """
+    if step < recipe.warmup_steps:
+        return (step + 1) / recipe.warmup_steps
+    progress = min(1.0, (step - recipe.warmup_steps) / max(1, recipe.steps - recipe.warmup_steps))
+    low = recipe.min_learning_rate_ratio
+    if recipe.schedule == "cosine":
+        return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress))
+    return low + (1 - low) * (1 - progress) ** (recipe.schedule_power or 1.0)
+
+
+def build_schedule(optimizer: torch.optim.Optimizer, recipe: Train) -> torch.optim.lr_scheduler.LambdaLR:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, recipe))
+
+
+def clip_gradients(model: nn.Module, limit: float) -> torch.Tensor:
+    """Scale all gradients to a global norm of at most `limit`; returns the norm before, on the device."""
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -1,0 +1,209 @@
+"""Everything a run must carry over a restart to go on bit for bit: one entry per part, all in one table."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from training.checkpoint import Checkpoint, Shard, Store, shards_of
+from training.config import Config, ConfigError
+from training.device import Device
+from training.models.causal import trained_parameters
+from training.task import Feed
+from training.trainer.parallelize import Parallel
+
+
+@dataclass
+class TrainState:
+    """The changing state of a run. `position` counts samples from the start of training, over epochs."""
+
+    parallel: Parallel
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LambdaLR
+    device: Device
+    feed: Feed
+    seed: int
+    step: int = 0
+    position: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the state: its tensors, its values alike on all ranks, its values of one rank."""
+
+    tensors: Callable[[TrainState], dict[str, Shard]] = lambda state: {}
+    save: Callable[[TrainState], dict[str, Any]] = lambda state: {}
+    restore: Callable[[TrainState, dict[str, Any]], None] = lambda state, saved: None
+    per_rank: bool = False
+
+
+def _model_tensors(state: TrainState) -> dict[str, Shard]:
+    return shards_of([(f"model.{n}", p.detach()) for n, p in trained_parameters(state.parallel.model)])
+
+
+def _optimizer_tensors(state: TrainState) -> dict[str, Shard]:
+    """Moments and step counts under `optimizer.<parameter>.<name>`; made here before the first step."""
+    named = []
+    for name, parameter in trained_parameters(state.parallel.model):
+        moments = state.optimizer.state[parameter]
+        if not moments:
+            moments["step"] = torch.zeros((), dtype=torch.float32, device=_plain(parameter).device)
+            moments["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            moments["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        named += [(f"optimizer.{name}.{key}", value.detach()) for key, value in sorted(moments.items())]
+    return shards_of(named)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _save_schedule(state: TrainState) -> dict[str, Any]:
+    return {"last_epoch": state.schedule.last_epoch}
+
+
+def _restore_schedule(state: TrainState, saved: dict[str, Any]) -> None:
+    """Move the schedule to its step; rates follow from the recipe, so a longer run gets a longer cosine."""
+    state.schedule.last_epoch = saved["last_epoch"]
+    rates = [
+        base * f(saved["last_epoch"])
+        for base, f in zip(state.schedule.base_lrs, state.schedule.lr_lambdas, strict=True)
+    ]
+    for group, rate in zip(state.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    state.schedule._last_lr = rates
+
+
+def _save_rng(state: TrainState) -> dict[str, Any]:
+    return {k: base64.b64encode(v.numpy().tobytes()).decode() for k, v in state.device.rng_state().items()}
+
+
+def _restore_rng(state: TrainState, saved: dict[str, Any]) -> None:
+    state.device.set_rng_state(
+        {k: torch.frombuffer(bytearray(base64.b64decode(v)), dtype=torch.uint8) for k, v in saved.items()},
+    )
+
+
+def _save_data(state: TrainState) -> dict[str, Any]:
+    return {"position": state.position}
+
+
+def _restore_data(state: TrainState, saved: dict[str, Any]) -> None:
+    state.position = saved["position"]
+
+
+def _save_counters(state: TrainState) -> dict[str, Any]:
+    return {"step": state.step, "tokens": state.tokens}
+
+
+def _restore_counters(state: TrainState, saved: dict[str, Any]) -> None:
+    state.step, state.tokens = saved["step"], saved["tokens"]
+
+
+PARTS: dict[str, Part] = {
+    "model": Part(tensors=_model_tensors),
+    "optimizer": Part(tensors=_optimizer_tensors),
+    "schedule": Part(save=_save_schedule, restore=_restore_schedule),
+    "rng": Part(save=_save_rng, restore=_restore_rng, per_rank=True),
+    "data": Part(save=_save_data, restore=_restore_data),
+    "feed": Part(save=lambda state: state.feed.state(), per_rank=True),
+    "counters": Part(save=_save_counters, restore=_restore_counters),
+}
+
+
+def save(state: TrainState, store: Store, meta: dict[str, Any]) -> None:
+    """Commit the whole state as the checkpoint of its step, on all ranks together.
+
+    Raises:
+        CheckpointError: on every rank, when any rank could not write; earlier checkpoints stay as they were.
+    """
+    tensors: dict[str, Shard] = {}
+    for part in PARTS.values():
+        tensors |= part.tensors(state)
+    alike = {name: part.save(state) for name, part in PARTS.items() if not part.per_rank}
+    own = {name: part.save(state) for name, part in PARTS.items() if part.per_rank}
+    store.save(state.step, tensors, rank_state=own, run_state=alike, meta=meta)
+
+
+def restore(state: TrainState, checkpoint: Checkpoint, rank: int) -> None:
+    """Put a verified checkpoint into a freshly built state, whatever number of ranks wrote it.
+
+    A rank that did not exist when it was written starts its own random stream from (seed, step, rank).
+    """
+    tensors: dict[str, Shard] = {}
+    for part in PARTS.values():
+        tensors |= part.tensors(state)
+    checkpoint.load(tensors)
+    own = checkpoint.rank_state(rank)
+    for name, part in PARTS.items():
+        if part.per_rank and own is not None:
+            part.restore(state, own[name])
+        elif not part.per_rank:
+            part.restore(state, checkpoint.run_state[name])
+
+    def of_rank(writer: int) -> dict[str, Any]:
+        saved = checkpoint.rank_state(writer)
+        return {} if saved is None else saved["feed"]
+
+    state.feed.restore(state.position, checkpoint.world_size, of_rank)
+    if own is None:
+        state.device.seed(rank_seed(state.seed, rank, state.step))
+
+
+def rank_seed(seed: int, rank: int, step: int = 0) -> int:
+    """Seed of one rank's random stream."""
+    return (seed * 1_000_003 + step * 10_007 + rank) % 2**63
+
+
+# What may differ between the run's first configuration and the one it goes on with. Everything else would
+# make it another run.
+MAY_CHANGE = ("train.steps", "train.learning_rate", "train.min_learning_rate_ratio", "train.warmup_steps",
+              "train.schedule", "train.schedule_power",
+              "train.weight_decay", "train.gradient_clip", "train.eval_every", "train.eval_sequences",
+              "sample", "device", "parallel", "checkpoint", "upload", "data.source")  # fmt: skip
+
+
+def check_same_run(
+    first: dict[str, Any], config: Config, dataset: str, first_dataset: str, where: str
+) -> list[str]:
+    """Refuse to go on with another model or other data; return what changed and may, as lines to print.
+
+    Raises:
+        ConfigError: names the keys that changed, from what to what.
+    """
+    now = _flat(config.model_dump(mode="json"))
+    changed: list[str] = []
+    refused: list[str] = []
+    before = _flat(first)
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) == now.get(key):
+            continue
+        line = f"{key} was {before.get(key)!r}, is {now.get(key)!r}"
+        allowed = any(key == k or key.startswith(f"{k}.") for k in MAY_CHANGE)
+        (changed if allowed else refused).append(line)
+    if dataset != first_dataset:
+        refused.append(
+            f"the dataset was {first_dataset[:12]}, is {dataset[:12]} (the source's content changed)"
+        )
+    if refused:
+        raise ConfigError(
+            f"{where} holds another run: {'; '.join(refused)}. "
+            "Put it back, or start anew with --fresh or another name"
+        )
+    return changed
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict) or not value:
+        return {prefix: value}
+    return {
+        k: v
+        for key, inner in value.items()
+        for k, v in _flat(inner, f"{prefix}.{key}" if prefix else key).items()
+    }
