@@ -26,7 +26,7 @@ from tools.core.errors import UserError
 from tools.facts.eks import ADDONS, VERSIONS
 from tools.facts.instances import INSTANCES, NEURON, NVIDIA
 from tools.kube.manifests import parse
-from tools.preflight.template_resources import amount
+from tools.kube.quantity import amount
 
 CLUSTERS = ("cpu-demo", "gpu", "gpu-hyperpod", "trn1")
 Object = dict[str, Any]

@@ -13,7 +13,7 @@ import pytest
 from tests.job.world import World
 from tools.cells import kustomize
 from tools.core import repo
-from tools.job.snapshot import collect
+from tools.job.snapshot import kinds
 from tools.job.snapshot.snapshot import PREVIOUS
 from tools.kube.manifests import Manifests, parse
 
@@ -57,7 +57,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
     def play(world: World) -> Path:
         seen = world.snapshot()
-        plurals = {"Pod": "pods", **collect.NAMESPACED, **collect.GLOBAL, "Secret": "secrets"}
+        plurals = {"Pod": "pods", **kinds.NAMESPACED, **kinds.GLOBAL, "Secret": "secrets"}
         objects = {
             plural: [{"kind": kind, **one} for one in seen.of(kind)]
             for kind, plural in plurals.items()

@@ -12,7 +12,7 @@ from tests.job.conftest import KINDS
 from tools.cells import kustomize
 from tools.core import repo
 from tools.job import nccl_test
-from tools.job.snapshot import collect
+from tools.job.snapshot import kinds
 from tools.kube.manifests import Manifests, parse
 
 OLDEST = 33  # of the last four minor releases, 1.33 to 1.36
@@ -56,7 +56,7 @@ def test_services_are_made_of_stable_apis(service: str) -> None:
 
 
 def test_what_is_asked_for_is_of_stable_apis() -> None:
-    asked = {**collect.NAMESPACED, **collect.GLOBAL}.values()
+    asked = {**kinds.NAMESPACED, **kinds.GLOBAL}.values()
     assert {GROUP_OF[resource] for resource in asked} <= set(STABLE_SINCE)
 
 

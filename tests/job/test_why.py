@@ -11,9 +11,8 @@ from tests.job.conftest import Cluster, NewWorld
 from tests.job.confusion import Confusion, said
 from tests.job.corpus import CANNOT_TELL, HEALTHY, Situation
 from tests.job.situations import SITUATIONS
-from tools.job.diagnosis import device_claims
 from tools.job.diagnosis.explain import explain
-from tools.job.snapshot import collect
+from tools.job.snapshot import collect, kinds
 from tools.kube import kubectl
 
 
@@ -107,9 +106,9 @@ def test_what_a_job_has_to_do_with_is_asked_for(world: NewWorld, cluster: Cluste
     home = cluster(made)
     objects = json.loads((home / "objects.json").read_text())
     further = {
-        **collect.KUEUE,
-        **collect.GANGS["kai-scheduler"],
-        **device_claims.KINDS,
+        **kinds.KUEUE,
+        **kinds.GANGS["kai-scheduler"],
+        **kinds.CLAIMS,
         "NodeClaim": "nodeclaims.karpenter.sh",
     }
     objects |= {resource: [{"kind": kind, "metadata": {"name": "x"}}] for kind, resource in further.items()}

@@ -2,7 +2,8 @@
 
 A first formula: it follows what the trainer keeps (training/trainer/parallelize.py: fp32 weights and moments,
 bf16 compute, FSDP2 or DDP) and estimates what it cannot know (the allocator, libraries). Nothing here was
-measured on a GPU. It leans to the high side: logits are counted in fp32, which a compiled loss may never write out.
+measured on a GPU. It leans to the high side: logits are counted in fp32, which a compiled loss may not
+write out.
 """
 
 from __future__ import annotations

@@ -22,11 +22,10 @@ from torchx import specs
 
 from tools.cells import kustomize
 from tools.core import repo
-from tools.kube.manifests import Manifests, parse
+from tools.kube.manifests import Manifests, Object, parse
 
 RENDEZVOUS_PORT = 29400
 COMMAND_BEFORE_TORCHRUN = 3  # words: python -m training.entrypoint
-Object = dict[str, Any]
 
 
 def trn1_bert(

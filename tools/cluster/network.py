@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from tools.aws.session import AwsError, Session
 from tools.cluster.finding import Finding, bad, good, look, unclear, warn
@@ -15,8 +14,8 @@ from tools.cluster.inventory import LIVE, describe_cluster
 from tools.cluster.spec import Spec
 from tools.cluster.stack import LUSTRE_PORTS
 from tools.facts.instances import INSTANCES
+from tools.kube.manifests import Object
 
-Object = dict[str, Any]
 SSH = 22
 # A public range this large is nobody's own: two halves of the internet are the world as well.
 WORLD_BITS = {4: 8, 6: 16}

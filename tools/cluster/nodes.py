@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tools.cluster.state import Object, State
+from tools.cluster.state import State
 from tools.facts.instances import EFA, NEURON, NVIDIA
-from tools.preflight.template_resources import amount
+from tools.kube.manifests import Object
+from tools.kube.quantity import amount
 
 READY = "Ready"
 # HyperPod's labels, and what stands behind their values (SageMaker developer guide, "Resilience-related

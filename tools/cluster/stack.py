@@ -22,8 +22,8 @@ from tools.aws.session import AwsError, Session
 from tools.cluster.spec import NodeGroup, Spec
 from tools.core.errors import UserError
 from tools.facts.instances import Instance
+from tools.kube.manifests import Object
 
-Object = dict[str, Any]
 # FSx for Lustre user guide, file system access control: 988 and 1018-1023, between clients and servers.
 LUSTRE_PORTS = ((988, 988), (1018, 1023))
 # Their network card 0 has no EFA: 17 cards, 16 interfaces (DescribeInstanceTypes, as moto records it).

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tools.aws.retry_budget import Patience
 from tools.core.errors import UserError
 from tools.core.repo import shown
 from tools.kube.kubectl import Kubectl
+from tools.kube.manifests import Object
 
-Object = dict[str, Any]
 FILE = "cluster.json"
 CRD, OPERATOR_WEBHOOK = "customresourcedefinitions.apiextensions.k8s.io", "validatingwebhookconfigurations"
 # What is read, each kind by itself: a right that is missing hides one kind and not the rest.

@@ -16,11 +16,12 @@ from tools.cluster import platform
 from tools.cluster.finding import Finding, Level, bad, good, unclear, warn
 from tools.cluster.nodes import HEALTH_LABEL, Node, table
 from tools.cluster.spec import Spec
-from tools.cluster.state import CRD, OPERATOR_WEBHOOK, Object, State
+from tools.cluster.state import CRD, OPERATOR_WEBHOOK, State
 from tools.core import output, repo
 from tools.core.errors import UserError
 from tools.facts.instances import EFA, HYPERPOD_PREFIX, INSTANCES, Instance
 from tools.kube.kubectl import Kubectl
+from tools.kube.manifests import Object
 
 JOBS = "pytorchjobs.kubeflow.org"
 FSX = "fsx.csi.aws.com"

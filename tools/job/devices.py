@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from tools.core.errors import UserError
 from tools.job import ranks as runners
@@ -17,8 +16,8 @@ from tools.job.snapshot.collect import in_pod
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot
 from tools.kube.kubectl import Kubectl
+from tools.kube.manifests import Object
 
-Object = dict[str, Any]
 AT_ONCE = 6
 MIB = 2**20
 # `nvidia-smi --help-query-gpu` explains them; the last ones are not known to old drivers and cards.

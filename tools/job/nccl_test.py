@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tools.cells import kustomize
 from tools.cells.instance_patch import INSTANCE_LABEL
@@ -27,10 +26,9 @@ from tools.job.snapshot.collect import collect, container_name
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot
 from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Manifests, name_of, parse
-from tools.preflight.template_resources import amount
+from tools.kube.manifests import Manifests, Object, name_of, parse
+from tools.kube.quantity import amount
 
-Object = dict[str, Any]
 ENOUGH = 0.8  # of what was measured elsewhere, at the same message size
 MIB = 2**20
 # Rows of base/services/nccl-test/allreduce.py, of nccl-tests (2.10 to 2.17; an old one has no column `root`),

@@ -7,7 +7,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from tools.core import repo
 from tools.core.errors import UserError
@@ -17,10 +16,10 @@ from tools.job.snapshot.collect import container_name
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot
 from tools.kube.kubectl import Kubectl
+from tools.kube.manifests import Object
 from tools.kube.selectors import selects
 from tools.simulator.operator_pods import DEFAULT_PORT
 
-Object = dict[str, Any]
 CLUSTER_DNS = "kubernetes.default.svc"
 MOST = 16  # pods that are looked from; of a larger job the first ones
 STARTS = 60.0  # seconds that an ephemeral container has to start

@@ -16,15 +16,14 @@ from tools.core.errors import UserError
 from tools.job import submit
 from tools.job.diagnosis.explain import Answer, Explanation
 from tools.job.diagnosis.failures import accelerators
-from tools.job.diagnosis.startup import needed
+from tools.job.snapshot.references import needed
 from tools.job.snapshot.snapshot import Snapshot
 from tools.job.status import state_of
 from tools.job.submit import Applied
 from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Manifests
+from tools.kube.manifests import Manifests, Object
 from tools.local.job import config_texts
 
-Object = dict[str, Any]
 LEDGER = "trainyard/attempts"  # annotation of the job: its attempts so far, as JSON
 MICRO = "parallel.micro_batch_size"
 OWNERS = ("kustomize.toolkit.fluxcd.io/name", "argocd.argoproj.io/instance")

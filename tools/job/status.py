@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from tools.core.timestamps import duration, moment
 from tools.job import ranks
@@ -13,8 +12,8 @@ from tools.job.metrics.progress import Progress
 from tools.job.metrics.series import Record
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot, event_time
+from tools.kube.manifests import Object
 
-Object = dict[str, Any]
 SILENT, SILENT_STEPS = 120.0, 10  # seconds and steps without one, after which no time is left to be told
 STATES = ("Succeeded", "Failed", "Suspended", "Restarting", "Running", "Created")
 

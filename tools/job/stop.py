@@ -6,14 +6,13 @@ import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from tools.job import submit
 from tools.job.snapshot.collect import container_name
 from tools.job.snapshot.pod import JobPod
 from tools.kube.kubectl import Kubectl
+from tools.kube.manifests import Object
 
-Object = dict[str, Any]
 # training/trainer/loop.py says the one, the trainer's own record of a drain the other.
 SAVED = re.compile(r"checkpoint of step (\d+) saved|stopped on request at step (\d+), which is saved")
 LOG_SECONDS = 10.0  # that a log has to end once its pod is gone

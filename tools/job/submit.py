@@ -6,24 +6,21 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from tools.core.errors import UserError
 from tools.job.diagnosis.admission import is_over
 from tools.job.diagnosis.explain import Answer, Explanation, explain
-from tools.job.diagnosis.scheduling import claim_names
-from tools.job.diagnosis.startup import needed
 from tools.job.metrics import progress
 from tools.job.metrics.series import Record
 from tools.job.snapshot.collect import collect
-from tools.job.snapshot.pod import JobPod
+from tools.job.snapshot.pod import JobPod, claim_names
+from tools.job.snapshot.references import needed
 from tools.job.snapshot.snapshot import Snapshot
 from tools.job.status import Status
 from tools.kube.kubectl import Kubectl, failure
-from tools.kube.manifests import Manifests, name_of
+from tools.kube.manifests import Manifests, Object, name_of
 from tools.simulator.operator_admission import DEFAULT_CONTAINER
 
-Object = dict[str, Any]
 EVERY = 2.0  # seconds between two looks
 STANDS = 6.0  # seconds that a cause must stand before it is one: kubelets and controllers need a moment
 GONE_SECONDS = 60.0  # beyond the pods' own grace period

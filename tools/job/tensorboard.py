@@ -10,19 +10,17 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from typing import IO, Any
+from typing import IO
 
 from tools.cells import kustomize
 from tools.core import output, repo
 from tools.core.errors import UserError
 from tools.job import submit
-from tools.job.diagnosis.scheduling import claim_names
-from tools.job.snapshot.pod import JobPod
+from tools.job.snapshot.pod import JobPod, claim_names
 from tools.job.submit import Applied
 from tools.kube.kubectl import Kubectl, missing
-from tools.kube.manifests import Manifests, parse
+from tools.kube.manifests import Manifests, Object, parse
 
-Object = dict[str, Any]
 NAME = "tensorboard"
 PORT = 6006
 READY_SECONDS = 180.0  # until it is Ready: an image may have to be pulled

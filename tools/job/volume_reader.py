@@ -7,7 +7,6 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from tools.cells import kustomize
 from tools.core import output, repo
@@ -16,9 +15,8 @@ from tools.job.snapshot.collect import RUN_VARIABLE, names_run
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot
 from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import parse
+from tools.kube.manifests import Object, parse
 
-Object = dict[str, Any]
 SECONDS = 180.0  # until it runs: an image may have to be pulled
 LIVES = 3600  # seconds after which it ends by itself, should nobody take it away
 EVERY = 1.0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from tools.kube.manifests import Object
+from tools.kube.quantity import amount
 
-from tools.preflight.template_resources import amount
-
-Object = dict[str, Any]
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 

@@ -6,13 +6,13 @@ import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tools.cells import kustomize
 from tools.core import repo
 from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
-from tools.kube.manifests import Manifests, name_of, parse
+from tools.kube.manifests import Manifests, Object, name_of, parse
 from tools.simulator import operator_pods, wiring
 from tools.simulator.local_pod import GPU, LocalPod, local_pods
 from tools.simulator.operator_admission import MASTER, WORKER
@@ -21,7 +21,6 @@ from tools.simulator.supervisor import Success
 if TYPE_CHECKING:
     from training.config import Config
 
-Object = dict[str, Any]
 Texts = dict[str, tuple[str, str]]
 
 

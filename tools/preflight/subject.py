@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tools.facts.instances import INSTANCES, Instance
-from tools.kube.manifests import Manifests, name_of
+from tools.kube.manifests import Manifests, Object, name_of
 from tools.preflight.shapes import META, OBJECTS, TEMPLATE, Misshape, misshapes
 from tools.simulator import operator_pods, volcano, wiring
 from tools.simulator.operator_admission import rejections
 from tools.simulator.wiring import Analysis
-
-Object = dict[str, Any]
 
 TEMPLATES = {
     "Deployment": ("spec", "template"),

@@ -3,28 +3,12 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Any
 
-from tools.core.errors import UserError
+from tools.kube.manifests import Object
+from tools.kube.quantity import amount, requests
 from tools.preflight.subject import ACCELERATORS, EFA, Template
-from tools.simulator.environment import quantity
 
-Object = dict[str, Any]
 MIB = Decimal(2**20)
-
-
-def amount(value: Any) -> Decimal | None:
-    """Return a quantity as a number, or None where it is none."""
-    try:
-        return quantity(str(value))
-    except UserError:
-        return None
-
-
-def requests(container: Object) -> Object:
-    """Return what a container requests; a limit without a request is a request too."""
-    resources = container.get("resources") or {}
-    return (resources.get("limits") or {}) | (resources.get("requests") or {})
 
 
 def asked(template: Template, resource: str) -> Decimal:
@@ -48,16 +32,6 @@ def accelerators(template: Template) -> tuple[str, Decimal]:
 def efa(template: Template) -> Decimal:
     """Return how many EFA interfaces a pod asks for."""
     return asked(template, EFA)
-
-
-def extended(name: str) -> bool:
-    """Say whether a resource is a device's or a huge page's: whole, and not to be overcommitted."""
-    return "/" in name or name.startswith("hugepages-")
-
-
-def plain(number: Decimal) -> str:
-    """Return a number without an exponent and without zeros at its end."""
-    return f"{number.normalize():f}"
 
 
 def _of(container: Object, resource: str) -> Decimal:

@@ -6,12 +6,10 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import PurePosixPath
-from typing import Any
 
+from tools.kube.manifests import Object
 from tools.simulator.environment import expand
 from tools.simulator.torchrun import SHELLS
-
-Object = dict[str, Any]
 
 
 def literals(container: Object) -> dict[str, str]:

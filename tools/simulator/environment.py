@@ -14,33 +14,17 @@ import socket
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
-from typing import Any
+from decimal import Decimal
 
 from tools.core.errors import UserError
-from tools.kube.manifests import Manifests
+from tools.kube.manifests import Manifests, Object
+from tools.kube.quantity import quantity
 from tools.simulator.operator_pods import Pod
-
-Object = dict[str, Any]
 
 MACHINE = "127.0.0.1"
 VARIABLE_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 REFERENCE = re.compile(r"\$(\$|\(([^()]*)\))")
 SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
-UNITS = {
-    "": Decimal(1),
-    "m": Decimal("0.001"),
-    "k": Decimal(10) ** 3,
-    "M": Decimal(10) ** 6,
-    "G": Decimal(10) ** 9,
-    "T": Decimal(10) ** 12,
-    "P": Decimal(10) ** 15,
-    "Ki": Decimal(2) ** 10,
-    "Mi": Decimal(2) ** 20,
-    "Gi": Decimal(2) ** 30,
-    "Ti": Decimal(2) ** 40,
-    "Pi": Decimal(2) ** 50,
-}
 
 
 @dataclass
@@ -108,17 +92,6 @@ def resolve(
     for entry in container.get("env") or []:
         _add_entry(result, entry, pod, container, manifests, share, address)
     return result
-
-
-def quantity(text: str) -> Decimal:
-    """Return a Kubernetes quantity (`500m`, `3Gi`, `2`) as a number; UserError when it is none."""
-    match = re.fullmatch(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([a-zA-Z]{0,2})", str(text).strip())
-    try:
-        if match and match[2] in UNITS:
-            return Decimal(match[1]) * UNITS[match[2]]
-    except InvalidOperation:
-        pass
-    raise UserError(f"{text!r} is no Kubernetes quantity such as 500m, 2 or 3Gi")
 
 
 def _add_source(result: Environment, source: Object, pod: Pod, manifests: Manifests) -> None:

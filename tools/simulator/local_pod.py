@@ -27,15 +27,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tools.core.errors import UserError
 from tools.kube.manifests import Manifests
+from tools.kube.quantity import quantity
 from tools.simulator import environment as pod_environment
 from tools.simulator import volumes
 from tools.simulator.operator_pods import Pod
-
-Object = dict[str, Any]
 
 ADDRESS = pod_environment.MACHINE
 FROM_THE_MACHINE = ("LANG", "LC_ALL", "LD_LIBRARY_PATH")
@@ -198,7 +196,7 @@ def _devices(pods: Sequence[Pod], user: Mapping[str, str]) -> dict[str, str]:
 def _gpus(pod: Pod) -> int:
     resources = pod.container.get("resources") or {}
     amount = (resources.get("limits") or {}).get(GPU) or (resources.get("requests") or {}).get(GPU) or 0
-    return int(pod_environment.quantity(str(amount)))
+    return int(quantity(str(amount)))
 
 
 def _visible_gpus(user: Mapping[str, str]) -> list[str]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from tools.kube.manifests import Object
+
 MASTER = "Master"
 WORKER = "Worker"
 REPLICA_TYPES = (MASTER, WORKER)
@@ -18,7 +20,6 @@ DEFAULT_CONTAINER = "pytorch"
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 MANAGERS = ("kubeflow.org/training-operator", "kueue.x-k8s.io/multikueue")
 
-Object = dict[str, Any]
 
 _ELASTIC_TYPES: dict[str, type] = {
     "minReplicas": int,

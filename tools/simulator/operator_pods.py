@@ -21,8 +21,8 @@ from __future__ import annotations
 import copy
 import re
 from dataclasses import dataclass
-from typing import Any
 
+from tools.kube.manifests import Object
 from tools.simulator.operator_admission import (
     DEFAULT_CONTAINER,
     MASTER,
@@ -40,8 +40,6 @@ DEFAULT_PORT = 23456
 LABEL = "training.kubeflow.org/"
 INIT_IMAGE = "alpine:3.10"
 INIT_TRIES = 100
-
-Object = dict[str, Any]
 
 
 @dataclass(frozen=True)

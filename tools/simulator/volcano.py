@@ -8,13 +8,12 @@ TorchX makes such jobs, one task for each replica.
 from __future__ import annotations
 
 import copy
-from typing import Any
 
+from tools.kube.manifests import Object
 from tools.simulator.operator_pods import Pod
 
 GROUP = "batch.volcano.sh/"
 NAMES_PLUGIN = "svc"  # gives each pod its name as host name, and the job's as subdomain
-Object = dict[str, Any]
 
 
 def is_job(item: Object) -> bool:

@@ -11,12 +11,9 @@ import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from tools.kube.manifests import Manifests
+from tools.kube.manifests import Manifests, Object
 from tools.simulator.operator_pods import Pod
-
-Object = dict[str, Any]
 
 CLAIM = "trainyard"
 

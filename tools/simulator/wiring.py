@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
-from tools.kube.manifests import Manifests, name_of
+from tools.kube.manifests import Manifests, Object, name_of
 from tools.simulator import environment, operator_pods, volcano
 from tools.simulator import torchrun as launch
 from tools.simulator.local_pod import command_of
 from tools.simulator.operator_admission import OperatorFault, rejections
 from tools.simulator.operator_pods import Pod
 from tools.simulator.torchrun import BadOptions, Launch, Torchrun
-
-Object = dict[str, Any]
 
 OWN_ADDRESSES = ("localhost", "127.0.0.1", "::1", "[::1]", "0.0.0.0")
 DEFAULT_MASTER_PORT = 29500  # torch/distributed/run.py

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.job.corpus import G5, P5, situation
 from tests.job.world import World, ago
-from training.pod import hang_detector
+from training.run import hang_limits
 
 
 @situation("hang")
@@ -17,7 +17,7 @@ def one_rank_hangs_in_training(world: World) -> None:
 def the_pods_allow_less_than_the_default(world: World) -> None:
     """The same silence as of a healthy evaluation, with a shorter limit in the pods."""
     for index in (0, 1):
-        world.container(index)["env"].append({"name": hang_detector.STEP_VARIABLE, "value": "60"})
+        world.container(index)["env"].append({"name": hang_limits.STEP_VARIABLE, "value": "60"})
     world.training(silent=120, phase="evaluating")
 
 
@@ -30,9 +30,9 @@ def one_of_many_ranks_is_behind(world: World) -> None:
 @situation("hang")
 def a_rank_never_ends_saving(world: World) -> None:
     for index in (0, 1):
-        world.running(index, seconds=9 * hang_detector.LONG_SECONDS)
+        world.running(index, seconds=9 * hang_limits.LONG_SECONDS)
     world.training(phase="saving")
-    world.stop_rank(0, 3 * hang_detector.LONG_SECONDS)
+    world.stop_rank(0, 3 * hang_limits.LONG_SECONDS)
 
 
 @situation("straggler", G5)
@@ -85,9 +85,9 @@ def steady_and_at_a_twentieth_of_the_cards(world: World) -> None:
 @situation("hang", G5)
 def one_rank_never_joins(world: World) -> None:
     for index in range(4):
-        world.running(index, seconds=4 * hang_detector.LONG_SECONDS)
+        world.running(index, seconds=4 * hang_limits.LONG_SECONDS)
     world.training(ranks=32, phase="joining", steps=1)
-    world.stop_rank(5, 2 * hang_detector.LONG_SECONDS, step=None)
+    world.stop_rank(5, 2 * hang_limits.LONG_SECONDS, step=None)
     assert world.run is not None
     world.run["metrics"] = []
 

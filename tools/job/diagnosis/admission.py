@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any
 
 from tools.core.timestamps import duration, moment
 from tools.job.diagnosis import queues
 from tools.job.diagnosis.cause import Cause, Layer, short
-from tools.job.diagnosis.queues import QUEUE_LABEL
 from tools.job.diagnosis.scheduler_fit import name_of, requests, shown
+from tools.job.snapshot.kinds import QUEUE_LABEL
 from tools.job.snapshot.snapshot import Snapshot, event_time
-from tools.preflight.template_resources import amount
+from tools.kube.manifests import Object
+from tools.kube.quantity import amount
 
-Object = dict[str, Any]
 TOGETHER = 5.0  # seconds in which the operator asks for all pods of a job
 PATIENCE = 30.0  # seconds that operator and scheduler have before their silence says something
 OPERATOR_IMAGE = "training-operator"

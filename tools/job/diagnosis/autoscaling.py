@@ -7,14 +7,13 @@ NodeClaim alone (kubernetes-sigs/karpenter #2159), which it then takes away and 
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from tools.core.timestamps import duration
 from tools.job.diagnosis.cause import short
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot, event_time
+from tools.kube.manifests import Object
 
-Object = dict[str, Any]
 COMING = 900.0  # seconds that a node on its way, or a volume that is being made, may take
 PROMISES, REFUSAL = ("TriggeredScaleUp", "Nominated"), "NotTriggerScaleUp"
 KARPENTER = "karpenter"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
 
 from tools.core.timestamps import moment
 from tools.job.diagnosis import exit_codes, failures, log_patterns, startup
@@ -13,8 +12,8 @@ from tools.job.diagnosis.cause import Cause, Layer, short
 from tools.job.diagnosis.exit_codes import layer_of, what
 from tools.job.snapshot import log_lines
 from tools.job.snapshot.snapshot import Snapshot, event_time
+from tools.kube.manifests import Object
 
-Object = dict[str, Any]
 # What the operator v1.9.4 says of a container that has failed; the words are its termination message.
 EXIT_EVENT = re.compile(
     r"^Error pod (\S+) container \S+ exitCode: (-?\d+) terminated message: ?(.*)$", re.DOTALL

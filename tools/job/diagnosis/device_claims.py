@@ -14,18 +14,13 @@ from typing import Any
 
 from tools.job.diagnosis.cause import Cause, Layer
 from tools.job.diagnosis.scheduler_fit import Place
+from tools.job.snapshot.kinds import CLAIMS
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot
+from tools.kube.manifests import Object
 
-Object = dict[str, Any]
 KIND = "unschedulable/resource-claim"
 DRIVER = re.compile(r"device\.driver\s*==\s*[\"']([^\"']+)[\"']")
-KINDS = {
-    "ResourceClaim": "resourceclaims.resource.k8s.io",
-    "ResourceClaimTemplate": "resourceclaimtemplates.resource.k8s.io",
-    "DeviceClass": "deviceclasses.resource.k8s.io",
-    "ResourceSlice": "resourceslices.resource.k8s.io",
-}
 SHOWN = 4
 
 
@@ -38,7 +33,7 @@ def missing(snapshot: Snapshot, pods: list[JobPod]) -> Iterator[Cause]:
                 summary = f"the {kind} {name} does not exist{where}"
                 others = ", ".join(one["metadata"]["name"] for one in snapshot.of(kind)[:SHOWN]) or "none"
                 evidence = [f"{pod.short} {why}", f"there are: {others}"]
-                advice = f"make it, or name one that is there: kubectl get {KINDS[kind]}"
+                advice = f"make it, or name one that is there: kubectl get {CLAIMS[kind]}"
                 yield Cause(KIND, Layer.BLOCKED, summary, evidence, pod.name, at=pod.created, advice=advice)
                 return
 

@@ -23,7 +23,7 @@ from tools.job.diagnosis import (
 )
 from tools.job.diagnosis.cause import Cause, Rule
 from tools.job.metrics import progress
-from tools.job.snapshot.pod import JobPod
+from tools.job.snapshot.pod import JobPod, claim_names
 from tools.job.snapshot.snapshot import Snapshot
 
 # Every rule looks for itself; the layer of what it finds says what explains what.
@@ -144,7 +144,7 @@ def _placing(snapshot: Snapshot, pod: JobPod, age: float) -> str | None:
     """Return what a pod without a node waits for, None where it waits too long."""
     if coming := autoscaling.promised(snapshot, pod):
         return coming
-    making = [name for name in scheduling.claim_names(pod) if scheduling.being_made(snapshot, name)]
+    making = [name for name in claim_names(pod) if scheduling.being_made(snapshot, name)]
     if making:
         return f"{pod.short} waits for the volume of claim {making[0]}, which is being made"
     return f"{pod.short} waits for a node since {duration(age)}" if age < NEW else None

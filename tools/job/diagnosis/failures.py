@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
 from tools.core.timestamps import epoch, moment
 from tools.job.diagnosis import exit_codes, log_patterns, node_health, startup
@@ -17,10 +16,10 @@ from tools.job.metrics.progress import last_moved
 from tools.job.snapshot import log_lines
 from tools.job.snapshot.pod import End, JobPod
 from tools.job.snapshot.snapshot import CURRENT, PREVIOUS, Snapshot, event_time
+from tools.kube.manifests import Object
 from training.run.failure import Failure
 from training.run.failure import cause as first_of
 
-Object = dict[str, Any]
 WAITS_FOR_MASTER = "init-pytorch"  # of the operator: it ends when the master's name does not resolve
 PROBE_LAG = 120.0  # seconds between a kubelet's word and the end of the container, its grace included
 METRICS_LAG = 5.0  # seconds that a step's metrics may be written after its end

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
 
 from tools.core.timestamps import duration, epoch, moment
 from tools.job.diagnosis import failures, node_health
@@ -14,11 +13,10 @@ from tools.job.metrics import progress
 from tools.job.snapshot import log_lines
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot
+from tools.kube.manifests import Object
 from tools.kube.selectors import selects
 from tools.simulator.operator_pods import LABEL
 from training.run.heartbeat import Beat
-
-Object = dict[str, Any]
 
 
 def lost_nodes(snapshot: Snapshot) -> Iterator[Cause]:

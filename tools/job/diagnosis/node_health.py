@@ -11,14 +11,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from tools.core.timestamps import moment
 from tools.job.diagnosis.cause import short
 from tools.job.snapshot.snapshot import Snapshot, event_time
+from tools.kube.manifests import Object
 from tools.kube.selectors import labels_of
 
-Object = dict[str, Any]
 HYPERPOD = "sagemaker.amazonaws.com/"
 HEALTH, DEEP = f"{HYPERPOD}node-health-status", f"{HYPERPOD}deep-health-check-status"
 FAULTS = ("fault-types", "fault-reasons", "fault-type", "fault-reason")

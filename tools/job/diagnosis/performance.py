@@ -16,7 +16,7 @@ from tools.job.metrics import progress
 from tools.job.metrics.series import Record
 from tools.job.snapshot import log_lines
 from tools.job.snapshot.snapshot import Snapshot
-from tools.preflight.template_resources import amount
+from tools.kube.quantity import amount
 
 RECENT = 20  # steps that say how it goes now
 STRAGGLES = 1.25  # times the others' median before the exchange

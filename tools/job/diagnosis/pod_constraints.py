@@ -7,11 +7,10 @@ pkg/scheduler/framework/plugins, v1.36). Of a namespace only its name is known h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
+from tools.kube.manifests import Object
 from tools.kube.selectors import REQUIRED, labels_of, selects, untolerated, wants
 
-Object = dict[str, Any]
 HOST_LABEL = "kubernetes.io/hostname"
 NAME_LABEL = "kubernetes.io/metadata.name"  # every namespace has it
 EVERY_ADDRESS = ("", "0.0.0.0", "::")

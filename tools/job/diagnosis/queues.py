@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import Any
 
 from tools.core.timestamps import moment
 from tools.job.diagnosis.cause import Cause, Layer, short
 from tools.job.diagnosis.scheduler_fit import name_of, shown
+from tools.job.snapshot.kinds import QUEUE_LABEL
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot
-from tools.preflight.template_resources import amount
+from tools.kube.manifests import Object
+from tools.kube.quantity import amount
 
-Object = dict[str, Any]
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 KAI_QUEUE = ("kai.scheduler/queue", "runai/queue")  # labels of pods
 GROUP_MARKS = ("pod-group-name", "scheduling.x-k8s.io/pod-group", "scheduling.k8s.io/group-name")
 WORKLOAD_AFTER = 30.0  # seconds after which Kueue has made its Workload of a job

@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
 
 from tools.facts.instances import EFA, NEURON, NVIDIA
 from tools.job.diagnosis import pod_constraints
 from tools.kube import selectors
+from tools.kube.manifests import Object
+from tools.kube.quantity import amount, plain
 from tools.kube.selectors import CORDON, labels_of
-from tools.preflight.template_resources import amount, plain
 
-Object = dict[str, Any]
 # Taints that a node has until it can be used, or while it does not answer.
 NOT_READY = (
     *(f"node.kubernetes.io/{one}" for one in ("not-ready", "unreachable", "network-unavailable")),

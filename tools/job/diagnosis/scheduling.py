@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
-from typing import Any
 
 from tools.core.output import count
 from tools.core.timestamps import duration
@@ -26,10 +25,11 @@ from tools.job.diagnosis.scheduler_fit import (
     requests,
     shown,
 )
-from tools.job.snapshot.pod import JobPod
+from tools.job.snapshot.kinds import QUEUE_LABEL
+from tools.job.snapshot.pod import JobPod, claim_names
 from tools.job.snapshot.snapshot import Snapshot, event_time
+from tools.kube.manifests import Object
 
-Object = dict[str, Any]
 SHOWN_NODES = 4
 GANG_SCHEDULERS = ("volcano", "scheduler-plugins-scheduler", "kai-scheduler", "yunikorn")
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
@@ -107,12 +107,6 @@ def being_made(snapshot: Snapshot, claim: str) -> bool:
     return any(age is not None and age < COMING for age in ages)
 
 
-def claim_names(pod: JobPod) -> list[str]:
-    """Return the claims that a pod mounts."""
-    sources = [volume.get("persistentVolumeClaim") for volume in pod.spec.get("volumes") or []]
-    return [source["claimName"] for source in sources if source]
-
-
 def gated(snapshot: Snapshot) -> Iterator[Cause]:
     """A scheduling gate holds the pods back: a queue has not let them in."""
     for pod in waiting(snapshot):
@@ -120,7 +114,7 @@ def gated(snapshot: Snapshot) -> Iterator[Cause]:
         if gates:
             evidence, advice = [f"{pod.short}: schedulingGates {', '.join(gates)}"], None
             labels = {**(snapshot.job["metadata"].get("labels") or {}), **pod.labels}
-            if queue := labels.get(queues.QUEUE_LABEL):
+            if queue := labels.get(QUEUE_LABEL):
                 said, advice = queues.kueue(snapshot, str(queue))
                 evidence += said
             summary = "the pods are gated and wait to be let in"

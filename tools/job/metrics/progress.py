@@ -12,7 +12,7 @@ from tools.job.metrics import series
 from tools.job.metrics.series import Record
 from tools.job.snapshot import log_lines
 from tools.job.snapshot.snapshot import Snapshot
-from training.pod.hang_detector import Limits
+from training.run.hang_limits import Limits
 from training.run.heartbeat import Beat
 
 

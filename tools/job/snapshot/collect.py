@@ -11,42 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from tools.core.errors import UserError
-from tools.job.diagnosis import device_claims
-from tools.job.diagnosis.queues import QUEUE_LABEL
-from tools.job.diagnosis.scheduling import claim_names
-from tools.job.diagnosis.startup import needed
 from tools.job.snapshot import remote_probe
-from tools.job.snapshot.pod import JobPod
+from tools.job.snapshot.kinds import CLAIMS, GANGS, GLOBAL, KUEUE, NAMESPACED, QUEUE_LABEL
+from tools.job.snapshot.pod import JobPod, claim_names
+from tools.job.snapshot.references import needed
 from tools.job.snapshot.snapshot import CURRENT, PREVIOUS, Log, Snapshot, own_pods
 from tools.kube.kubectl import SECONDS, Kubectl
+from tools.kube.manifests import Object
 from tools.simulator.operator_admission import DEFAULT_CONTAINER
 
-Object = dict[str, Any]
 TAIL = 400  # lines of each log
 LOGS = 32  # pods whose logs are read: of a larger job those that have failed, and the first
 AT_ONCE = 6
 RUN_VARIABLE = "TRAINYARD_RUN"
 LIVE = "--field-selector=spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
-# What is asked for of the namespace, and of the cluster.
-NAMESPACED = {
-    "Event": "events",
-    "Service": "services",
-    "NetworkPolicy": "networkpolicies",
-    "PersistentVolumeClaim": "persistentvolumeclaims",
-    "ResourceQuota": "resourcequotas",
-}
-GLOBAL = {"Node": "nodes", "StorageClass": "storageclasses", "PersistentVolume": "persistentvolumes"}
-KUEUE = {
-    "LocalQueue": "localqueues.kueue.x-k8s.io",
-    "Workload": "workloads.kueue.x-k8s.io",
-    "ClusterQueue": "clusterqueues.kueue.x-k8s.io",
-}
-# Whose groups and queues a scheduler places by.
-GANGS = {
-    "volcano": {"PodGroup": "podgroups.scheduling.volcano.sh", "Queue": "queues.scheduling.volcano.sh"},
-    "kai-scheduler": {"PodGroup": "podgroups.scheduling.run.ai", "Queue": "queues.scheduling.run.ai"},
-    "scheduler-plugins-scheduler": {"PodGroup": "podgroups.scheduling.x-k8s.io"},
-}
 NODE_EVENTS = "events of nodes"
 CLUSTER_NAMESPACE = "default"  # where events about objects without a namespace are kept
 
@@ -152,7 +130,7 @@ def _further(job: Object, pods: list[JobPod], objects: dict[str, list[Object]]) 
     labels = [job["metadata"].get("labels") or {}, *(pod.labels for pod in pods)]
     wanted |= KUEUE if any(QUEUE_LABEL in one for one in labels) else {}
     if any(spec.get("resourceClaims") for spec in [*specs, *(pod.spec for pod in pods)]):
-        wanted |= device_claims.KINDS
+        wanted |= CLAIMS
     waits = any(pod.node is None for pod in pods)
     if waits and any("nodeclaim/" in str(one.get("message")) for one in objects["Event"]):
         wanted["NodeClaim"] = "nodeclaims.karpenter.sh"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from tools.core.timestamps import moment
+from tools.kube.manifests import Object
 from tools.simulator.operator_admission import DEFAULT_CONTAINER
 from tools.simulator.operator_pods import LABEL
-
-Object = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -196,3 +194,9 @@ def _named(containers: list[Object]) -> Object:
     """Return the training container: the one called `pytorch`, else the first."""
     named = (one for one in containers if one.get("name") == DEFAULT_CONTAINER)
     return next(named, containers[0] if containers else {})
+
+
+def claim_names(pod: JobPod) -> list[str]:
+    """Return the claims that a pod mounts."""
+    sources = [volume.get("persistentVolumeClaim") for volume in pod.spec.get("volumes") or []]
+    return [source["claimName"] for source in sources if source]

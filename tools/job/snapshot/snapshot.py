@@ -18,9 +18,9 @@ from typing import Any
 from tools.core.errors import UserError
 from tools.core.timestamps import moment
 from tools.job.snapshot.pod import JobPod
+from tools.kube.manifests import Object
 from tools.simulator.operator_pods import LABEL
 
-Object = dict[str, Any]
 FILE = "snapshot.json"
 CURRENT, PREVIOUS = "current", "previous"
 SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|KEY|CREDENTIAL", re.IGNORECASE)

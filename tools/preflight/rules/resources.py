@@ -7,18 +7,10 @@ from decimal import Decimal
 
 from tools.core.verdict import Verdict, bad, good
 from tools.facts.instances import NEURON, Instance
+from tools.kube.quantity import amount, extended, plain, requests
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import ACCELERATORS, EFA, Subject, Template
-from tools.preflight.template_resources import (
-    MIB,
-    accelerators,
-    amount,
-    asked,
-    efa,
-    extended,
-    plain,
-    requests,
-)
+from tools.preflight.template_resources import MIB, accelerators, asked, efa
 
 SMALLEST_MEMORY = Decimal(2**20)
 MOST_PROCESSORS = 1000

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from tools.core.verdict import Verdict, bad, good, unclear
+from tools.kube.quantity import amount
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, Template
-from tools.preflight.template_resources import amount
 from tools.simulator.command_line import literals, number, option, words
 
 SAVE = (

@@ -1,0 +1,29 @@
+"""The resources that a snapshot asks the API server for, by kind."""
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+# What is asked for of the namespace, and of the cluster.
+NAMESPACED = {
+    "Event": "events",
+    "Service": "services",
+    "NetworkPolicy": "networkpolicies",
+    "PersistentVolumeClaim": "persistentvolumeclaims",
+    "ResourceQuota": "resourcequotas",
+}
+GLOBAL = {"Node": "nodes", "StorageClass": "storageclasses", "PersistentVolume": "persistentvolumes"}
+KUEUE = {
+    "LocalQueue": "localqueues.kueue.x-k8s.io",
+    "Workload": "workloads.kueue.x-k8s.io",
+    "ClusterQueue": "clusterqueues.kueue.x-k8s.io",
+}
+# Whose groups and queues a scheduler places by.
+GANGS = {
+    "volcano": {"PodGroup": "podgroups.scheduling.volcano.sh", "Queue": "queues.scheduling.volcano.sh"},
+    "kai-scheduler": {"PodGroup": "podgroups.scheduling.run.ai", "Queue": "queues.scheduling.run.ai"},
+    "scheduler-plugins-scheduler": {"PodGroup": "podgroups.scheduling.x-k8s.io"},
+}
+CLAIMS = {
+    "ResourceClaim": "resourceclaims.resource.k8s.io",
+    "ResourceClaimTemplate": "resourceclaimtemplates.resource.k8s.io",
+    "DeviceClass": "deviceclasses.resource.k8s.io",
+    "ResourceSlice": "resourceslices.resource.k8s.io",
+}
