@@ -29,6 +29,7 @@ from training.pod.exit_analysis import Death
 from training.run import failure, heartbeat
 from training.run.directory import RunDir
 from training.run.failure import CODES, PERMANENT, Failure
+from training.run.hang_limits import Limits
 
 TICK = 0.25  # seconds between looks at the child
 LOOK = 1.0  # seconds between looks at heartbeats and failure records
@@ -45,7 +46,7 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as shells have it
 class Pod:
     """One start of a pod: its launcher, from the first line of output to the exit code."""
 
-    def __init__(self, words: Sequence[str], limits: hang_detector.Limits) -> None:
+    def __init__(self, words: Sequence[str], limits: Limits) -> None:
         run = os.environ.get("TRAINYARD_RUN")
         self._words = list(words)
         self._run = RunDir(run) if run else None
@@ -310,7 +311,7 @@ def main() -> None:
         _say("write the command to start: python -m training.entrypoint torchrun -m training.pretrain ...")
         sys.exit(2)
     try:
-        limits = hang_detector.Limits.of(os.environ)
+        limits = Limits.of(os.environ)
     except ValueError as problem:
         _say(str(problem))
         sys.exit(CODES["config"])

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.training.inprocess import Texts, run
-from training.pod.hang_detector import Late, Limits, Watch, _reason
+from training.pod.hang_detector import Late, Watch, _reason
 from training.run import heartbeat
 from training.run.directory import RunDir
+from training.run.hang_limits import Limits
 from training.run.heartbeat import SETTLED, Beat, Heartbeat, path_of, read
 
 

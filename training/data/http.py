@@ -8,79 +8,16 @@ patience that has run out end in a DataError that names the URL.
 
 from __future__ import annotations
 
-import email.utils
 import io
-import random
 import threading
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import httpx2
 
+from training.data import retries
 from training.data.errors import DataError
-from training.data.remote_files import Stopped
-
-# RFC 9110 and 6585: the request may succeed when it is made again.
-_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long a source may fail. Times in seconds.
-
-    `attempts` in a row without one new byte end it. The pause before the next is `first`, doubled each time
-    up to `most`, and shortened by up to a half at random so that ranks do not come back all at once.
-    `silence` is how long a server may send nothing; `longest` is the longest `Retry-After` worth waiting for.
-    """
-
-    attempts: int = 8
-    first: float = 0.5
-    most: float = 30.0
-    silence: float = 30.0
-    longest: float = 300.0
-
-    def pause(self, failures: int) -> float:
-        """Return the seconds to wait after this many failures in a row."""
-        whole = min(self.most, self.first * 2.0 ** (failures - 1))
-        return whole * random.uniform(0.5, 1.0)
-
-
-PATIENCE = Patience()
-
-
-class Trials:
-    """Counts failures in a row of one thing asked over the network, and waits between them."""
-
-    def __init__(self, name: str, tell: Callable[[str], None], stop: threading.Event) -> None:
-        self._name, self._tell, self._stop = name, tell, stop
-        self._patience, self._failures = PATIENCE, 0
-
-    def succeeded(self) -> None:
-        """Start counting anew."""
-        self._failures = 0
-
-    def failed(self, why: str, retry_after: float = 0.0) -> None:
-        """Pause before the next attempt. Raises DataError when patience has run out, Stopped when stopped."""
-        patience = self._patience
-        self._failures += 1
-        count = f"{self._failures} of {patience.attempts} attempts"
-        if self._failures >= patience.attempts:
-            raise DataError(f"{self._name}: {why}; gave up after {count}")
-        if retry_after > patience.longest:
-            wanted = f"asks to wait {retry_after:,.0f} s, more than {patience.longest:,.0f} s"
-            raise DataError(f"{self._name}: {why} and {wanted}")
-        seconds = max(retry_after, patience.pause(self._failures))
-        self._tell(f"{self._name}: {why}; {count} failed, the next in {seconds:.1f} s")
-        if self._stop.wait(seconds):
-            raise Stopped
-
-    def answered(self, status: int, headers: Any) -> None:
-        """Judge an answer that is not the wanted one: `failed` when it can pass, DataError when it cannot."""
-        if status not in _PASSING:
-            raise DataError(f"{self._name}: {_refusal(status)}")
-        self.failed(f"the server answered {status}", _retry_after(headers))
+from training.data.retries import Retries, describe
 
 
 class RemoteFile(io.RawIOBase):
@@ -94,8 +31,8 @@ class RemoteFile(io.RawIOBase):
     ) -> None:
         super().__init__()
         self.url = url
-        self._trials = Trials(url, tell, stop or threading.Event())
-        self._client = httpx2.Client(follow_redirects=True, timeout=PATIENCE.silence)
+        self._retries = Retries(url, tell, stop or threading.Event())
+        self._client = httpx2.Client(follow_redirects=True, timeout=retries.POLICY.silence)
         self._headers = {"Accept-Encoding": "identity", **_authorization(url)}
         self._position = 0
         self._size: int | None = None
@@ -154,13 +91,13 @@ class RemoteFile(io.RawIOBase):
         try:
             done = action()
         except (httpx2.UnsupportedProtocol, httpx2.TooManyRedirects, httpx2.InvalidURL) as error:
-            raise DataError(f"{self.url}: {words(error)}") from None
+            raise DataError(f"{self.url}: {describe(error)}") from None
         except httpx2.TransportError as error:
             self._hang_up()
-            self._trials.failed(words(error))
+            self._retries.failed(describe(error))
             return False
         if done:
-            self._trials.succeeded()
+            self._retries.succeeded()
         return done
 
     def _fill(self) -> bool:
@@ -173,7 +110,7 @@ class RemoteFile(io.RawIOBase):
         if self._rest:
             return True
         self._hang_up()
-        self._trials.failed(f"the answer ended at byte {self._position:,} of {self.size:,}")
+        self._retries.failed(f"the answer ended at byte {self._position:,} of {self.size:,}")
         return False
 
     def _open(self) -> bool:
@@ -184,7 +121,7 @@ class RemoteFile(io.RawIOBase):
         answer = self._client.send(self._client.build_request("GET", self.url, headers=headers), stream=True)
         if answer.status_code not in (200, 206):
             answer.close()
-            self._trials.answered(answer.status_code, answer.headers)
+            self._retries.answered(answer.status_code, answer.headers)
             return False
         self._answer, self._body = answer, answer.iter_raw()
         self._check_same(answer)
@@ -239,29 +176,3 @@ def _size(answer: Any) -> int | None:
     else:
         total = answer.headers.get("Content-Length", "")
     return int(total) if total.isdigit() else None
-
-
-def _retry_after(headers: Any) -> float:
-    """Return the seconds of a `Retry-After` header, a number or a date (RFC 9110, 10.2.3); 0 without one."""
-    value = headers.get("Retry-After", "").strip()
-    if value.isdigit():
-        return float(value)
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
-        return 0.0
-
-
-def _refusal(status: int) -> str:
-    if status in (401, 403):
-        return f"the server refuses access ({status}); a gated data set of the hub needs HF_TOKEN"
-    if status in (404, 410):
-        return f"the server has no such file ({status})"
-    return f"the server answered {status}"
-
-
-def words(error: Exception) -> str:
-    """Return what went wrong on the network, in words."""
-    if isinstance(error, httpx2.TimeoutException):
-        return "the server is silent"
-    return str(error) or type(error).__name__

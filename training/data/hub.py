@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from training.data.errors import DataError
 from training.data.readers import is_rows
+from training.data.retries import Retries, describe
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _PINNED = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)@(?P<revision>[\w.-]+)")
@@ -22,23 +23,21 @@ def asked(name: str, question: Callable[[], _Answer]) -> _Answer:
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
-    from training.data.http import Trials, words
-
-    trials = Trials(name, lambda line: None, threading.Event())
+    retries = Retries(name, lambda line: None, threading.Event())
     while True:
         try:
             return question()
         except OfflineModeIsEnabled:
             raise DataError(f"{name}: HF_HUB_OFFLINE is set, and the hub has to be asked") from None
         except HfHubHTTPError as error:
-            trials.answered(error.response.status_code, error.response.headers)
+            retries.answered(error.response.status_code, error.response.headers)
         except LocalEntryNotFoundError as error:  # the hub was not reached, and the file is not in the cache
             if isinstance(error.__cause__, HfHubHTTPError):
-                trials.answered(error.__cause__.response.status_code, error.__cause__.response.headers)
+                retries.answered(error.__cause__.response.status_code, error.__cause__.response.headers)
             else:
-                trials.failed(words(error))
+                retries.failed(describe(error))
         except (httpx2.TransportError, ConnectionError) as error:
-            trials.failed(words(error))
+            retries.failed(describe(error))
 
 
 def files_of_split(part: str, name: str, commit: str, split: str = "train") -> list[str]:

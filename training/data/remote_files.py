@@ -27,10 +27,6 @@ _MAGIC = re.compile(r"[*?\[]")
 _MOST_URLS = 1_000_000
 
 
-class Stopped(Exception):
-    """A file's reading was stopped while it waited for the network."""
-
-
 @dataclass(frozen=True)
 class RemotePlace:
     """A file behind a URL. `tell` gets a line for each failed attempt; setting `stop` ends every wait."""

@@ -19,47 +19,18 @@ from training.distributed.process import state_of
 from training.run import heartbeat
 from training.run.directory import RunDir
 from training.run.failure import Failure
+from training.run.hang_limits import Limits
 from training.run.heartbeat import Beat
 
-STEP_VARIABLE, LONG_VARIABLE = "TRAINYARD_HANG_SECONDS", "TRAINYARD_LONG_SECONDS"
-STEP_SECONDS, LONG_SECONDS = 300.0, 3600.0
-SLOWER = 5.0  # a rank is late after so many times its own longest gap, if that is more
 WAITING = 1.5  # how much longer a rank is left alone that only waits for others: theirs is found first
 AFTER_DEATH = 60.0  # seconds without judgement after a rank died: the launcher ends and restarts the others
 _ANSWER = 2.0  # seconds that a rank has to write its stacks
 _RESCAN = 5.0  # seconds between two looks for ranks that are new here
-_STEPS = ("training", "evaluating")
 # Where a thread is that waits for other ranks or for the device: nothing that it does itself.
 _WAITS = re.compile(
     r"/torch/distributed/|/torch/autograd/graph\.py.* in _engine_run_backward|/torch/cuda/.* in synchronize|"
     r"/training/(?:trainer/metrics\.py|device)|/training/trainer/loop\.py.* in evaluate"
 )
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Seconds of silence that a rank may take: between two steps, and in what is one long step.
-
-    Long are the first steps of a phase too, in which code is compiled and connections are made.
-
-    Zero seconds between steps switches the guard off.
-    """
-
-    step: float = STEP_SECONDS
-    long: float = LONG_SECONDS
-
-    @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Limits:
-        """The limits that the environment sets. Raises ValueError with the variable's name."""
-        return cls(
-            _seconds(environment, STEP_VARIABLE, STEP_SECONDS),
-            _seconds(environment, LONG_VARIABLE, LONG_SECONDS),
-        )
-
-    def for_(self, beat: Beat) -> float:
-        """Seconds after which a rank with this heartbeat is late."""
-        stepping = beat.phase in _STEPS and beat.beats >= heartbeat.SETTLED
-        return max(self.step if stepping else self.long, SLOWER * beat.longest_s)
 
 
 @dataclass(frozen=True)
@@ -153,15 +124,6 @@ def kill(pid: int) -> None:
     """End a rank that no longer listens."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-
-
-def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:
-    text = environment.get(name, "")
-    if not text:
-        return default
-    if not re.fullmatch(r"\d+(\.\d+)?", text):
-        raise ValueError(f"{name} is {text!r}: write seconds, for example {default:.0f}")
-    return float(text)
 
 
 def _stacks(directory: Path, beats: list[Beat]) -> dict[int, str]:

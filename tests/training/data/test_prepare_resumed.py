@@ -16,7 +16,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from tests.training.data.stream.conftest import ALL_TEXTS, serve, shard_bytes
-from training.data import http, journal, prepare, workers
+from training.data import journal, prepare, retries, workers
 from training.data.errors import DataError
 from training.data.index import read_index, verify
 from training.data.shards import SplitWriter
@@ -259,7 +259,9 @@ def test_other_kinds_of_tokenizers_are_left_to_the_library(change: dict[str, Any
 def test_files_over_http_make_the_same_bytes_as_files_here(
     prepared: Callable[..., Path], serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "PATIENCE", http.Patience(attempts=20, first=0.01, most=0.05, silence=0.3))
+    monkeypatch.setattr(
+        retries, "POLICY", retries.RetryPolicy(attempts=20, first=0.01, most=0.05, silence=0.3)
+    )
     server = serve(share=0.5, seed=2)
     for name, data in server.files.items():
         (tmp_path / name.strip("/")).write_bytes(data)
@@ -280,7 +282,7 @@ def test_files_over_http_make_the_same_bytes_as_files_here(
 def test_a_dead_url_leaves_nothing(
     prepared: Callable[..., Path], serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "PATIENCE", http.Patience(attempts=3, first=0.01, silence=0.3))
+    monkeypatch.setattr(retries, "POLICY", retries.RetryPolicy(attempts=3, first=0.01, silence=0.3))
     server = serve(dead=frozenset({"/shard-05.jsonl.gz"}))
     with pytest.raises(
         DataError, match=rf"{server.url}/shard-05\.jsonl\.gz: the server answered 503; gave up"

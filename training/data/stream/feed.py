@@ -20,7 +20,8 @@ from training.data.dataset import Batch as TokenBatch
 from training.data.errors import DataError
 from training.data.index import HELDOUT
 from training.data.position import heldout_batches
-from training.data.remote_files import RemotePlace, Stopped
+from training.data.remote_files import RemotePlace
+from training.data.retries import Stopped
 from training.data.stream.lanes import Plan, Sample, State, samples
 
 if TYPE_CHECKING:

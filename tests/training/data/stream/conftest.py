@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from training.data import http
+from training.data import retries
 
 SHARDS, ROWS = 9, 60
 WORDS = (
@@ -188,8 +188,8 @@ def serve(shard_bytes: dict[str, bytes]) -> Iterator[Callable[..., Server]]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses of milliseconds instead of seconds; more attempts, for these servers fail most of the time."""
-    patience = http.Patience(attempts=20, first=0.01, most=0.05, silence=0.3, longest=2.0)
-    monkeypatch.setattr(http, "PATIENCE", patience)
+    policy = retries.RetryPolicy(attempts=20, first=0.01, most=0.05, silence=0.3, longest=2.0)
+    monkeypatch.setattr(retries, "POLICY", policy)
 
 
 @pytest.fixture

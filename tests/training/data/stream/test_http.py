@@ -16,11 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.training.data.stream.conftest import ALL_TEXTS, FAULTS, text_of
-from training.data import http
+from training.data import retries
 from training.data.errors import DataError
 from training.data.http import RemoteFile
 from training.data.readers import rows_of
-from training.data.remote_files import RemotePlace, Stopped, urls_of
+from training.data.remote_files import RemotePlace, urls_of
+from training.data.retries import Stopped
 from training.data.sources import open_source
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -41,7 +42,7 @@ def test_every_byte_once_whatever_the_server_does(serve: Callable[..., Any]) -> 
 
 def test_without_trying_again_it_fails(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the same schedule, one attempt."""
-    monkeypatch.setattr(http, "PATIENCE", http.Patience(attempts=1, silence=0.3))
+    monkeypatch.setattr(retries, "POLICY", retries.RetryPolicy(attempts=1, silence=0.3))
     server = serve(share=0.75, seed=3)
     failed = 0
     for path, data in server.files.items():
@@ -81,12 +82,12 @@ def test_the_servers_wish_is_respected(serve: Callable[..., Any], monkeypatch: p
     ("value", "seconds"), [("7", 7.0), ("", 0.0), ("soon", 0.0), ("Thu, 01 Jan 1970 00:00:00 GMT", 0.0)]
 )
 def test_retry_after(value: str, seconds: float) -> None:
-    assert http._retry_after({"Retry-After": value}) == seconds
+    assert retries._retry_after({"Retry-After": value}) == seconds
 
 
 def test_pauses_double_up_to_a_bound() -> None:
-    patience = http.Patience(first=1.0, most=8.0)
-    pauses = [[patience.pause(failures) for _ in range(50)] for failures in range(1, 8)]
+    policy = retries.RetryPolicy(first=1.0, most=8.0)
+    pauses = [[policy.pause(failures) for _ in range(50)] for failures in range(1, 8)]
     for most, drawn in zip((1, 2, 4, 8, 8, 8, 8), pauses, strict=True):
         assert most / 2 <= min(drawn) < max(drawn) <= most
 
@@ -126,7 +127,7 @@ def test_a_file_that_changes_is_refused(serve: Callable[..., Any]) -> None:
 
 
 def test_closing_ends_a_wait(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "PATIENCE", http.Patience(first=600.0, most=600.0))
+    monkeypatch.setattr(retries, "POLICY", retries.RetryPolicy(first=600.0, most=600.0))
     server = serve(dead=frozenset({"/shard-04.jsonl.gz"}))
     stop = threading.Event()
     file = RemoteFile(f"{server.url}/shard-04.jsonl.gz", lambda line: stop.set(), stop)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.training.data.stream.conftest import ALL_TEXTS, ROWS, SHARDS
 from training.config import Config, ConfigError, apply_override, load_texts
-from training.data import http
+from training.data import retries
 from training.data.dataset import NO_LABEL
 from training.data.errors import DataError
 from training.data.index import read_index
@@ -290,7 +290,7 @@ def test_without_trying_again_the_stream_ends(
     server = serve()
     (feed,) = feeds(stream_config(server.pattern))
     server.share, server.seed = 0.5, 11
-    monkeypatch.setattr(http, "PATIENCE", http.Patience(attempts=1, silence=0.3))
+    monkeypatch.setattr(retries, "POLICY", retries.RetryPolicy(attempts=1, silence=0.3))
     with pytest.raises(DataError, match="gave up after 1 of 1 attempts"):
         read_on(feed)
 
