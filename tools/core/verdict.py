@@ -1,8 +1,9 @@
-"""A verdict of three states, with its evidence."""
+"""Verdicts: PASS, WARN, FAIL or CANNOT TELL, each with its evidence."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -10,16 +11,23 @@ SHOWN = 90  # characters of a value in evidence
 
 
 class State(enum.Enum):
-    """What a check can find; the value is how it is printed."""
+    """The result of a check; the value is how it is printed."""
 
     PASS = "PASS"
+    WARN = "WARN"
     FAIL = "FAIL"
     CANNOT_TELL = "CANNOT TELL"
 
     @property
     def exit_code(self) -> int:
-        """Return the process exit code that stands for this state."""
-        return {State.PASS: 0, State.FAIL: 1, State.CANNOT_TELL: 3}[self]
+        """The process exit code for this state; a WARN alone is good."""
+        return {State.PASS: 0, State.WARN: 0, State.FAIL: 1, State.CANNOT_TELL: 3}[self]
+
+
+def worst(states: Iterable[State]) -> State:
+    """Return the state of several checks together: FAIL outweighs CANNOT TELL, which outweighs WARN."""
+    seen = set(states)
+    return next((state for state in (State.FAIL, State.CANNOT_TELL, State.WARN) if state in seen), State.PASS)
 
 
 @dataclass(frozen=True)
