@@ -17,8 +17,10 @@ def until(
 ) -> T | None:
     """Call `probe` every `every` seconds until it returns a true value, for at most `seconds`.
 
-    `report` gets the seconds waited so far after each vain look. The last look is at the deadline, so that
-    a probe that takes long is never cut short. Returns None when time is up; what `probe` raises passes through.
+    `report` gets the seconds waited so far after each unsuccessful probe. The last probe runs at the deadline.
+
+    Returns:
+        The first true value, or None when time is up.
     """
     start = time.monotonic()
     while True:
