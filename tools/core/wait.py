@@ -17,7 +17,7 @@ def until(
 ) -> T | None:
     """Call `probe` every `every` seconds until it returns a true value, for at most `seconds`.
 
-    `report` gets the seconds waited so far after each unsuccessful probe. The last probe runs at the deadline.
+    `report` gets the seconds waited so far. The last probe runs at the deadline.
 
     Returns:
         The first true value, or None when time is up.
