@@ -196,7 +196,7 @@ def yard(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
 
     def run(*arguments: str) -> Ran:
         capsys.readouterr()
-        code = cli.run(["cluster", *arguments])
+        code = cli.invoke(["cluster", *arguments])
         captured = capsys.readouterr()
         return Ran(code, captured.out, captured.err)
 

@@ -333,7 +333,8 @@ def test_whoami_on_the_command_line(moto_server: str) -> None:
 def test_help_does_not_import_boto3() -> None:
     """`yard cluster` answers at once."""
     code = (
-        "import sys; from tools import cli; cli.run(['cluster', '--help']); sys.exit('boto3' in sys.modules)"
+        "import sys; from tools import cli; cli.invoke(['cluster', '--help']);"
+        "sys.exit('boto3' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=repo.root(), capture_output=True, timeout=60, check=False

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.kube import Done, Kube, shared_claim
-from tools.cli import run
+from tools.cli import invoke
 from tools.kube.manifests import Manifests, name_of
 from tools.simulator import operator_pods
 
@@ -83,7 +83,7 @@ def test_yard_diff_of_what_is_applied_shows_nothing_twice(
     some: str, rendered: dict[str, str], applied: Done, asked: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in [one for one in rendered if some in one] * 2:
-        code = run(["diff", name, "-n", NAMESPACE])
+        code = invoke(["diff", name, "-n", NAMESPACE])
         said = capsys.readouterr()
         assert (code, said.out, said.err) == (0, f"{name}: no difference\n", ""), name
 
@@ -115,7 +115,7 @@ def test_yard_diff_shows_a_changed_key(
 ) -> None:
     """The cluster has another value than the cell: the difference is shown, with exit code 1."""
     kube.apply(rendered[CELL].replace("backoffLimit: 6", "backoffLimit: 7"), namespace)
-    assert run(["diff", CELL, "-n", namespace, "--json"]) == 1
+    assert invoke(["diff", CELL, "-n", namespace, "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert answer["differs"]
     lines = [
@@ -124,13 +124,13 @@ def test_yard_diff_shows_a_changed_key(
     lines = [line for line in lines if "generation:" not in line]
     assert [line.replace(" ", "") for line in lines] == ["-backoffLimit:7", "+backoffLimit:6"]
     kube.apply(rendered[CELL], namespace)
-    assert run(["diff", CELL, "-n", namespace]) == 0
+    assert invoke(["diff", CELL, "-n", namespace]) == 0
 
 
 def test_yard_diff_before_the_first_apply_shows_every_object(
     namespace: str, cells: list[Manifests], asked: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["diff", CELL, "-n", namespace]) == 1
+    assert invoke(["diff", CELL, "-n", namespace]) == 1
     shown = capsys.readouterr().out
     cell = next(one for one in cells if one.source == CELL)
     for item in cell.objects:
@@ -147,9 +147,9 @@ def test_yard_diff_of_fields_that_flux_owns(
         namespace,
         "--field-manager=kustomize-controller",
     )
-    assert run(["diff", CELL, "-n", namespace]) == 2
+    assert invoke(["diff", CELL, "-n", namespace]) == 2
     assert "--field-manager kustomize-controller" in capsys.readouterr().err
-    assert run(["diff", CELL, "-n", namespace, "--field-manager", "kustomize-controller"]) == 1
+    assert invoke(["diff", CELL, "-n", namespace, "--field-manager", "kustomize-controller"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_yard_diff_that_cannot_ask_is_no_difference(
     path = tmp_path / "kubeconfig"
     path.write_text(json.dumps(config), encoding="utf-8")
     monkeypatch.setenv("KUBECONFIG", str(path))
-    assert run(["diff", CELL, "-n", change.get("namespace", "default")]) == 2
+    assert invoke(["diff", CELL, "-n", change.get("namespace", "default")]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("error: kubectl diff: ")

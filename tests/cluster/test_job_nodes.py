@@ -18,7 +18,7 @@ from tests.cluster.api import Object
 from tests.cluster.conftest import Nodes
 from tests.cluster.kube import Kube
 from tests.cluster.training import JOB, short, start
-from tools.cli import run
+from tools.cli import invoke
 from tools.core import repo
 from tools.job.diagnosis.explain import Answer, Explanation, explain
 from tools.job.snapshot.collect import collect
@@ -71,7 +71,7 @@ def test_a_job_is_submitted_and_watched(
 
     def asked(*words: str) -> Any:
         capsys.readouterr()
-        assert run(["job", *words, "-n", team, "--json"]) == 0, capsys.readouterr()
+        assert invoke(["job", *words, "-n", team, "--json"]) == 0, capsys.readouterr()
         return json.loads(capsys.readouterr().out)
 
     submitted = asked("submit", str(cell), "--timeout", "900")
@@ -93,7 +93,7 @@ def test_a_job_is_submitted_and_watched(
     assert "heartbeat" in first["how"]
 
     capsys.readouterr()
-    assert run(["job", "logs", "-n", team, "--rank", "0", "--grep", "^step "]) == 0
+    assert invoke(["job", "logs", "-n", team, "--rank", "0", "--grep", "^step "]) == 0
     assert " loss " in capsys.readouterr().out
     other = next(pod["pod"] for pod in status["pods"] if pod["ranks"] == [1])
     words = ["job", "exec", JOB, "-n", team, "--rank", "1", "--", "hostname"]
@@ -124,7 +124,7 @@ def test_a_job_is_submitted_and_watched(
     stopped = asked("stop", JOB)
     assert (stopped["uid"], stopped["result"], stopped["saved"]) == (uid, "suspended", True)
     assert kube.list("pods", team, f"training.kubeflow.org/job-name={JOB}") == []
-    assert run(["job", "submit", str(cell), "-n", team, "--resume", "--json", "--timeout", "900"]) == 0
+    assert invoke(["job", "submit", str(cell), "-n", team, "--resume", "--json", "--timeout", "900"]) == 0
     resumed = json.loads(capsys.readouterr().out)
     assert resumed["step"]["step"] > stopped["step"]
 

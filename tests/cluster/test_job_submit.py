@@ -14,7 +14,7 @@ import pytest
 
 from tests.cluster.kube import Kube, shared_claim
 from tests.cluster.machines import fake_node
-from tools.cli import run
+from tools.cli import invoke
 from tools.facts.instances import instance
 
 CELL = "overlays/cpu/llama-tiny"
@@ -56,16 +56,16 @@ def test_nothing_is_applied_that_lacks_something(
     kube: Kube, team: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kube.run("delete", "pvc", "trainyard", f"--namespace={team}")
-    assert run(["job", "submit", CELL, "-n", team]) == 1
+    assert invoke(["job", "submit", CELL, "-n", team]) == 1
     assert f"namespace {team} lacks persistentvolumeclaim trainyard" in capsys.readouterr().err
     assert uid(kube, team) is None
     assert kube.get("serviceaccount", JOB, team) is None, "not even the first object"
-    assert run(["job", "submit", CELL, "-n", "no-such-team"]) == 2
+    assert invoke(["job", "submit", CELL, "-n", "no-such-team"]) == 2
     assert "no such namespace: no-such-team" in capsys.readouterr().err
 
 
 def test_a_dry_run_applies_nothing(kube: Kube, team: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["job", "submit", CELL, "-n", team, "--dry-run"]) == 0
+    assert invoke(["job", "submit", CELL, "-n", team, "--dry-run"]) == 0
     assert f"would be applied in namespace {team}" in capsys.readouterr().out
     assert uid(kube, team) is None
 
@@ -73,7 +73,7 @@ def test_a_dry_run_applies_nothing(kube: Kube, team: str, capsys: pytest.Capture
 def test_from_submit_over_stop_to_resume_and_replace(
     kube: Kube, team: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["job", "submit", CELL, "-n", team, "--no-follow", "--json"]) == 0
+    assert invoke(["job", "submit", CELL, "-n", team, "--no-follow", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     first = uid(kube, team)
     assert {one["uid"] for one in said["objects"] if one["kind"] == "PyTorchJob"} == {first}
@@ -82,40 +82,40 @@ def test_from_submit_over_stop_to_resume_and_replace(
         "two running pods", lambda: [p["status"]["phase"] for p in pods(kube, team)] == ["Running"] * 2, 60
     )
 
-    assert run(["job", "list", "-n", team, "--json"]) == 0
+    assert invoke(["job", "list", "-n", team, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["uid"] == first
-    assert run(["job", "status", "-n", team, "--json"]) == 0
+    assert invoke(["job", "status", "-n", team, "--json"]) == 0
     status = json.loads(capsys.readouterr().out)
     assert sorted(pod["node"] for pod in status["pods"])[0].startswith("submit-")
     assert "run directory" in status["not_seen"], "kwok has no exec, and that is said"
 
-    assert run(["job", "submit", CELL, "-n", team]) == 1
+    assert invoke(["job", "submit", CELL, "-n", team]) == 1
     assert f"a job {JOB} is there already (Running); nothing was changed" in capsys.readouterr().err
-    assert run(["job", "submit", CELL, "-n", team, "--resume"]) == 1
+    assert invoke(["job", "submit", CELL, "-n", team, "--resume"]) == 1
     assert "not suspended: there is nothing to resume" in capsys.readouterr().err
     assert uid(kube, team) == first
 
-    assert run(["job", "stop", JOB, "-n", team, "--json"]) == 3
+    assert invoke(["job", "stop", JOB, "-n", team, "--json"]) == 3
     stopped = json.loads(capsys.readouterr().out)
     assert (stopped["result"], stopped["uid"], stopped["saved"]) == ("suspended", first, False)
     assert "CANNOT TELL" in stopped["evidence"]
     assert pods(kube, team) == []
-    assert run(["job", "why", "-n", team, "--json"]) == 1
+    assert invoke(["job", "why", "-n", team, "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["cause"] == "suspended"
 
-    assert run(["job", "submit", CELL, "-n", team, "--resume", "--no-follow"]) == 0
+    assert invoke(["job", "submit", CELL, "-n", team, "--resume", "--no-follow"]) == 0
     assert f"PyTorchJob/{JOB} {first}" in capsys.readouterr().out
     kube.wait("pods after the resume", lambda: len(pods(kube, team)) == 2, 60)
 
     patch = json.dumps({"spec": {"runPolicy": {"backoffLimit": 1}}})
     kube.run("patch", "pytorchjob", JOB, f"--namespace={team}", "--type=merge", f"--patch={patch}")
-    assert run(["job", "submit", CELL, "-n", team, "--replace", "--no-follow"]) == 0
+    assert invoke(["job", "submit", CELL, "-n", team, "--replace", "--no-follow"]) == 0
     said_text = capsys.readouterr()
     assert "backoffLimit: 1" in said_text.err, "the difference is shown"
     assert uid(kube, team) not in (None, first)
 
-    assert run(["job", "stop", JOB, "-n", team, "--delete"]) == 3
+    assert invoke(["job", "stop", JOB, "-n", team, "--delete"]) == 3
     assert f"deleted: {team}/{JOB}" in capsys.readouterr().out
     assert uid(kube, team) is None
 
@@ -134,15 +134,15 @@ def crash(kube: Kube, namespace: str, code: int) -> None:
 def test_a_retry_changes_what_its_class_asks_for_and_keeps_a_ledger(
     kube: Kube, team: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["job", "submit", CELL, "-n", team, "--no-follow"]) == 0
+    assert invoke(["job", "submit", CELL, "-n", team, "--no-follow"]) == 0
     running = lambda: [p["status"]["phase"] for p in pods(kube, team)] == ["Running"] * 2  # noqa: E731
     kube.wait("two running pods", running, 60)
     first = uid(kube, team)
-    assert run(["job", "retry", "-n", team]) == 1
+    assert invoke(["job", "retry", "-n", team]) == 1
     assert "has not failed" in capsys.readouterr().err
 
     crash(kube, team, 160)
-    assert run(["job", "retry", "-n", team, "--json"]) == 0
+    assert invoke(["job", "retry", "-n", team, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     second = uid(kube, team)
     assert second not in (None, first)
@@ -162,7 +162,7 @@ def test_a_retry_changes_what_its_class_asks_for_and_keeps_a_ledger(
 
     kube.wait("two running pods", running, 60)
     crash(kube, team, 78)
-    assert run(["job", "retry", "-n", team]) == 1
+    assert invoke(["job", "retry", "-n", team]) == 1
     assert "another try would fail in the same way: config" in capsys.readouterr().err
     assert uid(kube, team) == second, "nothing was changed"
 
@@ -174,7 +174,7 @@ def test_following_ends_at_the_first_cause_of_delay(
     for number in range(2):
         kube.run("cordon", f"submit-{number}")
     try:
-        assert run(["job", "submit", CELL, "-n", team, "--json"]) == 1
+        assert invoke(["job", "submit", CELL, "-n", team, "--json"]) == 1
     finally:
         for number in range(2):
             kube.run("uncordon", f"submit-{number}")

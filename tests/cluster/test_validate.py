@@ -92,7 +92,7 @@ def yard(
 
     def run(*words: str) -> tuple[int, Any]:
         capsys.readouterr()
-        code = cli.run(["cluster", *words, "--json"])
+        code = cli.invoke(["cluster", *words, "--json"])
         captured = capsys.readouterr()
         assert captured.out, captured.err
         return code, json.loads(captured.out)

@@ -19,7 +19,7 @@ DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/architecture.md")
 # Printed commands that are not run here, and what runs them.
 ELSEWHERE = {
     "make test": "this very run",
-    "kubectl apply --server-side -k overlays/cpu/llama-tiny": "tests/manifests, up to the API server",
+    "kubectl apply --server-side -k overlays/cpu/llama-tiny": "tests/cells, up to the API server",
 }
 TRAINS = re.compile(r"\b(make train|make finetune|make sample|yard run|yard sample)\b")
 COMMAND = re.compile(r"^(?:make|kubectl|\.venv/bin/yard|yard)\b[^#\n]*", re.MULTILINE)

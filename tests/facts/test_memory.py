@@ -159,15 +159,15 @@ def test_the_larger_peak_counts() -> None:
 
 
 def test_the_command_prints_the_terms(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["matrix", "memory", "overlays/p5/llama-3-1-8b"]) == 0
+    assert cli.invoke(["matrix", "memory", "overlays/p5/llama-3-1-8b"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("p5/llama-3-1-8b, 4 x p5en.48xlarge: ")
     assert "GiB  optimizer: 8.03 G x 8 B / 32: Adam's two moments\n" in shown
-    assert cli.run(["matrix", "memory", "g5/llama-3-1-70b"]) == 1
+    assert cli.invoke(["matrix", "memory", "g5/llama-3-1-70b"]) == 1
     assert "22.4 there: does not fit\n" in capsys.readouterr().out
-    assert cli.run(["matrix", "memory"]) == 0
+    assert cli.invoke(["matrix", "memory"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(FOUND.cells) + len(TRIED)
-    assert cli.run(["matrix", "memory", "g5/llama-3-1-8b", "--json"]) == 0
+    assert cli.invoke(["matrix", "memory", "g5/llama-3-1-8b", "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)
     assert told["needed"] == sum(one["bytes"] for one in told["terms"]) < told["there"]
 
@@ -180,7 +180,7 @@ def test_the_command_prints_the_terms(capsys: pytest.CaptureFixture[str]) -> Non
     ],
 )
 def test_a_pair_without_an_estimate(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["matrix", "memory", name]) == 2
+    assert cli.invoke(["matrix", "memory", name]) == 2
     assert said in capsys.readouterr().err
 
 

@@ -12,7 +12,7 @@ from tests.flux.fleet import condition as said
 from tests.flux.world import DIGEST, World
 from tools.cells import kustomize
 from tools.cells.kustomize import Renderer
-from tools.cli import run as yard
+from tools.cli import invoke as yard
 from tools.core import repo
 from tools.core.verdict import State
 from tools.gitops import check

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tools.cli import run
+from tools.cli import invoke
 from tools.core.verdict import State, Verdict
 from tools.facts.instances import instance
 from tools.image.dockerfile import parse
@@ -248,7 +248,7 @@ def test_what_is_no_dockerfile_is_one_error(
     tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "Dockerfile").write_text(text)
-    assert run(["image", "check", str(tmp_path)]) == 2
+    assert invoke(["image", "check", str(tmp_path)]) == 2
     said = capsys.readouterr()
     assert message in said.err
     assert said.out == ""
@@ -257,18 +257,18 @@ def test_what_is_no_dockerfile_is_one_error(
 def test_the_command_says_it_and_exits_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """1 with lines for people, the same as data, 0 for a good one, 2 for none."""
     (tmp_path / "Dockerfile").write_text("FROM python:3.12\nENTRYPOINT python\nUSER 1000\n")
-    assert run(["image", "check", str(tmp_path)]) == 1
+    assert invoke(["image", "check", str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert "FAIL signals" in out
     assert "Dockerfile:2: ENTRYPOINT python" in out
-    assert run(["image", "check", str(tmp_path), "--json"]) == 1
+    assert invoke(["image", "check", str(tmp_path), "--json"]) == 1
     data = json.loads(capsys.readouterr().out)
     assert data["verdict"] == "FAIL"
     assert data["hadolint"] is not None
     (tmp_path / "Dockerfile").write_text('FROM python:3.12\nUSER 1000\nENTRYPOINT ["python"]\n')
-    assert run(["image", "check", str(tmp_path)]) == 0
-    assert run(["image", "check", str(tmp_path / "none")]) == 2
-    assert run(["image", "check", str(tmp_path), "--build-arg", "nonsense"]) == 2
+    assert invoke(["image", "check", str(tmp_path)]) == 0
+    assert invoke(["image", "check", str(tmp_path / "none")]) == 2
+    assert invoke(["image", "check", str(tmp_path), "--build-arg", "nonsense"]) == 2
 
 
 def test_hadolints_errors_count(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.cli import run
+from tools.cli import invoke
 from tools.image.fix import REPAIRS, fix
 from tools.image.rules.evaluate import Target
 
@@ -123,7 +123,7 @@ def test_several_faults_are_repaired_one_after_the_other(tmp_path: Path) -> None
         "FROM nvidia/cuda:11.8.0-cudnn8-devel-ubuntu22.04\nCOPY requirements.txt /r.txt\n"
         "RUN pip install --no-cache-dir -r /r.txt\nCMD python train.py --note 'a b'\n"
     )
-    assert run(["image", "fix", str(tmp_path), "--write"]) == 0
+    assert invoke(["image", "fix", str(tmp_path), "--write"]) == 0
     assert (tmp_path / "requirements.txt").read_text() == "torch==2.6.0\ntorchvision==0.21.0\n"
     assert (tmp_path / "Dockerfile").read_text().splitlines() == [
         "FROM nvidia/cuda:12.4.1-cudnn-devel-ubuntu22.04",
@@ -132,7 +132,7 @@ def test_several_faults_are_repaired_one_after_the_other(tmp_path: Path) -> None
         "USER 1000:1000",
         'CMD ["python", "train.py", "--note", "a b"]',
     ]
-    assert run(["image", "check", str(tmp_path)]) == 0
+    assert invoke(["image", "check", str(tmp_path)]) == 0
     assert fix(Target(tmp_path / "Dockerfile", tmp_path)).diff == ""
 
 
@@ -151,12 +151,12 @@ def test_a_missing_package_is_installed_as_the_lock_has_it(tmp_path: Path) -> No
 
 def test_the_command_writes_only_when_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(CORPUS / "bad/root.Dockerfile", tmp_path / "Dockerfile")
-    assert run(["image", "fix", str(tmp_path)]) == 0
+    assert invoke(["image", "fix", str(tmp_path)]) == 0
     assert "nothing was written" in capsys.readouterr().out
     assert "USER root" in (tmp_path / "Dockerfile").read_text()
-    assert run(["image", "fix", str(tmp_path), "--write"]) == 0
+    assert invoke(["image", "fix", str(tmp_path), "--write"]) == 0
     assert "USER root" not in (tmp_path / "Dockerfile").read_text()
-    assert run(["image", "fix", str(tmp_path)]) == 0
+    assert invoke(["image", "fix", str(tmp_path)]) == 0
     assert "nothing to repair" in capsys.readouterr().out
 
 

@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 
 from tools.aws.session import AwsError, Session
 from tools.cells import kustomize
-from tools.cli import run
+from tools.cli import invoke
 from tools.core import repo
 from tools.core.errors import UserError
 from tools.image import ecr, overlay, pin, push, registry, tags
@@ -101,7 +101,7 @@ def test_a_wrong_name_is_said_before_any_engine_is_asked(
     words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
-    assert run(["image", *words]) == 2
+    assert invoke(["image", *words]) == 2
     said = capsys.readouterr()
     assert message in said.err
     assert said.out == ""
@@ -198,7 +198,7 @@ def test_without_docker_nothing_is_said_to_be_built(
     """No docker at all, and no engine behind it."""
     (tmp_path / "Dockerfile").write_text("FROM scratch\n")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert run(["image", "build", str(tmp_path)]) == 2
+    assert invoke(["image", "build", str(tmp_path)]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert "no docker on PATH, and nothing was built" in said.err

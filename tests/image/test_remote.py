@@ -23,7 +23,7 @@ from ruamel.yaml import YAML
 from tests.parts.moto import server
 from tools import __version__
 from tools.aws.session import Session
-from tools.cli import run
+from tools.cli import invoke
 from tools.core import repo
 from tools.core.errors import UserError
 from tools.image import codebuild, remote_build
@@ -251,24 +251,24 @@ def test_the_command_builds_once_lists_what_it_made_and_takes_it_away(
 
     with server() as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
-        assert run([*words, "--remote"]) == 1
+        assert invoke([*words, "--remote"]) == 1
         assert "the build ended well, and ECR does not have" in capsys.readouterr().err
-        assert run([*words, "--cleanup"]) == 0
+        assert invoke([*words, "--cleanup"]) == 0
         assert len(json.loads(capsys.readouterr().out)["removed"]) == 5
         monkeypatch.setattr(CodeBuildBackend, "start_build", build)
-        assert run([*words, "--remote"]) == 0
+        assert invoke([*words, "--remote"]) == 0
         said = json.loads(capsys.readouterr().out)
         assert said["digest"] == remote_build.digest(Session(REGION), Place.of(REPOSITORY), __version__)
         assert [one.split()[0] for one in said["made"]] == ["bucket", "log", "role", "project"]
-        assert run([*words, "--remote"]) == 1
+        assert invoke([*words, "--remote"]) == 1
         assert "is there already" in capsys.readouterr().err
-        assert run([*words, "--cleanup"]) == 0
+        assert invoke([*words, "--cleanup"]) == 0
         removed = json.loads(capsys.readouterr().out)["removed"]
         assert [one.split()[0] for one in removed] == ["project", "role", "log", "1", "bucket"]
-        assert run([*words, "--cleanup"]) == 0
+        assert invoke([*words, "--cleanup"]) == 0
         assert json.loads(capsys.readouterr().out) == {"removed": []}
         words[words.index(REPOSITORY)] = REPOSITORY.replace(ACCOUNT, "999999999999")
-        assert run([*words, "--cleanup"]) == 2
+        assert invoke([*words, "--cleanup"]) == 2
         assert "is of account 123456789012, and the repository of 999999999999" in capsys.readouterr().err
 
 

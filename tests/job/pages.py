@@ -13,7 +13,7 @@ from tests.job.conftest import KINDS
 from tests.job.situations import SITUATIONS
 from tests.job.world import World
 from tools.cells import kustomize
-from tools.cli import run
+from tools.cli import invoke
 from tools.core import repo
 from tools.kube.manifests import Manifests, parse
 
@@ -34,7 +34,7 @@ def output_of(name: str, cells: dict[str, Manifests]) -> str:
     one.plant(world)
     with tempfile.TemporaryDirectory() as directory, redirect_stdout(io.StringIO()) as shown:
         world.snapshot().save(Path(directory))
-        run(["job", "why", "--from", directory])
+        invoke(["job", "why", "--from", directory])
     return shown.getvalue()
 
 

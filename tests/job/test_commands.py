@@ -17,7 +17,7 @@ import pytest
 
 from tests.job.conftest import Cluster, NewWorld
 from tests.job.corpus import STEP
-from tools.cli import run
+from tools.cli import invoke
 from tools.core import repo
 from tools.job import checks, copy, remote_sender, submit
 from tools.job.snapshot.snapshot import PREVIOUS
@@ -33,7 +33,7 @@ def test_the_only_job_needs_no_name(
     made = world()
     made.log(0, *(STEP.format(n=n) for n in range(3)), seconds=4)
     home = cluster(made)
-    assert run(["job", "rank0", "-n", "team-a", "--context", "staging", "--name"]) == 0
+    assert invoke(["job", "rank0", "-n", "team-a", "--context", "staging", "--name"]) == 0
     assert capsys.readouterr().out == f"{JOB}-worker-0\n"
     asked = (home / "asked.txt").read_text().splitlines()
     assert all("--context=staging" in line and "--namespace=team-a" in line for line in asked)
@@ -43,9 +43,9 @@ def test_a_cell_means_its_job_and_a_wrong_name_the_nearest(
     world: NewWorld, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster(world())
-    assert run(["job", "status", "overlays/cpu/llama-tiny"]) == 0
+    assert invoke(["job", "status", "overlays/cpu/llama-tiny"]) == 0
     assert "team-a/cpu-llama-tiny-train (uid-job)" in capsys.readouterr().out
-    assert run(["job", "status", "cpu-llama-tiny-tran"]) == 2
+    assert invoke(["job", "status", "cpu-llama-tiny-tran"]) == 2
     assert f"did you mean {JOB}?" in capsys.readouterr().err
 
 
@@ -56,7 +56,7 @@ def test_what_may_not_be_seen_is_said_and_is_no_failure(
     made.unseen["Node"] = "forbidden"
     made.pending(0, 1)
     cluster(made)
-    assert run(["job", "why"]) == 3
+    assert invoke(["job", "why"]) == 3
     shown = capsys.readouterr().out
     assert "CANNOT TELL" in shown
     assert "not seen: Node: kubectl get:" in shown
@@ -68,10 +68,10 @@ def test_the_run_directory_is_looked_into_through_a_pod(
     home = cluster(world())
     records = [{"step": n, "loss": 3.0 - n / 10, "tokens_per_s": 5.0, "time": float(n)} for n in range(1, 9)]
     (home / "volume/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records))
-    assert run(["job", "status", "--json"]) == 0
+    assert invoke(["job", "status", "--json"]) == 0
     training = json.loads(capsys.readouterr().out)["training"]
     assert (training["source"], training["step"], training["loss"]) == ("the run's own files", 8, 2.2)
-    assert run(["job", "metrics"]) == 0
+    assert invoke(["job", "metrics"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 8
 
 
@@ -82,18 +82,18 @@ def test_logs_are_merged_filtered_and_prefixed(
     made.log(0, "one", "three", seconds=4)
     made.log(1, "two", seconds=3.5)
     cluster(made)
-    assert run(["job", "logs"]) == 0
+    assert invoke(["job", "logs"]) == 0
     assert capsys.readouterr().out == "worker-0 | one\nworker-1 | two\nworker-0 | three\n"
-    assert run(["job", "logs", "--grep", "t.?o"]) == 0
+    assert invoke(["job", "logs", "--grep", "t.?o"]) == 0
     assert capsys.readouterr().out == "worker-1 | two\n"
-    assert run(["job", "logs", "--json"]) == 0
+    assert invoke(["job", "logs", "--json"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["pod"], line["text"]) for line in told][1] == (f"{JOB}-worker-1", "two")
     assert told[0]["time"] == "2026-11-21T11:59:56+00:00"
-    assert run(["job", "logs", "--follow"]) == 0
+    assert invoke(["job", "logs", "--follow"]) == 0
     assert sorted(capsys.readouterr().out.split()[2::3]) == ["one", "three", "two"]
     for words, said in ((["--since", "1 day"], "--since 1 day"), (["--grep", "("], "--grep (")):
-        assert run(["job", "logs", *words]) == 2
+        assert invoke(["job", "logs", *words]) == 2
         assert said in capsys.readouterr().err
 
 
@@ -103,7 +103,7 @@ def test_a_log_that_is_not_there_is_named(
     made = world()
     made.log(0, "one", seconds=4)
     cluster(made)
-    assert run(["job", "logs"]) == 3
+    assert invoke(["job", "logs"]) == 3
     said = capsys.readouterr()
     assert said.out == "worker-0 | one\n"
     assert f"{JOB}-worker-1: not seen:" in said.err
@@ -116,11 +116,11 @@ def test_first_failure_of_all_logs(
     made.ended(0, 1, "RuntimeError: gloo: Connection closed by peer [10.0.0.7]:1")
     made.ended(1, 1, "step 1", "torch.OutOfMemoryError: CUDA out of memory")
     cluster(made)
-    assert run(["job", "logs", "--first-failure"]) == 0
+    assert invoke(["job", "logs", "--first-failure"]) == 0
     shown = capsys.readouterr().out
     assert f"oom-device: first seen in {JOB}-worker-1" in shown
     assert "worker-0" not in shown
-    assert run(["job", "logs", "--first-failure", "--json"]) == 0
+    assert invoke(["job", "logs", "--first-failure", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["kind"], told["pod"]) == ("oom-device", f"{JOB}-worker-1")
     assert told["around"][-1]["text"] == told["line"] == "torch.OutOfMemoryError: CUDA out of memory"
@@ -130,7 +130,7 @@ def test_a_rank_without_heartbeat_cannot_be_found(
     world: NewWorld, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster(world())
-    assert run(["job", "logs", "--rank", "1"]) == 3
+    assert invoke(["job", "logs", "--rank", "1"]) == 3
     assert "which pod holds rank 1 cannot be told: no rank has a heartbeat" in capsys.readouterr().err
 
 
@@ -176,12 +176,12 @@ def test_a_ranks_own_log_is_read_from_the_volume(
     heartbeat(home, 1, f"{JOB}-worker-0")
     (home / "volume/logs").mkdir()
     (home / "volume/logs/rank-00001.log").write_text("a\nb\nc\n")
-    assert run(["job", "logs", "--rank", "1", "--volume", "--tail", "2"]) == 0
+    assert invoke(["job", "logs", "--rank", "1", "--volume", "--tail", "2"]) == 0
     assert capfd.readouterr().out == "b\nc\n"
-    assert run(["job", "logs", "--rank", "1", "--volume", "--grep", "[ab]", "--json"]) == 0
+    assert invoke(["job", "logs", "--rank", "1", "--volume", "--grep", "[ab]", "--json"]) == 0
     told = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert [(line["rank"], line["text"]) for line in told] == [(1, "a"), (1, "b")]
-    assert run(["job", "logs", "--rank", "1", "--volume", "--follow"]) == 2
+    assert invoke(["job", "logs", "--rank", "1", "--volume", "--follow"]) == 2
     assert "only --rank, --tail and --grep go with it" in capfd.readouterr().err
 
 
@@ -198,7 +198,7 @@ def test_cp_brings_whole_files_and_survives_a_broken_stream(
         (home / "volume/checkpoints" / unfinished / "half").write_text("x")
     (home / "break").write_text("9000")
     out = tmp_path / "out"
-    assert run(["job", "cp", JOB, "checkpoints", str(out)]) == 0
+    assert invoke(["job", "cp", JOB, "checkpoints", str(out)]) == 0
     said = capsys.readouterr()
     assert "the stream was cut short: try 1 of 3" in said.err, "control: the stream was cut"
     assert "2 files, 10,242 bytes" in said.out
@@ -207,15 +207,15 @@ def test_cp_brings_whole_files_and_survives_a_broken_stream(
     assert names == ["checkpoints/step-00000010/MANIFEST.json", "checkpoints/step-00000010/weights.bin"]
     digest = hashlib.sha256((step / "weights.bin").read_bytes()).hexdigest()
     assert digest in (out / "SHA256SUMS").read_text()
-    assert run(["job", "cp", JOB, "checkpoints", str(out)]) == 0
+    assert invoke(["job", "cp", JOB, "checkpoints", str(out)]) == 0
     assert "0 copied" in capsys.readouterr().out
     (out / "checkpoints/step-00000010/MANIFEST.json").write_text("[]")
-    assert run(["job", "cp", JOB, "checkpoints", str(out)]) == 0
+    assert invoke(["job", "cp", JOB, "checkpoints", str(out)]) == 0
     assert "1 copied" in capsys.readouterr().out, "of the same size, and not the same"
     shutil.rmtree(step)
-    assert run(["job", "cp", JOB, "checkpoints/step-00000010", str(out)]) == 2
+    assert invoke(["job", "cp", JOB, "checkpoints/step-00000010", str(out)]) == 2
     for path in ("/etc/passwd", "../other"):
-        assert run(["job", "cp", JOB, path, str(out)]) == 2
+        assert invoke(["job", "cp", JOB, path, str(out)]) == 2
         assert "not a path inside the run directory" in capsys.readouterr().err
 
 
@@ -231,7 +231,7 @@ def test_cp_leaves_nothing_of_a_file_that_does_not_arrive(
     (home / "break").write_text("1000")
     monkeypatch.setattr(copy, "TRIES", 1)
     out = tmp_path / "out"
-    assert run(["job", "cp", JOB, "report.json", str(out)]) == 1
+    assert invoke(["job", "cp", JOB, "report.json", str(out)]) == 1
     assert "the stream was cut short, 1 times; 0 files are whole" in capsys.readouterr().err
     assert list(out.iterdir()) == []
 
@@ -248,17 +248,17 @@ def test_cp_does_not_follow_links_out_of_the_run_directory(
     (home / "volume/sub/out").symlink_to(home / "outside")
     out = tmp_path / "here"
     for path in ("out", "out/file"):
-        assert run(["job", "cp", JOB, path, str(out)]) == 1
+        assert invoke(["job", "cp", JOB, path, str(out)]) == 1
         assert f"{path}: a symbolic link that leads out of the run directory" in capsys.readouterr().err
     assert not out.exists()
-    assert run(["job", "cp", JOB, "in/file", str(out)]) == 0, "control: one that stays inside"
-    assert run(["job", "cp", JOB, "sub", str(out)]) == 0
+    assert invoke(["job", "cp", JOB, "in/file", str(out)]) == 0, "control: one that stays inside"
+    assert invoke(["job", "cp", JOB, "sub", str(out)]) == 0
     lines = (out / "SHA256SUMS").read_text().splitlines()
     assert [line.split("  ")[1] for line in lines] == ["in/file", "sub/file"], "also those of the first copy"
     (out / "sub/file").unlink()
     (out / "sub/file").mkdir()
     capsys.readouterr()
-    assert run(["job", "cp", JOB, "sub", str(out)]) == 2
+    assert invoke(["job", "cp", JOB, "sub", str(out)]) == 2
     assert f"error: {out / 'sub/file'}: " in capsys.readouterr().err
     assert sorted(path.name for path in (out / "sub").iterdir()) == ["file"]
 
@@ -277,7 +277,7 @@ def test_a_full_disk_leaves_no_half_file(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(copy, "_write", full)
-    assert run(["job", "cp", JOB, "weights", str(tmp_path / "here")]) == 1
+    assert invoke(["job", "cp", JOB, "weights", str(tmp_path / "here")]) == 1
     assert f"error: {tmp_path / 'here'}: No space left on device" in capsys.readouterr().err
     assert list((tmp_path / "here").iterdir()) == []
 
@@ -303,7 +303,7 @@ def test_what_is_not_there_is_one_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     cluster(world())
-    assert run(["job", *words]) == code
+    assert invoke(["job", *words]) == code
     shown = capsys.readouterr()
     assert (shown.out, said in shown.err) == ("", True), shown.err
 
@@ -316,10 +316,10 @@ def test_metrics_of_a_log_go_back_behind_the_last_restart(
     made.log(0, *(STEP.format(n=n) for n in (1, 2, 3)), seconds=90, which=PREVIOUS)
     made.log(0, *(STEP.format(n=n) for n in (3, 4)), seconds=9)
     cluster(made)
-    assert run(["job", "metrics"]) == 0
+    assert invoke(["job", "metrics"]) == 0
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 3, 4]
-    assert run(["job", "plot", "--json"]) == 0
+    assert invoke(["job", "plot", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["runs"][0]["restarts"]) == 1
 
 
@@ -328,18 +328,18 @@ def test_previous_is_of_those_that_were_restarted(
 ) -> None:
     made = world()
     cluster(made)
-    assert run(["job", "logs", "--previous"]) == 3
+    assert invoke(["job", "logs", "--previous"]) == 3
     assert "no container of cpu-llama-tiny-train was restarted" in capsys.readouterr().err
-    assert run(["job", "logs", "--previous", "--follow"]) == 2
+    assert invoke(["job", "logs", "--previous", "--follow"]) == 2
     made.running(1, restarts=2)
     made.log(1, "before", seconds=9)
     cluster(made)
     capsys.readouterr()
-    assert run(["job", "logs", "--previous"]) == 0, "worker-0 has no such log, and none is missed"
+    assert invoke(["job", "logs", "--previous"]) == 0, "worker-0 has no such log, and none is missed"
     assert capsys.readouterr() == ("worker-1 | before\n", "")
     made.waiting(0, "ContainerCreating")
     cluster(made)
-    assert run(["job", "logs", "--follow"]) == 0
+    assert invoke(["job", "logs", "--follow"]) == 0
     assert "worker-0: not seen: ContainerCreating" in capsys.readouterr().err
 
 
@@ -376,7 +376,7 @@ def test_a_test_that_somebody_else_runs_stays(
     monkeypatch.setattr(checks, "check", lambda *_: None)
     monkeypatch.setattr(submit, "existing", lambda *_: {"metadata": {"uid": "other"}})
     monkeypatch.setattr(Kubectl, "text", lambda self, *words, **_: asked.append(words[0]))
-    assert run(["job", "nccl-test", "cpu/llama-tiny", "-n", "team-a"]) == 1
+    assert invoke(["job", "nccl-test", "cpu/llama-tiny", "-n", "team-a"]) == 1
     assert "delete" not in asked
 
 
@@ -410,15 +410,15 @@ def test_list_shows_state_and_uid(
     made = world()
     made.end("Failed")
     cluster(made)
-    assert run(["job", "list", "--json"]) == 0
+    assert invoke(["job", "list", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["state"], row["uid"], row["pods"]) == ("Failed", "uid-job", "0/2")
-    assert run(["job", "status"]) == 1, "a failed job's status is a bad verdict"
+    assert invoke(["job", "status"]) == 1, "a failed job's status is a bad verdict"
 
 
 def test_no_kubectl_is_one_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert run(["job", "list"]) == 2
+    assert invoke(["job", "list"]) == 2
     assert capsys.readouterr().err.startswith("error: no kubectl on PATH\n  hint: install kubectl 1.31")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.job.conftest import Cluster, NewWorld
 from tests.job.world import World
-from tools.cli import run
+from tools.cli import invoke
 from tools.core.verdict import State, Verdict
 from tools.job import rendezvous_check
 
@@ -103,7 +103,7 @@ def test_the_command_looks_from_every_pod_that_runs(
             endpoint = f"localhost:{listening.getsockname()[1]}"
             environment.append({"name": "PET_RDZV_ENDPOINT", "value": endpoint})
         cluster(made)
-        assert run(["job", "debug", "--json"]) == 1, "no pod has that name"
+        assert invoke(["job", "debug", "--json"]) == 1, "no pod has that name"
     said = json.loads(capfd.readouterr().out)
     found = {(one["from"], one["hop"]): one["verdict"] for one in said["hops"]}
     assert found[None, "pod"] == "FAIL"
@@ -119,5 +119,5 @@ def test_nobody_to_look_from_is_said(
     made = with_addresses(world())
     made.pending(0, 1)
     cluster(made)
-    assert run(["job", "debug"]) == 1
+    assert invoke(["job", "debug"]) == 1
     assert "CANNOT TELL  look       no container runs to look from" in capsys.readouterr().out

@@ -11,7 +11,7 @@ import pytest
 
 from tests.job.conftest import Cluster, NewWorld
 from tests.job.world import World, ago
-from tools.cli import run
+from tools.cli import invoke
 from tools.job import devices
 from tools.job.snapshot.pod import JobPod
 
@@ -81,7 +81,7 @@ def test_a_table_by_rank(
     home = cluster(made)
     heartbeats(home, made)
     smi.write_text("".join(f"{ROW.format(n=n, used=70000 + n)}, {WELL}\n" for n in range(8)))
-    assert run(["job", "devices", "--json"]) == 0
+    assert invoke(["job", "devices", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     rows = said["devices"]
     assert [row["ranks"] for row in rows] == [[rank] for rank in range(32)]
@@ -89,7 +89,7 @@ def test_a_table_by_rank(
         "worker-1", 1, 70001.0, 98.0,
     )  # fmt: skip
     assert (rows[0]["errors"], rows[0]["watts"], rows[0]["problems"]) == (0, 689.21, [])
-    assert run(["job", "devices"]) == 0
+    assert invoke(["job", "devices"]) == 0
     assert "9      worker-1  1    NVIDIA H100 80GB HBM3  68.4 of 79.6  98%  61 C  689 W  0" in (
         capsys.readouterr().out
     )
@@ -118,7 +118,7 @@ def test_errors_missing_cards_and_ill_nodes_are_bad(
         f"{ROW.format(n=6, used='[Unknown Error]')}, {WELL}",
     ]
     smi.write_text("\n".join(rows) + "\n")
-    assert run(["job", "devices"]) == 1
+    assert invoke(["job", "devices"]) == 1
     said = capsys.readouterr().out
     assert "FAIL: worker-0 device 5: 3 ECC errors that were not corrected" in said
     assert "FAIL: worker-0 device 5: a memory row waits to be remapped: reset it" in said
@@ -134,7 +134,7 @@ def test_a_complaint_beside_the_rows_and_a_field_that_the_driver_does_not_know(
     cluster(trained(world))
     rows = "".join(f"{ROW.format(n=n, used=1)}, {WELL}\n" for n in range(7))
     smi.write_text(f"Unable to determine the device handle for GPU7: Unknown Error\n{rows}")
-    assert run(["job", "devices", "--json"]) == 1
+    assert invoke(["job", "devices", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert len(told["devices"]) == 28
     assert "worker-0: Unable to determine the device handle for GPU7: Unknown Error" in told["wrong"]
@@ -142,7 +142,7 @@ def test_a_complaint_beside_the_rows_and_a_field_that_the_driver_does_not_know(
     refusal = 'Field "remapped_rows.pending" is not a valid field to query.'
     program.write_text(f"#!/bin/sh\ncase $1 in *remapped*) echo '{refusal}'; exit 2;; esac\ncat {smi}\n")
     smi.write_text("".join(f"{ROW.format(n=n, used=1)}\n" for n in range(8)))
-    assert run(["job", "devices", "--json"]) == 0
+    assert invoke(["job", "devices", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["devices"]) == 32
 
 
@@ -167,7 +167,7 @@ def test_a_lost_card_is_what_nvidia_smi_says_of_it(
 ) -> None:
     cluster(trained(world))
     smi.write_text("Unable to determine the device handle for GPU0: 0000:53:00.0: GPU is lost.\n")
-    assert run(["job", "devices"]) == 1
+    assert invoke(["job", "devices"]) == 1
     assert "FAIL: worker-0: Unable to determine the device handle" in capsys.readouterr().out
 
 
@@ -177,10 +177,10 @@ def test_no_program_is_no_verdict(
     if shutil.which("nvidia-smi"):
         pytest.skip("this machine has an nvidia-smi of its own: run it on one without")
     cluster(trained(world))
-    assert run(["job", "devices"]) == 3
+    assert invoke(["job", "devices"]) == 3
     assert "worker-0: neither nvidia-smi nor neuron-monitor is in its image" in capsys.readouterr().out
     cluster(world())
-    assert run(["job", "devices"]) == 3
+    assert invoke(["job", "devices"]) == 3
     assert "asks for an accelerator" in capsys.readouterr().err
 
 
@@ -202,7 +202,7 @@ def test_a_program_that_fails_says_why(
     """nvidia-smi writes its complaint to standard output; the exit code alone would be all that is left."""
     cluster(trained(world))
     (smi.parent / "programs/nvidia-smi").write_text(f'#!/bin/sh\necho "{answer}"\nexit {code}\n')
-    assert run(["job", "devices"]) == 1
+    assert invoke(["job", "devices"]) == 1
     assert f"FAIL: worker-0: {answer}" in capsys.readouterr().out
 
 
@@ -211,9 +211,9 @@ def test_slices_of_a_card_are_no_missing_cards(
 ) -> None:
     cluster(trained(world))
     smi.write_text("".join(f"{ROW.format(n=n, used=1)}, {WELL}, Disabled\n" for n in range(4)))
-    assert run(["job", "devices"]) == 1, "control"
+    assert invoke(["job", "devices"]) == 1, "control"
     smi.write_text("".join(f"{ROW.format(n=n, used=1)}, {WELL}, Enabled\n" for n in range(4)))
-    assert run(["job", "devices"]) == 0
+    assert invoke(["job", "devices"]) == 0
     capsys.readouterr()
 
 

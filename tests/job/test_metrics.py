@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tools.cli import run
+from tools.cli import invoke
 from tools.job.metrics import plot, series
 from tools.job.metrics.plot import Run
 from tools.job.metrics.series import Gap, Record
@@ -252,10 +252,10 @@ def test_a_file_is_read_packed_cut_off_or_of_another_encoding(
     (tmp_path / "whole.log.gz").write_bytes(packed)
     (tmp_path / "windows.log").write_text(lines, encoding="utf-16")
     for name in ("whole.log.gz", "windows.log"):
-        assert run(["job", "metrics", str(tmp_path / name)]) == 0
+        assert invoke(["job", "metrics", str(tmp_path / name)]) == 0
         assert len(capsys.readouterr().out.splitlines()) == 90
     (tmp_path / "cut.log.gz").write_bytes(packed[:-60])
-    assert run(["job", "metrics", str(tmp_path / "cut.log.gz")]) == 0
+    assert invoke(["job", "metrics", str(tmp_path / "cut.log.gz")]) == 0
     said = capsys.readouterr()
     assert "cut off or damaged" in said.err
     assert json.loads(said.out.splitlines()[0])["step"] == 0
@@ -333,10 +333,10 @@ def test_the_time_left_is_a_range_or_unknown() -> None:
 def test_command_prints_json_lines_and_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "bert.log"
     log.write_text(BERT)
-    assert run(["job", "metrics", str(log)]) == 0
+    assert invoke(["job", "metrics", str(log)]) == 0
     rows: list[dict[str, Any]] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["step"] for row in rows] == [14, 15]
-    assert run(["job", "metrics", str(log), "--csv"]) == 0
+    assert invoke(["job", "metrics", str(log), "--csv"]) == 0
     head, first, _ = capsys.readouterr().out.splitlines()
     assert dict(zip(head.split(","), first.split(","), strict=True))["samples_per_s"] == "6449.36"
 
@@ -345,7 +345,7 @@ def test_nothing_to_read_cannot_be_told(tmp_path: Path, capsys: pytest.CaptureFi
     log = tmp_path / "empty.log"
     log.write_text("starting\n")
     for command in ("metrics", "plot"):
-        assert run(["job", command, str(log)]) == 3
+        assert invoke(["job", command, str(log)]) == 3
         said = capsys.readouterr()
         assert "no line with metrics" in said.err
         assert said.out == ""
@@ -405,11 +405,11 @@ def test_svg_is_xml_with_one_line_a_run(tmp_path: Path, capsys: pytest.CaptureFi
     assert "a<b" in [one.text for one in tree.iter(f"{space}text")]
     log = tmp_path / "fsdp.log"
     log.write_text(FSDP)
-    assert run(["job", "plot", str(log), "--svg", str(tmp_path / "x.svg")]) == 0
+    assert invoke(["job", "plot", str(log), "--svg", str(tmp_path / "x.svg")]) == 0
     assert ElementTree.parse(tmp_path / "x.svg").getroot().tag == f"{space}svg"
-    assert run(["job", "plot", str(log), "--svg", str(tmp_path / "no/x.svg")]) == 2
+    assert invoke(["job", "plot", str(log), "--svg", str(tmp_path / "no/x.svg")]) == 2
     assert "no/x.svg: No such file or directory" in capsys.readouterr().err
-    assert run(["job", "plot", str(log), "--key", "loss", "--json"]) == 0
+    assert invoke(["job", "plot", str(log), "--key", "loss", "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)["runs"]
     assert set(told) == {"name", "curves", "restarts"}
     assert len(told["curves"]["loss"]) > 1

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.job.conftest import NewWorld
-from tools.cli import run
+from tools.cli import invoke
 from tools.core.verdict import State
 from tools.facts.bandwidth import MEASURED
 from tools.facts.instances import INSTANCES
@@ -140,11 +140,11 @@ def test_every_measured_machine_is_one_of_the_table() -> None:
 def test_a_log_is_judged_without_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "log"
     log.write_text(f"{TCP}\n{NEW}")
-    assert run(["job", "nccl-test", "p5/llama-3-1-8b", "--log", str(log), "--json"]) == 1
+    assert invoke(["job", "nccl-test", "p5/llama-3-1-8b", "--log", str(log), "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
     assert [one["verdict"] for one in said["verdicts"]] == ["PASS", "FAIL", "CANNOT TELL"]
     assert said["rows"][1] == {"size": 2**34, "bus": 480.0, "right": True}
     log.write_text("nothing\n")
-    assert run(["job", "nccl-test", "cpu/llama-tiny", "--log", str(log)]) == 3
+    assert invoke(["job", "nccl-test", "cpu/llama-tiny", "--log", str(log)]) == 3
     assert "CANNOT TELL: the log holds no measurement" in capsys.readouterr().out
-    assert run(["job", "nccl-test", "cpu/llama-tiny", "--log", str(tmp_path / "none")]) == 2
+    assert invoke(["job", "nccl-test", "cpu/llama-tiny", "--log", str(tmp_path / "none")]) == 2

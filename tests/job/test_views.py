@@ -14,7 +14,7 @@ import pytest
 from tests.job.conftest import NewWorld
 from tests.job.corpus import STEP
 from tools import cli
-from tools.cli import run
+from tools.cli import invoke
 from tools.core import repo
 from tools.job import logs, status, stop
 from tools.job.diagnosis import admission, cause, exit_codes, failures, log_patterns, startup
@@ -262,12 +262,12 @@ def test_a_kept_snapshot_gives_the_same_answer(
     assert explain(load(tmp_path / "kept")).causes == explain(snapshot).causes
     kept = "".join(path.read_text() for path in (tmp_path / "kept").iterdir())
     assert "not-for-others" not in kept
-    assert run(["job", "why", "--from", str(tmp_path / "kept"), "--json"]) == 1
+    assert invoke(["job", "why", "--from", str(tmp_path / "kept"), "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
     assert (said["cause"], said["uid"], said["verdict"]) == ("oom-host", "uid-job", "FAIL")
-    assert run(["job", "why", "--from", str(tmp_path / "none")]) == 2
+    assert invoke(["job", "why", "--from", str(tmp_path / "none")]) == 2
     (tmp_path / "kept/snapshot.json").write_text("{")
-    assert run(["job", "why", "--from", str(tmp_path / "kept")]) == 2
+    assert invoke(["job", "why", "--from", str(tmp_path / "kept")]) == 2
     assert "not a whole snapshot" in capsys.readouterr().err
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.neuron.conftest import write_config
 from tools.cells.kustomize import ensure
-from tools.cli import precompile, run
+from tools.cli import invoke, precompile
 from tools.core.repo import root
 from tools.core.verdict import State
 from tools.kube.manifests import Manifests, parse
@@ -63,7 +63,7 @@ def test_yard_metrics_reads_the_summary(
 ) -> None:
     log = tmp_path / "graphs.log"
     log.write_text(text)
-    assert run(["metrics", str(log)]) == code
+    assert invoke(["metrics", str(log)]) == code
     assert capsys.readouterr().out == said
 
 
@@ -154,5 +154,5 @@ def test_the_job_before_passes_preflight_and_forms_one_world(rendered: dict[str,
 
 
 def test_a_cell_of_other_hardware_has_no_graphs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["precompile", "cpu/llama-tiny"]) == 2
+    assert invoke(["precompile", "cpu/llama-tiny"]) == 2
     assert "overlays/cpu/llama-tiny is not a cell of trn1" in capsys.readouterr().err

@@ -201,15 +201,15 @@ def test_unknown_cluster_and_part_name_the_nearest() -> None:
 def test_the_command_prints_yaml_or_json_and_the_next_step(
     capsys: pytest.CaptureFixture[str], objects: Parse
 ) -> None:
-    assert cli.run(["platform", "example/storage"]) == 0
+    assert cli.invoke(["platform", "example/storage"]) == 0
     text, said = capsys.readouterr()
     assert "kubectl apply --server-side -f -" in said
-    assert cli.run(["platform", "example/storage", "--json"]) == 0
+    assert cli.invoke(["platform", "example/storage", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == objects(text)
 
 
 def test_the_command_has_one_line_for_a_wrong_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["platform", "exampel"]) == 2
+    assert cli.invoke(["platform", "exampel"]) == 2
     text, said = capsys.readouterr()
     assert text == ""
     assert said.splitlines() == [

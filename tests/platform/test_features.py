@@ -282,9 +282,7 @@ def test_components_are_the_same_on_the_oldest_and_newest_kustomize(
     """Kinds are changed and references followed by rules that kustomize does not promise."""
     programs = [repo.root() / ".cache/bin" / f"kustomize-{version}" for version in ("5.4.2", "5.8.1")]
     if not all(program.exists() for program in programs):
-        pytest.skip(
-            "the two kustomize versions are not built: run tests/manifests first, with Go 1.24 or newer"
-        )
+        pytest.skip("the two kustomize versions are not built: run tests/cells first, with Go 1.24 or newer")
     for component in ("overlays/feature/hyperpod-job", "base/services/prepare", "base/services/nccl-test"):
         made = above(SMALLEST, component, prefix="we-")
         mine = tree / "users" / f"{SMALLEST}-we--{component}".replace("/", "-")

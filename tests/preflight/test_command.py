@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tools.cli import run
+from tools.cli import invoke
 from tools.cli.preflight import command
 from tools.core import repo
 from tools.kube import schemas
@@ -52,14 +52,14 @@ def offline(monkeypatch: pytest.MonkeyPatch, known: Schemas) -> None:
     ],
 )
 def test_exit_codes(arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["preflight", *arguments]) == code
+    assert invoke(["preflight", *arguments]) == code
     said = capsys.readouterr()
     assert ("error: " in said.err) == (code == 2)
     assert "Traceback" not in said.out + said.err
 
 
 def test_failures_come_first_with_evidence_reason_and_remedy(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["preflight", "-f", BAD]) == 1
+    assert invoke(["preflight", "-f", BAD]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"FAIL: {BAD}: 1 failed, 0 cannot be told, ")
     assert lines[1].startswith("  FAIL wiring: it hangs: 2 pods wait in 2 places: a job without Master")
@@ -71,10 +71,10 @@ def test_failures_come_first_with_evidence_reason_and_remedy(capsys: pytest.Capt
 
 
 def test_what_passed_is_printed_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["preflight", "-f", GOOD, "-v"]) == 0
+    assert invoke(["preflight", "-f", GOOD, "-v"]) == 0
     said = capsys.readouterr().out
     assert "  PASS wiring: mnist-cpu forms one world" in said
-    assert run(["preflight", "-f", GOOD]) == 0
+    assert invoke(["preflight", "-f", GOOD]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
@@ -85,7 +85,7 @@ def test_standard_input(known: Schemas) -> None:
 
 
 def test_json_has_rule_object_path_value_and_evidence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["preflight", "-f", str(CORPUS / "bad" / "cpu-all-vcpus.yaml"), "--json"]) == 1
+    assert invoke(["preflight", "-f", str(CORPUS / "bad" / "cpu-all-vcpus.yaml"), "--json"]) == 1
     (one,) = json.loads(capsys.readouterr().out)
     assert one["verdict"] == "FAIL"
     (found,) = [item for item in one["verdicts"] if item["verdict"] == "FAIL"]
@@ -101,7 +101,7 @@ def test_json_has_rule_object_path_value_and_evidence(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize("name", ["token-in-env", "aws-key-in-args", "token-in-config-map", "wandb-key"])
 def test_a_secret_is_never_printed_whole(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = CORPUS / "bad" / f"{name}.yaml"
-    assert run(["preflight", "-f", str(path), "-v", "--json"]) == 1
+    assert invoke(["preflight", "-f", str(path), "-v", "--json"]) == 1
     said = capsys.readouterr().out
     text = path.read_text(encoding="utf-8")
     secrets = ("AbCdEfGhIj", "AKIAIOSFODNN7", "q7RtYuIoPa", "0123456789abcdef")
@@ -115,7 +115,7 @@ def test_without_schemas_it_cannot_be_told(
 ) -> None:
     """The schemas are not fetched behind the user's back; the way to get them is said."""
     monkeypatch.setattr(schemas, "find", lambda root: None)
-    assert run(["preflight", "-f", GOOD]) == 3
+    assert invoke(["preflight", "-f", GOOD]) == 3
     said = capsys.readouterr().out
     assert "CANNOT TELL schema: the schemas are not built on this machine" in said
     assert "what to do: python -m tools.kube.schemas" in said

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tools.cells import kustomize
-from tools.cli import run
+from tools.cli import invoke
 from tools.core import repo
 
 Answer = Callable[..., Path]
@@ -41,7 +41,7 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answer:
 
 def test_no_difference(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
     noted = answer(0)
-    assert run(["diff", "cpu/llama-tiny"]) == 0
+    assert invoke(["diff", "cpu/llama-tiny"]) == 0
     assert capsys.readouterr().out == "overlays/cpu/llama-tiny: no difference\n"
     asked = (noted / "asked").read_text(encoding="utf-8")
     assert asked == "diff --server-side --field-manager=kubectl -f -\n"
@@ -50,7 +50,7 @@ def test_no_difference(answer: Answer, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_differences_are_shown(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
     answer(1, "-  replicas: 2\n+  replicas: 4\n", "Warning: something is deprecated\n")
-    assert run(["diff", "overlays/cpu/llama-tiny"]) == 1
+    assert invoke(["diff", "overlays/cpu/llama-tiny"]) == 1
     said = capsys.readouterr()
     assert said.out == "-  replicas: 2\n+  replicas: 4\noverlays/cpu/llama-tiny: differs from the cluster\n"
     assert said.err == "Warning: something is deprecated\n"
@@ -60,13 +60,13 @@ def test_the_users_own_differ_is_not_used(answer: Answer, monkeypatch: pytest.Mo
     """A pager or a coloured diff has other exit codes."""
     monkeypatch.setenv("KUBECTL_EXTERNAL_DIFF", "meld")
     noted = answer(0)
-    assert run(["diff", "cpu/llama-tiny"]) == 0
+    assert invoke(["diff", "cpu/llama-tiny"]) == 0
     assert (noted / "differ").read_text(encoding="utf-8") == "diff -u -N\n"
 
 
 def test_namespace_and_context_are_passed_on(answer: Answer) -> None:
     noted = answer(0)
-    assert run(["diff", "cpu/llama-tiny", "-n", "team-a", "--context", "staging"]) == 0
+    assert invoke(["diff", "cpu/llama-tiny", "-n", "team-a", "--context", "staging"]) == 0
     asked = (noted / "asked").read_text(encoding="utf-8").split()
     assert {"--namespace=team-a", "--context=staging"} <= set(asked)
 
@@ -74,13 +74,13 @@ def test_namespace_and_context_are_passed_on(answer: Answer) -> None:
 def test_flux_is_asked_as_flux(answer: Answer) -> None:
     """Whoever does not own the fields gets a conflict instead of a difference."""
     noted = answer(0)
-    assert run(["diff", "cpu/llama-tiny", "--field-manager", "kustomize-controller"]) == 0
+    assert invoke(["diff", "cpu/llama-tiny", "--field-manager", "kustomize-controller"]) == 0
     assert "--field-manager=kustomize-controller" in (noted / "asked").read_text(encoding="utf-8")
 
 
 def test_json(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
     answer(1, "+ a\n")
-    assert run(["diff", "cpu/llama-tiny", "--json"]) == 1
+    assert invoke(["diff", "cpu/llama-tiny", "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
     assert said == {"cell": "overlays/cpu/llama-tiny", "differs": True, "diff": "+ a\n"}
 
@@ -123,7 +123,7 @@ def test_an_error_is_no_difference(
     code: int, err: str, message: str, hint: str, answer: Answer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer(code, "", err)
-    assert run(["diff", "cpu/llama-tiny"]) == 2
+    assert invoke(["diff", "cpu/llama-tiny"]) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("error: kubectl diff: ")
@@ -136,7 +136,7 @@ def test_no_kubectl(
     answer: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert run(["diff", "cpu/llama-tiny"]) == 2
+    assert invoke(["diff", "cpu/llama-tiny"]) == 2
     assert "error: no kubectl on PATH" in capsys.readouterr().err
 
 
@@ -144,7 +144,7 @@ def test_an_unknown_cell_is_said_before_kubectl_is_asked(
     answer: Answer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     noted = answer(0)
-    assert run(["diff", "cpu/llama-tin"]) == 2
+    assert invoke(["diff", "cpu/llama-tin"]) == 2
     assert "did you mean overlays/cpu/llama-tiny?" in capsys.readouterr().err
     assert not (noted / "asked").exists()
     assert repo.cells()

@@ -43,10 +43,10 @@ def yard() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run `yard`; exit with its code. Every error ends here as one line, without a traceback."""
-    sys.exit(run(arguments))
+    sys.exit(invoke(arguments))
 
 
-def run(arguments: list[str] | None = None) -> int:
+def invoke(arguments: list[str] | None = None) -> int:
     """Run `yard` with `arguments` (default: the process's own) and return its exit code."""
     try:
         code = yard.main(args=arguments, prog_name="yard", standalone_mode=False)
@@ -96,7 +96,3 @@ def _usage_hint(problem: click.UsageError) -> str | None:
     if problem.ctx is not None:
         return f"see {problem.ctx.command_path} --help"
     return None
-
-
-if __name__ == "__main__":
-    main()

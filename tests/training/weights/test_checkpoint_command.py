@@ -47,22 +47,22 @@ def run(tmp_path: Path, dataset: Path) -> RunDir:
 
 @pytest.mark.usefixtures("here")
 def test_list_and_verify_find_the_damaged_step(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["checkpoint", "verify", str(run.path)]) == 0
+    assert cli.invoke(["checkpoint", "verify", str(run.path)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("PASS: 2 checkpoints: every byte is as it was written\n  step 20: ")
 
     path = run.checkpoints / "step-00000040" / "rank-00000.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
-    assert cli.run(["checkpoint", "verify", str(run.path), "--json"]) == 1
+    assert cli.invoke(["checkpoint", "verify", str(run.path), "--json"]) == 1
     verdict = json.loads(capsys.readouterr().out)
     problems = [each["problem"] for each in verdict["checkpoints"]]
     assert problems == [None, "step-00000040/rank-00000.safetensors: its content does not match its digest"]
     assert verdict["summary"] == "1 checkpoint of 2 would be refused"
-    assert cli.run(["checkpoint", "verify", str(run.path), "--step", "20"]) == 0
+    assert cli.invoke(["checkpoint", "verify", str(run.path), "--step", "20"]) == 0
 
     path.write_bytes(b"short")
     capsys.readouterr()
-    assert cli.run(["checkpoint", "list", str(run.path)]) == 0
+    assert cli.invoke(["checkpoint", "list", str(run.path)]) == 0
     first, second = capsys.readouterr().out.splitlines()
     size = sum(p.stat().st_size for p in (run.checkpoints / "step-00000020").glob("rank-*"))
     assert first.split() == ["step", "20", f"{size / 1e6:,.1f}", "MB", "in", "2", "files", "by", "1", "rank"]
@@ -73,12 +73,12 @@ def test_list_and_verify_find_the_damaged_step(run: RunDir, capsys: pytest.Captu
 
 @pytest.mark.usefixtures("here")
 def test_show_tells_what_the_newest_holds(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["checkpoint", "show", str(run.path), "--json"]) == 0
+    assert cli.invoke(["checkpoint", "show", str(run.path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["step"] == 40
     assert found["tensors"]["model.model.norm.weight"] == {"dtype": "F32", "shape": [64]}
     assert found["meta"]["config"]["model"]["hidden_size"] == 64
-    assert cli.run(["checkpoint", "show", str(run.path), "--step", "30"]) == 2
+    assert cli.invoke(["checkpoint", "show", str(run.path), "--step", "30"]) == 2
     assert "has no step 30; steps: 20, 40" in capsys.readouterr().err
 
 
@@ -90,7 +90,7 @@ def test_export_says_what_it_wrote_and_how_to_load_it(
     run = RunDir(tmp_path / "runs" / "tuned")
     adapted(run, configuration(str(tmp_path / "base"), LORA), dataset)
     out = tmp_path / "out"
-    assert cli.run(["checkpoint", "export", str(run.path), "--to", str(out)]) == 0
+    assert cli.invoke(["checkpoint", "export", str(run.path), "--to", str(out)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{out}: adapter of step 20, 12 tensors, ")
     assert lines[2] == f'  load it with PeftModel.from_pretrained(base, "{out}")'
@@ -100,7 +100,7 @@ def test_export_says_what_it_wrote_and_how_to_load_it(
 
 def test_an_error_of_the_trainer_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
-    assert cli.run(["checkpoint", "show", str(tmp_path / "empty")]) == 2
+    assert cli.invoke(["checkpoint", "show", str(tmp_path / "empty")]) == 2
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err == f"error: {tmp_path}/empty/checkpoints: no committed checkpoint yet\n"

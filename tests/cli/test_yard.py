@@ -21,7 +21,7 @@ HEAVY = ("torch", "pydantic", "transformers", "ruamel", "numpy", "kubernetes", "
 
 def test_help_imports_no_command_and_nothing_heavy() -> None:
     code = (
-        "import json, sys; from tools.cli import run; run(['--help']);"
+        "import json, sys; from tools.cli import invoke; invoke(['--help']);"
         "print('\\n' + json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
     )
     done = subprocess.run(
@@ -36,7 +36,7 @@ def test_help_imports_no_command_and_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("command", sorted(path.stem for path in cli.COMMANDS.glob("[a-z]*.py")))
 def test_every_command_has_help_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run([command, "--help"]) == 0
+    assert cli.invoke([command, "--help"]) == 0
     text = capsys.readouterr().out
     assert f"yard {command}" in text.partition("\n")[2]
 
@@ -58,7 +58,7 @@ def test_every_command_has_help_with_an_example(command: str, capsys: pytest.Cap
 def test_wrong_usage_is_one_error_and_exit_code_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run(arguments) == 2
+    assert cli.invoke(arguments) == 2
     out, err = capsys.readouterr()
     assert err.startswith(message)
     assert out == ""
@@ -73,7 +73,7 @@ def test_a_config_error_is_an_error_line(
         raise ConfigError("model.yaml:3: wrong")
 
     monkeypatch.setattr(cli.yard, "main", fail)
-    assert cli.run([]) == 2
+    assert cli.invoke([]) == 2
     assert capsys.readouterr().err == "error: model.yaml:3: wrong\n"
 
 
@@ -82,7 +82,7 @@ def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli.yard, "main", interrupt)
-    assert cli.run([]) == 130
+    assert cli.invoke([]) == 130
 
 
 def test_a_closed_pipe_is_no_traceback() -> None:

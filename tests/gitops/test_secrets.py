@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.conftest import Team
+from tests.gitops.conftest import Team
 from tools.core.verdict import State, Verdict
 from tools.gitops import check
 

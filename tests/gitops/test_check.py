@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.conftest import CLUSTER, Team
-from tools.cli import run as yard
+from tests.gitops.conftest import CLUSTER, Team
+from tools.cli import invoke as yard
 from tools.core import repo
 from tools.core.verdict import State
 from tools.gitops import check, flux_objects

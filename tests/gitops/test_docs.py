@@ -7,8 +7,8 @@ import shlex
 
 import pytest
 
-from tests.runs.conftest import DIGEST, Team
-from tools.cli import run
+from tests.gitops.conftest import DIGEST, Team
+from tools.cli import invoke
 from tools.core import repo
 
 PAGE = repo.root() / "docs/flux.md"
@@ -56,7 +56,7 @@ def test_the_commands_in_their_order(
     codes = []
     for line in (line for line in commands() if line.startswith("yard cluster run ")):
         words = shlex.split(line.replace("REGISTRY", "registry.example").replace("DIGEST", DIGEST))
-        codes.append(run(words[1:]))
+        codes.append(invoke(words[1:]))
         team.commit("a step")
     said = capsys.readouterr()
     assert codes[0] == codes[2] == 0, said

@@ -34,7 +34,7 @@ def yard(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr("tools.core.repo.local", lambda: tmp_path / "local")
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        code = cli.run(["data", *map(str, arguments)])
+        code = cli.invoke(["data", *map(str, arguments)])
         return (code, *capsys.readouterr())
 
     return run

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.runs.conftest import CELL, CLUSTER, DIGEST, Team
-from tools.cli import run as yard
+from tests.gitops.conftest import CELL, CLUSTER, DIGEST, Team
+from tools.cli import invoke as yard
 from tools.core import repo
 from tools.core.errors import UserError
 from tools.core.verdict import State

@@ -84,7 +84,7 @@ def test_the_page_does_what_it_says(
                     rendered[words[2]] = objects(renderer.build(whole_checkout / words[2]))
                 else:
                     assert words.pop(0) == "yard"
-                    assert cli.run(words) == 0, capsys.readouterr().err
+                    assert cli.invoke(words) == 0, capsys.readouterr().err
     assert len(written) == 4  # a Component of two files each
     cells = {cell.name: cell for cell in matrix.load(whole_checkout)}
     added = set(cells) - before

@@ -315,35 +315,35 @@ def test_commands_show_the_difference(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(repo, "root", lambda: checkout)
-    assert cli.run(["matrix", "check"]) == 0
+    assert cli.invoke(["matrix", "check"]) == 0
     assert capsys.readouterr().out == "1 cell as in overlays/matrix.yaml\n  cpu: llama-tiny\n"
     path = checkout / LEAF / "kustomization.yaml"
     path.write_text(path.read_text(encoding="utf-8").replace("count: 2", "count: 3"), encoding="utf-8")
-    assert cli.run(["matrix", "check"]) == 1
+    assert cli.invoke(["matrix", "check"]) == 1
     shown = capsys.readouterr()
     assert "-  - {name: train, count: 3}\n+  - {name: train, count: 2}\n" in shown.out
     assert shown.err == "error: 1 file differs from overlays/matrix.yaml\n  hint: run: yard matrix sync\n"
-    assert cli.run(["matrix", "check", "--json"]) == 1
+    assert cli.invoke(["matrix", "check", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["cells"] == ["cpu/llama-tiny"]
     assert [change["file"] for change in told["changes"]] == [f"{LEAF}/kustomization.yaml"]
-    assert cli.run(["matrix", "sync"]) == 0
+    assert cli.invoke(["matrix", "sync"]) == 0
     assert capsys.readouterr().out == f"write {LEAF}/kustomization.yaml\n1 cell, 1 file changed\n"
-    assert cli.run(["matrix", "check"]) == 0
+    assert cli.invoke(["matrix", "check"]) == 0
 
 
 def test_render_prints_yaml_and_nothing_else(renderer: Renderer, capsys: pytest.CaptureFixture[str]) -> None:
     expected = renderer.build(repo.root() / LEAF)
     for name in (LEAF, "cpu/llama-tiny"):
-        assert cli.run(["render", name]) == 0
+        assert cli.invoke(["render", name]) == 0
         assert capsys.readouterr() == (expected, "")
-    assert cli.run(["render", "cpu/llama-tiny", "--json"]) == 0
+    assert cli.invoke(["render", "cpu/llama-tiny", "--json"]) == 0
     kinds = [one["kind"] for one in json.loads(capsys.readouterr().out)]
     assert sorted(set(kinds)) == ["ConfigMap", "NetworkPolicy", "PyTorchJob", "ServiceAccount"]
 
 
 def test_render_of_an_unknown_cell_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["render", "cpu/lama-tiny"]) == 2
+    assert cli.invoke(["render", "cpu/lama-tiny"]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "cpu/lama-tiny" in shown.err
