@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import re
+from collections.abc import Iterator
+from typing import get_args
 
-from training.config import Config, ConfigError, apply_override, load_texts
+import pytest
+from pydantic import BaseModel
+
+from training.config import Config, ConfigError, Section, apply_override, load_texts
 
 SHAPE = """model:
   architecture: {architecture}
@@ -110,3 +115,33 @@ def test_overrides_reach_optional_sections() -> None:
     assert load_texts(apply_override(made, "lora=null")).lora is None
     with pytest.raises(ConfigError, match="train is a section; set one of seed"):
         apply_override(plain, "train=null")
+
+
+def described(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each key with its description, sections included."""
+    for name, field in section.model_fields.items():
+        yield f"{prefix}{name}", field.description or ""
+        for part in get_args(field.annotation) or (field.annotation,):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                yield from described(part, f"{prefix}{name}.")
+
+
+def test_every_key_has_one_sentence() -> None:
+    """docs/reference/configuration.md is generated from these."""
+    keys = dict(described(Config))
+    assert {"sequence_length", "model.rope_scaling.factor", "data.stream.lanes", "upload.to"} <= keys.keys()
+    wrong = {
+        key: text for key, text in keys.items() if not re.fullmatch(r"[`A-Z](?!.*\. [A-Z]).*\.", text, re.S)
+    }
+    assert not wrong
+
+
+def test_a_key_without_a_sentence_is_found() -> None:
+    """The control."""
+
+    class Bare(Section):
+        known: int = 1
+        """A number."""
+        bare: int = 2
+
+    assert dict(described(Bare)) == {"known": "A number.", "bare": ""}

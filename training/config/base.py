@@ -1,4 +1,4 @@
-"""What every section is made of: number types that convert nothing silently, errors that name their key."""
+"""Building blocks of every section: number types without silent conversion, errors that name their key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 
 class ConfigError(Exception):
-    """A configuration that cannot be used. The message is one sentence for a person."""
+    """The configuration cannot be used. The message is one sentence for a person."""
 
 
 def not_bool(value: Any) -> Any:
@@ -28,18 +28,21 @@ Inside = Annotated[float, BeforeValidator(not_bool), Field(strict=True, gt=0, lt
 
 
 def wrong(key: str, message: str) -> PydanticCustomError:
-    """An error that belongs to a dotted key, which may stand in another section than the one checked."""
+    """Return an error about a dotted key, which may be in another section than the one being checked."""
     return PydanticCustomError("key", "{message}", {"key": key, "message": message})
 
 
 def with_tuple(value: Any, key: str) -> Any:
-    """Give a YAML list as the tuple that a frozen section holds."""
+    """Turn the YAML list at `key` into the tuple that a frozen section holds."""
     if isinstance(value, dict) and isinstance(value.get(key), list):
         return {**value, key: tuple(value[key])}
     return value
 
 
 class Section(BaseModel):
-    """One mapping of the configuration: no unknown keys, no silent conversion, no change once read."""
+    """One mapping of the configuration: no unknown keys, no silent conversion, no change once read.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    The docstring below each key is its description in docs/reference/configuration.md.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)

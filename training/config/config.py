@@ -1,4 +1,4 @@
-"""The whole configuration, and what its sections must fit in each other."""
+"""The whole configuration, and the checks between its sections."""
 
 from __future__ import annotations
 
@@ -21,16 +21,37 @@ class Config(Section):
     """A whole, checked configuration."""
 
     model: Model
+    """The model's architecture and initial weights."""
+
     sequence_length: Count
+    """Number of tokens in one sample."""
+
     lora: Lora | None = None
+    """Low-rank adapters; without this section all weights are trained."""
+
     masking: Masking | None = None
+    """Which tokens BERT has to predict; required for BERT, and an error for the others."""
+
     data: Data
+    """The documents and how they become tokens."""
+
     train: Train
+    """The recipe: steps, batch, optimizer, learning rate, evaluation."""
+
     sample: Sample = Sample()
+    """Texts that the trained model writes when training ends."""
+
     device: Device = Device()
+    """The kind of machine a rank runs on."""
+
     parallel: Parallel
+    """How ranks share the model and the batch."""
+
     checkpoint: Checkpoint
+    """When the run commits its state."""
+
     upload: Upload | None = None
+    """The destination of the finished model; without this section it stays in the run directory."""
 
     @model_validator(mode="after")
     def _micro_batch(self) -> Self:
@@ -115,10 +136,10 @@ class Config(Section):
         return PRETRAIN if self.model.weights is None else FINETUNE
 
     def require_task(self, module: str) -> None:
-        """Refuse a configuration of another entry point, or for a device that this one has no code for.
+        """Refuse a configuration of another entry point.
 
         Raises:
-            ConfigError: names the module that this configuration is for, and the key that says so.
+            ConfigError: names the module that this configuration is for, and the key that decides it.
         """
         if self.task == module:
             return
@@ -130,10 +151,10 @@ class Config(Section):
         raise ConfigError(f"{module} does not train this configuration, {self.task} does: {reason}")
 
     def accumulation(self, world_size: int) -> int:
-        """Micro batches per rank and step: global batch / (micro batch x world size), exactly.
+        """Micro batches per rank and step: global batch / (micro batch x world size), without a rest.
 
         Raises:
-            ConfigError: when the global batch cannot be divided so.
+            ConfigError: the global batch cannot be divided this way.
         """
         per_pass = self.parallel.micro_batch_size * world_size
         steps, rest = divmod(self.train.global_batch_size, per_pass)

@@ -1,4 +1,4 @@
-"""What is read: documents, tokens, and what of them the model must guess."""
+"""The data: documents, how they become tokens, and which tokens BERT has to predict."""
 
 from __future__ import annotations
 
@@ -16,43 +16,66 @@ C4 = (
 
 
 class Stream(Section):
-    """Documents are read while training goes on, instead of being prepared first.
+    """Reads documents during training instead of preparing them first.
 
-    The source's files are split into `lanes` (without it: as many as batch and files allow, at most 64),
-    which the ranks share; each lane shuffles `shuffle_buffer` documents at a time. The tokenizer (`train`)
-    and the held-out documents are made of the first `first_mb` megabytes of text, once; what is held out is
-    never trained on, wherever it comes up.
+    A held-out document is never trained on, wherever it appears in the source.
     """
 
     lanes: Count | None = None
+    """Number of parts that the source's files are split into and the ranks share; it divides
+    train.global_batch_size, and by default is the largest such number up to the number of files, with a limit
+    of 8 where there are fewer files and of 64 where there are more."""
+
     shuffle_buffer: Count = 1000
+    """Number of documents that each lane shuffles at a time."""
+
     first_mb: Count = 32
+    """Size of the first part of the text, in megabytes, that the held-out documents and the tokenizer
+    `train` are made from."""
 
 
 class Data(Section):
     """Where documents come from and how they become tokens.
 
-    `source` is a path, a URL, files of the hub, or a list of them; with `stream` it may be left out: C4.
-    `packing` and the three keys after it are for fine-tuning: whether examples are packed into samples or
-    each is padded; what becomes of examples longer than sequence_length; whether a row that cannot be used
-    ends the preparation; and how chats are written: `auto` (the tokenizer's own template, or a plain one
-    where it has none) or a Jinja file.
+    `packing`, `overlong`, `bad_rows` and `chat_template` apply to fine-tuning only.
     """
 
     source: str = Field(min_length=1)
+    """A file, directory, glob, URL or hf://datasets/... of the Hugging Face hub, python-stdlib or
+    python-help, or a list of them; with `stream` it may be left out and is then C4."""
+
     text_field: str = Field(default="text", min_length=1)
+    """The field that holds a row's text in JSONL and Parquet files."""
+
     heldout_fraction: Inside = 0.02
+    """Fraction of the documents, between 0 and 1, that is kept out of training and measures the held-out
+    loss."""
+
     tokenizer: str = Field(default="train", min_length=1)
+    """`train` (a new one from these documents), `base` (the one of model.weights), a directory with a
+    tokenizer.json, such a file, or <organisation>/<name>@<commit> of the Hugging Face hub."""
+
     packing: bool = True
+    """Whether several examples share one sample; if false, each example is padded to sequence_length."""
+
     overlong: Literal["truncate", "drop", "split", "error"] = "truncate"
+    """What happens to an example of more tokens than sequence_length: it is cut off, left out, split into
+    several samples, or an error."""
+
     bad_rows: Literal["error", "skip"] = "error"
+    """What happens to a row that is not a usable example: it is an error, or it is skipped and counted."""
+
     chat_template: str = Field(default="auto", min_length=1)
+    """How chats become text: `auto` (the tokenizer's own template, or a plain one if it has none) or the
+    path of a Jinja file."""
+
     stream: Stream | None = None
+    """Read documents during training; without this section they are prepared as token shards first."""
 
     @model_validator(mode="before")
     @classmethod
     def _source(cls, value: Any) -> Any:
-        """A list of sources becomes one text, one a line; a stream without source is C4."""
+        """Join a list of sources to one text with one per line; use C4 for a stream without a source."""
         if not isinstance(value, dict):
             return value
         source = value.get("source")
@@ -64,8 +87,13 @@ class Data(Section):
 
 
 class Masking(Section):
-    """Which tokens BERT must guess (Devlin et al. 2018, section 3.1): at most `most` of each sequence."""
+    """Which tokens BERT has to predict (Devlin et al. 2018, section 3.1)."""
 
     fraction: Inside = 0.15
+    """Fraction of a sequence's tokens, between 0 and 1, that the model has to predict."""
+
     most: Count
+    """Upper limit of the tokens to predict in one sequence."""
+
     whole_words: bool = False
+    """Whether all pieces of a word are masked together."""

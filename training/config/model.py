@@ -1,4 +1,4 @@
-"""What is trained: architecture, where its weights come from, adapters."""
+"""The model: its architecture, the origin of its weights, its adapters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from training.config.base import Count, Fraction, Positive, Section, with_tuple,
 
 # The linear layers of a Llama or Qwen2 block, in transformers' names.
 LinearName = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-# What can be trained whole beside the adapters.
+# Modules that can be trained in full beside the adapters.
 ModuleName = Literal[
     "embed_tokens", "lm_head", "norm", "input_layernorm", "post_attention_layernorm",
     "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
@@ -29,44 +29,86 @@ class RopeScaling(Section):
     """Llama 3.1's frequency scaling (`rope_type: llama3` of transformers)."""
 
     rope_type: Literal["llama3"]
+    """The kind of scaling; only Llama 3.1's is known."""
+
     factor: Positive
+    """Factor by which low frequencies are divided."""
+
     low_freq_factor: Positive
+    """Wavelengths above original_max_position_embeddings / low_freq_factor, in tokens, are scaled fully."""
+
     high_freq_factor: Positive
+    """Wavelengths below original_max_position_embeddings / high_freq_factor, in tokens, are not scaled."""
+
     original_max_position_embeddings: Count
+    """Context length, in tokens, that the model was trained with before scaling."""
 
 
 class BertShape(Section):
-    """What only BERT has, in the names of transformers' `BertConfig`."""
+    """Keys that only BERT has, named as in transformers' `BertConfig`."""
 
     max_position_embeddings: Count
+    """Number of learned positions, in tokens: the upper limit of sequence_length."""
+
     type_vocab_size: Count = 2
+    """Number of segment types: first sentence and second sentence."""
+
     layer_norm_eps: Positive = 1e-12
+    """Constant added to the variance in each layer norm."""
+
     hidden_dropout: Fraction = 0.1
+    """Probability, from 0 up to but not including 1, that a hidden value is dropped during training."""
 
 
 class Model(Section):
-    """Architecture, in the names of transformers' `LlamaConfig`, `Qwen2Config` and `BertConfig`.
-
-    `weights` is where training starts: a directory with safetensors (`/shared/models/...`), the newest
-    checkpoint of another run (`run:<job>`), or a pinned Hugging Face revision
-    (`<organisation>/<name>@<revision>`). Without it every weight is drawn from the seed.
-    """
+    """The architecture; keys are named as in transformers' `LlamaConfig`, `Qwen2Config` and `BertConfig`."""
 
     architecture: Literal["llama", "qwen2", "bert"]
+    """The family of models."""
+
     weights: str | None = None
+    """Where the initial weights are: a directory with safetensors (/shared/models/...), the newest checkpoint
+    of another run (run:<job>), or a pinned Hugging Face revision (<organisation>/<name>@<revision>); without
+    it all weights are random, drawn from train.seed."""
+
     vocab_size: Count
+    """Number of tokens in the vocabulary."""
+
     hidden_size: Count
+    """Width of the model: values per token between the layers."""
+
     intermediate_size: Count
+    """Width of each layer's MLP, in values per token."""
+
     num_hidden_layers: Count
+    """Number of transformer layers."""
+
     num_attention_heads: Count
+    """Number of query heads in each layer; a divisor of hidden_size."""
+
     num_key_value_heads: Count
+    """Number of key/value heads in each layer; a divisor of num_attention_heads, and not a key of BERT."""
+
     rms_norm_eps: Positive = 1e-5
+    """Constant added to the mean square in each RMS norm; not a key of BERT."""
+
     rope_theta: Positive = 10000.0
+    """Base of the rotary position embeddings' wavelengths; not a key of BERT."""
+
     rope_scaling: RopeScaling | None = None
+    """Scaling of the rotary position embeddings for a longer context; not a key of BERT."""
+
     tie_word_embeddings: bool = False
+    """Whether the output layer uses the same table as the token embeddings."""
+
     attention_dropout: Fraction = 0.0
+    """Probability, from 0 up to but not including 1, that an attention weight is dropped during training."""
+
     initializer_range: Positive = 0.02
+    """Standard deviation of the random initial weights."""
+
     bert: BertShape | None = None
+    """Keys that only BERT has; required for it, and an error for the others."""
 
     @model_validator(mode="before")
     @classmethod
@@ -87,7 +129,7 @@ class Model(Section):
 
     @model_serializer(mode="wrap")
     def _only_keys_of_the_architecture(self, dumped: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What is written down can be read again."""
+        """Leave out the keys that validation refuses for BERT, so that a saved configuration can be read."""
         values: dict[str, Any] = dumped(self)
         return {key: v for key, v in values.items() if self.bert is None or key not in NOT_IN_BERT}
 
@@ -126,16 +168,23 @@ class Model(Section):
 
 
 class Lora(Section):
-    """Low-rank adapters in the names of peft's `LoraConfig`: only they are trained, the base is frozen.
-
-    `modules_to_save` are trained whole, in copies of their own that are saved with the adapters.
-    """
+    """Low-rank adapters, named as in peft's `LoraConfig`: only they are trained, the base is frozen."""
 
     rank: Count
+    """Rank of the adapters' two matrices."""
+
     alpha: Count
+    """Numerator of the adapters' scale: their output is multiplied by alpha / rank."""
+
     dropout: Fraction = 0.0
+    """Probability, from 0 up to but not including 1, that an input value of an adapter is dropped during
+    training."""
+
     target_modules: tuple[LinearName, ...] = Field(min_length=1)
+    """The linear layers that get an adapter in every block."""
+
     modules_to_save: tuple[ModuleName, ...] = ()
+    """Modules that are trained in full; their copies are saved with the adapters."""
 
     @model_validator(mode="before")
     @classmethod

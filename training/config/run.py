@@ -1,4 +1,4 @@
-"""Where it is trained: the device, how ranks share the work, checkpoints, where the model goes."""
+"""The machine: the device, how ranks share the work, checkpoints, the destination of the model."""
 
 from __future__ import annotations
 
@@ -9,54 +9,76 @@ from pydantic import BeforeValidator, Field, field_validator
 
 from training.config.base import Count, Section, not_bool
 
-# Names of buckets as S3 has them; of a key only that it has no blanks and no empty part at its ends.
+# S3's rules for bucket names; a key only needs to have no blanks and not to begin or end with a slash.
 S3_PREFIX = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/([^\s/](?:\S*[^\s/])?)")
 
 
 class Device(Section):
-    """What the machine is. `auto` is resolved at start, on every rank alike.
-
-    `cacheset` names the directory of compiled graphs that jobs on neuron share one after the other; `auto` is
-    one for all configurations with equal graphs.
-    """
+    """The kind of machine. Every rank resolves `auto` in the same way when it starts."""
 
     type: Literal["auto", "cpu", "cuda", "neuron"] = "auto"
+    """The kind of device; `auto` is cuda or neuron where there is one, else cpu."""
+
     precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """Number format of the computation, while weights and the optimizer's state stay in fp32; `auto` is bf16
+    where the device supports it natively."""
+
     attention: Literal["auto", "eager", "sdpa", "flex_attention"] = "auto"
+    """The implementation of attention; `auto` is flex_attention on cuda (sdpa for BERT), eager on neuron, and
+    on cpu eager up to 512 tokens and sdpa above."""
+
     compile: Literal["auto", "on", "off"] = "auto"
+    """Whether torch compiles the model's layers; `auto` is on for cuda and for a cpu with a C++ compiler, and
+    off for neuron, which compiles whole graphs itself."""
+
     cacheset: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "auto"
+    """Name of the directory of compiled graphs that jobs on neuron share, one job at a time; `auto` gives
+    configurations with equal graphs the same one."""
+
     log_every: Count = 1
+    """Number of steps between two log lines."""
 
 
 class Parallel(Section):
-    """What only the pair of hardware and model can know."""
+    """Settings that depend on both the hardware and the model."""
 
     micro_batch_size: Count
+    """Number of samples that one rank computes at a time."""
+
     sharding: Literal["ddp", "fsdp"] = "ddp"
+    """How ranks share the model: `ddp` keeps all of it on every rank, `fsdp` splits weights, gradients and
+    the optimizer's state among them."""
+
     activation_checkpointing: Literal["none", "full"] = "none"
+    """`full` computes activations again in the backward pass instead of keeping them: less memory, more
+    time."""
 
 
 class Checkpoint(Section):
-    """How often the run commits its state (in steps) and how many it keeps."""
+    """When the run commits its state."""
 
     every: Count
+    """Number of steps between two checkpoints; the last step always gets one."""
+
     keep: Annotated[int, BeforeValidator(not_bool), Field(strict=True, ge=2)] = 2
+    """Number of checkpoints kept, at least 2; older ones are deleted."""
 
 
 class Upload(Section):
-    """Where the finished model goes: `to` is a prefix in a bucket, for this run alone.
-
-    Of a run with adapters it is the adapter or, with `merge`, the base with it. `dtype` is of the weights;
-    fp32, in which they were trained, loses nothing.
-    """
+    """Where the finished model goes."""
 
     to: str
+    """The destination, s3://bucket/prefix, which no other run may use."""
+
     merge: bool = False
+    """Whether to add the adapters to their base and upload the whole model instead of the adapters alone."""
+
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the uploaded weights; float32, in which they are trained, loses nothing."""
 
     @field_validator("to")
     @classmethod
     def _place(cls, value: str) -> str:
         if not S3_PREFIX.fullmatch(value):
-            raise ValueError(f"{value!r} is no prefix in a bucket: write s3://bucket/prefix")
+            raise ValueError(f"{value!r} is not a prefix in a bucket: write s3://bucket/prefix")
         return value

@@ -1,4 +1,4 @@
-"""How it is trained: the recipe, and the samples at its end."""
+"""The recipe, and the samples at the end of training."""
 
 from __future__ import annotations
 
@@ -20,28 +20,56 @@ from training.config.base import (
 
 
 class Train(Section):
-    """The recipe. Batch sizes are in samples (sequences), steps are optimizer steps.
-
-    The learning rate rises linearly over `warmup_steps` and then falls by `schedule` to its minimum;
-    `schedule_power` is the exponent of a polynomial one.
-    """
+    """The recipe. A sample is one sequence of sequence_length tokens; a step is one optimizer step."""
 
     seed: Whole
+    """Seed of the initial weights, the order of the data and every other random choice."""
+
     steps: Count
+    """Number of optimizer steps of the whole run."""
+
     global_batch_size: Count
+    """Number of samples per step over all ranks; a multiple of parallel.micro_batch_size times the number of
+    ranks."""
+
     optimizer: Literal["adamw", "lamb"] = "adamw"
+    """The optimizer; lamb is for very large batches."""
+
     learning_rate: Positive
+    """The peak learning rate, reached after the warm-up."""
+
     schedule: Literal["cosine", "linear", "polynomial"] = "cosine"
+    """How the learning rate falls from its peak to its minimum over the steps after the warm-up."""
+
     schedule_power: Positive | None = None
+    """Exponent of the polynomial schedule; required for it, and an error for the others."""
+
     min_learning_rate_ratio: Share = 0.1
+    """The last learning rate as a fraction of the peak, from 0 to 1."""
+
     warmup_steps: Whole = 0
+    """Number of steps in which the learning rate rises linearly to its peak."""
+
     weight_decay: NotNegative = 0.1
+    """Decoupled weight decay of matrices; norms and biases have none."""
+
     beta1: Fraction = 0.9
+    """Decay rate of the optimizer's first moment, from 0 up to but not including 1."""
+
     beta2: Fraction = 0.95
+    """Decay rate of the optimizer's second moment, from 0 up to but not including 1."""
+
     epsilon: Positive = 1e-8
+    """Constant added to the denominator of the optimizer's update."""
+
     gradient_clip: Positive = 1.0
+    """Upper limit of the gradients' global norm; larger gradients are scaled down to it."""
+
     eval_every: Count
+    """Number of steps between two evaluations on held-out data; one more follows the last step."""
+
     eval_sequences: Count
+    """Number of held-out samples that an evaluation reads."""
 
     @model_validator(mode="after")
     def _power(self) -> Self:
@@ -63,11 +91,17 @@ class Train(Section):
 
 
 class Sample(Section):
-    """Continuations printed when training ends; no prompts, no samples. BERT fills in each [MASK]."""
+    """Texts that the trained model writes when training ends."""
 
     prompts: tuple[str, ...] = ()
+    """Beginnings of texts to continue, or texts with [MASK] for BERT to fill in; by default there are no
+    samples."""
+
     max_new_tokens: Count = 48
+    """Upper limit of the tokens that continue a prompt."""
+
     temperature: NotNegative = 0.8
+    """Temperature of the sampling; 0 always takes the most likely token."""
 
     @model_validator(mode="before")
     @classmethod
