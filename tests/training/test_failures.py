@@ -14,10 +14,13 @@ from tests.training.inprocess import Texts, losses, run
 from training.checkpoint import CheckpointError, newest
 from training.config import ConfigError
 from training.data.errors import DataError
+from training.data.examples.example import BadRow
 from training.distributed.process import Attempt
+from training.export import ExportError
 from training.run.directory import RunDir
-from training.run.failure import Drained, NanError, classify, record
+from training.run.failure import CODES, Drained, NanError, UploadError, classify, record
 from training.trainer import state
+from training.weights import WeightsError
 
 
 def test_a_loss_that_is_not_finite_stops_before_it_is_saved(
@@ -39,6 +42,9 @@ def test_a_loss_that_is_not_finite_stops_before_it_is_saved(
         (NanError("x"), "nan"),
         (Drained("x"), "drained"),
         (CheckpointError("x"), "storage"),
+        (UploadError("connection reset by peer"), "upload"),
+        (WeightsError("x"), "config"),
+        (BadRow("x"), "data"),
         (OSError(28, "No space left on device"), "storage"),
         (torch.OutOfMemoryError("CUDA out of memory"), "out of memory"),
         (
@@ -47,9 +53,12 @@ def test_a_loss_that_is_not_finite_stops_before_it_is_saved(
         ),
         (RuntimeError("NCCL error: unhandled system error"), "communication"),
         (RuntimeError("shape mismatch"), "error"),
+        (ExportError("CUDA out of memory"), "out of memory"),
     ],
 )
 def test_classes_of_failure(error: BaseException, kind: str) -> None:
+    """An error that carries its class keeps it, whatever it says; its text decides for the others."""
+    assert kind in CODES
     assert classify(error) == kind
 
 

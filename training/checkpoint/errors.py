@@ -13,6 +13,8 @@ TRANSIENT = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN})
 class CheckpointError(Exception):
     """A checkpoint cannot be written or read; the message names the rank, file or tensor, and the reason."""
 
+    failure_class = "storage"
+
     @property
     def transient(self) -> bool:
         """Whether it came from an operating system error that may pass by itself."""

@@ -11,6 +11,8 @@ from pydantic_core import PydanticCustomError
 class ConfigError(Exception):
     """The configuration cannot be used. The message is one sentence for a person."""
 
+    failure_class = "config"
+
 
 def not_bool(value: Any) -> Any:
     if isinstance(value, bool):

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 
 class DataError(Exception):
-    """Data that cannot be used: a one-line message with what is wrong, the file, the row and the reason."""
+    """The data cannot be used. The message is one line that names the file, the row and the reason."""
+
+    failure_class = "data"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -59,13 +59,19 @@ _COMMUNICATION = (
 class NanError(Exception):
     """The loss or the gradient norm is not finite."""
 
+    failure_class = "nan"
+
 
 class UploadError(Exception):
-    """The finished model could not be brought to its destination."""
+    """The finished model could not be uploaded to its destination."""
+
+    failure_class = "upload"
 
 
 class Drained(Exception):
     """All ranks stopped at the same step on request, and committed it."""
+
+    failure_class = "drained"
 
 
 @dataclass(frozen=True)
@@ -89,22 +95,14 @@ class Failure:
 
 
 def classify(error: BaseException) -> str:
-    """Class of an exception: one of `CODES`, but none of those that only an observer can tell."""
-    from training.checkpoint import CheckpointError
-    from training.config import ConfigError
-    from training.data.errors import DataError
+    """Return the class of an exception, one of `CODES`.
 
-    known = {
-        ConfigError: "config",
-        DataError: "data",
-        NanError: "nan",
-        Drained: "drained",
-        CheckpointError: "storage",
-        UploadError: "upload",
-    }
-    for kind, name in known.items():
-        if isinstance(error, kind):
-            return name
+    The trainer's own error classes carry it as `failure_class`, so that this module needs to import none of
+    them. Other exceptions are classified by type, error number and text.
+    """
+    known = getattr(error, "failure_class", None)
+    if known is not None:
+        return str(known)
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out of memory"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT):
