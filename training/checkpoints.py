@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from training.checkpoint import CheckpointError
+from training.checkpoint.errors import CheckpointError
 from training.checkpoint.layout import BAD, Manifest, committed_steps, read_manifest, step_name, step_of
 from training.checkpoint.verify import check_contents, check_sizes
 from training.run.directory import RunDir

@@ -18,7 +18,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from training.checkpoint import Checkpoint, CheckpointError
+from training.checkpoint.errors import CheckpointError
+from training.checkpoint.read import Checkpoint
 from training.checkpoint.tensors import CODES
 from training.config import Config, ConfigError
 from training.data.run_tokenizer import dataset_directory, load_tokenizer

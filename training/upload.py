@@ -302,7 +302,7 @@ def main() -> None:
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    from training.checkpoint import CheckpointError
+    from training.checkpoint.errors import CheckpointError
     from training.sample import checkpoint_of
 
     run = RunDir(given.run)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.neuron.conftest import ROOT, Ended, Trainer
-from training.checkpoint import newest
+from training.checkpoint.read import newest
 from training.run.directory import RunDir
 from training.run.failure import CODES
 

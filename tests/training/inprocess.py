@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from training import pretrain
-from training.checkpoint import newest
+from training.checkpoint.read import newest
 from training.config import apply_override, load_texts
 from training.distributed.process import Attempt
 from training.run.directory import RunDir

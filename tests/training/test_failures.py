@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tests.training.inprocess import Texts, losses, run
-from training.checkpoint import CheckpointError, newest
+from training.checkpoint.errors import CheckpointError
+from training.checkpoint.read import newest
 from training.config import ConfigError
 from training.data.errors import DataError
 from training.data.examples.example import BadRow

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.training.inprocess import StopAfter, Texts, losses, run, same, tensors
-from training.checkpoint import Shard, newest
+from training.checkpoint.read import newest
+from training.checkpoint.shards import Shard
 from training.config import ConfigError
 from training.run.directory import RunDir
 from training.trainer import state

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tests.training.inprocess import Texts, run
-from training.checkpoint import CheckpointError, newest
+from training.checkpoint.errors import CheckpointError
+from training.checkpoint.read import newest
 from training.config import load_texts
 from training.device import resolve
 from training.distributed.ranks import Ranks

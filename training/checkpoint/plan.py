@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from training.checkpoint.errors import CheckpointError
+from training.checkpoint.header import byte_count
 from training.checkpoint.layout import Piece, Tensor, rows_of, tensor_file
 from training.checkpoint.shards import Shard, check_shard
-from training.checkpoint.tensors import CODES, byte_count
+from training.checkpoint.tensors import CODES
 
 Holding = dict[str, Any]  # JSON: what one rank holds of one tensor
 

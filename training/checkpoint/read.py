@@ -9,6 +9,7 @@ import torch
 
 from training.checkpoint.disk import read_file
 from training.checkpoint.errors import CheckpointError, naming
+from training.checkpoint.header import Entry
 from training.checkpoint.layout import (
     Manifest,
     Tensor,
@@ -19,7 +20,7 @@ from training.checkpoint.layout import (
     step_name,
 )
 from training.checkpoint.shards import Shard, check_shard
-from training.checkpoint.tensors import CODES, DTYPES, Entry, read_into
+from training.checkpoint.tensors import CODES, DTYPES, read_into
 from training.checkpoint.verify import check_contents, check_header, check_sizes
 
 _LISTINGS = 5  # times `newest` looks again when every listed step was pruned under it

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from training.checkpoint.disk import file_digest, file_size
 from training.checkpoint.errors import CheckpointError, naming
+from training.checkpoint.header import Entry, byte_count, read_header
 from training.checkpoint.layout import Manifest
-from training.checkpoint.tensors import Entry, byte_count, read_header
 
 _WAITS = (0.2, 1.0)  # seconds before the second and the third try of a read that failed transiently
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from training.checkpoint import Checkpoint, CheckpointError
+from training.checkpoint.errors import CheckpointError
+from training.checkpoint.read import Checkpoint
 from training.data.examples.template import DATE
 from training.data.index import read_index
 from training.run.directory import RunDir

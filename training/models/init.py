@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from training.checkpoint import shards_of
+from training.checkpoint.shards import shards_of
 
 _BLOCK = 2**20  # elements drawn from one generator
 

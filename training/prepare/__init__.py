@@ -84,7 +84,7 @@ def _main(config: Config, root: Path, run: RunDir, show_example: bool) -> None:
 def _examples(
     config: Config, root: Path, run: RunDir, show_example: bool, say: Callable[[str], None]
 ) -> None:
-    from training.checkpoint import CheckpointError
+    from training.checkpoint.errors import CheckpointError
     from training.prepare import examples
 
     try:
@@ -97,7 +97,7 @@ def _examples(
 
 
 def _pairs(config: Config, root: Path, run: RunDir, say: Callable[[str], None]) -> None:
-    from training.checkpoint import CheckpointError
+    from training.checkpoint.errors import CheckpointError
     from training.prepare import bert
     from training.weights.bert import open_for
 

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from training.checkpoint import Checkpoint, CheckpointError, newest, open_checkpoint, shards_of
+from training.checkpoint.errors import CheckpointError
 from training.checkpoint.layout import step_name
+from training.checkpoint.read import Checkpoint, newest, open_checkpoint
+from training.checkpoint.shards import shards_of
 from training.config import BERT, Config, ConfigError
 from training.data.run_tokenizer import dataset_directory, load_tokenizer, prompt_ids
 from training.models.causal import build_on_meta, materialise, trained_parameters

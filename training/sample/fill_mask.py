@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from training.checkpoint import Checkpoint, shards_of
+from training.checkpoint.read import Checkpoint
+from training.checkpoint.shards import shards_of
 from training.config import Config, ConfigError
 from training.data.bert.wordpiece import CLASS, INSIDE, MASK, SEPARATOR
 from training.data.index import TOKENIZER

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 import transformers
 
-from training.checkpoint import CheckpointError, Store
+from training.checkpoint.errors import CheckpointError
 from training.checkpoint.layout import step_name
+from training.checkpoint.store import Store
 from training.config import Config
 from training.device import Device, resolve
 from training.distributed.process import Attempt

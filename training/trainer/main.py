@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from training.checkpoint import CheckpointError
+from training.checkpoint.errors import CheckpointError
 from training.config import ConfigError, load
 from training.data.errors import DataError
 from training.distributed.process import Attempt, die_with_parent

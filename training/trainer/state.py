@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from training.checkpoint import Checkpoint, Shard, Store, shards_of
+from training.checkpoint.read import Checkpoint
+from training.checkpoint.shards import Shard, shards_of
+from training.checkpoint.store import Store
 from training.config import Config, ConfigError
 from training.device import Device
 from training.models.causal import trained_parameters

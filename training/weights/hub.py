@@ -25,7 +25,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
 )
 from huggingface_hub.utils.tqdm import tqdm
 
-from training.checkpoint import CheckpointError
+from training.checkpoint.errors import CheckpointError
 from training.weights.errors import WeightsError
 
 Say = Callable[[str], None]

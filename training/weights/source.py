@@ -7,8 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from training.checkpoint import Checkpoint, CheckpointError
+from training.checkpoint.errors import CheckpointError
 from training.checkpoint.layout import Manifest, committed_steps, read_manifest, step_name
+from training.checkpoint.read import Checkpoint
 from training.checkpoint.verify import check_contents, share_of
 from training.distributed.rank_zero import while_others_wait
 from training.run.directory import RunDir, read_json

@@ -16,11 +16,13 @@ from typing import Any, Protocol
 
 import torch
 
-from training.checkpoint import Checkpoint, CheckpointError, shards_of
 from training.checkpoint.disk import CHUNK, file_size
-from training.checkpoint.errors import naming
+from training.checkpoint.errors import CheckpointError, naming
+from training.checkpoint.header import Entry, byte_count, read_header
 from training.checkpoint.layout import canonical, rows_of
-from training.checkpoint.tensors import DTYPES, Entry, byte_count, byte_view, read_header, read_into
+from training.checkpoint.read import Checkpoint
+from training.checkpoint.shards import shards_of
+from training.checkpoint.tensors import DTYPES, byte_view, read_into
 from training.weights.errors import WeightsError
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"

@@ -26,7 +26,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 from tests.training.checkpoint.boundaries import Boundaries
 from tests.training.checkpoint.values import held, same, state, whole, zeroed
-from training.checkpoint import Checkpoint, Store, shards_of
+from training.checkpoint.read import Checkpoint
+from training.checkpoint.shards import shards_of
+from training.checkpoint.store import Store
 
 
 def rank_and_world() -> tuple[int, int]:

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from tests.training.checkpoint.values import assert_holds, held, state, whole
-from training.checkpoint import Store, newest, open_checkpoint
 from training.checkpoint.layout import step_name
+from training.checkpoint.read import newest, open_checkpoint
+from training.checkpoint.store import Store
 
 Call = Callable[..., list[Any]]
 

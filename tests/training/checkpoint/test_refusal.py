@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 
 from tests.training.checkpoint.values import assert_holds
-from training.checkpoint import CheckpointError, Store, disk, newest, open_checkpoint, verify
+from training.checkpoint import disk, verify
+from training.checkpoint.errors import CheckpointError
 from training.checkpoint.layout import canonical, decode_manifest, read_manifest
+from training.checkpoint.read import newest, open_checkpoint
+from training.checkpoint.store import Store
 
 FILES = [
     "MANIFEST.json",

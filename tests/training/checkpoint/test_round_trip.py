@@ -11,7 +11,11 @@ import torch
 from safetensors import safe_open
 
 from tests.training.checkpoint.values import assert_holds, held, whole
-from training.checkpoint import Checkpoint, CheckpointError, Shard, Store, open_checkpoint, shards_of
+from training.checkpoint.errors import CheckpointError
+from training.checkpoint.header import SIZES
+from training.checkpoint.read import Checkpoint, open_checkpoint
+from training.checkpoint.shards import Shard, shards_of
+from training.checkpoint.store import Store
 from training.checkpoint.tensors import DTYPES
 
 
@@ -43,6 +47,10 @@ def test_every_dtype_and_odd_shape(tmp_path: Path) -> None:
         assert found.shape == tensor.shape
         bits = tensor.contiguous().reshape(-1).view(torch.uint8)
         assert torch.equal(found.reshape(-1).view(torch.uint8), bits), name
+
+
+def test_sizes_of_dtypes_are_torchs() -> None:
+    assert {code: dtype.itemsize for code, dtype in DTYPES.items()} == SIZES
 
 
 def test_files_are_what_the_safetensors_library_reads(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from training.checkpoint import CheckpointError, shards_of
-from training.checkpoint.shards import chunk_rows
+from training.checkpoint.errors import CheckpointError
+from training.checkpoint.shards import chunk_rows, shards_of
 
 Call = Callable[..., list[Any]]
 

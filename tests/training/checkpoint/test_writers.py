@@ -16,9 +16,13 @@ import pytest
 import torch
 
 from tests.training.checkpoint.values import assert_holds, held, state, whole
-from training.checkpoint import CheckpointError, Shard, Store, newest, open_checkpoint, read, shards_of
+from training.checkpoint import read
 from training.checkpoint.attempt import Attempt
+from training.checkpoint.errors import CheckpointError
 from training.checkpoint.layout import committed_steps
+from training.checkpoint.read import newest, open_checkpoint
+from training.checkpoint.shards import Shard, shards_of
+from training.checkpoint.store import Store
 
 Call = Callable[..., list[Any]]
 

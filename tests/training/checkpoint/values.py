@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from training.checkpoint import Checkpoint, Shard
-from training.checkpoint.shards import chunk_rows
+from training.checkpoint.read import Checkpoint
+from training.checkpoint.shards import Shard, chunk_rows
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "model.embedding": (7, 6),

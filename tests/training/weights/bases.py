@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from training.checkpoint import Store, shards_of
+from training.checkpoint.shards import shards_of
+from training.checkpoint.store import Store
 from training.config import Config, load_texts
 from training.models.causal import (
     MODELS,

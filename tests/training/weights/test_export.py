@@ -28,7 +28,7 @@ from tests.training.weights.bases import (
     token_ids,
     trainers,
 )
-from training.checkpoint import CheckpointError
+from training.checkpoint.errors import CheckpointError
 from training.config import load_texts
 from training.export import ExportError, export_run, main
 from training.models import bert

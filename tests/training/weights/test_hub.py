@@ -10,7 +10,7 @@ from huggingface_hub import constants
 
 from tests.training.weights.bases import LLAMA, configuration, publish
 from tests.training.weights.fake_hub import COMMIT, CUT_AFTER, LATER, TOKEN, FakeHub
-from training.checkpoint import CheckpointError
+from training.checkpoint.errors import CheckpointError
 from training.run.directory import RunDir, write_json
 from training.weights import WeightsError, open_weights
 

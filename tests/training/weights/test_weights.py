@@ -26,7 +26,7 @@ from tests.training.weights.bases import (
     trainers,
     whole,
 )
-from training.checkpoint import CheckpointError
+from training.checkpoint.errors import CheckpointError
 from training.models.causal import named_parameters
 from training.run.directory import RunDir, write_json
 from training.weights import WeightsError, open_weights
