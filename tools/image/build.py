@@ -12,14 +12,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tools import __version__
-from tools.core import output, repo
+from tools.core import output, repo, secret_patterns
 from tools.core.errors import UserError
 from tools.image import tags
 from tools.image.build_failures import Cause, cause
 from tools.image.dockerfile import context, dockerignore
 from tools.image.engine import Engine, Image, Say
 from tools.image.rules.evaluate import Target
-from tools.image.rules.secrets import secret_name, secret_value
 
 NAMESPACE = "localhost/trainyard"  # the names that cells have; no public registry is asked for them
 ATTEMPTS = 3
@@ -90,8 +89,10 @@ def load_record(name: str) -> Record | None:
 def refuse_secrets(arguments: Mapping[str, str]) -> None:
     """Raise UserError where a build argument is a secret: its value would stand in the image's history."""
     for name, value in arguments.items():
-        kind = f"by its name, {name}, a secret" if secret_name(name) else secret_value(f"{name}={value}")
-        if kind:
+        found = secret_patterns.find(f"{name}={value}")
+        named = secret_patterns.is_secret_name(name)
+        if found or named:
+            kind = f"by its name, {name}, a secret" if named else found[0].kind
             raise UserError(
                 f"--build-arg {name}: the value is {kind}, and would stay in the image's history",
                 f"--secret id={name.lower()},env={name}, and RUN --mount=type=secret,id={name.lower()}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tools.image.rules.secrets import masked
+from tools.core import secret_patterns
 
 
 @dataclass(frozen=True)
@@ -199,11 +199,16 @@ def cause(output: str) -> Cause:
         said = [line for line in lines if sign.pattern.search(line)]
         if said:
             line = min(reversed(said), key=len)  # without what the builder puts before it
-            return Cause(sign.kind, masked(_plain(line)), sign.remedy, sign.retry, step)
+            return Cause(sign.kind, secret_patterns.mask(_plain(line)), sign.remedy, sign.retry, step)
     code = CODE.search(output)
     last = _last_words(lines)
     kind = f"a command ended with {code[1]}" if code else "unknown"
-    return Cause(kind, masked(last), "the lines above it say why; the whole output is in the log", step=step)
+    return Cause(
+        kind,
+        secret_patterns.mask(last),
+        "the lines above it say why; the whole output is in the log",
+        step=step,
+    )
 
 
 def _failing(output: str) -> tuple[str, str | None]:

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tools.core import secret_patterns
 from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
 from tools.image.engine import Engine, Image, Say
-from tools.image.rules.secrets import masked
 from tools.image.trial_training import rehearse, wait_for
 
 LEVELS = ("quick", "standard", "full")
@@ -172,7 +172,9 @@ class Bench:
         found, problem = self._ask("environment")
         if found is None:
             return _fail("environment: cannot be read", [problem], None)
-        variables = [masked(f"{name}={value}") for name, value in sorted(found["variables"].items())]
+        variables = [
+            secret_patterns.mask(f"{name}={value}") for name, value in sorted(found["variables"].items())
+        ]
         hidden = [line.partition("=")[0] for line in variables if line.endswith("=***")]
         evidence = [*variables, f"{len(found['packages'])} packages, devices: {found['devices'] or 'none'}"]
         if hidden:
@@ -206,7 +208,7 @@ class Bench:
 
 def _last(done: subprocess.CompletedProcess[str]) -> str:
     lines = [line.strip() for line in (done.stderr + "\n" + done.stdout).splitlines() if line.strip()]
-    return masked(lines[-1]) if lines else f"it ended with {done.returncode} and said nothing"
+    return secret_patterns.mask(lines[-1]) if lines else f"it ended with {done.returncode} and said nothing"
 
 
 def _pass(summary: str, evidence: list[str], **details: Any) -> Verdict:

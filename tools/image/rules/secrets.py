@@ -13,39 +13,6 @@ from tools.image.dockerfile.dockerignore import files
 from tools.image.dockerfile.parse import Instruction
 from tools.image.rules.rule import Place, Subject, at, rule
 
-# The last words of a secret's name, and those behind which it is only about one: where it is, how long.
-NAME = re.compile(
-    r"(?:^|_|(?-i:(?<=[a-z])(?=[A-Z])))"
-    r"(?:(?:API|ACCESS|SECRET|PRIVATE|AUTH|LICENSE|SSH|WANDB|ENCRYPTION|SIGNING)_?KEY(?:_ID)?"
-    r"|(?:HF|GH|GITHUB|GITLAB|ACCESS|AUTH|API|NPM)?TOKEN|(?:[A-Z]{2})?PASSWORD|PASSWD|PASSPHRASE|PASS(?=$)"
-    r"|PWD_HASH|MYSQL_PWD|SECRETS?|CREDENTIALS?|APIKEY|PAT)"
-    r"(?:$|_(?!FILE|PATH|DIR|NAME|ARN|LENGTH|COUNT|LIMIT|TYPE|UR[LI]|ENDPOINT|TTL|TIMEOUT|EXPIR|SIZE|HEADER|STORE"
-    r"|PROVIDER|BACKEND|MANAGER|REGION|VERSION|ALGORITHM|MOUNT|POLICY|COMMAND|CMD|HELPER|ENABLED|REQUIRED))",
-    re.IGNORECASE,
-)
-# Words of a tokenizer and numbers of them, not credentials.
-SPECIAL = re.compile(
-    r"^(?:\w+_)?(?:PAD|EOS|BOS|UNK|CLS|SEP|MASK|SPECIAL|STOP|START|END|IMAGE|NEXT|FIRST|LAST|PER|NEW|MAX|MIN)_TOKEN(?:_IDS?)?$",
-    re.IGNORECASE,
-)
-# Shapes that are nothing else. Sources: the issuers' documentation of their tokens' prefixes.
-VALUES = {
-    "a Hugging Face token": re.compile(r"\bhf_[A-Za-z0-9]{20,}"),
-    "an AWS access key": re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"),
-    "a GitHub token": re.compile(r"\b(?:gh[pousr]_[A-Za-z0-9]{36}|github_pat_\w{22,})"),
-    "a GitLab token": re.compile(r"\bglpat-[\w-]{20,}"),
-    "a Weights & Biases key": re.compile(r"\bWANDB_API_KEY=[\"']?[0-9a-f]{40}\b"),
-    "an OpenAI key": re.compile(r"\bsk-(?:proj-)?[A-Za-z0-9_-]{20,}"),
-    "a Weights & Biases key on a command line": re.compile(r"\bwandb\s+login\s+(?:--\S+\s+)*[0-9a-f]{40}\b"),
-    "a Google API key": re.compile(r"\bAIza[0-9A-Za-z_-]{35}"),
-    "a Slack token": re.compile(r"\bxox[abeoprs]-[0-9A-Za-z-]{10,}"),
-    "an NVIDIA key": re.compile(r"\bnvapi-[A-Za-z0-9_-]{20,}"),
-    "a PyPI token": re.compile(r"\bpypi-AgE[A-Za-z0-9_-]{16,}"),
-    "an npm token": re.compile(r"\bnpm_[A-Za-z0-9]{36}\b"),
-    "a Stripe key": re.compile(r"\b[rs]k_live_[0-9A-Za-z]{16,}"),
-    "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----|LS0tLS1CRUdJTi[A-Za-z0-9+/]"),
-    "a password in an address": re.compile(r"\b[a-z][a-z0-9+]*://[^\s/:@$]+:[^\s/:@$]{3,}@"),
-}
 # What a command is given in words: only literal values, none that a variable or a file holds.
 SPOKEN = {
     "a password for .netrc": re.compile(r"\bmachine\s+\S+\s+login\s+\S+\s+password\s+[^\s$'\"]{3,}"),
@@ -119,24 +86,6 @@ def secrets(subject: Subject) -> Iterator[Verdict]:
         yield good(at(subject, subject.dockerfile.stages[0]), "no secret in ARG, ENV, RUN or a copied file")
 
 
-def masked(text: str) -> str:
-    """Return `text` with *** for every value that looks like a secret or belongs to a secret's name."""
-    for pattern in VALUES.values():
-        text = pattern.sub("***", text)
-    pair = re.compile(r"([A-Za-z_]\w*)(=|: )(\"[^\"]*\"|'[^']*'|\S+)")
-    return pair.sub(lambda match: f"{match[1]}{match[2]}***" if secret_name(match[1]) else match[0], text)
-
-
-def secret_name(name: str) -> bool:
-    """Say whether a variable of this name holds a secret."""
-    return bool(NAME.search(name)) and not SPECIAL.match(name)
-
-
-def secret_value(text: str) -> str | None:
-    """Return what kind of secret stands in `text`, or None."""
-    return next((kind for kind, pattern in VALUES.items() if pattern.search(text)), None)
-
-
 def _before(subject: Subject) -> list[Instruction]:
     """Return the ARGs before the first FROM, which belong to no stage."""
     first = subject.dockerfile.stages[0].line
@@ -149,16 +98,16 @@ def _before(subject: Subject) -> list[Instruction]:
 
 
 def _instruction(subject: Subject, one: Instruction) -> Iterator[Verdict]:
-    hidden = Place(subject.source, one.line, f"{one.name} {masked(one.raw)}")
+    hidden = Place(subject.source, one.line, f"{one.name} {secret_patterns.mask(one.raw)}")
     if one.name in ("ARG", "ENV"):
         for name, value in one.pairs:
-            if not secret_name(name) or (one.name == "ENV" and EMPTY.match(value)):
+            if not secret_patterns.is_secret_name(name) or (one.name == "ENV" and EMPTY.match(value)):
                 continue
             yield bad(hidden, f"{one.name} {name}: its value stays in the image's history", REMEDY)
             return
-    kind = secret_value("\n".join([one.raw, *one.heredocs]))
-    if kind:
-        yield bad(hidden, f"{kind} stands in the file", f"revoke it, and {REMEDY}")
+    secrets_in = secret_patterns.find("\n".join([one.raw, *one.heredocs]))
+    if secrets_in:
+        yield bad(hidden, f"{secrets_in[0].kind} stands in the file", f"revoke it, and {REMEDY}")
     elif one.name == "RUN" and (said := _said("\n".join([one.raw, *one.heredocs]))):
         yield bad(Place(subject.source, one.line, one.name), said, REMEDY)
     if one.name in ("COPY", "ADD"):
@@ -174,7 +123,7 @@ def _said(text: str) -> str | None:
         bare = value.strip("\"'")
         if (
             name.isupper()
-            and secret_name(name)
+            and secret_patterns.is_secret_name(name)
             and len(bare) > 3
             and not EMPTY.match(bare)
             and bare[:1] != "`"
@@ -203,10 +152,10 @@ def _copied(subject: Subject, one: Instruction) -> Iterator[Verdict]:
     for name in sent:
         if any(fnmatchcase(PurePosixPath(name).name, pattern) for pattern in HARMLESS):
             continue
-        for leak in secret_patterns.of(subject.context / name):
+        for leak in secret_patterns.in_file(subject.context / name):
             text = f"{leak.kind} stands in {name}, which {one.name} in line {one.line} puts into a layer"
             remedy = f"revoke it, and {REMEDY}"
-            yield bad(Place(name, leak.line, masked(leak.text)), text, remedy)
+            yield bad(Place(name, leak.line, leak.text), text, remedy)
 
 
 def _sent(subject: Subject, sources: list[str]) -> list[str]:
