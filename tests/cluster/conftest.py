@@ -22,7 +22,7 @@ from tests.cluster.nodes import TRAINER, Node, images, start_dns
 from tests.cluster.sandbox import Sandbox, Unsupported
 from tests.cluster.turns import Turns
 from tests.parts.gomodule import CannotBuild, Progress
-from tools.cells import kustomize
+from tools.cells import kustomize, locate
 from tools.core import repo
 from tools.kube.manifests import Manifests, parse
 
@@ -134,7 +134,7 @@ def namespace(kube: Kube) -> Iterator[str]:
 def rendered() -> dict[str, str]:
     """Every cell's YAML by the cell's name."""
     renderer = kustomize.ensure(repo.root(), print)
-    return {name: renderer.build(repo.root() / name) for name in repo.cells()}
+    return {name: renderer.build(repo.root() / name) for name in locate.cells()}
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The memory formula: each cell fits, each absence does not, and the terms are what torch holds."""
+"""The memory formula: each cell fits, pairs without a cell do not, and the terms are what torch holds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ from training.trainer import parallelize
 
 ROOT = repo.root()
 FOUND = matrix.read(ROOT)
-TRIED = [one for one in FOUND.absences if one.tried is not None]
+PAIRS = {f"{hardware}/{model}" for hardware in FOUND.machines for model in FOUND.models}
+OTHERS = sorted(PAIRS - {cell.name for cell in FOUND.cells})
+# Pairs that fit and have no cell: this repository has no recipe for them.
+NO_RECIPE = {
+    "g5/llama-3-1-70b-lora", "trn1/llama-tiny-lora", "trn1/deepseek-r1-distill-qwen-1-5b-lora",
+    "g5/bert-large-phase2", "p4d/bert-large-phase2", "p5/bert-large-phase2",
+}  # fmt: skip
 MODEL = """
 model: {{architecture: llama, vocab_size: 512, hidden_size: {hidden}, intermediate_size: {inner},
         num_hidden_layers: {layers}, num_attention_heads: {heads}, num_key_value_heads: {kv}}}
@@ -60,19 +66,19 @@ def test_each_cell_fits(cell: matrix.Cell) -> None:
     assert all(one.nbytes > 0 and one.how for one in estimate.terms)
 
 
-@pytest.mark.parametrize("absence", TRIED, ids=lambda one: one.name)
-def test_each_absence_does_not_fit_and_says_by_how_much(absence: matrix.Absence) -> None:
-    assert absence.tried is not None
-    estimate = cell_memory.of_cell(ROOT, absence.tried)
-    assert not estimate.fits
-    assert absence.reason == f"{estimate.summary()}, on {cell_memory.where(absence.tried)}"
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_pair_without_a_cell_does_not_fit_even_at_its_smallest(name: str) -> None:
+    hardware, _, model = name.partition("/")
+    cell = cell_memory.smallest(ROOT, FOUND, hardware, model)
+    assert cell_memory.of_cell(ROOT, cell).fits == (name in NO_RECIPE)
 
 
-def test_what_is_absent_without_a_number_is_not_for_want_of_memory() -> None:
-    assert {one.name for one in FOUND.absences if one.tried is None} == {
-        "trn1/llama-tiny-lora", "trn1/deepseek-r1-distill-qwen-1-5b-lora",
-        "g5/bert-large-phase2", "p4d/bert-large-phase2", "p5/bert-large-phase2",
-    }  # fmt: skip
+def test_the_smallest_cell_needs_less_than_any_other() -> None:
+    """g5/llama-2-70b: accumulation would keep whole gradients, so the smallest has two sequences at once."""
+    cell = cell_memory.smallest(ROOT, FOUND, "g5", "llama-2-70b")
+    assert (cell.nodes, cell.sections["parallel"]["micro_batch_size"]) == (8, 2)
+    one = replace(cell, source=("x", json.dumps({**cell.sections, "parallel": {"sharding": "fsdp"}})))
+    assert cell_memory.of_cell(ROOT, cell).needed < cell_memory.of_cell(ROOT, one).needed
 
 
 def test_the_trainer_gathers_as_the_formula_says() -> None:
@@ -166,7 +172,14 @@ def test_the_command_prints_the_terms(capsys: pytest.CaptureFixture[str]) -> Non
     assert cli.invoke(["matrix", "memory", "g5/llama-3-1-70b"]) == 1
     assert "22.4 there: does not fit\n" in capsys.readouterr().out
     assert cli.invoke(["matrix", "memory"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(FOUND.cells) + len(TRIED)
+    assert len(capsys.readouterr().out.splitlines()) == len(FOUND.cells)
+    assert cli.invoke(["matrix", "memory", "--all"]) == 0
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) == len(PAIRS)
+    assert (
+        "\ng5/llama-2-70b, no cell, 8 x g5.48xlarge: 36.9 GiB a GPU needed, 22.4 there: does not fit\n"
+        in shown
+    )
     assert cli.invoke(["matrix", "memory", "g5/llama-3-1-8b", "--json"]) == 0
     (told,) = json.loads(capsys.readouterr().out)
     assert told["needed"] == sum(one["bytes"] for one in told["terms"]) < told["there"]
@@ -175,7 +188,7 @@ def test_the_command_prints_the_terms(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("trn1/llama-tiny-lora", "trn1/llama-tiny-lora has no cell: LoRA is trained on CPUs and GPUs"),
+        ("p5/qwen", "a new model or hardware: docs/extending.md"),
         ("p5/llama-3-1-9b", "did you mean p5/llama-3-1-8b?"),
     ],
 )

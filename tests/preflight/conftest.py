@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tools.cells import kustomize
+from tools.cells import kustomize, locate
 from tools.core import repo
 from tools.core.errors import UserError
 from tools.kube import schemas
@@ -33,7 +33,7 @@ def rendered() -> dict[str, str]:
     renderer = kustomize.find(repo.root())
     if renderer is None:
         pytest.skip("no kustomize or kubectl on PATH: run `make setup`, or install kustomize 5.4 or newer")
-    return {name: renderer.build(repo.root() / name) for name in repo.cells()}
+    return {name: renderer.build(repo.root() / name) for name in locate.cells()}
 
 
 @pytest.fixture(scope="session")

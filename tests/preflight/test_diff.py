@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.cells import kustomize
+from tools.cells import kustomize, locate
 from tools.cli import invoke
-from tools.core import repo
 
 Answer = Callable[..., Path]
 RENDERED = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n"
@@ -147,4 +146,4 @@ def test_an_unknown_cell_is_said_before_kubectl_is_asked(
     assert invoke(["diff", "cpu/llama-tin"]) == 2
     assert "did you mean overlays/cpu/llama-tiny?" in capsys.readouterr().err
     assert not (noted / "asked").exists()
-    assert repo.cells()
+    assert locate.cells()

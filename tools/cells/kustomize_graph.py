@@ -9,8 +9,8 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from tools.cells.locate import KUSTOMIZATION_NAMES
 from tools.core.errors import UserError
-from tools.core.repo import KUSTOMIZATION_NAMES
 
 REFERENCES = ("resources", "components")  # the two keys of a kustomization that can name a directory
 

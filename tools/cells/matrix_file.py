@@ -1,4 +1,4 @@
-"""Reading overlays/matrix.yaml: which cells exist, on which machines, and why the others do not."""
+"""Reading overlays/matrix.yaml: which cells exist, and on which machines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -23,7 +22,6 @@ MATRIX = "overlays/matrix.yaml"
 SECTIONS = tuple(section for section, owner in config.OWNER.items() if owner == "cell")
 KEYS = ("nodes", "instance", *SECTIONS)
 INSTANCE_ANNOTATION = "trainyard/instance"  # of a hardware Component: the size that its cells have by default
-NEVER_SAVED = {"checkpoint": {"every": 1}}  # what was only tried saves nothing, so it need not say how often
 JOB = "train"  # the PyTorchJob's name in base/pytorchjob
 LONGEST_SUFFIX = "-worker-999"  # of a pod and of its Service
 LONGEST_NAME = 63  # of a Service: DNS-1035
@@ -31,7 +29,7 @@ LONGEST_NAME = 63  # of a Service: DNS-1035
 
 @dataclass(frozen=True)
 class Cell:
-    """One pair of hardware and model that has a leaf, or that was tried and has none."""
+    """One pair of hardware and model."""
 
     hardware: str
     model: str
@@ -48,26 +46,11 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Absence:
-    """One pair that has no cell. `tried` is the largest cell that still does not fit, where that is why."""
-
-    hardware: str
-    model: str
-    reason: str
-    tried: Cell | None
-
-    @property
-    def name(self) -> str:
-        """`<hardware>/<model>`."""
-        return f"{self.hardware}/{self.model}"
-
-
-@dataclass(frozen=True)
 class Matrix:
-    """All pairs, each list in the order of its names, and the machine that each hardware has by default."""
+    """All cells in the order of their names, all models, and the default machine of each hardware."""
 
     cells: list[Cell]
-    absences: list[Absence]
+    models: list[str]
     machines: Mapping[str, Instance | None]
 
 
@@ -79,35 +62,23 @@ def load(root: Path) -> list[Cell]:
 def read(root: Path) -> Matrix:
     """Read and check the matrix of the checkout `root`.
 
-    Raises UserError that names file, line and key: YAML, an unknown hardware, model, key or instance type, a
-    pair that is missing, a name that cannot be a Service's, nodes that are no number.
+    Raises UserError with file, line and key: invalid YAML, an unknown hardware, model, key or instance type,
+    a name that cannot be a Service's, or nodes that are not a number.
     """
     text = text_of(root / MATRIX, root)
     entries = _entries(text)
     models = _components(root, "model")
     machines = {name: _default_machine(root, name) for name in _components(root, "hardware")}
-    cells, absences, seen = [], [], set()
+    cells = []
     for hardware, line, row in _rows(entries, "cells", list(machines), "hardware"):
         for model, line_of_model, entry in _rows(row, f"cells.{hardware}", models, "model", line):
-            seen.add((hardware, model))
-            reader = _Entry(hardware, model, line_of_model, entry, text, machines[hardware])
-            if "absent" in entry:
-                absences.append(reader.absence())
-            else:
-                cells.append(reader.cell())
-    for pair in sorted({(h, m) for h in machines for m in models} - seen):
-        raise UserError(
-            f"{MATRIX}: cells.{pair[0]}.{pair[1]} is missing",
-            "every hardware stands there with every model: give it nodes, or absent: and the reason",
-        )
-    return Matrix(
-        sorted(cells, key=lambda cell: cell.name), sorted(absences, key=lambda one: one.name), machines
-    )
+            cells.append(_Entry(hardware, model, line_of_model, entry, text, machines[hardware]).cell())
+    return Matrix(sorted(cells, key=lambda cell: cell.name), models, machines)
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """One pair's mapping in the matrix, and where it stands."""
+    """One pair's mapping in the matrix, and its place in the file."""
 
     hardware: str
     model: str
@@ -121,34 +92,14 @@ class _Entry:
         return f"cells.{self.hardware}.{self.model}"
 
     def at(self, key: str | None = None) -> str:
-        """Return `file:line: dotted key` of the pair, or of one of its keys, for a message."""
+        """Return `file:line: dotted key` of the pair, or of one of its keys."""
         line = _line(self.entry, key) if key in self.entry else self.line
         return f"{MATRIX}:{line}: {self.where}"
 
-    def absence(self) -> Absence:
-        reason = self.entry["absent"]
-        for key in self.entry:
-            if key not in ("absent", "tried"):
-                raise UserError(
-                    f"{self.at()}: absent stands alone: a pair has a cell or it has none",
-                    "what was tried and does not fit goes into tried:",
-                )
-        if not isinstance(reason, str) or not reason.strip():
-            raise UserError(f"{self.at()}.absent: a reason is needed", "say why, with the number")
-        if "tried" not in self.entry:
-            return Absence(self.hardware, self.model, reason, None)
-        tried = self.entry["tried"]
-        if not isinstance(tried, CommentedMap):
-            raise UserError(f"{self.at('tried')}.tried: a mapping is needed, with a cell's keys")
-        line = _line(self.entry, "tried")
-        inner = _Entry(self.hardware, self.model, line, tried, self.text, self.machine)
-        return Absence(self.hardware, self.model, reason, inner.cell(NEVER_SAVED))
-
-    def cell(self, defaults: Mapping[str, Any] = MappingProxyType({})) -> Cell:
+    def cell(self) -> Cell:
         self._check_keys()
         self._check_name()
-        own = {key: _plain(self.entry[key]) for key in SECTIONS if key in self.entry}
-        sections = {**defaults, **own}
+        sections = {key: _plain(self.entry[key]) for key in SECTIONS if key in self.entry}
         source = (MATRIX, _in_place(self.entry, sections, self.line, self.text))
         machine = self._machine()
         return Cell(self.hardware, self.model, self._nodes(), machine, sections, self.line, source)
@@ -160,10 +111,10 @@ class _Entry:
             owner = config.OWNER.get(str(key))
             if owner is not None:
                 raise UserError(f"{self.at(key)}: {key} belongs in {owner}.yaml; each key has one owner")
-            match = nearest(str(key), (*KEYS, "absent"))
+            match = nearest(str(key), KEYS)
             raise UserError(
                 f"{self.at(key)}: unknown key {key}",
-                f"did you mean {match}?" if match else f"known here: {', '.join(KEYS)}, absent",
+                f"did you mean {match}?" if match else f"known here: {', '.join(KEYS)}",
             )
 
     def _nodes(self) -> int:
@@ -174,7 +125,7 @@ class _Entry:
         return nodes
 
     def _machine(self) -> Instance | None:
-        """Return the machine of the cell: its own, or its hardware's; both have the same kind of device."""
+        """Return the cell's own machine or its hardware's. Both must have the same kind of device."""
         if "instance" not in self.entry:
             return self.machine
         where = f"{self.at('instance')}.instance"
@@ -186,13 +137,13 @@ class _Entry:
         if own.device_resource != device:
             has, needs = own.device_resource or "no accelerator", device or "none"
             raise UserError(
-                f"{where}: {own.name} has {has}, and the trainer of {self.hardware} is made for {needs}",
-                "that machine is another hardware: give it a Component of its own",
+                f"{where}: {own.name} has {has}, and the trainer of {self.hardware} needs {needs}",
+                "that machine is another hardware: write a Component for it",
             )
         return own
 
     def _check_name(self) -> None:
-        """Refuse a name that would fail on the cluster only when its Services are made."""
+        """Refuse a name that would fail only on the cluster, when its Services are created."""
         name = f"{self.hardware}-{self.model}"
         if not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name):
             raise UserError(
@@ -203,14 +154,14 @@ class _Entry:
         if len(longest) > LONGEST_NAME:
             room = LONGEST_NAME - len(f"-{JOB}{LONGEST_SUFFIX}")
             raise UserError(
-                f"{self.at()}: {longest} has {len(longest)} characters, and a Service's name at most "
+                f"{self.at()}: {longest} has {len(longest)} characters; a Service's name has at most "
                 f"{LONGEST_NAME}",
                 f"<hardware>-<model> may have {room} characters",
             )
 
 
 def text_of(path: Path, root: Path) -> str:
-    """Return a file's text; UserError with its path below `root` when it cannot be read."""
+    """Return a file's text. Raises UserError with its path below `root` when it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
@@ -269,7 +220,7 @@ def _rows(
         if name not in known:
             match = nearest(str(name), known)
             raise UserError(
-                f"{MATRIX}:{at}: {where}.{name}: there is no overlays/{kind}/{name}",
+                f"{MATRIX}:{at}: {where}.{name}: overlays/{kind}/{name} does not exist",
                 f"did you mean {match}?" if match else f"known: {', '.join(known)}",
             )
         if not isinstance(value, CommentedMap):
@@ -280,16 +231,13 @@ def _rows(
 def _in_place(entry: CommentedMap, sections: Mapping[str, Any], line: int, text: str) -> str:
     """Return a cell's sections as a document with the matrix's line numbers, so that errors point there.
 
-    A cell in flow style ({...}) stands on one line.
+    A cell in flow style ({...}) is on one line.
     """
     if entry.fa.flow_style():
         return "\n" * (line - 1) + json.dumps(sections)
     lines = text.splitlines()
     kept = [""] * len(lines)
     for section in sections:
-        if section not in entry:
-            kept.append(f"{section}: {json.dumps(sections[section])}")
-            continue
         start, column = entry.lc.key(section)
         kept[start] = lines[start][column:]
         for number in range(start + 1, len(lines)):
@@ -304,7 +252,7 @@ def _components(root: Path, kind: str) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Return YAML as plain types: the matrix's comments speak of the pair and stay there."""
+    """Return YAML as plain types, without the matrix's comments."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list):

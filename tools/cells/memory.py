@@ -1,25 +1,29 @@
-"""The memory of the matrix's cells: memory_model's formula, fed with a cell and its machine."""
+"""The memory that cells need: `memory_model` applied to a cell and its machine."""
 
 from __future__ import annotations
 
+import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 
 from tools.cells import instance_patch
-from tools.cells.matrix import MATRIX, Cell, configuration
+from tools.cells.matrix import MATRIX, Cell, Matrix, configuration
 from tools.cells.matrix_file import text_of
-from tools.cells.memory_model import GIB, Estimate, Room, estimate
+from tools.cells.memory_model import Estimate, Room, estimate
 from tools.core.errors import UserError
+from tools.facts.instances import Instance
+from tools.kube.quantity import quantity
 from training.config import ConfigError
 
 MIB = 2**20
-UNITS = {"Gi": GIB, "Mi": MIB}
+MICRO = (1, 2, 4, 8, 16)  # micro batch sizes that `smallest` tries
 
 
 def of_cell(root: Path, cell: Cell) -> Estimate:
-    """Return what each process of a cell needs and has. Raises UserError where the cell is not right."""
+    """Return what each process of a cell needs and has. Raises UserError for a wrong cell."""
     try:
         return estimate(configuration(root, cell), cell.nodes, room_of(root, cell))
     except ConfigError as problem:
@@ -43,20 +47,66 @@ def where(cell: Cell) -> str:
     return f"{cell.nodes} x {cell.instance.name if cell.instance else 'pod'}"
 
 
+def smallest(root: Path, found: Matrix, hardware: str, model: str) -> Cell:
+    """Return the cell of a pair that needs the least memory: what to try first for a pair that has no cell.
+
+    It recomputes all activations and runs on the hardware's machine with the most memory, on at most as many
+    nodes as the hardware's largest cell. Sharding and micro batch are those with the smallest need.
+
+    Raises:
+        UserError: no number of nodes can share the model's batch, or a file of the pair is wrong.
+    """
+    cells = [cell for cell in found.cells if cell.hardware == hardware]
+    machines = {cell.instance for cell in cells} | {found.machines[hardware]}
+    machine = max(filter(None, machines), key=_memory, default=None)
+    most = max((cell.nodes for cell in cells), default=1)
+    first = _trial(hardware, model, machine, 1, "ddp", 1)
+    config, room = configuration(root, first), room_of(root, first)
+    # As training/device/neuron.py: whole replicas there; BERT is data parallel everywhere.
+    replicas = config.device.type == "neuron" or config.model.bert is not None
+    needs: list[tuple[int, Cell]] = []
+    problem: ConfigError | None = None
+    for sharding, nodes, micro in product(
+        ("ddp",) if replicas else ("fsdp", "ddp"), range(most, 0, -1), MICRO
+    ):
+        cell = _trial(hardware, model, machine, nodes, sharding, micro)
+        parallel = config.parallel.model_copy(update=cell.sections["parallel"])
+        try:
+            need = estimate(config.model_copy(update={"parallel": parallel}), nodes, room)
+        except ConfigError as refused:
+            problem = refused
+            continue
+        needs.append((need.needed, cell))
+    if not needs:
+        raise UserError(f"{hardware}/{model}: {problem}")
+    return min(needs, key=lambda need: need[0])[1]
+
+
+def _trial(
+    hardware: str, model: str, machine: Instance | None, nodes: int, sharding: str, micro: int
+) -> Cell:
+    parallel = {"micro_batch_size": micro, "sharding": sharding, "activation_checkpointing": "full"}
+    sections = {"parallel": parallel, "checkpoint": {"every": 1}}
+    source = (f"{hardware}/{model}, which has no cell", json.dumps(sections))
+    return Cell(hardware, model, nodes, machine, sections, 1, source)
+
+
+def _memory(instance: Instance) -> tuple[int, int]:
+    """Memory of one device, then of all of a machine's devices, in MiB."""
+    if not instance.accelerators:
+        return instance_patch.memory_mib(instance), 0
+    return instance.accelerator_memory_mib, instance.accelerators
+
+
 def _room_of_component(root: Path, hardware: str) -> Room:
-    """Return what the patch of a hardware Component without a machine of its own gives to a process."""
+    """Return what a hardware Component without a machine gives each process."""
     path = root / "overlays/hardware" / hardware / "pytorchjob.yaml"
     operations = YAML(typ="safe", pure=True).load(text_of(path, root))
     values: dict[str, Any] = {one["path"].rpartition("/")[2]: one.get("value") for one in operations}
     try:
         processes = int(values["nprocPerNode"])
-        nbytes = _bytes(values["resources"]["limits"]["memory"])
-    except (KeyError, TypeError, ValueError) as problem:
+        nbytes = int(quantity(values["resources"]["limits"]["memory"]))
+    except (KeyError, TypeError, ValueError, UserError) as problem:
         name = path.relative_to(root)
-        raise UserError(f"{name}: needs nprocPerNode as a number and a memory limit in Gi or Mi") from problem
+        raise UserError(f"{name}: needs nprocPerNode as a number and a memory limit such as 3Gi") from problem
     return Room(processes, nbytes // processes, "process")
-
-
-def _bytes(quantity: str) -> int:
-    number, unit = quantity[:-2], quantity[-2:]
-    return int(number) * UNITS[unit]

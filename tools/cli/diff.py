@@ -21,7 +21,7 @@ import subprocess
 
 import click
 
-from tools.cells import kustomize
+from tools.cells import kustomize, locate
 from tools.core import output, repo
 from tools.core.errors import UserError
 from tools.kube.kubectl import HINTS, Kubectl, missing
@@ -43,7 +43,7 @@ FIELD_MANAGER = "kubectl"  # that of `kubectl apply --server-side`
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
 def command(cell: str, namespace: str | None, context: str | None, manager: str, as_json: bool) -> None:
-    path = repo.cell_path(cell)
+    path = locate.cell_path(cell)
     text = kustomize.ensure(repo.root(), output.note).build(path)
     done = _kubectl_diff(text, namespace, context, manager)
     if done.returncode not in (0, 1) or (done.returncode == 1 and not done.stdout.strip()):

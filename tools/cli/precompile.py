@@ -18,7 +18,7 @@ from pathlib import Path
 
 import click
 
-from tools.cells import kustomize
+from tools.cells import kustomize, locate
 from tools.core import output, repo
 from tools.core.errors import UserError
 
@@ -29,7 +29,7 @@ HARDWARE = "trn1"
 @click.command(help=__doc__, short_help="print the job that compiles a trn1 cell's graphs")
 @click.argument("cell")
 def command(cell: str) -> None:
-    click.echo(render(repo.cell_path(cell)), nl=False)
+    click.echo(render(locate.cell_path(cell)), nl=False)
 
 
 def render(cell: Path) -> str:

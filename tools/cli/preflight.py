@@ -23,7 +23,7 @@ from pathlib import Path
 
 import click
 
-from tools.cells import kustomize
+from tools.cells import kustomize, locate
 from tools.core import output, repo
 from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
@@ -63,7 +63,7 @@ def _manifests(cells: tuple[str, ...], every: bool, files: tuple[str, ...]) -> l
     named = [cell for cell in cells if cell != "-"]
     if every and named:
         raise UserError("give cells, or --all", "yard preflight --all")
-    named = repo.cells() if every else named
+    named = locate.cells() if every else named
     if not named and not texts:
         raise UserError("nothing to judge: give a cell, --all, or a file with -f", "yard preflight --all")
     if texts.count("-") > 1:
@@ -81,7 +81,7 @@ def _rendered(names: list[str]) -> list[Manifests]:
     renderer = kustomize.ensure(repo.root(), output.note)
     found, told = [], time.monotonic()
     for number, name in enumerate(names, start=1):
-        path = repo.cell_path(name)
+        path = locate.cell_path(name)
         found.append(parse(renderer.build(path), repo.shown(path)))
         if time.monotonic() - told > SLOW and number < len(names):
             output.note(f"rendered {number} of {output.count(len(names), 'cell')}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from ruamel.yaml import YAML
 
-from tools.cells import kustomize
+from tools.cells import kustomize, locate
 from tools.core import output, repo
 
 
@@ -21,7 +21,7 @@ def command(cell: str, as_json: bool) -> None:
 
     CELL is overlays/<hardware>/<model>, <hardware>/<model>, or any directory with a kustomization.
     """
-    path = repo.cell_path(cell)
+    path = locate.cell_path(cell)
     text = kustomize.ensure(repo.root(), output.note).build(path)
     if as_json:
         output.data(list(YAML(typ="safe", pure=True).load_all(text)))

@@ -21,8 +21,9 @@ from ruamel.yaml.error import YAMLError
 
 from tools.cells.kustomize import Renderer
 from tools.cells.kustomize_graph import reached
+from tools.cells.locate import is_kustomization
 from tools.core.errors import UserError
-from tools.core.repo import is_kustomization, nearest, shown
+from tools.core.repo import nearest, shown
 
 FACTS = "cluster.env"
 # In the order of application: drivers and operators, volumes, then what needs the operators' types.

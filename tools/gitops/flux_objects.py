@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tools.cells.kustomize_graph import reached
+from tools.cells.locate import KUSTOMIZATION_NAMES, is_kustomization
 from tools.cluster.platform import FACTS
 from tools.core.errors import UserError
-from tools.core.repo import KUSTOMIZATION_NAMES, is_kustomization, nearest, shown
+from tools.core.repo import nearest, shown
 from tools.gitops.run_file import GIT_REPOSITORY, KUSTOMIZATION
 from tools.kube.manifests import Object, parse
 

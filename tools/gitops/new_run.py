@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tools.cells.kustomize import Renderer
+from tools.cells.locate import KUSTOMIZATION_NAMES, NOT_CELLS
 from tools.cluster.platform import FACTS, read_facts
 from tools.core.errors import UserError
-from tools.core.repo import KUSTOMIZATION_NAMES, NOT_CELLS, nearest, shown
+from tools.core.repo import nearest, shown
 from tools.gitops import flux_objects, git
 from tools.gitops.render import render
 from tools.gitops.run_file import CELL, DIGEST, SUFFIX, Image, Run, RunFile, read

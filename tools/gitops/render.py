@@ -9,8 +9,8 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from tools.cells.kustomize import Renderer
+from tools.cells.locate import is_kustomization
 from tools.core.errors import UserError
-from tools.core.repo import is_kustomization
 from tools.gitops import git
 from tools.gitops.run_file import FOLDERS, RunFile
 from tools.kube.manifests import Manifests, parse

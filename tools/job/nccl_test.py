@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.cells import kustomize
+from tools.cells import kustomize, locate
 from tools.cells.instance_patch import INSTANCE_LABEL
 from tools.core import output, repo
 from tools.core.errors import UserError
@@ -90,7 +90,7 @@ def pods(job: Object) -> int:
 
 def manifests(cell: str) -> Manifests:
     """Return a cell with base/services/nccl-test above it; messages as large as the largest measured one."""
-    path = repo.cell_path(cell)
+    path = locate.cell_path(cell)
     renderer = kustomize.ensure(repo.root(), output.note)
     cache = repo.root() / ".cache"
     cache.mkdir(exist_ok=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools.cells import kustomize
+from tools.cells import kustomize, locate
 from tools.core import repo
 from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
@@ -71,7 +71,7 @@ class LocalJob:
 
 def render(cell: str, note: Callable[[str], None]) -> Manifests:
     """Render the cell that `cell` names."""
-    path = repo.cell_path(cell)
+    path = locate.cell_path(cell)
     return parse(kustomize.ensure(repo.root(), note).build(path), repo.shown(path))
 
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools.core import processes, repo
+from tools.cells import locate
+from tools.core import processes
 from tools.core.errors import UserError
 from tools.local import report
 from tools.simulator import run_progress
@@ -51,7 +52,7 @@ def check_base(config: Config, run_directory: Path, source: str) -> None:
     name = weights.removeprefix(OTHER_RUN)
     if run_progress.newest_checkpoint(run_directory.parent / name) is not None:
         return
-    cells = {cell.removeprefix("overlays/").replace("/", "-") + "-train": cell for cell in repo.cells()}
+    cells = {cell.removeprefix("overlays/").replace("/", "-") + "-train": cell for cell in locate.cells()}
     remedy = f"{report.run_command(cells[name], [])} trains it" if name in cells else "train it first"
     raise UserError(f"{source} starts from the run {name}, which has no checkpoint here yet", remedy)
 

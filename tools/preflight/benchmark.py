@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from tools.cells import kustomize
+from tools.cells import kustomize, locate
 from tools.core import output, repo
 from tools.kube.manifests import parse
 from tools.preflight.evaluate import judge, rules
@@ -37,5 +37,5 @@ def measure(names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    for name, value in measure(repo.cells()):
+    for name, value in measure(locate.cells()):
         output.line(PRINTED.format(name, value))

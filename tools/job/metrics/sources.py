@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, cast
 
+from tools.cells import locate
 from tools.core import output, repo
 from tools.core.errors import UserError
 from tools.job.metrics import series, trainer_logs
@@ -40,7 +41,7 @@ def records(kubectl: Kubectl, text: str | None) -> Run:
         return Run(path.name if path.is_dir() else path.stem, _from_file(path))
     if text is not None and Path(text).suffix in FILES:
         raise UserError(f"{text}: no such file", "SOURCE is a job, a cell, a run directory or a log file")
-    if text is not None and "/" in text and Path(text).is_dir() and not repo.is_kustomization(Path(text)):
+    if text is not None and "/" in text and Path(text).is_dir() and not locate.is_kustomization(Path(text)):
         raise UserError(f"{text}: no {METRICS} in this directory", "a run directory has one: local/runs/NAME")
     seen = collect.collect(kubectl, lookup.job_name(kubectl, text), logs=False, run=False)
     return Run(seen.name, _from_job(Kubectl(kubectl.context, seen.namespace), seen))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tools.cells import kustomize
+from tools.cells import kustomize, locate
 from tools.core import output, repo
 from tools.core.errors import UserError
 from tools.core.repo import nearest
@@ -42,10 +42,10 @@ def jobs(kubectl: Kubectl, everywhere: bool = False) -> list[dict[str, Any]]:
 
 def is_cell(text: str) -> bool:
     """Say whether `text` is a cell and not a job's name: it has a slash, or is a directory to build."""
-    return "/" in text or repo.is_kustomization(Path(text))
+    return "/" in text or locate.is_kustomization(Path(text))
 
 
 def rendered(cell: str) -> Manifests:
     """Return a cell's objects; UserError as kustomize's where it cannot be built."""
-    path = repo.cell_path(cell)
+    path = locate.cell_path(cell)
     return parse(kustomize.ensure(repo.root(), output.note).build(path), repo.shown(path))

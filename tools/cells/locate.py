@@ -1,0 +1,73 @@
+"""Which directory a user means by a cell's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tools.core import repo
+from tools.core.errors import UserError
+
+KUSTOMIZATION_NAMES = ("kustomization.yaml", "kustomization.yml", "Kustomization")
+NOT_CELLS = ("hardware", "model", "feature")
+
+
+def cells() -> list[str]:
+    """Return the names of all cells, as `overlays/<hardware>/<model>`."""
+    overlays = repo.root() / "overlays"
+    found = {
+        path.parent.relative_to(repo.root()).as_posix()
+        for name in KUSTOMIZATION_NAMES
+        for path in overlays.glob(f"*/*/{name}")
+        if path.parent.parent.name not in NOT_CELLS
+    }
+    return sorted(found)
+
+
+def cell_path(text: str) -> Path:
+    """Return the directory of the cell that `text` names.
+
+    `text` is `overlays/cpu/llama-tiny` or `cpu/llama-tiny`, looked up in the checkout, or any path to a
+    directory with a kustomization file, looked up from the working directory.
+
+    Raises:
+        UserError: no such cell. The hint says why the pair has none, or names the nearest cell.
+    """
+    for candidate in (Path(text).expanduser(), repo.root() / text, repo.root() / "overlays" / text):
+        if candidate.is_dir() and is_kustomization(candidate):
+            return candidate.resolve()
+    if Path(text).expanduser().is_dir():
+        raise UserError(f"{text}: no kustomization.yaml in this directory", _hint(text))
+    raise UserError(f"no such cell: {text}", _hint(text))
+
+
+def is_kustomization(directory: Path) -> bool:
+    """Return whether kustomize would take `directory` as a target."""
+    return any((directory / name).is_file() for name in KUSTOMIZATION_NAMES)
+
+
+def _hint(text: str) -> str:
+    known = [name.removeprefix("overlays/") for name in cells()]
+    wanted = text.removeprefix("overlays/").rstrip("/")
+    hardware, _, model = wanted.partition("/")
+    if same_model := [name for name in known if name.endswith(f"/{hardware}")] if not model else []:
+        return f"a cell is HARDWARE/MODEL: {', '.join(same_model)}"
+    if _is_component("hardware", hardware) and _is_component("model", model):
+        there = ", ".join(name for name in known if name.startswith(f"{hardware}/")) or "none"
+        return f"{_need(hardware, model)}; cells of {hardware}: {there}"
+    match = repo.nearest(wanted, known)
+    if match is not None:
+        return f"did you mean overlays/{match}?"
+    return "yard matrix check lists the cells" if known else "this checkout has no cells under overlays/"
+
+
+def _is_component(kind: str, name: str) -> bool:
+    return bool(name) and name in {path.name for path in (repo.root() / "overlays" / kind).glob("*")}
+
+
+def _need(hardware: str, model: str) -> str:
+    """Return what the smallest cell of a pair would need, in one line."""
+    from tools.cells import matrix, memory
+
+    cell = memory.smallest(repo.root(), matrix.read(repo.root()), hardware, model)
+    estimate = memory.of_cell(repo.root(), cell)
+    return f"{estimate.summary()}, on {memory.where(cell)} (yard matrix memory {hardware}/{model})"

@@ -1,0 +1,30 @@
+"""List the steps that are committed."""
+
+from __future__ import annotations
+
+import click
+
+from tools.cli.checkpoint._trainer import about, size
+from tools.cli.sample import run_directory
+from tools.core import output
+
+
+@click.command(name="list")
+@click.argument("run", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(run: str | None, as_json: bool) -> None:
+    """List the steps that are committed.
+
+    \b
+    Example: yard checkpoint list cpu-llama-tiny-train
+    Exit codes: 0 listed, 2 bad input.
+    """
+    found = about("list", run_directory(run))
+    if as_json:
+        output.data(found)
+        return
+    if not found["checkpoints"]:
+        output.line(f"{found['run']}: no committed checkpoint yet")
+    output.table((f"step {each['step']}", each["problem"] or size(each)) for each in found["checkpoints"])
+    for name in found["refused"]:
+        output.line(f"  {name}: failed verification, kept as evidence")

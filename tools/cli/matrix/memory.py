@@ -1,0 +1,96 @@
+"""Print the device memory that each process of a cell needs, and what it has."""
+
+from __future__ import annotations
+
+import click
+
+from tools.cells import matrix
+from tools.cells import memory as cell_memory
+from tools.cells.memory_model import GIB, Estimate
+from tools.core import output, repo
+from tools.core.errors import UserError
+
+
+@click.command(name="memory")
+@click.argument("names", nargs=-1, metavar="[CELL]...")
+@click.option(
+    "--all",
+    "every",
+    is_flag=True,
+    help="Add every pair that has no cell, at its smallest: why it does not fit, or that it would.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print every term in bytes as JSON.")
+def command(names: tuple[str, ...], every: bool, as_json: bool) -> int:
+    """Print the device memory that each process of a cell needs, and what it has.
+
+    CELL is <hardware>/<model>. For each CELL all terms are printed; without CELL, one line for every cell. A
+    pair that has no cell is computed at its smallest: activations recomputed, on at most as many nodes as the
+    hardware's largest cell has. docs/extending.md says what the estimate counts.
+
+    \b
+    Example: yard matrix memory p5/llama-3-1-8b
+    Exit codes: 0 every cell fits, 1 a cell does not fit, 2 bad input.
+    """
+    root, found = repo.root(), matrix.read(repo.root())
+    chosen = [_pair(found, name) for name in names] if names else found.cells
+    estimates = [(cell, cell_memory.of_cell(root, cell)) for cell in chosen]
+    extra = [(cell, cell_memory.of_cell(root, cell)) for cell in (_others(found) if every else [])]
+    if as_json:
+        output.data([_as_data(cell, estimate) for cell, estimate in [*estimates, *extra]])
+    else:
+        for cell, estimate in estimates:
+            _print_estimate(cell, estimate, whole=bool(names))
+        for cell, estimate in extra:
+            _print_estimate(cell, estimate, whole=False, note=", no cell")
+    return 0 if all(estimate.fits for _, estimate in estimates) else 1
+
+
+def _others(found: matrix.Matrix) -> list[matrix.Cell]:
+    """Return the smallest cell of each pair that the matrix does not have."""
+    known = {cell.name for cell in found.cells}
+    return [
+        cell_memory.smallest(repo.root(), found, hardware, model)
+        for hardware in sorted(found.machines)
+        for model in found.models
+        if f"{hardware}/{model}" not in known
+    ]
+
+
+def _pair(found: matrix.Matrix, name: str) -> matrix.Cell:
+    """Return the cell that `name` means, or the smallest of a pair that has none."""
+    short = name.removeprefix("overlays/").rstrip("/")
+    cells = {cell.name: cell for cell in found.cells}
+    if short in cells:
+        return cells[short]
+    hardware, _, model = short.partition("/")
+    if hardware in found.machines and model in found.models:
+        return cell_memory.smallest(repo.root(), found, hardware, model)
+    pairs = [f"{hardware}/{model}" for hardware in found.machines for model in found.models]
+    match = repo.nearest(short, pairs, cutoff=0.7)
+    new = "a new model or hardware: docs/extending.md"
+    raise UserError(f"no such pair of hardware and model: {name}", f"did you mean {match}?" if match else new)
+
+
+def _print_estimate(cell: matrix.Cell, estimate: Estimate, whole: bool, note: str = "") -> None:
+    result = "fits" if estimate.fits else "does not fit"
+    output.line(f"{cell.name}{note}, {cell_memory.where(cell)}: {estimate.summary()}: {result}")
+    if not whole:
+        return
+    for term in estimate.terms:
+        output.line(f"  {term.nbytes / GIB:8.2f} GiB  {term.name}: {term.how}")
+    for term in estimate.left_out:
+        output.line(
+            f"  {term.nbytes / GIB:8.2f} GiB  {term.name}, at another time and not counted: {term.how}"
+        )
+
+
+def _as_data(cell: matrix.Cell, estimate: Estimate) -> dict[str, object]:
+    return {
+        "cell": cell.name,
+        "nodes": cell.nodes,
+        "instance": cell.instance.name if cell.instance else None,
+        "fits": estimate.fits,
+        "needed": estimate.needed,
+        "there": estimate.room.nbytes,
+        "terms": [{"name": term.name, "bytes": term.nbytes, "how": term.how} for term in estimate.terms],
+    }

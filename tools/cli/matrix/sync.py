@@ -1,0 +1,28 @@
+"""Write every cell's directory; remove generated ones that the matrix no longer has."""
+
+from __future__ import annotations
+
+import click
+
+from tools.cells import matrix
+from tools.cli.matrix._changes import print_json
+from tools.core import output, repo
+
+
+@click.command(name="sync")
+@click.option("--json", "as_json", is_flag=True, help="Print what was changed as JSON.")
+def command(as_json: bool) -> None:
+    """Write every cell's directory; remove generated ones that the matrix no longer has.
+
+    \b
+    Example: yard matrix sync
+    Exit codes: 0 written, 2 the matrix is wrong (nothing is written).
+    """
+    state = matrix.sync(repo.root())
+    if as_json:
+        print_json(state)
+        return
+    for change in state.changes:
+        output.line(f"{change.verb} {repo.shown(change.path)}")
+    cells, files = output.count(len(state.cells), "cell"), output.count(len(state.changes), "file")
+    output.line(f"{cells}, {files} changed")
