@@ -13,7 +13,7 @@ import pytest
 
 from tests.training.weights.bases import LORA, adapted, configuration, pretrained, publish
 from tools import cli
-from tools.cli import checkpoint
+from tools.cli.checkpoint import _trainer
 from tools.core.errors import UserError
 from training.run.directory import RunDir
 
@@ -34,7 +34,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
         found: dict[str, Any] = json.loads(out.getvalue())
         return found
 
-    monkeypatch.setattr(checkpoint, "_answer", answer)
+    monkeypatch.setattr(_trainer, "answer", answer)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_export_says_what_it_wrote_and_how_to_load_it(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{out}: adapter of step 20, 12 tensors, ")
     assert lines[2] == f'  load it with PeftModel.from_pretrained(base, "{out}")'
-    assert lines[3] == "  with its base in it: yard checkpoint export tuned --merge --to DIR"
+    assert lines[3] == "  merged with its base: yard checkpoint export tuned --merge --to DIR"
     assert (out / "adapter_model.safetensors").exists()
 
 
