@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from tools.core import repo
 from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
-from tools.job.diagnosis.hangs import lets_in
+from tools.job.diagnosis.hangs import admits
 from tools.job.snapshot.collect import container_name
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot
+from tools.kube import network_policy
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Object
 from tools.kube.selectors import selects
@@ -113,13 +114,12 @@ def _policy(seen: Snapshot, there: Meeting) -> Verdict:
     about = [
         policy
         for policy in seen.of("NetworkPolicy")
-        if "Ingress" in ((policy.get("spec") or {}).get("policyTypes") or ["Ingress"])
-        and selects((policy.get("spec") or {}).get("podSelector"), labels)
+        if network_policy.applies(policy, "Ingress", labels)
     ]
     if not about:
         return _hop("policy", State.PASS, f"no NetworkPolicy selects {there.host}: everybody may reach it")
     names = [str(policy["metadata"]["name"]) for policy in about]
-    letting = [str(policy["metadata"]["name"]) for policy in about if lets_in(policy, there.pod)]
+    letting = [str(policy["metadata"]["name"]) for policy in about if admits(policy, "Ingress", there.pod)]
     if letting:
         return _hop("policy", State.PASS, f"{', '.join(letting)} lets the job's own pods in")
     remedy = "let the job's pods reach each other: base/pytorchjob/networkpolicy.yaml does"

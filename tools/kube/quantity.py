@@ -1,4 +1,4 @@
-"""Kubernetes quantities (`500m`, `3Gi`, `2`): read, printed, and what a container requests.
+"""Kubernetes quantities (`500m`, `3Gi`, `2`), and the requests of containers and pods.
 
 Source: k8s.io/apimachinery/pkg/api/resource (quantity.go).
 """
@@ -29,35 +29,65 @@ UNITS = {
 
 
 def quantity(text: str) -> Decimal:
-    """Return a Kubernetes quantity (`500m`, `3Gi`, `2`) as a number; UserError when it is none."""
+    """Return a Kubernetes quantity as a number. Raises UserError if it is not valid."""
     match = re.fullmatch(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([a-zA-Z]{0,2})", str(text).strip())
     try:
         if match and match[2] in UNITS:
             return Decimal(match[1]) * UNITS[match[2]]
     except InvalidOperation:
         pass
-    raise UserError(f"{text!r} is no Kubernetes quantity such as 500m, 2 or 3Gi")
+    raise UserError(f"{text!r} is not a Kubernetes quantity such as 500m, 2 or 3Gi")
 
 
 def amount(value: Any) -> Decimal | None:
-    """Return a quantity as a number, or None where it is none."""
+    """Return a quantity as a number, or None if it is not valid."""
     try:
         return quantity(str(value))
     except UserError:
         return None
 
 
-def requests(container: Object) -> Object:
-    """Return what a container requests; a limit without a request is a request too."""
-    resources = container.get("resources") or {}
+def amounts(quantities: Object) -> dict[str, Decimal]:
+    """Return quantities by name as numbers. Those that are not valid count as 0."""
+    return {name: amount(value) or Decimal(0) for name, value in quantities.items()}
+
+
+def requests(holder: Object) -> Object:
+    """Return what a container, or a pod as a whole, requests. A limit without a request is also a request."""
+    resources = holder.get("resources") or {}
     return (resources.get("limits") or {}) | (resources.get("requests") or {})
 
 
+def pod_requests(spec: Object) -> dict[str, Decimal]:
+    """Return what a pod requests, by resource: the sum of its containers, or its largest init container.
+
+    Sidecars (init containers with restartPolicy Always) count with the containers. The pod's own resources
+    replace the sum, and its overhead is added.
+    Source: kubernetes.io/docs/concepts/workloads/pods/sidecar-containers, "Resource sharing".
+    """
+    init = spec.get("initContainers") or []
+    sidecars = [container for container in init if container.get("restartPolicy") == "Always"]
+    total: dict[str, Decimal] = {}
+    for container in [*(spec.get("containers") or []), *sidecars]:
+        _add(total, amounts(requests(container)))
+    for container in (container for container in init if container not in sidecars):
+        for resource, value in amounts(requests(container)).items():
+            total[resource] = max(total.get(resource, Decimal(0)), value)
+    total |= amounts(requests(spec))
+    _add(total, amounts(spec.get("overhead") or {}))
+    return total
+
+
 def extended(name: str) -> bool:
-    """Say whether a resource is a device's or a huge page's: whole, and not to be overcommitted."""
+    """Return whether a resource is a device or huge pages, which are whole and cannot be overcommitted."""
     return "/" in name or name.startswith("hugepages-")
 
 
 def plain(number: Decimal) -> str:
-    """Return a number without an exponent and without zeros at its end."""
+    """Return a number without an exponent and without trailing zeros."""
     return f"{number.normalize():f}"
+
+
+def _add(total: dict[str, Decimal], values: dict[str, Decimal]) -> None:
+    for resource, value in values.items():
+        total[resource] = total.get(resource, Decimal(0)) + value

@@ -1,4 +1,4 @@
-"""Which labels a selector takes, and which nodes a pod's own words: as Kubernetes reads them."""
+"""Label selectors, node selectors and taints, evaluated as Kubernetes does."""
 
 from __future__ import annotations
 
@@ -6,87 +6,81 @@ from tools.kube.manifests import Object
 from tools.kube.quantity import amount
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+CORDON = "node.kubernetes.io/unschedulable"
 
 
 def selects(selector: Object | None, labels: Object) -> bool:
-    """Say whether a label selector (matchLabels, matchExpressions) takes `labels`; None takes nothing."""
+    """Return whether a label selector selects `labels`; None selects nothing."""
     if selector is None:
         return False
-    wanted = (selector.get("matchLabels") or {}).items()
-    exact = all(labels.get(key) == value for key, value in wanted)
+    exact = all(labels.get(key) == value for key, value in (selector.get("matchLabels") or {}).items())
     return exact and all(expression(one, labels) for one in selector.get("matchExpressions") or [])
 
 
-def expression(one: Object, labels: Object) -> bool:
-    """Say whether one expression (key, operator, values) is true of `labels`."""
-    has, value, wanted = one["key"] in labels, labels.get(one["key"]), one.get("values") or []
-    if one["operator"] == "In":
-        return has and value in wanted
-    if one["operator"] == "NotIn":
-        return not has or value not in wanted
-    if one["operator"] in ("Exists", "DoesNotExist"):
-        return has is (one["operator"] == "Exists")
-    number, bound = amount(value), amount(wanted[0] if wanted else None)
+def expression(requirement: Object, labels: Object) -> bool:
+    """Return whether `labels` meet one requirement (key, operator, values)."""
+    key, operator, values = requirement["key"], requirement["operator"], requirement.get("values") or []
+    value = labels.get(key)
+    if operator == "In":
+        return key in labels and value in values
+    if operator == "NotIn":
+        return key not in labels or value not in values
+    if operator in ("Exists", "DoesNotExist"):
+        return (key in labels) is (operator == "Exists")
+    number, bound = amount(value), amount(values[0] if values else None)
     if number is None or bound is None:
         return False
-    return number > bound if one["operator"] == "Gt" else number < bound
+    return number > bound if operator == "Gt" else number < bound
 
 
-def term(one: Object, node: Object) -> bool:
-    """Say whether a node selector term takes a node; one without a word takes none."""
-    labels = labels_of(node)
+def term(node_term: Object, node: Object) -> bool:
+    """Return whether a node selector term selects a node; an empty term selects none."""
     fields = {"metadata.name": node["metadata"]["name"]}
-    expressions, by_field = one.get("matchExpressions") or [], one.get("matchFields") or []
-    if not expressions and not by_field:
+    by_label, by_field = node_term.get("matchExpressions") or [], node_term.get("matchFields") or []
+    if not by_label and not by_field:
         return False
-    return all(expression(each, labels) for each in expressions) and all(
-        expression(each, fields) for each in by_field
+    return all(expression(one, labels_of(node)) for one in by_label) and all(
+        expression(one, fields) for one in by_field
     )
 
 
 def node_terms(spec: Object) -> list[Object] | None:
-    """Return the terms of a pod's required node affinity, None where it has none."""
+    """Return the terms of a pod's required node affinity, or None if it has none."""
     wanted = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(REQUIRED)
     return (wanted.get("nodeSelectorTerms") or []) if wanted else None
 
 
 def wants(spec: Object, node: Object) -> bool:
-    """Say whether a pod's node selector and required affinity take a node."""
+    """Return whether a pod's node selector and required affinity select a node."""
     labels, terms = labels_of(node), node_terms(spec)
     selected = all(labels.get(key) == value for key, value in (spec.get("nodeSelector") or {}).items())
     return selected and (terms is None or any(term(one, node) for one in terms))
 
 
 def untolerated(spec: Object, node: Object) -> list[Object]:
-    """Return the taints that keep a pod from a node, an unschedulable node's own among them."""
-    own = node.get("spec") or {}
-    taints = list(own.get("taints") or [])
-    if own.get("unschedulable") and not any(one["key"] == CORDON for one in taints):
+    """Return the taints that keep a pod from a node. A cordoned node counts as tainted."""
+    node_spec = node.get("spec") or {}
+    taints = list(node_spec.get("taints") or [])
+    if node_spec.get("unschedulable") and not any(taint["key"] == CORDON for taint in taints):
         taints.append({"key": CORDON, "effect": "NoSchedule"})
     tolerations = spec.get("tolerations") or []
     return [
         taint
         for taint in taints
-        if taint.get("effect") != "PreferNoSchedule" and not _tolerated(taint, tolerations)
+        if taint.get("effect") != "PreferNoSchedule"
+        and not any(_tolerates(toleration, taint) for toleration in tolerations)
     ]
 
 
-CORDON = "node.kubernetes.io/unschedulable"
-
-
 def labels_of(item: Object) -> Object:
-    """Return an object's labels."""
     return item["metadata"].get("labels") or {}
 
 
-def _tolerated(taint: Object, tolerations: list[Object]) -> bool:
-    for one in tolerations:
-        effect = one.get("effect") in (None, "", taint.get("effect"))
-        key = one.get("key") in (None, "", taint["key"])
-        if one.get("operator") == "Exists":
-            value = True
-        else:
-            value = one.get("key") == taint["key"] and (one.get("value") or "") == (taint.get("value") or "")
-        if effect and key and value:
-            return True
-    return False
+def _tolerates(toleration: Object, taint: Object) -> bool:
+    if toleration.get("effect") not in (None, "", taint.get("effect")):
+        return False
+    if toleration.get("operator") == "Exists":
+        return toleration.get("key") in (None, "", taint["key"])
+    return toleration.get("key") == taint["key"] and (toleration.get("value") or "") == (
+        taint.get("value") or ""
+    )

@@ -9,11 +9,11 @@ from decimal import Decimal
 from tools.core.timestamps import duration, moment
 from tools.job.diagnosis import queues
 from tools.job.diagnosis.cause import Cause, Layer, short
-from tools.job.diagnosis.scheduler_fit import name_of, requests, shown
+from tools.job.diagnosis.scheduler_fit import name_of, shown
 from tools.job.snapshot.kinds import QUEUE_LABEL
 from tools.job.snapshot.snapshot import Snapshot, event_time
 from tools.kube.manifests import Object
-from tools.kube.quantity import amount
+from tools.kube.quantity import amount, pod_requests
 
 TOGETHER = 5.0  # seconds in which the operator asks for all pods of a job
 PATIENCE = 30.0  # seconds that operator and scheduler have before their silence says something
@@ -165,7 +165,7 @@ def _wanted(snapshot: Snapshot) -> dict[str, Decimal]:
     for replica in specs:
         spec = (replica.get("template") or {}).get("spec") or {}
         limits = [(one.get("resources") or {}).get("limits") or {} for one in spec.get("containers") or []]
-        for resource, value in requests(spec).items():
+        for resource, value in pod_requests(spec).items():
             for key in (f"requests.{resource}", resource):
                 most[key] = max(most.get(key, Decimal(0)), value)
         for resource in ("cpu", "memory"):

@@ -13,8 +13,8 @@ from tools.job.metrics import progress
 from tools.job.snapshot import log_lines
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot
+from tools.kube import network_policy
 from tools.kube.manifests import Object
-from tools.kube.selectors import selects
 from tools.simulator.operator_pods import LABEL
 from training.run.heartbeat import Beat
 
@@ -90,10 +90,10 @@ def network(snapshot: Snapshot) -> Iterator[Cause]:
         yield Cause("service-missing", Layer.BLOCKED, summary, evidence, first.name)
         return
     policies = snapshot.of("NetworkPolicy")
-    for way, lets, verb in (("Ingress", lets_in, "in"), ("Egress", lets_out, "out to each other")):
-        if any(lets(policy, first) for policy in policies):
+    for direction, verb in (("Ingress", "in"), ("Egress", "out to each other")):
+        if any(admits(policy, direction, first) for policy in policies):
             continue
-        for policy in (one for one in policies if _applies(one, first, way)):
+        for policy in (one for one in policies if network_policy.applies(one, direction, first.labels)):
             summary = f"the NetworkPolicy {policy['metadata']['name']} keeps the job's pods from each other"
             evidence = [f"it selects {first.name}, and no rule of any policy lets its own job's pods {verb}"]
             yield Cause("network-policy", Layer.BLOCKED, summary, evidence, first.name)
@@ -104,52 +104,14 @@ def _names(snapshot: Snapshot, kind: str) -> str:
     return ", ".join(item["metadata"]["name"] for item in snapshot.of(kind)[:4]) or "none"
 
 
-def _applies(policy: Object, pod: JobPod, way: str) -> bool:
-    """Say whether a policy limits the pod's traffic of a way: without a word it limits what comes in."""
-    spec = policy.get("spec") or {}
-    types = spec.get("policyTypes") or ["Ingress", *(["Egress"] if spec.get("egress") else [])]
-    return way in types and selects(spec.get("podSelector"), pod.labels)
-
-
-def lets_in(policy: Object, pod: JobPod) -> bool:
-    """Say whether a policy lets pods with this pod's own labels reach it on its rendezvous port."""
-    return _lets(policy, pod, "ingress", "from")
-
-
-def lets_out(policy: Object, pod: JobPod) -> bool:
-    """Say whether a policy lets the pod reach pods with its own labels on the rendezvous port."""
-    return _lets(policy, pod, "egress", "to")
-
-
-def _lets(policy: Object, pod: JobPod, way: str, peers: str) -> bool:
-    spec = policy.get("spec") or {}
-    if not selects(spec.get("podSelector"), pod.labels):
-        return False
-    own = {key: value for key, value in pod.labels.items() if key != f"{LABEL}replica-index"}
-    for rule in spec.get(way) or []:
-        named = rule.get(peers)
-        among = not named or any(
-            "ipBlock" in one or (selects(one["podSelector"], own) if "podSelector" in one else True)
-            for one in named
-        )
-        if among and _port_allowed(rule.get("ports"), pod):
-            return True
-    return False
-
-
-def _port_allowed(ports: list[Object] | None, pod: JobPod) -> bool:
-    if not ports:
-        return True
-    own = {port.get("name"): port.get("containerPort") for port in pod.container_spec.get("ports") or []}
-    meeting = own.get("pytorchjob-port", 23456)
-    for port in ports:
-        wanted = port.get("port")
-        number = own.get(wanted, wanted)
-        if port.get("protocol", "TCP") == "TCP" and (
-            number is None or number == meeting or number <= meeting <= port.get("endPort", number)
-        ):
-            return True
-    return False
+def admits(policy: Object, direction: str, pod: JobPod) -> bool:
+    """Return whether a policy that applies to a pod lets its job's pods meet on the rendezvous port."""
+    peers = {key: value for key, value in pod.labels.items() if key != f"{LABEL}replica-index"}
+    named = {port.get("name"): port.get("containerPort") for port in pod.container_spec.get("ports") or []}
+    port = named.get("pytorchjob-port", 23456)
+    return network_policy.applies(policy, direction, pod.labels) and network_policy.admits(
+        policy, direction, peers, range(port, port + 1), named
+    )
 
 
 def hang(snapshot: Snapshot) -> Iterator[Cause]:

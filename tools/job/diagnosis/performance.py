@@ -11,12 +11,11 @@ from tools.facts.instances import EFA
 from tools.job.diagnosis import failures
 from tools.job.diagnosis.admission import is_over
 from tools.job.diagnosis.cause import Cause, Layer, short
-from tools.job.diagnosis.scheduler_fit import requests
 from tools.job.metrics import progress
 from tools.job.metrics.series import Record
 from tools.job.snapshot import log_lines
 from tools.job.snapshot.snapshot import Snapshot
-from tools.kube.quantity import amount
+from tools.kube.quantity import amount, pod_requests
 
 RECENT = 20  # steps that say how it goes now
 STRAGGLES = 1.25  # times the others' median before the exchange
@@ -102,7 +101,7 @@ def slow_network(snapshot: Snapshot) -> Iterator[Cause]:
     if is_over(snapshot) or snapshot.replicas < 2:
         return
     for pod in snapshot.pods:
-        asks = requests(pod.spec)
+        asks = pod_requests(pod.spec)
         has = snapshot.find("Node", pod.node or "") or {}
         given = amount(((has.get("status") or {}).get("allocatable") or {}).get(EFA, 0)) or 0
         if not (asks.get(EFA) or given > 0):

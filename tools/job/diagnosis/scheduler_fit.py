@@ -16,7 +16,7 @@ from tools.facts.instances import EFA, NEURON, NVIDIA
 from tools.job.diagnosis import pod_constraints
 from tools.kube import selectors
 from tools.kube.manifests import Object
-from tools.kube.quantity import amount, plain
+from tools.kube.quantity import amounts, plain, pod_requests
 from tools.kube.selectors import CORDON, labels_of
 
 # Taints that a node has until it can be used, or while it does not answer.
@@ -28,7 +28,7 @@ NOT_READY = (
 NAMES = {NVIDIA: "GPUs", EFA: "EFA interfaces", NEURON: "Neuron devices", "cpu": "CPUs", "memory": "memory"}
 # What device plugins call accelerators and parts of them: MIG slices, shared cards, cores.
 MIG = "nvidia.com/mig-"
-ACCELERATORS = ("nvidia.com/gpu", MIG, "aws.amazon.com/neuron", "amd.com/gpu", "habana.ai/")
+ACCELERATORS = (NVIDIA, MIG, NEURON, "amd.com/gpu", "habana.ai/")
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Nodes:
         if node not in self._used:
             total: dict[str, Decimal] = {}
             for pod in self.on(node):
-                for resource, value in requests(pod["spec"]).items():
+                for resource, value in pod_requests(pod["spec"]).items():
                     total[resource] = total.get(resource, Decimal(0)) + value
             self._used[node] = total
         return self._used[node]
@@ -137,7 +137,7 @@ class Nodes:
         """
         bound, exclusive = list(places), set(alone)
         spec = pod["spec"]
-        wanted = sorted(requests(spec).items(), key=lambda one: rank(one[0]))
+        wanted = sorted(pod_requests(spec).items(), key=lambda one: rank(one[0]))
         rules = pod_constraints.checks(pod, self.nodes, self.on)
         held = list(self._by_volume(pod, exclusive))
         checks: list[Callable[[Object], Iterable[Obstacle]]] = [
@@ -189,27 +189,6 @@ class Nodes:
                     yield Obstacle("volume", fact)
 
 
-def requests(spec: Object) -> dict[str, Decimal]:
-    """Return what a pod requests, by resource: its containers together or its largest init container.
-
-    The overhead comes on top. An init container that restarts always runs beside the others and counts so.
-    What the pod asks for as a whole (spec.resources) stands instead of its containers' sum.
-    """
-    init = spec.get("initContainers") or []
-    sidecars = [one for one in init if one.get("restartPolicy") == "Always"]
-    total: dict[str, Decimal] = {}
-    for container in [*(spec.get("containers") or []), *sidecars]:
-        for resource, value in _requested(container).items():
-            total[resource] = total.get(resource, Decimal(0)) + value
-    for container in (one for one in init if one not in sidecars):
-        for resource, value in _requested(container).items():
-            total[resource] = max(total.get(resource, Decimal(0)), value)
-    total |= _requested(spec)
-    for resource, value in (spec.get("overhead") or {}).items():
-        total[resource] = total.get(resource, Decimal(0)) + (amount(value) or Decimal(0))
-    return total
-
-
 def name_of(resource: str) -> str:
     """Return how a resource is called: GPUs for nvidia.com/gpu."""
     if resource.startswith(MIG):
@@ -236,16 +215,9 @@ def shown(resource: str, value: Decimal) -> str:
     return plain(round(value, 2))
 
 
-def _requested(container: Object) -> dict[str, Decimal]:
-    resources = container.get("resources") or {}
-    values = (resources.get("limits") or {}) | (resources.get("requests") or {})
-    return {name: amount(value) or Decimal(0) for name, value in values.items()}
-
-
 def _allocatable(node: Object) -> dict[str, Decimal]:
     status = node.get("status") or {}
-    values = status.get("allocatable") or status.get("capacity") or {}
-    return {name: amount(value) or Decimal(0) for name, value in values.items()}
+    return amounts(status.get("allocatable") or status.get("capacity") or {})
 
 
 def _instead(resource: str, has: dict[str, Decimal]) -> str:

@@ -22,13 +22,13 @@ from tools.job.diagnosis.scheduler_fit import (
     Place,
     name_of,
     rank,
-    requests,
     shown,
 )
 from tools.job.snapshot.kinds import QUEUE_LABEL
 from tools.job.snapshot.pod import JobPod, claim_names
 from tools.job.snapshot.snapshot import Snapshot, event_time
 from tools.kube.manifests import Object
+from tools.kube.quantity import pod_requests
 
 SHOWN_NODES = 4
 GANG_SCHEDULERS = ("volcano", "scheduler-plugins-scheduler", "kai-scheduler", "yunikorn")
@@ -303,7 +303,7 @@ def _fact(found: list[Obstacle], kind: str) -> str:
 def _holders(nodes: Nodes, node: str, resource: str) -> str:
     """Return who holds a node's resource, the largest two."""
     held = {
-        f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}": requests(pod["spec"]).get(
+        f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}": pod_requests(pod["spec"]).get(
             resource, Decimal(0)
         )
         for pod in nodes.on(node)
@@ -367,7 +367,7 @@ def _words(kind: str, nearest: dict[str, list[Obstacle]], pod: JobPod) -> tuple[
     }
     if kind in plain:
         return plain[kind]
-    wanted = requests(pod.spec)[kind]
+    wanted = pod_requests(pod.spec)[kind]
     amounts = f"{shown(kind, wanted)} {name_of(kind)}"
     never = all(one.never for found in nearest.values() for one in found if one.resource == kind)
     if never:
