@@ -28,6 +28,7 @@ from training.pod.end_record import Start
 from training.pod.exit_analysis import Death
 from training.run import failure, heartbeat
 from training.run.directory import RunDir
+from training.run.exit_status import exit_in_words
 from training.run.failure import CODES, PERMANENT, Failure
 from training.run.hang_limits import Limits
 
@@ -212,7 +213,7 @@ class Pod:
 
     def _why_it_died(self, death: Death) -> tuple[str, str, str]:
         """Class, message and exception of a worker's end, from its exit code and the pod's output."""
-        how = exit_analysis.end_in_words(death.code)
+        how = exit_in_words(death.code)
         if death.code == -signal.SIGKILL:
             if self._killed_for_memory():
                 return "out of memory", f"{how} for memory: the container was at its limit", ""

@@ -16,8 +16,8 @@ from tools.cells import locate
 from tools.core import processes
 from tools.core.errors import UserError
 from tools.local import report
-from tools.simulator import run_progress
 from tools.simulator.local_pod import ADDRESS, LocalPod
+from training.checkpoint.layout import newest_committed
 
 if TYPE_CHECKING:
     from training.config import Config
@@ -45,12 +45,14 @@ def check_disk(directory: Path, parameters: int) -> None:
 
 
 def check_base(config: Config, run_directory: Path, source: str) -> None:
-    """Raise UserError, with the command that makes it, when a run that `config` starts from is not there."""
+    """Raise UserError when the run that `config` starts from does not exist. The hint is the command that
+    makes it.
+    """
     weights = config.model.weights or ""
     if not weights.startswith(OTHER_RUN):
         return
     name = weights.removeprefix(OTHER_RUN)
-    if run_progress.newest_checkpoint(run_directory.parent / name) is not None:
+    if newest_committed(run_directory.parent / name / "checkpoints") is not None:
         return
     cells = {cell.removeprefix("overlays/").replace("/", "-") + "-train": cell for cell in locate.cells()}
     remedy = f"{report.run_command(cells[name], [])} trains it" if name in cells else "train it first"
@@ -58,7 +60,7 @@ def check_base(config: Config, run_directory: Path, source: str) -> None:
 
 
 def rendezvous_port(pods: list[LocalPod]) -> int | None:
-    """Return the port of this machine that the pods meet at, or None when they have no such port."""
+    """Return the local port at which the pods meet, or None when they have none."""
     environment = pods[0].environment
     host, _, port = environment.get("PET_RDZV_ENDPOINT", "").rpartition(":")
     if host == ADDRESS and port.isdigit():
@@ -70,11 +72,11 @@ def rendezvous_port(pods: list[LocalPod]) -> int | None:
 
 @contextlib.contextmanager
 def own_port(port: int, *, asked: bool) -> Iterator[int]:
-    """Hold a port that no other run here meets at: `port`, else the next free one, which it yields.
+    """Hold a port that no other run on this machine uses: `port`, else the next free one; yield it.
 
-    A launcher that finds the port of another run listening joins that run's pods instead of its own. Two runs
-    that start at once both see a port free before either listens, so it is held by a lock, too. Raises
-    UserError when the port was `asked` for and is taken, with its holder where that can be known.
+    A launcher that finds another run's port listening joins that run's pods. Two runs that start at once both
+    see a port free before either listens, so a lock holds it too. Raises UserError, with the holder where it
+    is known, when the port was `asked` for and is taken.
     """
     for candidate in range(port, min(port + PORTS_TO_TRY, 65536)):
         with _locked(_port_lock(candidate)) as lock:
@@ -102,7 +104,7 @@ def _port_lock(port: int) -> Path:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """Hold a file's lock, if nobody else does; yields whether it is held."""
+    """Lock a file without waiting; yield whether that worked."""
     with path.open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -113,7 +115,7 @@ def _locked(path: Path) -> Iterator[bool]:
 
 
 def is_free(port: int) -> bool:
-    """Say whether this machine lets a server listen at `port` on every address."""
+    """Return whether a server can listen at `port` on every address of this machine."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -125,7 +127,7 @@ def is_free(port: int) -> bool:
 
 
 def _free_port_after(port: int) -> int:
-    """Return the next free port above `port`; UserError when a hundred of them are taken."""
+    """Return the next free port above `port`. Raises UserError when a hundred ports are taken."""
     for candidate in range(port + 1, min(port + PORTS_TO_TRY, 65536)):
         if is_free(candidate):
             return candidate
@@ -133,7 +135,7 @@ def _free_port_after(port: int) -> int:
 
 
 def holder_of(port: int) -> int | None:
-    """Return the process that listens at `port`, or None where /proc does not say."""
+    """Return the process that listens at `port`, or None when /proc does not show it."""
     inodes = {inode for table in ("tcp", "tcp6") for inode in _listening(table, port)}
     targets = {f"socket:[{inode}]" for inode in inodes}
     if not targets:
@@ -147,7 +149,9 @@ def holder_of(port: int) -> int | None:
 
 @contextlib.contextmanager
 def only_run(run_directory: Path) -> Iterator[None]:
-    """Hold the run directory's lock; UserError, with the holder's process, when another `yard run` has it."""
+    """Hold the run directory's lock. Raises UserError with the holder's process id when another `yard run`
+    has it.
+    """
     run_directory.mkdir(parents=True, exist_ok=True)
     with (run_directory / ".lock").open("a+") as file:
         try:
@@ -166,7 +170,7 @@ def only_run(run_directory: Path) -> Iterator[None]:
 
 
 def _listening(table: str, port: int) -> list[str]:
-    """Return the socket inodes that listen at `port`, of /proc/net/<table>."""
+    """Return the inodes of sockets that listen at `port`, from /proc/net/<table>."""
     try:
         lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
     except OSError:

@@ -1,9 +1,8 @@
-"""One run of a ready job on this machine: data, volumes, pods, and what is said at its end."""
+"""One run of a ready job on this machine: data, volumes, pods, and the summary."""
 
 from __future__ import annotations
 
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -15,16 +14,19 @@ from tools.core import output, processes, repo
 from tools.core.errors import UserError
 from tools.local import preconditions, report
 from tools.local.job import LocalJob, at_port
-from tools.simulator import run_progress, volumes
+from tools.simulator import volumes
 from tools.simulator.supervisor import End, Outcome, Supervisor
+from training.checkpoint.layout import newest_committed
+from training.run.directory import RunDir
+from training.run.exit_status import exit_in_words
 
 KEPT = (".lock", "cache")  # what a fresh start leaves in the run directory
 
 
 def run(job: LocalJob, fresh: bool, as_json: bool) -> int:
-    """Train `job` until it has succeeded, failed or was stopped; return the exit code of `yard`.
+    """Train `job` until it succeeds, fails or is stopped, and return the exit code of `yard`.
 
-    Raises UserError where something is missing before the start, and for a run that failed.
+    Raises UserError when something is missing before the start, and for a run that failed.
     """
     if job.config is not None:
         preconditions.check_base(job.config, job.directory, job.source)
@@ -46,7 +48,7 @@ def run(job: LocalJob, fresh: bool, as_json: bool) -> int:
 
 @contextmanager
 def _at_own_port(job: LocalJob) -> Iterator[LocalJob]:
-    """Give the job with pods that meet where no other run here does; its manifest's port, if that is free."""
+    """Yield the job with its pods meeting at a port that no other run here uses: its own, if that is free."""
     port = preconditions.rendezvous_port(job.local)
     if port is None:
         yield job
@@ -59,10 +61,10 @@ def _at_own_port(job: LocalJob) -> Iterator[LocalJob]:
 
 
 def clear(run_directory: Path) -> None:
-    """Remove what a run has made; its lock is held, and what it compiled stays good.
+    """Remove the results of a run whose lock is held. The compile cache stays.
 
-    Everything is renamed before it is deleted: first what says that the run is finished, then what it could
-    go on from, so that a removal cut short leaves nothing that is taken for a run.
+    Everything is renamed before it is deleted, first the files that mark the run as finished or resumable, so
+    that an interrupted removal leaves nothing that looks like a run.
     """
     doomed = run_directory.with_name(f".{run_directory.name}.removed-{time.time_ns()}")
     doomed.mkdir()
@@ -76,7 +78,7 @@ def clear(run_directory: Path) -> None:
 
 
 def materialise(job: LocalJob) -> None:
-    """Write the volumes of every pod; UserError for what the manifests lack."""
+    """Write the volumes of every pod. Raises UserError for a missing object."""
     for pod, local in zip(job.pods, job.local, strict=True):
         missing = volumes.materialise(pod, job.manifests, repo.local(), local.directory)
         if missing:
@@ -84,7 +86,7 @@ def materialise(job: LocalJob) -> None:
 
 
 def show_example(job: LocalJob) -> None:
-    """Print an example that `job` would be fine-tuned on, as the trainer reads it; nothing is trained."""
+    """Print an example of the fine-tuning data as the trainer reads it. Nothing is trained."""
     if job.config is None:
         raise UserError(f"{job.source}: holds no trainer configuration, so there is no example to show")
     preconditions.check_base(job.config, job.directory, job.source)
@@ -94,9 +96,10 @@ def show_example(job: LocalJob) -> None:
 
 
 def prepare(job: LocalJob, *options: str) -> None:
-    """Prepare the data that the job's configuration names, before any pod starts; UserError when it is bad.
+    """Prepare the data that the job's configuration names, before any pod starts.
 
-    The trainer would do so itself; here it is done first, so that bad data is one error and no started job.
+    The trainer would do this itself. Doing it first turns bad data into one error instead of a started job.
+    Raises UserError for bad data.
     """
     config, data = job.config_directory, job.local[0].environment.get("TRAINYARD_DATA")
     if config is None or data is None:
@@ -113,19 +116,12 @@ def prepare(job: LocalJob, *options: str) -> None:
     if child.returncode == 0:
         return
     lines = [line for line in said.splitlines() if line.strip()]
-    message = lines[-1] if lines else f"preparing the data {exit_reason(child.returncode)}"
+    message = lines[-1] if lines else f"preparing the data {exit_in_words(child.returncode)}"
     raise UserError(message.removeprefix("error: "), code=2 if child.returncode == 2 else 1)
 
 
-def exit_reason(code: int) -> str:
-    """Return why a helper process ended, in words."""
-    if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"exited with code {code}"
-
-
 def show_plan(job: LocalJob, as_json: bool) -> None:
-    """Print what would be started, pod by pod; secrets are masked."""
+    """Print what would start, pod by pod, with secrets masked."""
     plans = [
         {
             "pod": pod.name,
@@ -181,8 +177,8 @@ def _train(job: LocalJob, as_json: bool) -> int:
 
 
 def _stopped(job: LocalJob, outcome: Outcome) -> int:
-    step = run_progress.last_step(job.directory)
-    saved = run_progress.newest_checkpoint(job.directory)
+    step = RunDir(job.directory).last_record().get("step")
+    saved = newest_committed(job.directory / "checkpoints")
     kept = f"checkpoint {repo.shown(saved)}" if saved else "no checkpoint yet"
     output.note(f"stopped after step {step}; {kept}" if step is not None else f"stopped; {kept}")
     output.note(f"  to continue: {report.continue_command(job)}")

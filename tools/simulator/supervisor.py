@@ -24,8 +24,9 @@ from typing import IO
 
 from tools.core import processes
 from tools.core.errors import UserError
-from tools.simulator import run_progress
 from tools.simulator.local_pod import LocalPod
+from training.run.directory import RunDir
+from training.run.exit_status import exit_in_words
 from training.run.failure import CODES, PERMANENT
 
 TICK = 0.2  # seconds between looks at processes
@@ -39,8 +40,6 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class End(enum.Enum):
-    """How a job ended."""
-
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     STOPPED = "stopped"
@@ -56,7 +55,9 @@ class Success(enum.Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended; `reason` says why it failed, `pod` whose exit decided it, `signal` what stopped it."""
+    """How a job ended: why it failed (`reason`), whose exit decided it (`pod`), what stopped it
+    (`signal`).
+    """
 
     end: End
     reason: str = ""
@@ -68,7 +69,7 @@ class Outcome:
 
 @dataclass
 class _Running:
-    """One pod: its process, the log both its streams go to, and what is known of its attempts."""
+    """One pod: its process, the log of both its streams, and the state of its attempts."""
 
     pod: LocalPod
     log: Path
@@ -85,7 +86,7 @@ class _Running:
 
 @dataclass
 class _Stop:
-    """The request to stop: which signal, when it came, and whether to wait no longer."""
+    """A request to stop: which signal, when it arrived, and whether to kill the pods at once."""
 
     signal: int = 0
     at: float = 0.0
@@ -93,7 +94,7 @@ class _Stop:
 
 
 class Supervisor:
-    """Runs the pods of one job until it has succeeded, failed or was stopped; leaves no process behind."""
+    """Runs the pods of one job until it succeeds, fails or is stopped. Leaves no process behind."""
 
     def __init__(
         self,
@@ -104,10 +105,10 @@ class Supervisor:
         relay: Callable[[str], None],
         note: Callable[[str], None],
     ) -> None:
-        """Prepare to run `pods`, the Master (if there is one) first.
+        """Prepare to run `pods`. A Master, if there is one, comes first.
 
-        `relay` gets the first pod's output line by line, `note` what happens to pods.
-        `run_directory` holds `logs/` and, as the sign of progress, `metrics.jsonl`.
+        `relay` gets the first pod's output line by line, `note` the events of pods. `run_directory` holds
+        `logs/`, and `metrics.jsonl` as evidence of progress.
         """
         self._directory = run_directory
         self._success = success
@@ -125,7 +126,7 @@ class Supervisor:
         self._not_ours: set[int] = set()
 
     def run(self) -> Outcome:
-        """Start the pods and watch them to the end. To be called in the main thread."""
+        """Start the pods and watch them until they end. Call it in the main thread."""
         processes.adopt_orphans()
         self._not_ours = processes.children_of(os.getpid())
         with self._signals():
@@ -195,17 +196,17 @@ class Supervisor:
         return None
 
     def _ended(self, running: _Running) -> None:
-        """Collect what a dead pod leaves: its exit code, its processes, the rest of its output."""
+        """Collect a dead pod's exit code, its leftover processes and the rest of its output."""
         assert running.process is not None
         running.exit_code = running.process.returncode
         self._kill_orphans()
         self._close(running)
 
     def _after_exit(self, running: _Running) -> Outcome | None:
-        """Decide what one pod's exit means: the job's end, or (None) that it goes on, with a restart."""
+        """Return the job's outcome when this pod's exit decides it, or None when the job continues."""
         if running.exit_code == 0:
             return self._finish_others(running) if self._succeeded() else None
-        name, code = running.pod.name, exit_text(running.exit_code or 0)
+        name, code = running.pod.name, exit_in_words(running.exit_code or 0)
         if running.exit_code in PERMANENT_CODES:
             return Outcome(End.FAILED, f"{code}, which a restart cannot cure", name)
         if not _restarts_on(running.pod.restart_policy, running.exit_code or 0):
@@ -226,12 +227,11 @@ class Supervisor:
         return None
 
     def _succeeded(self) -> bool:
-        """Say whether the pods that have exited with 0 make the job succeed."""
         ended = [running.exit_code == 0 for running in self._pods]
         return {Success.MASTER: ended[0], Success.ANY: any(ended), Success.ALL: all(ended)}[self._success]
 
     def _finish_others(self, first: _Running) -> Outcome:
-        """The job has succeeded: wait for the pods that still run as long as they may take to end."""
+        """After success, wait for pods that still run, for at most their grace period."""
         deadline = time.monotonic() + first.pod.grace
         while time.monotonic() < deadline and not self._stop.signal:
             waiting = [
@@ -243,7 +243,9 @@ class Supervisor:
         return Outcome(End.SUCCEEDED, pod=first.pod.name)
 
     def _drain(self) -> Outcome:
-        """SIGTERM to every pod, and wait until all have ended, the grace is over or the user insists."""
+        """Send SIGTERM to every pod; wait until all have ended, the grace period is over or the user
+        insists.
+        """
         self._note(
             f"stopping: the pods save and end, for up to {max(item.pod.grace for item in self._pods)} s"
             " (Ctrl-C again ends them at once)"
@@ -266,7 +268,7 @@ class Supervisor:
         return Outcome(End.STOPPED, signal=self._stop.signal)
 
     def _end_all(self) -> set[int]:
-        """Kill whatever of this job is left; returns what could not be killed."""
+        """Kill everything of this job that still runs; return the processes that could not be killed."""
         own = [running.process for running in self._pods if running.process is not None]
         left = processes.kill_tree(own, self._orphans())
         left |= processes.kill_tree([], self._orphans())
@@ -279,12 +281,12 @@ class Supervisor:
         processes.kill_tree([], self._orphans())
 
     def _orphans(self) -> set[int]:
-        """Return the children that are no pods: they came to this process when their parent in a pod died."""
+        """Return children that are not pods. This process adopted them when their parent in a pod died."""
         pods = {running.process.pid for running in self._pods if running.process is not None}
         return processes.children_of(os.getpid()) - pods - self._not_ours
 
     def _read(self, seconds: float) -> None:
-        """Wait up to `seconds` for output, and pass on what is there."""
+        """Wait up to `seconds` for output and pass it on."""
         if not self._selector.get_map():
             time.sleep(seconds)
             return
@@ -307,7 +309,7 @@ class Supervisor:
             self._relay(line.decode(errors="replace"))
 
     def _close(self, running: _Running) -> None:
-        """Take the rest of a dead pod's output and close its log."""
+        """Read the rest of a dead pod's output and close its log."""
         process = running.process
         if process is None:
             return
@@ -330,28 +332,18 @@ class Supervisor:
                 self._take(running, chunk, is_output)
 
     def _progress(self) -> int:
-        """Return the highest step the run has ever shown; a resumed run goes back, and comes here again."""
-        self._highest = max(self._highest, run_progress.last_step(self._directory) or 0)
+        """Return the highest step that the run has reached. A resumed run may start below it."""
+        self._highest = max(self._highest, int(RunDir(self._directory).last_record().get("step", 0)))
         return self._highest
 
 
 def log_path(run_directory: Path, pod_name: str) -> Path:
-    """Return where a pod's output goes, attempt after attempt."""
+    """Return the file of a pod's output, all attempts in one."""
     return run_directory / "logs" / f"pod-{pod_name}.log"
 
 
-def exit_text(code: int) -> str:
-    """Return a process's end in words: `exited with code 1`, `was killed by SIGKILL`."""
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
-
-
 def _restarts_on(policy: str, code: int) -> bool:
-    """Say whether a pod that failed with `code` starts again; ExitCode calls 1 to 127 permanent."""
+    """Return whether a pod that failed with `code` restarts. Policy ExitCode treats 1 to 127 as permanent."""
     if policy == "ExitCode":
         return code < 0 or code >= 128
     return policy in ("OnFailure", "Always")

@@ -61,6 +61,12 @@ def committed_steps(directory: Path) -> list[int]:
     return sorted(step for step in found if step is not None)
 
 
+def newest_committed(directory: Path) -> Path | None:
+    """Directory of the newest committed step, by name only; None when there is none."""
+    steps = committed_steps(directory)
+    return directory / step_name(steps[-1]) if steps else None
+
+
 def quarantined(directory: Path) -> list[tuple[str, int]]:
     """Names and steps of the quarantined directories."""
     found = ((entry.name, step_of(entry.name.split(".", 1)[0])) for entry in directory.glob(f"*{BAD}"))

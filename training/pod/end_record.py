@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from training.pod.exit_analysis import Output, end_in_words
+from training.pod.exit_analysis import Output
 from training.run.directory import RunDir, read_json, write_json
+from training.run.exit_status import exit_in_words
 from training.run.failure import CODES, PERMANENT, Failure, cause, classify_text, is_consequence, one_line
 
 POD_UID = "POD_UID"  # set by the manifest: a container that is restarted in its pod keeps it
@@ -137,7 +138,7 @@ def _marker() -> Path | None:
 
 def _from_output(code: int, output: Output, out_of_memory: bool) -> tuple[str, str]:
     """Class and message of an end that no rank has recorded."""
-    how = f"the launcher {end_in_words(code)}"
+    how = f"the launcher {exit_in_words(code)}"
     if code == -9:
         if out_of_memory:
             return "out of memory", f"{how} for memory: the container was at its limit"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,16 +84,6 @@ def memory_kills() -> int | None:
             if kills is not None:
                 return kills
     return None
-
-
-def end_in_words(code: int) -> str:
-    """A process's exit code in words: `exited with code 1`, `was killed by SIGKILL`."""
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
 
 
 def _counter(file: Path) -> int | None:

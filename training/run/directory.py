@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
 from typing import Any
+
+_TAIL = 65536  # bytes; a line of metrics is far shorter
 
 
 class RunDir:
@@ -29,6 +32,21 @@ class RunDir:
 
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank-{rank:05d}.log"
+
+    def last_record(self) -> dict[str, Any]:
+        """Return the newest step's whole line of metrics.jsonl; empty without one."""
+        try:
+            with self.metrics.open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+                lines = file.read().splitlines()
+        except OSError:
+            return {}
+        for line in reversed(lines):
+            with contextlib.suppress(ValueError):  # a killed process leaves half a line
+                record = json.loads(line)
+                if isinstance(record, dict):
+                    return record
+        return {}
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

@@ -21,7 +21,6 @@ from training.run.directory import RunDir, write_json
 
 _LONGEST = 400
 _METRICS_LAG = 5.0  # seconds that a step's metrics may be written after its end
-_TAIL = 65536  # bytes; a line of metrics is far shorter
 
 # Exit codes of a pod, by class. 1 to 127 say that the same run would fail the same way again, 128 and above
 # that another try may help: the border that the training operator draws for restartPolicy ExitCode. 78, 65
@@ -179,8 +178,8 @@ def since(run: RunDir, start: float) -> list[Failure]:
 def incident(run: RunDir, start: float) -> list[Failure]:
     """The records since `start` that no step came after; earlier ones were cured by a restart."""
     records = since(run, start)
-    moved = _last_step_at(run.metrics)
-    cured = -math.inf if moved is None else moved - _METRICS_LAG
+    moved = run.last_record().get("time")
+    cured = -math.inf if moved is None else float(moved) - _METRICS_LAG
     return [one for one in records if one.time >= cured and not _followed(one, run)] or records
 
 
@@ -205,22 +204,6 @@ def _tier(kind: str) -> int:
 def is_consequence(kind: str) -> bool:
     """Whether failures of this class follow from something else."""
     return kind in _VICTIMS
-
-
-def _last_step_at(metrics: Path) -> float | None:
-    """When the last logged step ended, in seconds since the epoch."""
-    try:
-        with metrics.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-            lines = file.read().splitlines()
-    except OSError:
-        return None
-    for line in reversed(lines):
-        try:
-            return float(json.loads(line)["time"])
-        except (ValueError, KeyError, TypeError):
-            continue  # the half line of a killed process
-    return None
 
 
 def _read(path: Path) -> Failure | None:
