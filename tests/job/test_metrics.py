@@ -7,6 +7,8 @@ import gzip
 import json
 import math
 import random
+import re
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,7 @@ import pytest
 
 from tools.cli import invoke
 from tools.job.metrics import plot, series
-from tools.job.metrics.plot import Run
-from tools.job.metrics.series import Gap, Record
+from tools.job.metrics.series import Gap, Record, RunMetrics
 from tools.job.snapshot import log_lines
 
 # Each from its trainer's documentation or source, character for character.
@@ -330,12 +331,20 @@ def test_the_time_left_is_a_range_or_unknown() -> None:
     assert series.eta([Record(1.0, time=1.0)] * 9) is None
 
 
-def test_command_prints_json_lines_and_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_json_lines_and_csv(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = tmp_path / "bert.log"
     log.write_text(BERT)
-    assert invoke(["job", "metrics", str(log)]) == 0
-    rows: list[dict[str, Any]] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [row["step"] for row in rows] == [14, 15]
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text('{"step": 14, "loss": 1.5}\n{"step": 15, "loss": 1.25}\n')
+    for source in (log, run, run / "metrics.jsonl", "-"):
+        with log.open() as stdin:
+            monkeypatch.setattr(sys, "stdin", stdin)
+            assert invoke(["job", "metrics", str(source)]) == 0
+        rows: list[dict[str, Any]] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [row["step"] for row in rows] == [14, 15], source
     assert invoke(["job", "metrics", str(log), "--csv"]) == 0
     head, first, _ = capsys.readouterr().out.splitlines()
     assert dict(zip(head.split(","), first.split(","), strict=True))["samples_per_s"] == "6449.36"
@@ -351,21 +360,28 @@ def test_nothing_to_read_cannot_be_told(tmp_path: Path, capsys: pytest.CaptureFi
         assert said.out == ""
 
 
-def falling(name: str, start: float, restarted: bool = False) -> Run:
+def falling(name: str, start: float, restarted: bool = False) -> RunMetrics:
     """A run whose loss falls by one each step."""
     records = [Record(start - step, step=step, time=float(step)) for step in range(1, 6)]
     more = [Record(start - 3, step=4, time=60.0)] if restarted else []
-    return Run(name, records + more)
+    return RunMetrics(name, records + more)
 
 
 def test_text_plot_puts_each_run_and_restart_where_it_is() -> None:
-    lines = plot.text([falling("one", 10.0), falling("two", 8.0, restarted=True)], "loss", width=40, height=7)
-    body = [line.partition("|")[2] for line in lines[1:8]]
-    assert "a one, b two; : is a restart" in lines[0]
-    assert body[0].startswith("a"), "the highest value is at the top left"
-    assert body[6].rstrip().endswith("b"), "the lowest at the bottom right"
-    column = round(0.75 * (len(lines[8].partition("+")[2]) - 1))
-    assert all(line.ljust(60)[column] != " " for line in body), "a colon from top to bottom at step 4"
+    """Two losses from 9 to 3 over steps 1 to 5, in a frame of 7 rows: each value has its own row."""
+    lines = plot.text([falling("one", 10.0), falling("two", 8.0, restarted=True)], "loss", 40, height=11)
+    assert lines[0] == "loss (a one, b two; │ marks a restart)"
+    body = [line.partition("┤")[2] or line.partition("│")[2] for line in lines[2:9]]
+    marks = {(row, column): mark for row, line in enumerate(body) for column, mark in enumerate(line)}
+    width = len(body[0]) - 1
+    columns = [round(step / 4 * (width - 1)) for step in range(5)]
+    assert "".join(marks[step, columns[step]] for step in range(5)) == "aaaaa"
+    assert "".join(marks[step + 2, columns[step]] for step in range(5) if step != 3) == "bbbb"
+    restart = {marks[row, columns[3]] for row in range(7)}
+    assert restart <= {"│", "a", "b"}, "a line from top to bottom at step 4"
+    assert [line[:1] for line in (lines[2], lines[5], lines[8])] == ["9", "6", "3"]
+    assert lines[10].split() == ["1", "5"]
+    assert not re.search(r"[\x1b\t]", "".join(lines)), "no colours"
 
 
 @pytest.mark.parametrize(
@@ -380,12 +396,12 @@ def test_text_plot_puts_each_run_and_restart_where_it_is() -> None:
 )
 def test_any_numbers_can_be_plotted_at_any_width(losses: list[float], width: int) -> None:
     """A point each that is finite, in both kinds of plot, and no scale longer than its numbers."""
-    one = Run("\x1b[31mred\x00", [Record(loss, step=step) for step, loss in enumerate(losses, 1)])
+    one = RunMetrics("\x1b[31mred\x00", [Record(loss, step=step) for step, loss in enumerate(losses, 1)])
     finite = [loss for loss in losses if math.isfinite(loss)]
-    lines = plot.text([one], "loss", width=width)
-    assert len(lines) == 17
+    lines = plot.text([one], "loss", width)
+    assert len(lines) == 18
     assert max(map(len, lines)) <= max(width, 40)
-    assert sum(line.count("*") for line in lines[1:15]) == len({round(n) for n in range(len(finite))})
+    assert sum(line.count("*") for line in lines[1:]) == len(finite)
     tree = ElementTree.fromstring(plot.svg([one], ["loss"]))
     (line,) = tree.iter("{http://www.w3.org/2000/svg}polyline")
     assert len(line.attrib["points"].split()) == len(finite)

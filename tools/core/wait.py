@@ -33,3 +33,16 @@ def until(
         if report:
             report(waited)
         time.sleep(min(every, max(0.0, seconds - (time.monotonic() - start))))
+
+
+def sparing(say: Callable[[str], None], every: float = 2.0) -> Callable[[str], None]:
+    """Return a function that passes a text on to `say`, but only once in `every` seconds."""
+    last = time.monotonic()
+
+    def passed_on(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last > every:
+            last = time.monotonic()
+            say(text)
+
+    return passed_on

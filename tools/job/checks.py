@@ -9,12 +9,12 @@ from tools.core.verdict import State
 from tools.job import submit
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Manifests
-from tools.preflight.evaluate import judge
+from tools.preflight.evaluate import evaluate
 
 
 def check(kubectl: Kubectl, manifests: Manifests, say: Callable[[str], None]) -> None:
     """Raise UserError for what would fail on the cluster and can be known beforehand."""
-    judged = judge(manifests)
+    judged = evaluate(manifests)
     failed = judged.of(State.FAIL)
     for verdict in failed:
         say(f"FAIL {verdict.details['rule']}: {verdict.summary}")

@@ -17,7 +17,6 @@ from typing import IO, NoReturn
 
 from tools.core.errors import UserError
 from tools.job import remote_sender
-from tools.job.snapshot.collect import container_name
 from tools.job.snapshot.pod import JobPod
 from tools.kube.kubectl import Kubectl, failure, missing
 
@@ -108,7 +107,7 @@ def _received(
 ) -> Iterator[File]:
     """Yield each file as it is whole; Broken where the stream is, UserError where the pod says no."""
     words = ("sh", "-c", 'exec python3 - "$TRAINYARD_RUN" "$1"', "sh", wanted)
-    program = kubectl.words("exec", pod.name, f"--container={container_name(pod)}", "--stdin", "--", *words)
+    program = kubectl.words("exec", pod.name, f"--container={pod.container_name}", "--stdin", "--", *words)
     call = f"\nmain(sys.argv[1], sys.argv[2], {json.dumps(have)})\n"
     with tempfile.TemporaryFile() as script, tempfile.TemporaryFile() as complaint:
         script.write(Path(remote_sender.__file__).read_bytes() + call.encode())

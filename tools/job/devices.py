@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from tools.core.errors import UserError
 from tools.job import ranks as runners
 from tools.job.diagnosis import node_health
-from tools.job.diagnosis.failures import accelerators
-from tools.job.snapshot.collect import in_pod
+from tools.job.diagnosis.resources import accelerators
 from tools.job.snapshot.pod import JobPod
+from tools.job.snapshot.pod_exec import in_pod
 from tools.job.snapshot.snapshot import Snapshot
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Object

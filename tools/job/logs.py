@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from tools.core.errors import UserError
 from tools.job.diagnosis import log_patterns
 from tools.job.snapshot import log_lines
-from tools.job.snapshot.collect import container_name, in_pod
 from tools.job.snapshot.log_lines import Line
 from tools.job.snapshot.pod import JobPod
+from tools.job.snapshot.pod_exec import in_pod
 from tools.kube.kubectl import Kubectl
 
 BEFORE = 5  # lines that are shown before a failure
@@ -45,7 +45,7 @@ def once(kubectl: Kubectl, pods: list[JobPod], wanted: Wanted) -> tuple[Iterator
     """Return the pods' lines merged by time, and why a pod's log was not seen."""
     logs, unseen = [], {}
     for pod in pods:
-        done = kubectl.run("logs", pod.name, f"--container={container_name(pod)}", *wanted.words())
+        done = kubectl.run("logs", pod.name, f"--container={pod.container_name}", *wanted.words())
         if done.returncode == 0:
             logs.append(log_lines.read(done.stdout, pod.name))
         else:
@@ -58,7 +58,7 @@ def follow(kubectl: Kubectl, pods: list[JobPod], wanted: Wanted) -> Iterator[Lin
     lines: queue.Queue[Line | None] = queue.Queue(maxsize=10000)
 
     def read(pod: JobPod) -> None:
-        words = ("logs", pod.name, f"--container={container_name(pod)}", "--follow", *wanted.words())
+        words = ("logs", pod.name, f"--container={pod.container_name}", "--follow", *wanted.words())
         try:
             for text in kubectl.lines(*words):
                 lines.put(log_lines.line_of(text, pod.name))

@@ -22,7 +22,7 @@ from tools.job import submit
 from tools.job.diagnosis.admission import is_over
 from tools.job.diagnosis.explain import Answer, explain
 from tools.job.diagnosis.performance import OFI, SOCKET
-from tools.job.snapshot.collect import collect, container_name
+from tools.job.snapshot.collect import collect
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot
 from tools.kube.kubectl import Kubectl
@@ -154,7 +154,7 @@ def _wait(kubectl: Kubectl, name: str, seconds: float, say: Callable[[str], None
 
 
 def _log(kubectl: Kubectl, pod: JobPod) -> list[str]:
-    done = kubectl.run("logs", pod.name, f"--container={container_name(pod)}", "--tail=-1")
+    done = kubectl.run("logs", pod.name, f"--container={pod.container_name}", "--tail=-1")
     return done.stdout.splitlines()
 
 

@@ -12,7 +12,6 @@ from tools.core import repo
 from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
 from tools.job.diagnosis.hangs import admits
-from tools.job.snapshot.collect import container_name
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot
 from tools.kube import network_policy
@@ -112,9 +111,7 @@ def _policy(seen: Snapshot, there: Meeting) -> Verdict:
         return _hop("policy", State.CANNOT_TELL, "the NetworkPolicies or the pod could not be seen")
     labels = there.pod.labels
     about = [
-        policy
-        for policy in seen.of("NetworkPolicy")
-        if network_policy.applies(policy, "Ingress", labels)
+        policy for policy in seen.of("NetworkPolicy") if network_policy.applies(policy, "Ingress", labels)
     ]
     if not about:
         return _hop("policy", State.PASS, f"no NetworkPolicy selects {there.host}: everybody may reach it")
@@ -189,7 +186,7 @@ def sources(
     found = []
     for pod in seen.pods[:MOST]:
         if pod.running:
-            found.append((pod, container_name(pod)))
+            found.append((pod, pod.container_name))
         elif ephemeral and pod.node and pod.phase == "Running":
             found.append((pod, _added(kubectl, pod, say)))
     return found

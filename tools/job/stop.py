@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tools.job import submit
-from tools.job.snapshot.collect import container_name
 from tools.job.snapshot.pod import JobPod
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Object
@@ -45,7 +44,7 @@ def drain(kubectl: Kubectl, job: Object, say: Callable[[str], None]) -> Drained:
 
 def _reader(kubectl: Kubectl, pod: JobPod, lines: list[str]) -> threading.Thread:
     """Collect what a pod writes from now on, in a thread: its log is gone once the pod is."""
-    words = ("logs", pod.name, f"--container={container_name(pod)}", "--follow", "--since=1s")
+    words = ("logs", pod.name, f"--container={pod.container_name}", "--follow", "--since=1s")
 
     def read() -> None:
         lines.extend(kubectl.lines(*words))

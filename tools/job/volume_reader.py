@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from tools.cells import kustomize
 from tools.core import output, repo
 from tools.core.errors import UserError
-from tools.job.snapshot.collect import RUN_VARIABLE, names_run
-from tools.job.snapshot.pod import JobPod
+from tools.job.snapshot.pod import RUN_VARIABLE, JobPod
 from tools.job.snapshot.snapshot import Snapshot
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Object, parse
@@ -56,7 +55,7 @@ def manifest(job: Object) -> Object:
 @contextlib.contextmanager
 def reading(kubectl: Kubectl, seen: Snapshot, say: Callable[[str], None]) -> Iterator[JobPod]:
     """Give a pod that sees the run directory: one of the job's that runs, else one made for the purpose."""
-    running = next((pod for pod in seen.pods if pod.running and names_run(pod)), None)
+    running = next((pod for pod in seen.pods if pod.running and pod.has_run_directory), None)
     if running is not None:
         yield running
         return

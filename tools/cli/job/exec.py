@@ -42,7 +42,7 @@ def command(
     seen = collect.collect(kubectl, lookup.job_name(kubectl, job), logs=index is None, run=index is None)
     pod = pod_of(seen, rank or 0) if index is None else _worker(seen, index)
     here = Kubectl(kubectl.context, seen.namespace)
-    container = f"--container={collect.container_name(pod)}"
+    container = f"--container={pod.container_name}"
     if as_json:
         done = here.run("exec", pod.name, container, "--", *words, seconds=None)
         answer = {"pod": pod.name, "code": done.returncode, "stdout": done.stdout, "stderr": done.stderr}

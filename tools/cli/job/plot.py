@@ -1,7 +1,6 @@
-"""Plot loss and speed over steps, of one job or of several over each other, in the terminal or as SVG.
+"""Plot loss and speed over steps, for one run or several over each other, in the terminal or as SVG.
 
-SOURCE is a job, a cell, a run directory or a log file. A restart is marked: by a colon in the terminal, by a
-dashed line in the SVG.
+SOURCE is a job, a cell, a run directory, a log file, or - for standard input. A vertical line is a restart.
 
 \b
 Examples:
@@ -11,7 +10,7 @@ Examples:
   yard job plot cpu-llama-tiny-train --json
 
 \b
-Exit codes: 0 plotted, 3 there was nothing to plot.
+Exit codes: 0 plotted, 3 nothing to plot.
 """
 
 from __future__ import annotations
@@ -26,7 +25,10 @@ from tools.cli.job import _options
 from tools.core import output
 from tools.core.errors import UserError
 from tools.job.metrics import plot, series, sources
+from tools.job.metrics.series import RunMetrics
 from tools.kube.kubectl import Kubectl
+
+WIDEST = 110  # columns of a chart
 
 
 @click.command(help=__doc__, short_help="loss and speed as curves")
@@ -39,25 +41,22 @@ def command(
     kubectl: Kubectl, source: tuple[str, ...], keys: tuple[str, ...], svg: Path | None, as_json: bool
 ) -> None:
     if svg is not None and as_json:
-        raise UserError("--svg writes a picture, --json the points: give one of them")
-    runs = [sources.records(kubectl, one) for one in source or [None]]
+        raise UserError("--svg writes a picture and --json prints points: give one of them")
+    runs = [sources.read(kubectl, one) for one in source or [None]]
     wanted = [key for key in plot.known(runs) if not keys or key in keys]
     if not wanted:
         raise UserError("no run has a step and a value to plot", code=3)
     if as_json:
         output.data({"runs": [_points(run, wanted) for run in runs]})
-        return
-    if svg is not None:
+    elif svg is not None:
         _write(svg, plot.svg(runs, wanted))
-        return
-    width = shutil.get_terminal_size((100, 24)).columns
-    for key in wanted:
-        for line in plot.text(runs, key, width=min(width, 110)):
+    else:
+        width = min(shutil.get_terminal_size((80, 24)).columns, WIDEST)
+        for line in (line for key in wanted for line in plot.text(runs, key, width)):
             output.line(line)
 
 
-def _points(run: plot.Run, keys: list[str]) -> dict[str, Any]:
-    """Return a run's curves as pairs of step and value, and its restarts."""
+def _points(run: RunMetrics, keys: list[str]) -> dict[str, Any]:
     curves = {key: list(series.curve(run.records, key)) for key in keys}
     return {"name": run.name, "curves": curves, "restarts": [vars(gap) for gap in series.gaps(run.records)]}
 

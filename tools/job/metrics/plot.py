@@ -1,8 +1,4 @@
-"""Curves of one run or several over each other: as text for a terminal, and as SVG without any library.
-
-Text: one character for each column of steps, the letters a, b, c for the runs. SVG: one polyline a run, and a
-dashed line where a run was restarted.
-"""
+"""Curves of one run or several over each other: in the terminal with plotext, or as SVG without a library."""
 
 from __future__ import annotations
 
@@ -13,20 +9,13 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from tools.job.metrics import series
-from tools.job.metrics.series import Record
+from tools.job.metrics.series import RunMetrics
 
 LABELS = {"loss": "loss", "tokens_per_s": "tokens/s", "samples_per_s": "samples/s", "mfu": "MFU"}
 MARKS = "abcdefghijklmnopqrstuvwxyz"
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # safe for colour-blind readers
 WIDTH, HEIGHT, MARGIN = 800, 240, 60
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run's records, under the name that it has in the plot."""
-
-    name: str
-    records: list[Record]
+NARROWEST = 40  # columns of a chart in a terminal
 
 
 @dataclass(frozen=True)
@@ -39,21 +28,21 @@ class Grid:
     high: float
 
     def across(self, x: float) -> float:
-        """Return where x lies between left (0) and right (1)."""
+        """Return the position of x between left (0) and right (1)."""
         return (x - self.left) / (self.right - self.left) if self.right > self.left else 0.5
 
     def up(self, y: float) -> float:
-        """Return where y lies between low (0) and high (1)."""
+        """Return the position of y between low (0) and high (1). Halves keep the largest floats finite."""
         return (y / 2 - self.low / 2) / (self.high / 2 - self.low / 2) if self.high > self.low else 0.5
 
 
-def known(runs: Sequence[Run]) -> list[str]:
-    """Return what at least one run has values of, in the order in which it is plotted."""
+def known(runs: Sequence[RunMetrics]) -> list[str]:
+    """Return the keys that at least one run has values of, in plotting order."""
     return [key for key in LABELS if any(any(series.curve(run.records, key)) for run in runs)]
 
 
-def grid(runs: Sequence[Run], key: str) -> Grid | None:
-    """Return the axes that hold all curves of `key`, None where there is no point."""
+def grid(runs: Sequence[RunMetrics], key: str) -> Grid | None:
+    """Return the axes that contain all curves of `key`, None if there is no point."""
     points = [point for run in runs for point in series.curve(run.records, key)]
     if not points:
         return None
@@ -61,51 +50,49 @@ def grid(runs: Sequence[Run], key: str) -> Grid | None:
     return Grid(min(steps), max(steps), min(values), max(values))
 
 
-def text(runs: Sequence[Run], key: str, width: int = 78, height: int = 14) -> list[str]:
-    """Return one chart as lines, empty where no run has values of `key`."""
+def text(runs: Sequence[RunMetrics], key: str, width: int = 80, height: int = 17) -> list[str]:
+    """Return one chart as lines without colours, empty if no run has values of `key`.
+
+    The mark of a run is `*`, or a letter if there are several. Each column shows the median of its steps.
+    """
+    import plotext  # type: ignore[import-untyped]
+
     axes = grid(runs, key)
     if axes is None:
         return []
-    scale = [number(axes.high), number(axes.high / 2 + axes.low / 2), number(axes.low)]
-    room = max(len(word) for word in scale)
-    columns = max(10, width - room - 2)
-    cells = [[" "] * columns for _ in range(height)]
+    width = max(width, NARROWEST)
+    plotext.clear_figure()
+    plotext.plot_size(width, height)
+    plotext.xlim(0, 1)
+    plotext.ylim(0, 1)
+    for gap in (gap for run in runs for gap in series.gaps(run.records)):
+        if axes.left <= gap.after <= axes.right:
+            plotext.vertical_line(axes.across(gap.after))
     for index, run in enumerate(runs):
+        columns: dict[int, list[float]] = {}
+        for step, value in series.curve(run.records, key):
+            columns.setdefault(round(axes.across(step) * width), []).append(axes.up(value))
+        places = [column / width for column in columns]
         mark = MARKS[index % len(MARKS)] if len(runs) > 1 else "*"
-        for column, value in _columns(run, key, axes, columns):
-            row = round((1 - axes.up(value)) * (height - 1))
-            cells[row][column] = mark
-        for gap in series.gaps(run.records):
-            column = round(axes.across(gap.after) * (columns - 1))
-            for row in range(height):
-                if 0 <= column < columns and cells[row][column] == " ":
-                    cells[row][column] = ":"
-    labels = {0: scale[0], height // 2: scale[1], height - 1: scale[2]}
-    lines = [f"{LABELS[key]}{_legend(runs)}"]
-    lines += [f"{labels.get(row, ''):>{room}} |{''.join(cells[row]).rstrip()}" for row in range(height)]
-    left, right = number(axes.left), number(axes.right)
-    lines.append(f"{'':>{room}} +{'-' * columns}")
-    lines.append(f"{'':>{room}}  {left}{'step':^{max(4, columns - len(left) - len(right))}}{right}")
-    return lines
+        plotext.scatter(places, [statistics.median(values) for values in columns.values()], marker=mark)
+    values = (axes.low, axes.low / 2 + axes.high / 2, axes.high)
+    plotext.yticks([axes.up(value) for value in values], [number(value) for value in values])
+    steps = (axes.left, axes.right)
+    plotext.xticks([axes.across(step) for step in steps], [number(step) for step in steps])
+    plotext.xlabel("step")
+    chart = plotext.uncolorize(plotext.build())
+    return [f"{LABELS[key]}{_legend(runs)}", *(line.rstrip() for line in chart.splitlines())]
 
 
-def _columns(run: Run, key: str, axes: Grid, columns: int) -> list[tuple[int, float]]:
-    """Return one value a column: the median of the points that fall into it."""
-    found: dict[int, list[float]] = {}
-    for step, value in series.curve(run.records, key):
-        found.setdefault(round(axes.across(step) * (columns - 1)), []).append(value)
-    return [(column, statistics.median(values)) for column, values in sorted(found.items())]
-
-
-def _legend(runs: Sequence[Run]) -> str:
+def _legend(runs: Sequence[RunMetrics]) -> str:
     restarts = any(series.gaps(run.records) for run in runs)
     names = ", ".join(f"{MARKS[i % len(MARKS)]} {run.name}" for i, run in enumerate(runs))
-    parts = [names if len(runs) > 1 else runs[0].name, *([": is a restart"] if restarts else [])]
+    parts = [names if len(runs) > 1 else runs[0].name, *(["│ marks a restart"] if restarts else [])]
     return f" ({'; '.join(parts)})"
 
 
-def svg(runs: Sequence[Run], keys: Sequence[str]) -> str:
-    """Return the charts of `keys` below each other as one SVG document."""
+def svg(runs: Sequence[RunMetrics], keys: Sequence[str]) -> str:
+    """Return the charts of `keys`, one below the other, as one SVG document."""
     height = (HEIGHT + MARGIN) * max(1, len(keys)) + 20 * len(runs)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
@@ -121,11 +108,11 @@ def svg(runs: Sequence[Run], keys: Sequence[str]) -> str:
 
 
 def _shown(name: str) -> str:
-    """Return a name as XML can have it."""
+    """Return a name with only the characters that XML allows."""
     return escape("".join(one if one.isprintable() else "?" for one in name))
 
 
-def _chart(runs: Sequence[Run], key: str, top: int) -> list[str]:
+def _chart(runs: Sequence[RunMetrics], key: str, top: int) -> list[str]:
     axes = grid(runs, key)
     assert axes is not None
     width, height = WIDTH - 2 * MARGIN, HEIGHT - 20
@@ -155,14 +142,14 @@ def _chart(runs: Sequence[Run], key: str, top: int) -> list[str]:
         places = [at(*point) for point in series.curve(run.records, key)]
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="{points}"/>')
-        if len(places) == 1:  # a line of one point is not seen
+        if len(places) == 1:  # a line of one point is invisible
             x, y = places[0]
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>')
     return parts
 
 
 def number(value: float) -> str:
-    """Return a number with three digits that count, whole ones whole."""
+    """Return a number with three significant digits; a whole number with all of them."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else str(value)
     if not 1e-4 <= abs(value) < 1e9:

@@ -1,4 +1,4 @@
-"""How far a job has come: by the heartbeats and metrics of its run, or else by its pods' logs."""
+"""The progress of a job: from the heartbeats and metrics of its run, else from its pods' logs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from training.run.heartbeat import Beat
 
 @dataclass(frozen=True)
 class Progress:
-    """The newest that is known: `beats` are heartbeats, `records` metrics, `source` where they are from."""
+    """Metrics and heartbeats of a job, with their source."""
 
     source: str
     records: list[Record]
@@ -27,24 +27,22 @@ class Progress:
 
     @property
     def last(self) -> Record | None:
-        """Return the newest record with a step."""
         return series.progress(self.records)
 
     @property
     def step(self) -> int | None:
-        """Return the newest step."""
         last, steps = self.last, [beat.step for beat in self.beats if beat.step is not None]
         own = last.step if last and last.step is not None else None
         return max([*steps, *([own] if own is not None else [])], default=None)
 
     @property
     def phase(self) -> str | None:
-        """Return what the ranks are doing, by the first rank's heartbeat."""
+        """The phase in the heartbeat of the first rank."""
         return self.beats[0].phase if self.beats else None
 
     @property
     def moved(self) -> datetime | None:
-        """Return when something last got on: the newest step or heartbeat."""
+        """The time of the newest step or heartbeat."""
         times = [beat.time for beat in self.beats]
         last = self.last
         times += [last.time] if last and last.time is not None else []
@@ -52,7 +50,7 @@ class Progress:
 
 
 def of(snapshot: Snapshot) -> Progress:
-    """Return the progress that a snapshot holds: the run's files first, else the logs."""
+    """Return the progress in a snapshot: from the run's files, else from the logs."""
     run = snapshot.run or {}
     now = epoch(float(run["now"])) if "now" in run else snapshot.taken
     beats = sorted(
@@ -67,20 +65,18 @@ def of(snapshot: Snapshot) -> Progress:
 
 
 def limits(snapshot: Snapshot) -> Limits:
-    """Return the seconds of silence that the job's pods allow a rank: those of the guard in the pods."""
+    """Return the time limits of the hang detector in the job's pods."""
     for pod in snapshot.pods:
-        entries = pod.container_spec.get("env") or []
-        values = {str(one["name"]): str(one["value"]) for one in entries if one.get("value") is not None}
         try:
-            found = Limits.of(values)
+            found = Limits.of(pod.environment)
         except ValueError:
             continue
-        return found if found.step else Limits()  # zero only switches the guard off
+        return found if found.step else Limits()  # zero switches the detector off
     return Limits()
 
 
 def last_moved(snapshot: Snapshot) -> datetime | None:
-    """Return when a step was last taken, None where nothing says so."""
+    """Return the time of the newest step."""
     last = of(snapshot).last
     return epoch(last.time) if last and last.time is not None else None
 
@@ -90,7 +86,7 @@ def _newest(records: list[Record]) -> float:
 
 
 def _beat(item: Mapping[str, Any]) -> Beat | None:
-    """Return a heartbeat. An image of another release may lack a value: the limits are then longer."""
+    """Return a heartbeat. An image of another release may not write every value."""
     values = {"step": None, "pid": 0, "attempt": "", "beats": 0, "longest_s": 0.0, "count": 0, **item}
     try:
         return Beat(**{name: values[name] for name in Beat.__dataclass_fields__})

@@ -1,6 +1,6 @@
-"""One reader of training metrics: our metrics.jsonl, our log lines, and the log lines of other trainers.
+"""The metrics of a run by step, from metrics.jsonl or a trainer's log; its restarts and its remaining time.
 
-What a line does not say stays None and is not made up: a trainer that prints samples/s has no tokens/s.
+A value that a line does not contain is None: a trainer that prints samples/s has no tokens/s.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from tools.job.metrics import trainer_logs
 from tools.job.metrics.trainer_logs import Told
 from tools.job.snapshot.log_lines import Line
 
-RESTART = 10.0  # seconds: what is further apart was not written about the same step by two ranks
+RESTART = 10.0  # seconds; two ranks write about the same step within this time
 
 
 @dataclass(frozen=True)
 class Record:
-    """One logged step. `time` is in seconds since 1970, None where nothing says it; `mfu` is a share of 1."""
+    """One logged step. `time` is in seconds since 1970, `mfu` is between 0 and 1."""
 
     loss: float | None
     step: int | None = None
@@ -39,24 +39,33 @@ class Record:
     epoch: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what is known, for JSON: a number that is not finite becomes its name."""
+        """Return the known values for JSON, which has no nan: such a number becomes its name."""
         found = {key: value for key, value in asdict(self).items() if value not in (None, ())}
         return {key: plain(value) for key, value in found.items()}
+
+
+@dataclass(frozen=True)
+class RunMetrics:
+    """The records of one run, and the lines that neuron_parallel_compile printed in its log."""
+
+    name: str
+    records: list[Record]
+    compiler: list[str] = field(default_factory=list)
 
 
 COLUMNS = tuple(one.name for one in fields(Record) if one.name != "rank_step_s")
 
 
 def from_jsonl(lines: Iterable[str]) -> list[Record]:
-    """Return the records of a metrics.jsonl; the half line of a killed process is left out."""
+    """Return the records of a metrics.jsonl without the incomplete line of a killed process."""
     told = (trainer_logs.from_json(line) for line in lines)
     return [_record(values) for values in told if values is not None and "step" in values]
 
 
 def from_log(lines: Iterable[Line]) -> list[Record]:
-    """Return the records in a log of any known trainer, one a step, in the log's order.
+    """Return the records in the log of a known trainer, one per step, in the log's order.
 
-    What several ranks say of a step is one record, and what one says of it in several lines too.
+    Lines of several ranks about one step become one record, and so do several lines of one rank.
     """
     found: list[Record] = []
     bars = _Bars()
@@ -81,10 +90,10 @@ def from_log(lines: Iterable[Line]) -> list[Record]:
 
 
 class _Bars:
-    """The place of transformers.Trainer in its bar: its dicts do not name their step.
+    """Reads the step of transformers.Trainer from its progress bar, because its dicts do not contain it.
 
-    The bars of data sets and shards have a name before them. An evaluation's has none either, but another
-    length; and a bar that has not moved since the last dict is not this one's.
+    The bars of datasets and shards start with a name. The bar of an evaluation has another length. A bar that
+    has not moved since the last dict does not belong to this dict.
     """
 
     def __init__(self) -> None:
@@ -93,7 +102,7 @@ class _Bars:
         self._total: int | None = None
 
     def step(self, told: Told) -> dict[str, int]:
-        """Return the step of a line that has values and names none, empty where no bar says it."""
+        """Return the step of a line that has values but no step; empty if no bar shows it."""
         self._total = told.total or self._total
         if told.bar and (self._total is None or told.bar[1] == self._total):
             self._now = told.bar
@@ -114,7 +123,7 @@ def _record(values: Mapping[str, Any]) -> Record:
 
 
 def _same_step(last: Record, record: Record, same_writer: bool) -> bool:
-    """Say whether a record is of the step of the last one, or another rank's of a step before it."""
+    """Return whether a record is about the last record's step, or another rank's about an earlier step."""
     if record.step is None or last.step is None:
         return record.epoch is not None and replace(record, time=None) == replace(last, time=None)
     if last.time is not None and record.time is not None and abs(record.time - last.time) > RESTART:
@@ -125,7 +134,7 @@ def _same_step(last: Record, record: Record, same_writer: bool) -> bool:
 
 
 def _together(last: Record, record: Record, same_writer: bool) -> Record:
-    """Return what both say: a writer's later line corrects its own, as a bar does, and adds to another's."""
+    """Merge two records of a step: a rank's later line replaces its own values and adds to another rank's."""
     if record.step != last.step:
         return last
     first, second = (record, last) if same_writer else (last, record)
@@ -135,13 +144,13 @@ def _together(last: Record, record: Record, same_writer: bool) -> Record:
 
 
 def progress(records: list[Record]) -> Record | None:
-    """Return the newest record that has a step, None where none has."""
+    """Return the newest record that has a step."""
     return next((record for record in reversed(records) if record.step is not None), None)
 
 
 @dataclass(frozen=True)
 class Gap:
-    """A restart in a run: training had come to `before`, went on at `after`, `seconds` later."""
+    """A restart: training stopped after step `before` and continued at step `after`, `seconds` later."""
 
     before: int
     after: int
@@ -149,15 +158,15 @@ class Gap:
 
 
 def gaps(records: list[Record]) -> list[Gap]:
-    """Return where a run was interrupted: steps that went back, or a pause far longer than its steps take.
+    """Return the interruptions of a run: steps that go back, or a pause much longer than a step.
 
-    A trainer that counts the steps of an epoch begins again with each: that is none.
+    A trainer that counts the steps of each epoch starts again with each epoch: that is not an interruption.
     """
     return [gap for _, gap in _breaks([record for record in records if record.step is not None])]
 
 
 def since(records: list[Record], moment: float) -> list[Record]:
-    """Return the steps of the run as it goes now: those after its last step back, and after `moment`."""
+    """Return the steps of the current attempt: those after the last restart, and after `moment`."""
     steps = [record for record in records if record.step is not None]
     starts = [index for index, gap in _breaks(steps) if gap.after <= gap.before]
     of_now = steps[starts[-1] if starts else 0 :]
@@ -165,7 +174,7 @@ def since(records: list[Record], moment: float) -> list[Record]:
 
 
 def _breaks(steps: list[Record]) -> Iterator[tuple[int, Gap]]:
-    """Yield each interruption, and the place of the record behind it."""
+    """Yield each interruption with the index of the record after it."""
     pauses = [
         later.time - earlier.time
         for earlier, later in itertools.pairwise(steps)
@@ -183,7 +192,7 @@ def _breaks(steps: list[Record]) -> Iterator[tuple[int, Gap]]:
 
 
 def _next_epoch(earlier: Record, later: Record, first: Record, paused: bool) -> bool:
-    """Say whether steps begin again as an epoch does: by its number, or at the first step without a pause."""
+    """Return whether the steps start again with an epoch: a new number, or the first step without a pause."""
     if earlier.epoch is not None and later.epoch is not None:
         return math.floor(later.epoch) > math.floor(earlier.epoch)
     return not paused and later.step == first.step
@@ -191,17 +200,17 @@ def _next_epoch(earlier: Record, later: Record, first: Record, paused: bool) -> 
 
 @dataclass(frozen=True)
 class Eta:
-    """Seconds that are left: between `low` and `high`, from the quartiles of the latest steps."""
+    """The remaining time in seconds, between `low` and `high`."""
 
     low: float
     high: float
 
 
 def eta(records: list[Record], steps: int | None = None, recent: int = 50) -> Eta | None:
-    """Return how long the rest takes, None where the records do not say it.
+    """Return the remaining time, None if the records are not enough.
 
-    The lower and the upper quartile of the seconds per step among the latest `recent` steps, times the steps
-    that are left. `steps` is the run's length where the records do not have it.
+    It is the number of remaining steps times the lower and upper quartile of the seconds per step, over the
+    latest `recent` steps. `steps` is the length of the run if the records do not contain it.
     """
     last = progress(records)
     total = steps or (last.steps if last else None)
@@ -216,7 +225,7 @@ def eta(records: list[Record], steps: int | None = None, recent: int = 50) -> Et
 
 
 def _paces(records: list[Record]) -> list[float]:
-    """Return the seconds that each step took, by the clock where there is one: it counts pauses too."""
+    """Return the seconds of each step: by the records' times, which include pauses, else by `step_s`."""
     paces = []
     known = [record for record in records if record.step is not None]
     for earlier, later in itertools.pairwise(known):
@@ -232,18 +241,18 @@ def _paces(records: list[Record]) -> list[float]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON can have it: a number that is not finite is its name."""
+    """Return a value for JSON: the name of a number that is not finite."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def median(records: list[Record], key: str, recent: int = 50) -> float | None:
-    """Return the median of a value over the latest records that have it, None where none has."""
+    """Return the median of a value over the latest records that have it."""
     values = [value for record in records if (value := getattr(record, key)) is not None]
     return statistics.median(values[-recent:]) if values else None
 
 
 def curve(records: list[Record], key: str) -> Iterator[tuple[float, float]]:
-    """Yield (step, value) of the records that have both and whose value is finite."""
+    """Yield (step, value) of the records that have both, if the value is finite."""
     for record in records:
         value = getattr(record, key)
         if record.step is not None and value is not None and math.isfinite(value):

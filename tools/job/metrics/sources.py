@@ -1,11 +1,11 @@
-"""Where metrics are read from: a job on the cluster, a run directory or a log file on this machine."""
+"""Reads the metrics of a job on the cluster, or of a run directory, log file or standard input here."""
 
 from __future__ import annotations
 
 import codecs
 import gzip
 import io
-import time
+import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,43 +14,50 @@ from typing import IO, cast
 from tools.cells import locate
 from tools.core import output, repo
 from tools.core.errors import UserError
+from tools.core.wait import sparing
 from tools.job.metrics import series, trainer_logs
-from tools.job.metrics.plot import Run
-from tools.job.metrics.series import Record
+from tools.job.metrics.series import RunMetrics
 from tools.job.snapshot import collect, log_lines, lookup
-from tools.job.snapshot.collect import container_name, in_pod
+from tools.job.snapshot.log_lines import Line
 from tools.job.snapshot.pod import JobPod
+from tools.job.snapshot.pod_exec import in_pod
 from tools.job.snapshot.snapshot import Snapshot
 from tools.kube.kubectl import Kubectl
+from tools.kube.manifests import name_of
 
 METRICS = "metrics.jsonl"
-FILES = (".log", ".out", ".err", ".txt", ".jsonl", ".json", ".gz")  # no job has such a name
+STANDARD_INPUT = "-"
+FILES = (".log", ".out", ".err", ".txt", ".jsonl", ".json", ".gz")  # a job's name does not end like this
 GZIP = b"\x1f\x8b"
-LONGEST = 1 << 16  # characters of a line; a longer one is no trainer's
-TELL = 2.0  # seconds between lines of progress
+LONGEST = 1 << 16  # characters of a line; no trainer prints a longer one
+COMPILER = "PARALLEL_COMPILE||"  # in each line of neuron_parallel_compile
 ALL = ("sh", "-c", 'exec cat "$TRAINYARD_RUN/metrics.jsonl"')
+KNOWN = "print lines such as `step 12/400 loss 3.2`; `yard job metrics --help` lists the known trainers"
 
 
-def records(kubectl: Kubectl, text: str | None) -> Run:
-    """Return all records of what `text` names: a file, a run directory, a run of this checkout, or a job.
+def read(kubectl: Kubectl, text: str | None) -> RunMetrics:
+    """Return the metrics of what `text` names: a file, a run directory, a run of this checkout, or a job.
 
-    UserError where it is none of these, and with exit code 3 where nothing of it can be read.
+    Raises UserError if `text` names none of these, and with exit code 3 if there are no metrics.
     """
-    path = _here(text)
-    if path is not None:
-        return Run(path.name if path.is_dir() else path.stem, _from_file(path))
-    if text is not None and Path(text).suffix in FILES:
-        raise UserError(f"{text}: no such file", "SOURCE is a job, a cell, a run directory or a log file")
-    if text is not None and "/" in text and Path(text).is_dir() and not locate.is_kustomization(Path(text)):
-        raise UserError(f"{text}: no {METRICS} in this directory", "a run directory has one: local/runs/NAME")
-    seen = collect.collect(kubectl, lookup.job_name(kubectl, text), logs=False, run=False)
-    return Run(seen.name, _from_job(Kubectl(kubectl.context, seen.namespace), seen))
+    if text == STANDARD_INPUT:
+        return _from_lines(text, "standard input", _lines("standard input", sys.stdin.buffer, 0))
+    if text is not None:
+        path = _here(text)
+        if path is not None:
+            return _from_file(path)
+        if Path(text).suffix in FILES:
+            raise UserError(f"{text}: no such file", "SOURCE is a job, a cell, a run directory or a log file")
+        if "/" in text and Path(text).is_dir() and not locate.is_kustomization(Path(text)):
+            hint = "a run directory has this file: local/runs/NAME"
+            raise UserError(f"{text}: no {METRICS} in this directory", hint)
+    name = _job_name(kubectl, text)
+    seen = collect.collect(kubectl, name, logs=False, run=False)
+    return _from_job(Kubectl(kubectl.context, seen.namespace), seen)
 
 
-def _here(text: str | None) -> Path | None:
+def _here(text: str) -> Path | None:
     """Return the file or run directory that `text` names on this machine."""
-    if text is None:
-        return None
     path = Path(text).expanduser()
     if path.is_file() or (path / METRICS).is_file():
         return path
@@ -58,72 +65,101 @@ def _here(text: str | None) -> Path | None:
     return run if (run / METRICS).is_file() else None
 
 
-def _from_file(path: Path) -> list[Record]:
+def _job_name(kubectl: Kubectl, text: str | None) -> str:
+    if text is None:
+        return lookup.job_name(kubectl, None)
+    runs = sorted(path.parent.name for path in (repo.local() / "runs").glob(f"*/{METRICS}"))
+    hint = f"runs here: {', '.join(runs) or 'none'}"
+    if lookup.is_cell(text):
+        try:
+            locate.cell_path(text)
+        except UserError as problem:
+            raise UserError(f"no run, cell or log of that name: {text}", f"{hint}; {problem.hint}") from None
+        return lookup.job_name(kubectl, text)
+    try:
+        jobs = sorted(name_of(job) for job in lookup.jobs(kubectl))
+    except UserError as problem:
+        message = f"no run or log here is named {text}, and the jobs cannot be read: {problem.message}"
+        raise UserError(message, f"{hint}; {problem.hint}" if problem.hint else hint, problem.code) from None
+    if text in jobs:
+        return text
+    match = repo.nearest(text, [*runs, *jobs])
+    hint += f"; jobs: {', '.join(jobs) or 'none'}"
+    hint = f"did you mean {match}?" if match else hint
+    raise UserError(f"no run, job, cell or log of that name: {text}", hint)
+
+
+def _from_file(path: Path) -> RunMetrics:
     file = path / METRICS if path.is_dir() else path
     try:
         with file.open("rb") as raw:
-            return _known(_lines(file, raw), str(file))
+            lines = _lines(str(file), raw, file.stat().st_size)
+            return _from_lines(path.name if path.is_dir() else path.stem, str(file), lines)
     except OSError as problem:
         raise UserError(f"{file}: {problem.strerror or problem}") from None
 
 
-def read(text: str, source: str) -> list[Record]:
-    """Return the records in a metrics.jsonl or a known trainer's log; UserError where there is none."""
-    return _known(text.splitlines(), source)
+def _from_lines(name: str, source: str, texts: Iterable[str]) -> RunMetrics:
+    compiler: list[str] = []
+    records = series.from_log(_without_compiler(map(log_lines.line_of, texts), compiler))
+    if not records and not compiler:
+        raise UserError(f"{source}: no line with metrics", KNOWN, code=3)
+    return RunMetrics(name, records, compiler)
 
 
-def _known(lines: Iterable[str], source: str) -> list[Record]:
-    found = series.from_log(map(log_lines.line_of, lines))
-    if not found:
-        hint = "known: metrics.jsonl, and the log lines of trainers in tools/job/metrics/trainer_logs.py"
-        raise UserError(f"{source}: no line with metrics", hint, code=3)
-    return found
+def _without_compiler(lines: Iterable[Line], compiler: list[str]) -> Iterator[Line]:
+    """Yield the lines of a trainer; append those of neuron_parallel_compile to `compiler`."""
+    for line in lines:
+        if COMPILER in line.text:
+            compiler.append(line.text)
+        else:
+            yield line
 
 
-def _lines(path: Path, raw: IO[bytes]) -> Iterator[str]:
-    """Yield the lines of a log that may say something, whatever its length, also of a compressed one.
+def _lines(name: str, raw: IO[bytes], size: int) -> Iterator[str]:
+    """Yield the lines of a log that may contain metrics, whatever its size; a gzip'd log is unpacked.
 
-    Carriage returns end a line too: what a bar has overwritten is a line of its own.
+    A carriage return ends a line too, so each state of a progress bar is a line.
     """
-    start = raw.read(4)
-    raw.seek(0)
+    start = cast(io.BufferedReader, raw).peek(4)
     packed = gzip.GzipFile(fileobj=raw) if start.startswith(GZIP) else None
     encoding = "utf-16" if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
     text = io.TextIOWrapper(cast(IO[bytes], packed or raw), encoding=encoding, errors="replace")
-    size, told = path.stat().st_size, time.monotonic()
+    note = sparing(output.note)
     try:
         for count, line in enumerate(iter(lambda: text.readline(LONGEST), "")):
-            if trainer_logs.MAYBE.search(line) or line.startswith("20"):  # a time, for the lines behind it
+            # A line that begins with a date gives the lines after it their time.
+            if trainer_logs.MAYBE.search(line) or line.startswith("20") or COMPILER in line:
                 yield line
-            if count % 4096 == 0 and time.monotonic() - told > TELL:
-                told = time.monotonic()
-                output.note(f"{path}: {raw.tell() / max(1, size):.0%} read")
+            if count % 4096 == 0 and size:
+                note(f"{name}: {raw.tell() / size:.0%} read")
     except (EOFError, zlib.error, gzip.BadGzipFile):
-        output.note(f"{path}: the compressed file is cut off or damaged: what could be read of it was")
+        output.note(f"{name}: the compressed file is cut off or damaged; the part before that was read")
 
 
-def _from_job(kubectl: Kubectl, seen: Snapshot) -> list[Record]:
-    """Return the whole metrics of a job: from the run's file through a pod that runs, else from its logs."""
-    for pod in (pod for pod in seen.pods if pod.running and collect.names_run(pod)):
+def _from_job(kubectl: Kubectl, seen: Snapshot) -> RunMetrics:
+    """Return the whole metrics of a job: from the run's file through a running pod, else from its logs."""
+    for pod in (pod for pod in seen.pods if pod.running and pod.has_run_directory):
         try:
-            found = series.from_jsonl(in_pod(kubectl, pod, *ALL).splitlines())
+            records = series.from_jsonl(in_pod(kubectl, pod, *ALL).splitlines())
         except UserError:
-            break  # it may not be allowed, or not be written yet: the logs are left
-        if found:
-            return found
-    longest: list[Record] = []
+            break  # not allowed, or not written yet: read the logs
+        if records:
+            return RunMetrics(seen.name, records)
+    longest: list[series.Record] = []
+    compiler: list[str] = []
     for pod in seen.pods:
-        found = series.from_log(log_lines.read(_log(kubectl, pod), pod.name))
-        longest = max(longest, found, key=len)
-    if not longest:
-        hint = "yard job why says whether it trains"
+        lines = log_lines.read(_log(kubectl, pod), pod.name)
+        longest = max(longest, series.from_log(_without_compiler(lines, compiler)), key=len)
+    if not longest and not compiler:
+        hint = f"yard job why {seen.name}: shows whether it trains"
         raise UserError(f"{seen.name}: no metrics in its run directory or its logs", hint, code=3)
-    return longest
+    return RunMetrics(seen.name, longest, compiler)
 
 
 def _log(kubectl: Kubectl, pod: JobPod) -> str:
-    """Return a pod's log, behind that of its container before the last restart; empty where none is seen."""
-    words = ("logs", pod.name, f"--container={container_name(pod)}", "--timestamps", "--tail=-1")
+    """Return a pod's log after the log of its container before the last restart."""
+    words = ("logs", pod.name, f"--container={pod.container_name}", "--timestamps", "--tail=-1")
     each = [(*words, "--previous")] if pod.restarts else []
     answers = [kubectl.run(*one) for one in (*each, words)]
     return "".join(done.stdout for done in answers if done.returncode == 0)

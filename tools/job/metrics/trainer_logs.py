@@ -1,13 +1,13 @@
-"""What one line of a trainer's log says of a step, whoever wrote the trainer, by the names of metrics.Record.
+"""Reads one line of a trainer's log; the values are named as in series.Record.
 
-Trainers differ in their words and hardly in their grammar: a step, and behind it names with numbers. So the
-words stand in tables and one reader reads them all: our own line, FSDP of awsome-distributed-training
-(`Batch 979 Loss: 5.6, Speed: 0.43 samples/sec, lr: ...`), torchtitan, Megatron-LM, GPT-NeoX, NeMo's and
-Lightning's bars, DeepSpeed, nanoGPT. Of another grammar are the training scripts of aws-neuron-samples
-(epoch and step in brackets), transformers.Trainer (a dict, and the step in its bar only), PyTorch's MNIST
-example and loggers that write JSON. Each was taken from the source of the trainer, or from a published log.
+Most trainers print a step and then names with numbers, so tables of names and one reader are enough for:
+trainyard, FSDP of awsome-distributed-training (`Batch 979 Loss: 5.6, Speed: 0.43 samples/sec, lr: ...`),
+torchtitan, Megatron-LM, GPT-NeoX, the progress bars of NeMo and Lightning, DeepSpeed, nanoGPT. These have a
+format of their own: aws-neuron-samples (epoch and step in brackets), transformers.Trainer (a dict, and the
+step in the progress bar only), PyTorch's MNIST example, and loggers that write JSON. Each format is taken
+from the trainer's source or from a published log.
 
-A line that does not name its step gives no step, and an evaluation is no step of the training.
+A line that does not contain a step gives no step. Evaluations are not steps.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from typing import Any
 from tools.core.timestamps import moment
 
 Values = dict[str, Any]
-# Not a number that is cut off behind its point, as the last line of a killed process may be.
+# Not a number that ends after its point, as in the last line of a killed process.
 _NUMBER = r"([-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:e[-+]?\d+)?|\.\d+|nan\b|inf(?:inity)?\b))"
 _NUMBER += r"(?!\d|\.(?:\d|$))"
 _IS = r"\s*[:=]?\s*[\[(]?\s*"  # between a name and its number
-_OWN = r"(?<![\w.-])"  # a name of its own and not the end of another: `loss` is not `load_balancing_loss`
+_OWN = r"(?<![\w.-])"  # not the end of another name: `loss` is not `load_balancing_loss`
 
 
 @dataclass(frozen=True)
 class _Sign:
-    """A way to write a value; without `hint` in the (lower case) line the pattern need not be tried."""
+    """A way to write a value. The pattern is only tried on a (lower case) line that contains `hint`."""
 
     hint: str
     pattern: re.Pattern[str]
@@ -54,8 +54,8 @@ def _rate(hint: str, things: str) -> tuple[_Sign, _Sign]:
     return _Sign(hint, re.compile(named)), _Sign(hint, re.compile(behind))
 
 
-# Of several names the first one that the line has counts: Lightning's `loss` is smoothed, its
-# `reduced_train_loss` is the step's.
+# The first name that occurs in the line counts: Lightning's `loss` is smoothed, its `reduced_train_loss` is
+# the step's.
 _LOSS = (
     _named("reduced_train_loss"),
     _named("loss", "train(?:ing)?[_ ]loss", "lm[_ ]loss", "step_loss", "loss"),
@@ -73,7 +73,7 @@ _EPOCH = _Sign("epoch", re.compile(rf"{_OWN}epoch{_IS}(\d+(?:\.\d+)?)"))
 _MORE: dict[str, tuple[_Sign, ...]] = {
     "lr": (_named("learning", "learning[_ ]rate"), _named("lr")),
     "grad_norm": (_named("norm", "grad(?:ient)?[_ -]?norm", "gnorm", "norm"),),
-    "tokens_per_s": (*_rate("tok", "tokens?|tok"), _named("tps")),  # torchtitan's is that of one device
+    "tokens_per_s": (*_rate("tok", "tokens?|tok"), _named("tps")),  # torchtitan's is of one device
     "samples_per_s": (
         *_rate("sample", "samples?"), *_rate("seq", "seqs?|sequences?"), *_rate("e", "examples?|images?")
     ),
@@ -85,7 +85,7 @@ _MILLISECONDS = (
     _named("ms", "time", "dt", unit=r"\s*ms\b"),
 )
 _MFU = _Sign("mfu", re.compile(rf"{_OWN}mfu{_IS}{_NUMBER}\s*(%?)"))
-_THROUGHPUT = _named("throughput")  # without a unit it is sequences a second where it is Neuron's
+_THROUGHPUT = _named("throughput")  # Neuron's has no unit: it is sequences per second
 _NEURON = re.compile(r"step_loss|consumed_samples")
 _NO_TRAINING = re.compile(r"\b(?:eval\w*|valid\w*|val|test|dev)\b|[a-z](?:error|exception)\b")
 _DEEPSPEED = re.compile(r"\bstep=\d+, skipped=|samplespersec=")
@@ -93,23 +93,23 @@ _NEURON_LINE = re.compile(r"LOG (\w{3} \w{3} +\d+ [\d:]{8} \d{4}) - \((\d+), (\d
 _DICT = re.compile(r"\{'(?:[^{}]*')?loss':[^{}]*\}")
 _CALL = re.compile(r"\b(?:np\.|numpy\.|torch\.)?(?:tensor|float\d*|int\d*)\(\s*([^(),]+)[^()]*\)")
 _NO_NUMBER = re.compile(r"(?<=: )-?(?:nan|inf)\b")
-# PyTorch's example, and Kubeflow's, which says `loss=`.
+# PyTorch's example, and Kubeflow's, which prints `loss=`.
 _MNIST = re.compile(rf"train epoch: (\d+) \[\s*(\d+)/(\d+)[^\]]*\]\s+loss{_IS}{_NUMBER}")
 _BAR = re.compile(r"\d+%\|[^|]*\|\s*(\d+)/(\d+) \[")
 _TOTAL = re.compile(r"Total optimization steps = ([\d,]+)")
-# Lines without any of these are not looked at further.
+# Lines without any of these are skipped.
 MAYBE = re.compile(r"[Ll]oss|LOSS|[Ss]tep|STEP|[Ii]ter|\d/\d+ \[")
 _TIMES = (
     (re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?"), "%Y-%m-%d"),
     (re.compile(r"(\d\d/\d\d/\d{4}) (\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?"), "%m/%d/%Y"),
 )
-# What stands before a line: kubectl --prefix, kubetail and stern, ours, srun --label, torchrun --tee, torch.
+# Prefixes of a line: kubectl --prefix, kubetail and stern, ours, srun --label, torchrun --tee, torch.
 _PREFIX = re.compile(
     r"\s*(?:(\[pod/[^\]]+\]|\[[a-z0-9][a-z0-9.-]*\]|(?:worker|master)-\d+ \||\[(?:rank|default)?\d+\]:"
     r"|\d+:(?= )) ?"
     r"|\d{4}-\d\d-\d\dT[\d:.]+Z )"
 )
-# What loggers that write JSON call it. An evaluation's loss has another name, and is none of these.
+# Names in loggers that write JSON. An evaluation's loss has another name.
 _ALIASES = {
     "step": ("step", "global_step", "iteration", "iter", "train/global_step", "_step"),
     "steps": ("steps", "total_steps", "max_steps"),
@@ -131,16 +131,16 @@ _MOMENTS = ("time", "timestamp", "_timestamp", "ts", "asctime", "@timestamp")
 
 @dataclass(frozen=True)
 class Told:
-    """What a line says, who wrote it (pod and rank as far as it names them), and a bar's place in the run."""
+    """The values of a line, its writer (pod and rank, if it names them), and a progress bar's position."""
 
     values: Values | None
     writer: str
     bar: tuple[int, int] | None = None
-    total: int | None = None  # steps of the run, where transformers.Trainer says it before the first one
+    total: int | None = None  # steps of the run, which transformers.Trainer prints before the first one
 
 
 def read(text: str) -> Told | None:
-    """Return what a line says, None for one that says nothing of a step."""
+    """Return what a line says about a step, None if nothing."""
     if not MAYBE.search(text):
         return None
     writer, rest = _without_prefix(text)
@@ -156,7 +156,7 @@ def read(text: str) -> Told | None:
 
 
 def from_json(text: str) -> Values | None:
-    """Return what a line of JSON says of a step, None for anything else."""
+    """Return what a line of JSON says about a step, None for any other line."""
     if not text.lstrip().startswith("{"):
         return None
     try:
@@ -167,7 +167,7 @@ def from_json(text: str) -> Values | None:
 
 
 def number(value: Any) -> float | None:
-    """Return a number, also from its text; None for what is none."""
+    """Return a number or the number in a text; None for anything else."""
     if isinstance(value, bool) or value is None:
         return None
     try:
@@ -177,7 +177,7 @@ def number(value: Any) -> float | None:
 
 
 def _without_prefix(text: str) -> tuple[str, str]:
-    """Return who wrote a line, as far as its beginning says it, and the rest of it."""
+    """Return the writer that a line's prefixes name, and the rest of the line."""
     names, rest = [], text
     while found := _PREFIX.match(rest):
         names.append(found[1] or "")
@@ -204,7 +204,7 @@ def _values(text: str) -> Values | None:
 
 
 def _from_words(low: str) -> Values | None:
-    """Read names with numbers; a step is one with a loss, or DeepSpeed's with a speed."""
+    """Read names with numbers. A step has a loss, or is DeepSpeed's line with a speed."""
     if _NO_TRAINING.search(low):
         return None
     if not any(sign.search(low) for sign in _LOSS) and not _DEEPSPEED.search(low):
@@ -223,7 +223,7 @@ def _from_words(low: str) -> Values | None:
 
 
 def _pairs(low: str) -> Values:
-    """Return the numbers that stand behind known names, or before known units."""
+    """Return the numbers after known names or before known units."""
     values: Values = {}
     for key, signs in {"loss": _LOSS, **_MORE}.items():
         if match := next((match for sign in signs if (match := sign.search(low))), None):
@@ -239,7 +239,7 @@ def _pairs(low: str) -> Values:
 
 
 def _from_dict(text: str) -> Values | None:
-    """Read what transformers.Trainer prints; its release 5 prints the numbers as texts, others as numpy's."""
+    """Read a dict of transformers.Trainer. Its release 5 prints numbers as texts, others as numpy scalars."""
     plain = _NO_NUMBER.sub(lambda match: f"'{match[0]}'", _CALL.sub(r"\1", text))
     try:
         value = ast.literal_eval(plain)
@@ -249,12 +249,12 @@ def _from_dict(text: str) -> Values | None:
 
 
 def _from_object(value: Mapping[Any, Any]) -> Values | None:
-    """Return a step's values by their names; or of a logger's object, what its message says."""
+    """Return a step's values by their names, or the values in the message of a logger's object."""
     found: Values = {}
     for key, names in _ALIASES.items():
-        if (
-            item := next((item for name in names if (item := number(value.get(name))) is not None), None)
-        ) is not None:
+        known = (number(value.get(name)) for name in names)
+        item = next((item for item in known if item is not None), None)
+        if item is not None:
             found[key] = item
     ranks = value.get("rank_step_s")
     if isinstance(ranks, list):
@@ -275,7 +275,7 @@ def _from_object(value: Mapping[Any, Any]) -> Values | None:
 
 
 def _moment(value: Any) -> float | None:
-    """Return the seconds since 1970 that a logger's value means: seconds, milliseconds or a text."""
+    """Return seconds since 1970 from a logger's seconds, milliseconds or text."""
     seconds = number(value)
     if seconds is not None:
         return seconds / 1000 if seconds > 1e11 else seconds
@@ -286,7 +286,7 @@ def _moment(value: Any) -> float | None:
 
 
 def _time(text: str) -> float | None:
-    """Return the time that stands in the line itself, taken as UTC, as pods write it."""
+    """Return the time in the line itself, read as UTC: pods run in UTC."""
     for sign, form in _TIMES:
         if found := sign.search(text):
             try:

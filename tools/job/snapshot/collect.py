@@ -1,85 +1,88 @@
-"""Takes a snapshot of a job from a live cluster, and looks into its run directory through one of its pods."""
+"""Takes a snapshot of a job from a live cluster."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from tools.core.errors import UserError
-from tools.job.snapshot import remote_probe
+from tools.job.snapshot import log_lines, lookup, pod_exec
 from tools.job.snapshot.kinds import CLAIMS, GANGS, GLOBAL, KUEUE, NAMESPACED, QUEUE_LABEL
-from tools.job.snapshot.pod import JobPod, claim_names
+from tools.job.snapshot.pod import JobPod, claim_names, template_specs
 from tools.job.snapshot.references import needed
 from tools.job.snapshot.snapshot import CURRENT, PREVIOUS, Log, Snapshot, own_pods
-from tools.kube.kubectl import SECONDS, Kubectl
-from tools.kube.manifests import Object
-from tools.simulator.operator_admission import DEFAULT_CONTAINER
+from tools.kube.kubectl import Kubectl
+from tools.kube.manifests import Object, name_of
 
 TAIL = 400  # lines of each log
-LOGS = 32  # pods whose logs are read: of a larger job those that have failed, and the first
+LOGS = 32  # pods whose logs are read; in a larger job the failed ones come first
 AT_ONCE = 6
-RUN_VARIABLE = "TRAINYARD_RUN"
 LIVE = "--field-selector=spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 NODE_EVENTS = "events of nodes"
-CLUSTER_NAMESPACE = "default"  # where events about objects without a namespace are kept
+CLUSTER_NAMESPACE = "default"  # holds the events about objects without a namespace
+
+
+def find(
+    kubectl: Kubectl, text: str | None, *, logs: bool = True, run: bool = True
+) -> tuple[Kubectl, Snapshot]:
+    """Collect the job that `text` names; the returned Kubectl is in the job's namespace."""
+    snapshot = collect(kubectl, lookup.job_name(kubectl, text), logs=logs, run=run)
+    return Kubectl(kubectl.context, snapshot.namespace), snapshot
 
 
 def collect(kubectl: Kubectl, name: str, *, logs: bool = True, run: bool = True) -> Snapshot:
-    """Return everything that the cluster tells about the job `name`.
+    """Return the cluster's objects, logs and run directory that concern the job `name`.
 
-    Raises UserError where the job itself is not seen. Whatever else is not seen stands in `unseen`.
+    Raises UserError if the job itself cannot be read. The reason for anything else is in `unseen`.
     """
     job = kubectl.json("get", "pytorchjob", name)
     namespace = job["metadata"]["namespace"]
     here = Kubectl(kubectl.context, namespace)
-    taker = _Taker(here)
-    single = {"all pods": ("pods", "--all-namespaces", LIVE), "own pods": ("pods", _label(name))}
+    queries = _Queries(here)
+    objects, unseen = queries.objects, queries.unseen
+    selector = f"--selector=training.kubeflow.org/job-name={name}"
+    single = {"others": ("pods", "--all-namespaces", LIVE), "Pod": ("pods", selector)}
     if namespace != CLUSTER_NAMESPACE:
         single[NODE_EVENTS] = ("events", f"--namespace={CLUSTER_NAMESPACE}")
-    taker.take(single, (NAMESPACED, GLOBAL))
-    objects, unseen = taker.objects, taker.unseen
-    about = ("Node", "NodeClaim")
-    told = [one for one in objects.pop(NODE_EVENTS, []) if one.get("involvedObject", {}).get("kind") in about]
-    objects["Event"] = [*objects.get("Event", []), *told]
-    own = objects.pop("own pods", [])
-    everyone = objects.pop("all pods", [])
-    _rename(unseen, "own pods", "Pod")
-    _rename(unseen, "all pods", "others")
-    objects["Pod"] = own_pods(own, name)
-    mine = {pod["metadata"]["uid"] for pod in objects["Pod"]}
+    queries.ask(single, (NAMESPACED, GLOBAL))
+    about_nodes = [
+        event
+        for event in objects.pop(NODE_EVENTS, [])
+        if event.get("involvedObject", {}).get("kind") in ("Node", "NodeClaim")
+    ]
+    objects["Event"] = [*objects.get("Event", []), *about_nodes]
+    others = objects.pop("others", [])
+    objects["Pod"] = own_pods(objects.get("Pod", []), name)
+    own = {pod["metadata"]["uid"] for pod in objects["Pod"]}
     pods = [JobPod(pod) for pod in objects["Pod"]]
-    taker.take(_further(job, pods, objects), ())
+    queries.ask(_further(job, pods, objects), ())
     _keep_bound(objects, pods)
-    _references(here, job, pods, objects, unseen)
-    found = _logs(here, pods, unseen) if logs else []
-    seen = look(here, pods, unseen) if run else None
+    _references(here, job, pods, queries)
     return Snapshot(
+        logs=_logs(here, pods, unseen) if logs else [],
+        run=pod_exec.run_directory(here, pods, unseen) if run else None,
         taken=datetime.now(UTC),
         namespace=namespace,
         job=job,
         objects=objects,
-        others=[pod for pod in everyone if pod["metadata"]["uid"] not in mine],
-        logs=found,
-        run=seen,
+        others=[pod for pod in others if pod["metadata"]["uid"] not in own],
         unseen=unseen,
     )
 
 
-class _Taker:
-    """Asks several questions at once; what is refused is noted with the reason."""
+class _Queries:
+    """Asks the API server several questions at once; notes the reason of each refusal in `unseen`."""
 
     def __init__(self, kubectl: Kubectl) -> None:
         self._kubectl = kubectl
         self.objects: dict[str, list[Object]] = {}
         self.unseen: dict[str, str] = {}
 
-    def take(self, single: dict[str, tuple[str, ...]], groups: Iterable[dict[str, str]]) -> None:
-        """Ask for single kinds by their words, and for groups of kinds with one question each."""
+    def ask(self, single: dict[str, tuple[str, ...]], groups: Iterable[dict[str, str]]) -> None:
+        """Ask for single kinds by their kubectl arguments, and once for each group of kinds."""
         work = [partial(self._one, kind, *words) for kind, words in single.items()]
         _each(lambda ask: ask(), [*work, *(partial(self._group, group) for group in groups)])
 
@@ -90,7 +93,7 @@ class _Taker:
             self.unseen[kind] = problem.message
 
     def _group(self, kinds: dict[str, str]) -> None:
-        """Ask once; where something of it is refused, ask for each kind, to know which."""
+        """Ask once; if that is refused, ask for each kind, to know which."""
         try:
             found = self._kubectl.items(",".join(kinds.values()))
         except UserError:
@@ -107,21 +110,10 @@ def _each(work: Callable[[Any], None], items: Iterable[Any]) -> None:
             done.result()
 
 
-def _label(name: str) -> str:
-    return f"--selector=training.kubeflow.org/job-name={name}"
-
-
-def _rename(unseen: dict[str, str], old: str, new: str) -> None:
-    if old in unseen:
-        unseen[new] = unseen.pop(old)
-
-
 def _further(job: Object, pods: list[JobPod], objects: dict[str, list[Object]]) -> dict[str, tuple[str, ...]]:
-    """Return what else this job has to do with, by kind: most clusters have none of it."""
-    specs = [
-        (one.get("template") or {}).get("spec") or {} for one in job["spec"]["pytorchReplicaSpecs"].values()
-    ]
-    schedulers = {str(spec.get("schedulerName")) for spec in [*specs, *(pod.spec for pod in pods)]}
+    """Return the queries for kinds that only this job needs: most clusters do not have them."""
+    specs = [*template_specs(job), *(pod.spec for pod in pods)]
+    schedulers = {str(spec.get("schedulerName")) for spec in specs}
     if (job["spec"].get("runPolicy") or {}).get("schedulingPolicy") and not schedulers & set(GANGS):
         schedulers.add("volcano")
     wanted: dict[str, str] = {}
@@ -129,10 +121,9 @@ def _further(job: Object, pods: list[JobPod], objects: dict[str, list[Object]]) 
         wanted |= kinds if name in schedulers else {}
     labels = [job["metadata"].get("labels") or {}, *(pod.labels for pod in pods)]
     wanted |= KUEUE if any(QUEUE_LABEL in one for one in labels) else {}
-    if any(spec.get("resourceClaims") for spec in [*specs, *(pod.spec for pod in pods)]):
-        wanted |= CLAIMS
+    wanted |= CLAIMS if any(spec.get("resourceClaims") for spec in specs) else {}
     waits = any(pod.node is None for pod in pods)
-    if waits and any("nodeclaim/" in str(one.get("message")) for one in objects["Event"]):
+    if waits and any("nodeclaim/" in str(event.get("message")) for event in objects["Event"]):
         wanted["NodeClaim"] = "nodeclaims.karpenter.sh"
     everywhere = ("--all-namespaces",)
     return {
@@ -142,120 +133,61 @@ def _further(job: Object, pods: list[JobPod], objects: dict[str, list[Object]]) 
 
 
 def _keep_bound(objects: dict[str, list[Object]], pods: list[JobPod]) -> None:
-    """Keep the volumes of this job's claims only."""
+    """Drop the volumes of claims that the job does not mount."""
     names = {name for pod in pods for name in claim_names(pod)}
-    claims = [one for one in objects.get("PersistentVolumeClaim", []) if one["metadata"]["name"] in names]
-    bound = {one["spec"].get("volumeName") for one in claims}
+    claims = [claim for claim in objects.get("PersistentVolumeClaim", []) if name_of(claim) in names]
+    bound = {claim["spec"].get("volumeName") for claim in claims}
     if "PersistentVolume" in objects:
         volumes = objects["PersistentVolume"]
-        objects["PersistentVolume"] = [one for one in volumes if one["metadata"]["name"] in bound]
+        objects["PersistentVolume"] = [volume for volume in volumes if name_of(volume) in bound]
 
 
-def _references(
-    kubectl: Kubectl,
-    job: Object,
-    pods: list[JobPod],
-    objects: dict[str, list[Object]],
-    unseen: dict[str, str],
-) -> None:
-    """Look up the ConfigMaps and secrets that the pods name: of those the keys, of these the name only."""
-    specs = [pod.spec for pod in pods] or [
-        replica["template"]["spec"] for replica in job["spec"]["pytorchReplicaSpecs"].values()
-    ]
+def _references(kubectl: Kubectl, job: Object, pods: list[JobPod], queries: _Queries) -> None:
+    """Look up the ConfigMaps and Secrets that the pods name: ConfigMaps with their keys, Secrets by name."""
+    specs = [pod.spec for pod in pods] or template_specs(job)
     names: dict[str, set[str]] = {"ConfigMap": set(), "Secret": set()}
-    for spec in specs:
-        for kind, name, _key, _where in needed(spec):
-            names[kind].add(name)
+    for reference in (reference for spec in specs for reference in needed(spec)):
+        names[reference.kind].add(reference.name)
     try:
         wanted = ("configmap", *sorted(names["ConfigMap"]), "--ignore-not-found")
         found = kubectl.items(*wanted) if names["ConfigMap"] else []
-        objects["ConfigMap"] = [
+        queries.objects["ConfigMap"] = [
             {
-                "metadata": {"name": one["metadata"]["name"]},
-                "keys": sorted([*(one.get("data") or {}), *(one.get("binaryData") or {})]),
+                "metadata": {"name": name_of(item)},
+                "keys": sorted([*(item.get("data") or {}), *(item.get("binaryData") or {})]),
             }
-            for one in found
+            for item in found
         ]
     except UserError as problem:
-        unseen["ConfigMap"] = problem.message
+        queries.unseen["ConfigMap"] = problem.message
     try:
-        secrets = []
-        for name in sorted(names["Secret"]):
-            if kubectl.text("get", "secret", name, "--ignore-not-found", "--output=name").strip():
-                secrets.append({"metadata": {"name": name}})
-        objects["Secret"] = secrets
+        queries.objects["Secret"] = [
+            {"metadata": {"name": name}}
+            for name in sorted(names["Secret"])
+            if kubectl.text("get", "secret", name, "--ignore-not-found", "--output=name").strip()
+        ]
     except UserError as problem:
-        unseen["Secret"] = problem.message
+        queries.unseen["Secret"] = problem.message
 
 
 def _logs(kubectl: Kubectl, pods: list[JobPod], unseen: dict[str, str]) -> list[Log]:
-    """Return the ends of the pods' logs; of a large job those of the pods that have failed, and the first."""
-    chosen = sorted(pods, key=lambda pod: (not (pod.restarts or pod.end or pod.broken_init), pod.index))[
-        :LOGS
-    ]
-    wanted = [
-        (pod, which)
-        for pod in chosen
-        for which in (CURRENT, PREVIOUS)
-        if (which is CURRENT and (pod.running or pod.end or pod.broken_init))
-        or (which is PREVIOUS and pod.restarts)
-    ]
+    """Return the ends of the pods' logs."""
+    order = sorted(pods, key=lambda pod: (not (pod.restarts or pod.end or pod.broken_init), pod.index))
+    wanted: list[tuple[JobPod, str]] = []
+    for pod in order[:LOGS]:
+        wanted += [(pod, CURRENT)] if pod.running or pod.end or pod.broken_init else []
+        wanted += [(pod, PREVIOUS)] if pod.restarts else []
     found: list[Log] = []
 
     def read(one: tuple[JobPod, str]) -> None:
         pod, which = one
-        container = pod.broken_init[0] if pod.broken_init else container_name(pod)
+        container = pod.broken_init[0] if pod.broken_init else pod.container_name
         words = ["logs", pod.name, f"--container={container}", f"--tail={TAIL}", "--timestamps"]
         done = kubectl.run(*words, *(["--previous"] if which is PREVIOUS else []))
         if done.returncode == 0:
             found.append(Log(pod.name, which, done.stdout))
         else:
-            unseen[f"log of {pod.short}"] = (done.stderr.strip().splitlines() or ["no answer"])[-1]
+            unseen[f"log of {pod.short}"] = log_lines.last_line(done.stderr)
 
     _each(read, wanted)
     return sorted(found, key=lambda log: (log.pod, log.which))
-
-
-def container_name(pod: JobPod) -> str:
-    """Return the name of the training container."""
-    return str(pod.container_spec.get("name", DEFAULT_CONTAINER))
-
-
-def look(kubectl: Kubectl, pods: list[JobPod], unseen: dict[str, str]) -> Object | None:
-    """Return what stands in the run directory, seen from the first pod that runs."""
-    if not any(names_run(pod) for pod in pods):
-        unseen["run directory"] = f"no pod sets {RUN_VARIABLE}: the trainer is not trainyard's"
-        return None
-    for pod in pods:
-        if pod.running and names_run(pod):
-            return _look_from(kubectl, pod, unseen)
-    unseen["run directory"] = "no pod of the job runs to look from"
-    return None
-
-
-def names_run(pod: JobPod) -> bool:
-    """Say whether a pod's trainer has a run directory."""
-    return any(entry.get("name") == RUN_VARIABLE for entry in pod.container_spec.get("env") or [])
-
-
-def _look_from(kubectl: Kubectl, pod: JobPod, unseen: dict[str, str]) -> Object | None:
-    script = Path(remote_probe.__file__).read_text(encoding="utf-8")
-    words = ("sh", "-c", f'exec python3 - "${RUN_VARIABLE}"')
-    try:
-        text = in_pod(kubectl, pod, *words, stdin=script)
-        found = json.loads(text)
-        return found if isinstance(found, dict) else None
-    except UserError as problem:
-        unseen["run directory"] = problem.message
-    except ValueError:
-        unseen["run directory"] = f"{pod.short} answered with something else than JSON"
-    return None
-
-
-def in_pod(
-    kubectl: Kubectl, pod: JobPod, *words: str, stdin: str | None = None, seconds: float | None = SECONDS
-) -> str:
-    """Run a command in a pod's training container and return what it prints; UserError where it fails."""
-    options = ["--stdin"] if stdin is not None else []
-    container = f"--container={container_name(pod)}"
-    return kubectl.text("exec", pod.name, container, *options, "--", *words, stdin=stdin, seconds=seconds)

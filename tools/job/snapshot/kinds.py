@@ -1,7 +1,7 @@
 """The resources that a snapshot asks the API server for, by kind."""
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-# What is asked for of the namespace, and of the cluster.
+# Resources of the job's namespace, then of the cluster.
 NAMESPACED = {
     "Event": "events",
     "Service": "services",
@@ -15,7 +15,7 @@ KUEUE = {
     "Workload": "workloads.kueue.x-k8s.io",
     "ClusterQueue": "clusterqueues.kueue.x-k8s.io",
 }
-# Whose groups and queues a scheduler places by.
+# Groups and queues, by the scheduler that uses them.
 GANGS = {
     "volcano": {"PodGroup": "podgroups.scheduling.volcano.sh", "Queue": "queues.scheduling.volcano.sh"},
     "kai-scheduler": {"PodGroup": "podgroups.scheduling.run.ai", "Queue": "queues.scheduling.run.ai"},

@@ -1,4 +1,4 @@
-"""Lines of container logs: their time, their pod and the rank that they name."""
+"""Lines of container logs: their time, pod and rank."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from datetime import datetime
 
 from tools.core.timestamps import moment
 
-# What `kubectl logs --timestamps` writes before each line.
+# The prefix of `kubectl logs --timestamps`.
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) ?(.*)$", re.DOTALL)
-# Which rank wrote a line: torchrun --tee (`[default3]:`), torch itself (`[rank3]:`), TorchX (`[3]:`), ours.
+# The rank that wrote a line: torchrun --tee (`[default3]:`), torch (`[rank3]:`), TorchX (`[3]:`), ours.
 _RANK = re.compile(r"^\s*\[(?:rank|default|trainer|\w+-)?(\d+)\]:|^\s*rank (\d+): ")
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a log; `pod` is empty for a file's. `rank` is the one that the line itself names."""
+    """One line of a log. `pod` is empty for a line of a file."""
 
     text: str
     time: datetime | None = None
@@ -27,18 +27,18 @@ class Line:
 
     @property
     def rank(self) -> int | None:
-        """Return the rank that the line says it is from, None where it does not."""
+        """The rank that the line names, None if it names none."""
         found = _RANK.match(self.text)
         return int(found[1] or found[2]) if found else None
 
 
 def read(text: str, pod: str = "") -> list[Line]:
-    """Return the lines of a log, with the time that kubectl has put before each."""
+    """Return the lines of a log; kubectl's timestamp becomes the line's time."""
     return [line_of(line, pod) for line in text.splitlines()]
 
 
 def line_of(text: str, pod: str = "") -> Line:
-    """Return one line; colours and what a progress bar has overwritten are dropped."""
+    """Return one line without colours, and without text that a progress bar has overwritten."""
     found = _STAMP.match(text)
     words = found[2] if found else text
     shown = _COLOUR.sub("", words.rstrip("\r\n").rpartition("\r")[2] or words.strip("\r\n"))
@@ -46,9 +46,14 @@ def line_of(text: str, pod: str = "") -> Line:
 
 
 def merged(logs: Iterable[Iterable[Line]]) -> Iterator[Line]:
-    """Yield the lines of several logs in time order; a line without a time stays behind the one before it."""
+    """Yield the lines of several logs in time order; a line without a time follows the line before it."""
     filled = [_filled(log) for log in logs]
     return heapq.merge(*filled, key=lambda line: line.time.timestamp() if line.time else 0.0)
+
+
+def last_line(text: str) -> str:
+    """Return the last line of what a program printed."""
+    return (text.strip().splitlines() or ["no answer"])[-1]
 
 
 def _filled(log: Iterable[Line]) -> Iterator[Line]:

@@ -1,51 +1,67 @@
-"""Which job a user means: a cell, a job's name, or the only one there is."""
+"""Finds the job that a user means by a cell, by a job's name, or by nothing if there is only one job."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from tools.cells import kustomize, locate
 from tools.core import output, repo
 from tools.core.errors import UserError
 from tools.core.repo import nearest
 from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Manifests, name_of, parse
+from tools.kube.manifests import Manifests, Object, name_of, parse
 
 
 def job_name(kubectl: Kubectl, text: str | None) -> str:
-    """Return the name of the job that `text` means; UserError where none or several could be meant."""
+    """Return the name of the job that `text` means; UserError if none or several match."""
     if text and is_cell(text):
         return name_of(rendered(text).job())
-    names = [str(job["metadata"]["name"]) for job in jobs(kubectl)]
+    names = sorted(name_of(job) for job in jobs(kubectl))
     where = f"in namespace {kubectl.namespace}" if kubectl.namespace else "in this namespace"
     if text is None:
         if len(names) == 1:
             return names[0]
-        hint = f"jobs: {', '.join(sorted(names))}" if names else "yard job submit CELL makes one"
-        raise UserError(
-            f"{len(names) or 'no'} PyTorchJobs {where}: name one" if names else f"no job {where}", hint
-        )
+        if not names:
+            hint = "`yard job submit CELL` creates one; -n names another namespace"
+            raise UserError(f"no job {where}", hint)
+        raise UserError(f"{len(names)} PyTorchJobs {where}: name one of them", f"jobs: {', '.join(names)}")
     if text in names:
         return text
     match = nearest(text, names)
-    known = (
-        f"jobs: {', '.join(sorted(names))}" if names else "there is no PyTorchJob; -n names another namespace"
-    )
+    known = f"jobs: {', '.join(names)}" if names else "it has no PyTorchJob; -n names another namespace"
     raise UserError(f"no such job {where}: {text}", f"did you mean {match}?" if match else known)
 
 
-def jobs(kubectl: Kubectl, everywhere: bool = False) -> list[dict[str, Any]]:
-    """Return the PyTorchJobs of the namespace, or of all."""
+def job(kubectl: Kubectl, name: str) -> Object:
+    """Return the job of this name; UserError if there is none."""
+    found = existing(kubectl, name)
+    if found is None:
+        where = f"in namespace {kubectl.namespace}"
+        raise UserError(f"no such job {where}: {name}", "`yard job list -A` lists all jobs")
+    return found
+
+
+def existing(kubectl: Kubectl, name: str) -> Object | None:
+    """Return the job of this name, None if there is none."""
+    found = kubectl.items("pytorchjob", name, "--ignore-not-found")
+    return found[0] if found else None
+
+
+def jobs(kubectl: Kubectl, everywhere: bool = False) -> list[Object]:
+    """Return the PyTorchJobs of the namespace, or of all namespaces."""
     return kubectl.items("pytorchjobs", *(["--all-namespaces"] if everywhere else []))
 
 
 def is_cell(text: str) -> bool:
-    """Say whether `text` is a cell and not a job's name: it has a slash, or is a directory to build."""
+    """Return whether `text` names a cell, not a job: it has a slash, or is a directory to render."""
     return "/" in text or locate.is_kustomization(Path(text))
 
 
 def rendered(cell: str) -> Manifests:
-    """Return a cell's objects; UserError as kustomize's where it cannot be built."""
-    path = locate.cell_path(cell)
+    """Return a cell's objects."""
+    return built(locate.cell_path(cell))
+
+
+def built(path: Path) -> Manifests:
+    """Return the objects of a directory that kustomize can build."""
     return parse(kustomize.ensure(repo.root(), output.note).build(path), repo.shown(path))

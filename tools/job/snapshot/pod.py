@@ -10,10 +10,12 @@ from tools.kube.manifests import Object
 from tools.simulator.operator_admission import DEFAULT_CONTAINER
 from tools.simulator.operator_pods import LABEL
 
+RUN_VARIABLE = "TRAINYARD_RUN"
+
 
 @dataclass(frozen=True)
 class End:
-    """How a container ended: it ran from `began` to `at`, `reason` is what the kubelet calls it."""
+    """How a container ended: it ran from `began` to `at`, and `reason` is the kubelet's word."""
 
     code: int
     reason: str
@@ -24,100 +26,108 @@ class End:
 
 @dataclass(frozen=True)
 class JobPod:
-    """A pod of the training operator with its one training container."""
+    """A pod of the training operator. Its training container is the one named `pytorch`, else the first."""
 
     item: Object
 
     @property
     def name(self) -> str:
-        """Return the pod's name."""
         return str(self.item["metadata"]["name"])
 
     @property
     def uid(self) -> str:
-        """Return the pod's UID."""
         return str(self.item["metadata"].get("uid", ""))
 
     @property
     def labels(self) -> Object:
-        """Return the pod's labels."""
         return self.item["metadata"].get("labels") or {}
 
     @property
     def role(self) -> str:
-        """Return `master` or `worker`."""
+        """`master` or `worker`."""
         return str(self.labels.get(f"{LABEL}replica-type", "worker"))
 
     @property
     def index(self) -> int:
-        """Return the pod's number among those of its role."""
+        """The pod's number among those of its role."""
         return int(self.labels.get(f"{LABEL}replica-index", 0))
 
     @property
     def short(self) -> str:
-        """Return `worker-0`: the pod's name without the job's."""
+        """`worker-0`: the pod's name without the job's."""
         return f"{self.role}-{self.index}"
 
     @property
     def spec(self) -> Object:
-        """Return the pod's spec."""
         return self.item.get("spec") or {}
 
     @property
     def status(self) -> Object:
-        """Return the pod's status."""
         return self.item.get("status") or {}
 
     @property
     def phase(self) -> str:
-        """Return Pending, Running, Succeeded, Failed or Unknown."""
+        """Pending, Running, Succeeded, Failed or Unknown."""
         return str(self.status.get("phase", "Pending"))
 
     @property
     def node(self) -> str | None:
-        """Return the node's name, None while there is none."""
         return self.spec.get("nodeName") or None
 
     @property
+    def address(self) -> str | None:
+        return self.status.get("podIP") or None
+
+    @property
     def deleted(self) -> bool:
-        """Say whether the pod is being deleted."""
+        """Whether the pod is being deleted."""
         return "deletionTimestamp" in self.item["metadata"]
 
     @property
     def created(self) -> datetime | None:
-        """Return when the pod was made."""
         return moment(self.item["metadata"].get("creationTimestamp"))
 
     @property
     def container(self) -> Object:
-        """Return the status of the training container, empty while there is none."""
-        return _named(self.status.get("containerStatuses") or [])
+        """The status of the training container, empty before there is one."""
+        return _training(self.status.get("containerStatuses") or [])
 
     @property
     def container_spec(self) -> Object:
-        """Return the spec of the training container."""
-        return _named(self.spec.get("containers") or [])
+        return _training(self.spec.get("containers") or [])
+
+    @property
+    def container_name(self) -> str:
+        return str(self.container_spec.get("name", DEFAULT_CONTAINER))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The training container's variables that have a literal value."""
+        entries = self.container_spec.get("env") or []
+        return {str(one["name"]): str(one["value"]) for one in entries if one.get("value") is not None}
+
+    @property
+    def has_run_directory(self) -> bool:
+        return any(entry.get("name") == RUN_VARIABLE for entry in self.container_spec.get("env") or [])
 
     @property
     def restarts(self) -> int:
-        """Return how often the kubelet has restarted the training container."""
         return int(self.container.get("restartCount") or 0)
 
     @property
     def running(self) -> bool:
-        """Say whether the training container runs now."""
         return "running" in (self.container.get("state") or {})
 
     @property
     def started(self) -> datetime | None:
-        """Return since when the training container runs, None where it does not."""
+        """When the running training container started, None if it does not run."""
         return moment(((self.container.get("state") or {}).get("running") or {}).get("startedAt"))
 
     @property
     def waiting(self) -> tuple[str, str]:
-        """Return reason and message of the container that waits, init containers first; else empty texts.
+        """Reason and message of the container that waits, init containers first; else empty texts.
 
-        A container that runs beside the training one, and waits, keeps nobody from training.
+        A sidecar that waits does not keep the training container from running, so it does not count.
         """
         for status in (*self._inits, self.container):
             waits = (status.get("state") or {}).get("waiting")
@@ -131,7 +141,7 @@ class JobPod:
 
     @property
     def broken_init(self) -> tuple[str, End] | None:
-        """Return name and end of the init container that fails and keeps the others from starting."""
+        """Name and end of the init container that fails and blocks the others."""
         for status in self._inits:
             end = _ended(status, "state") or _ended(status, "lastState")
             if end and end.code != 0 and "running" not in (status.get("state") or {}):
@@ -140,7 +150,7 @@ class JobPod:
 
     @property
     def running_init(self) -> tuple[str, datetime | None] | None:
-        """Return name and start of the init container that runs now, and that the training one waits for."""
+        """Name and start of the init container that the training container waits for."""
         for status in self._inits:
             running = (status.get("state") or {}).get("running")
             if running is not None and self.phase == "Pending":
@@ -149,35 +159,40 @@ class JobPod:
 
     @property
     def end(self) -> End | None:
-        """Return how the training container ended, the current one or the one before a restart."""
+        """How the training container ended: the current one, or the one before a restart."""
         return _ended(self.container, "state") or _ended(self.container, "lastState")
 
     @property
     def ended_for_good(self) -> bool:
-        """Say whether the current container has ended and no other runs in the pod."""
+        """Whether the current container has ended and no other runs in the pod."""
         return _ended(self.container, "state") is not None
 
     @property
     def done(self) -> bool:
-        """Say whether the training container has ended well."""
+        """Whether the training container has ended with exit code 0."""
         end = _ended(self.container, "state")
         return end is not None and end.code == 0
 
     @property
     def placed(self) -> datetime | None:
-        """Return since when the pod has its node, or else since when it is there."""
+        """When the pod got its node, or else when it was created."""
         found = self.condition("PodScheduled") or {}
         placed = moment(found.get("lastTransitionTime")) if found.get("status") == "True" else None
         return placed or self.created
 
+    @property
+    def waits_for(self) -> str:
+        """What a pod waits for: a container's reason, the scheduler's message, or the phase."""
+        unplaced = (self.condition("PodScheduled") or {}).get("message")
+        return ": ".join(filter(None, self.waiting)) or unplaced or self.phase
+
     def condition(self, kind: str) -> Object | None:
         """Return the pod's condition of a type, whatever its status."""
         found = self.status.get("conditions") or []
-        return next((one for one in found if one["type"] == kind), None)
+        return next((condition for condition in found if condition["type"] == kind), None)
 
 
 def _ended(container: Object, which: str) -> End | None:
-    """Return the end that a container's `state` or `lastState` tells of."""
     ended = (container.get(which) or {}).get("terminated")
     if not ended:
         return None
@@ -190,9 +205,8 @@ def _ended(container: Object, which: str) -> End | None:
     )
 
 
-def _named(containers: list[Object]) -> Object:
-    """Return the training container: the one called `pytorch`, else the first."""
-    named = (one for one in containers if one.get("name") == DEFAULT_CONTAINER)
+def _training(containers: list[Object]) -> Object:
+    named = (container for container in containers if container.get("name") == DEFAULT_CONTAINER)
     return next(named, containers[0] if containers else {})
 
 
@@ -200,3 +214,15 @@ def claim_names(pod: JobPod) -> list[str]:
     """Return the claims that a pod mounts."""
     sources = [volume.get("persistentVolumeClaim") for volume in pod.spec.get("volumes") or []]
     return [source["claimName"] for source in sources if source]
+
+
+def template_specs(job: Object) -> list[Object]:
+    """Return the pod spec of each of the job's replica types."""
+    replicas = (job["spec"].get("pytorchReplicaSpecs") or {}).values()
+    return [(replica.get("template") or {}).get("spec") or {} for replica in replicas]
+
+
+def replicas(job: Object) -> int:
+    """Return how many pods the job asks for."""
+    specs = (job["spec"].get("pytorchReplicaSpecs") or {}).values()
+    return sum(int(replica.get("replicas") or 1) for replica in specs)

@@ -1,8 +1,7 @@
-"""Looks into a run directory and prints what stands there as one JSON object: `python3 - RUN_DIRECTORY`.
+"""Reads a run directory and prints its content as one JSON object: `python3 - RUN_DIRECTORY`.
 
-It is sent to a pod that mounts the run's volume, through `kubectl exec`, or run on this machine where the
-volume is mounted. So it needs only Python's own library, of 3.8 or newer, and it only reads. A file that is
-not whole is left out, for its writer may be at it.
+`kubectl exec` sends this file to a pod that mounts the run's volume, so it uses only the standard library of
+Python 3.8 or newer. It only reads. An incomplete file is skipped: its writer may still be active.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-TAIL = 262144  # bytes of metrics.jsonl that are read, from its end
-RECORDS = 400  # of the metrics, at most
+TAIL = 262144  # bytes at the end of metrics.jsonl
+RECORDS = 400  # lines of metrics, at most
 CGROUP = Path("/sys/fs/cgroup")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return a JSON object, None for one that is not there or not whole."""
+    """Return the JSON object in a file, None if it is missing or incomplete."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -29,7 +28,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def tail(path: Path, size: int) -> list[str]:
-    """Return the whole lines in the last `size` bytes of a file."""
+    """Return the complete lines in the last `size` bytes of a file."""
     try:
         with path.open("rb") as file:
             length = file.seek(0, os.SEEK_END)
@@ -42,13 +41,13 @@ def tail(path: Path, size: int) -> list[str]:
 
 
 def every(directory: Path, pattern: str) -> dict[str, dict[str, Any]]:
-    """Return the JSON objects of a directory by name, in the order of their names."""
+    """Return the JSON objects of a directory by file name."""
     found = [(path.name, read_json(path)) for path in sorted(directory.glob(pattern))]
     return {name: value for name, value in found if value is not None}
 
 
 def checkpoints(directory: Path) -> list[dict[str, Any]]:
-    """Return the committed checkpoints: step, when, and bytes as the manifest has them."""
+    """Return step, time and bytes (by the manifest) of the committed checkpoints."""
     found = []
     for path in sorted(directory.glob("step-*/MANIFEST.json")):
         number = path.parent.name[len("step-") :]
@@ -61,7 +60,7 @@ def checkpoints(directory: Path) -> list[dict[str, Any]]:
 
 
 def memory() -> dict[str, int]:
-    """Return the container's memory: limit, current, and how often the kernel has killed for it."""
+    """Return the container's memory limit and use in bytes, and its number of OOM kills."""
     found: dict[str, int] = {}
     names = {
         "limit": ("memory.max", "memory/memory.limit_in_bytes"),
@@ -83,7 +82,6 @@ def memory() -> dict[str, int]:
 
 
 def look(run: Path) -> dict[str, Any]:
-    """Return what stands in the run directory `run`."""
     metrics = tail(run / "metrics.jsonl", TAIL)[-RECORDS:]
     info = read_json(run / "run.json") or {}
     configured = info.get("config") or {}

@@ -1,8 +1,8 @@
-"""Everything that a cluster tells about one job, at one moment, in one object that can be kept as files.
+"""The state of one job at one moment, in one object that can be saved as files.
 
-Every tool that judges reads a Snapshot and never the cluster, so that a verdict can be repeated from a
-recorded one, and a test plants a situation without a cluster. What could not be seen stands in `unseen` with
-the reason: nothing is ever concluded from its absence.
+Every check reads a Snapshot, never the cluster: a verdict can be repeated from a saved snapshot, and a test
+needs no cluster. `unseen` holds what could not be read, with the reason: missing data is never reported as a
+failure.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from typing import Any
 
 from tools.core.errors import UserError
 from tools.core.timestamps import moment
-from tools.job.snapshot.pod import JobPod
+from tools.job.snapshot.pod import JobPod, replicas
 from tools.kube.manifests import Object
 from tools.simulator.operator_pods import LABEL
 
 FILE = "snapshot.json"
 CURRENT, PREVIOUS = "current", "previous"
+# Wider than core.secret_patterns: a saved snapshot is made to be shared.
 SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|KEY|CREDENTIAL", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Log:
-    """The end of one container's log: of the container that runs or has ended, or of the one before it."""
+    """The end of one container's log: of the current container, or of the one before a restart."""
 
     pod: str
     which: str  # CURRENT | PREVIOUS
@@ -37,11 +38,11 @@ class Log:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One job as the cluster told it at `taken`.
+    """One job as the API server described it at `taken`.
 
-    `objects` holds lists by kind: those of the job's namespace that concern it, all nodes, and as `Pod` the
-    job's own pods. `others` are all other pods of the cluster that hold a node's resources. `run` is what
-    stands in the job's run directory (tools/job/snapshot/remote_probe.py), None where it was not seen.
+    `objects` holds lists by kind: the objects of the job's namespace that concern it, all nodes, and as `Pod`
+    the job's own pods. `others` are all other pods of the cluster that use a node's resources. `run` is the
+    content of the run directory (tools/job/snapshot/remote_probe.py), None if it was not read.
     """
 
     taken: datetime
@@ -55,34 +56,30 @@ class Snapshot:
 
     @property
     def name(self) -> str:
-        """Return the job's name."""
         return str(self.job["metadata"]["name"])
 
     @property
     def uid(self) -> str:
-        """Return the job's UID."""
         return str(self.job["metadata"].get("uid", ""))
 
     @property
     def pods(self) -> list[JobPod]:
-        """Return the job's pods, Master first, then workers by index."""
+        """The job's pods, Master first, then workers by index."""
         found = [JobPod(item) for item in self.objects.get("Pod", [])]
         return sorted(found, key=lambda pod: (pod.role != "master", pod.index))
 
     def of(self, kind: str) -> list[Object]:
-        """Return the objects of a kind."""
         return self.objects.get(kind, [])
 
     def find(self, kind: str, name: str) -> Object | None:
-        """Return the object of a kind with this name."""
         return next((item for item in self.of(kind) if item["metadata"]["name"] == name), None)
 
     def saw(self, kind: str) -> bool:
-        """Say whether objects of this kind could be looked at."""
+        """Return whether objects of this kind could be read."""
         return kind in self.objects
 
     def events(self, kind: str, name: str) -> list[Object]:
-        """Return the events about one object, the newest last."""
+        """Return the events about one object, newest last."""
         found = [
             event
             for event in self.of("Event")
@@ -92,28 +89,27 @@ class Snapshot:
         return sorted(found, key=lambda event: event_time(event) or datetime.min.replace(tzinfo=UTC))
 
     def log(self, pod: str, which: str = CURRENT) -> str:
-        """Return the end of a pod's log, empty where there is none."""
+        """Return the end of a pod's log, or an empty text."""
         return next((log.text for log in self.logs if log.pod == pod and log.which == which), "")
 
     def condition(self, kind: str) -> Object | None:
-        """Return the job's condition of a type where it is True."""
+        """Return the job's condition of a type if it is True."""
         conditions = (self.job.get("status") or {}).get("conditions") or []
         return next((one for one in conditions if one["type"] == kind and one["status"] == "True"), None)
 
     @property
     def replicas(self) -> int:
-        """Return how many pods the job asks for."""
-        specs = self.job["spec"].get("pytorchReplicaSpecs") or {}
-        return sum(int(spec.get("replicas") or 1) for spec in specs.values())
+        """How many pods the job asks for."""
+        return replicas(self.job)
 
     def age(self, moment: datetime | None) -> float | None:
-        """Return the seconds from `moment` to the snapshot, None where the moment is not known."""
+        """Return the seconds from `moment` to the snapshot."""
         return None if moment is None else (self.taken - moment).total_seconds()
 
     def save(self, directory: Path) -> None:
-        """Keep the snapshot as files: snapshot.json and one file for each log.
+        """Write snapshot.json and one file for each log.
 
-        The values of environment variables that are called a token, key, secret or password are left out.
+        Values of environment variables whose names contain token, key, secret or password are left out.
         """
         directory.mkdir(parents=True, exist_ok=True)
         value = {
@@ -131,7 +127,7 @@ class Snapshot:
 
 
 def load(directory: Path) -> Snapshot:
-    """Read a snapshot that was kept with `save`; UserError where there is none, or not a whole one."""
+    """Read a saved snapshot; UserError if it is missing or incomplete."""
     path = directory / FILE
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -147,15 +143,13 @@ def load(directory: Path) -> Snapshot:
             unseen=value["unseen"],
         )
     except OSError as problem:
-        raise UserError(
-            f"{path}: {problem.strerror}", "yard job why JOB --save DIRECTORY makes one"
-        ) from None
+        hint = "yard job why JOB --save DIRECTORY writes one"
+        raise UserError(f"{path}: {problem.strerror}", hint) from None
     except (ValueError, KeyError, TypeError) as problem:
-        raise UserError(f"{path}: not a whole snapshot: {problem!r}") from None
+        raise UserError(f"{path}: incomplete snapshot: {problem!r}") from None
 
 
 def _without_secrets(value: Any) -> Any:
-    """Return a copy without the values of environment variables whose names say that they are secret."""
     if isinstance(value, list):
         return [_without_secrets(item) for item in value]
     if not isinstance(value, dict):
@@ -172,12 +166,12 @@ def _log(path: Path) -> Log:
 
 
 def own_pods(pods: Iterable[Object], job: str) -> list[Object]:
-    """Return the pods that the operator made for `job`."""
+    """Return the pods that the operator created for `job`."""
     return [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(f"{LABEL}job-name") == job]
 
 
 def event_time(event: Object) -> datetime | None:
-    """Return when an event was last seen; the fields differ by who wrote it."""
+    """Return when an event was last seen. The field depends on the component that wrote it."""
     series = event.get("series") or {}
     times = (
         series.get("lastObservedTime"),

@@ -1,0 +1,43 @@
+"""Runs commands in a job's pods, and reads the run directory through one of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tools.core.errors import UserError
+from tools.job.snapshot import remote_probe
+from tools.job.snapshot.pod import RUN_VARIABLE, JobPod
+from tools.kube.kubectl import SECONDS, Kubectl
+from tools.kube.manifests import Object
+
+
+def in_pod(
+    kubectl: Kubectl, pod: JobPod, *words: str, stdin: str | None = None, seconds: float | None = SECONDS
+) -> str:
+    """Run a command in a pod's training container and return its output; UserError if it fails."""
+    options = ["--stdin"] if stdin is not None else []
+    container = f"--container={pod.container_name}"
+    return kubectl.text("exec", pod.name, container, *options, "--", *words, stdin=stdin, seconds=seconds)
+
+
+def run_directory(kubectl: Kubectl, pods: list[JobPod], unseen: dict[str, str]) -> Object | None:
+    """Return the content of the run directory, read through the first running pod; or note why not."""
+    mounting = [pod for pod in pods if pod.has_run_directory]
+    if not mounting:
+        unseen["run directory"] = f"no pod sets {RUN_VARIABLE}: this is not trainyard's trainer"
+        return None
+    pod = next((pod for pod in mounting if pod.running), None)
+    if pod is None:
+        unseen["run directory"] = "no pod of the job is running, so it cannot be read"
+        return None
+    script = Path(remote_probe.__file__).read_text(encoding="utf-8")
+    try:
+        text = in_pod(kubectl, pod, "sh", "-c", f'exec python3 - "${RUN_VARIABLE}"', stdin=script)
+        content = json.loads(text)
+        return content if isinstance(content, dict) else None
+    except UserError as problem:
+        unseen["run directory"] = problem.message
+    except ValueError:
+        unseen["run directory"] = f"the answer of {pod.short} is not JSON"
+    return None
