@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from training.config import Config
-from training.data.examples.dataset import ExampleDataset
-from training.data.examples.prepare import prepare_examples
+from training.data.examples.example_dataset import ExampleDataset
+from training.data.examples.prepare_examples import prepare_examples
 from training.data.indexed_feed import IndexedFeed
 from training.device import Device
 from training.distributed.ranks import Ranks

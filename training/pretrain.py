@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from training.config import Config
-from training.data.dataset import TokenDataset
 from training.data.indexed_feed import IndexedFeed
 from training.data.stream.open import open_stream
+from training.data.token_dataset import TokenDataset
 from training.device import Device
 from training.distributed.ranks import Ranks
 from training.models.causal import CausalLM, build_on_meta, initialise

@@ -18,9 +18,9 @@ from tests.training.data.stream.conftest import serve, shard_bytes
 from tools import cli
 from tools.local import data_benchmark
 from training.config import apply_override, load_texts
-from training.data.bert.prepare import prepare as prepare_pairs
-from training.data.examples.dataset import ExampleDataset
-from training.data.examples.prepare import ExampleSettings, prepare_examples
+from training.data.bert.prepare_pairs import prepare_pairs
+from training.data.examples.example_dataset import ExampleDataset
+from training.data.examples.prepare_examples import ExampleSettings, prepare_examples
 from training.data.index import read_index
 
 __all__ = ["serve", "shard_bytes"]
@@ -195,9 +195,9 @@ def assert_damage_is_found(yard: Yard, dataset: Path, file: str) -> None:
         (["prepare", "https://h/*.jsonl"], "error: data source https://h/*.jsonl: a web server cannot list"),
         (["prepare", "hf://datasets/allenai/c4/en/x.json.gz"], "error: data source hf://datasets/allenai/c4"),
         (["inspect", "no-such"], "error: no such dataset: no-such"),
-        (["verify", "{directory}"], "error: {directory} is no dataset: it has no index.json"),
-        (["verify"], "error: there is no dataset under"),
-        (["inspects"], "error: No such command 'inspects'"),
+        (["verify", "{directory}"], "error: {directory} is not a dataset: it has no index.json"),
+        (["verify"], "error: no dataset under"),
+        (["inspects"], "error: no such command: inspects"),
     ],
 )
 def test_bad_input_is_one_error(
@@ -231,7 +231,7 @@ def test_the_benchmark_compares_equal_tokens(tmp_path: Path, monkeypatch: pytest
 
 
 def test_yard_data_needs_no_torch() -> None:
-    code = "import sys, tools.cli.data; print(sorted({'torch', 'datasets', 'pyarrow'} & set(sys.modules)))"
+    code = "import sys; from tools.cli.data import inspect, prepare, verify; print(sorted({'torch', 'datasets', 'pyarrow'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

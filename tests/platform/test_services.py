@@ -23,10 +23,10 @@ from tools.core import repo
 from tools.core.verdict import State
 from tools.facts.instances import HYPERPOD_PREFIX, INSTANCES
 from tools.kube.manifests import Manifests
-from tools.preflight.evaluate import judge
+from tools.preflight.evaluate import evaluate
 from tools.simulator import operator_admission, wiring
 from training import prepare
-from training.data.dataset import TokenDataset
+from training.data.token_dataset import TokenDataset
 
 Object = dict[str, Any]
 Parse = Callable[[str], list[Object]]
@@ -111,7 +111,7 @@ def check(
 ) -> None:
     """Hold objects against their schemas, the restricted standard, and each other."""
     assert {name: faults(one) for name, one in made.items() if faults(one)} == {}
-    assert judge(Manifests("service", list(made.values()))).of(State.FAIL) == []
+    assert evaluate(Manifests("service", list(made.values()))).of(State.FAIL) == []
     assert pods(made)
     for pod in pods(made):
         assert loose(pod) == []

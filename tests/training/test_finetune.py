@@ -18,8 +18,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from tests.training.chats import chat, chatml_tokenizer, say
 from tests.training.inprocess import StopAfter, Texts, losses, run, same, tensors
 from training.config import ConfigError, apply_override, load_texts
-from training.data.examples.dataset import ExampleDataset
-from training.data.examples.prepare import prepare_examples
+from training.data.examples.example_dataset import ExampleDataset
+from training.data.examples.prepare_examples import prepare_examples
 from training.finetune import Finetune
 from training.models.causal import build_on_meta, initialise
 from training.prepare.examples import settings_of, show_example

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.inprocess import Texts, run
-from training.data import shards
+from training.data import token_shards
 from training.device import cuda
 from training.pod.hang_detector import Late, Watch, _reason
 from training.run import heartbeat
@@ -123,7 +123,7 @@ Current thread 0x00007f0000000000 (most recent call first):
         (cuda.__file__, "synchronize", True),
         (loop.__file__, "evaluate", True),
         (loop.__file__, "_step", False),
-        (shards.__file__, "read", False),
+        (token_shards.__file__, "read", False),
         ("/usr/lib/python3.11/socket.py", "readinto", False),
     ],
 )

@@ -155,6 +155,18 @@ def _nearest(part: str, section: Any, prefix: list[str]) -> str:
     )
 
 
+def nearest_key(name: str) -> str | None:
+    """Return the dotted key whose last part is most like `name` (`train.steps` for `stpes`), or None."""
+    keys = {
+        key: f"{section}.{key}"
+        for section, field in Config.model_fields.items()
+        if (inner := _section_of(field.annotation)) is not None
+        for key in inner.model_fields
+    }
+    close = difflib.get_close_matches(name.rpartition(".")[2], keys, n=1, cutoff=0.75)
+    return keys[close[0]] if close else None
+
+
 def _yaml() -> YAML:
     yaml = YAML(typ="rt")
     yaml.allow_duplicate_keys = False

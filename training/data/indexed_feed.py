@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training.config import Config
-from training.data.position import heldout_batches, micro_batches, samples_at
+from training.data.sampler import heldout_batches, micro_batches, samples_at
 from training.distributed.ranks import Ranks
 from training.task import Batch
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from training.data.bert.files import read_flat
 from training.data.bert.hdf5 import KIND as MASKED
 from training.data.bert.pairs import FRAME, runs_file, sentences_file
-from training.data.bert.prepare import KIND as PAIRS
+from training.data.bert.prepare_pairs import KIND as PAIRS
 from training.data.errors import DataError, reason
 from training.data.index import Index, check_sizes, read_index
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from training.data.errors import DataError
-from training.data.progress import INTERVAL, Reporter
 from training.data.readers import Place
 from training.data.remote_files import RemotePlace
+from training.data.reporter import INTERVAL, Reporter
 from training.data.retries import Stopped
 from training.data.sources import Source, SourceFile
 from training.data.staging import JOURNAL

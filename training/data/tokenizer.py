@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from training.data import hub
 from training.data.errors import DataError, reason
 from training.data.sources import path_of
-from training.data.words import Words, parts_of, words_of
+from training.data.word_cache import WordCache, parts_of, word_cache_of
 
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
 LEAST_VOCABULARY = 256 + 2
@@ -71,8 +71,8 @@ class TextTokenizer:
         ]  # fmt: skip
 
     @functools.cached_property
-    def _words(self) -> Words | None:
-        return words_of(self.tokenizer)
+    def _words(self) -> WordCache | None:
+        return word_cache_of(self.tokenizer)
 
     def write(self, directory: Path) -> None:
         """Write the tokenizer's files into a new directory."""

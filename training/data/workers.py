@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Generic, TypeVar, cast
 
 from training.data.errors import DataError
-from training.data.progress import INTERVAL, Reporter
+from training.data.reporter import INTERVAL, Reporter
 
 _Key = TypeVar("_Key")
 _Answer = TypeVar("_Answer")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from training.config import BERT, FINETUNE, Config, ConfigError, load
 from training.data.errors import DataError
-from training.data.prepare import prepare
+from training.data.prepare_tokens import prepare_tokens
 from training.data.stream.open import prepare_first
 from training.distributed.rank_zero import Ranks, while_others_wait
 from training.run.directory import RunDir
@@ -23,7 +23,7 @@ def prepare_for(config: Config, root: Path, progress: Callable[[str], None]) -> 
     """
     if config.data.stream is not None:
         return prepare_first(config, root, progress)
-    return prepare(
+    return prepare_tokens(
         source=config.data.source,
         text_field=config.data.text_field,
         heldout_fraction=config.data.heldout_fraction,

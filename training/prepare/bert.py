@@ -11,7 +11,7 @@ from training.config import Config, Masking
 from training.data.bert import hdf5
 from training.data.bert.masking import Rules
 from training.data.bert.pairs import SentencePairs
-from training.data.bert.prepare import prepare
+from training.data.bert.prepare_pairs import prepare_pairs
 from training.data.bert.wordpiece import read_vocabulary
 from training.data.index import HELDOUT, TOKENIZER, TRAIN, Index, read_index
 
@@ -44,7 +44,7 @@ def prepare_for(
             root=root,
             progress=progress,
         )
-    return prepare(
+    return prepare_pairs(
         source=config.data.source,
         text_field=config.data.text_field,
         heldout_fraction=config.data.heldout_fraction,

@@ -12,12 +12,12 @@ from training.data.errors import DataError
 from training.data.examples.encode import Encoded
 from training.data.examples.example import BadRow
 from training.data.examples.packing import cut
-from training.data.examples.prepare import ExampleSettings, Plan, plan_of, prepare_examples
+from training.data.examples.prepare_examples import ExampleSettings, Plan, plan_of, prepare_examples
 from training.data.run_tokenizer import dataset_directory
 from training.distributed.ranks import Ranks
 from training.run.directory import RunDir, read_json
+from training.weights.broadcast import Broadcast
 from training.weights.source import RUN, is_run, locate_directory
-from training.weights.team import Team
 
 BASE = "base"  # data.tokenizer: the one of model.weights
 LEARNED = "[[", "]]"
@@ -40,7 +40,7 @@ def tokenizer_of(config: Config, run: RunDir, ranks: Ranks | None, say: Say) -> 
     if wanted != BASE:
         return wanted
     if not is_run(weights):
-        return str(locate_directory(weights, run, Team(ranks), say))
+        return str(locate_directory(weights, run, Broadcast(ranks), say))
     other = RunDir(run.path.resolve().parent / weights.removeprefix(RUN))
     if not other.run.exists():
         raise ConfigError(f"model.weights: {other.path} is no run yet; train it first")

@@ -13,9 +13,9 @@ from training.checkpoint.read import Checkpoint
 from training.checkpoint.verify import check_contents, share_of
 from training.distributed.rank_zero import while_others_wait
 from training.run.directory import RunDir, read_json
+from training.weights.broadcast import Broadcast
+from training.weights.download import cache_directory, download
 from training.weights.errors import WeightsError
-from training.weights.hub import cache_directory, download
-from training.weights.team import Team
 
 Say = Callable[[str], None]
 RUN = "run:"
@@ -27,7 +27,7 @@ def is_run(weights: str) -> bool:
     return weights.startswith(RUN)
 
 
-def locate_directory(weights: str, run: RunDir, team: Team, say: Say) -> Path:
+def locate_directory(weights: str, run: RunDir, broadcast: Broadcast, say: Say) -> Path:
     """The directory of published weights, downloaded when the value is a hub id: by one process of each node.
 
     The first rank goes first, so that nodes with a shared cache find everything there. A branch or tag stands
@@ -53,11 +53,11 @@ def locate_directory(weights: str, run: RunDir, team: Team, say: Say) -> Path:
         if fetched[0].name != revision:
             say(f"weights {weights}: {revision} is commit {fetched[0].name}")
 
-    if team.ranks is None:
+    if broadcast.ranks is None:
         fetch()
         return fetched[0]
-    for leader in (team.ranks.first, team.ranks.local_rank == 0):
-        while_others_wait(team.ranks, fetch if leader else None)
+    for leader in (broadcast.ranks.first, broadcast.ranks.local_rank == 0):
+        while_others_wait(broadcast.ranks, fetch if leader else None)
     return fetched[0] if fetched else download(repository, revision, cache, say, offline=True)
 
 
@@ -75,7 +75,7 @@ def _commit_begun_with(repository: str, run: RunDir) -> str | None:
     return commit if name == repository else None
 
 
-def open_run(weights: str, run: RunDir, step: int | None, team: Team, say: Say) -> Checkpoint:
+def open_run(weights: str, run: RunDir, step: int | None, broadcast: Broadcast, say: Say) -> Checkpoint:
     """The newest checkpoint of another run that verifies, or that of `step`, which this run began with.
 
     Each file is hashed by one rank.
@@ -86,7 +86,7 @@ def open_run(weights: str, run: RunDir, step: int | None, team: Team, say: Say) 
     """
     name = weights.removeprefix(RUN)
     other = RunDir(run.path.resolve().parent / name)
-    steps: list[int] = team.first(lambda: committed_steps(other.checkpoints))
+    steps: list[int] = broadcast.first(lambda: committed_steps(other.checkpoints))
     if not steps:
         raise WeightsError(f"model.weights: {other.path} {_nothing(other)}")
     if step is not None and step not in steps:
@@ -98,7 +98,7 @@ def open_run(weights: str, run: RunDir, step: int | None, team: Team, say: Say) 
     for each in reversed(steps) if step is None else [step]:
         directory = other.checkpoints / step_name(each)
         manifests: list[Manifest] = []
-        reports = team.all(partial(_verified, directory, manifests, team))
+        reports = broadcast.gather(partial(_verified, directory, manifests, broadcast))
         found = [report["problem"] for report in reports if report["problem"]]
         if not found and len({report["attempt"] for report in reports}) == 1:
             return Checkpoint(directory, manifests[0])
@@ -107,11 +107,11 @@ def open_run(weights: str, run: RunDir, step: int | None, team: Team, say: Say) 
     raise CheckpointError(f"{other.checkpoints}: no checkpoint is good: {troubles[0]}")
 
 
-def _verified(directory: Path, into: list[Manifest], team: Team) -> dict[str, Any]:
+def _verified(directory: Path, into: list[Manifest], broadcast: Broadcast) -> dict[str, Any]:
     """Verify this rank's share of the files: what is wrong, if anything, and who wrote the step."""
     try:
         manifest = read_manifest(directory)
-        check_contents(directory, manifest, share_of(manifest, team.rank, team.size))
+        check_contents(directory, manifest, share_of(manifest, broadcast.rank, broadcast.size))
     except CheckpointError as error:
         return {"problem": str(error), "attempt": None}
     into.append(manifest)

@@ -18,9 +18,9 @@ from training.models.causal import build_on_meta, materialise, named_parameters
 from training.run.directory import RunDir, read_json
 from training.task import Trainable
 from training.weights.architecture import check_architecture, check_same_model
+from training.weights.broadcast import Broadcast
 from training.weights.errors import WeightsError
 from training.weights.source import RUN, commit_of, is_run, locate_directory, open_run
-from training.weights.team import Team
 from training.weights.tensors import (
     CheckpointTensors,
     SafetensorsDirectory,
@@ -102,10 +102,10 @@ def open_weights(
     """
     named = config.model.weights
     assert named is not None
-    team = Team(ranks)
-    began: dict[str, Any] = team.first(lambda: _began_with(run))
+    broadcast = Broadcast(ranks)
+    began: dict[str, Any] = broadcast.first(lambda: _began_with(run))
     if is_run(named):
-        checkpoint = open_run(named, run, began.get("base_step"), team, say)
+        checkpoint = open_run(named, run, began.get("base_step"), broadcast, say)
         _check_run(checkpoint.meta["config"], config, named)
         tensors: Tensors = CheckpointTensors(checkpoint)
         directory = checkpoint.directory
@@ -114,14 +114,14 @@ def open_weights(
             dataset_directory(checkpoint.meta, RunDir(checkpoint.directory.parent.parent)) / "tokenizer"
         )
     else:
-        directory = locate_directory(named, run, team, say)
+        directory = locate_directory(named, run, broadcast, say)
         check_architecture(directory, config.model)
         present = (name for name in (CONFIG, GENERATION) if (directory / name).exists())
         files = {name: read_object(directory / name) for name in present}
         origin = {FILES: files, **commit_of(named, directory)}
         tensors, tokenizer = SafetensorsDirectory(directory), directory
     (check or check_causal)(tensors, config)
-    digest = _digest(tensors, config, team, say)
+    digest = _digest(tensors, config, broadcast, say)
     if began and began["weights"] != digest:
         raise WeightsError(
             f"{run.path} began with weights {began['weights'][:12]}, and {named} holds {digest[:12]} now. "
@@ -166,13 +166,13 @@ def _check_run(theirs: dict[str, Any], config: Config, named: str) -> None:
     check_same_model(theirs["model"], config.model, f"model.weights: {named}")
 
 
-def _digest(tensors: Tensors, config: Config, team: Team, say: Say) -> str:
+def _digest(tensors: Tensors, config: Config, broadcast: Broadcast, say: Say) -> str:
     """The content's digest; each tensor is read by one rank. A tied head must be the table of words."""
     ignored = _ignored(tensors, config)
     names = sorted(name for name in tensors.kinds if name not in ignored or name == HEAD)
-    mine = share(tensors, names, team.rank, team.size)
+    mine = share(tensors, names, broadcast.rank, broadcast.size)
     progress = _Progress(sum(tensors.kinds[name].nbytes for name in mine), say)
-    parts: list[dict[str, str]] = team.all(lambda: hashes(tensors, mine, progress.add))
+    parts: list[dict[str, str]] = broadcast.gather(lambda: hashes(tensors, mine, progress.add))
     hashed = {name: sha for part in parts for name, sha in part.items()}
     if HEAD in ignored and hashed.pop(HEAD) != hashed[WORDS]:
         raise WeightsError(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from training.config import Config, load_texts
-from training.data.bert.prepare import prepare
+from training.data.bert.prepare_pairs import prepare_pairs
 
 MODEL = """
 model: {{architecture: bert, vocab_size: 512, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2,
@@ -66,4 +66,4 @@ def config(texts: dict[str, tuple[str, str]]) -> Config:
 @pytest.fixture(scope="session")
 def dataset(corpus: Path, data_root: Path) -> Path:
     """The prepared corpus, the same that the tiny configuration trains on."""
-    return prepare(str(corpus), "text", 0.1, "train", VOCABULARY, LENGTH, data_root, lambda line: None)
+    return prepare_pairs(str(corpus), "text", 0.1, "train", VOCABULARY, LENGTH, data_root, lambda line: None)

@@ -14,7 +14,7 @@ from tests.training.bert.conftest import LENGTH, VOCABULARY
 from training.data.bert.batch import NO_LABEL, Sample
 from training.data.bert.masking import Rules
 from training.data.bert.pairs import FRAME, SentencePairs, cut_to, runs_of
-from training.data.bert.prepare import prepare
+from training.data.bert.prepare_pairs import prepare_pairs
 from training.data.bert.sentences import sentences_of
 from training.data.bert.wordpiece import read_vocabulary
 from training.data.errors import DataError
@@ -182,7 +182,9 @@ def test_preparing_twice_gives_the_same_bytes_and_verifies(
 ) -> None:
     """Once here, once in two processes."""
     lines: list[str] = []
-    again = prepare(str(corpus), "text", 0.1, "train", VOCABULARY, LENGTH, tmp_path, lines.append, workers=2)
+    again = prepare_pairs(
+        str(corpus), "text", 0.1, "train", VOCABULARY, LENGTH, tmp_path, lines.append, workers=2
+    )
     assert again.name == dataset.name
     names = [p.relative_to(dataset) for p in sorted(dataset.rglob("*")) if p.is_file()]
     assert [(again / n).read_bytes() for n in names] == [(dataset / n).read_bytes() for n in names]
@@ -190,9 +192,11 @@ def test_preparing_twice_gives_the_same_bytes_and_verifies(
     assert index.settings["sequence_length"] == LENGTH
     assert any("samples of 32" in line for line in lines)
     lines.clear()
-    assert prepare(str(corpus), "text", 0.1, "train", VOCABULARY, LENGTH, tmp_path, lines.append) == again
+    assert (
+        prepare_pairs(str(corpus), "text", 0.1, "train", VOCABULARY, LENGTH, tmp_path, lines.append) == again
+    )
     assert lines == []
-    other = prepare(str(corpus), "text", 0.1, "train", VOCABULARY, 64, tmp_path, lines.append)
+    other = prepare_pairs(str(corpus), "text", 0.1, "train", VOCABULARY, 64, tmp_path, lines.append)
     assert other != again
 
 
@@ -233,5 +237,5 @@ def test_too_little_text_is_one_error(documents: list[str], said: str, tmp_path:
     for number, text in enumerate(documents):
         (source / f"{number}.txt").write_text(text)
     with pytest.raises(DataError, match=said):
-        prepare(str(source), "text", 0.4, "train", 200, LENGTH, tmp_path / "data", lambda line: None)
+        prepare_pairs(str(source), "text", 0.4, "train", 200, LENGTH, tmp_path / "data", lambda line: None)
     assert not list((tmp_path / "data").iterdir())

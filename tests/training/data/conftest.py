@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from training.data.prepare import prepare
+from training.data.prepare_tokens import prepare_tokens
 
 REPOSITORY = Path(__file__).parents[3]
 VOCABULARY = 512
@@ -20,7 +20,7 @@ VOCABULARY = 512
 SCRIPT = """
 import json, os, sys
 from pathlib import Path
-import training.data.prepare, training.data.staging, training.data.shards
+import training.data.prepare_tokens, training.data.staging, training.data.token_shards
 from training.data.errors import DataError
 
 settings = json.loads(sys.argv[1])
@@ -43,9 +43,9 @@ def stop_at_line(line):
         stop()
 
 if stage == "split":
-    stop_before(training.data.shards.SplitWriter, "finish")
+    stop_before(training.data.token_shards.SplitWriter, "finish")
 if stage == "index":
-    stop_before(training.data.prepare, "replace")
+    stop_before(training.data.prepare_tokens, "replace")
 if stage == "rename":
     stop_before(training.data.staging.os, "rename")
 if limit:
@@ -53,7 +53,7 @@ if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 try:
     root = Path(settings.pop("root"))
-    print(training.data.prepare.prepare(**settings, root=root, progress=stop_at_line))
+    print(training.data.prepare_tokens.prepare_tokens(**settings, root=root, progress=stop_at_line))
 except DataError as error:
     print(f"DataError: {error}")
     sys.exit(2)
@@ -88,7 +88,7 @@ def prepared(corpus: Path, tmp_path: Path) -> Prepare:
             "text_field": "text", "heldout_fraction": 0.1, "tokenizer": "train", "vocab_size": VOCABULARY,
             "root": tmp_path / "data", "progress": lambda line: None, **changed,
         }  # fmt: skip
-        return prepare(str(source), **settings)  # type: ignore[arg-type]
+        return prepare_tokens(str(source), **settings)  # type: ignore[arg-type]
 
     return run
 

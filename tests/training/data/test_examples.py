@@ -18,9 +18,9 @@ from tests.training.chats import CHATML, chat, chatml_tokenizer, say
 from training.data import tokenizer
 from training.data.errors import DataError
 from training.data.examples import python_help
-from training.data.examples.dataset import ExampleDataset
+from training.data.examples.example_dataset import ExampleDataset
 from training.data.examples.packing import pack
-from training.data.examples.prepare import ExampleSettings, prepare_examples
+from training.data.examples.prepare_examples import ExampleSettings, prepare_examples
 from training.data.index import read_index, verify
 from training.data.sources import SourceFile
 

@@ -35,7 +35,7 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from training.data.errors import DataError
-from training.data.examples.prepare import ExampleSettings, prepare_examples
+from training.data.examples.prepare_examples import ExampleSettings, prepare_examples
 tokenizer, root, *sources = sys.argv[1:]
 for source in sources:
     settings = ExampleSettings(source, "text", 0.2, tokenizer, "auto", 400, 64, True, "truncate", "error")
@@ -51,11 +51,11 @@ PREPARE = """
 import json, sys
 from pathlib import Path
 from training.data.errors import DataError
-from training.data.prepare import prepare
+from training.data.prepare_tokens import prepare_tokens
 root, *pairs = sys.argv[1:]
 for source, tokenizer in zip(pairs[::2], pairs[1::2]):
     try:
-        made = prepare(source, "text", 0.2, tokenizer, 400, Path(root), lambda line: None)
+        made = prepare_tokens(source, "text", 0.2, tokenizer, 400, Path(root), lambda line: None)
         print(json.loads((made / "index.json").read_text())["digest"])
     except DataError as error:
         print(error)

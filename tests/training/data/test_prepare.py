@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from training.data import prepare, progress, shards
+from training.data import prepare_tokens, reporter, token_shards
 from training.data.errors import DataError
 from training.data.index import read_index
-from training.data.prepare import verify
+from training.data.prepare_tokens import verify
 from training.data.sources import open_source
 from training.data.tokenizer import BOS, EOS
 
@@ -168,7 +168,7 @@ def test_tokens_go_into_shards_of_bounded_size(
     prepared: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     whole = prepared()
-    monkeypatch.setattr(shards, "SHARD_TOKENS", 1000)
+    monkeypatch.setattr(token_shards, "SHARD_TOKENS", 1000)
     parts = prepared(root=tmp_path / "parts")
     index = verify(parts)
     assert len(index.splits["train"].shards) > 10
@@ -180,15 +180,15 @@ def test_tokens_go_into_shards_of_bounded_size(
 def test_large_text_trains_the_tokenizer_on_a_sample(
     prepared: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(prepare, "TOKENIZER_BYTES", 40_000)
-    monkeypatch.setattr(prepare, "_SLICE_CHARACTERS", 1000)
+    monkeypatch.setattr(prepare_tokens, "TOKENIZER_BYTES", 40_000)
+    monkeypatch.setattr(prepare_tokens, "_SLICE_CHARACTERS", 1000)
     lines: list[str] = []
     first = prepared(progress=lines.append)
     assert any("% of the training documents" in line for line in lines)
     assert contents(first) == contents(prepared(root=tmp_path / "again"))
     text = "x" * 100_000
     for share in (0.1, 0.37, 0.9):
-        sampled = sum(map(len, prepare.slices_of(text, bytes(range(32)), share)))
+        sampled = sum(map(len, prepare_tokens.slices_of(text, bytes(range(32)), share)))
         assert sampled == pytest.approx(share * len(text), abs=1000)
 
 
@@ -297,7 +297,7 @@ def test_text_that_changes_while_it_is_read_is_refused(prepared: Callable[..., P
 def test_progress_goes_on_during_long_work(
     prepared: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "INTERVAL", 1e-5)
+    monkeypatch.setattr(reporter, "INTERVAL", 1e-5)
     lines: list[str] = []
     prepared(progress=lines.append)
     stages = [line.split()[0] for line in lines]
@@ -358,7 +358,7 @@ def test_missing_short_and_edited_files_are_found(prepared: Callable[..., Path])
 
 def test_preparing_needs_no_torch() -> None:
     code = (
-        "import sys, training.data.prepare, training.data.dataset, training.data.position;"
+        "import sys, training.data.prepare_tokens, training.data.token_dataset, training.data.sampler;"
         "print(sorted({'torch', 'transformers', 'pyarrow', 'datasets', 'httpx2'} & set(sys.modules)))"
     )
     result = subprocess.run(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from training.data import progress
+from training.data import reporter
 from training.data.errors import DataError
 from training.data.index import verify
 from training.data.staging import sweep
@@ -115,7 +115,7 @@ def test_an_interrupt_cleans_up(
     stage: str,
     error: type[BaseException],
 ) -> None:
-    monkeypatch.setattr(progress, "INTERVAL", 1e-5)
+    monkeypatch.setattr(reporter, "INTERVAL", 1e-5)
     lines: list[str] = []
 
     def interrupt(line: str) -> None:

@@ -16,13 +16,13 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from tests.training.data.stream.conftest import ALL_TEXTS, serve, shard_bytes
-from training.data import journal, prepare, retries, workers
+from training.data import journal, prepare_tokens, retries, workers
 from training.data.errors import DataError
 from training.data.index import read_index, verify
-from training.data.shards import SplitWriter
 from training.data.sources import STDLIB, open_source
+from training.data.token_shards import SplitWriter
 from training.data.tokenizer import TextTokenizer, load, train
-from training.data.words import parts_of, words_of
+from training.data.word_cache import parts_of, word_cache_of
 
 __all__ = ["serve", "shard_bytes"]
 
@@ -31,12 +31,12 @@ _SIDES = ("single_word", "lstrip", "rstrip", "normalized")
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from training.data import journal, prepare, shards
+from training.data import journal, prepare_tokens, token_shards
 
 settings = json.loads(sys.argv[1])
 stop = settings.pop("stop")
-journal.EVERY, prepare._BATCH_CHARACTERS, shards.SHARD_TOKENS = 0.0, 4000, 5000
-append, number = shards.SplitWriter.append, 0
+journal.EVERY, prepare_tokens._BATCH_CHARACTERS, token_shards.SHARD_TOKENS = 0.0, 4000, 5000
+append, number = token_shards.SplitWriter.append, 0
 
 def stopping(*arguments):
     global number
@@ -46,9 +46,9 @@ def stopping(*arguments):
     number += 1
     return append(*arguments)
 
-shards.SplitWriter.append = stopping
+token_shards.SplitWriter.append = stopping
 root = Path(settings.pop("root"))
-print(prepare.prepare(**settings, root=root, progress=lambda line: print(line, flush=True)))
+print(prepare_tokens.prepare_tokens(**settings, root=root, progress=lambda line: print(line, flush=True)))
 """
 
 
@@ -60,8 +60,8 @@ def contents(directory: Path) -> dict[str, bytes]:
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many batches and shards from little text."""
-    monkeypatch.setattr(prepare, "_BATCH_CHARACTERS", 4000)
-    monkeypatch.setattr("training.data.shards.SHARD_TOKENS", 5000)
+    monkeypatch.setattr(prepare_tokens, "_BATCH_CHARACTERS", 4000)
+    monkeypatch.setattr("training.data.token_shards.SHARD_TOKENS", 5000)
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_words_are_encoded_as_the_library_encodes_text() -> None:
         "x" * 300,
     ]
     tokenizer = train(iter(documents[:20]), 1000)
-    assert words_of(tokenizer.tokenizer) is not None
+    assert word_cache_of(tokenizer.tokenizer) is not None
     draw = random.Random(5)
     alphabet = [*"ab1.'_", "é", "—", " ", "  ", "\n", "\n", "\n    ", "\t", "\r\n", "\u00a0", "\u2028", "'s"]
     mixed = ["é" + "".join(draw.choices(alphabet, k=draw.randint(1, 40))) for _ in range(500)]
@@ -252,7 +252,7 @@ def test_other_kinds_of_tokenizers_are_left_to_the_library(change: dict[str, Any
     made = train(iter(["some text and the rest of it"] * 3), 300)
     settings = {**json.loads(made.files["tokenizer.json"]), **change}
     files = {**made.files, "tokenizer.json": json.dumps(settings).encode()}
-    assert words_of(Tokenizer.from_str(files["tokenizer.json"].decode())) is None
+    assert word_cache_of(Tokenizer.from_str(files["tokenizer.json"].decode())) is None
     assert load("x", made.files, 300)._words is not None, "the control"
 
 

@@ -36,7 +36,7 @@ def hub(published: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     )
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere/token")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("training.weights.hub.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("training.weights.download.time.sleep", lambda seconds: None)
     yield served
     served.close()
 

@@ -45,10 +45,10 @@ def command(
     Exit codes: 0 prepared or found, 2 bad input.
     """
     from training.data.index import read_index
-    from training.data.prepare import prepare
+    from training.data.prepare_tokens import prepare_tokens
 
     with data_errors():
-        directory = prepare(
+        directory = prepare_tokens(
             "\n".join(sources), text_field, heldout_fraction, tokenizer, vocab_size,
             root or repo.local() / "data", output.note, workers=workers,
         )  # fmt: skip

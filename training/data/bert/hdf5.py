@@ -23,7 +23,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from training.data import shards
+from training.data import token_shards
 from training.data import tokenizer as tokenizers_
 from training.data.bert.batch import PairBatch, Sample, collate
 from training.data.bert.files import FlatWriter, read_flat
@@ -39,12 +39,12 @@ from training.data.index import (
     check_sizes,
     read_index,
 )
-from training.data.opened import OpenedSplit
-from training.data.prepare import directory_name, entropy, refuse_inside
-from training.data.progress import Reporter
-from training.data.shards import SplitWriter
+from training.data.mapped_split import MappedSplit
+from training.data.prepare_tokens import directory_name, entropy, refuse_inside
+from training.data.reporter import Reporter
 from training.data.sources import STDLIB, Source, SourceFile, open_source
 from training.data.staging import commit, staging, sweep
+from training.data.token_shards import SplitWriter
 
 KIND = "masked samples"
 KEYS = (
@@ -127,7 +127,7 @@ def _write(
     source: Source, settings: dict[str, Any], tokenizer: dict[str, bytes], directory: Path, reporter: Reporter
 ) -> str:
     """Fill `directory` with the whole dataset, index last; return a summary in words."""
-    dtype = shards.token_dtype(settings["vocab_size"])
+    dtype = token_shards.token_dtype(settings["vocab_size"])
     writers = {name: _RowWriter(directory, name, dtype, settings) for name in (TRAIN, HELDOUT)}
     done = 0
 
@@ -149,7 +149,7 @@ def _write(
         (directory / TOKENIZER).mkdir()
     for name, data in tokenizer.items():
         (directory / TOKENIZER / name).write_bytes(data)
-        files[f"{TOKENIZER}/{name}"] = shards.entry_of(directory / TOKENIZER / name)
+        files[f"{TOKENIZER}/{name}"] = token_shards.entry_of(directory / TOKENIZER / name)
     index = Index(
         format=FORMAT,
         settings=settings,
@@ -301,7 +301,7 @@ class _RowWriter:
 
     def __init__(self, directory: Path, split: str, dtype: str, settings: dict[str, Any]) -> None:
         self._most = settings["most"]
-        self._tokens = SplitWriter(directory, split, dtype, settings["vocab_size"], shards.SHARD_TOKENS)
+        self._tokens = SplitWriter(directory, split, dtype, settings["vocab_size"])
         self._places = FlatWriter(directory / places_file(split), "<u2")
         self._guessed = FlatWriter(directory / guessed_file(split), dtype)
         self.guessed: npt.NDArray[np.int64] = np.zeros(settings["vocab_size"], dtype=np.int64)
@@ -346,7 +346,7 @@ def guessed_file(split: str) -> str:
     return f"{split}-guessed.bin"
 
 
-class MaskedRows(OpenedSplit):
+class MaskedRows(MappedSplit):
     """One split of such a dataset; a sample is the same in every epoch."""
 
     def __init__(self, directory: Path, index: Index, split: str) -> None:

@@ -20,7 +20,7 @@ from training.data.bert.files import FlatWriter, read_flat
 from training.data.bert.masking import Rules, mask
 from training.data.bert.wordpiece import Vocabulary
 from training.data.index import FileEntry, Index
-from training.data.opened import OpenedSplit
+from training.data.mapped_split import MappedSplit
 
 FRAME = 3  # [CLS] first [SEP] second [SEP]
 _Ids = npt.NDArray[np.int64]
@@ -62,7 +62,7 @@ def cut_to(first: int, second: int, room: int, draw: np.random.Generator) -> tup
     )
 
 
-class SentencePairs(OpenedSplit):
+class SentencePairs(MappedSplit):
     """One split as sentence pairs. `seed` decides cuts, second sentences and masks."""
 
     def __init__(

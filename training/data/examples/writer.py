@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from training.data import shards
 from training.data.examples.encode import Encoded
 from training.data.examples.packing import alone, pack
 from training.data.index import FileEntry, Split
+from training.data.token_shards import SplitWriter, entry_of
 
 
 def learned_file(split: str) -> str:
@@ -36,7 +36,7 @@ class ExampleWriter:
 
     def __init__(self, directory: Path, split: str, dtype: str, vocabulary: int) -> None:
         self._directory, self._split = directory, split
-        self._tokens = shards.SplitWriter(directory, split, dtype, vocabulary, shards.SHARD_TOKENS)
+        self._tokens = SplitWriter(directory, split, dtype, vocabulary)
         self._lengths = array("q")
         self._spans: list[npt.NDArray[np.uint64]] = []
         self._position = 0
@@ -88,7 +88,7 @@ class ExampleWriter:
 
     def _save(self, name: str, array: npt.NDArray[Any]) -> None:
         np.save(self._directory / name, array.astype("<u8"))
-        self.files[name] = shards.entry_of(self._directory / name)
+        self.files[name] = entry_of(self._directory / name)
 
 
 def _spans(learned: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint64]:

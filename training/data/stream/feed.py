@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from training.data.dataset import NO_LABEL, TokenDataset
-from training.data.dataset import Batch as TokenBatch
 from training.data.errors import DataError
 from training.data.index import HELDOUT
-from training.data.position import heldout_batches
 from training.data.remote_files import RemotePlace
 from training.data.retries import Stopped
+from training.data.sampler import heldout_batches
 from training.data.stream.lanes import Plan, Sample, State, samples
+from training.data.token_dataset import NO_LABEL, TokenDataset
+from training.data.token_dataset import Batch as TokenBatch
 
 if TYPE_CHECKING:
     from training.config import Config

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from training.data.errors import DataError
 from training.data.index import TOKENIZER, read_index
-from training.data.prepare import prepare
+from training.data.prepare_tokens import prepare_tokens
 from training.data.readers import Place, is_rows
 from training.data.sources import open_source
 from training.data.stream.feed import StreamFeed, lanes_for
@@ -27,7 +27,7 @@ def prepare_first(config: Config, root: Path, progress: Callable[[str], None]) -
     data = config.data
     assert data.stream is not None
     _files(config)
-    return prepare(
+    return prepare_tokens(
         source=data.source,
         text_field=data.text_field,
         heldout_fraction=data.heldout_fraction,

@@ -16,14 +16,14 @@ import pytest
 from tests.training.data.stream.conftest import ALL_TEXTS, ROWS, SHARDS
 from training.config import Config, ConfigError, apply_override, load_texts
 from training.data import retries
-from training.data.dataset import NO_LABEL
 from training.data.errors import DataError
 from training.data.index import read_index
-from training.data.prepare import verify
+from training.data.prepare_tokens import verify
 from training.data.sources import open_source
 from training.data.stream.feed import StreamFeed, lanes_for
 from training.data.stream.lanes import Plan, State, samples
 from training.data.stream.open import open_stream, prepare_first
+from training.data.token_dataset import NO_LABEL
 from training.task import Batch
 
 pytestmark = pytest.mark.usefixtures("impatient")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from training.data.errors import DataError
-from training.data.position import heldout_batches, micro_batches, permute, samples_at
+from training.data.sampler import heldout_batches, micro_batches, permute, samples_at
 
 SIZES = [*range(1, 70), 97, 127, 128, 129, 1000, 1021, 1024, 4096, 5003]
 

@@ -24,7 +24,7 @@ _LINE_END = re.compile(r"(?<=[!-~])(?=\n)")
 _MOST_BYTES = 1 << 28
 
 
-class Words:
+class WordCache:
     """What words become, as bytes of little-endian 32-bit token ids; new words are asked of the tokenizer.
 
     Threads may share one.
@@ -63,7 +63,7 @@ def parts_of(text: str) -> list[str]:
     return ["".join(own) for _, own in lines]
 
 
-def words_of(tokenizer: Tokenizer) -> Words | None:
+def word_cache_of(tokenizer: Tokenizer) -> WordCache | None:
     """Return the memory for a tokenizer of the kind that allows it, else None."""
     settings = json.loads(tokenizer.to_str())
     before, model = settings["pre_tokenizer"] or {}, settings["model"]
@@ -76,4 +76,4 @@ def words_of(tokenizer: Tokenizer) -> Words | None:
         and not model.get("dropout")
         and all(token["special"] for token in settings["added_tokens"])
     )
-    return Words(tokenizer) if plain else None
+    return WordCache(tokenizer) if plain else None

@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from training.data import shards
+from training.data import token_shards
 from training.data import tokenizer as tokenizers_
 from training.data.bert import wordpiece
 from training.data.bert.pairs import FRAME, PairWriter
 from training.data.bert.sentences import sentences_of
 from training.data.errors import DataError
 from training.data.index import FORMAT, HELDOUT, INDEX, TOKENIZER, TRAIN, Index
-from training.data.prepare import (
+from training.data.prepare_tokens import (
     Scan,
     directory_name,
     entropy,
@@ -37,10 +37,10 @@ from training.data.prepare import (
     split_batches,
     trained_tokenizer,
 )
-from training.data.progress import Reporter
-from training.data.shards import SplitWriter
+from training.data.reporter import Reporter
 from training.data.sources import Source, open_source
 from training.data.staging import commit, staging
+from training.data.token_shards import SplitWriter
 from training.data.tokenizer import TextTokenizer
 from training.data.workers import encoding, processors
 
@@ -50,7 +50,7 @@ PROCESSES_BYTES = 8 * 1024 * 1024
 _Ids = npt.NDArray[Any]
 
 
-def prepare(
+def prepare_pairs(
     source: str,
     text_field: str,
     heldout_fraction: float,
@@ -63,8 +63,8 @@ def prepare(
 ) -> Path:
     """Return the dataset directory under `root` for this source and these settings, made if not there yet.
 
-    Samples are laid out for one sequence length; the rest is as in `training.data.prepare.prepare`, but for
-    what was killed, which starts anew.
+    Samples are made for one sequence length. The rest is as in `training.data.prepare_tokens`, but a
+    preparation that was killed starts from scratch.
     """
     root = Path(root)
     found = open_source(source, text_field)
@@ -128,12 +128,9 @@ def _write(
     workers: int | None,
 ) -> str:
     """Fill `directory` with the whole dataset, index last; return a summary in words."""
-    dtype = shards.token_dtype(tokenizer.vocabulary)
+    dtype = token_shards.token_dtype(tokenizer.vocabulary)
     room = settings["sequence_length"] - FRAME
-    tokens = {
-        name: SplitWriter(directory, name, dtype, tokenizer.vocabulary, shards.SHARD_TOKENS)
-        for name in (TRAIN, HELDOUT)
-    }
+    tokens = {name: SplitWriter(directory, name, dtype, tokenizer.vocabulary) for name in (TRAIN, HELDOUT)}
     pairs = {name: PairWriter(directory, name, room) for name in (TRAIN, HELDOUT)}
     count = workers or (processors() if scan.counts.bytes >= PROCESSES_BYTES else 1)
     make = functools.partial(sentence_encoder, tokenizer.files, tokenizer.vocabulary, room // 2, dtype)
@@ -159,7 +156,7 @@ def _write(
         splits = {name: writer.finish() for name, writer in tokens.items()}
     tokenizer.write(directory / TOKENIZER)
     for name in tokenizer.files:
-        files[f"{TOKENIZER}/{name}"] = shards.entry_of(directory / TOKENIZER / name)
+        files[f"{TOKENIZER}/{name}"] = token_shards.entry_of(directory / TOKENIZER / name)
     counts = scan.counts
     index = Index(
         format=FORMAT,

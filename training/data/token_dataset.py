@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from training.data.errors import DataError, nearest, reason
 from training.data.index import Index, check_sizes, read_index
-from training.data.opened import OpenedSplit
-from training.data.position import PADDING
+from training.data.mapped_split import MappedSplit
+from training.data.sampler import PADDING
 
 NO_LABEL = -100
 _Array = npt.NDArray[np.int64]
@@ -50,7 +50,7 @@ class Batch:
         return int((self.labels != NO_LABEL).sum())
 
 
-class TokenDataset(OpenedSplit):
+class TokenDataset(MappedSplit):
     """One split of a prepared dataset as samples of a fixed length; the files are mapped, not read."""
 
     def __init__(self, directory: Path, index: Index, split: str, sequence_length: int) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from training.data import shards
+from training.data import token_shards
 from training.data import tokenizer as tokenizers_
 from training.data.errors import DataError, reason
 from training.data.index import (
@@ -38,15 +38,15 @@ from training.data.index import (
     verify,
 )
 from training.data.journal import Journal
-from training.data.progress import Reporter
 from training.data.readers import Document
 from training.data.remote_files import is_remote
-from training.data.shards import SplitWriter
+from training.data.reporter import Reporter
 from training.data.sources import STDLIB, Counts, Source, open_source, path_of
 from training.data.staging import commit, staging, sweep
+from training.data.token_shards import SplitWriter
 from training.data.workers import encoding, processors
 
-__all__ = ["prepare", "verify"]
+__all__ = ["prepare_tokens", "verify"]
 
 # The vocabulary of a few thousand tokens hardly moves beyond this much text; training time and memory would.
 TOKENIZER_BYTES = 64 * 1024 * 1024
@@ -84,7 +84,7 @@ class Scan:
         return _hash(digest) < self.heldout_below
 
 
-def prepare(
+def prepare_tokens(
     source: str,
     text_field: str,
     heldout_fraction: float,
@@ -203,7 +203,7 @@ def _build(plan: _Plan, directory: Path, journal: Journal, reporter: Reporter) -
     trained = time.monotonic()
     index = _write_tokens(plan, source, scan, tokenizer, writers, journal, reporter)
     written = {
-        f"{TOKENIZER}/{name}": shards.entry_of(directory / TOKENIZER / name) for name in tokenizer.files
+        f"{TOKENIZER}/{name}": token_shards.entry_of(directory / TOKENIZER / name) for name in tokenizer.files
     }
     (directory / INDEX).write_text(replace(index, files={**index.files, **written}).to_json())
     train, heldout = index.splits[TRAIN], index.splits[HELDOUT]
@@ -224,11 +224,8 @@ def _at_hand(plan: _Plan, journal: Journal, reporter: Reporter) -> Source:
 
 
 def _writers(directory: Path, tokenizer: tokenizers_.TextTokenizer) -> dict[str, SplitWriter]:
-    dtype, vocabulary = shards.token_dtype(tokenizer.vocabulary), tokenizer.vocabulary
-    return {
-        name: SplitWriter(directory, name, dtype, vocabulary, shards.SHARD_TOKENS)
-        for name in (TRAIN, HELDOUT)
-    }
+    dtype, vocabulary = token_shards.token_dtype(tokenizer.vocabulary), tokenizer.vocabulary
+    return {name: SplitWriter(directory, name, dtype, vocabulary) for name in (TRAIN, HELDOUT)}
 
 
 def _resumed(
@@ -345,7 +342,7 @@ def _write_tokens(
     journal: Journal,
     reporter: Reporter,
 ) -> Index:
-    dtype = shards.token_dtype(tokenizer.vocabulary)
+    dtype = token_shards.token_dtype(tokenizer.vocabulary)
     done, number = journal.saved.get("done", 0), journal.saved.get("batches", 0)
 
     def text() -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from training.data.index import Index
-from training.data.shards import TokenShards
+from training.data.token_shards import TokenShards
 
 
-class OpenedSplit:
+class MappedSplit:
     """One split of a dataset directory; its files are mapped, not read. Raises OSError, ValueError."""
 
     def __init__(self, directory: Path, index: Index, split: str) -> None:

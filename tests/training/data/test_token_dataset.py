@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.data import shards
-from training.data.dataset import Batch, TokenDataset
+from training.data import token_shards
 from training.data.errors import DataError
 from training.data.index import read_index
-from training.data.position import PADDING, heldout_batches, micro_batches, samples_at
-from training.data.prepare import prepare
+from training.data.prepare_tokens import prepare_tokens
+from training.data.sampler import PADDING, heldout_batches, micro_batches, samples_at
+from training.data.token_dataset import Batch, TokenDataset
 
 LENGTH = 48
 
@@ -29,8 +29,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         words = " ".join(str(word) for word in draw.integers(0, 50, size=int(draw.choice([1, 3, 10, 150]))))
         (source / f"{number}.txt").write_text(f"{number}: {words}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "SHARD_TOKENS", 701)
-        return prepare(str(source), "text", 0.1, "train", 512, root, lambda line: None)
+        patch.setattr(token_shards, "SHARD_TOKENS", 701)
+        return prepare_tokens(str(source), "text", 0.1, "train", 512, root, lambda line: None)
 
 
 def plain(directory: Path, split: str) -> list[list[int]]:

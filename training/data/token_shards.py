@@ -30,9 +30,9 @@ class SplitWriter:
     `checkpoint` says how far it has come; a new writer goes on from there with `resume`, to the same bytes.
     """
 
-    def __init__(self, directory: Path, split: str, dtype: str, vocabulary: int, shard_tokens: int) -> None:
+    def __init__(self, directory: Path, split: str, dtype: str, vocabulary: int) -> None:
         self._directory, self._split, self._dtype = directory, split, np.dtype(dtype)
-        self._shard_tokens = shard_tokens
+        self._shard_tokens = SHARD_TOKENS
         self._stream: IO[bytes] | None = None
         self._digest = hashlib.sha256()
         self._shards: list[int] = []

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from training.data import shards
+from training.data import token_shards
 from training.data import tokenizer as tokenizers_
 from training.data.errors import DataError
 from training.data.examples.encode import Encoded, Encoder
@@ -27,8 +27,8 @@ from training.data.examples.rows import Rows, open_rows
 from training.data.examples.template import template_of
 from training.data.examples.writer import ExampleWriter
 from training.data.index import FORMAT, HELDOUT, INDEX, TOKENIZER, TRAIN, Index
-from training.data.prepare import entropy, made_once, refuse_inside
-from training.data.progress import Reporter
+from training.data.prepare_tokens import entropy, made_once, refuse_inside
+from training.data.reporter import Reporter
 from training.data.staging import commit, staging
 
 _AT_ONCE = 256  # examples encoded in one call, on all cores
@@ -116,7 +116,7 @@ def plan_of(settings: ExampleSettings) -> Plan:
     key = json.dumps([FORMAT, "examples", made_of, fingerprint], sort_keys=True)
     stem = re.sub(r"[^a-z0-9]+", "-", rows.name.lower()).strip("-")[:40] or "data"
     name = f"{stem}-examples-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-    encoder = Encoder(tokenizer, template, shards.token_dtype(tokenizer.vocabulary))
+    encoder = Encoder(tokenizer, template, token_shards.token_dtype(tokenizer.vocabulary))
     return Plan(settings, rows, tokenizer, encoder, made_of, fingerprint, name)
 
 
@@ -136,7 +136,7 @@ def _build(plan: Plan, directory: Path, reporter: Reporter) -> str:
     heldout_below = _scan(plan, reporter)
     counts: Counter[str] = Counter()
     tokenizer = plan.tokenizer
-    dtype = shards.token_dtype(tokenizer.vocabulary)
+    dtype = token_shards.token_dtype(tokenizer.vocabulary)
     writers = {name: ExampleWriter(directory, name, dtype, tokenizer.vocabulary) for name in (TRAIN, HELDOUT)}
     with writers[TRAIN], writers[HELDOUT]:
         for group in _groups(plan.examples(counts)):
@@ -165,7 +165,7 @@ def _build(plan: Plan, directory: Path, reporter: Reporter) -> str:
     if counts["chat"]:
         kept = {**kept, tokenizers_.TEMPLATE: plan.encoder.template.text.encode()}
     replace(tokenizer, files=kept).write(directory / TOKENIZER)
-    files |= {f"{TOKENIZER}/{name}": shards.entry_of(directory / TOKENIZER / name) for name in kept}
+    files |= {f"{TOKENIZER}/{name}": token_shards.entry_of(directory / TOKENIZER / name) for name in kept}
     index = Index(
         format=FORMAT,
         settings=plan.made_of,

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from training.data.dataset import NO_LABEL, Batch, TokenDataset
 from training.data.errors import DataError
 from training.data.examples.writer import learned_file, order_file, samples_file
-from training.data.position import PADDING
+from training.data.sampler import PADDING
+from training.data.token_dataset import NO_LABEL, Batch, TokenDataset
 
 _Array = npt.NDArray[np.int64]
 

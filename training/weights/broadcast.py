@@ -1,4 +1,4 @@
-"""The ranks that open weights together: each does its share, all hear the same."""
+"""Results of rank 0, or of every rank, shared with all ranks that open weights together."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from training.checkpoint.peers import Peers
 from training.distributed.ranks import Ranks
 
 
-class Team:
-    """All ranks of a job, or this process alone whatever else runs. Results travel as JSON."""
+class Broadcast:
+    """All ranks of a job, or only this process if `ranks` is None or has no group. Results travel as JSON."""
 
     def __init__(self, ranks: Ranks | None) -> None:
         self.ranks = ranks if ranks is not None and ranks.group is not None else None
@@ -18,8 +18,8 @@ class Team:
         self.rank = self.ranks.rank if self.ranks is not None else 0
         self.size = self.ranks.world_size if self.ranks is not None else 1
 
-    def all(self, work: Callable[[], Any]) -> list[Any]:
-        """Every rank's result, on every rank; an error of one is a CheckpointError on all."""
+    def gather(self, work: Callable[[], Any]) -> list[Any]:
+        """Every rank's result, on every rank; an error on one rank is a CheckpointError on all."""
         return [work()] if self._peers is None else list(self._peers.agree(work, lambda results: results))
 
     def first(self, work: Callable[[], Any]) -> Any:
