@@ -158,13 +158,13 @@ class World:
     def _status(self, state: Object, restarts: int = 0, ready: bool = False) -> Object:
         return {"name": "pytorch", "state": state, "lastState": {}, "restartCount": restarts, "ready": ready}
 
-    def pending(self, *indices: int, seconds: float = 600, asked: bool = True) -> None:
-        """The pods have no node; `asked` says that the scheduler has looked at them."""
+    def pending(self, *indices: int, seconds: float = 600, asked: bool = True, message: str = "") -> None:
+        """The pods have no node; `asked`: the scheduler has looked at them, and says `message`."""
         self.only_created()
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
         for index in indices:
             self.pods[index]["spec"].pop("nodeName", None)
-            conditions = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
-            self.pods[index]["status"] = {"phase": "Pending", "conditions": conditions if asked else []}
+            self.pods[index]["status"] = {"phase": "Pending", "conditions": [condition] if asked else []}
             self.pods[index]["metadata"]["creationTimestamp"] = ago(seconds)
 
     def waiting(self, index: int, reason: str, message: str = "", restarts: int = 0) -> None:

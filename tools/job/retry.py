@@ -15,7 +15,7 @@ from tools.core import repo
 from tools.core.errors import UserError
 from tools.job import submit
 from tools.job.diagnosis.explain import Answer, Explanation
-from tools.job.diagnosis.failures import accelerators
+from tools.job.diagnosis.resources import accelerators
 from tools.job.snapshot.references import needed
 from tools.job.snapshot.snapshot import Snapshot
 from tools.job.status import state_of

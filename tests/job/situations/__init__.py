@@ -1,37 +1,11 @@
 """All situations of the corpus: importing the families adds them."""
 
-from tests.job.corpus import SITUATIONS
-from tests.job.situations import (
-    before,
-    communication,
-    ended,
-    failing,
-    healthy,
-    machine,
-    neighbours,
-    nodes,
-    passing,
-    placing,
-    queues,
-    running,
-    starting,
-    unclear,
-)
+from importlib import import_module
+from pathlib import Path
 
-__all__ = [
-    "SITUATIONS",
-    "before",
-    "communication",
-    "ended",
-    "failing",
-    "healthy",
-    "machine",
-    "neighbours",
-    "nodes",
-    "passing",
-    "placing",
-    "queues",
-    "running",
-    "starting",
-    "unclear",
-]
+from tests.job.corpus import SITUATIONS
+
+for _family in sorted(Path(__file__).parent.glob("[a-z]*.py")):
+    import_module(f"{__name__}.{_family.stem}")
+
+__all__ = ["SITUATIONS"]

@@ -9,7 +9,7 @@ from decimal import Decimal
 from tools.core.timestamps import duration, moment
 from tools.job.diagnosis import queues
 from tools.job.diagnosis.cause import Cause, Layer, short
-from tools.job.diagnosis.scheduler_fit import name_of, shown
+from tools.job.diagnosis.resources import name_of, shown
 from tools.job.snapshot.kinds import QUEUE_LABEL
 from tools.job.snapshot.snapshot import Snapshot, event_time
 from tools.kube.manifests import Object

@@ -16,7 +16,6 @@ from tools.kube.manifests import Object
 
 COMING = 900.0  # seconds that a node on its way, or a volume that is being made, may take
 PROMISES, REFUSAL = ("TriggeredScaleUp", "Nominated"), "NotTriggerScaleUp"
-KARPENTER = "karpenter"
 BROKEN = 3  # NodeClaims that a pod has been given, one after the other, without a node
 GONE = 60.0  # seconds after which a NodeClaim that is not there any more is no news
 NODE_CLAIM = re.compile(r"nodeclaim/([\w.-]+)")
@@ -79,12 +78,13 @@ def _said(snapshot: Snapshot, pod: JobPod) -> list[Object]:
         event
         for event in snapshot.events("Pod", pod.name)
         if event.get("reason") in (*PROMISES, REFUSAL)
-        or (event.get("reason") == "FailedScheduling" and KARPENTER in _reporter(event))
+        or (event.get("reason") == "FailedScheduling" and from_karpenter(event))
     ]
 
 
-def _reporter(event: Object) -> str:
-    return str(event.get("reportingComponent") or (event.get("source") or {}).get("component") or "")
+def from_karpenter(event: Object) -> bool:
+    reporter = event.get("reportingComponent") or (event.get("source") or {}).get("component")
+    return "karpenter" in str(reporter)
 
 
 def _given(said: list[Object]) -> list[str]:

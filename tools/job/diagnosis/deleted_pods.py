@@ -10,6 +10,7 @@ from tools.core.timestamps import moment
 from tools.job.diagnosis import exit_codes, failures, log_patterns, startup
 from tools.job.diagnosis.cause import Cause, Layer, short
 from tools.job.diagnosis.exit_codes import layer_of, what
+from tools.job.diagnosis.resources import accelerators
 from tools.job.snapshot import log_lines
 from tools.job.snapshot.snapshot import Snapshot, event_time
 from tools.kube.manifests import Object
@@ -104,7 +105,7 @@ def _from_event(snapshot: Snapshot, event: Object) -> Cause | None:
             at,
         )
     specs = [one["template"]["spec"] for one in snapshot.job["spec"]["pytorchReplicaSpecs"].values()]
-    kind = exit_codes.kind_of(code, any(failures.accelerators(spec) for spec in specs))
+    kind = exit_codes.kind_of(code, any(accelerators(spec) for spec in specs))
     if kind is None:
         return None
     last = (words.strip().splitlines() or ["no last words"])[-1]

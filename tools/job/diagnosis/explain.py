@@ -144,7 +144,7 @@ def _placing(snapshot: Snapshot, pod: JobPod, age: float) -> str | None:
     """Return what a pod without a node waits for, None where it waits too long."""
     if coming := autoscaling.promised(snapshot, pod):
         return coming
-    making = [name for name in claim_names(pod) if scheduling.being_made(snapshot, name)]
+    making = [name for name in claim_names(pod) if scheduling.provisioning(snapshot, name)]
     if making:
         return f"{pod.short} waits for the volume of claim {making[0]}, which is being made"
     return f"{pod.short} waits for a node since {duration(age)}" if age < NEW else None

@@ -11,13 +11,12 @@ from tools.core.timestamps import epoch, moment
 from tools.job.diagnosis import exit_codes, log_patterns, node_health, startup
 from tools.job.diagnosis.cause import Cause, Layer, short
 from tools.job.diagnosis.exit_codes import layer_of, what
-from tools.job.diagnosis.scheduler_fit import is_accelerator
+from tools.job.diagnosis.resources import accelerators
 from tools.job.metrics.progress import last_moved
 from tools.job.snapshot import log_lines
 from tools.job.snapshot.pod import End, JobPod
 from tools.job.snapshot.snapshot import CURRENT, PREVIOUS, Snapshot, event_time
 from tools.kube.manifests import Object
-from tools.kube.quantity import pod_requests
 from training.run.failure import Failure
 from training.run.failure import cause as first_of
 
@@ -251,8 +250,3 @@ def _memory_limit(failed: Failed) -> str:
     named = (one for one in failed.pod.spec.get("initContainers") or [] if one.get("name") == failed.init)
     container = next(named, {}) if failed.init else failed.pod.container_spec
     return str(((container.get("resources") or {}).get("limits") or {}).get("memory", "no limit"))
-
-
-def accelerators(spec: Object) -> int:
-    """Return how many accelerators a pod of this spec asks for."""
-    return int(sum(value for name, value in pod_requests(spec).items() if is_accelerator(name)))

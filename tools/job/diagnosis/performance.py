@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Iterator
 
 from tools.facts.instances import EFA
-from tools.job.diagnosis import failures
 from tools.job.diagnosis.admission import is_over
 from tools.job.diagnosis.cause import Cause, Layer, short
+from tools.job.diagnosis.resources import accelerators
 from tools.job.metrics import progress
 from tools.job.metrics.series import Record
 from tools.job.snapshot import log_lines
@@ -85,7 +85,7 @@ def not_finite(snapshot: Snapshot) -> Iterator[Cause]:
 def low_use(snapshot: Snapshot) -> Iterator[Cause]:
     """Nothing is wrong and the accelerators are little used: progress is normal, but slow."""
     records = [record for record in _recent(snapshot) if record.mfu is not None]
-    if len(records) < 5 or not any(failures.accelerators(pod.spec) for pod in snapshot.pods):
+    if len(records) < 5 or not any(accelerators(pod.spec) for pod in snapshot.pods):
         return
     use = statistics.median(record.mfu or 0.0 for record in records)
     if use < LOW_USE:

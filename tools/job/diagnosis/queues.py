@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from tools.core.timestamps import moment
 from tools.job.diagnosis.cause import Cause, Layer, short
-from tools.job.diagnosis.scheduler_fit import name_of, shown
+from tools.job.diagnosis.resources import name_of, shown
 from tools.job.snapshot.kinds import QUEUE_LABEL
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot

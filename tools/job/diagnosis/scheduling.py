@@ -10,30 +10,56 @@ from decimal import Decimal
 
 from tools.core.output import count
 from tools.core.timestamps import duration
-from tools.job.diagnosis import autoscaling, device_claims, queues
+from tools.job.diagnosis import autoscaling, queues, scheduler_message
 from tools.job.diagnosis.admission import PATIENCE, is_over
 from tools.job.diagnosis.autoscaling import COMING, promised
 from tools.job.diagnosis.cause import Cause, Layer, short
-from tools.job.diagnosis.scheduler_fit import (
-    ORDER,
-    Fit,
-    Nodes,
-    Obstacle,
-    Place,
-    name_of,
-    rank,
-    shown,
-)
-from tools.job.snapshot.kinds import QUEUE_LABEL
+from tools.job.diagnosis.node_fit import ORDER, Fit, Nodes, Obstacle, VolumeTopology
+from tools.job.diagnosis.resources import name_of, rank, shown
+from tools.job.snapshot.kinds import CLAIMS, QUEUE_LABEL
 from tools.job.snapshot.pod import JobPod, claim_names
 from tools.job.snapshot.snapshot import Snapshot, event_time
 from tools.kube.manifests import Object
 from tools.kube.quantity import pod_requests
 
 SHOWN_NODES = 4
+SHOWN_OBJECTS = 4
 GANG_SCHEDULERS = ("volcano", "scheduler-plugins-scheduler", "kai-scheduler", "yunikorn")
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 PROVISIONING = ("Provisioning", "ExternalProvisioning")
+# Summary and remedy by the kind of obstacle that the nearest nodes share.
+SUMMARIES: dict[str, tuple[str, str]] = {
+    "selector": ("no node has the labels that the pod selects", "correct nodeSelector, or label the nodes"),
+    "affinity": (
+        "no node matches the pod's node affinity",
+        "add nodes of that instance type, or choose other hardware",
+    ),
+    "zone": (
+        "the pod's volume is in another zone than the nodes",
+        "add nodes in the volume's zone, or use a volume that all zones can reach",
+    ),
+    "not ready": (
+        "the nodes that match the pod are not ready",
+        "kubectl describe node shows what the kubelet lacks",
+    ),
+    "cordoned": (
+        "the nodes that match the pod are cordoned",
+        "kubectl uncordon NODE, once it may be used again",
+    ),
+    "taint": (
+        "the nodes that match the pod have a taint that it does not tolerate",
+        "add the toleration, if these nodes are meant for this job",
+    ),
+    "pods": (
+        "the nodes that match the pod run their maximum number of pods",
+        "raise maxPods (prefix delegation), or add nodes",
+    ),
+    "together": (
+        "no suitable node is in a zone of the pods that the pod's affinity requires",
+        "start those pods first, add nodes in their zone, or remove the pod affinity",
+    ),
+    "name": ("the node that the pod names does not exist", "remove spec.nodeName"),
+}
 
 
 def waiting(snapshot: Snapshot) -> list[JobPod]:
@@ -50,15 +76,14 @@ def claims(snapshot: Snapshot) -> Iterator[Cause]:
             if not snapshot.saw("PersistentVolumeClaim"):
                 return
             claim = snapshot.find("PersistentVolumeClaim", name)
+            phase = ((claim or {}).get("status") or {}).get("phase")
             if claim is None:
                 summary = f"the claim {name} does not exist in namespace {snapshot.namespace}"
                 yield Cause("claim-missing", Layer.BLOCKED, summary, [f"{pod.short} mounts it"], pod.name)
-            elif (claim.get("status") or {}).get("phase") == "Lost":
-                evidence = [f"claim {name}: phase Lost"]
-                yield Cause(
-                    "claim-pending", Layer.BLOCKED, f"the volume of claim {name} is gone", evidence, pod.name
-                )
-            elif (claim.get("status") or {}).get("phase") != "Bound":
+            elif phase == "Lost":
+                summary, evidence = f"the volume of claim {name} is gone", [f"claim {name}: phase Lost"]
+                yield Cause("claim-pending", Layer.BLOCKED, summary, evidence, pod.name)
+            elif phase != "Bound":
                 yield from _unbound(snapshot, pod, claim)
 
 
@@ -72,11 +97,11 @@ def _unbound(snapshot: Snapshot, pod: JobPod, claim: Object) -> Iterator[Cause]:
     classes = {item["metadata"]["name"]: item for item in snapshot.of("StorageClass")}
     wanted = _class_of(snapshot, claim)
     if snapshot.saw("StorageClass") and wanted is None and not claim["spec"].get("volumeName"):
-        fact = f"claim {name} names no storage class, and the cluster has no default one"
+        fact = f"claim {name} names no storage class, and the cluster has no default class"
     elif snapshot.saw("StorageClass") and wanted and wanted not in classes:
-        has = ", ".join(sorted(classes)) or "none"
-        fact = f"claim {name} asks for storage class {wanted}, which does not exist; there are: {has}"
-    elif not said and (_binds_later(classes.get(wanted or "")) or being_made(snapshot, name)):
+        existing = ", ".join(sorted(classes)) or "none"
+        fact = f"claim {name} asks for storage class {wanted}, which does not exist; existing: {existing}"
+    elif not said and (_binds_later(classes.get(wanted or "")) or provisioning(snapshot, name)):
         return
     else:
         fact = f"claim {name} of class {wanted or 'none'} is Pending"
@@ -86,7 +111,7 @@ def _unbound(snapshot: Snapshot, pod: JobPod, claim: Object) -> Iterator[Cause]:
 
 
 def _class_of(snapshot: Snapshot, claim: Object) -> str | None:
-    """Return the name of a claim's storage class, the cluster's default one where it names none."""
+    """Return a claim's storage class, the cluster's default where it names none."""
     default = (
         str(item["metadata"]["name"])
         for item in snapshot.of("StorageClass")
@@ -100,15 +125,15 @@ def _binds_later(kind: Object | None) -> bool:
     return (kind or {}).get("volumeBindingMode") == "WaitForFirstConsumer"
 
 
-def being_made(snapshot: Snapshot, claim: str) -> bool:
-    """Say whether a provisioner is at work on the volume of a claim."""
+def provisioning(snapshot: Snapshot, claim: str) -> bool:
+    """Return whether a provisioner is creating the volume of a claim."""
     events = snapshot.events("PersistentVolumeClaim", claim)[-1:]
-    ages = [snapshot.age(event_time(one)) for one in events if one.get("reason") in PROVISIONING]
+    ages = [snapshot.age(event_time(event)) for event in events if event.get("reason") in PROVISIONING]
     return any(age is not None and age < COMING for age in ages)
 
 
 def gated(snapshot: Snapshot) -> Iterator[Cause]:
-    """A scheduling gate holds the pods back: a queue has not let them in."""
+    """A scheduling gate holds the pods back: a queue has not admitted them."""
     for pod in waiting(snapshot):
         gates = [str(gate["name"]) for gate in pod.spec.get("schedulingGates") or []]
         if gates:
@@ -117,7 +142,7 @@ def gated(snapshot: Snapshot) -> Iterator[Cause]:
             if queue := labels.get(QUEUE_LABEL):
                 said, advice = queues.kueue(snapshot, str(queue))
                 evidence += said
-            summary = "the pods are gated and wait to be let in"
+            summary = "the pods are gated and wait for admission"
             yield Cause("queue", Layer.BLOCKED, summary, evidence, pod.name, advice=advice)
             return
 
@@ -137,46 +162,74 @@ def scheduler(snapshot: Snapshot) -> Iterator[Cause]:
 
 
 def unschedulable(snapshot: Snapshot) -> Iterator[Cause]:
-    """No node takes the pod, by our own arithmetic over nodes and requests."""
+    """No node takes the pod: computed where `node_fit` has the rule, else in the scheduler's words."""
     pods = [pod for pod in waiting(snapshot) if not pod.spec.get("schedulingGates")]
-    if not pods or not snapshot.saw("Node") or "others" in snapshot.unseen:
+    missing = list(_missing_device_objects(snapshot, pods))
+    yield from missing
+    if not pods or not _nodes_seen(snapshot):
         return
     nodes = all_nodes(snapshot)
     if not nodes.nodes:
-        yield from _empty(snapshot, pods[0])
+        yield from _no_nodes(snapshot, pods[0])
         return
-    missing = list(device_claims.missing(snapshot, pods))
-    yield from missing
     for pod in _different(pods):
         fit = _fit(snapshot, nodes, pod)
         if not fit.open and promised(snapshot, pod) is None:
             yield _cause(snapshot, nodes, pod, fit, len(pods))
             return
-    short_of = list(_gang(snapshot, pods)) if len(pods) > 1 and is_gang(snapshot, pods[0]) else []
-    yield from short_of or queues.waits(snapshot)
-    old = [pod for pod in pods if (snapshot.age(pod.created) or 0.0) > PATIENCE]
-    for pod in () if missing else old:
-        claimed = list(device_claims.unallocated(snapshot, pod))
-        if claimed and promised(snapshot, pod) is None:
-            yield from claimed
-            return
+    gang = list(_gang(snapshot, pods)) if len(pods) > 1 and is_gang(snapshot, pods[0]) else []
+    yield from gang or (not missing and _refused(snapshot, pods)) or queues.waits(snapshot)
+
+
+def _nodes_seen(snapshot: Snapshot) -> bool:
+    return snapshot.saw("Node") and "others" not in snapshot.unseen
+
+
+def _missing_device_objects(snapshot: Snapshot, pods: list[JobPod]) -> Iterator[Cause]:
+    """A ResourceClaim that the pod names, or its template, does not exist.
+
+    kube-scheduler does not try such a pod (its plugin's PreEnqueue), so the pod has no condition to quote.
+    """
+    for pod in pods[:1]:
+        for entry in pod.spec.get("resourceClaims") or []:
+            kind, name = "ResourceClaim", entry.get("resourceClaimName")
+            if name is None:
+                kind, name = "ResourceClaimTemplate", entry.get("resourceClaimTemplateName")
+            if name and snapshot.saw(kind) and snapshot.find(kind, name) is None:
+                summary = f"the {kind} {name} does not exist in namespace {snapshot.namespace}"
+                existing = ", ".join(item["metadata"]["name"] for item in snapshot.of(kind)[:SHOWN_OBJECTS])
+                evidence = [f"{pod.short} names it in resourceClaims", f"existing: {existing or 'none'}"]
+                advice = f"create it, or name an existing one: kubectl get {CLAIMS[kind]}"
+                yield Cause(
+                    "unschedulable/resource-claim", Layer.BLOCKED, summary, evidence, pod.name,
+                    at=pod.created, advice=advice,
+                )  # fmt: skip
+                return
+
+
+def _refused(snapshot: Snapshot, pods: list[JobPod]) -> list[Cause]:
+    """Return what the scheduler says of the first pod that has room by our arithmetic."""
+    for pod in pods:
+        cause = scheduler_message.refusal(snapshot, pod, _number_waiting(snapshot, len(pods)))
+        if cause and promised(snapshot, pod) is None:
+            return [cause]
+    return []
 
 
 def _different(pods: list[JobPod]) -> Iterator[JobPod]:
-    """Yield the pods that differ in what decides about a node: the workers of a job are mostly alike."""
+    """Yield the pods that differ in what the scheduler looks at: the workers of a job are mostly alike."""
     seen = set()
     for pod in pods:
         spec = {key: value for key, value in pod.spec.items() if key not in ("containers", "hostname")}
-        asked = [(one.get("resources"), one.get("ports")) for one in pod.spec.get("containers") or []]
-        claims = pod.status.get("resourceClaimStatuses")
-        key = json.dumps([pod.role, spec, asked, claims], sort_keys=True, default=str)
+        requested = [container.get("resources") for container in pod.spec.get("containers") or []]
+        key = json.dumps([pod.role, spec, requested], sort_keys=True, default=str)
         if key not in seen:
             seen.add(key)
             yield pod
 
 
-def _empty(snapshot: Snapshot, pod: JobPod) -> Iterator[Cause]:
-    """The cluster has no node, and none is on its way."""
+def _no_nodes(snapshot: Snapshot, pod: JobPod) -> Iterator[Cause]:
+    """The cluster has no node, and no node is being started."""
     if promised(snapshot, pod) is None:
         said = autoscaling.refusals(snapshot, pod)
         advice = autoscaling.advice(said) or "add nodes"
@@ -185,37 +238,34 @@ def _empty(snapshot: Snapshot, pod: JobPod) -> Iterator[Cause]:
 
 
 def _fit(snapshot: Snapshot, nodes: Nodes, pod: JobPod) -> Fit:
-    return nodes.fit(pod.item, places(snapshot, pod), _alone(snapshot, pod))
+    return nodes.fit(pod.item, _volumes(snapshot, pod))
 
 
 def room(snapshot: Snapshot, pod: JobPod) -> str | None:
-    """Return where a pod without a node would fit by what is computed here, None where nowhere does it."""
-    if not snapshot.saw("Node") or "others" in snapshot.unseen:
+    """Return a node with room for a waiting pod, and the scheduler's words; None without such a node."""
+    fit = _fit(snapshot, all_nodes(snapshot), pod) if _nodes_seen(snapshot) else Fit({})
+    if not fit.open:
         return None
-    fit = _fit(snapshot, all_nodes(snapshot), pod)
-    ignored = f"; not computed: {', '.join(fit.ignored)}" if fit.ignored else ""
-    return f"it would fit on {fit.open[0]} by its requests and rules{ignored}" if fit.open else None
+    said = scheduler_message.message(snapshot, pod)
+    return f"{fit.open[0]} has room for it" + (short(f"; the scheduler says: {said}") if said else "")
 
 
 def is_gang(snapshot: Snapshot, pod: JobPod) -> bool:
-    """Say whether the pods are placed all together or not at all: the schedulers of PodGroups do so."""
-    group = any("pod-group" in key or "group-name" in key for key in _group_marks(pod))
-    return group or bool(snapshot.of("PodGroup")) or pod.spec.get("schedulerName") in GANG_SCHEDULERS
-
-
-def _group_marks(pod: JobPod) -> list[str]:
-    return [*pod.labels, *(pod.item["metadata"].get("annotations") or {})]
+    """Return whether the scheduler places the pods all together or not at all, as those of PodGroups do."""
+    marks = [*pod.labels, *(pod.item["metadata"].get("annotations") or {})]
+    marked = any("pod-group" in key or "group-name" in key for key in marks)
+    return marked or bool(snapshot.of("PodGroup")) or pod.spec.get("schedulerName") in GANG_SCHEDULERS
 
 
 def _gang(snapshot: Snapshot, pods: list[JobPod]) -> Iterator[Cause]:
-    """Each pod of a gang fits alone: the first that does not when those before it have been placed."""
+    """Each pod of a gang fits alone: the first that does not fit once those before it are placed."""
     nodes = all_nodes(snapshot)
     for number, pod in enumerate(pods):
         fit = _fit(snapshot, nodes, pod)
         if not fit.open:
             cause = _cause(snapshot, nodes, pod, fit, len(pods))
-            evidence = [f"only {number} of {len(pods)} pods of the gang would fit together", *cause.evidence]
-            yield replace(cause, evidence=evidence)
+            together = f"only {number} of {len(pods)} pods of the gang fit at the same time"
+            yield replace(cause, evidence=[together, *cause.evidence])
             return
         nodes.place(pod.item, fit.open[0])
 
@@ -225,74 +275,63 @@ def all_nodes(snapshot: Snapshot) -> Nodes:
     return Nodes(snapshot.of("Node"), [*snapshot.others, *(pod.item for pod in snapshot.pods)])
 
 
-def places(snapshot: Snapshot, pod: JobPod) -> list[Place]:
-    """Return where a pod's volumes are or could be made, and the devices that it was given already."""
-    found = device_claims.places(snapshot, pod)
+def _volumes(snapshot: Snapshot, pod: JobPod) -> list[VolumeTopology]:
+    """Return where a pod's volumes are, or where their storage class can create them."""
+    volumes = []
     for claim in filter(None, (snapshot.find("PersistentVolumeClaim", name) for name in claim_names(pod))):
         volume = snapshot.find("PersistentVolume", claim["spec"].get("volumeName") or "")
         required = ((volume or {}).get("spec") or {}).get("nodeAffinity") or {}
         terms = (required.get("required") or {}).get("nodeSelectorTerms")
         if volume and terms:
-            found.append(Place("zone", f"volume {volume['metadata']['name']}", terms))
+            volumes.append(VolumeTopology(f"volume {volume['metadata']['name']}", terms))
         name = _class_of(snapshot, claim)
         allowed = (snapshot.find("StorageClass", name or "") or {}).get("allowedTopologies")
         if allowed and not claim["spec"].get("volumeName"):
             terms = [
                 {
                     "matchExpressions": [
-                        {"key": one["key"], "operator": "In", "values": one["values"]}
-                        for one in topology.get("matchLabelExpressions") or []
+                        {"key": label["key"], "operator": "In", "values": label["values"]}
+                        for label in topology.get("matchLabelExpressions") or []
                     ]
                 }
                 for topology in allowed
             ]
-            found.append(Place("zone", f"storage class {name}", terms))
-    return found
+            volumes.append(VolumeTopology(f"storage class {name}", terms))
+    return volumes
 
 
-def _alone(snapshot: Snapshot, pod: JobPod) -> list[str]:
-    """Return the pod's claims that one pod alone may mount."""
-    found = (snapshot.find("PersistentVolumeClaim", name) for name in claim_names(pod))
-    modes = {one["metadata"]["name"]: one["spec"].get("accessModes") or [] for one in found if one}
-    return [name for name, mode in modes.items() if "ReadWriteOncePod" in mode]
+def _number_waiting(snapshot: Snapshot, number: int) -> str:
+    return f"{number} of {count(snapshot.replicas, 'pod')} {'has' if number == 1 else 'have'} no node"
 
 
 def _cause(snapshot: Snapshot, nodes: Nodes, pod: JobPod, fit: Fit, number: int) -> Cause:
     nearest = fit.nearest()
-    kind = _kind(nearest)
+    kind = min((one.kind for found in nearest.values() for one in found), key=ORDER.index)
     if kind == "resource":
         kind = _scarcest(nearest)
-    waits = f"{number} of {count(snapshot.replicas, 'pod')} {'has' if number == 1 else 'have'} no node"
     facts = [
         f"{node}: {_fact(found, kind)}{_holders(nodes, node, kind)}"
         for node, found in sorted(nearest.items())[:SHOWN_NODES]
     ]
     rest = len(nearest) - SHOWN_NODES
-    facts += [f"and {rest} more nodes alike"] if rest > 0 else []
+    facts += [f"and {rest} more nodes like these"] if rest > 0 else []
     others = len(fit.obstacles) - len(nearest)
-    facts += [f"{count(others, 'other node')} would not do: {_others(fit, nearest)}"] if others else []
-    said = autoscaling.refusals(snapshot, pod)
-    facts += said
-    summary, advice = _words(kind, nearest, pod)
-    advice = autoscaling.advice(said) or advice
+    facts += [f"{count(others, 'other node')} excluded: {_others(fit, nearest)}"] if others else []
+    refusals = autoscaling.refusals(snapshot, pod)
+    summary, advice = SUMMARIES.get(kind) or _shortage(kind, nearest, pod)
     return Cause(
-        f"unschedulable/{kind}", Layer.BLOCKED, f"{waits}: {summary}", facts, pod.name,
-        at=pod.created, advice=advice,
+        f"unschedulable/{kind}", Layer.BLOCKED, f"{_number_waiting(snapshot, number)}: {summary}",
+        [*facts, *refusals], pod.name, at=pod.created, advice=autoscaling.advice(refusals) or advice,
     )  # fmt: skip
 
 
-def _kind(nearest: dict[str, list[Obstacle]]) -> str:
-    """Return the kind of obstacle that the nearest nodes share."""
-    return min((one.kind for found in nearest.values() for one in found), key=ORDER.index)
-
-
 def _scarcest(nearest: dict[str, list[Obstacle]]) -> str:
-    """Return the resource that is missing where the fewest are: devices are named before CPUs and memory."""
+    """Return the resource that the nodes with the fewest obstacles lack: devices before the others."""
     least = min(len(found) for found in nearest.values())
-    short_of = Counter(
+    missing = Counter(
         one.resource for found in nearest.values() if len(found) == least for one in found if one.resource
     )
-    return min(short_of, key=lambda name: (rank(name)[0], -short_of[name], name))
+    return min(missing, key=lambda name: (rank(name)[0], -missing[name], name))
 
 
 def _fact(found: list[Obstacle], kind: str) -> str:
@@ -301,7 +340,7 @@ def _fact(found: list[Obstacle], kind: str) -> str:
 
 
 def _holders(nodes: Nodes, node: str, resource: str) -> str:
-    """Return who holds a node's resource, the largest two."""
+    """Return the two pods that hold the most of a node's resource."""
     held = {
         f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}": pod_requests(pod["spec"]).get(
             resource, Decimal(0)
@@ -319,61 +358,13 @@ def _others(fit: Fit, nearest: dict[str, list[Obstacle]]) -> str:
     return ", ".join(f"{number} by {kind}" for kind, number in kinds.most_common())
 
 
-def _words(kind: str, nearest: dict[str, list[Obstacle]], pod: JobPod) -> tuple[str, str | None]:
-    """Return the summary of one kind of obstacle, and the advice where it differs from the usual one."""
-    total = count(len(nearest), "node")
-    plain = {
-        "selector": (
-            "no node has the labels that the pod selects",
-            "correct nodeSelector, or label the nodes",
-        ),
-        "affinity": (
-            "no node is of the kind that the pod's affinity asks for",
-            "add nodes of that instance type, or choose another hardware",
-        ),
-        "zone": (
-            "the pod's volume is in another zone than the nodes",
-            "have nodes in the volume's zone, or a volume that all zones reach",
-        ),
-        "not ready": (
-            f"{total} that would do: not ready",
-            "kubectl describe node says what the kubelet lacks",
-        ),
-        "cordoned": (f"{total} that would do: cordoned", "kubectl uncordon NODE, when it may be used again"),
-        "taint": (
-            f"{total} that would do: tainted, and the pod does not tolerate it",
-            "add the toleration, if these nodes are meant for this job",
-        ),
-        "pods": (f"{total} that would do: full of pods", "raise maxPods (prefix delegation), or add nodes"),
-        "apart": (
-            "the pod may not be beside those that are there",
-            "add nodes, or drop the anti-affinity, here or there",
-        ),
-        "together": (
-            "no node that would do is where the pods are that it wants to be with",
-            "start those pods first, or drop the pod affinity",
-        ),
-        "spread": (
-            "the pods would be spread less evenly than the job asks",
-            "make room where the fewest are, or raise maxSkew, or take whenUnsatisfiable: ScheduleAnyway",
-        ),
-        "ports": ("the port of the host that the pod wants is taken", "take hostPort and hostNetwork out"),
-        "volume": ("the pod's volume is another pod's alone", "a claim of ReadWriteMany, or of its own"),
-        "device-place": (
-            "the devices of the pod's claim are on a node that it cannot be on",
-            "delete the ResourceClaim: it is allocated anew",
-        ),
-        "name": ("the node that the pod names does not exist", "take spec.nodeName out"),
-    }
-    if kind in plain:
-        return plain[kind]
-    wanted = pod_requests(pod.spec)[kind]
-    amounts = f"{shown(kind, wanted)} {name_of(kind)}"
-    never = all(one.never for found in nearest.values() for one in found if one.resource == kind)
-    if never:
-        where = "device plugin on the nodes? else " if "/" in kind else ""
+def _shortage(resource: str, nearest: dict[str, list[Obstacle]], pod: JobPod) -> tuple[str, str | None]:
+    """Return summary and remedy for a resource that is missing."""
+    amount = f"{shown(resource, pod_requests(pod.spec)[resource])} {name_of(resource)}"
+    if all(one.never for found in nearest.values() for one in found if one.resource == resource):
+        plugin = "check that the device plugin runs on the nodes; else " if "/" in resource else ""
         return (
-            f"no node is large enough for {amounts}",
-            f"{where}ask for what a node of that type can give: yard preflight knows it",
+            f"no node is large enough for {amount}",
+            f"{plugin}request what a node of that type has: yard preflight knows it",
         )
-    return f"not enough {name_of(kind)} are free on any node ({amounts} wanted)", None
+    return f"not enough {name_of(resource)} are free on any node ({amount} requested)", None

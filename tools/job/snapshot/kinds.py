@@ -24,6 +24,4 @@ GANGS = {
 CLAIMS = {
     "ResourceClaim": "resourceclaims.resource.k8s.io",
     "ResourceClaimTemplate": "resourceclaimtemplates.resource.k8s.io",
-    "DeviceClass": "deviceclasses.resource.k8s.io",
-    "ResourceSlice": "resourceslices.resource.k8s.io",
 }

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
-from tests.job.corpus import G5, P5, TORCHRUN, situation
+from typing import Any
+
+from tests.job.corpus import CANNOT_TELL, G5, P5, TORCHRUN, situation
 from tests.job.world import World, node
+
+ZONE = "topology.kubernetes.io/zone"
 
 
 @situation("unschedulable/nvidia.com/gpu", G5)
@@ -110,19 +114,6 @@ def volume_in_another_zone(world: World) -> None:
     expression = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["eu-west-1b"]}
     affinity = {"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}
     world.objects["PersistentVolume"][0]["spec"]["nodeAffinity"] = affinity
-
-
-@situation("unschedulable/apart")
-def pods_exclude_each_other(world: World) -> None:
-    world.pending(1)
-    name = world.job["metadata"]["name"]
-    term = {
-        "labelSelector": {"matchLabels": {"training.kubeflow.org/job-name": name}},
-        "topologyKey": "kubernetes.io/hostname",
-    }
-    rule = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
-    world.pods[1]["spec"]["affinity"] = rule
-    world.nodes = world.nodes[:1]
 
 
 @situation("unschedulable/no-nodes")
@@ -296,3 +287,130 @@ def the_nodes_have_no_network_yet(world: World) -> None:
     for one in world.nodes:
         taint = {"key": "node.kubernetes.io/network-unavailable", "effect": "NoSchedule"}
         one["spec"]["taints"] = [taint]
+
+
+# ---- pod affinity over zones
+
+
+def _one_zone(world: World, **term: Any) -> None:
+    """Every pod must be in a zone of the job's other pods; the last node is in another one."""
+    world.nodes[-1]["metadata"]["labels"][ZONE] = "eu-west-1b"
+    labels = {"matchLabels": {"training.kubeflow.org/job-name": world.job["metadata"]["name"]}}
+    rule = {
+        "requiredDuringSchedulingIgnoredDuringExecution": [
+            {"labelSelector": labels, "topologyKey": ZONE, **term}
+        ]
+    }
+    for pod in world.pods:
+        pod["spec"].setdefault("affinity", {})["podAffinity"] = rule
+
+
+@situation("unschedulable/together", G5)
+def all_of_a_job_in_one_zone_and_the_zone_is_out_of_nodes(world: World) -> None:
+    """The node that is free is in the other zone; in the first one all are the job's own."""
+    world.pending(3)
+    _one_zone(world)
+
+
+@situation(CANNOT_TELL, G5)
+def the_first_of_a_series_that_wants_its_like(world: World) -> None:
+    """No pod of the job runs: the first may be anywhere."""
+    world.pending(*range(4))
+    _one_zone(world)
+
+
+@situation("unschedulable/together", G5)
+def the_zone_of_the_cache_is_full(world: World) -> None:
+    world.pending(*range(4))
+    world.hold("node-3", "cache", cpu="1", gpu="8")
+    world.others[-1]["metadata"]["labels"] = {"app": "cache"}
+    _one_zone(world, labelSelector={"matchLabels": {"app": "cache"}}, namespaces=["team-b"])
+
+
+@situation("unschedulable/together", G5)
+def the_cache_of_the_zone_is_in_another_namespace(world: World) -> None:
+    """A term without namespaces is about the pod's own."""
+    world.pending(3)
+    world.hold("node-3", "cache", cpu="1")
+    world.others[-1]["metadata"]["labels"] = {"app": "cache"}
+    _one_zone(world, labelSelector={"matchLabels": {"app": "cache"}})
+
+
+@situation(CANNOT_TELL, G5)
+def the_cache_is_in_the_namespace_that_is_named(world: World) -> None:
+    world.pending(3)
+    world.hold("node-3", "cache", cpu="1")
+    world.others[-1]["metadata"]["labels"] = {"app": "cache"}
+    _one_zone(world, labelSelector={"matchLabels": {"app": "cache"}}, namespaces=["team-b"])
+
+
+@situation(CANNOT_TELL, G5)
+def affinity_by_labels_of_namespaces_is_the_schedulers(world: World) -> None:
+    """The snapshot has no namespaces, so that this rule is not computed."""
+    world.pending(3)
+    _one_zone(world, namespaceSelector={"matchLabels": {"team": "a"}})
+
+
+# ---- volumes
+
+
+@situation("unschedulable/zone")
+def the_storage_class_makes_volumes_in_another_zone(world: World) -> None:
+    """Not bound yet: the class says where it may be made."""
+    world.pending(0, 1)
+    claim = world.objects["PersistentVolumeClaim"][0]
+    claim["spec"], claim["status"] = {"storageClassName": "gp3"}, {"phase": "Pending"}
+    terms = [{"matchLabelExpressions": [{"key": ZONE, "values": ["eu-west-1c"]}]}]
+    world.objects["StorageClass"][0]["allowedTopologies"] = terms
+
+
+# ---- slices of cards
+
+
+def _cut(world: World, name: str, number: str) -> None:
+    for one in world.nodes:
+        one["status"]["allocatable"] |= {"nvidia.com/gpu": "0", name: number}
+
+
+@situation("unschedulable/nvidia.com/mig-1g.10gb", G5)
+def the_slices_are_taken(world: World) -> None:
+    world.pending(3)
+    _cut(world, "nvidia.com/mig-1g.10gb", "7")
+    for pod in world.pods:
+        amounts = {"nvidia.com/mig-1g.10gb": "4", "cpu": "1"}
+        pod["spec"]["containers"][0]["resources"] = {"requests": amounts, "limits": amounts}
+    world.others.append(
+        {
+            "metadata": {"name": "notebook", "namespace": "team-b"},
+            "spec": {
+                "nodeName": "node-3",
+                "containers": [{"resources": {"limits": {"nvidia.com/mig-1g.10gb": "4"}}}],
+            },
+            "status": {"phase": "Running"},
+        }
+    )
+
+
+@situation("unschedulable/nvidia.com/gpu", G5)
+def the_cards_are_cut_into_slices(world: World) -> None:
+    world.pending(*range(4))
+    _cut(world, "nvidia.com/mig-1g.5gb", "56")
+
+
+@situation("unschedulable/nvidia.com/mig-3g.40gb", G5)
+def the_slices_are_of_another_size_and_cpus_are_short_too(world: World) -> None:
+    world.pending(*range(4))
+    _cut(world, "nvidia.com/mig-1g.10gb", "7")
+    for one in world.nodes:
+        one["status"]["allocatable"]["cpu"] = "1"
+    for pod in world.pods:
+        amounts = {"nvidia.com/mig-3g.40gb": "1", "cpu": "8"}
+        pod["spec"]["containers"][0]["resources"] = {"requests": amounts, "limits": amounts}
+
+
+@situation("unschedulable/memory")
+def the_pod_as_a_whole_asks_for_more(world: World) -> None:
+    """spec.resources stands instead of the containers' sum."""
+    world.pending(0, 1)
+    for pod in world.pods:
+        pod["spec"]["resources"] = {"requests": {"memory": "900Gi"}}
