@@ -231,7 +231,10 @@ def test_the_benchmark_compares_equal_tokens(tmp_path: Path, monkeypatch: pytest
 
 
 def test_yard_data_needs_no_torch() -> None:
-    code = "import sys; from tools.cli.data import inspect, prepare, verify; print(sorted({'torch', 'datasets', 'pyarrow'} & set(sys.modules)))"
+    code = (
+        "import sys; from tools.cli.data import inspect, prepare, verify;"
+        "print(sorted({'torch', 'datasets', 'pyarrow'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

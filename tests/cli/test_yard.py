@@ -51,7 +51,11 @@ def test_every_command_has_help_with_an_example(command: str, capsys: pytest.Cap
         (["wiring"], "error: give a cell, or a file with -f"),
         (["wiring", "-f", "/no/such.yaml"], "error: /no/such.yaml: No such file or directory"),
         (["wiring", "x", "--operator-version", "2.0.0"], "error: Invalid value for '--operator-version'"),
-        (["sample"], "error: Missing option '--prompt'"),
+        (
+            ["run", "x", "--stpes", "5"],
+            "error: no such option: --stpes\n"
+            "  hint: a key of the configuration is set with --set train.steps=VALUE",
+        ),
         (["sample", "no-such-run", "--prompt", "x"], "error: no such run: no-such-run"),
     ],
 )
@@ -96,7 +100,7 @@ def test_a_closed_pipe_is_no_traceback() -> None:
 def test_verdicts_print_their_evidence(capsys: pytest.CaptureFixture[str]) -> None:
     verdict = Verdict(State.CANNOT_TELL, "who knows", ["looked here"], "look there", {"n": 1})
     output.verdict(verdict)
-    assert capsys.readouterr().out == "CANNOT TELL: who knows\n  looked here\n  what to do: look there\n"
+    assert capsys.readouterr().out == "CANNOT TELL: who knows\n  looked here\n  fix: look there\n"
     output.verdict(verdict, as_json=True)
     assert json.loads(capsys.readouterr().out)["n"] == 1
     assert [state.exit_code for state in (State.PASS, State.FAIL, State.CANNOT_TELL)] == [0, 1, 3]
@@ -110,7 +114,7 @@ def test_no_room_on_the_disk_names_both_numbers(tmp_path: Path) -> None:
 
 def test_sample_takes_a_run_by_name_and_names_the_nearest(checkout: Any) -> None:
     runs = checkout.root / "local" / "runs"
-    assert "error: there is no run yet" in checkout.yard("sample", "--prompt", "x").stderr
+    assert "error: no run yet" in checkout.yard("sample", "--prompt", "x").stderr
     (runs / "cpu-tiny").mkdir(parents=True)
     wrong = checkout.yard("sample", "cpu-tinny", "--prompt", "x")
     assert (wrong.returncode, "did you mean cpu-tiny?" in wrong.stderr) == (2, True)

@@ -11,6 +11,6 @@ def test_without_a_base_the_next_command_is_named(clone: Clone) -> None:
     output, _ = process.communicate(timeout=120)
     assert process.returncode != 0
     assert "starts from the run cpu-llama-tiny-train, which has no checkpoint here yet" in output
-    assert "hint: make train trains it" in output
+    assert "hint: train it: make train" in output
     assert "nowhere" not in output.replace("data.source=nowhere", "")
     assert not (clone.root / "local" / "runs").exists()

@@ -84,7 +84,7 @@ def test_a_failed_pod_starts_again_and_the_job_goes_on(checkout: Any, make_job: 
     assert done.returncode == 0, done.stderr
     log = (checkout.run_directory("again") / "logs" / "pod-again-master-0.log").read_text()
     assert log.count("--- attempt") == 2
-    assert "exited with code 3; it starts again" in done.stderr
+    assert "exited with code 3; restarting" in done.stderr
 
 
 def test_restarts_that_bring_nothing_end_in_one_error(checkout: Any, make_job: Job) -> None:
@@ -199,7 +199,7 @@ def test_a_taken_port_that_was_asked_for_is_named_with_its_holder(checkout: Any,
         job = make_job("port", command=["torchrun", "/nothing.py"])
         done = checkout.yard("run", checkout.cell(job), "--port", str(port))
     assert done.returncode == 2
-    assert f"port {port}, where the pods meet, is taken by process {os.getpid()} (" in one_error(done.stderr)
+    assert f"the rendezvous port {port} is taken by process {os.getpid()} (" in one_error(done.stderr)
     assert "--port " in done.stderr
 
 
@@ -271,6 +271,18 @@ def test_dry_run_shows_pods_masks_secrets_and_starts_nothing(checkout: Any, make
     plan = json.loads(checkout.yard("run", cell, "--dry-run", "--json").stdout)
     assert [pod["pod"] for pod in plan["pods"]] == ["dry-worker-0", "dry-worker-1"]
     assert not (checkout.root / "local").exists()
+
+
+def test_a_dry_run_shows_the_plan_of_a_job_with_more_gpus_than_here(checkout: Any, make_job: Job) -> None:
+    job = make_job("gpus")
+    container = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    container.update(command=["torchrun", "-m", "x"], resources={"limits": {"nvidia.com/gpu": "64"}})
+    cell = checkout.cell(job)
+    done = checkout.yard("run", cell, "--dry-run")
+    assert done.returncode == 0
+    assert "pod gpus-worker-1" in done.stdout
+    assert "the job asks for 128 GPUs; this machine has" in done.stderr
+    assert "2 pods ask for 128 GPUs" in one_error(checkout.yard("run", cell).stderr)  # the control
 
 
 @pytest.mark.parametrize(
@@ -409,14 +421,17 @@ def test_a_base_that_is_no_run_yet_is_named_with_the_command_that_makes_it(tmp_p
     texts = local_job.config_texts(local_job.render("cpu/llama-tiny-lora", lambda line: None), repo.root())
     run_directory, source = tmp_path / "runs/tuned", "overlays/cpu/llama-tiny-lora"
     for base, remedy in (
-        ("cpu-llama-tiny-train", "make train trains it"),
-        ("cpu-bert-tiny-train", f"{report.yard_command()} run overlays/cpu/bert-tiny trains it"),
+        ("cpu-llama-tiny-train", "train it: make train"),
+        ("cpu-bert-tiny-train", f"train it: {report.yard_command()} run overlays/cpu/bert-tiny"),
         ("other", "train it first"),
     ):
         config = load_texts(apply_override(texts, f"model.weights=run:{base}"))
         with pytest.raises(UserError) as error:
             preconditions.check_base(config, run_directory, source)
-        assert str(error.value) == f"{source} starts from the run {base}, which has no checkpoint here yet"
+        assert (
+            str(error.value)
+            == f"{source} starts from the run {base}, which has no checkpoint on this machine yet"
+        )
         assert error.value.hint == remedy
         committed = tmp_path / "runs" / base / "checkpoints/step-00000003"
         committed.mkdir(parents=True)

@@ -262,5 +262,5 @@ def test_working_directory_below_a_mount_else_the_checkout(make_job: Job, tmp_pa
 def test_a_command_only_the_image_knows_is_an_error(make_job: Job, tmp_path: Path) -> None:
     job = make_job()
     del container_of(job)["command"]
-    with pytest.raises(UserError, match="has no command, only its image knows it"):
+    with pytest.raises(UserError, match="has no command: only its image knows it"):
         locally(job, tmp_path)

@@ -70,7 +70,7 @@ def test_known_launchers(command: list[str]) -> None:
     ("command", "reason"),
     [
         (["accelerate", "launch", "a.py"], "neither torchrun nor python"),
-        (["python", "-m", "deepspeed.launcher", "a.py"], "a launcher of its own"),
+        (["python", "-m", "deepspeed.launcher", "a.py"], "another launcher"),
         (["bash", "/app/start.sh"], "it runs a file"),
         (["bash", "-c", "pip install x && torchrun a.py"], "the operator &"),
     ],
@@ -98,7 +98,7 @@ def test_plain_python_is_no_launcher() -> None:
         (["--nnodes=3:2"], {}, "MIN <= MAX"),
         (["--no-such"], {}, "torchrun: "),
         ([], {"PET_STANDALONE": ""}, "PET_STANDALONE is ''"),
-        ([], {"PET_NODE_RANK": "x"}, "--node-rank 'x' is no integer"),
+        ([], {"PET_NODE_RANK": "x"}, "--node-rank 'x' is not an integer"),
     ],
 )
 def test_what_torchrun_would_refuse(words: list[str], variables: dict[str, str], message: str) -> None:

@@ -72,7 +72,7 @@ def test_nothing_speaks_against_these(make_job: Job, change: dict[str, Any]) -> 
         ({"command": ["python", "a.py"]}, "it trains as 2 separate jobs: python starts without RANK"),
         (
             {"command": ["torchrun", "--standalone", "a.py"]},
-            "separate jobs: --standalone makes each pod a world",
+            "separate jobs: --standalone makes each pod its own world",
         ),
         (
             {"command": ["torchrun", "--nnodes=1", "a.py"]},
@@ -83,8 +83,8 @@ def test_nothing_speaks_against_these(make_job: Job, change: dict[str, Any]) -> 
         ({"spec": {"elasticPolicy": {"minReplicas": 4}}}, "it never starts: it waits for 4 nodes"),
         ({"spec": {"elasticPolicy": {"standalone": True}}}, "PET_STANDALONE is ''"),
         ({"spec": {"elasticPolicy": {"rdzvHost": "localhost"}}}, "it hangs: 2 pods wait in 2 places"),
-        ({"spec": {"elasticPolicy": {"rdzvHost": "elsewhere"}}}, "elsewhere is none of the job's pods"),
-        ({"spec": {"elasticPolicy": {"rdzvConf": []}}}, "the operator stops on it"),
+        ({"spec": {"elasticPolicy": {"rdzvHost": "elsewhere"}}}, "elsewhere is not one of the job's pods"),
+        ({"spec": {"elasticPolicy": {"rdzvConf": []}}}, "the operator fails on it"),
         ({"master": True, "command": ["torchrun", "--node-rank=0", "a.py"]}, "the node ranks are not 0 to 1"),
         (
             {"master": True, "command": ["torchrun", "--nnodes=3", "a.py"]},
@@ -136,6 +136,13 @@ def test_a_large_job_is_proved_small_and_says_so(make_job: Job) -> None:
             wiring_proof.scale(nodes, pods, nproc)
     small = analysed(make_job(command=TORCHRUN)).nodes
     assert wiring_proof.scale(small, None, None) == wiring_proof.Scale(2, 1, whole=True)
+
+
+def test_without_torch_the_proof_cannot_tell(make_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wiring_proof.importlib.util, "find_spec", lambda name: None)
+    verdict = wiring_proof.prove(analysed(make_job(command=TORCHRUN)), None, None, 60)
+    assert verdict.state is State.CANNOT_TELL
+    assert verdict.summary == "torch is not installed here, so the job's launchers cannot run"
 
 
 @pytest.mark.parametrize(("seen", "state"), [(2, State.PASS), (1, State.FAIL)])
@@ -210,7 +217,7 @@ def test_fail_and_cannot_tell_have_their_exit_codes(checkout: Any, make_job: Job
     apart = checkout.yard("wiring", checkout.cell(make_job("apart", elastic=False, command=TORCHRUN)))
     assert apart.returncode == 1
     assert apart.stdout.startswith("FAIL: it hangs")
-    assert "what to do: give the job elasticPolicy" in apart.stdout
+    assert "fix: give the job elasticPolicy" in apart.stdout
     unknown = checkout.yard("wiring", checkout.cell(make_job("unknown", command=["mpirun", "a"])))
     assert unknown.returncode == 3
     assert unknown.stdout.startswith("CANNOT TELL: ")

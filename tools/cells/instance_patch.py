@@ -1,7 +1,7 @@
-"""What a pod that takes a whole machine asks for: one function from the fact table to a Component's patch.
+"""The resources of a pod that takes a whole machine: from the table of instance types to a Component's patch.
 
-The default size of a hardware Component and every other size that a cell names come from here, so that no
-count of devices, processors or bytes is written by hand.
+The default size of a hardware Component and every other size that a cell names are generated here, so nobody
+writes device, processor or memory counts by hand.
 """
 
 from __future__ import annotations
@@ -18,41 +18,43 @@ from tools.facts.instances import EFA, Instance
 
 HUGEPAGES = "hugepages-2Mi"
 INSTANCE_LABEL = "node.kubernetes.io/instance-type"
-# Left for a node's own pods beside a trainer: network, volumes, device plugins, logs, metrics.
+# Reserved for a node's own pods: network, volumes, device plugins, logs, metrics.
 DAEMON_CPU_M, DAEMON_MEMORY_MIB = 600, 1024
-# A node's real allocatable memory differs by a percent or so between AMI releases.
+# Allocatable memory differs by about one percent between AMI releases.
 MEMORY_SHARE = 0.98
-# What the EKS user guide's NCCL test asks for; a node with the EFA driver has at least twice as many.
+# As in the EKS user guide's NCCL test. A node with the EFA driver has at least twice as many.
 HUGEPAGES_MIB = 5120
 SHM_MIB_PER_DEVICE, SHM_MOST_MIB = 8192, 65536
 
 POD = "/spec/pytorchReplicaSpecs/Worker/template/spec"
 CONTAINER = f"{POD}/containers/0"
-SHM = 2  # the place of the volume `shm` in base/pytorchjob, which the patch tests before it changes it
+SHM = 2  # the index of volume `shm` in base/pytorchjob; the patch tests it before the change
 
 
 def cpus(instance: Instance) -> int:
-    """Return the whole processors that are left for a trainer on a node of this type."""
+    """Return the whole processors left for a trainer on a node of this type."""
     return max(1, (instance.allocatable_cpu_m - DAEMON_CPU_M) // 1000)
 
 
 def memory_mib(instance: Instance) -> int:
-    """Return the memory, a whole number of GiB in MiB, that is left for a trainer.
+    """Return the memory left for a trainer in MiB: a whole number of GiB.
 
-    The kubelet takes what is set aside as huge pages off the node's allocatable memory.
+    The kubelet subtracts huge pages from the node's allocatable memory.
     """
     left = instance.allocatable_memory_mib - instance.hugepages_2mi_mib - DAEMON_MEMORY_MIB
     return int(left * MEMORY_SHARE) // 1024 * 1024
 
 
 def shm_mib(instance: Instance) -> int:
-    """Return the size of /dev/shm: 8 GiB a device, 64 at most. It counts against the container's memory."""
+    """Return the size of /dev/shm in MiB: 8 GiB for each device, at most 64. It counts against the
+    container's memory.
+    """
     share = memory_mib(instance) // 8 // 1024 * 1024
     return max(1024, min(SHM_MIB_PER_DEVICE * max(1, instance.accelerators), SHM_MOST_MIB, share))
 
 
 def limits(instance: Instance) -> dict[str, str]:
-    """Return what is both requested and limited; processors are requested only."""
+    """Return what is both requested and limited. Processors are only requested."""
     found = {"memory": _gib(memory_mib(instance))}
     if instance.device_resource:
         found[instance.device_resource] = str(instance.accelerators)
@@ -64,7 +66,7 @@ def limits(instance: Instance) -> dict[str, str]:
 
 
 def taints(instance: Instance) -> list[str]:
-    """Return the keys of the taints that such nodes may carry, named like the devices they guard."""
+    """Return the keys of the taints that such nodes may have. They are named after the devices."""
     return [key for key in limits(instance) if "/" in key]
 
 
@@ -98,7 +100,7 @@ def patch(instance: Instance) -> str:
 
 
 def _add(path: str, value: Any) -> dict[str, Any]:
-    """Return an operation that sets a value whether or not there is one."""
+    """Return an operation that sets a value whether or not one exists."""
     return {"op": "add", "path": path, "value": value}
 
 
@@ -112,7 +114,7 @@ def _gib(mib: int) -> str:
 
 
 def _flow(value: dict[str, Any] | list[str]) -> CommentedMap | CommentedSeq:
-    """Return the value so that it is written on one line."""
+    """Return the value in flow style: on one line."""
     node = CommentedMap(value) if isinstance(value, dict) else CommentedSeq(value)
     node.fa.set_flow_style()
     return node

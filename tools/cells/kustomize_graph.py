@@ -1,4 +1,4 @@
-"""Which directories a Kustomize target reaches, and by which route."""
+"""The directories that a Kustomize target reaches, and the route to each."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ REFERENCES = ("resources", "components")  # the two keys of a kustomization that
 def refuse_diamonds(root: Path, target: str, parts: Iterable[Path]) -> None:
     """Refuse a target that reaches a directory twice through its `parts`.
 
-    Kustomize would apply such a Component once per route and exit 0: every appended list entry then stands
-    there twice. Raises UserError that names both routes, or a kustomization that cannot be read.
+    Kustomize would apply such a Component once for each route and exit with 0, which duplicates every list
+    entry that it appends. Raises UserError with both routes, or for a kustomization that is not readable.
     """
     routes: dict[Path, str] = {}
     for part in parts:
@@ -27,9 +27,9 @@ def refuse_diamonds(root: Path, target: str, parts: Iterable[Path]) -> None:
 
 
 def reached(root: Path, target: Path) -> list[Path]:
-    """Return the local directories that the Kustomize target `target` is made of, itself first.
+    """Return the local directories that the Kustomize target `target` consists of, itself first.
 
-    Raises UserError when one is reached twice, or a kustomization cannot be read.
+    Raises UserError when one is reached twice, or a kustomization is not readable.
     """
     routes: dict[Path, str] = {}
     _walk(root, target.resolve(), "", routes)
@@ -42,7 +42,7 @@ def _walk(root: Path, directory: Path, route: str, routes: dict[Path, str]) -> N
     if directory in routes:
         raise UserError(
             f"{name} is reached twice and would be applied twice",
-            f"once by {routes[directory]}, once by {here}; take one of them out",
+            f"once by {routes[directory]}, once by {here}; remove one of them",
         )
     routes[directory] = here
     for reference in _references(root, directory):
@@ -50,7 +50,7 @@ def _walk(root: Path, directory: Path, route: str, routes: dict[Path, str]) -> N
 
 
 def _references(root: Path, directory: Path) -> list[Path]:
-    """Return the local directories that the kustomization in `directory` names; remote ones are left out."""
+    """Return the local directories that the kustomization in `directory` names, without remote ones."""
     path = next((directory / name for name in KUSTOMIZATION_NAMES if (directory / name).is_file()), None)
     if path is None:
         raise UserError(f"{_shown(root, directory)}: no kustomization.yaml in this directory")

@@ -143,7 +143,6 @@ def _summary(instance: Instance) -> str:
 
 
 def wanted(root: Path, matrix: Matrix) -> dict[Path, str]:
-    """Return every file that the matrix asks for, with its text."""
     sizes = {(cell.hardware, cell.instance) for cell in matrix.cells}
     sizes |= set(matrix.machines.items())
     files = {

@@ -1,9 +1,8 @@
-"""How much memory one process of a job needs on its device, term by term.
+"""The device memory that one process of a job needs, term by term.
 
-A first formula: it follows what the trainer keeps (training/trainer/parallelize.py: fp32 weights and moments,
-bf16 compute, FSDP2 or DDP) and estimates what it cannot know (the allocator, libraries). Nothing here was
-measured on a GPU. It leans to the high side: logits are counted in fp32, which a compiled loss may not
-write out.
+A first formula. It follows what the trainer keeps (training/trainer/parallelize.py: fp32 weights and moments,
+bf16 compute, FSDP2 or DDP) and estimates what it cannot know (the allocator, libraries). Nothing was measured
+on a GPU. It rather overestimates: logits are counted in fp32, which a compiled loss may not write.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The need of one process: `steady` all the time, and of the two `peaks` the larger one."""
+    """The need of one process: `steady` terms always, and the larger of the two `peaks`."""
 
     steady: tuple[Term, ...]
     peaks: tuple[tuple[Term, ...], tuple[Term, ...]]
@@ -52,12 +51,10 @@ class Estimate:
 
     @property
     def needed(self) -> int:
-        """Bytes that a process needs."""
         return _sum(self.steady) + max(_sum(peak) for peak in self.peaks)
 
     @property
     def fits(self) -> bool:
-        """Say whether the need is met."""
         return self.needed <= self.room.nbytes
 
     @property
@@ -67,11 +64,10 @@ class Estimate:
 
     @property
     def left_out(self) -> tuple[Term, ...]:
-        """The terms of the smaller peak: they come at another time than the larger one."""
+        """The terms of the smaller peak, which occurs at another time."""
         return min(self.peaks, key=_sum) if self.peaks[0] != self.peaks[1] else ()
 
     def summary(self) -> str:
-        """Return the need beside what is there, in one line."""
         return f"{self.needed / GIB:.1f} GiB a {self.room.what} needed, {self.room.nbytes / GIB:.1f} there"
 
 
@@ -89,7 +85,7 @@ def estimate(config: Config, nodes: int, room: Room) -> Estimate:
 
 
 def headroom(config: Config, room: Room) -> Term:
-    """Return what is not the model's: libraries, collectives, fragmentation."""
+    """Return what is not the model: libraries, collectives, fragmentation."""
     if config.device.type == "cpu":
         return Term("headroom", INTERPRETER, "Python, torch and what it compiled")
     share = int(FRAGMENTATION * room.nbytes)
@@ -100,7 +96,7 @@ def headroom(config: Config, room: Room) -> Term:
 
 @dataclass(frozen=True)
 class _Need:
-    """The terms that follow from the configuration. N parameters, t of them trained, W processes."""
+    """The terms that follow from the configuration: N parameters, t of them trained, W processes."""
 
     config: Config
     world: int
@@ -182,7 +178,7 @@ class _Need:
         return Term("logits", self.tokens * vocabulary * LOGIT_BYTES, how)
 
     def exchange(self) -> Term:
-        """The largest group's gradients in bf16, and again in fp32 in the buffer that is sent."""
+        """The largest group's gradients in bf16, and in fp32 in the send buffer."""
         if not self.sharded:
             return Term("gradient exchange", 0, "in place")
         model, lora = self.config.model, self.config.lora

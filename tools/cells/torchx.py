@@ -80,7 +80,7 @@ def trn1_bert(
 
 @dataclass
 class CellRole(specs.Role):  # type: ignore[misc]  # torchx is not in the project's own environment
-    """A role whose pods are a cell's, where the scheduler is Kubernetes."""
+    """A role whose pods are a cell's, for the Kubernetes scheduler."""
 
     pod: Object = field(default_factory=dict)  # the cell's pod spec
     config: dict[str, str] = field(default_factory=dict)  # the trainer's files, name to text
@@ -88,10 +88,10 @@ class CellRole(specs.Role):  # type: ignore[misc]  # torchx is not in the projec
     run: str = ""
 
     def pre_proc(self, scheduler: str, dryrun_info: Any) -> Any:
-        """Put the cell's pods in the place of TorchX's own, in a Volcano job that has been made."""
+        """Replace TorchX's pods in its Volcano job by the cell's."""
         resource = getattr(dryrun_info.request, "resource", None)
         if resource is None or not str(resource.get("apiVersion", "")).startswith("batch.volcano.sh/"):
-            raise ValueError("a cell's pods are for the scheduler kubernetes: torchx run -s kubernetes")
+            raise ValueError("a cell's pods need the Kubernetes scheduler: torchx run -s kubernetes")
         job = resource["metadata"]["name"]
         for task in resource["spec"]["tasks"]:
             made = task["template"]
@@ -127,7 +127,9 @@ class CellRole(specs.Role):  # type: ignore[misc]  # torchx is not in the projec
         return {"name": "config", "downwardAPI": {"items": items}}
 
     def _rendezvous(self, job: str) -> list[Object]:
-        """Return what the training operator would give: Volcano's svc plugin gives the first pod its name."""
+        """Return the variables that the training operator would inject. Volcano's svc plugin names the first
+        pod.
+        """
         host = f"{job}-{self.name}-0-0.{job}"
         values = {
             "JOB_NAME": job,
@@ -153,7 +155,7 @@ def _cell(model: str) -> Manifests:
     path = repo.root() / "overlays" / "trn1" / model
     if not locate.is_kustomization(path):
         known = ", ".join(one.parent.name for one in path.parent.glob("*/kustomization.yaml"))
-        raise ValueError(f"overlays/trn1 has no cell {model}; there are {known}")
+        raise ValueError(f"overlays/trn1 has no cell {model}; known: {known}")
     return parse(kustomize.ensure(repo.root(), print).build(path), repo.shown(path))
 
 
@@ -167,7 +169,7 @@ def _config(cell: Manifests, cacheset: str) -> dict[str, str]:
 
 
 def _resource(limits: Object) -> specs.Resource:
-    """Return the machine's devices in TorchX's words; the pod itself keeps the cell's own numbers."""
+    """Return the machine's devices in TorchX's terms. The pod itself keeps the cell's numbers."""
     devices = {name: int(amount) for name, amount in limits.items() if "/" in name}
     return specs.Resource(cpu=0, gpu=0, memMB=0, devices=devices)
 

@@ -22,7 +22,7 @@ Examples:
   yard sample cpu-llama-tiny-train --prompt "def main("
   yard wiring overlays/cpu/llama-tiny         prove that its pods form one job
   yard render overlays/cpu/llama-tiny         print what a cluster would be given
-  yard preflight --all                        judge every cell before money is spent
+  yard preflight --all                        check every cell before money is spent
   yard job why                                why the job on the cluster does not train
 
 \b
@@ -38,11 +38,11 @@ Exit codes: 0 good, 1 bad verdict or failed run, 2 bad input, 3 cannot tell, 130
 )
 @click.version_option(__version__, prog_name="yard")
 def yard() -> None:
-    """Train, prove and look after cells: one hardware times one model, a directory under overlays/."""
+    """Train and check cells: one hardware times one model, a directory under overlays/."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run `yard`; exit with its code. Every error ends here as one line, without a traceback."""
+    """Run `yard` and exit with its code. Every error is one line, without a traceback."""
     sys.exit(invoke(arguments))
 
 
@@ -69,7 +69,7 @@ def invoke(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # the reader has gone: drop what is buffered
+        )  # the reader has closed the pipe: drop what is buffered
         return 1
     except Exception as problem:
         if not _is_config_error(problem):
@@ -79,7 +79,7 @@ def invoke(arguments: list[str] | None = None) -> int:
 
 
 def _is_config_error(problem: Exception) -> bool:
-    """Say whether `problem` is the trainer's own config error, without importing the trainer."""
+    """Return whether `problem` is the trainer's config error, without importing the trainer."""
     module = sys.modules.get("training.config")
     return module is not None and isinstance(problem, module.ConfigError)
 
@@ -91,8 +91,22 @@ def _usage_message(problem: click.UsageError) -> str:
 
 
 def _usage_hint(problem: click.UsageError) -> str | None:
-    if isinstance(problem, click.NoSuchOption) and problem.possibilities:
-        return f"did you mean {problem.possibilities[0]}?"
-    if problem.ctx is not None:
-        return f"see {problem.ctx.command_path} --help"
-    return None
+    if isinstance(problem, click.NoSuchOption):
+        return _option_hint(problem)
+    return _help_hint(problem)
+
+
+def _option_hint(problem: click.NoSuchOption) -> str | None:
+    """Return the key of the configuration that an unknown option means, else the nearest option."""
+    command = problem.ctx.command if problem.ctx else None
+    if command is not None and any("--set" in parameter.opts for parameter in command.params):
+        from training.config.loader import nearest_key
+
+        key = nearest_key(problem.option_name.lstrip("-").replace("-", "_"))
+        if key is not None:
+            return f"a key of the configuration is set with --set {key}=VALUE"
+    return f"did you mean {problem.possibilities[0]}?" if problem.possibilities else _help_hint(problem)
+
+
+def _help_hint(problem: click.UsageError) -> str | None:
+    return f"see {problem.ctx.command_path} --help" if problem.ctx is not None else None

@@ -16,7 +16,8 @@ from tools.core.repo import nearest
 class LazyGroup(click.Group):
     """Finds a command's module by its name: `rank0` is rank0.py in `directory`, its click command `command`.
 
-    A dash in a name is an underscore in the file's. Modules that begin with an underscore are no commands.
+    A command may also be a package. A dash in a name is an underscore in the file name. Modules that begin
+    with an underscore are not commands.
     """
 
     def __init__(self, *arguments: Any, directory: Path, package: str, **options: Any) -> None:
@@ -24,7 +25,6 @@ class LazyGroup(click.Group):
         self.directory, self.package = directory, package
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands' names, sorted."""
         files = [
             *self.directory.glob("*.py"),
             *(path.parent for path in self.directory.glob("*/__init__.py")),
@@ -32,7 +32,7 @@ class LazyGroup(click.Group):
         return sorted(path.stem.replace("_", "-") for path in files if not path.stem.startswith("_"))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return one command, or None when there is no such module."""
+        """Import and return one command, or None when the module does not exist."""
         if cmd_name not in self.list_commands(ctx):
             return None
         module = importlib.import_module(f"{self.package}.{_file(cmd_name)}")
@@ -42,7 +42,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command of `args[0]`; an unknown one is an error that names the nearest."""
+        """Find the command of `args[0]`. The error for an unknown one names the nearest."""
         name = args[0]
         names = self.list_commands(ctx)
         if not name.startswith("-") and name not in names:
@@ -52,7 +52,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands with the first line of each module's docstring, without importing any."""
+        """List the commands with the first line of each module's docstring, without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, self._summary(name)) for name in self.list_commands(ctx)])
 

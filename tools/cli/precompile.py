@@ -6,7 +6,7 @@ behind neuron_parallel_compile. When it has ended, the cell's own job finds the 
 \b
 Examples:
   yard precompile trn1/bert-large | kubectl apply --server-side -f -
-  kubectl logs trn1-bert-large-train-graphs-worker-0 > graphs.log; yard metrics graphs.log
+  kubectl logs trn1-bert-large-train-graphs-worker-0 | yard job metrics -
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ def command(cell: str) -> None:
 
 
 def render(cell: Path) -> str:
-    """Return the precompiling job of the cell in a directory as YAML; UserError where it is none of trn1."""
+    """Return the precompile job of the cell in a directory as YAML. Raises UserError for hardware other than
+    trn1.
+    """
     if cell.parent != repo.root() / "overlays" / HARDWARE:
         raise UserError(
-            f"{repo.shown(cell)} is not a cell of {HARDWARE}: only neuron has graphs to compile beforehand",
+            f"{repo.shown(cell)} is not a cell of {HARDWARE}: only Neuron graphs are compiled beforehand",
             f"yard precompile {HARDWARE}/bert-large",
         )
     repo.local().mkdir(exist_ok=True)

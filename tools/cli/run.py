@@ -1,9 +1,10 @@
 """Train a cell on this machine, its pods as local processes.
 
-The cell is rendered as a cluster would be given it, and its pods are started with exactly the environment
-that the training operator would inject. Run again to continue; a finished run says so.
+The cell is rendered exactly as for a cluster. Its pods start with the environment that the training operator
+would inject. Run the same command again to continue; a finished run is reported as finished.
 
 \b
+Exit codes: 0 trained, 1 the run failed, 2 bad input, 130 after Ctrl-C.
 Examples:
   yard run overlays/cpu/llama-tiny
   yard run cpu/llama-tiny --set train.steps=800 --set train.learning_rate=0.001
@@ -35,11 +36,11 @@ from tools.local import run
 @click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a key of the configuration."
 )
-@click.option("--port", type=click.IntRange(1, 65535), metavar="N", help="Let the pods meet at port N.")
-@click.option("--fresh", is_flag=True, help="Remove the run first, its checkpoints included.")
-@click.option("--dry-run", is_flag=True, help="Print what would be started, and start nothing.")
+@click.option("--port", type=click.IntRange(1, 65535), metavar="N", help="Use port N for the rendezvous.")
+@click.option("--fresh", is_flag=True, help="Delete the run first, with its checkpoints.")
+@click.option("--dry-run", is_flag=True, help="Print what would start; start nothing.")
 @click.option(
-    "--show-example", is_flag=True, help="Print one example of fine-tuning and what of it is learned."
+    "--show-example", is_flag=True, help="Print one fine-tuning example, with the tokens that are learned."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan or the final report as JSON.")
 def command(
@@ -54,13 +55,14 @@ def command(
     as_json: bool,
 ) -> None:
     change = local_job.Change(pods, nproc, port, settings)
-    job = local_job.ready(local_job.render(cell, output.note), change, repo.local(), repo.root())
+    manifests = local_job.render(cell, output.note)
+    job = local_job.ready(manifests, change, repo.local(), repo.root(), plan_only=dry_run)
     if dry_run:
         run.show_plan(job, as_json)
         return
     if show_example:
         if as_json:
-            raise click.UsageError("an example is shown to people: --show-example goes without --json")
+            raise click.UsageError("--show-example cannot be combined with --json")
         run.show_example(job)
         return
     code = run.run(job, fresh, as_json)

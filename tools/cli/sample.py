@@ -1,9 +1,10 @@
 """Write text from a run's checkpoint.
 
-RUN is the name of a run below local/runs, a run's directory, or a cell. Where only one run exists it can be
-left out.
+RUN is the name of a run below local/runs, a run's directory, or a cell. It can be left out when only one run
+exists. Without --prompt, the first of the configuration's sample.prompts is used.
 
 \b
+Exit codes: 0 text was written, 1 the checkpoint is damaged, 2 bad input or no checkpoint.
 Examples:
   yard sample --prompt "def main("
   yard sample cpu-llama-tiny-train --prompt "import " --temperature 0 --max-new-tokens 80
@@ -12,6 +13,7 @@ Examples:
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -27,18 +29,18 @@ from tools.local import job
 
 @click.command(help=__doc__, short_help="write text from a run's checkpoint")
 @click.argument("run", required=False)
-@click.option("--prompt", required=True, metavar="TEXT", help="The text to continue.")
-@click.option("--max-new-tokens", type=click.IntRange(1), metavar="N", help="Write N tokens at most.")
+@click.option("--prompt", metavar="TEXT", help="The text to continue.")
+@click.option("--max-new-tokens", type=click.IntRange(1), metavar="N", help="Write at most N tokens.")
 @click.option(
-    "--temperature", type=click.FloatRange(0), metavar="X", help="0 takes the likeliest token each time."
+    "--temperature", type=click.FloatRange(0), metavar="X", help="0 always takes the most likely token."
 )
-@click.option("--seed", type=int, metavar="N", help="The same seed writes the same text.")
+@click.option("--seed", type=int, metavar="N", help="The same seed gives the same text.")
 @click.option(
-    "--step", type=click.IntRange(0), metavar="N", help="Take the checkpoint of step N, not the newest."
+    "--step", type=click.IntRange(0), metavar="N", help="Use the checkpoint of step N instead of the newest."
 )
 def command(
     run: str | None,
-    prompt: str,
+    prompt: str | None,
     max_new_tokens: int | None,
     temperature: float | None,
     seed: int | None,
@@ -46,6 +48,7 @@ def command(
 ) -> None:
     directory = run_directory(run)
     options = {"max-new-tokens": max_new_tokens, "temperature": temperature, "seed": seed, "step": step}
+    prompt = _configured_prompt(directory) if prompt is None else prompt
     argv = [sys.executable, "-m", "training.sample", "--run", str(directory), f"--prompt={prompt}"]
     argv += [f"--{name}={value}" for name, value in options.items() if value is not None]
     done = subprocess.run(argv, cwd=repo.root(), check=False, stderr=subprocess.PIPE, text=True)
@@ -56,8 +59,18 @@ def command(
     raise UserError(message, code=2 if done.returncode == 2 else 1)
 
 
+def _configured_prompt(directory: Path) -> str:
+    """Return the first of sample.prompts in the run's own configuration."""
+    try:
+        saved = json.loads((directory / "run.json").read_text(encoding="utf-8"))
+        return str(saved["config"]["sample"]["prompts"][0])
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        message = f"{repo.shown(directory)} has no sample.prompts in its configuration"
+        raise UserError(message, 'give one with --prompt "TEXT"') from None
+
+
 def run_directory(run: str | None) -> Path:
-    """Return the directory of the run that the user means; UserError, with the nearest name, when none is."""
+    """Return the directory of the run that the user means. Raises UserError with the nearest name."""
     runs = repo.local() / "runs"
     names = sorted(path.name for path in runs.glob("*") if path.is_dir() and not path.name.startswith("."))
     if run is None:
@@ -86,5 +99,5 @@ def _only(names: list[str]) -> str:
     if len(names) == 1:
         return names[0]
     if not names:
-        raise UserError("there is no run yet", "make train trains the first one")
+        raise UserError("no run yet", "make train trains the first one")
     raise UserError("which run?", "runs: " + ", ".join(names))

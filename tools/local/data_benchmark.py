@@ -25,7 +25,7 @@ import numpy as np
 from tools.core import output
 from training.data import tokenizer as tokenizers_
 from training.data.index import read_index
-from training.data.prepare import prepare
+from training.data.prepare_tokens import prepare_tokens
 from training.data.sources import STDLIB, open_source
 from training.data.workers import processors
 
@@ -35,7 +35,7 @@ VOCABULARY, SHARDS, TRAINED_ON = 4096, 8, 300
 
 
 def measure(directory: Path, documents: int | None = None) -> list[tuple[str, str]]:
-    """Prepare the text both ways below `directory`; return the table's rows.
+    """Prepare the text both ways below `directory` and return the table's rows.
 
     `documents` limits the text. Raises AssertionError when the tokens differ.
     """
@@ -63,7 +63,7 @@ def measure(directory: Path, documents: int | None = None) -> list[tuple[str, st
 
 
 def _timed(action: Callable[[], _Result]) -> tuple[_Result, tuple[float, float]]:
-    """Return the result, and the seconds and processor seconds it took, child processes included."""
+    """Return the result, its seconds, and its processor seconds including child processes."""
     before, begun = os.times(), time.perf_counter()
     result = action()
     seconds, after = time.perf_counter() - begun, os.times()
@@ -71,7 +71,6 @@ def _timed(action: Callable[[], _Result]) -> tuple[_Result, tuple[float, float]]
 
 
 def _inputs(directory: Path, documents: int | None) -> tuple[list[str], Path]:
-    """Write the shards and the tokenizer."""
     texts = [document.text for document in islice(open_source(STDLIB).documents(), documents)]
     shards = directory / "shards"
     shards.mkdir()
@@ -83,7 +82,7 @@ def _inputs(directory: Path, documents: int | None) -> tuple[list[str], Path]:
 
 
 def _ours(directory: Path, tokenizer: Path) -> Path:
-    return prepare(
+    return prepare_tokens(
         str(directory / "shards"), "text", 0.02, str(tokenizer), VOCABULARY, directory / "prepared",
         lambda line: None, workers=processors(),
     )  # fmt: skip
@@ -101,7 +100,7 @@ def _tokens_of(dataset: Path) -> list[bytes]:
 
 
 def _theirs(directory: Path, files: Sequence[str], tokenizer: Path) -> Any:
-    """Return the same as a data set of `datasets`: load, map over all processors, Arrow files on disk."""
+    """Return the same as a dataset of `datasets`: load, map over all processors, Arrow files on disk."""
     from datasets import load_dataset
 
     loaded = load_dataset("json", data_files=list(files), split="train", cache_dir=str(directory / "cache"))

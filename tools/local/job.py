@@ -1,4 +1,4 @@
-"""A cell made ready to run on this machine: rendered, changed as the user asked, checked, as local pods."""
+"""A cell prepared to run on this machine: rendered, changed as the user asked, checked, as local pods."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Texts = dict[str, tuple[str, str]]
 
 @dataclass(frozen=True)
 class Change:
-    """What the user asked to change: pods, processes a pod, rendezvous port, and `key=value` settings."""
+    """The user's changes: pods, processes in a pod, rendezvous port, and `key=value` settings."""
 
     pods: int | None = None
     nproc: int | None = None
@@ -34,7 +34,7 @@ class Change:
     settings: tuple[str, ...] = ()
 
     def arguments(self, without: str | None = None) -> list[str]:
-        """Return the change as arguments of `yard run`, but for the setting of the key `without`."""
+        """Return the change as arguments of `yard run`, without the setting of the key `without`."""
         numbers = (("--pods", self.pods), ("--nproc", self.nproc), ("--port", self.port))
         words = [word for name, number in numbers if number is not None for word in (name, str(number))]
         kept = [setting for setting in self.settings if setting.partition("=")[0].strip() != without]
@@ -43,7 +43,7 @@ class Change:
 
 @dataclass(frozen=True)
 class LocalJob:
-    """One job ready to start: `config` is None where its pods hold no trainer configuration."""
+    """One job that is ready to start. `config` is None when its pods hold no trainer configuration."""
 
     source: str
     name: str
@@ -58,25 +58,24 @@ class LocalJob:
 
     @property
     def success(self) -> Success:
-        """Return the operator's rule of when this job has succeeded."""
+        """The operator's rule for this job's success."""
         if self.pods[0].replica_type == MASTER.lower():
             return Success.MASTER
         return Success.ANY if self.manifests.job()["spec"].get("elasticPolicy") is not None else Success.ALL
 
     @property
     def config_directory(self) -> Path | None:
-        """Return where the first pod's configuration will lie once its volumes are made."""
+        """The directory that will hold the first pod's configuration."""
         return _directory_with(self.local[0], "model.yaml", self.manifests, self.pods[0])
 
 
 def render(cell: str, note: Callable[[str], None]) -> Manifests:
-    """Render the cell that `cell` names."""
     path = locate.cell_path(cell)
     return parse(kustomize.ensure(repo.root(), note).build(path), repo.shown(path))
 
 
 def changed(manifests: Manifests, change: Change) -> Manifests:
-    """Return a copy of `manifests` with the change made to its one PyTorchJob and its configuration."""
+    """Return a copy of `manifests` with `change` applied to its PyTorchJob and its configuration."""
     result = Manifests(manifests.source, copy.deepcopy(manifests.objects))
     job = result.job()
     replicas = (job.get("spec") or {}).get("pytorchReplicaSpecs") or {}
@@ -91,10 +90,13 @@ def changed(manifests: Manifests, change: Change) -> Manifests:
     return result
 
 
-def ready(manifests: Manifests, change: Change, shared: Path, checkout: Path) -> LocalJob:
-    """Make `change`, check the one job of `manifests` and return it ready to start; writes nothing.
+def ready(
+    manifests: Manifests, change: Change, shared: Path, checkout: Path, plan_only: bool = False
+) -> LocalJob:
+    """Apply `change`, check the one job of `manifests`, and return it ready to start. Writes nothing.
 
-    `shared` stands for the claim `trainyard`. Raises UserError and the trainer's ConfigError.
+    `shared` stands for the claim `trainyard`. With `plan_only`, missing GPUs are not an error. Raises
+    UserError and the trainer's ConfigError.
     """
     manifests = changed(manifests, change)
     job = manifests.job()
@@ -102,7 +104,7 @@ def ready(manifests: Manifests, change: Change, shared: Path, checkout: Path) ->
     if verdict.state is State.FAIL:
         raise UserError(f"{manifests.source}: {verdict.summary}", verdict.remedy, code=1)
     pods = operator_pods.pods(job)
-    local = local_pods(pods, manifests, shared, checkout)
+    local = local_pods(pods, manifests, shared, checkout, plan_only=plan_only)
     name = name_of(job)
     config = load_config(manifests, checkout)
     if config is not None:
@@ -122,13 +124,13 @@ def ready(manifests: Manifests, change: Change, shared: Path, checkout: Path) ->
 
 
 def at_port(job: LocalJob, port: int) -> LocalJob:
-    """Return the job with pods that meet at another port; what the user asked for stays as it was."""
+    """Return the job with its pods meeting at another port. The user's `change` stays as it was."""
     moved = ready(job.manifests, Change(port=port), repo.local(), repo.root())
     return replace(moved, change=job.change)
 
 
 def run_directory(pod: LocalPod, shared: Path, name: str) -> Path:
-    """Return a job's run directory: the trainer's TRAINYARD_RUN, or `runs/<job>` where it has none."""
+    """Return a job's run directory: the trainer's TRAINYARD_RUN, or `runs/<job>` without it."""
     return Path(pod.environment.get("TRAINYARD_RUN") or shared / "runs" / name)
 
 
@@ -178,7 +180,7 @@ def _set_config(manifests: Manifests, settings: Iterable[str]) -> None:
 
     texts = config_texts(manifests, repo.root())
     if not texts:
-        raise UserError(f"{manifests.source}: holds no trainer configuration that --set could change")
+        raise UserError(f"{manifests.source}: holds no trainer configuration for --set to change")
     for setting in settings:
         texts = apply_override(texts, setting)
     load_texts(texts)
@@ -189,7 +191,7 @@ def _set_config(manifests: Manifests, settings: Iterable[str]) -> None:
 
 def _set_pods(job: Object, replicas: Object, count: int) -> None:
     if WORKER not in replicas:
-        raise UserError(f"{name_of(job)}: has no Worker replicas that --pods could set")
+        raise UserError(f"{name_of(job)}: has no Worker replicas for --pods to set")
     workers = count - 1 if MASTER in replicas else count
     if workers < 1:
         raise UserError(f"--pods {count}: {name_of(job)} has a Master, so it needs two pods or more")
@@ -231,7 +233,7 @@ def _containers(replicas: Object) -> Iterable[Object]:
 
 
 def _check_world(config: Config, job: Object, pods: int) -> None:
-    """Raise ConfigError when the batch cannot be divided over the job's ranks, if they can be counted."""
+    """Raise ConfigError when the job's ranks cannot share the batch, if the number of ranks is known."""
     text = job["spec"].get("nprocPerNode") or str(
         (job["spec"].get("elasticPolicy") or {}).get("nProcPerNode")
     )
@@ -240,7 +242,7 @@ def _check_world(config: Config, job: Object, pods: int) -> None:
 
 
 def _directory_with(pod: LocalPod, file: str, manifests: Manifests, origin: operator_pods.Pod) -> Path | None:
-    """Return the directory that a mount of `pod` will hold `file` in."""
+    """Return the directory of the mount of `pod` that will hold `file`."""
     volumes = {volume["name"]: volume for volume in origin.spec.get("volumes") or []}
     for mount in origin.container.get("volumeMounts") or []:
         volume = volumes.get(mount["name"]) or {}

@@ -40,7 +40,7 @@ def check_disk(directory: Path, parameters: int) -> None:
         raise UserError(
             f"{existing}: {free // MEGABYTE} MB free, {-(-need // MEGABYTE)} MB are needed"
             f" ({CHECKPOINTS_AT_ONCE} checkpoints of {parameters:,} parameters, data and logs)",
-            "make room, or keep the checkout on a larger disk",
+            "free some space, or move the checkout to a larger disk",
         )
 
 
@@ -55,8 +55,10 @@ def check_base(config: Config, run_directory: Path, source: str) -> None:
     if newest_committed(run_directory.parent / name / "checkpoints") is not None:
         return
     cells = {cell.removeprefix("overlays/").replace("/", "-") + "-train": cell for cell in locate.cells()}
-    remedy = f"{report.run_command(cells[name], [])} trains it" if name in cells else "train it first"
-    raise UserError(f"{source} starts from the run {name}, which has no checkpoint here yet", remedy)
+    remedy = f"train it: {report.run_command(cells[name], [])}" if name in cells else "train it first"
+    raise UserError(
+        f"{source} starts from the run {name}, which has no checkpoint on this machine yet", remedy
+    )
 
 
 def rendezvous_port(pods: list[LocalPod]) -> int | None:
@@ -85,8 +87,8 @@ def own_port(port: int, *, asked: bool) -> Iterator[int]:
                 return
         if asked:
             raise UserError(
-                f"port {port}, where the pods meet, is taken{_by_whom(port)}",
-                f"--port {_free_port_after(port)} takes another; without --port a free one is found",
+                f"the rendezvous port {port} is taken{_by_whom(port)}",
+                f"--port {_free_port_after(port)} is free; without --port a free one is chosen",
             )
     raise UserError(f"ports {port} to {port + PORTS_TO_TRY} are all taken")
 

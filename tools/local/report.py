@@ -1,4 +1,4 @@
-"""What `yard run` says when a run has ended: its report and next commands, or the cause of its failure."""
+"""What `yard run` prints at the end of a run: its report and next commands, or the cause of its failure."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from training.run import failure as failures
 from training.run.directory import RunDir
 
 FIRST_CELL = "overlays/cpu/llama-tiny"
-# Cells with a make target of their own.
+# Cells that have a make target.
 TARGETS = {FIRST_CELL: "train", "overlays/cpu/llama-tiny-lora": "finetune"}
 LAST_LINES = 3
-LONGEST_MESSAGE = 400  # characters; compilers write pages
+LONGEST_MESSAGE = 400  # characters; compilers print pages
 
 Report = dict[str, Any]
 
 
 def finished(job: LocalJob) -> Report | None:
-    """Return the report of a run that has made all its steps and brought its model away, or None."""
+    """Return the report of a run that has made all its steps and uploaded its model, or None."""
     report = read(job.directory)
     if report is None or job.config is None or int(report.get("step", -1)) < job.config.train.steps:
         return None
@@ -39,7 +39,7 @@ def finished(job: LocalJob) -> Report | None:
 
 
 def _uploaded(run_directory: Path, to: str, step: int) -> bool:
-    """Say whether the model of `step` lies at `to`, by the run's upload.json."""
+    """Return whether the model of `step` is at `to`, by the run's upload.json."""
     try:
         saved = json.loads((run_directory / "upload.json").read_text(encoding="utf-8"))
         return bool((saved["to"], saved["step"]) == (to, step))
@@ -48,7 +48,7 @@ def _uploaded(run_directory: Path, to: str, step: int) -> bool:
 
 
 def read(run_directory: Path) -> Report | None:
-    """Return a run's report.json, or None when it has none, or none that can be read."""
+    """Return a run's report.json, or None when it does not exist or is not readable."""
     try:
         report = json.loads((run_directory / "report.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -57,7 +57,7 @@ def read(run_directory: Path) -> Report | None:
 
 
 def show(job: LocalJob, report: Report) -> None:
-    """Print the summary of a finished run: what it reached, where it lies, what comes next."""
+    """Print the summary of a finished run: results, places, next commands."""
     output.line()
     output.table(_figures(report))
     for sample in report.get("samples") or []:
@@ -91,7 +91,7 @@ def as_data(job: LocalJob, report: Report) -> dict[str, Any]:
 
 
 def next_commands(job: LocalJob) -> list[tuple[str, str]]:
-    """Return what to do next, as commands that run as printed from the checkout's root."""
+    """Return the next commands. They run as printed from the checkout's root."""
     rows = []
     if job.config is not None:
         longer = [
@@ -115,7 +115,7 @@ def next_commands(job: LocalJob) -> list[tuple[str, str]]:
 
 
 def _prompt(config: Config) -> str:
-    """Return a prompt that the run's model can answer: BERT needs a [MASK], a chat one of its questions."""
+    """Return a prompt that the run's model can answer: BERT needs a [MASK], a chat model a question."""
     if config.model.bert is not None:
         return "import [MASK]"
     own = config.sample.prompts
@@ -123,12 +123,11 @@ def _prompt(config: Config) -> str:
 
 
 def continue_command(job: LocalJob) -> str:
-    """Return the command that continues a run from its last committed step."""
     return run_command(job.source, job.change.arguments())
 
 
 def run_command(cell: str, arguments: list[str]) -> str:
-    """Return the command that runs `cell`: its make target where it has one and nothing is quoted."""
+    """Return the command that runs `cell`: its make target if it has one and no argument needs quotes."""
     words = shlex.join(arguments)
     if cell not in TARGETS or words != " ".join(arguments):
         return f"{yard_command()} run {cell} {words}".rstrip()
@@ -136,7 +135,7 @@ def run_command(cell: str, arguments: list[str]) -> str:
 
 
 def yard_command() -> str:
-    """Return how `yard` is called from the checkout's root: by name only if that name is this very one."""
+    """Return how to call this `yard` from the checkout's root: by name only if PATH finds this very one."""
     own = Path(sys.executable).parent / "yard"
     on_path = shutil.which("yard")
     if on_path is not None and Path(on_path).resolve() == own.resolve():
@@ -145,7 +144,7 @@ def yard_command() -> str:
 
 
 def failure(job: LocalJob, outcome: Outcome, started: float) -> UserError:
-    """Return the one error of a failed run: its first cause, where it happened, and where to read more."""
+    """Return the error of a failed run: its first cause, where it happened, and which log to read."""
     first = failures.cause(failures.incident(RunDir(job.directory), started))
     if first is not None:
         step = "" if first.step is None else f" at step {first.step}"
@@ -162,7 +161,7 @@ def failure(job: LocalJob, outcome: Outcome, started: float) -> UserError:
 
 
 def last_lines(log: Path, count: int = LAST_LINES) -> str:
-    """Return the last telling lines of a pod's log in one line; torchrun's own report is passed over."""
+    """Return the last informative lines of a pod's log in one line, without torchrun's own report."""
     try:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -175,7 +174,7 @@ def last_lines(log: Path, count: int = LAST_LINES) -> str:
 
 
 def _is_exception(line: str) -> bool:
-    """Say whether a line ends a traceback: `ValueError: ...`, also behind torchrun's rank prefix."""
+    """Return whether a line ends a traceback: `ValueError: ...`, also after torchrun's rank prefix."""
     text = line.partition("]: ")[2] or line
     name, colon, _ = text.partition(":")
     launcher = ("torch.distributed.elastic", "subprocess.")
@@ -187,8 +186,8 @@ def _is_exception(line: str) -> bool:
     )
 
 
-# What a model without skill scores on the held-out data, by the trainer's name for it. BERT guesses words and
-# whether a second sentence is the next one.
+# The held-out loss of a model that learned nothing, by the trainer's name for it. BERT predicts words and
+# whether the second sentence follows the first.
 REFERENCES = {
     "ln_vocab": ("against chance", "ln(vocabulary)"),
     "unigram_nats": ("against unigrams", "entropy of single tokens in the same data"),

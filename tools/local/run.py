@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from tools.core.errors import UserError
 from tools.local import preconditions, report
 from tools.local.job import LocalJob, at_port
 from tools.simulator import volumes
+from tools.simulator.local_pod import gpus, visible_gpus
 from tools.simulator.supervisor import End, Outcome, Supervisor
 from training.checkpoint.layout import newest_committed
 from training.run.directory import RunDir
@@ -41,7 +43,7 @@ def run(job: LocalJob, fresh: bool, as_json: bool) -> int:
     with preconditions.only_run(job.directory), _at_own_port(job) as job:
         materialise(job)
         prepare(job)
-        if fresh:  # last, so that a mistake in what was asked costs no run
+        if fresh:  # last: a wrong argument must not cost the run
             clear(job.directory)
         return _train(job, as_json)
 
@@ -55,7 +57,7 @@ def _at_own_port(job: LocalJob) -> Iterator[LocalJob]:
         return
     with preconditions.own_port(port, asked=job.change.port is not None) as own:
         if own != port:
-            output.note(f"port {port} is taken on this machine; the pods meet at {own}")
+            output.note(f"port {port} is taken on this machine; using port {own}")
             job = at_port(job, own)
         yield job
 
@@ -88,7 +90,7 @@ def materialise(job: LocalJob) -> None:
 def show_example(job: LocalJob) -> None:
     """Print an example of the fine-tuning data as the trainer reads it. Nothing is trained."""
     if job.config is None:
-        raise UserError(f"{job.source}: holds no trainer configuration, so there is no example to show")
+        raise UserError(f"{job.source}: holds no trainer configuration, so it has no example to show")
     preconditions.check_base(job.config, job.directory, job.source)
     with preconditions.only_run(job.directory):
         materialise(job)
@@ -138,6 +140,11 @@ def show_plan(job: LocalJob, as_json: bool) -> None:
         output.data({"job": job.name, "run": str(job.directory), "pods": plans})
         return
     pods = output.count(len(job.local), "pod")
+    asked, there = sum(gpus(pod) for pod in job.pods), len(visible_gpus(os.environ))
+    if asked > there:
+        output.note(
+            f"the job asks for {output.count(asked, 'GPU')}; this machine has {there}: it cannot run here"
+        )
     output.line(f"{job.source}: PyTorchJob {job.name}, {pods}, run {repo.shown(job.directory)}")
     for pod in job.local:
         output.line()
@@ -157,7 +164,7 @@ def _train(job: LocalJob, as_json: bool) -> int:
     supervisor = Supervisor(job.local, job.directory, job.success, job.backoff_limit, relay, output.note)
     outcome = supervisor.run()
     if outcome.left:
-        raise UserError(f"processes that could not be ended: {sorted(outcome.left)}", code=1)
+        raise UserError(f"processes that could not be killed: {sorted(outcome.left)}", code=1)
     if outcome.end is End.STOPPED:
         return _stopped(job, outcome)
     if outcome.end is End.FAILED:

@@ -1,4 +1,4 @@
-"""The words of a container's command, and its options and environment, as far as a manifest tells them."""
+"""A container's command line: its words, options and literal variables, as the manifest gives them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.simulator.torchrun import SHELLS
 
 
 def literals(container: Object) -> dict[str, str]:
-    """Return the variables that have a value in the manifest, `$(NAME)` expanded where it is known."""
+    """Return the variables with a literal value, `$(NAME)` expanded where it is known."""
     values: dict[str, str] = {}
     for entry in container.get("env") or []:
         if entry.get("value") is not None:
@@ -22,7 +22,7 @@ def literals(container: Object) -> dict[str, str]:
 
 
 def command(container: Object) -> list[str]:
-    """Return command and args as they stand, `$(NAME)` expanded where it is known."""
+    """Return command and args, `$(NAME)` expanded where it is known."""
     values = literals(container)
     return [
         expand(word, values) for word in [*(container.get("command") or []), *(container.get("args") or [])]
@@ -30,7 +30,7 @@ def command(container: Object) -> list[str]:
 
 
 def script(container: Object) -> str | None:
-    """Return the text that a shell is given with -c, or None where no shell is started so."""
+    """Return the text that a shell gets with -c, or None for another command."""
     words = command(container)
     if not words or PurePosixPath(words[0]).name not in SHELLS:
         return None
@@ -41,7 +41,7 @@ def script(container: Object) -> str | None:
 
 
 def words(container: Object) -> list[str]:
-    """Return all words of the command, also those of a shell's script; its variables stay as they are."""
+    """Return all words of the command and of a shell's script. Shell variables are not expanded."""
     text = script(container)
     if text is None:
         return command(container)
@@ -52,7 +52,7 @@ def words(container: Object) -> list[str]:
 
 
 def option(given: Sequence[str], names: Sequence[str]) -> tuple[str, str] | None:
-    """Return the last of the options `names` (without dashes) with its value; - and _ are alike in a name."""
+    """Return the last of the options `names` (without dashes) and its value. In names, - and _ are equal."""
     wanted = {name.replace("_", "-") for name in names}
     found = None
     for index, word in enumerate(given):
@@ -66,5 +66,5 @@ def option(given: Sequence[str], names: Sequence[str]) -> tuple[str, str] | None
 
 
 def number(text: str) -> int | None:
-    """Return a whole number, or None where the text is none."""
+    """Return a whole number, or None for any other text."""
     return int(text) if re.fullmatch(r"[0-9]+", text) else None

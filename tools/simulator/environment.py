@@ -1,8 +1,8 @@
-"""A container's environment as the kubelet makes it: references resolved, `$(NAME)` expanded, in its order.
+"""A container's environment as the kubelet builds it.
 
 Rules: pkg/kubelet/kubelet_pods.go (makeEnvironmentVariables) and third_party/forked/golang/expansion of
-Kubernetes. First `envFrom`, in order, then `env`, in order; the last of two entries with one name wins; a
-`value` sees what stands before it; an unknown `$(NAME)` stays as it is, and `$$` is a plain `$`.
+Kubernetes. `envFrom` comes first, then `env`, each in order. Of two entries with one name the last wins. A
+`value` sees the entries before it. An unknown `$(NAME)` stays unchanged, and `$$` is a plain `$`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 
 @dataclass
 class Environment:
-    """A container's variables in order; which of them are secret; and what was asked for and is not here."""
+    """A container's variables in order, the names of secret ones, and required references that do not
+    exist.
+    """
 
     values: dict[str, str] = field(default_factory=dict)
     secret: set[str] = field(default_factory=set)
@@ -37,22 +39,21 @@ class Environment:
 
 
 def cores() -> int:
-    """Return how many processor cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def core_share(pods: int) -> int:
-    """Return the cores that each of `pods` pods on this machine has: an equal share, at least one."""
+    """Return each pod's equal share of this machine's cores: at least one."""
     return max(1, cores() // pods)
 
 
 def addresses(count: int) -> list[str]:
-    """Return the addresses of `count` pods on this machine: each its own where loopback has that many.
+    """Return the addresses of `count` pods on this machine: one each where loopback has that many.
 
-    torchrun numbers nodes in the order of their addresses as texts, then of process ids. With addresses that
-    grow with the pod's index, rank 0 is always in the first pod, also after that pod has been started again.
+    torchrun numbers nodes by their addresses as texts, then by process ids. The addresses grow with the pod's
+    index, so rank 0 is always in the first pod, also after that pod has restarted.
     """
     own = [f"127.0.{index // 100}.{100 + index % 100}" for index in range(count)]
     return own if all(_is_here(address) for address in own) else [MACHINE] * count
@@ -81,10 +82,10 @@ def expand(text: str, values: Mapping[str, str]) -> str:
 def resolve(
     pod: Pod, container: Object, manifests: Manifests, share: int, address: str = MACHINE
 ) -> Environment:
-    """Return the environment of `container` in `pod`; `share` is the number of cores that the pod
-    has here, `address` its own.
+    """Return the environment of `container` in `pod`.
 
-    Objects that the manifests lack, and that are not optional, are named in `missing`.
+    `share` is the pod's number of cores on this machine, `address` its IP address. Required objects that the
+    manifests do not have are listed in `missing`.
     """
     result = Environment()
     for source in container.get("envFrom") or []:
@@ -178,7 +179,7 @@ def _field(path: str, pod: Pod, address: str) -> str:
 
 
 def _resource(ref: Object, pod: Pod, container: Object, share: int) -> str:
-    """Return a resourceFieldRef, rounded up to its divisor; of cores it is the share here."""
+    """Return a resourceFieldRef, rounded up to its divisor. For cpu it is this machine's share."""
     what, _, resource = ref["resource"].partition(".")
     name = ref.get("containerName") or container.get("name")
     asked = next((item for item in pod.spec["containers"] if item.get("name") == name), None)

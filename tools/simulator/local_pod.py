@@ -44,7 +44,7 @@ DEFAULT_GRACE = 30  # seconds; Kubernetes' terminationGracePeriodSeconds
 
 @dataclass(frozen=True)
 class LocalPod:
-    """What is needed to start a pod here. `secret` names the variables that must not be shown."""
+    """What starting a pod on this machine needs. `secret` names the variables that must not be printed."""
 
     name: str
     argv: list[str]
@@ -57,7 +57,6 @@ class LocalPod:
     restart_policy: str
 
     def shown_environment(self) -> dict[str, str]:
-        """Return the environment with secret values masked."""
         return {name: "***" if name in self.secret else value for name, value in self.environment.items()}
 
 
@@ -67,15 +66,16 @@ def local_pods(
     shared: Path,
     checkout: Path,
     user: Mapping[str, str] = os.environ,
+    plan_only: bool = False,
 ) -> list[LocalPod]:
-    """Return each pod of one job as a local process; writes nothing, starts nothing.
+    """Return each pod of one job as a local process. Writes nothing and starts nothing.
 
-    `shared` stands for the claim `trainyard`; pods' own directories are `shared/pods/<pod>`. `user` is the
-    environment that the documented minimum is taken from.
+    `shared` stands for the claim `trainyard`; a pod's own directory is `shared/pods/<pod>`. `user` is the
+    environment from which the documented minimum is taken. With `plan_only`, missing GPUs are not an error.
     Raises UserError when a pod needs something that this machine or the manifests do not have.
     """
     share = pod_environment.core_share(len(pods))
-    devices = _devices(pods, user)
+    devices = _devices(pods, user, plan_only)
     hosts = [pod.name for pod in pods]
     result = []
     for pod, address in zip(pods, pod_environment.addresses(len(pods)), strict=True):
@@ -115,14 +115,14 @@ def local_pods(
 
 
 def command_of(pod: Pod, values: Mapping[str, str]) -> list[str]:
-    """Return the words a pod's container starts with, `$(NAME)` expanded.
+    """Return the words that start a pod's container, `$(NAME)` expanded.
 
-    Raises UserError when the manifest leaves the command to the image, which cannot be looked into here.
+    Raises UserError when the manifest leaves the command to the image, which is not read here.
     """
     container = pod.container
     if not container.get("command"):
         raise UserError(
-            f"pod {pod.name}: container {container.get('name')} has no command, only its image knows it",
+            f"pod {pod.name}: container {container.get('name')} has no command: only its image knows it",
             'write it in the manifest, as command: ["torchrun"]',
         )
     words = [*container["command"], *(container.get("args") or [])]
@@ -135,16 +135,18 @@ def loopback() -> str:
 
 
 def localised(name: str, value: str, hosts: Sequence[str]) -> str:
-    """Return `value` with pods' host names as this machine's address, if variable `name` holds an address."""
+    """Return `value` with this machine's address for pods' host names, if variable `name` holds an
+    address.
+    """
     if not ADDRESS_VARIABLE.fullmatch(name):
         return value
     return _local_hosts(value, hosts)
 
 
 def _local_hosts(text: str, hosts: Sequence[str]) -> str:
-    """Replace each host name of a pod, alone or with its domain (`.ns.svc...`), by this machine's address.
+    """Replace each pod's host name, with or without its domain (`.ns.svc...`), by this machine's address.
 
-    A name behind a single slash is a part of a path, and stays.
+    A name after a single slash is part of a path and stays.
     """
     names = "|".join(re.escape(host) for host in sorted(hosts, key=len, reverse=True))
     return re.sub(rf"(?<![\w.-])(?<!(?<!/)/)(?:{names})(?:\.[a-z0-9.-]*[a-z0-9])?(?![\w-])", ADDRESS, text)
@@ -162,7 +164,7 @@ def _minimum(pod: Pod, mounts: volumes.Volumes, directory: Path, user: Mapping[s
 
 
 def _program(word: str, path: str, pod: Pod) -> str:
-    """Return the program to start, found on PATH with this Python's directory first."""
+    """Return the program to start. This Python's directory comes first on PATH."""
     found = shutil.which(word, path=path)
     if found is None:
         raise UserError(f"pod {pod.name}: its command {word} is not on this machine", f"looked in {path}")
@@ -170,20 +172,23 @@ def _program(word: str, path: str, pod: Pod) -> str:
 
 
 def _working_directory(pod: Pod, mounts: volumes.Volumes, checkout: Path) -> Path:
-    """Return where the command starts: a workingDir below a mount, else the checkout (the image's work)."""
+    """Return the start directory: a workingDir below a mount, otherwise the checkout, as in the image."""
     return mounts.local(pod.container.get("workingDir") or "") or checkout
 
 
-def _devices(pods: Sequence[Pod], user: Mapping[str, str]) -> dict[str, str]:
-    """Return CUDA_VISIBLE_DEVICES for each pod, as a device plugin would share this machine's GPUs out."""
-    wanted = {pod.name: _gpus(pod) for pod in pods}
+def _devices(pods: Sequence[Pod], user: Mapping[str, str], plan_only: bool) -> dict[str, str]:
+    """Return CUDA_VISIBLE_DEVICES for each pod: this machine's GPUs shared out as a device plugin does."""
+    wanted = {pod.name: gpus(pod) for pod in pods}
     total = sum(wanted.values())
     if not total:
         return dict.fromkeys(wanted, "")
-    free = _visible_gpus(user)
+    free = visible_gpus(user)
     if total > len(free):
+        if plan_only:
+            return dict.fromkeys(wanted, "")
+        asks = "pod asks" if len(pods) == 1 else "pods ask"
         raise UserError(
-            f"{len(pods)} pods ask for {total} GPUs ({GPU}), this machine has {len(free)}",
+            f"{len(pods)} {asks} for {total} GPUs ({GPU}), this machine has {len(free)}",
             f"--pods 1 --nproc {len(free)} asks for fewer" if free else "run a cell of CPU hardware here",
         )
     result = {}
@@ -193,13 +198,15 @@ def _devices(pods: Sequence[Pod], user: Mapping[str, str]) -> dict[str, str]:
     return result
 
 
-def _gpus(pod: Pod) -> int:
+def gpus(pod: Pod) -> int:
+    """Return how many GPUs a pod asks for."""
     resources = pod.container.get("resources") or {}
     amount = (resources.get("limits") or {}).get(GPU) or (resources.get("requests") or {}).get(GPU) or 0
     return int(quantity(str(amount)))
 
 
-def _visible_gpus(user: Mapping[str, str]) -> list[str]:
+def visible_gpus(user: Mapping[str, str]) -> list[str]:
+    """Return the GPUs of this machine that the user's CUDA_VISIBLE_DEVICES allows."""
     if "CUDA_VISIBLE_DEVICES" in user:
         return [name.strip() for name in user["CUDA_VISIBLE_DEVICES"].split(",") if name.strip()]
     found = [path.name for path in Path("/dev").glob("nvidia[0-9]*")]

@@ -1,7 +1,7 @@
 """What the API server and the training operator refuse in a PyTorchJob, before any pod exists.
 
-Only rules that really refuse are here; what is admitted and then fails is `tools.simulator.wiring`'s to find.
-Sources: the types of manifests/base/crds/kubeflow.org_pytorchjobs.yaml for `schema_errors`;
+A job that is admitted and then fails is found by `tools.simulator.wiring`. Sources: the types of
+manifests/base/crds/kubeflow.org_pytorchjobs.yaml for `schema_errors`;
 pkg/apis/kubeflow.org/v1/pytorch_validation.go (1.7.0) and pkg/webhooks/pytorch/pytorchjob_webhook.go (from
 1.8.0) of github.com/kubeflow/training-operator for `rejections`.
 """
@@ -45,7 +45,7 @@ _JSON_NAMES = {int: "an integer", str: "a string", bool: "true or false", list: 
 
 
 class OperatorFault(Exception):
-    """The operator itself stops on this job (nil pointer, endless loop): it never gets its pods."""
+    """The operator itself fails on this job (nil pointer, endless loop), so the job never gets its pods."""
 
 
 def parsed(version: str) -> tuple[int, ...]:
@@ -54,7 +54,9 @@ def parsed(version: str) -> tuple[int, ...]:
 
 
 def rejections(job: Object, version: str) -> list[str]:
-    """Return why operator `version`, or the API server in front of it, refuses `job`; empty when admitted."""
+    """Return why operator `version`, or the API server, refuses `job`. The list is empty for an admitted
+    job.
+    """
     errors = schema_errors(job)
     if errors:
         return errors
@@ -69,7 +71,7 @@ def rejections(job: Object, version: str) -> list[str]:
 
 
 def schema_errors(job: Object) -> list[str]:
-    """Return where `job` has a type that the CRD's schema refuses, among the fields the operator reads."""
+    """Return the fields that the operator reads and whose type the CRD's schema refuses."""
     spec = job.get("spec")
     if not isinstance(spec, dict):
         return ["spec: must be a mapping"]

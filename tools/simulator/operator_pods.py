@@ -44,7 +44,7 @@ INIT_TRIES = 100
 
 @dataclass(frozen=True)
 class Pod:
-    """One pod that the operator creates: `spec` is the pod's spec with the injected environment in it."""
+    """One pod that the operator creates. `spec` includes the injected environment."""
 
     name: str
     namespace: str
@@ -58,14 +58,14 @@ class Pod:
 
     @property
     def container(self) -> Object:
-        """Return the container named `pytorch`, or the first where none has the name."""
+        """The container named `pytorch`, or the first one."""
         containers: list[Object] = self.spec["containers"]
         return next((item for item in containers if item.get("name") == DEFAULT_CONTAINER), containers[0])
 
 
 @dataclass(frozen=True)
 class Service:
-    """The headless service of one pod; it has the pod's name. `ports` is name to number."""
+    """The headless service of one pod, with the pod's name. `ports` maps names to numbers."""
 
     name: str
     namespace: str
@@ -97,9 +97,9 @@ def defaulted(job: Object) -> Object:
 def pods(job: Object, version: str = LATEST) -> list[Pod]:
     """Return the pods that operator `version` creates for `job`, Master before Worker, by index.
 
-    Follows createNewPod and ReconcilePods in pkg/controller.v1/common/pod.go. A suspended job, and one that
-    another controller manages, has none.
-    Raises OperatorFault where the operator would stop, so that no pod (or no lasting one) comes to be.
+    Follows createNewPod and ReconcilePods in pkg/controller.v1/common/pod.go. A suspended job, or one that
+    another controller manages, has no pods. Raises OperatorFault where the operator would fail before a
+    lasting pod exists.
     """
     release = parsed(version)
     job = defaulted(job)
@@ -118,8 +118,8 @@ def pods(job: Object, version: str = LATEST) -> list[Pod]:
 def services(job: Object, version: str = LATEST) -> list[Service]:
     """Return the headless services of `job`, one for each pod, in the order of `pods`.
 
-    Follows CreateNewService in pkg/controller.v1/common/service.go: the ports are all those of the container
-    named `pytorch`; the selector equals the labels.
+    Follows CreateNewService in pkg/controller.v1/common/service.go: a service has all ports of the container
+    named `pytorch`, and its selector equals its labels.
     """
     by_type = dict(_in_order(defaulted(job)))
     return [
@@ -139,7 +139,7 @@ def pod_name(job_name: str, replica_type: str, index: int) -> str:
 
 
 def _camel_case(replicas: Object) -> Object:
-    """Spell replica types as Master and Worker, whatever case they come in (setTypeNameToCamelCase)."""
+    """Spell replica types as Master and Worker in any case (setTypeNameToCamelCase)."""
     known = {name.lower(): name for name in REPLICA_TYPES}
     return {known.get(name.lower(), name): replica for name, replica in replicas.items()}
 
@@ -162,7 +162,7 @@ def _default_elastic(spec: Object) -> None:
     low, high = elastic.get("minReplicas"), elastic.get("maxReplicas")
     if low is None and high is None:
         if WORKER not in spec["pytorchReplicaSpecs"]:
-            raise OperatorFault("elasticPolicy needs a Worker: the operator stops on a nil pointer")
+            raise OperatorFault("elasticPolicy needs a Worker: the operator fails on a nil pointer")
         low = high = spec["pytorchReplicaSpecs"][WORKER]["replicas"]
     elastic["minReplicas"] = high if low is None else low
     elastic["maxReplicas"] = low if high is None else high
@@ -176,7 +176,7 @@ def _in_order(job: Object) -> list[tuple[str, Object]]:
 def _indices(replica_type: str, replicas: int) -> range:
     if replicas < 1:
         raise OperatorFault(
-            f"{replica_type}.replicas is {replicas}: the operator creates pod 0, deletes it, and so on"
+            f"{replica_type}.replicas is {replicas}: the operator creates and deletes pod 0 in a loop"
             " (CalculatePodSliceSize in pkg/core/pod.go is never below one)"
         )
     return range(replicas)
@@ -226,10 +226,10 @@ def _is_master(job: Object, release: tuple[int, ...], replica_type: str, index: 
 
 
 def _environment(job: Object, release: tuple[int, ...], replica_type: str, index: int) -> list[Object]:
-    """Return what setPodEnv (pytorch/envvar.go) appends to every container's own list, in its order.
+    """Return what setPodEnv (pytorch/envvar.go) appends to the environment of every container, in its order.
 
-    It stands behind the user's entries, and the last of two entries with one name wins in Kubernetes: what
-    the operator sets cannot be overridden in `env`, only on the command line.
+    The entries follow the user's, and in Kubernetes the last of two entries with one name wins. A user cannot
+    override them in `env`, only on the command line.
     """
     spec = job["spec"]
     replicas = spec["pytorchReplicaSpecs"]
@@ -248,7 +248,7 @@ def _environment(job: Object, release: tuple[int, ...], replica_type: str, index
 
 
 def _master(job: Object, rank: int, total: int, with_nproc: bool) -> list[tuple[str, str]]:
-    """Return the variables of a job that has a Master (pytorch/master.go, pytorch/envvar.go)."""
+    """Return the variables of a job with a Master (pytorch/master.go, pytorch/envvar.go)."""
     spec = job["spec"]
     nproc = spec.get("nprocPerNode")
     port = str(_default_port(spec["pytorchReplicaSpecs"][MASTER]))
@@ -263,13 +263,15 @@ def _master(job: Object, rank: int, total: int, with_nproc: bool) -> list[tuple[
     ]
     if with_nproc:
         if nproc is None:
-            raise OperatorFault("operator 1.7.0 stops on elasticPolicy.nProcPerNode with a Master")
+            raise OperatorFault("operator 1.7.0 fails on elasticPolicy.nProcPerNode with a Master")
         pairs.append(("PET_NPROC_PER_NODE", nproc))
     return [*pairs, ("PET_NODE_RANK", str(rank))]
 
 
 def _processes(nproc: str | None) -> int:
-    """Count processes a node for WORLD_SIZE: one where it is no integer (getNprocPerNodeInt)."""
+    """Return the processes of a node for WORLD_SIZE: one when nprocPerNode is not an integer
+    (getNprocPerNodeInt).
+    """
     return int(nproc) if nproc is not None and re.fullmatch(r"[+-]?[0-9]+", nproc) else 1
 
 
@@ -281,7 +283,7 @@ def _elastic(job: Object) -> list[tuple[str, str]]:
     port = elastic.get("rdzvPort")
     if port is None:
         if WORKER not in spec["pytorchReplicaSpecs"]:
-            raise OperatorFault("elasticPolicy needs a Worker: the operator stops on a nil pointer")
+            raise OperatorFault("elasticPolicy needs a Worker: the operator fails on a nil pointer")
         port = _default_port(spec["pytorchReplicaSpecs"][WORKER])
     backend = elastic.get("rdzvBackend")
     pairs = [
@@ -305,7 +307,7 @@ def _elastic(job: Object) -> list[tuple[str, str]]:
 
 def _rdzv_conf(entries: list[Object]) -> str:
     if not entries:
-        raise OperatorFault("elasticPolicy.rdzvConf is an empty list: the operator stops on it")
+        raise OperatorFault("elasticPolicy.rdzvConf is an empty list: the operator fails on it")
     return ",".join(f"{entry.get('key') or ''}={entry.get('value') or ''}" for entry in entries)
 
 
@@ -326,7 +328,7 @@ def _ports(replica: Object) -> dict[str, int]:
 
 
 def _init_container(job_name: str) -> Object:
-    """Return the container that a worker waits in for its Master's name (pytorch/initcontainer.go)."""
+    """Return the container in which a worker waits for its Master's name (pytorch/initcontainer.go)."""
     address = pod_name(job_name, MASTER, 0)
     script = (
         f"err=1;for i in $(seq {INIT_TRIES}); do if nslookup {address}; then err=0 && break; fi;"

@@ -1,7 +1,7 @@
-"""One simple command out of a shell text, or a word about why it is not that simple.
+"""Parse a shell text that is one simple command.
 
 Understood: words, quotes, backslashes, line continuations, comments, `$NAME`, `${NAME}`, `${NAME:-text}`,
-variables set before the command, and `exec`. Everything that starts, joins or redirects commands is not.
+variables set before the command, and `exec`. Anything that starts, joins or redirects commands is refused.
 """
 
 from __future__ import annotations
@@ -16,14 +16,11 @@ PATTERNS = set("*?[~")
 
 
 class NotSimple(Exception):
-    """The text is more than one simple command; the message says what stands in the way."""
+    """The text is more than one simple command. The message names the obstacle."""
 
 
 def simple_command(text: str, environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Return the words of the one command in `text`, and its environment.
-
-    Raises NotSimple.
-    """
+    """Return the words and the environment of the one command in `text`. Raises NotSimple."""
     words = _Reader(text, environment).words()
     values = dict(environment)
     while words and (match := ASSIGNMENT.fullmatch(words[0])):
@@ -37,8 +34,6 @@ def simple_command(text: str, environment: Mapping[str, str]) -> tuple[list[str]
 
 
 class _Reader:
-    """Splits a shell text into words, left to right."""
-
     def __init__(self, text: str, environment: Mapping[str, str]) -> None:
         self._text = text.strip()
         self._at = 0
@@ -55,7 +50,7 @@ class _Reader:
     def _step(self) -> None:
         char = self._text[self._at]
         if char == "\n":
-            raise NotSimple("it has several commands, one a line")
+            raise NotSimple("it has several commands, one per line")
         if char in " \t":
             self._at += 1
             self._end_word()
@@ -127,7 +122,7 @@ class _Reader:
         return value or match[3] or ""
 
     def _unquoted(self, value: str) -> None:
-        """Add the value of an unquoted variable: blanks in it separate words."""
+        """Add the value of an unquoted variable. Blanks in it separate words."""
         if value[:1].isspace():
             self._end_word()
         parts = value.split()

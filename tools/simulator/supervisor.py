@@ -33,7 +33,7 @@ TICK = 0.2  # seconds between looks at processes
 LONGEST_BACKOFF = 8.0
 DEFAULT_BACKOFF_LIMIT = 6
 ATTEMPTS_WITHOUT_PROGRESS = 2
-INSIST_SECONDS = 0.5  # a second Ctrl-C that soon is the first one, passed on by a wrapper
+INSIST_SECONDS = 0.5  # a second Ctrl-C within this time is the first one, forwarded by a wrapper
 CHUNK = 65536
 PERMANENT_CODES = frozenset(CODES[kind] for kind in PERMANENT)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -151,7 +151,10 @@ class Supervisor:
         try:
             yield
         finally:
-            for number, handler in before.items():  # once stopped, insisting must not cut the ending short
+            for (
+                number,
+                handler,
+            ) in before.items():  # after a stop, another signal must not cut the cleanup short
                 signal.signal(number, signal.SIG_IGN if self._stop.signal else handler)
 
     def _start(self, running: _Running) -> None:
@@ -223,7 +226,7 @@ class Supervisor:
         self._restarts += 1
         delay = min(2.0 ** (running.attempts - 1), LONGEST_BACKOFF)
         running.start_again_at = time.monotonic() + delay
-        self._note(f"pod {name}: {code}; it starts again in {delay:.0f} s (restart {self._restarts})")
+        self._note(f"pod {name}: {code}; restarting in {delay:.0f} s (restart {self._restarts})")
         return None
 
     def _succeeded(self) -> bool:
@@ -253,7 +256,7 @@ class Supervisor:
         began = time.monotonic()
         for running in self._pods:
             if running.process is not None:
-                processes.signal_group(running.process, signal.SIGTERM)
+                processes.send_signal(running.process, signal.SIGTERM)
         while not self._stop.at_once:
             waiting = [
                 item

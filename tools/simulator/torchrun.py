@@ -58,14 +58,14 @@ PYTHON_FLAGS_WITH_VALUE = ("-W", "-X")
 
 
 class BadOptions(Exception):
-    """torchrun would refuse these options or these PET_ variables; the message says which."""
+    """torchrun would refuse these options or PET_ variables. The message says which."""
 
 
 @dataclass(frozen=True)
 class Torchrun:
-    """torchrun's options as it would understand them, from the command line and from PET_ variables.
+    """torchrun's options, from the command line and from PET_ variables.
 
-    `words` are the words of the command line between the launcher and the program.
+    `words` are the words between the launcher and the program.
     """
 
     module: str
@@ -74,7 +74,7 @@ class Torchrun:
     flags: frozenset[str]
 
     def nodes(self) -> tuple[int, int]:
-        """Return the smallest and the largest number of nodes."""
+        """Return the minimum and maximum number of nodes."""
         low, _, high = (self.values["nnodes"] or "").partition(":")
         try:
             result = int(low), int(high or low)
@@ -85,21 +85,21 @@ class Torchrun:
         return result
 
     def processes(self) -> int | None:
-        """Return the processes a node, or None where torchrun counts them itself (auto, gpu, cpu)."""
+        """Return the processes of a node, or None where torchrun counts devices itself (auto, gpu, cpu)."""
         text = self.values["nproc-per-node"] or ""
         if text in ("auto", "gpu", "cpu", "xpu"):
             return None
         try:
             return int(text)
         except ValueError:
-            raise BadOptions(f"--nproc-per-node {text} is no number, auto, gpu or cpu") from None
+            raise BadOptions(f"--nproc-per-node {text} is not a number, auto, gpu or cpu") from None
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What one container starts: `torchrun` if that is the launcher; `unknown` says what is in the way.
+    """What one container starts: `torchrun` if that is the launcher; `unknown` names what prevents an answer.
 
-    `behind_entrypoint` says that this project's entrypoint starts it, whose exit code says what happened.
+    `behind_entrypoint`: this project's entrypoint starts it, and its exit code says what happened.
     """
 
     words: list[str]
@@ -114,7 +114,7 @@ class Launch:
 
 
 def read(command: Sequence[str], environment: Mapping[str, str]) -> Launch:
-    """Understand a container's command under its environment.
+    """Parse a container's command under its environment.
 
     Raises BadOptions when the launcher is torchrun and would refuse its options.
     """
@@ -137,12 +137,12 @@ def read(command: Sequence[str], environment: Mapping[str, str]) -> Launch:
     if module in MODULES:
         return Launch(words, values, torchrun=_torchrun(module, rest, values), shown=shown)
     if module is not None and module.split(".")[0] in ("accelerate", "deepspeed", "torch"):
-        return Launch(words, values, unknown=f"python -m {module} is a launcher of its own", shown=shown)
+        return Launch(words, values, unknown=f"python -m {module} is another launcher", shown=shown)
     return Launch(words, values, shown=shown)
 
 
 def _behind_entrypoint(words: list[str]) -> list[str]:
-    """Return the command that our entrypoints start, or the words themselves where they are others'."""
+    """Return the command that our entrypoint starts, or `words` unchanged for any other command."""
     if words and _name(words[0]).startswith("python"):
         module, rest = _python_module(words[1:])
         if module in ENTRYPOINTS:
@@ -151,17 +151,19 @@ def _behind_entrypoint(words: list[str]) -> list[str]:
 
 
 def _behind_shell(words: list[str], values: dict[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Return the single command of `sh -c TEXT`; shell options that do not change it are passed over."""
+    """Return the single command of `sh -c TEXT`. Shell options that do not change it are skipped."""
     rest = words[1:]
     while rest and rest[0].startswith("-") and "c" not in rest[0].lstrip("-"):
         rest = rest[1:]
     if len(rest) < 2 or not rest[0].startswith("-") or not rest[0].endswith("c"):
-        raise NotSimple("it runs a file, which is in the image")
+        raise NotSimple("it runs a file of the image")
     return simple_command(rest[1], values)
 
 
 def _python_module(words: list[str]) -> tuple[str | None, list[str]]:
-    """Return the module of `python [flags] -m MODULE ...` and what follows it, or None for a script."""
+    """Return the module of `python [flags] -m MODULE ...` and the words after it. The module is None for a
+    script.
+    """
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         rest = rest[2:] if rest[0] in PYTHON_FLAGS_WITH_VALUE else rest[1:]
@@ -186,13 +188,13 @@ def _torchrun(module: str, words: list[str], environment: Mapping[str, str]) -> 
     values = {name: getattr(parsed, name.replace("-", "_")) for name in OPTIONS}
     for name in NUMBERS:
         if values[name] is not None and not _is_integer(values[name]):
-            raise BadOptions(f"torchrun: --{name} {values[name]!r} is no integer")
+            raise BadOptions(f"torchrun: --{name} {values[name]!r} is not an integer")
     flags = frozenset(name for name in FLAGS if getattr(parsed, name.replace("-", "_")))
     return Torchrun(module, words[: len(words) - behind], values, flags)
 
 
 def _parser(module: str, environment: Mapping[str, str]) -> _Parser:
-    """Return a parser like torchrun's: an option's default is its PET_ variable where there is one."""
+    """Return a parser like torchrun's: the default of an option is its PET_ variable."""
     parser = _Parser(prog="torchrun", add_help=False)
     for name, default in OPTIONS.items():
         known = None if name in NOT_FROM_ENVIRONMENT else environment.get(_variable(name))
@@ -218,7 +220,7 @@ def _variable(name: str) -> str:
 def _flag(name: str, environment: Mapping[str, str]) -> bool:
     text = environment.get(_variable(name), "0")
     if not _is_integer(text):
-        raise BadOptions(f"{_variable(name)} is {text!r}: torchrun reads it as a number and stops")
+        raise BadOptions(f"{_variable(name)} is {text!r}: torchrun needs a number and stops")
     return bool(int(text))
 
 

@@ -1,8 +1,8 @@
 """What Volcano makes of a Job (batch.volcano.sh/v1alpha1): its pods and their names.
 
 Follows github.com/volcano-sh/volcano, pkg/controllers/job: job_controller_util.go (createJobPod,
-MakePodName), plugins/svc/svc.go (host name and subdomain of a pod) and plugins/env/env.go.
-TorchX makes such jobs, one task for each replica.
+MakePodName), plugins/svc/svc.go (host name and subdomain of a pod) and plugins/env/env.go. TorchX creates
+such jobs, with one task for each replica.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ NAMES_PLUGIN = "svc"  # gives each pod its name as host name, and the job's as s
 
 
 def is_job(item: Object) -> bool:
-    """Say whether an object is a Volcano Job."""
     return item.get("kind") == "Job" and str(item.get("apiVersion", "")).startswith(GROUP)
 
 
 def has_names(job: Object) -> bool:
-    """Say whether the job's pods find each other by name."""
+    """Return whether the job's pods can find each other by name."""
     return NAMES_PLUGIN in (job["spec"].get("plugins") or {})
 
 
 def pods(job: Object) -> list[Pod]:
-    """Return the pods of `job`, task by task, each task's by index."""
+    """Return the pods of `job`, ordered by task, then by index."""
     return [
         _pod(job, task, number, index)
         for number, task in enumerate(job["spec"].get("tasks") or [])

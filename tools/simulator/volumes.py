@@ -1,8 +1,8 @@
 """A pod's volumes as directories of the checkout, and its mount paths translated to them.
 
-The claim `trainyard` is `<checkout>/local`; every other claim is `<checkout>/local/claims/<name>`.
-ConfigMaps, Secrets and projections of them are written as files; an emptyDir is an empty directory. What this
-machine cannot be (hostPath, CSI, NFS and so on) is an empty directory too, and says so in `kind`.
+The claim `trainyard` is `<checkout>/local`; any other claim is `<checkout>/local/claims/<name>`. ConfigMaps,
+Secrets and projections of them are written as files. An emptyDir is an empty directory. A volume that this
+machine cannot provide (hostPath, CSI, NFS and so on) is an empty directory too, and `kind` says so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CLAIM = "trainyard"
 
 @dataclass(frozen=True)
 class Mount:
-    """One mount: the path in the container, the path here, and what it is."""
+    """One mount: the path in the container, the local path, and the kind of volume."""
 
     path: str
     local: Path
@@ -29,16 +29,16 @@ class Mount:
 
 @dataclass
 class Volumes:
-    """The mounts of one container, longest path first, and what was asked for and is not here."""
+    """The mounts of one container, longest path first, and volumes that do not exist."""
 
     mounts: list[Mount] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
     def translate(self, text: str) -> str:
-        """Replace mount paths in `text` by local ones: whole path components only, the longest mount first.
+        """Replace mount paths in `text` by local ones: only whole path components, the longest mount first.
 
-        A path counts where it stands alone or behind one of `= : , ; ( [ {`, a quote or white space, so that
-        `--data=/shared/data` and `/a:/shared` are translated, and `/tmpfile` and `gs://x/shared` are not.
+        A path counts at the start or after one of `= : , ; ( [ {`, a quote or white space.
+        `--data=/shared/data` and `/a:/shared` are translated; `/tmpfile` and `gs://x/shared` are not.
         """
         if not self.mounts:
             return text
@@ -51,7 +51,7 @@ class Volumes:
         )
 
     def local(self, path: str) -> Path | None:
-        """Return where the container's `path` lies here, or None when no mount holds it."""
+        """Return the local form of the container's `path`, or None when it is not below a mount."""
         for mount in self.mounts:
             if path == mount.path or path.startswith(mount.path.rstrip("/") + "/"):
                 return mount.local / path[len(mount.path) :].strip("/")
@@ -59,9 +59,9 @@ class Volumes:
 
 
 def plan(pod: Pod, container: Object, shared: Path, directory: Path) -> Volumes:
-    """Return where the mounts of `container` lie; writes nothing.
+    """Return the local directories of the mounts of `container`. Writes nothing.
 
-    `shared` stands for the claim, `directory` is the pod's own (it holds one directory a volume).
+    `shared` stands for the claim. `directory` is the pod's own and holds one directory for each volume.
     """
     by_name = {volume["name"]: volume for volume in pod.spec.get("volumes") or []}
     result = Volumes()
@@ -78,9 +78,9 @@ def plan(pod: Pod, container: Object, shared: Path, directory: Path) -> Volumes:
 
 
 def materialise(pod: Pod, manifests: Manifests, shared: Path, directory: Path) -> list[str]:
-    """Make the pod's volumes anew under `directory` (what was there is removed), and the claims' directories.
+    """Create the pod's volumes under `directory`, which is emptied first, and the claims' directories.
 
-    Returns what was asked for, is not optional, and is in no manifest.
+    Returns required references that the manifests do not have.
     """
     if directory.exists():
         shutil.rmtree(directory)
@@ -111,7 +111,7 @@ def _place(volume: Object, shared: Path, directory: Path) -> tuple[Path, str]:
 
 
 def _sources(volume: Object) -> list[tuple[str, Object]]:
-    """Return the ConfigMaps and Secrets that make a volume's files, as (kind, reference)."""
+    """Return the ConfigMaps and Secrets of a volume as (kind, reference)."""
     kinds = {"configMap": "ConfigMap", "secret": "Secret"}
     entries = (volume.get("projected") or {}).get("sources") or [volume]
     return [(kinds[key], entry[key]) for entry in entries for key in kinds if entry.get(key) is not None]

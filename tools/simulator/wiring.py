@@ -1,7 +1,7 @@
-"""Whether a job's pods form one world: what the manifest, the operator's rules and torchrun's options say.
+"""Whether a job's pods form one world, by the manifest, the operator's rules and torchrun's options.
 
-`analyse` starts nothing. It finds for each pod the rendezvous it goes to, and fails a job whose pods cannot
-meet, with the reason. `wiring_proof` then runs what passed here, with a probe in place of the trainer.
+`analyse` starts nothing. It finds each pod's rendezvous and fails a job whose pods cannot meet, with the
+reason. `wiring_proof` then runs what passed, with a probe in place of the trainer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ USE_ELASTIC = (
 
 
 class Finding(Exception):
-    """The job's wiring is wrong (or cannot be judged): the verdict's state, reason and remedy."""
+    """The job's wiring is wrong or unknown: the state, reason and remedy of the verdict."""
 
     def __init__(self, reason: str, remedy: str | None = None, state: State = State.FAIL) -> None:
         super().__init__(reason)
@@ -41,11 +41,11 @@ class Finding(Exception):
 
 @dataclass(frozen=True)
 class Node:
-    """One pod in the rendezvous: where it meets the others, and as what.
+    """One pod in the rendezvous.
 
-    `meeting` is (backend, the pod that hosts it, port, id); pods with equal ones meet. `rank` is the node's
-    rank where it is given beforehand (static rendezvous, RANK), else None. `processes` is None where torchrun
-    counts devices itself.
+    `meeting` is (backend, the pod that hosts it, port, id); pods with equal values meet. `rank` is the node's
+    rank where it is fixed (static rendezvous, RANK), else None. `processes` is None where torchrun counts
+    devices itself.
     """
 
     pod: Pod
@@ -56,7 +56,7 @@ class Node:
     rank: int | None
 
     def line(self) -> str:
-        """Return one line of evidence."""
+        """The node as one line of evidence."""
         backend, host, port, _ = self.meeting
         nodes = f"{self.nodes[0]}:{self.nodes[1]}" if self.nodes[0] != self.nodes[1] else str(self.nodes[0])
         where = "its own" if host == self.pod.name and port == 0 else f"{host}:{port}"
@@ -67,14 +67,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Analysis:
-    """A static verdict on one job, and its nodes where they could be found."""
+    """A static verdict on one job, and its nodes where they are known."""
 
     verdict: Verdict
     nodes: list[Node]
 
 
 def analyse(job: Object, manifests: Manifests, version: str = operator_pods.LATEST) -> Analysis:
-    """Judge the wiring of `job` under operator `version`; PASS means that nothing speaks against it."""
+    """Check the wiring of `job` under operator `version` without starting anything."""
     evidence = [_made_by(job, version)]
     nodes: list[Node] = []
     try:
@@ -131,10 +131,10 @@ def _pods(job: Object, version: str) -> list[Pod]:
 def _pods_of_volcano(job: Object) -> list[Pod]:
     pods = volcano.pods(job)
     if not pods:
-        raise Finding("the job has no tasks with pods")
+        raise Finding("the job has no task with pods")
     if len(pods) > 1 and not volcano.has_names(job):
         raise Finding(
-            f"spec.plugins has no {volcano.NAMES_PLUGIN}: the pods have no names to find each other by",
+            f"spec.plugins has no {volcano.NAMES_PLUGIN}: the pods cannot find each other by name",
             f"spec.plugins: {{{volcano.NAMES_PLUGIN}: []}}",
         )
     return pods
@@ -175,12 +175,12 @@ def _torchrun_node(pod: Pod, pods: Sequence[Pod], understood: Launch, torchrun: 
         return Node(pod, understood, meeting, (nodes[1], nodes[1]), processes, rank)
     if backend != "c10d":
         raise Finding(
-            f"{pod.name}: rendezvous backend {backend} needs a server that is not here",
+            f"{pod.name}: rendezvous backend {backend} needs a server outside the job",
             None,
             State.CANNOT_TELL,
         )
     if "is_host" in (values["rdzv-conf"] or ""):
-        raise Finding(f"{pod.name}: --rdzv-conf is_host decides by hand who hosts", None, State.CANNOT_TELL)
+        raise Finding(f"{pod.name}: --rdzv-conf is_host sets the host by hand", None, State.CANNOT_TELL)
     if not endpoint:
         raise Finding(f"{pod.name}: c10d rendezvous without an endpoint: {WHY_NO_ENDPOINT}", USE_ELASTIC)
     host, port = _endpoint(endpoint)
@@ -189,7 +189,9 @@ def _torchrun_node(pod: Pod, pods: Sequence[Pod], understood: Launch, torchrun: 
 
 
 def _plain_node(pod: Pod, pods: Sequence[Pod], understood: Launch) -> Node:
-    """One process, started by python itself, that reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
+    """Return the node of one process started by python itself, from RANK, WORLD_SIZE, MASTER_ADDR and
+    MASTER_PORT.
+    """
     values = understood.environment
     needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if any(not values.get(name, "").strip() for name in needed):
@@ -207,12 +209,12 @@ def _endpoint(text: str) -> tuple[str, int]:
     if not separator:
         return text, DEFAULT_C10D_PORT
     if not port.isdigit():
-        raise BadOptions(f"rendezvous endpoint {text!r}: {port!r} is no port")
+        raise BadOptions(f"rendezvous endpoint {text!r}: {port!r} is not a port")
     return host, int(port)
 
 
 def _host(host: str, pod: Pod, pods: Sequence[Pod]) -> str:
-    """Return the pod that `host` means: its own loopback, or the name of one of the job's pods."""
+    """Return the pod that `host` means: this pod for a loopback name, or the pod of that name."""
     if host in OWN_ADDRESSES:
         return pod.name
     named = host.split(".")[0]
@@ -220,8 +222,8 @@ def _host(host: str, pod: Pod, pods: Sequence[Pod]) -> str:
         return named
     names = ", ".join(item.name for item in pods[:2]) + (", ..." if len(pods) > 2 else "")
     raise Finding(
-        f"{pod.name}: the rendezvous host {host} is none of the job's pods ({names}): none of them hosts it",
-        "name a pod of the job, as <job>-worker-0, or let elasticPolicy do it",
+        f"{pod.name}: the rendezvous host {host} is not one of the job's pods ({names})",
+        "name a pod of the job, such as <job>-worker-0, or use elasticPolicy",
     )
 
 
@@ -236,7 +238,7 @@ def _judge(nodes: Sequence[Node]) -> None:
     low, high = first.nodes
     if any(node.nodes != first.nodes for node in nodes):
         raise Finding(
-            "the pods ask for different numbers of nodes, and wait for each other for ever", USE_ELASTIC
+            "the pods ask for different numbers of nodes, and wait for each other forever", USE_ELASTIC
         )
     if high < count:
         raise Finding(
@@ -266,7 +268,7 @@ def _judge_processes(nodes: Sequence[Node]) -> None:
 
 
 def _judge_apart(nodes: Sequence[Node]) -> None:
-    """Several rendezvous: say whether the pods train apart, or wait for each other in vain."""
+    """Raise a Finding for several rendezvous: the pods train separately, or wait forever."""
     count = len({node.meeting for node in nodes})
     alone = all(node.nodes[0] == 1 for node in nodes)
     effect = (
@@ -280,9 +282,9 @@ def _judge_apart(nodes: Sequence[Node]) -> None:
 def _why_apart(node: Node) -> str:
     torchrun = node.launch.torchrun
     if torchrun is None:
-        return "python starts without RANK and MASTER_ADDR, which the operator gives only with a Master"
+        return "python starts without RANK and MASTER_ADDR; the operator sets them only with a Master"
     if "standalone" in torchrun.flags:
-        return "--standalone makes each pod a world of its own"
+        return "--standalone makes each pod its own world"
     if any(word.startswith(("--nnodes", "--rdzv", "--master")) for word in torchrun.words):
-        return f"its options ({' '.join(torchrun.words)}) lead each pod to a rendezvous of its own"
+        return f"its options ({' '.join(torchrun.words)}) give each pod its own rendezvous"
     return f"{WHY_NO_ENDPOINT}, and torchrun falls back to the pod itself"

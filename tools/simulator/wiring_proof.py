@@ -1,13 +1,14 @@
 """The proof of a job's wiring: its own launch commands run here, with a probe in place of the trainer.
 
-Nothing of the manifest's own code runs: only torchrun (or python) with the manifest's options and
-environment, and `rank_probe`. All pods share this machine's address, so each rendezvous of the job gets a
-free port of its own; two pods that would not meet on a cluster do not meet here.
+None of the manifest's own code runs: only torchrun (or python) with the manifest's options and environment,
+and `rank_probe`. All pods share this machine's address, so each rendezvous of the job gets its own free port.
+Pods that would not meet on a cluster do not meet here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -41,7 +42,7 @@ LAST_LINES = 3
 
 @dataclass(frozen=True)
 class Scale:
-    """How many pods of the job run here, and how many processes in each; `whole` when that is all of it."""
+    """The number of pods that run here and of processes in each. `whole`: that is the whole job."""
 
     pods: int
     processes: int
@@ -49,9 +50,9 @@ class Scale:
 
 
 def scale(nodes: Sequence[Node], pods: int | None, nproc: int | None) -> Scale:
-    """Return the size of the proof: the whole job where it is small, else what was asked for, else 2 x 2.
+    """Return the size of the proof: the whole job if it is small, else the requested size, else 2 x 2.
 
-    Raises UserError when more was asked for than the job or this machine has.
+    Raises UserError for a size that the job or this machine does not have.
     """
     if pods is not None and pods > len(nodes):
         raise UserError(f"--pods {pods}: the job has {len(nodes)} pods", f"--pods 1 to --pods {len(nodes)}")
@@ -72,9 +73,14 @@ def scale(nodes: Sequence[Node], pods: int | None, nproc: int | None) -> Scale:
 
 
 def prove(analysis: Analysis, pods: int | None, nproc: int | None, timeout: float) -> Verdict:
-    """Run the job's launchers with the probe and return the verdict; what `analysis` failed stays failed."""
+    """Run the job's launchers with the probe and return the verdict. A FAIL of `analysis` stays a FAIL."""
     if analysis.verdict.state is not State.PASS:
         return analysis.verdict
+    if importlib.util.find_spec("torch") is None:
+        reason = "torch is not installed here, so the job's launchers cannot run"
+        return Verdict(
+            State.CANNOT_TELL, reason, analysis.verdict.evidence, "install torch, or run make setup"
+        )
     size = scale(analysis.nodes, pods, nproc)
     nodes = analysis.nodes[: size.pods]
     if any(node.meeting[1] not in {item.pod.name for item in nodes} for node in nodes):
@@ -102,10 +108,14 @@ def _judge(
     details = {"world_size": world, "ranks": records}
     hung = [pod for pod, code in ends.items() if code is None]
     problem = _problem(records, world)
-    if hung and problem:  # a launcher that is slow to end after all its ranks were counted has shown enough
+    if hung and problem:  # all ranks were counted: a launcher that ends slowly is not a fault
         reason = f"{len(hung)} of {len(ends)} pods were still waiting after {timeout:.0f} s"
         return Verdict(
-            State.FAIL, reason, evidence, "see which pods wait, and where; --timeout waits longer", details
+            State.FAIL,
+            reason,
+            evidence,
+            "check which pods wait, and where; --timeout N waits longer",
+            details,
         )
     failed = [pod for pod, code in ends.items() if code]
     if failed:
@@ -126,7 +136,7 @@ def _problem(records: list[dict[str, Any]], world: int) -> str | None:
     ranks = Counter(record["rank"] for record in records)
     twice = [rank for rank, count in ranks.items() if count > 1]
     if twice:
-        return f"rank {twice[0]} was given out {ranks[twice[0]]} times"
+        return f"rank {twice[0]} was assigned {ranks[twice[0]]} times"
     if sorted(ranks) != list(range(world)):
         return f"ranks {sorted(ranks)} were seen, not 0 to {world - 1}"
     wrong = [record["rank"] for record in records if record["counted"] != [1] * world]
@@ -148,7 +158,7 @@ def _sized(size: Scale) -> str:
 
 
 def _run(nodes: Sequence[Node], size: Scale, directory: Path, timeout: float) -> dict[str, int | None]:
-    """Start every pod's launcher and wait; return exit codes, None for those that had to be ended."""
+    """Start every pod's launcher and wait. Returns exit codes; None for a launcher that had to be killed."""
     ports = {meeting: _free_port() for meeting in sorted({node.meeting for node in nodes})}
     processes.adopt_orphans()
     before = processes.children_of(os.getpid())
@@ -168,7 +178,7 @@ def _run(nodes: Sequence[Node], size: Scale, directory: Path, timeout: float) ->
 
 
 def _over(started: Sequence[subprocess.Popen[bytes]]) -> bool:
-    """Say whether nothing more can come: all have ended, or one has failed."""
+    """Return whether all have ended or one has failed."""
     codes = [process.poll() for process in started]
     return None not in codes or any(code for code in codes if code)
 
@@ -176,7 +186,7 @@ def _over(started: Sequence[subprocess.Popen[bytes]]) -> bool:
 def _command(
     node: Node, size: Scale, address: str, port: int, directory: Path, timeout: float
 ) -> tuple[list[str], dict[str, str]]:
-    """Return a pod's own launch command with the probe in place of its program, and its environment."""
+    """Return a pod's launch command with the probe in place of its program, and its environment."""
     environment = _environment(node, directory, timeout)
     script = str(Path(rank_probe.__file__).resolve())
     torchrun = node.launch.torchrun
@@ -203,7 +213,7 @@ def _command(
 
 
 def _environment(node: Node, directory: Path, timeout: float) -> dict[str, str]:
-    """Return the pod's environment, without what points the loader or Python into its image."""
+    """Return the pod's environment without the variables that lead the loader or Python into its image."""
     own = {name: value for name, value in node.launch.environment.items() if name not in LOADER_VARIABLES}
     return {
         "PATH": os.environ.get("PATH", os.defpath),
@@ -247,7 +257,7 @@ def _lines(
     ends: dict[str, int | None],
     said: dict[str, str],
 ) -> list[str]:
-    """Return one line a pod: the ranks it had, and how its launcher ended if not well."""
+    """Return one line for each pod: its ranks, and how its launcher ended if it failed."""
     lines = []
     for node in nodes:
         name = node.pod.name
