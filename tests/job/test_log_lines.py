@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterator
+
 import pytest
 
 from tests.job.conftest import NewWorld
 from tests.job.corpus import STEP
 from tests.job.log_corpus import CASES, HEALTHY, Case
-from tools.job.diagnosis import log_patterns
+from tools.job.diagnosis import log_causes, log_failures, log_patterns
 from tools.job.diagnosis.explain import Answer, explain
 from tools.job.snapshot import log_lines
 
@@ -15,7 +19,7 @@ from tools.job.snapshot import log_lines
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_log_has_the_class_of_its_first_failure(case: Case) -> None:
     """A log without a failure has no class: the container failed of something that the log does not show."""
-    found = log_patterns.first_cause(log_lines.read(case.text))
+    found = log_causes.first_cause(log_lines.read(case.text))
     assert (found.kind if found else HEALTHY) == case.why, found
 
 
@@ -34,7 +38,7 @@ def test_lines_of_other_writers_are_not_part_of_a_message() -> None:
 [default0]:    step()
 [default0]:KeyError: 'labels'
 [default0]:saved: no space left on device is not the case"""
-    found = log_patterns.first_cause(log_lines.read(log))
+    found = log_causes.first_cause(log_lines.read(log))
     assert found is not None
     assert found.kind == "crash"
 
@@ -46,8 +50,8 @@ x:1:1 [0] NCCL WARN NET/OFI no device
 val error: 0.31
 {"level":"warning","msg":"OSError: [Errno 28] No space left on device"}"""
     steps = [STEP.format(n=n) for n in range(1, 13)]
-    assert log_patterns.first_cause(log_lines.read("\n".join([log, *steps]))) is None
-    assert log_patterns.first_cause(log_lines.read(log)) is None
+    assert log_causes.first_cause(log_lines.read("\n".join([log, *steps]))) is None
+    assert log_causes.first_cause(log_lines.read(log)) is None
 
 
 def test_a_training_job_is_healthy_whatever_its_log_says(world: NewWorld) -> None:
@@ -57,3 +61,36 @@ def test_a_training_job_is_healthy_whatever_its_log_says(world: NewWorld) -> Non
             made.log(0, *case.text.splitlines(), *(STEP.format(n=n) for n in range(1, 9)), seconds=60)
             found = explain(made.snapshot())
             assert found.state is Answer.HEALTHY, (case.name, found.causes)
+
+
+def reported(case: Case) -> Iterator[str]:
+    """The lines of a log, each report of a failure on one line, and the places that raised exceptions."""
+    yield from case.text.splitlines()
+    for report in log_failures.of(log_lines.read(case.text)):
+        yield from (report.text, report.place)
+
+
+def patterns() -> Iterator[tuple[str, str | None, dict[str, str]]]:
+    """Section, class and entry of every pattern."""
+    for section, rows in log_patterns.document().items():
+        for row in rows:
+            yield from ((section, row.get("class"), one) for one in row.get("patterns") or [row])
+
+
+def test_every_pattern_has_a_source_and_a_log() -> None:
+    """A pattern that no log of its class needs is either wrong or not tested."""
+    written = {
+        why: "\n".join(text for case in CASES if case.why == why for text in reported(case))
+        for why in {case.why for case in CASES}
+    }
+    for section, kind, one in patterns():
+        assert one["says"], one
+        assert one["source"], one
+        regex = re.compile(one["match"], re.MULTILINE)
+        logs = [written[kind]] if kind else [text for why, text in written.items() if why != HEALTHY]
+        assert any(regex.search(text) for text in logs), f"{section}, {kind}: no log has {one['match']}"
+
+
+def test_every_pattern_is_there_once() -> None:
+    counts = Counter((section, one["match"]) for section, _, one in patterns())
+    assert [match for match, number in counts.items() if number > 1] == []

@@ -17,7 +17,7 @@ from tools import cli
 from tools.cli import invoke
 from tools.core import repo
 from tools.job import logs, status, stop
-from tools.job.diagnosis import admission, cause, exit_codes, failures, log_patterns, startup
+from tools.job.diagnosis import admission, cause, exit_codes, failures, log_causes, log_patterns, startup
 from tools.job.diagnosis.explain import explain
 from tools.job.ranks import rank_zero
 from tools.job.snapshot import log_lines, remote_probe
@@ -85,12 +85,12 @@ def test_a_log_without_failures_has_none() -> None:
     ("config", "checkpoint.every: no such file", "config"),
 ])  # fmt: skip
 def test_the_trainers_classes_are_refined_but_never_turned_round(own: str, message: str, kind: str) -> None:
-    assert log_patterns.refine(own, message) == kind
+    assert log_causes.refine(own, message) == kind
 
 
 def test_the_conclusion_of_a_pod_names_the_rank_and_host_of_another() -> None:
     end = "entrypoint: nan: rank 5 on x-worker-1 at step 9: the loss is not finite (exit code 70)"
-    found = log_patterns.first_cause(
+    found = log_causes.first_cause(
         log_lines.read(f"RuntimeError: gloo: Connection closed by peer\n{end}\n", "x-worker-0")
     )
     assert found is not None
@@ -101,14 +101,14 @@ def test_the_entrypoint_still_concludes_in_these_words() -> None:
     """What is read here is what training.pod.end_record writes."""
     record = Failure("data", 3, "host", 1, 7, "no shard", "DataError", 0.0)
     end = End("data", "pod", 0.0, 1.0, "no shard", "DataError", record)
-    found = log_patterns.classify(log_lines.line_of(f"entrypoint: {end.summary()} (exit code {end.code})"))
+    found = log_causes.classify(log_lines.line_of(f"entrypoint: {end.summary()} (exit code {end.code})"))
     assert found is not None
     assert (found.kind, found.rank, found.host, found.concluded) == ("data", 3, "host", True)
 
 
 def test_every_class_of_failure_has_a_remedy() -> None:
-    kinds = {sign.kind for sign in log_patterns.SIGNS} | {
-        log_patterns.refine(kind, "") for kind in CODES if kind != "done"
+    kinds = {kind for kind, _ in log_patterns.classes()} | {
+        log_causes.refine(kind, "") for kind in CODES if kind != "done"
     }
     kinds |= set(exit_codes.SIGNALS.values()) | {kind for kind, _ in failures.DISRUPTIONS.values()}
     kinds |= {kind for kind, *_ in startup.PULL_ANSWERS + startup.CONFIG_ERRORS + startup.RUN_ERRORS}

@@ -1,4 +1,4 @@
-"""The logs of a job's pods: merged in time order, followed, filtered, or the first failure alone."""
+"""The logs of a job's pods: merged by time, followed, filtered, or only the first failure."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tools.core.errors import UserError
-from tools.job.diagnosis import log_patterns
+from tools.job.diagnosis import log_causes
 from tools.job.snapshot import log_lines
 from tools.job.snapshot.log_lines import Line
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.pod_exec import in_pod
 from tools.kube.kubectl import Kubectl
 
-BEFORE = 5  # lines that are shown before a failure
+BEFORE = 5  # lines printed before a failure
 AFTER = 15
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which lines: of the container before (`previous`), since `5m`, the last `tail`, matching `grep`."""
+    """The wanted lines: of the `previous` container, since `5m`, the last `tail`, matching `grep`."""
 
     previous: bool = False
     since: str | None = None
@@ -37,24 +37,23 @@ class Wanted:
         return [*found, f"--tail={self.tail if self.tail is not None else -1}"]
 
     def matches(self, line: Line) -> bool:
-        """Say whether a line is asked for."""
         return self.grep is None or self.grep.search(line.text) is not None
 
 
 def once(kubectl: Kubectl, pods: list[JobPod], wanted: Wanted) -> tuple[Iterator[Line], dict[str, str]]:
-    """Return the pods' lines merged by time, and why a pod's log was not seen."""
+    """Return the pods' lines merged by time, and the reason for each pod whose log could not be read."""
     logs, unseen = [], {}
     for pod in pods:
         done = kubectl.run("logs", pod.name, f"--container={pod.container_name}", *wanted.words())
         if done.returncode == 0:
             logs.append(log_lines.read(done.stdout, pod.name))
         else:
-            unseen[pod.name] = (done.stderr.strip().splitlines() or ["no answer"])[-1]
+            unseen[pod.name] = log_lines.last_line(done.stderr)
     return filter(wanted.matches, log_lines.merged(logs)), unseen
 
 
 def follow(kubectl: Kubectl, pods: list[JobPod], wanted: Wanted) -> Iterator[Line]:
-    """Yield the pods' lines as they are written, until every container has ended."""
+    """Yield the pods' new lines until every container has ended."""
     lines: queue.Queue[Line | None] = queue.Queue(maxsize=10000)
 
     def read(pod: JobPod) -> None:
@@ -77,29 +76,29 @@ def follow(kubectl: Kubectl, pods: list[JobPod], wanted: Wanted) -> Iterator[Lin
 
 
 def from_volume(kubectl: Kubectl, pod: JobPod, rank: int, tail: int | None) -> list[Line]:
-    """Return the lines of a rank's own log in the run directory, read through a pod that sees it."""
+    """Return the lines of a rank's log in the run directory, read through a pod that mounts it."""
     count = f"-n {tail}" if tail is not None else "-n +1"
     file = f'"$TRAINYARD_RUN/logs/rank-{rank:05d}.log"'
     text = in_pod(kubectl, pod, "sh", "-c", f"[ -e {file} ] || exit 0; echo; exec tail {count} {file}")
     if not text:
-        hint = "yard job exec JOB -- sh -c 'ls \"$TRAINYARD_RUN/logs\"' lists the ranks that have one"
+        hint = "yard job exec JOB -- sh -c 'ls \"$TRAINYARD_RUN/logs\"' lists the ranks with a log"
         raise UserError(f"the run directory has no log of rank {rank}", hint, code=3)
     return [Line(line, pod=pod.name) for line in text.splitlines()[1:]]
 
 
-def first_failure(lines: Iterable[Line]) -> tuple[list[Line], log_patterns.Found] | None:
-    """Return the lines around the first failure that is no consequence of another, None without one."""
+def first_failure(lines: Iterable[Line]) -> tuple[list[Line], log_causes.Found] | None:
+    """Return the lines around the first failure that is not a consequence of another, None without one."""
     everything = list(lines)
-    found = log_patterns.first_cause(everything)
+    found = log_causes.first_cause(everything)
     if found is None:
         return None
-    own = [line for line in everything if line.pod == found.line.pod]
-    at = next(index for index, line in enumerate(own) if line is found.line)
-    return own[max(0, at - BEFORE) : at + AFTER], found
+    of_pod = [line for line in everything if line.pod == found.line.pod]
+    at = next(index for index, line in enumerate(of_pod) if line is found.line)
+    return of_pod[max(0, at - BEFORE) : at + AFTER], found
 
 
 def prefixed(line: Line, pods: dict[str, JobPod], width: int) -> str:
-    """Return a line with its pod, and its rank where the line names it."""
+    """Return a line with the name of its pod."""
     pod = pods.get(line.pod)
     name = pod.short if pod else line.pod
     return f"{name:<{width}} | {line.text}"

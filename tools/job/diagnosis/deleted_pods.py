@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from tools.core.timestamps import moment
-from tools.job.diagnosis import exit_codes, failures, log_patterns, startup
+from tools.job.diagnosis import exit_codes, failures, log_causes, startup
 from tools.job.diagnosis.cause import Cause, Layer, short
 from tools.job.diagnosis.exit_codes import layer_of, what
 from tools.job.diagnosis.resources import accelerators
@@ -87,7 +87,7 @@ def _from_event(snapshot: Snapshot, event: Object) -> Cause | None:
     assert match
     pod, code, words = match[1], int(match[2]), match[3]
     at = event_time(event)
-    found = log_patterns.first_cause(log_lines.read(words, pod))
+    found = log_causes.first_cause(log_lines.read(words, pod))
     if found is not None and found.kind != "crash":
         who = pod if found.rank is None else f"rank {found.rank}"
         evidence = [

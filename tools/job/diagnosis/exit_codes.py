@@ -1,18 +1,19 @@
-"""The words of `why` for what ended a process, by exit code, by the trainer's own classes, and for people."""
+"""Kinds of causes and their summaries for what ended a process: exit codes and the trainer's classes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tools.job.diagnosis import log_patterns
 from tools.job.diagnosis.cause import Cause, Layer
 from training.run.failure import CODES
 
-# Codes by which shells and kernels say how a process ended: 128 + the signal.
+# Exit codes by which shells and kernels report a signal: 128 + its number.
 SIGNALS = {**dict.fromkeys((132, 134, 135, 136, 139), "memory-fault"), 137: "killed"}
 CLASSES = {code: kind for kind, code in CODES.items() if kind not in ("done", "error")}
-# What the words of `why` are for the classes of the trainer.
-WORDS = {"out of memory": "oom-device", "lost peer": "lost-peer", "error": "crash", "upload": "upload"}
+# Kinds of causes for those of the trainer's classes that have another name here.
+KINDS = {"out of memory": "oom-device", "lost peer": "lost-peer", "error": "crash"}
+# The kinds by which a rank fails when another one has failed.
+VICTIMS = frozenset({"lost-peer", "collective-timeout", "rendezvous", "communication", "drained"})
 SUMMARIES = {
     "config": "the configuration is wrong",
     "duplicate-device": "two ranks are on one card",
@@ -58,13 +59,13 @@ def kind_of(code: int, accelerated: bool) -> str | None:
     kind = CLASSES.get(code, "")
     if kind == "out of memory" and not accelerated:
         return "oom-host"
-    return WORDS.get(kind, kind) or SIGNALS.get(code) or ("drained" if code == 143 else None)
+    return KINDS.get(kind, kind) or SIGNALS.get(code) or ("drained" if code == 143 else None)
 
 
 def layer_of(kind: str) -> Layer:
     """Return how far up the chain of consequences a kind of failure stands."""
     # The name of a pod that does not run does not resolve: what keeps it from running is the cause.
-    victim = kind == "rendezvous-dns" or (kind in log_patterns.VICTIMS and kind != "drained")
+    victim = kind == "rendezvous-dns" or (kind in VICTIMS and kind != "drained")
     return Layer.VICTIM if victim else Layer.FAILED
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from tools.core.timestamps import epoch, moment
-from tools.job.diagnosis import exit_codes, log_patterns, node_health, startup
+from tools.job.diagnosis import exit_codes, log_causes, node_health, startup
 from tools.job.diagnosis.cause import Cause, Layer, short
 from tools.job.diagnosis.exit_codes import layer_of, what
 from tools.job.diagnosis.resources import accelerators
@@ -121,7 +121,7 @@ def _record(item: Object) -> Failure | None:
 
 
 def _from_record(record: Failure) -> Cause:
-    kind = log_patterns.refine(record.kind, f"{record.exception}: {record.message}")
+    kind = log_causes.refine(record.kind, f"{record.exception}: {record.message}")
     where = "" if record.step is None else f" at step {record.step}"
     phase = f" while {record.phase}" if record.phase else ""
     evidence = [
@@ -181,9 +181,9 @@ def _from_log(snapshot: Snapshot, failed: Failed) -> Cause | None:
     """Return what the log of the failed container says, or the end of it in the pod's status."""
     pod, end = failed.pod, failed.end
     text = snapshot.log(pod.name, failed.which) or snapshot.log(pod.name, CURRENT)
-    found, source = log_patterns.first_cause(log_lines.read(text, pod.name)), "log"
+    found, source = log_causes.first_cause(log_lines.read(text, pod.name)), "log"
     if found is None and end is not None:
-        found, source = log_patterns.first_cause(log_lines.read(end.message, pod.name)), "termination message"
+        found, source = log_causes.first_cause(log_lines.read(end.message, pod.name)), "termination message"
     if found is None:
         return None
     at = found.line.time or (end.at if end else None)

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from tools.job.diagnosis import log_patterns
 from tools.job.metrics import series
 from tools.job.snapshot.log_lines import Line
 
@@ -77,31 +78,6 @@ _LEVEL = re.compile(
 )
 _MILD = re.compile(r"\b(?:INFO|DEBUG|TRACE|WARN|WARNING|Warning|UserWarning|FutureWarning)\b")
 _PYTHON_WARNS = re.compile(r":\d+: \w*Warning: ")
-_RUNTIME = re.compile(
-    r"NCCL error|terminate called|what\(\):|Segmentation fault|Bus error|Killed$|exec format error|"
-    r"CUDA_ERROR_[A-Z]+|can't open file|No module named|libc10|symbol lookup error|NVRM: Xid|c10::|"
-    r"command not found$|^\S*sh: (?:line )?\d+: \S+: not found$|^\S+: line \d+: +\d+ Killed\b|"
-    r"^(?:/usr/bin/)?env: .*: No such file or directory$|"
-    r"executable file not found|^exec /\S+: |version `GLIBC|^Could not override '|"
-    r"^[│╭].*(?:Unrecognized|Required) |Memory cgroup out of memory|"
-    r"^(?:free|munmap_chunk|realloc|malloc)\(\): |^double free|^(?:[\w./-]+: ){1,3}.*: "
-    r"(?:Permission denied|No space left on device|Read-only file system|Disk quota exceeded"
-    r"|Cannot allocate memory|Input/output error|Stale file handle)$|NVRM: .*fallen off the bus"
-    # Allocators, Rust's among them, compilers, and Hydra.
-    r"|^<jemalloc>: Error|^memory allocation of \d+ bytes failed|^(?:nvcc|ptxas) fatal"
-    r"|raised while composing config|^Cannot find primary config|^Error (?:merging|parsing) override"
-    r"|^Missing mandatory value|^You must specify '|^Key '.*' is not in struct"
-    # What ends a run without an exception of its own.
-    r"|^Fatal Python error: |\bCheck failed: |\bTest (?:CUDA|NCCL) failure |ValueOrDie called on an error"
-    r"|\bCANCELLED AT \S+ DUE TO "
-    r"|(?i:\b(?:nan|inf|non-?finite)\b.*\b(?:stopping|ending|aborting|terminating|halting|exiting) (?:the )?"
-    r"(?:training|run)\b)|A worker died or was killed while executing a task"
-)
-_HINT = re.compile(
-    r"NCCL WARN|\blibfabric:.*<warn>|\[c10d\] The IPv4 network addresses of .* cannot be retrieved"
-    r"|\[c10d\] The client socket has failed to connect to .*(?:No route to host|timed out|unreachable)"
-    r"|^Unable to determine the device handle for|^Failed to initialize NVML|^No devices were found$"
-)
 # torchrun's own words about its children: the consequence, never the cause, but for a child's signal.
 _AGENT = re.compile(
     r"ChildFailedError|torch[./]distributed[./]elastic[./](?:multiprocessing|agent)|Root Cause|"
@@ -205,11 +181,11 @@ def _weight(prefix: str, body: str, raised: bool) -> Weight | None:
         return None
     if raised or _EXCEPTION.match(body):
         return Weight.UNCAUGHT if _TORCH_RANK.search(prefix) else Weight.RAISED
-    if _HINT.search(body):
+    if log_patterns.hints().search(body):
         return Weight.HINT
     if _PYTHON_WARNS.search(body):
         return None
-    if _RUNTIME.search(body) or (_LEVEL.search(prefix + body) and not _MILD.search(body)):
+    if log_patterns.runtime().search(body) or (_LEVEL.search(prefix + body) and not _MILD.search(body)):
         return Weight.LOGGED
     return None
 

@@ -1,0 +1,206 @@
+"""The class of failure that a log shows, and the line that shows it.
+
+Only lines that report a failure count: the trainer's own record, and what `log_failures` finds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from tools.job.diagnosis import log_failures, log_patterns
+from tools.job.diagnosis.exit_codes import KINDS, SIGNALS, VICTIMS
+from tools.job.diagnosis.log_failures import Report, Weight
+from tools.job.snapshot.log_lines import Line
+from training.run.failure import CODES
+
+# The trainer's own line, `rank 3: out of memory: ...`, with the classes of training/run/failure.py.
+_RANK = re.compile(rf"^(?:\S+ )*?(?:ERROR )?rank (\d+): ({'|'.join(CODES)}): (.*)")
+# The last line of a pod's first process (training/entrypoint.py): the first failing rank of the whole job.
+_END = re.compile(
+    rf"^entrypoint: ({'|'.join(CODES)}): (?:rank (\d+) on (\S+?)(?: at step \d+)?: )?(.*) \(exit code \d+\)$"
+)
+# The words of exceptions that no pattern knows: something that is named does not exist, or a library tells
+# its user what to set.
+_ABSENT = r"(?:not found|not exists?\b|doesn't exist|(?:is|are) (?:missing|empty)|not defined|undefined)"
+_NONE = (
+    r"(?:(?:can(?:no|')t|could(?: not|n't)|unable to|failed to) (?:find|load|read|open|parse)|undefined|no)"
+)
+_DATA = (
+    r"(?:data ?sets?|data ?files?|samples?|shards?|corpus|examples?|records?|splits?"
+    r"|\S+\.(?:jsonl?|csv|parquet|txt|bin|idx|npy|tar|arrow|tsv))"
+)
+_SETTING = r"(?:template|optimizer|scheduler|strategy|option|setting|argument|model type|precision|config\w*)"
+_YOU = (
+    r"You (?:passed|set|specified|provided|selected|chose|requested|enabled"
+    r"|can(?:no|')t (?:set|use|combine|specify)"
+    r"|(?:must|need to|have to|should) (?:have|set|provide|pass|choose|select|enable|disable))\b"
+)
+_UNKNOWN = (
+    r"(?:Unknown|Unsupported|Invalid|Unrecognized) (?:\w+ ){0,3}(?:name|type|option|argument|setting"
+    r"|strategy|optimizer|scheduler|precision|dtype|backend|mode|template|choice)\b"
+)
+WORDS = tuple(
+    (kind, re.compile("|".join(patterns)))
+    for kind, *patterns in (
+        (
+            "checkpoint",
+            rf"(?i:\b(?:checkpoint|ckpt|state_dict|weights?)\b.*{_ABSENT})",
+            rf"(?i:\b{_NONE} (?:\w+ ){{0,3}}(?:checkpoint|ckpt)\b)",
+        ),
+        (
+            "data",
+            rf"(?i:\b{_DATA}\b.*{_ABSENT})",
+            rf"(?i:\b{_NONE} (?:\w+ ){{0,3}}{_DATA}(?:\b|$))",
+        ),
+        (
+            "config",
+            r"^(?:Value|Assertion|NotImplemented|Runtime)Error: "
+            rf"(?:{_YOU}|Your\b|Please\b|`?--?\w|{_UNKNOWN})",
+            rf"^ValueError: (?i:.*\b{_SETTING}\b.*(?:{_ABSENT}|not (?:supported|valid|allowed)))",
+            r"^(?:Value|Key|Assertion|Attribute)Error: .*\bnot (?:exist|found|defined) in (?:the )?config",
+        ),
+    )
+)
+SIGABRT = 6  # a rank aborts itself when one of its collectives has failed
+# Exceptions of clients of services are not about the other ranks.
+_CLIENT = re.compile(r"^(?:requests|urllib3?|httpx|httpcore|aiohttp|http\.client|wandb|mlflow)\.")
+BETWEEN_RANKS = (
+    *("rendezvous-dns", "rendezvous", "lost-peer", "collective-timeout", "communication", "port-taken"),
+)
+# A failed assertion on the GPU is the program's own fault. Every later CUDA call fails too.
+_ASSERTED = re.compile(r"\.cu:\d+: .*Assertion .* failed|device-side assert triggered")
+_MODULE = re.compile(r"((?:\w+\.)+)\w+(?:: |:?$)")
+_VAGUE = re.compile(r"^(?:RuntimeError|Exception|SystemExit|subprocess\.CalledProcessError)\b")
+# The trainer's wide classes, each with the narrower ones that its message may show.
+NARROWER = {
+    "communication": (
+        *("duplicate-device", "network-interface", "rendezvous-dns", "efa", "collective-timeout"),
+        *("lost-peer", "rendezvous", "port-taken"),
+    ),
+    "storage": ("storage-full", "checkpoint", "permission"),
+    "oom-device": ("oom-host", "shared-memory"),
+    "crash": (
+        *("device", "efa", "duplicate-device", "hub-auth", "hub-rate-limit", "hub-unreachable"),
+        *("image-accelerator", "object-store", "permission", "code", "checkpoint", "storage-full"),
+        "oom-device",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A class of failure and the line that shows it; rank and host where the line names them.
+
+    `concluded` marks the last line of a pod's first process, which knows the records of all ranks. `vague`
+    marks an exception that only says that something before it failed. `signal` ended torchrun's child.
+    """
+
+    kind: str
+    line: Line
+    rank: int | None = None
+    host: str | None = None
+    concluded: bool = False
+    weight: Weight = Weight.UNCAUGHT
+    vague: bool = False
+    signal: int = 0
+
+    @property
+    def victim(self) -> bool:
+        """Whether a rank fails like this when another one has failed."""
+        return self.kind in VICTIMS
+
+
+def first_cause(lines: Iterable[Line]) -> Found | None:
+    """Return what a log concludes, else the failure that ended its processes, else a consequence of one.
+
+    An exception that a rank did not catch outranks one that may have been caught, and that outranks what was
+    only logged. An exception of an unknown class is `crash`. None: no line reports an error.
+    """
+    every = list(lines)
+    own = [one for one in map(_own, every) if one is not None]
+    reported = [one for one in map(_found, log_failures.of(every)) if one is not None]
+    if any(_ASSERTED.search(line.text) for line in every):
+        reported = [replace(one, kind="crash") if one.kind == "device" else one for one in reported]
+    known = [one for one in own if not one.victim and one.kind != "crash"]
+    concluded = [one for one in known if one.concluded][::-1]
+    chosen = concluded or known or _chosen(reported) or [one for one in own if one.kind != "crash"]
+    return next(iter(chosen or own[::-1] or reported), None)
+
+
+def _chosen(found: list[Found]) -> list[Found]:
+    """Return the failures of the strongest kind of report; consequences come last."""
+    known = [one for one in found if one.kind != "crash" and not one.victim]
+    known.sort(key=lambda one: one.kind in ("killed", "memory-fault"))  # another failure may explain these
+    by_weight = {weight: [one for one in known if one.weight is weight] for weight in Weight}
+    crashes = [one for one in found if one.kind == "crash"]
+    # Of unknown exceptions the last one counts: the one that ended the process follows those it has caught.
+    uncaught = [one for one in crashes if one.weight is Weight.UNCAUGHT and not one.vague][::-1]
+    specific = [one for one in crashes if not one.vague][::-1]
+    killed = [one for one in by_weight[Weight.CHILD] if one.kind != "memory-fault" or one.signal != SIGABRT]
+    return (
+        by_weight[Weight.UNCAUGHT]
+        or uncaught
+        or by_weight[Weight.RAISED]
+        or specific
+        or by_weight[Weight.LOGGED]
+        or ([] if crashes else by_weight[Weight.HINT])
+        or killed
+        or crashes[::-1]
+        or [one for one in found if one.victim]
+        or by_weight[Weight.CHILD]
+    )
+
+
+def classify(line: Line) -> Found | None:
+    """Return what a single line says of a failure, None for a line that reports no error."""
+    report = log_failures.single(line)
+    return _own(line) or (_found(report) if report else None)
+
+
+def _own(line: Line) -> Found | None:
+    """Return what the trainer itself, or the first process of its pod, says in a line."""
+    if end := _END.match(line.text):
+        rank = int(end[2]) if end[2] else None
+        return Found(refine(end[1], end[4]), line, rank, end[3], concluded=True)
+    if own := _RANK.search(line.text):
+        return Found(refine(own[2], own[3]), line, int(own[1]))
+    return None
+
+
+def _found(report: Report) -> Found | None:
+    """Return the class of a report; None where no class matches and it is not an exception either."""
+    line, rank = report.line, report.line.rank
+    if report.weight is Weight.CHILD:
+        kind = SIGNALS.get(128 + report.signal)
+        return Found(kind, line, rank, weight=report.weight, signal=report.signal) if kind else None
+    client = _CLIENT.match(report.text)
+    for kind, pattern in log_patterns.classes():
+        if pattern.search(report.text) and not (client and kind in BETWEEN_RANKS):
+            return Found(kind, line, rank, weight=report.weight)
+    if not report.exception:
+        return None
+    kind = _by_words(report)
+    vague = kind is None and _VAGUE.match(report.text) is not None
+    return Found(kind or "crash", line, rank, weight=report.weight, vague=vague)
+
+
+def _by_words(report: Report) -> str | None:
+    """Return the class of an exception that no pattern knows, by its words or by the code that raised it."""
+    module = _MODULE.match(report.text)
+    library = f"/site-packages/{module[1].replace('.', '/')}:" if module else ""
+    for table, texts in ((WORDS, (report.text,)), (log_patterns.places(), (report.place, library))):
+        for kind, pattern in table:
+            if any(pattern.search(text) for text in texts):
+                return kind
+    return None
+
+
+def refine(trainer_class: str, message: str) -> str:
+    """Return the kind of cause for one of the trainer's classes, narrowed by its message."""
+    kind = KINDS.get(trainer_class, trainer_class)
+    if kind not in NARROWER:
+        return kind
+    first = next((narrow for narrow, pattern in log_patterns.classes() if pattern.search(message)), kind)
+    return first if first in NARROWER[kind] else kind
