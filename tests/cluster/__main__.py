@@ -35,7 +35,6 @@ COMMANDS = ("up", "status", "exec", "down", "build")
 
 
 def main(words: Sequence[str]) -> int:
-    """Run one command and return its exit code."""
     if not words or words[0] not in (*COMMANDS, "hold") or (len(words) > 1 and words[0] != "exec"):
         print(__doc__, file=sys.stderr)
         return 2
@@ -54,7 +53,7 @@ def make() -> int:
 
 
 def up() -> int:
-    """Start a cluster that a process in the background holds; of two at once, the second finds it up."""
+    """Start a cluster that a background process holds. Of two calls at once, the second finds it running."""
     build.ensure(note)
     STATE.parent.mkdir(parents=True, exist_ok=True)
     with STATE.with_name("lock").open("w") as lock:
@@ -85,7 +84,7 @@ def _start() -> int:
 
 
 def hold() -> int:
-    """Be the process that a running cluster belongs to, until SIGTERM."""
+    """Hold a running cluster until SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     programs = build.ensure(note)
     sandbox = Sandbox()
@@ -106,7 +105,7 @@ def hold() -> int:
 
 
 def status() -> int:
-    """Print whether a cluster runs and how to use it."""
+    """Print whether a cluster is running and how to use it."""
     state = running()
     if state is None:
         print("not running: python -m tests.cluster up")
@@ -160,7 +159,6 @@ def running() -> dict[str, Any] | None:
 
 
 def note(line: str) -> None:
-    """Print a line of progress."""
     print(line, file=sys.stderr, flush=True)
 
 

@@ -31,25 +31,25 @@ APPLY = {"Content-Type": "application/apply-patch+yaml"}  # JSON is YAML
 
 
 class KubectlError(Exception):
-    """The cluster said no. The message is what it wrote."""
+    """The cluster refused. The message is the server's."""
 
 
 @dataclass(frozen=True)
 class Resource:
-    """Where objects of a kind are: `/apis/GROUP/VERSION`, the plural, and whether namespaces hold them."""
+    """The API path of a kind: `/apis/GROUP/VERSION`, its plural, and whether it is namespaced."""
 
     root: str
     plural: str
     namespaced: bool
 
     def path(self, namespace: str | None, name: str = "") -> str:
-        """Return the path of one object, or of all of a namespace, or (None) of all."""
+        """Return the path of one object, or of all objects in a namespace, or (None) in all namespaces."""
         inside = f"/namespaces/{quote(namespace)}" if self.namespaced and namespace else ""
         return f"{self.root}{inside}/{self.plural}" + (f"/{quote(name)}" if name else "")
 
 
 class Api:
-    """One cluster's API; `entrance` starts a proxy and returns its socket, at the first question."""
+    """One cluster's API. At the first request `entrance` starts a proxy and returns its socket."""
 
     def __init__(self, entrance: Callable[[], Path]) -> None:
         self._entrance = entrance
@@ -60,12 +60,12 @@ class Api:
         return self._entrance()
 
     def get(self, kind: str, name: str, namespace: str) -> Object | None:
-        """Return an object, or None where there is none of the name."""
+        """Return an object, or None if it does not exist."""
         status, answer = self._ask("GET", self.resource(kind).path(namespace, name))
         return None if status == 404 else _good(status, answer)
 
     def list(self, kinds: str, namespace: str | None, selector: str) -> list[Object]:
-        """Return the objects of kinds (with commas between them), each with its kind, as kubectl does."""
+        """Return the objects of comma-separated kinds, each with its kind, as kubectl does."""
         found = []
         query = f"?{urlencode({'labelSelector': selector})}" if selector else ""
         for kind in kinds.split(","):
@@ -83,13 +83,13 @@ class Api:
         _good(*self._ask("PATCH", f"{path}?{query}", item, APPLY))
 
     def delete(self, kind: str, name: str, namespace: str) -> None:
-        """Begin to delete an object, if it is there."""
+        """Request the deletion of an object if it exists."""
         status, answer = self._ask("DELETE", self.resource(kind).path(namespace, name))
         if status != 404:
             _good(status, answer)
 
     def resource(self, kind: str, version: str = "") -> Resource:
-        """Return where a kind is, by any of its names (Pod, pods, po). Raises KubectlError."""
+        """Return a kind's resource by any of its names (Pod, pods, po). Raises KubectlError."""
         wanted = f"{version}/{kind}".lower() if version else kind.lower()
         if wanted not in self._resources:
             self._discover()
@@ -98,7 +98,7 @@ class Api:
         return self._resources[wanted]
 
     def _discover(self) -> None:
-        """Learn every kind that is served now; the first of a name wins, and the core group comes first."""
+        """Read every kind that is served now. The core group comes first, and the first of a name wins."""
         roots = ["/api/v1"]
         groups = _good(*self._ask("GET", "/apis"))["groups"]
         preferred = [group["preferredVersion"]["groupVersion"] for group in groups]
@@ -122,10 +122,10 @@ class Api:
     def _ask(
         self, method: str, path: str, body: Object | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, Any]:
-        """Return the status and the answer; where the API server cannot be reached, the proxy says 502.
+        """Return the status and the answer. The proxy answers 502 when the API server is unreachable.
 
-        A server that is busy, or has just learnt of a kind, says when to ask again: that is done, as often as
-        client-go does.
+        A busy server, or one that has just learned a kind, says when to ask again. That is done as often as
+        client-go does it.
         """
         for _ in range(RETRIES):
             status, answer, again = self._ask_once(method, path, body, headers or {})
@@ -137,7 +137,9 @@ class Api:
     def _ask_once(
         self, method: str, path: str, body: Object | None, headers: Mapping[str, str]
     ) -> tuple[int, Any, str | None]:
-        """Return the status, the answer, and after how many seconds to ask again where the server says so."""
+        """Return the status, the answer, and the seconds to wait before asking again, if the server gave
+        them.
+        """
         connection = _Connection(self._socket)
         try:
             connection.request(method, path, json.dumps(body) if body else None, dict(headers))
@@ -168,14 +170,14 @@ class _Connection(http.client.HTTPConnection):
 
 
 def _good(status: int, answer: Any) -> Any:
-    """Return the answer where it is one. Raises KubectlError with the server's words."""
+    """Return a successful answer. Raises KubectlError with the server's message."""
     if status >= 400:
         raise KubectlError(str(answer.get("message") or f"HTTP {status}"))
     return answer
 
 
 def proxy(kubectl: Path, kubeconfig: Path) -> Path:
-    """Start a proxy that ends with this process; return its socket. Raises KubectlError."""
+    """Start a proxy that ends with this process and return its socket. Raises KubectlError."""
     folder = Path(tempfile.mkdtemp(prefix="trainyard-api-"))
     path, log = folder / "socket", folder / "log"
     words = [str(kubectl), f"--kubeconfig={kubeconfig}", "proxy", f"--unix-socket={path}"]

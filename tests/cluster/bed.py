@@ -29,7 +29,7 @@ SECONDS = 60.0  # until controllers, scheduler and operator have said what they 
 
 
 class Bed:
-    """One namespace with one job, and nodes of its own that end with it."""
+    """One namespace with one job and its own nodes, which end with it."""
 
     def __init__(self, kube: Kube, namespace: str, cells: list[Manifests], cell: str) -> None:
         self.kube, self.namespace = kube, namespace
@@ -42,19 +42,17 @@ class Bed:
 
     @property
     def spec(self) -> Object:
-        """The pods' spec."""
         found: Object = self.job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
         return found
 
     @property
     def replicas(self) -> int:
-        """How many pods the job has."""
         return int(self.job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"])
 
     def nodes(
         self, count: int | None = None, kind: str | None = None, room: dict[str, str] | None = None
     ) -> list[Object]:
-        """Nodes of the cell's kind, enough of them; `room` changes what they can give."""
+        """Return enough nodes of the cell's kind. `room` changes their capacity."""
         made = []
         for _ in range(self.replicas if count is None else count):
             node = fake_node(instance(kind or self.kind), f"why-{uuid.uuid4().hex[:8]}")
@@ -63,7 +61,7 @@ class Bed:
         return made
 
     def start(self, nodes: list[Object]) -> None:
-        """Bring up the nodes, then the job."""
+        """Start the nodes, then the job."""
         if nodes:
             self.kube.put(nodes)
         self._nodes += [name_of(node) for node in nodes]
@@ -72,7 +70,7 @@ class Bed:
         self.kube.put(self.objects, self.namespace)
 
     def hold(self, node: Object, **amounts: str) -> None:
-        """Another pod of the team, that is on the node already and requests `amounts` (`gpu` is NVIDIA's)."""
+        """Place another pod of the team on the node, requesting `amounts` (`gpu` is NVIDIA's)."""
         asked = {"nvidia.com/gpu" if name == "gpu" else name: amount for name, amount in amounts.items()}
         limits = {name: amount for name, amount in asked.items() if "/" in name}
         container = {
@@ -92,12 +90,12 @@ class Bed:
         )
 
     def everywhere(self, item: Object) -> None:
-        """Make an object that belongs to no namespace."""
+        """Create a cluster-scoped object."""
         self.kube.put([item])
         self._everywhere.append(item)
 
     def answer(self, wanted: str) -> Explanation:
-        """What `why` says once it says `wanted` twice in a row, else what it says at the end."""
+        """Return what `why` says once it says `wanted` twice in a row, or its last answer."""
         kubectl = Kubectl(None, self.namespace)
         began, last, found = time.monotonic(), "", None
         while found is None or time.monotonic() - began < SECONDS:
@@ -110,7 +108,7 @@ class Bed:
         return found
 
     def end(self) -> None:
-        """Take everything away, and wait for the pods: they hold what the next one needs."""
+        """Delete everything and wait until the pods are gone: they hold what the next test needs."""
         for item in self._everywhere:
             self.kube.call("delete", item["kind"], name_of(item), "--ignore-not-found")
         for kind in ("pytorchjobs", "pods"):

@@ -25,7 +25,7 @@ _VERSION = "k8s.io/component-base/version"
 
 
 def _named(version: str) -> str:
-    """Return the linker's flags that give Kubernetes programs their version."""
+    """Return the linker flags that set the version of Kubernetes programs."""
     major, minor, _ = version.split(".")
     words = {"gitVersion": f"v{version}", "gitMajor": major, "gitMinor": minor}
     return "-s -w " + " ".join(f"-X {_VERSION}.{name}={value}" for name, value in words.items())
@@ -55,12 +55,11 @@ CLUSTER = ("kubernetes", "coredns", "pause", "provisioner")
 
 @dataclass(frozen=True)
 class Programs:
-    """The directories of the built modules, with programs and with the manifests that came along."""
+    """The directories of the built modules: programs, and the manifests that came with them."""
 
     roots: Mapping[str, Path]
 
     def path(self, name: str) -> Path:
-        """Return where the program `name` lies."""
         assets = os.environ.get("KUBEBUILDER_ASSETS")
         homes = [Path(assets)] if assets else []
         homes += [root / "bin" for root in self.roots.values()]
@@ -73,22 +72,22 @@ class Programs:
 
     @property
     def kwok_stages(self) -> Path:
-        """Return kwok's own Stage objects: what becomes of its nodes and pods."""
+        """Return kwok's Stage objects: the life cycle of its nodes and pods."""
         return self.roots["kubernetes"] / "kwok"
 
     @property
     def provisioner_manifests(self) -> Path:
-        """Return upstream's manifests of the provisioner of volumes."""
+        """Return upstream's manifests of the volume provisioner."""
         return self.roots["provisioner"] / "provisioner"
 
 
 def cache() -> Path:
-    """Return the directory in which built programs and downloaded packages are kept."""
+    """Return the directory of built programs and downloaded packages."""
     return gomodule.cache("cluster")
 
 
 def ensure(progress: Progress, modules: Sequence[str] = CLUSTER) -> Programs:
-    """Return the programs of `modules`; build them where they are not there yet (minutes, both cores).
+    """Return the programs of `modules`, building the missing ones (minutes, both cores).
 
     Raises CannotBuild.
     """

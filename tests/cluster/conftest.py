@@ -32,9 +32,9 @@ REAL_NODES = ("test_job_nodes.py", "test_nodes.py", "test_training.py")
 
 
 class TwoClusters(LoadScopeScheduling):
-    """Two processes, each with a cluster: one has the real nodes, whose containers take the processors.
+    """Two processes with a cluster each. One has the real nodes, whose containers use the processors.
 
-    The other has kwok's, where most of the time is waiting.
+    The other has kwok's nodes, where most of the time is waiting.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -45,13 +45,12 @@ class TwoClusters(LoadScopeScheduling):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> TwoClusters:
-    """Share the tests out among the processes of `--numprocesses`."""
     return TwoClusters(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Let kwok's tests keep out of the processors while a test on the real nodes measures seconds."""
+    """Keep kwok's tests off the processors while a test on the real nodes measures seconds."""
     if item.path.parent != HERE or item.path.name in REAL_NODES:
         return (yield)
     with turns(item.config).test():
@@ -60,25 +59,24 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.fixture
 def alone(request: pytest.FixtureRequest) -> AbstractContextManager[None]:
-    """For a test that measures seconds: waits for the other process's test, and keeps its next waiting."""
+    """For a test that measures seconds: wait for the other process's test and keep its next one waiting."""
     return turns(request.config).alone()
 
 
 def turns(config: pytest.Config) -> Turns:
-    """Return the turns of this run of tests."""
     factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
     base = factory.getbasetemp()
     return Turns(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests on real nodes last, for one process: kwok's pods would go to these nodes too."""
+    """Put the tests on real nodes last, in one process: kwok's pods would also go to these nodes."""
     items.sort(key=lambda item: HERE in item.path.parents and item.path.name in REAL_NODES)
 
 
 @contextmanager
 def own_plane(say: Progress) -> Iterator[ControlPlane]:
-    """Give a control plane to start, in a sandbox that ends with the block; skip where none can be."""
+    """Start a control plane in a sandbox that ends with the block. Skip where that is not possible."""
     try:
         programs = build.ensure(say)
         sandbox = Sandbox()
@@ -92,7 +90,7 @@ def own_plane(say: Progress) -> Iterator[ControlPlane]:
 
 @pytest.fixture(scope="session")
 def control_plane(say: Progress) -> Iterator[ControlPlane]:
-    """The processes of a control plane of our own; skipped where another cluster is given or none can be."""
+    """The processes of our own control plane. Skipped with a given cluster, or where none can start."""
     if os.environ.get(FOREIGN):
         pytest.skip(f"needs to reach into the control plane: unset {FOREIGN}")
     with own_plane(say) as plane:
@@ -102,7 +100,7 @@ def control_plane(say: Progress) -> Iterator[ControlPlane]:
 
 @pytest.fixture(scope="session")
 def kube(request: pytest.FixtureRequest) -> Kube:
-    """The cluster to test on: the one that TRAINYARD_TEST_KUBECONFIG names, or our own."""
+    """The cluster under test: the one that TRAINYARD_TEST_KUBECONFIG names, or our own."""
     foreign = os.environ.get(FOREIGN)
     if foreign:
         program = shutil.which("kubectl")
@@ -115,7 +113,7 @@ def kube(request: pytest.FixtureRequest) -> Kube:
 
 @pytest.fixture(scope="session")
 def fake(request: pytest.FixtureRequest) -> None:
-    """kwok, which plays the kubelet of nodes with its annotation; our own cluster has it."""
+    """kwok, which plays the kubelet of nodes with its annotation. Our own cluster has it."""
     if os.environ.get(FOREIGN):
         pytest.skip(f"needs kwok, which only our own cluster is known to have: unset {FOREIGN}")
     request.getfixturevalue("control_plane")
@@ -123,7 +121,7 @@ def fake(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def namespace(kube: Kube) -> Iterator[str]:
-    """A namespace of the test's own, that enforces the `restricted` Pod Security standard."""
+    """The test's own namespace. It enforces the `restricted` Pod Security standard."""
     name = f"t-{uuid.uuid4().hex[:8]}"
     kube.make_namespace(name, enforce="restricted")
     yield name
@@ -145,19 +143,19 @@ def cells(rendered: dict[str, str]) -> list[Manifests]:
 
 @dataclass(frozen=True)
 class Nodes:
-    """Two real nodes, and the trainer's image in the registry that they pull from."""
+    """Two real nodes, and the trainer's image in the registry from which they pull."""
 
     nodes: list[Node]
     digest: str
 
     def of(self, pod: Object) -> Node:
-        """Return the node that a pod is on."""
+        """Return a pod's node."""
         return next(one for one in self.nodes if one.name == pod["spec"]["nodeName"])
 
 
 @pytest.fixture(scope="session")
 def nodes(control_plane: ControlPlane, say: Progress) -> Nodes:
-    """Two real nodes with DNS, a registry and a default storage class; skipped where they cannot be."""
+    """Two real nodes with DNS, a registry and a default storage class. Skipped where they cannot run."""
     try:
         debian = packages.ensure(say)
         made = [Node(control_plane, debian, index) for index in (1, 2)]

@@ -38,7 +38,7 @@ _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 class ControlPlane:
-    """The processes of a control plane in a sandbox. `kube` asks it."""
+    """The processes of a control plane in a sandbox. `kube` talks to it."""
 
     def __init__(self, sandbox: Sandbox, programs: Programs) -> None:
         self.sandbox, self.programs = sandbox, programs
@@ -51,11 +51,11 @@ class ControlPlane:
 
     @property
     def age(self) -> float:
-        """Return the seconds since the cluster was begun."""
+        """Return the seconds since the cluster started."""
         return time.monotonic() - self._started
 
     def start(self) -> None:
-        """Start everything, in the order in which it can come up; raises CannotStart."""
+        """Start everything in dependency order. Raises CannotStart."""
         self.start_etcd()
         self.start_api_server()
         self.start_controllers()
@@ -63,7 +63,7 @@ class ControlPlane:
         self.start_kwok()
 
     def start_etcd(self) -> Process:
-        """Start etcd; its data lies in the sandbox and is not synced to the disk."""
+        """Start etcd. Its data is in the sandbox and is not synced to disk."""
         client, peer = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
         return self._start(
             "etcd",
@@ -96,7 +96,7 @@ class ControlPlane:
         return process
 
     def start_controllers(self) -> None:
-        """Start the controller manager and the scheduler; wait for the first ServiceAccount."""
+        """Start the controller manager and the scheduler. Wait for the first ServiceAccount."""
         pki = self.pki
         manager = self._start(
             "kube-controller-manager",
@@ -135,7 +135,7 @@ class ControlPlane:
         self._wait("the operator's webhook", self._webhook_answers, operator)
 
     def restart_operator(self) -> None:
-        """Kill the operator and start it again; its certificate is there already."""
+        """Kill the operator and start it again. Its certificate exists already."""
         self.process("training-operator").kill()
         operator = self._run_operator()
         self._wait("the operator's webhook", self._webhook_answers, operator)
@@ -163,7 +163,6 @@ class ControlPlane:
             raise CannotStart(f"kwok: {kwok.tail()}")
 
     def process(self, name: str) -> Process:
-        """Return the running program `name`."""
         return next(one for one in self.sandbox.processes if one.name == name)
 
     def _start(self, name: str, *words: str) -> Process:
@@ -192,7 +191,7 @@ class ControlPlane:
         return script
 
     def _proxy(self) -> Path:
-        """Start the proxy by which tests ask the API server; return its socket."""
+        """Start the proxy through which tests use the API server, and return its socket."""
         path = self.sandbox.root / "api"
         words = ("proxy", f"--kubeconfig={self.pki.path('admin.kubeconfig')}", f"--unix-socket={path}")
         self._wait("kubectl proxy", path.exists, self._start("kubectl", *words))
@@ -217,7 +216,7 @@ class ControlPlane:
         return str(yaml.dump_all(kept, Dumper=_DUMPER))
 
     def _run_operator(self) -> Process:
-        """Start the operator with a /tmp of its own: its certificate's folder is fixed, and is below it."""
+        """Start the operator with its own /tmp: the folder of its certificate is fixed and below /tmp."""
         self._operator_home.mkdir(exist_ok=True)
         (self._operator_home / "k8s-webhook-server/serving-certs").mkdir(parents=True, exist_ok=True)
         words = ("create", "token", "training-operator", "-n", OPERATOR_NAMESPACE, "--duration=24h")
@@ -246,7 +245,7 @@ class ControlPlane:
         return True
 
     def _webhook_answers(self) -> bool:
-        """Say whether a job without its container is refused by the operator, and not for want of it."""
+        """Return whether the operator itself refuses a job without its container."""
         template = {"spec": {"containers": [{"name": "other", "image": "none"}]}}
         job = {
             "apiVersion": "kubeflow.org/v1",

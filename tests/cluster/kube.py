@@ -18,7 +18,7 @@ from tools.core import repo
 
 @dataclass(frozen=True)
 class Done:
-    """One call's answer."""
+    """The result of one call."""
 
     code: int
     out: str
@@ -35,17 +35,17 @@ class Kube:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return an environment in which `kubectl` on PATH is this cluster's."""
+        """Return an environment in which `kubectl` on PATH talks to this cluster."""
         path = f"{self.program.parent}{os.pathsep}{os.environ['PATH']}"
         return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": path}
 
     @cached_property
     def api(self) -> Api:
-        """Return its API, asked without a kubectl."""
+        """Return its API, used without kubectl."""
         return Api(self.entrance or partial(proxy, self.program, self.kubeconfig))
 
     def call(self, *words: str, given: str | None = None, timeout: float = CALL_SECONDS) -> Done:
-        """Run kubectl, whatever it answers."""
+        """Run kubectl, whatever its exit code."""
         done = subprocess.run(
             [str(self.program), *words],
             input=given or "",
@@ -58,14 +58,14 @@ class Kube:
         return Done(done.returncode, done.stdout, done.stderr)
 
     def run(self, *words: str, given: str | None = None, timeout: float = CALL_SECONDS) -> str:
-        """Run kubectl and return what it printed. Raises KubectlError."""
+        """Run kubectl and return its output. Raises KubectlError."""
         done = self.call(*words, given=given, timeout=timeout)
         if done.code != 0:
             raise KubectlError(f"kubectl {' '.join(words)}: {done.err.strip() or done.out.strip()}")
         return done.out
 
     def apply(self, text: str, namespace: str | None, *more: str) -> Done:
-        """Apply YAML on the server's side by kubectl, as a person does. Raises KubectlError."""
+        """Apply YAML server-side with kubectl, as a person does. Raises KubectlError."""
         where = [f"--namespace={namespace}"] if namespace else []
         done = self.call("apply", "--server-side", *where, "-f", "-", *more, given=text)
         if done.code != 0:
@@ -73,23 +73,25 @@ class Kube:
         return done
 
     def put(self, objects: Iterable[Object], namespace: str | None = None) -> None:
-        """Apply objects on the server's side, into `namespace` unless they name theirs.
+        """Apply objects server-side, into `namespace` unless they name theirs.
 
-        Raises KubectlError at the first that is refused.
+        Raises KubectlError at the first refusal.
         """
         for item in objects:
             self.api.apply(item, namespace)
 
     def get(self, kind: str, name: str, namespace: str = "default") -> Object | None:
-        """Return an object, or None where there is none of the name. Raises KubectlError."""
+        """Return an object, or None if it does not exist. Raises KubectlError."""
         return self.api.get(kind, name, namespace)
 
     def list(self, kind: str, namespace: str | None = None, selector: str = "") -> list[Object]:
-        """Return the objects of a kind; of all namespaces without `namespace`. Raises KubectlError."""
+        """Return the objects of a kind, in all namespaces without `namespace`. Raises KubectlError."""
         return self.api.list(kind, namespace, selector)
 
     def wait(self, what: str, ready: Callable[[], bool], seconds: float) -> float:
-        """Wait until `ready`; return the seconds that it took. Raises TimeoutError that says what."""
+        """Wait until `ready` and return the seconds it took. Raises TimeoutError that names what was
+        awaited.
+        """
         started = time.monotonic()
         while not ready():
             if time.monotonic() - started > seconds:
@@ -98,7 +100,7 @@ class Kube:
         return time.monotonic() - started
 
     def make_namespace(self, name: str, enforce: str | None = None) -> None:
-        """Make a namespace, with a Pod Security level where one is given, and wait for its ServiceAccount."""
+        """Create a namespace, with a Pod Security level if given, and wait for its ServiceAccount."""
         levels = ("enforce", "warn") if enforce else ()
         labels = {f"pod-security.kubernetes.io/{level}": enforce for level in levels}
         metadata = {"name": name, "labels": labels}
@@ -110,20 +112,20 @@ class Kube:
         )
 
     def delete_namespace(self, name: str) -> None:
-        """Begin to delete a namespace and do not wait: the next test has its own."""
+        """Request the deletion of a namespace without waiting: the next test has its own."""
         self.api.delete("namespace", name, "default")
 
 
 def condition(item: Object, kind: str) -> Object | None:
-    """Return the object's condition `kind` where it is True."""
+    """Return the object's condition `kind` if it is True."""
     found = (item.get("status") or {}).get("conditions") or []
     return next((one for one in found if one["type"] == kind and one["status"] == "True"), None)
 
 
 def shared_claim(namespace: str, name: str = "trainyard") -> list[Object]:
-    """Return the claim of base/storage/default-class with a volume that is bound to it at once.
+    """Return the claim of base/storage/default-class with a volume that is bound at once.
 
-    The volume is a directory of the node: good where no pod writes to it, or where all nodes share it.
+    The volume is a directory of the node. This works where no pod writes to it, or where all nodes share it.
     """
     claim = yaml.safe_load(
         (repo.root() / "base/storage/default-class/claim.yaml").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ MIB = 2**20
 
 
 def fake_node(kind: Instance, name: str, labels: dict[str, str] | None = None) -> Object:
-    """Return a node of an instance type, with what its pods can be given, for kwok to keep alive."""
+    """Return a node of an instance type, with its pods' capacity, for kwok to keep alive."""
     memory = (kind.allocatable_memory_mib - kind.hugepages_2mi_mib) * MIB
     room = {"cpu": f"{kind.allocatable_cpu_m}m", "memory": str(memory), "pods": "110"}
     room |= {"ephemeral-storage": "100Gi", "hugepages-2Mi": str(kind.hugepages_2mi_mib * MIB)}

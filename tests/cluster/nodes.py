@@ -57,7 +57,7 @@ exec sleep infinity
 
 
 class Node:
-    """One node of a cluster, from start() to kill(); it ends with the cluster's sandbox."""
+    """One node of a cluster, from start() to kill(). It ends with the cluster's sandbox."""
 
     def __init__(self, plane: ControlPlane, packages: Packages, index: int) -> None:
         if not is_root():
@@ -71,7 +71,7 @@ class Node:
         self._images: Sequence[Path] = ()
 
     def start(self, images: Sequence[Path]) -> None:
-        """Bring the node up until it is Ready, with these images on it; raises CannotStart."""
+        """Start the node with these images and wait until it is Ready. Raises CannotStart."""
         self._images = images
         self._make_cgroups()
         self._make_namespaces()
@@ -84,15 +84,15 @@ class Node:
         sandbox.wait(f"{self.name} Ready", self.is_ready, UP_SECONDS, [containerd, kubelet])
 
     def is_ready(self) -> bool:
-        """Say whether the control plane calls the node Ready."""
+        """Return whether the control plane reports the node as Ready."""
         return condition(self.plane.kube.get("node", self.name) or {}, "Ready") is not None
 
     def enter(self) -> list[str]:
-        """Return the words that make a command run on the node."""
+        """Return the prefix that runs a command on the node."""
         return ["nsenter", f"--target={self._pid}", "--mount", "--net", "--uts", "--ipc", "--pid", "--"]
 
     def push(self, archive: Path, name: str) -> str:
-        """Bring an image that the node itself does not get into the registry; return its digest."""
+        """Push an image that the node does not have into the registry and return its digest."""
         target = f"{registry.ADDRESS}/{name.partition('/')[2]}"
         self._ctr("push", "images", "import", str(archive))
         self._ctr("push", "images", "tag", name, target)
@@ -105,16 +105,16 @@ class Node:
         return self._ctr("k8s.io", "images", "list", "--quiet").split()
 
     def kill_container(self, container: str) -> None:
-        """Send SIGKILL to a container's first process, by the container's identity."""
+        """Send SIGKILL to a container's first process, found by the container's id."""
         self._ctr("k8s.io", "tasks", "kill", "--signal", "SIGKILL", container)
 
     def freeze(self) -> None:
-        """Stop every process of the node, as when a machine hangs: it answers nobody, and closes nothing."""
+        """Stop every process of the node, as when a machine hangs: it answers nothing and closes nothing."""
         for pid in processes.descendants([self._pid, *(part.pid for part in self._parts)]):
             os.kill(pid, signal.SIGSTOP)
 
     def kill(self) -> None:
-        """End the node and its pods at once, as when a machine loses power."""
+        """Kill the node and its pods at once, as when a machine loses power."""
         for part in self._parts:  # the `nsenter` above each: until it ends, nobody collects its dead
             part.popen.kill()
         os.kill(self._pid, signal.SIGKILL)
@@ -124,7 +124,7 @@ class Node:
             self.plane.sandbox.call_outside("ip", "link", "del", f"node{self.index}")
 
     def restart(self) -> None:
-        """Bring a killed node up again, as a new machine of its name."""
+        """Start a killed node again, as a new machine with its name."""
         shutil.rmtree(self.directory)
         self.start(self._images)
 
@@ -350,7 +350,7 @@ def _scripts(folder: Path) -> dict[str, Path]:
 
 
 def start_dns(plane: ControlPlane) -> None:
-    """Start CoreDNS beside the control plane; pods reach it by its Service, through kube-proxy."""
+    """Start CoreDNS beside the control plane. Pods reach it by its Service, through kube-proxy."""
     config = plane.sandbox.root / "Corefile"
     kubeconfig = plane.pki.path("admin.kubeconfig")
     config.write_text(
@@ -381,7 +381,7 @@ def start_dns(plane: ControlPlane) -> None:
 
 
 def _with_mounts(specification: str) -> str:
-    """Return an OCI specification with what the machine has mounted into the container, read-only."""
+    """Return an OCI specification that mounts this machine's directories read-only into the container."""
     base: Object = json.loads(specification)
     places = {str(path): str(path) for path in (Path("/usr"), Path("/etc/alternatives")) if path.exists()}
     if Path("/usr") not in Path(sys.base_prefix).parents:

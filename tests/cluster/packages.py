@@ -16,17 +16,15 @@ class Packages(debian.Packages):
 
     @property
     def registry(self) -> Path:
-        """Return the program that serves images."""
         return self.root / "usr/bin/docker-registry"
 
     @property
     def cni(self) -> Path:
-        """Return the directory of the CNI plugins."""
         return self.root / "usr/lib/cni"
 
 
 def ensure(progress: Progress) -> Packages:
-    """Return the packages; fetch and unpack them where they are not there yet. Raises CannotBuild."""
+    """Return the packages, fetching and unpacking the missing ones. Raises CannotBuild."""
     try:
         return Packages(debian.ensure(NAMES, cache(), progress).root)
     except debian.Unobtainable as problem:

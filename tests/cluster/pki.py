@@ -36,11 +36,10 @@ class Pki:
             self.client(name, who)
 
     def path(self, name: str) -> Path:
-        """Return the file `name`."""
         return self.directory / name
 
     def client(self, name: str, subject: str) -> Path:
-        """Make a client's certificate and return its kubeconfig."""
+        """Create a client certificate and return its kubeconfig."""
         self._certificate(name, subject, ())
         user = {
             "client-certificate-data": self._data(f"{name}.crt"),
@@ -49,7 +48,7 @@ class Pki:
         return self.kubeconfig(self.path(f"{name}.kubeconfig"), user)
 
     def kubeconfig(self, path: Path, user: dict[str, str]) -> Path:
-        """Write a kubeconfig that needs no other file; JSON is YAML."""
+        """Write a self-contained kubeconfig. JSON is YAML."""
         cluster = {"server": self.server, "certificate-authority-data": self._data("ca.crt")}
         content = {
             "apiVersion": "v1",

@@ -16,7 +16,7 @@ Plant = Callable[[Bed], list[Object]]
 
 @dataclass(frozen=True)
 class Planted:
-    """`plant` changes the bed of a cell and returns the nodes to bring up; `cause` is what `why` must say."""
+    """`plant` changes a cell's bed and returns the nodes to start; `why` must then say `cause`."""
 
     cause: str
     cell: str
@@ -38,7 +38,7 @@ def planted(cause: str, cell: str = CPU, *, rare: bool = False) -> Callable[[Pla
 
 
 def rare(cause: str, cell: str) -> Callable[[Plant], Plant]:
-    """Add a situation that only make test-cluster-all plants."""
+    """Add a situation that only `make test-cluster-all` plants."""
     return planted(cause, cell, rare=True)
 
 
@@ -347,7 +347,7 @@ def the_volumes_zone_has_no_node(bed: Bed) -> list[Object]:
 
 @rare("claim-pending", G5)
 def claim_larger_than_every_volume(bed: Bed) -> list[Object]:
-    """Not one that names its volume: those two are bound whatever their sizes."""
+    """Not a claim that names its volume: those two are bound whatever their sizes."""
     _claim(bed)["spec"]["resources"]["requests"]["storage"] = "900Ti"
     _claim(bed)["spec"].pop("volumeName")
     next(one for one in bed.claim if one["kind"] == "PersistentVolume")["spec"].pop("claimRef")
@@ -427,7 +427,7 @@ def runtime_class_does_not_exist(bed: Bed) -> list[Object]:
 
 @rare("refused", G5)
 def a_policy_of_the_cluster_says_no(bed: Bed) -> list[Object]:
-    """Kubernetes' own policies, without a webhook; they are in force a little after they are made."""
+    """Kubernetes' own policies, without a webhook. They take effect shortly after their creation."""
     name = f"{bed.namespace}-registry"
     place = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": bed.namespace}}}
     kinds = ["pods", "podtemplates"]  # a template is what can be tried without being made
@@ -480,7 +480,7 @@ def the_hosts_network_for_speed(bed: Bed) -> list[Object]:
 
 @rare("pod-security", G5)
 def the_operators_own_container_is_not_restricted(bed: Bed) -> list[Object]:
-    """With a Master, the operator adds a container to the workers that has no security context."""
+    """With a Master, the operator adds a container without a security context to the workers."""
     replicas = bed.job["spec"]["pytorchReplicaSpecs"]
     replicas["Master"] = copy.deepcopy(replicas["Worker"]) | {"replicas": 1}
     bed.job["spec"].pop("elasticPolicy")
@@ -502,7 +502,7 @@ def _quota(bed: Bed, hard: dict[str, str]) -> None:
 
 
 def _webhook(bed: Bed, client: Object) -> None:
-    """Ask somebody who is not there whether this namespace's pods may be."""
+    """Let a webhook that does not exist decide whether this namespace's pods are admitted."""
     pods = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}
     hook = {
         "name": "pods.policy.example",

@@ -19,7 +19,7 @@ STARTING = ("joining", "preparing data", "loading", "compiling")  # no rank come
 
 @dataclass
 class Recovery:
-    """Seconds from a fault to what followed it; `step` to the first step behind it."""
+    """Seconds from a fault to the following events. `step` is the first step after it."""
 
     step: float = 0.0
     events: dict[str, float] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Recovery:
 def watch(training: Training, at: float, happened: Callable[[], bool]) -> Recovery:
     """Watch a job from its fault, at `at` seconds since 1970, until new ranks have done a step.
 
-    Raises TimeoutError when the fault has not `happened`, or nothing goes on.
+    Raises TimeoutError when the fault has not `happened`, or when training does not continue.
     """
     found = Recovery()
     training.kube.wait("the fault", lambda: _look(training, at, found) or happened(), SECONDS)
@@ -61,7 +61,7 @@ def watch(training: Training, at: float, happened: Callable[[], bool]) -> Recove
 
 
 def _look(training: Training, at: float, found: Recovery) -> bool:
-    """Note the phases of ranks that have started since; False, for it says nothing of the fault."""
+    """Note the phases of ranks that have started since."""
     for rank, beat in training.beats().items():
         if beat["time"] > at and beat["phase"] in STARTING:
             found.fresh.add(rank)
@@ -71,7 +71,7 @@ def _look(training: Training, at: float, found: Recovery) -> bool:
 
 
 def _starts(pod: Object) -> dict[str, float]:
-    """Return when a pod was made and its container started, in seconds since 1970."""
+    """Return when a pod was created and its container started, in seconds since 1970."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or []
     times = {"made": (pod.get("metadata") or {}).get("creationTimestamp")}
     if statuses:

@@ -18,7 +18,7 @@ HOST = "localhost"  # the host in the names of the images that it serves
 
 
 def start(plane: ControlPlane, packages: Packages) -> None:
-    """Start the registry, empty, and wait until it answers; raises CannotStart."""
+    """Start the empty registry and wait until it answers. Raises CannotStart."""
     home = plane.sandbox.root / "registry"
     home.mkdir()
     config = {
@@ -38,7 +38,7 @@ def start(plane: ControlPlane, packages: Packages) -> None:
 
 
 def hosts(directory: Path) -> Path:
-    """Write where a node's containerd finds the images of HOST; return the directory to configure."""
+    """Write where a node's containerd finds the images of HOST, and return the directory to configure."""
     (directory / HOST).mkdir(parents=True, exist_ok=True)
     text = f'server = "http://{ADDRESS}"\n[host."http://{ADDRESS}"]\ncapabilities = ["pull", "resolve"]\n'
     (directory / HOST / "hosts.toml").write_text(text, encoding="utf-8")

@@ -53,11 +53,11 @@ done
 
 
 class CannotStart(Exception):
-    """Something of the cluster does not come up. The message says what, and ends with its log."""
+    """A part of the cluster does not start. The message names it and ends with its log."""
 
 
 class Unsupported(Exception):
-    """This machine cannot hold what was asked for. The message says why and what would help."""
+    """This machine cannot run it. The message says why and what would help."""
 
 
 @dataclass
@@ -70,27 +70,25 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Return the process itself: below `nsenter`, which waits for it outside of the namespaces."""
+        """Return the process itself: the child of `nsenter`, which waits for it outside of the namespaces."""
         inner = processes.children_of(self.popen.pid)
         return min(inner) if inner and _name(self.popen.pid) == "nsenter" else self.popen.pid
 
     def alive(self) -> bool:
-        """Say whether it runs."""
         return self.popen.poll() is None
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to the process and wait until it is gone."""
+        """Send a signal to the process and wait for its end."""
         if self.alive():
             os.kill(self.pid, number)
             self.popen.wait(timeout=30)
 
     def tail(self, lines: int = 15) -> str:
-        """Return the end of the log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 
 def is_root() -> bool:
-    """Say whether namespaces can be made without asking anybody."""
+    """Return whether namespaces can be created."""
     return os.geteuid() == 0
 
 
@@ -116,11 +114,11 @@ class Sandbox:
 
     @property
     def cgroup(self) -> str:
-        """Return the name that this cluster's control groups begin with."""
+        """Return the prefix of this cluster's control groups."""
         return f"trainyard-{self.name}-"
 
     def enter(self, *kinds: str) -> list[str]:
-        """Return the words that make a command run inside; `kinds` of namespaces, or all of them."""
+        """Return the prefix that runs a command inside, in `kinds` of namespaces or in all."""
         wanted = kinds or ("net", "mount", "ipc", "uts", "pid")
         user = () if is_root() else ("--user", "--preserve-credentials")
         return ["nsenter", f"--target={self.init.pid}", *user, *(f"--{kind}" for kind in wanted), "--"]
@@ -128,7 +126,7 @@ class Sandbox:
     def start(
         self, name: str, argv: Sequence[str | Path], environment: Mapping[str, str] | None = None
     ) -> Process:
-        """Start a program inside; what it prints goes to `log/<name>.log`, behind what it printed before."""
+        """Start a program inside. Its output is appended to `log/<name>.log`."""
         log = self.root / "log" / f"{name}.log"
         words = [*self.enter(), *map(str, argv)]
         with log.open("ab") as file:
@@ -138,7 +136,7 @@ class Sandbox:
         return process
 
     def run(self, argv: Sequence[str | Path], timeout: float = 60) -> str:
-        """Run a short program inside and return what it printed. Raises CannotStart with its complaint."""
+        """Run a short program inside and return its output. Raises CannotStart with its error."""
         words = [*self.enter(), *map(str, argv)]
         done = subprocess.run(words, capture_output=True, text=True, timeout=timeout, check=False)
         if done.returncode != 0:
@@ -146,9 +144,9 @@ class Sandbox:
         return done.stdout
 
     def call_outside(self, *words: str) -> None:
-        """Run a short program in the cluster's network, with this machine's process numbers and files.
+        """Run a short program in the cluster's network, with this machine's process ids and files.
 
-        Raises CannotStart with its complaint.
+        Raises CannotStart with its error.
         """
         done = subprocess.run([*self.enter("net"), *words], capture_output=True, text=True, check=False)
         if done.returncode != 0:
@@ -157,7 +155,7 @@ class Sandbox:
     def wait(
         self, what: str, ready: Callable[[], bool], seconds: float, needs: Sequence[Process] = ()
     ) -> None:
-        """Wait until `ready`. Raises CannotStart when a process that it needs ends, or time is up."""
+        """Wait until `ready`. Raises CannotStart when a required process ends, or at the deadline."""
         deadline = time.monotonic() + seconds
         while not ready():
             for process in needs:
@@ -169,7 +167,7 @@ class Sandbox:
             time.sleep(0.05)
 
     def close(self) -> None:
-        """End every process, and everything that belongs to the cluster on this machine."""
+        """End every process and remove everything of the cluster from this machine."""
         self.init.popen.kill()
         self.init.popen.wait()
         processes.kill_tree([one.popen for one in self.processes])

@@ -20,9 +20,9 @@ CONFIG = "local-path-config"
 
 
 def start(plane: ControlPlane, image: str, nodes: list[str]) -> None:
-    """Apply upstream's manifests for a directory of this machine, and start the provisioner.
+    """Apply upstream's manifests for a directory of this machine and start the provisioner.
 
-    Its pods have `image`, which needs a shell, and run on one of `nodes`: kwok's have no directories.
+    Its pods have `image`, which needs a shell, and run on one of `nodes`: kwok's nodes have no directories.
     """
     root = plane.sandbox.root
     volumes = root / "volumes"
@@ -59,7 +59,7 @@ def start(plane: ControlPlane, image: str, nodes: list[str]) -> None:
 
 
 def directory_of(volume: Object) -> Path:
-    """Return the directory of this machine that a bound PersistentVolume is."""
+    """Return the directory of this machine behind a bound PersistentVolume."""
     return Path(volume["spec"]["hostPath"]["path"])
 
 

@@ -19,7 +19,7 @@ NAMESPACE = "t-cells"
 
 @pytest.fixture(scope="module")
 def applied(kube: Kube, rendered: dict[str, str]) -> Iterator[Done]:
-    """What kubectl said when all cells were applied to one namespace that enforces `restricted`."""
+    """kubectl's output after applying all cells to one namespace that enforces `restricted`."""
     kube.make_namespace(NAMESPACE, enforce="restricted")
     kube.put(shared_claim(NAMESPACE), NAMESPACE)
     yield kube.apply(_together(rendered), NAMESPACE)
@@ -43,7 +43,7 @@ def test_every_object_is_admitted_without_a_warning(cells: list[Manifests], appl
 def test_the_operator_makes_every_pod_of_every_cell(
     kube: Kube, cells: list[Manifests], applied: Done
 ) -> None:
-    """Pods are what the restricted standard is about, and only the operator makes them."""
+    """The restricted standard is about pods, and only the operator creates them."""
     expected = {pod.name for cell in cells for pod in operator_pods.pods(cell.job())}
     kube.wait(
         f"{len(expected)} pods",
@@ -56,7 +56,7 @@ def test_the_operator_makes_every_pod_of_every_cell(
 
 @pytest.mark.parametrize("service", ["debug", "tensorboard", "tensorboard-exposed"])
 def test_a_service_is_admitted_and_its_pod_made(service: str, kube: Kube, namespace: str) -> None:
-    """As `kubectl apply -k` brings it; an event says what its pod may not."""
+    """As `kubectl apply -k` applies it. An event would report a refused pod."""
     where = f"--namespace={namespace}"
     done = kube.call("apply", "--server-side", where, "-k", f"base/services/{service}")
     assert (done.code, done.err) == (0, "")
@@ -66,7 +66,7 @@ def test_a_service_is_admitted_and_its_pod_made(service: str, kube: Kube, namesp
 
 
 def test_a_privileged_pod_is_refused_there(kube: Kube, cells: list[Manifests], applied: Done) -> None:
-    """Control: the namespace does enforce something."""
+    """Control: the namespace does enforce the standard."""
     job = cells[0].job()
     pod = operator_pods.pods(job)[0]
     spec = json.loads(json.dumps(pod.spec))
@@ -94,7 +94,7 @@ def test_yard_diff_of_what_is_applied_shows_nothing_twice(
 def test_kubectl_diff_twice_shows_nothing(
     some: str, more: tuple[str, ...], kube: Kube, rendered: dict[str, str], applied: Done
 ) -> None:
-    """Of every cell at once; of a cell of each hardware for somebody who does not know server-side apply."""
+    """For all cells at once, and client-side for one cell of each hardware."""
     text = _together({name: text for name, text in rendered.items() if some in name})
     for _ in range(2):
         done = kube.call("diff", "-f", "-", "-n", NAMESPACE, *more, given=text)
@@ -141,7 +141,7 @@ def test_yard_diff_before_the_first_apply_shows_every_object(
 def test_yard_diff_of_fields_that_flux_owns(
     kube: Kube, rendered: dict[str, str], namespace: str, asked: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Asked as somebody else it is an error with the way out; asked as Flux, a difference."""
+    """With another field manager it is an error that names the fix; as Flux it is a difference."""
     kube.apply(
         rendered[CELL].replace("backoffLimit: 6", "backoffLimit: 7"),
         namespace,

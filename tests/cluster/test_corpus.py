@@ -39,7 +39,7 @@ REFUSED, NO_PODS, WAITS, PLACED, NO_JOB = "refused", "no pods", "waits", "placed
 
 @dataclass(frozen=True)
 class Fate:
-    """What became of one bad manifest on the cluster, with the cluster's own words."""
+    """The result of one bad manifest on the cluster, in the cluster's words."""
 
     name: str
     rule: str
@@ -49,7 +49,7 @@ class Fate:
 
 @pytest.fixture(scope="module")
 def fates(kube: Kube, fake: None, say: Progress) -> Iterator[dict[str, Fate]]:
-    """Every bad manifest applied in a namespace of its own, and what became of it."""
+    """Every bad manifest applied in its own namespace, with the result."""
     kube.put(_machines())
     namespaces = {path.stem: f"t-c-{number}" for number, path in enumerate(BAD)}
     kube.put([_namespace(name) for name in [*namespaces.values(), "team-a"]])
@@ -82,13 +82,13 @@ def test_every_bad_manifest_has_a_fate(fates: dict[str, Fate]) -> None:
 
 
 def test_what_the_server_refuses_is_of_the_rules_that_say_so(fates: dict[str, Fate]) -> None:
-    """A refusal for another reason would be a mistake of the corpus."""
+    """A refusal for another reason would be an error in the corpus."""
     refused = {one.rule for one in fates.values() if one.fate == REFUSED}
     assert refused <= SERVER_RULES
 
 
 def _machines() -> list[Object]:
-    """Return free machines without taints, as node groups have them unless somebody asks for taints."""
+    """Return free machines without taints, the default of node groups."""
     nodes = [
         fake_node(instance(kind), f"{kind.replace('.', '-')}-c{number}", {"trainyard-test": "kwok-corpus"})
         for kind, count in MACHINES.items()
@@ -119,7 +119,7 @@ def _job(path: Path, namespace: str) -> tuple[str, str] | None:
 
 
 def _apply(kube: Kube, path: Path, namespace: str) -> str:
-    """Apply a file with the claims that it takes for granted; return the server's refusal, or nothing."""
+    """Apply a file with the claims that it expects. Return the server's refusal, or nothing."""
     objects = _objects(path)
     own = {item["metadata"]["name"] for item in objects if item["kind"] == "PersistentVolumeClaim"}
     wanted = set(re.findall(r"claimName: (\S+)", path.read_text(encoding="utf-8"))) - own
@@ -137,7 +137,7 @@ def _apply(kube: Kube, path: Path, namespace: str) -> str:
 
 
 def _settled(kube: Kube, admitted: dict[str, tuple[str, str] | None]) -> dict[str, tuple[str, str]]:
-    """Return fate and words of each admitted file, as far as they are known by now."""
+    """Return the result of each admitted file, as far as it is known by now."""
     pods: dict[Any, list[Object]] = {}
     for pod in kube.list("pods"):
         metadata = pod["metadata"]

@@ -20,7 +20,7 @@ from tests.cluster.machines import fake_node
 from tools.core.verdict import State
 from tools.facts.instances import instance
 from tools.kube.manifests import Manifests, name_of
-from tools.preflight.evaluate import judge
+from tools.preflight.evaluate import evaluate
 from tools.simulator.operator_admission import rejections
 from tools.simulator.operator_pods import LATEST
 
@@ -38,7 +38,6 @@ class Running:
         self.kube, self.namespace = kube, namespace
 
     def job(self) -> Object:
-        """Return the PyTorchJob, or nothing."""
         return self.kube.get("pytorchjob", JOB, self.namespace) or {}
 
     def pod(self, index: int) -> Object:
@@ -46,17 +45,17 @@ class Running:
         return self.kube.get("pod", f"{JOB}-worker-{index}", self.namespace) or {}
 
     def is_running(self) -> bool:
-        """Say whether both pods and the job run."""
+        """Return whether both pods and the job are running."""
         phases = {(self.pod(index).get("status") or {}).get("phase") for index in (0, 1)}
         return phases == {"Running"} and condition(self.job(), "Running") is not None
 
     def is_going(self, index: int) -> bool:
-        """Say whether worker `index` is being deleted, or is gone."""
+        """Return whether worker `index` is being deleted or is gone."""
         pod = self.pod(index)
         return not pod or "deletionTimestamp" in pod["metadata"]
 
     def end_pod(self, index: int, phase: str, code: int, **status: Any) -> str:
-        """Write a pod's end as its kubelet would; return the pod's UID."""
+        """Write a pod's end as its kubelet would, and return the pod's UID."""
         pod = self.pod(index)
         ended = {"exitCode": code, "reason": "Error" if code else "Completed"}
         container = {"name": "pytorch", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
@@ -67,7 +66,7 @@ class Running:
         return str(pod["metadata"]["uid"])
 
     def wait_replaced(self, index: int, uid: str) -> None:
-        """Wait until the pod is another one of the same name, and runs."""
+        """Wait until a new pod of the same name is running."""
 
         def replaced() -> bool:
             pod = self.pod(index)
@@ -76,14 +75,14 @@ class Running:
         self.kube.wait(f"another worker {index}", replaced, 60)
 
     def conditions(self) -> list[str]:
-        """Return the conditions that hold, in the job's order."""
+        """Return the conditions that are True, in the job's order."""
         found = (self.job().get("status") or {}).get("conditions") or []
         return [one["type"] for one in found if one["status"] == "True"]
 
 
 @pytest.fixture(scope="module")
 def machine(kube: Kube, fake: None) -> Iterator[None]:
-    """A node of kwok's with room for every job of this file."""
+    """A kwok node with room for every job of this file."""
     kube.put([fake_node(instance("m5.24xlarge"), "faults-0", {"trainyard-test": "kwok-faults"})])
     yield
     kube.call("delete", "nodes", "--selector=trainyard-test=kwok-faults", "--wait=false")
@@ -91,7 +90,7 @@ def machine(kube: Kube, fake: None) -> Iterator[None]:
 
 @pytest.fixture
 def started(kube: Kube, machine: None, cells: list[Manifests], namespace: str) -> Callable[..., Running]:
-    """A function that applies the cell, changed, and waits until its pods run."""
+    """A function that applies the changed cell and waits until its pods run."""
     cell = next(one for one in cells if one.source == CELL)
 
     def start(*changes: Change) -> Running:
@@ -108,7 +107,7 @@ def started(kube: Kube, machine: None, cells: list[Manifests], namespace: str) -
 
 
 def test_37_an_evicted_pod_is_made_again(started: Callable[..., Running]) -> None:
-    """The same name, index and environment; the job goes over Restarting to Running."""
+    """The new pod has the same name, index and environment. The job goes from Restarting to Running."""
     running = started()
     before = running.pod(1)
     running.wait_replaced(1, running.end_pod(1, "Failed", 137, reason="Evicted"))
@@ -146,7 +145,7 @@ def test_39_exit_code_restarts_are_not_bounded_by_the_backoff_limit(started: Cal
 def test_39_a_permanent_exit_code_fails_the_job_without_a_completion_time(
     started: Callable[..., Running],
 ) -> None:
-    """And without it ttlSecondsAfterFinished never removes the job."""
+    """Without it, ttlSecondsAfterFinished never removes the job."""
     running = started(_restart_policy("ExitCode"), _run_policy(ttlSecondsAfterFinished=1))
     running.end_pod(1, "Failed", 1)
     running.kube.wait("the operator's verdict", lambda: "Failed" in running.conditions(), 60)
@@ -156,7 +155,7 @@ def test_39_a_permanent_exit_code_fails_the_job_without_a_completion_time(
 
 
 def test_40_a_quiet_job_outlives_its_deadline(started: Callable[..., Running]) -> None:
-    """Which is why the entrypoint has a guard of its own against hangs."""
+    """This is why the entrypoint has its own guard against hangs."""
     running = started(_run_policy(activeDeadlineSeconds=DEADLINE_SECONDS))
     time.sleep(DEADLINE_SECONDS + 3)
     assert running.is_running()
@@ -168,7 +167,7 @@ def test_40_a_quiet_job_outlives_its_deadline(started: Callable[..., Running]) -
 def test_41_without_the_operator_pods_go_on_and_applying_fails(
     started: Callable[..., Running], control_plane: ControlPlane, cells: list[Manifests]
 ) -> None:
-    """Then everything goes on by itself, and no pod is there twice."""
+    """When the operator is back, everything continues, and no pod exists twice."""
     running = started()
     before = {index: running.pod(index)["metadata"]["uid"] for index in (0, 1)}
     control_plane.process("training-operator").kill()
@@ -222,7 +221,7 @@ def _above(job: Object) -> None:
 def test_42_what_the_webhook_refuses_and_what_preflight_refuses(
     kube: Kube, cells: list[Manifests], namespace: str, change: Change, refused: bool
 ) -> None:
-    """The webhook takes three of these, which then never get their pods; preflight takes none."""
+    """The webhook admits three of these, which never get their pods. Preflight admits none."""
     cell = copy.deepcopy(next(one for one in cells if one.source == CELL))
     job = cell.job()
     change(job)
@@ -231,13 +230,13 @@ def test_42_what_the_webhook_refuses_and_what_preflight_refuses(
     )
     assert (done.code != 0) == refused, done.err
     assert bool(rejections(job, LATEST)) == refused
-    assert judge(cell).state is State.FAIL
+    assert evaluate(cell).state is State.FAIL
 
 
 def test_44_a_second_apply_resets_nothing_that_others_own(
     kube: Kube, started: Callable[..., Running]
 ) -> None:
-    """Kueue suspends a job; whoever applies the cell again does not wake it, and makes no second run."""
+    """Kueue suspends a job. Applying the cell again neither resumes it nor creates a second run."""
     running = started()
     uid = running.job()["metadata"]["uid"]
     patch = json.dumps({"spec": {"runPolicy": {"suspend": True}}})

@@ -24,7 +24,7 @@ SECONDS, OLD_SECONDS = 300, 1800
 
 
 def test_tests_run_on_a_given_cluster(control_plane: ControlPlane) -> None:
-    """What reaches into the control plane is skipped there, and says so."""
+    """Tests that need the control plane are skipped there, with a reason."""
     done = _pytest(control_plane, control_plane.kube.kubeconfig, ON_ANY, ON_OURS)
     assert done.returncode == 0, done.stdout
     assert re.search(r"1 passed, 1 skipped", done.stdout)
@@ -32,7 +32,7 @@ def test_tests_run_on_a_given_cluster(control_plane: ControlPlane) -> None:
 
 
 def test_control_a_cluster_that_is_not_there(control_plane: ControlPlane, tmp_path: Path) -> None:
-    """Nothing passes, so the first test did ask the cluster that it was given."""
+    """Nothing passes, so the first test did use the given cluster."""
     elsewhere = tmp_path / "kubeconfig"
     text = control_plane.kube.kubeconfig.read_text(encoding="utf-8")
     elsewhere.write_text(re.sub(r":6443", ":1", text), encoding="utf-8")
@@ -43,7 +43,7 @@ def test_control_a_cluster_that_is_not_there(control_plane: ControlPlane, tmp_pa
 
 @pytest.mark.cluster_all
 def test_the_same_holds_on_the_oldest_kubernetes(say: Progress) -> None:
-    """A control plane of its own of the first of the last four minors, and its kubectl."""
+    """With its own control plane of the first of the last four minors, and its kubectl."""
     home = build.ensure(say, (build.OLD,)).roots[build.OLD] / "bin"
     version = subprocess.run(
         [home / "kubectl", "version", "--client"], capture_output=True, text=True, check=True

@@ -41,7 +41,7 @@ time.sleep(600)
 
 @pytest.fixture
 def other(say: Progress) -> Iterator[ControlPlane]:
-    """Another cluster's etcd and API server, beside the one of the session."""
+    """Another cluster's etcd and API server, beside the session's."""
     with own_plane(say) as plane:
         plane.start_etcd()
         plane.start_api_server()
@@ -50,7 +50,7 @@ def other(say: Progress) -> Iterator[ControlPlane]:
 
 
 def test_two_clusters_side_by_side_do_not_meet(control_plane: ControlPlane, other: ControlPlane) -> None:
-    """The same addresses and ports, and neither sees the other's objects or trusts its certificates."""
+    """They have the same addresses and ports. Neither sees the other's objects or trusts its certificates."""
     other.kube.run("create", "namespace", "only-there")
     assert other.kube.get("namespace", "only-there") is not None
     assert control_plane.kube.get("namespace", "only-there") is None
@@ -60,7 +60,7 @@ def test_two_clusters_side_by_side_do_not_meet(control_plane: ControlPlane, othe
 
 
 def test_every_process_is_in_the_clusters_own_network(control_plane: ControlPlane) -> None:
-    """So none of them can hold a port of the machine's."""
+    """So none of them can hold a port of this machine."""
     sandbox = control_plane.sandbox
     inside = processes.descendants([sandbox.init.pid, *(one.pid for one in sandbox.processes)])
     assert len(inside) >= 7
@@ -74,7 +74,7 @@ def test_every_process_is_in_the_clusters_own_network(control_plane: ControlPlan
 
 
 def test_there_is_no_way_out(control_plane: ControlPlane) -> None:
-    """No route but to the cluster's own networks."""
+    """The only routes lead to the cluster's own networks."""
     routes = json.loads(control_plane.sandbox.run(["ip", "-j", "route"]))
     assert not [route for route in routes if route["dst"] == "default"]
 
@@ -101,7 +101,7 @@ def test_nothing_is_left_after_sigkill(say: Progress) -> None:
 
 
 def _left(root: Path, cgroup: str) -> list[str]:
-    """Return what there still is of a cluster: processes, files, control groups."""
+    """Return what is left of a cluster: processes, files, control groups."""
     alive = []
     for entry in Path("/proc").glob("[0-9]*"):
         words = processes.command_line(int(entry.name)) or ""

@@ -33,7 +33,7 @@ SECONDS = 600.0  # until kubelet, operator and trainer have failed for good, on 
 
 @pytest.fixture
 def team(kube: Kube, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A namespace of the test's own, and `yard` told of this cluster."""
+    """The test's own namespace, with `yard` configured for this cluster."""
     for name in ("PATH", "KUBECONFIG"):
         monkeypatch.setenv(name, kube.environment[name])
     yield from _namespace(kube)
@@ -62,7 +62,9 @@ def test_a_job_is_submitted_and_watched(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """From submit to stop and resume; meanwhile another job's pods do not fit, and `why` says for what."""
+    """From submit to stop and resume. Meanwhile another job's pods do not fit, and `why` names the
+    resource.
+    """
     cell = tmp_path / "cell"
     cell.mkdir()
     (cell / "job.yaml").write_text(short(rendered[CELL], steps=20000))
@@ -184,7 +186,7 @@ def test_why_names_what_fails_in_a_container(
 
 
 def _until(cause: str, team: str) -> Explanation:
-    """Ask `why` until it says so; return what it says."""
+    """Ask `why` until it gives the expected answer, and return it."""
     began = time.monotonic()
     while True:
         found = explain(collect(Kubectl(None, team), JOB))

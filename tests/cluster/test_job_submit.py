@@ -23,7 +23,7 @@ JOB = "cpu-llama-tiny-train"
 
 @pytest.fixture(scope="module")
 def machines(kube: Kube, fake: None) -> Iterator[None]:
-    """Two machines that the cell's pods fit on."""
+    """Two machines on which the cell's pods fit."""
     made = [fake_node(instance("m5.2xlarge"), f"submit-{number}") for number in range(2)]
     kube.put(made)
     yield
@@ -32,7 +32,7 @@ def machines(kube: Kube, fake: None) -> Iterator[None]:
 
 @pytest.fixture
 def team(kube: Kube, namespace: str, machines: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A namespace with the claim, and `yard` told of this cluster."""
+    """A namespace with the claim, with `yard` configured for this cluster."""
     for name in ("PATH", "KUBECONFIG"):
         monkeypatch.setenv(name, kube.environment[name])
     kube.put(shared_claim(namespace), namespace)
@@ -42,13 +42,12 @@ def team(kube: Kube, namespace: str, machines: None, monkeypatch: pytest.MonkeyP
 
 
 def uid(kube: Kube, namespace: str) -> str | None:
-    """The job's UID, None where there is none."""
+    """The job's UID, or None."""
     found = kube.get("pytorchjob", JOB, namespace)
     return None if found is None else str(found["metadata"]["uid"])
 
 
 def pods(kube: Kube, namespace: str) -> list[dict[str, Any]]:
-    """The job's pods."""
     return kube.list("pods", namespace, f"training.kubeflow.org/job-name={JOB}")
 
 
@@ -91,7 +90,7 @@ def test_from_submit_over_stop_to_resume_and_replace(
     assert "run directory" in status["not_seen"], "kwok has no exec, and that is said"
 
     assert invoke(["job", "submit", CELL, "-n", team]) == 1
-    assert f"a job {JOB} is there already (Running); nothing was changed" in capsys.readouterr().err
+    assert f"a job {JOB} exists already (Running); nothing was changed" in capsys.readouterr().err
     assert invoke(["job", "submit", CELL, "-n", team, "--resume"]) == 1
     assert "not suspended: there is nothing to resume" in capsys.readouterr().err
     assert uid(kube, team) == first
@@ -121,7 +120,7 @@ def test_from_submit_over_stop_to_resume_and_replace(
 
 
 def crash(kube: Kube, namespace: str, code: int) -> None:
-    """Write what a kubelet says of containers that end with a code again and again."""
+    """Write what a kubelet reports for containers that exit with a code again and again."""
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting"}}
     ended = {"terminated": {"exitCode": code, "reason": "Error"}}
     status = {"name": "pytorch", "image": "x", "imageID": "", "ready": False, "restartCount": 1}
@@ -163,7 +162,7 @@ def test_a_retry_changes_what_its_class_asks_for_and_keeps_a_ledger(
     kube.wait("two running pods", running, 60)
     crash(kube, team, 78)
     assert invoke(["job", "retry", "-n", team]) == 1
-    assert "another try would fail in the same way: config" in capsys.readouterr().err
+    assert "another attempt would fail in the same way: config" in capsys.readouterr().err
     assert uid(kube, team) == second, "nothing was changed"
 
 

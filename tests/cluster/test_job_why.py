@@ -65,7 +65,7 @@ def test_why_names_what_the_cluster_does(one: Planted, bed: Callable[[str], Bed]
 
 @pytest.mark.cluster_all
 def test_the_tables_of_what_was_taken_for_what(say: Progress) -> None:
-    """Of the situations above, on this cluster, and of the whole corpus."""
+    """For the situations above on this cluster, and for the whole corpus."""
     cells = pages.rendered()
     corpus = confusion(lambda name: World(cells[name], MACHINES[name]))
     say(f"why on the corpus\n{corpus.table()}\n")

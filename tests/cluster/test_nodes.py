@@ -15,7 +15,7 @@ BY_DIGEST = TRAINER.rpartition(":")[0]
 
 
 def test_a_claim_gets_a_volume_and_gives_it_back(kube: Kube, nodes: Nodes, namespace: str) -> None:
-    """base/storage/default-class as it is committed: a directory is made for it, and goes with it."""
+    """base/storage/default-class as committed: a directory is created for it and removed with it."""
     directory = _claim(kube, namespace)
     assert directory.is_dir()
     kube.run("delete", "pvc", "trainyard", "-n", namespace)
@@ -36,7 +36,7 @@ def test_an_image_is_pulled_by_its_digest_and_writes_to_the_claim(
 
 
 def test_control_another_digest_is_not_to_be_had(kube: Kube, nodes: Nodes, namespace: str) -> None:
-    """So an image did come from the registry, and what is asked for is what runs."""
+    """So the image did come from the registry, and the requested one runs."""
     _claim(kube, namespace)
     kube.put([_writer(nodes.nodes[0].name, f"{BY_DIGEST}@sha256:{'0' * 64}")], namespace)
 
@@ -54,7 +54,7 @@ def _image_of(kube: Kube, pod: str, namespace: str) -> str:
 
 
 def _claim(kube: Kube, namespace: str) -> Path:
-    """Apply the committed claim; return the directory of its volume once it is bound."""
+    """Apply the committed claim and return the directory of its volume once it is bound."""
     kube.run("apply", "--server-side", f"--namespace={namespace}", "-k", "base/storage/default-class")
 
     def bound() -> Object:
@@ -65,7 +65,7 @@ def _claim(kube: Kube, namespace: str) -> Path:
 
 
 def _writer(node: str, image: str) -> Object:
-    """Return a pod on a node that writes a file of the node's name to the claim, and stays."""
+    """Return a pod on a node that writes a file named after the node to the claim, and stays."""
     security = {
         "runAsNonRoot": True,
         "runAsUser": 1000,

@@ -21,7 +21,7 @@ LONGEST = 63 - len("-worker-0")
 
 
 def generated(dice: random.Random, number: int) -> Object:
-    """Return a PyTorchJob that the operator admits, of any shape that it knows."""
+    """Return a PyTorchJob of any shape that the operator admits."""
     masters, workers = dice.choice([(0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 3)])
     elastic = workers > 0 and dice.random() < 0.6
     spec: Object = {
@@ -103,7 +103,7 @@ def jobs(kube: Kube) -> Iterator[list[Object]]:
 
 
 def test_the_jobs_are_of_every_shape(jobs: list[Object]) -> None:
-    """Control: the dice did not leave out what is compared."""
+    """Control: the random jobs cover everything that is compared."""
     assert len(jobs) >= 100
     specs = [job["spec"] for job in jobs]
     shapes = {tuple(sorted((k, r["replicas"]) for k, r in s["pytorchReplicaSpecs"].items())) for s in specs}
@@ -144,7 +144,7 @@ def test_services_are_what_the_rules_say(kube: Kube, jobs: list[Object]) -> None
 
 
 def _compare(found: list[Object], expected: list[Object], name: str) -> int:
-    """Compare containers in their order: names, images, commands and the whole environment."""
+    """Compare containers in order: names, images, commands and the whole environment."""
     assert [one["name"] for one in found] == [one["name"] for one in expected], name
     for real, ruled in zip(found, expected, strict=True):
         environment = [(one["name"], one.get("value", "")) for one in real.get("env") or []]

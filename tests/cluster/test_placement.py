@@ -36,7 +36,7 @@ def wanted_type(job: Object) -> str:
 
 
 def nodes_for(cells: Sequence[Manifests]) -> list[Object]:
-    """Return exactly as many nodes as the cells have pods, of the types that these ask for."""
+    """Return one node for each pod of the cells, of the types that they select."""
     types = [wanted_type(cell.job()) for cell in cells for _ in operator_pods.pods(cell.job())]
     numbered = ((kind, number) for kind, count in sorted(Counter(types).items()) for number in range(count))
     return [fake_node(instance(kind), f"{kind.replace('.', '-')}-{number}") for kind, number in numbered]
@@ -80,13 +80,13 @@ def test_every_pod_is_on_a_node_of_its_kind(kube: Kube, cells: list[Manifests], 
 
 
 def test_every_pod_has_a_node_to_itself(placed: list[Object]) -> None:
-    """A cell asks for what its machine can give: all of it."""
+    """A cell requests all that its machine can give."""
     used = Counter(pod["spec"]["nodeName"] for pod in placed)
     assert set(used.values()) == {1}
 
 
 def test_one_more_pod_than_fits_waits(kube: Kube, cells: list[Manifests], placed: list[Object]) -> None:
-    """And the scheduler names a resource that the cell asks for."""
+    """The scheduler names a resource that the cell requests."""
     more = [_copy(cell) for cell in cells if wanted_type(cell.job()) != CPU_NODE]
     kube.put(more, NAMESPACE)
     waiting: dict[str, str] = {}
@@ -106,7 +106,7 @@ def test_one_more_pod_than_fits_waits(kube: Kube, cells: list[Manifests], placed
 def test_a_pod_of_another_kind_of_machine_waits(
     kube: Kube, cells: list[Manifests], placed: list[Object]
 ) -> None:
-    """Control: a free node of the wrong type is not taken."""
+    """Control: a free node of the wrong type is not used."""
     kube.put([fake_node(instance("g5.48xlarge"), "free-g5", {INSTANCE_TYPE: "g5.elsewhere"})], NAMESPACE)
     pod = _copy(next(cell for cell in cells if wanted_type(cell.job()) == "g5.48xlarge"), "control")
     kube.put([pod], NAMESPACE)
@@ -118,7 +118,7 @@ def test_a_pod_of_another_kind_of_machine_waits(
 def test_cpu_cells_share_a_node_until_it_is_full(
     kube: Kube, fake: None, rendered: dict[str, str], cells: list[Manifests], namespace: str
 ) -> None:
-    """3.92 processors hold three pods of one; the fourth waits."""
+    """3.92 processors hold three pods of one. The fourth waits."""
     cell = next(one for one in cells if one.source == "overlays/cpu/llama-tiny")
     kube.put(shared_claim(namespace), namespace)
     kube.put([fake_node(instance(CPU_NODE), "cpu-0")], namespace)

@@ -48,7 +48,7 @@ Team = Callable[[], str]
 
 @pytest.fixture
 def team(kube: Kube) -> Iterator[Team]:
-    """A function that makes a namespace which enforces `restricted`; all of them end with the test."""
+    """A function that creates namespaces that enforce `restricted`. All of them end with the test."""
     made = []
 
     def make() -> str:
@@ -64,7 +64,7 @@ def team(kube: Kube) -> Iterator[Team]:
 
 @pytest.fixture(scope="module")
 def undisturbed(kube: Kube, nodes: Nodes, rendered: dict[str, str]) -> Iterator[Training]:
-    """The shorter run that every fault is held against."""
+    """The shorter run with which every fault is compared."""
     kube.make_namespace("t-undisturbed", enforce="restricted")
     training = start(kube, "t-undisturbed", short(rendered[CELL]))
     training.wait_end()
@@ -77,7 +77,7 @@ def undisturbed(kube: Kube, nodes: Nodes, rendered: dict[str, str]) -> Iterator[
 def begin(
     kube: Kube, nodes: Nodes, rendered: dict[str, str], undisturbed: Training, team: Team
 ) -> Callable[[], Training]:
-    """A function that starts the shorter run, and returns it some steps behind its first checkpoint."""
+    """A function that starts the shorter run and returns it some steps after its first checkpoint."""
 
     def started() -> Training:
         training = start(kube, team(), short(rendered[CELL]), undisturbed.volume)
@@ -89,18 +89,18 @@ def begin(
 
 @pytest.fixture
 def running(begin: Callable[[], Training]) -> Training:
-    """The shorter run at work."""
+    """The shorter run, training."""
     return begin()
 
 
 def assert_like(training: Training, undisturbed: Training) -> None:
-    """Wait for the end, and hold losses and tensors against the undisturbed run's, bit for bit."""
+    """Wait for the end, and compare losses and tensors with the undisturbed run, bit for bit."""
     training.wait_end()
     assert_equal(training, undisturbed)
 
 
 def assert_equal(one: Training, other: Training) -> None:
-    """Hold losses and tensors of two runs against each other, bit for bit."""
+    """Compare losses and tensors of two runs, bit for bit."""
     assert one.losses() == other.losses()
     assert one.weights() == other.weights()
 
@@ -183,7 +183,7 @@ def test_control_torchruns_defaults_take_much_longer(
 def test_operator_and_api_server_may_restart(
     running: Training, undisturbed: Training, control_plane: ControlPlane
 ) -> None:
-    """Nothing of the run notices: the same pods, without a restart."""
+    """The run does not notice: the same pods, without a restart."""
     before = [running.uid(index) for index in (0, 1)]
     killed = {name: control_plane.process(name).pid for name in ("training-operator", "kube-apiserver")}
     control_plane.restart_operator()
@@ -220,7 +220,7 @@ def test_a_drained_node_gives_its_pod_away(running: Training, undisturbed: Train
 
 @pytest.mark.cluster_all
 def test_a_lost_node_is_replaced(running: Training, undisturbed: Training, nodes: Nodes, kube: Kube) -> None:
-    """It hangs, then it is gone; whoever runs the machines removes its Node, and later another one comes."""
+    """The node hangs, then it is gone. Its Node object is removed, and later a new one joins."""
     node, before = nodes.of(running.pod(1)), running.uid(1)
     node.freeze()
     kube.wait("the node to be missed", lambda: not node.is_ready(), 120)
@@ -243,7 +243,7 @@ def test_an_elastic_job_goes_on_with_one_pod_and_then_with_two_again(
     say: Progress,
     tmp_path: Path,
 ) -> None:
-    """A step reads the same samples whatever the number of ranks: the same curve but for rounding."""
+    """A step reads the same samples whatever the number of ranks: the curves differ by rounding only."""
     elastic = changed(short(rendered[CELL], 3 * STEPS), {"minReplicas: 2": "minReplicas: 1"})
     training = start(kube, team(), elastic, undisturbed.volume)
     training.wait_step(FAULT)
@@ -269,12 +269,12 @@ def test_an_elastic_job_goes_on_with_one_pod_and_then_with_two_again(
 
 
 def _ranks(training: Training) -> list[int]:
-    """Return of how many ranks each step was."""
+    """Return the number of ranks of each step."""
     return [len(line["rank_step_s"]) for line in training.metrics() if "rank_step_s" in line]
 
 
 def _delete(training: Training, index: int) -> Recovery:
-    """Delete a worker's pod, and see training go on."""
+    """Delete a worker's pod and watch training continue."""
     before, at = training.uid(index), time.time()
     training.kube.run("delete", "pod", f"{JOB}-worker-{index}", "-n", training.namespace, "--wait=false")
     return watch(training, at, lambda: training.uid(index) not in (None, before))

@@ -32,7 +32,7 @@ GUEST = "system:serviceaccount:training:guest"
 
 @pytest.fixture(scope="module")
 def plane(say: Progress) -> Iterator[ControlPlane]:
-    """A control plane of its own: nodes that other tests lose would be found here."""
+    """Its own control plane: nodes that other tests lose would be found here."""
     with own_plane(say) as plane:
         plane.start()
         _furnish(plane.kube)
@@ -40,7 +40,7 @@ def plane(say: Progress) -> Iterator[ControlPlane]:
 
 
 def _furnish(kube: Kube) -> None:
-    """Make three nodes, and the traces of DNS, of the operator's Service and of the FSx driver."""
+    """Create three nodes, and the traces of DNS, of the operator's Service and of the FSx driver."""
     for name, kind in NODES.items():
         kube.put([fake_node(instance(kind), name)])
     slices = [_slice("kube-system", "kube-dns"), _slice("kubeflow", "training-operator")]
@@ -76,7 +76,7 @@ def _slice(namespace: str, service: str) -> Object:
 
 
 def write_status(kube: Kube, node: str, **status: Any) -> None:
-    """Write a part of a node's status, as its kubelet would; conditions are merged by their type."""
+    """Write a part of a node's status as its kubelet would. Conditions are merged by type."""
     patch = json.dumps({"status": status})
     kube.run("patch", "node", node, "--subresource=status", "--type=strategic", f"--patch={patch}")
 
@@ -85,7 +85,7 @@ def write_status(kube: Kube, node: str, **status: Any) -> None:
 def yard(
     plane: ControlPlane, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, Any]]:
-    """A function that runs `yard cluster ...` with --json on this cluster: its exit code, and its answer."""
+    """A function that runs `yard cluster ... --json` on this cluster and returns exit code and answer."""
     for name in ("PATH", "KUBECONFIG"):
         monkeypatch.setenv(name, plane.kube.environment[name])
     monkeypatch.setattr(validate, "WEBHOOK_SECONDS", 0.2)
@@ -101,19 +101,17 @@ def yard(
 
 
 def levels(answer: Any) -> dict[str, str]:
-    """Return the level of each finding by its name."""
     return {one["name"]: one["level"] for one in answer["findings"]}
 
 
 def finding(answer: Any, name: str) -> Any:
-    """Return one finding."""
     return next(one for one in answer["findings"] if one["name"] == name)
 
 
 def test_an_empty_cluster_is_fixed_as_far_as_it_can_be_from_here(
     plane: ControlPlane, yard: Callable[..., Any]
 ) -> None:
-    """The namespace gets the rules of base/plugins/namespace, the driver is changed; the claim stays."""
+    """The namespace gets base/plugins/namespace and the driver is changed. The claim stays."""
     code, before = yard("validate", CLUSTER)
     assert code == 1
     bad = {name for name, level in levels(before).items() if level == "FAIL"}
@@ -143,7 +141,7 @@ def _claim() -> list[Object]:
 
 
 def test_what_nodes_advertise_is_counted(plane: ControlPlane, yard: Callable[..., Any]) -> None:
-    """Devices, EFA, room for pods and conditions of real Node objects; then as they were."""
+    """Devices, EFA, room for pods and conditions of real Node objects, then as they were before."""
     kube = plane.kube
     sound = (kube.get("node", "gpu-1") or {})["status"]["allocatable"]
     ill = {"type": "AcceleratedHardwareReady", "status": "False", "reason": "NvidiaXID79Error", "message": ""}
@@ -191,7 +189,7 @@ def test_dns_that_is_bad_is_found(plane: ControlPlane, yard: Callable[..., Any])
 def test_a_webhook_that_is_down_is_waited_for_and_then_said(
     plane: ControlPlane, yard: Callable[..., Any]
 ) -> None:
-    """The API server's own words; up again, the same command passes."""
+    """The API server's own words. When it is up again, the same command passes."""
     plane.process("training-operator").kill()
     code, answer = yard("validate", CLUSTER)
     admission = finding(answer, "admission")
@@ -203,7 +201,7 @@ def test_a_webhook_that_is_down_is_waited_for_and_then_said(
 
 
 def test_a_type_that_is_gone_is_found(plane: ControlPlane, yard: Callable[..., Any]) -> None:
-    """Last of those that need the operator: it does not come back from this."""
+    """The last test that needs the operator: the operator does not come back from this."""
     plane.kube.run("delete", "crd", "pytorchjobs.kubeflow.org")
     code, answer = yard("validate", CLUSTER)
     assert (code, levels(answer)["operator"], levels(answer)["admission"]) == (1, "FAIL", "FAIL")
@@ -211,7 +209,7 @@ def test_a_type_that_is_gone_is_found(plane: ControlPlane, yard: Callable[..., A
 
 @pytest.fixture
 def guest(plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kubeconfig of somebody who may list nodes and nothing else."""
+    """The kubeconfig of a user who may list nodes and nothing else."""
     config = json.loads(plane.kube.kubeconfig.read_text(encoding="utf-8"))
     config["users"][0]["user"]["as"] = GUEST
     path = tmp_path / "guest"
@@ -226,7 +224,7 @@ def guest(plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_rights_are_those_of_whoever_asks(plane: ControlPlane, yard: Callable[..., Any], guest: None) -> None:
-    """What may not be seen is no fault; what may not be done is one, each by the API server's review."""
+    """A missing right to look is not a fault; a missing right to act is one, by the API server's review."""
     code, answer = yard("validate", CLUSTER)
     found = levels(answer)
     assert code == 1

@@ -42,7 +42,7 @@ REFERENCE_SECONDS = 1800
 
 @dataclass(frozen=True)
 class Training:
-    """The job of one namespace, and the directory of this machine that is its claim."""
+    """The job of one namespace, and the directory of this machine behind its claim."""
 
     kube: Kube
     namespace: str
@@ -50,17 +50,15 @@ class Training:
 
     @property
     def run(self) -> Path:
-        """Return the run's directory."""
         return self.volume / "runs" / JOB
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the metrics, one entry a step, as far as they are written."""
+        """Return the metrics written so far, one entry a step."""
         path = self.run / "metrics.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("}")]
 
     def losses(self) -> dict[int, float]:
-        """Return the loss of every step."""
         return {line["step"]: line["loss"] for line in self.metrics() if "loss" in line}
 
     def last_step(self) -> int:
@@ -68,15 +66,14 @@ class Training:
         return max(self.losses(), default=0)
 
     def wait_step(self, step: int, seconds: float = STEP_SECONDS) -> float:
-        """Wait until the step is done; return the seconds that it took."""
+        """Wait until the step is done and return the seconds it took."""
         return self.kube.wait(f"step {step}", lambda: self.last_step() >= step, seconds)
 
     def succeeded(self) -> bool:
-        """Say whether the operator calls the job done."""
         return condition(self.job(), "Succeeded") is not None
 
     def wait_end(self) -> None:
-        """Wait until the job has succeeded; AssertionError with its pods' last words when it failed."""
+        """Wait for success. Raises AssertionError with the pods' last output when the job failed."""
 
         def ended() -> bool:
             assert condition(self.job(), "Failed") is None, self.last_words()
@@ -88,15 +85,13 @@ class Training:
             raise AssertionError(f"{problem}\n{self.last_words()}") from None
 
     def job(self) -> Object:
-        """Return the PyTorchJob."""
         return self.kube.get("pytorchjob", JOB, self.namespace) or {}
 
     def pod(self, index: int) -> Object:
-        """Return worker `index`, or nothing where it is not there."""
+        """Return worker `index`, or nothing."""
         return self.kube.get("pod", f"{JOB}-worker-{index}", self.namespace) or {}
 
     def beats(self) -> dict[int, Object]:
-        """Return each rank's heartbeat."""
         found = {}
         for path in sorted((self.run / "heartbeat").glob("rank-*.json")):
             with contextlib.suppress(OSError):  # it is being replaced
@@ -105,16 +100,16 @@ class Training:
         return found
 
     def restarts(self, index: int) -> int:
-        """Return how often the kubelet has started the container of worker `index` again."""
+        """Return how often the kubelet has restarted the container of worker `index`."""
         statuses = (self.pod(index).get("status") or {}).get("containerStatuses") or []
         return sum(status["restartCount"] for status in statuses)
 
     def created(self) -> float:
-        """Return when the job was made, in seconds since 1970."""
+        """Return when the job was created, in seconds since 1970."""
         return datetime.fromisoformat(self.job()["metadata"]["creationTimestamp"]).timestamp()
 
     def uid(self, index: int) -> str | None:
-        """Return which pod worker `index` is, None where there is none."""
+        """Return the UID of worker `index`, or None."""
         return (self.pod(index).get("metadata") or {}).get("uid")
 
     def weights(self) -> dict[str, str]:
@@ -125,7 +120,6 @@ class Training:
         return {f"{newest.name}/{file.name}": hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
     def last_words(self) -> str:
-        """Return pods, events and logs for a failed test."""
         where = f"--namespace={self.namespace}"
         parts = [self.kube.call("get", "pods", where, "-o", "wide").out]
         parts.append(self.kube.call("get", "events", where).out[-2000:])
@@ -134,7 +128,7 @@ class Training:
 
 
 def start(kube: Kube, namespace: str, manifest: str | Path, warm: Path | None = None) -> Training:
-    """Apply the claim as it is committed and a cell, its manifest or its directory; return the training.
+    """Apply the committed claim and a cell (a manifest or a directory), and return the training.
 
     `warm` is a volume whose prepared data is copied first.
     """
@@ -152,14 +146,14 @@ def start(kube: Kube, namespace: str, manifest: str | Path, warm: Path | None = 
 
 
 def short(rendered: str, steps: int = STEPS) -> str:
-    """Return the cell's manifest with smaller steps, not compiled."""
+    """Return the cell's manifest with smaller steps and without compilation."""
     lines = {f"{key.rpartition('.')[2]}: ": values for key, values in SHORT.items()}
     words = {line + old: line + new for line, (old, new) in lines.items()}
     return changed(rendered, words | {"steps: 200": f"steps: {steps}"})
 
 
 def changed(text: str, changes: Mapping[str, str]) -> str:
-    """Return a manifest with other words in it, each of which is there now."""
+    """Return a manifest with words replaced. Each of them must exist."""
     for old, new in changes.items():
         assert old in text, f"the cell no longer says {old!r}"
         text = text.replace(old, new)
@@ -167,7 +161,7 @@ def changed(text: str, changes: Mapping[str, str]) -> str:
 
 
 def copy_data(source: Path, target: Path) -> None:
-    """Copy the prepared data of one volume to another, for the account of the trainer's pods."""
+    """Copy the prepared data of one volume to another, owned by the account of the trainer's pods."""
     shutil.copytree(source / "data", target / "data", dirs_exist_ok=True)
     for path in (target / "data", *(target / "data").rglob("*")):
         shutil.chown(path, 1000, 1000)
@@ -196,14 +190,14 @@ def trained_here(training: Training, cell: str, root: Path, *settings: str) -> T
 
 
 def _free_port() -> int:
-    """Return a port that nobody has, for another run may be at the usual one."""
+    """Return a free port, because another run may use the default one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def _volume(kube: Kube, namespace: str) -> Object | None:
-    """Return the volume that the team's claim is bound to."""
+    """Return the volume bound to the team's claim."""
     claim = kube.get("pvc", "trainyard", namespace) or {}
     bound = (claim.get("status") or {}).get("phase") == "Bound"
     return kube.get("pv", claim["spec"]["volumeName"]) if bound else None

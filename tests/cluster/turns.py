@@ -20,7 +20,7 @@ class Turns:
 
     @contextmanager
     def test(self) -> Iterator[None]:
-        """Hold what `alone` waits for, while a test runs."""
+        """Hold what `alone` waits for while a test runs."""
         with ExitStack() as room:
             with _held(self._gate):
                 room.enter_context(_held(self._room))
