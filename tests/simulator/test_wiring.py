@@ -139,7 +139,7 @@ def test_a_large_job_is_proved_small_and_says_so(make_job: Job) -> None:
 
 
 def test_without_torch_the_proof_cannot_tell(make_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wiring_proof.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     verdict = wiring_proof.prove(analysed(make_job(command=TORCHRUN)), None, None, 60)
     assert verdict.state is State.CANNOT_TELL
     assert verdict.summary == "torch is not installed here, so the job's launchers cannot run"
