@@ -7,7 +7,9 @@ does: a reply that AWS could not give fails the test.
 from __future__ import annotations
 
 import functools
+import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -201,6 +203,24 @@ def yard(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
         return Ran(code, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """A function that puts tests/aws/fake_<name>.py on PATH as <name>; it returns the log of arguments."""
+
+    def install(name: str) -> Path:
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        source = Path(__file__).with_name(f"fake_{name}.py")
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} {source} "$@"\n', encoding="utf-8")
+        program.chmod(0o755)
+        log = tmp_path / f"{name}.log"
+        monkeypatch.setenv(f"FAKE_{name.upper()}_LOG", str(log))
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        return log
+
+    return install
 
 
 @pytest.fixture(scope="session")

@@ -1,22 +1,20 @@
-"""Access entries, the kubeconfig, and what pods may: each brought to what is wanted, once."""
+"""Access entries and the roles of service accounts: each is changed once, to what the facts say."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
 
 from tests.aws.account import make_cluster, make_network
 from tests.aws.eks_state import Access, Associations
 from tools.aws import policies
 from tools.aws.session import AwsError, Session
-from tools.cluster import access, identity, inventory, kubeconfig, service_accounts
+from tools.cluster import access, identity, inventory, service_accounts
 from tools.cluster import spec as specs
 from tools.cluster.finding import Level
 from tools.cluster.spec import Spec
@@ -76,120 +74,6 @@ def test_the_access_command_shows_then_does(
     assert "holds already" in yard("access", "gpu", caller).out
     uncertain = yard("access", "gpu", "arn:aws:sts::123456789012:assumed-role/gone/jane")
     assert (uncertain.code, "the path of role gone is not known" in uncertain.err) == (3, True)
-
-
-CONFIG = """\
-# kept
-apiVersion: v1
-kind: Config
-current-context: other
-clusters:
-- name: other
-  cluster: {server: "https://other"}
-users:
-- name: other
-  user: {token: secret}  # kept too
-contexts:
-- name: other
-  context: {cluster: other, user: other}
-"""
-
-
-@pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A kubeconfig with somebody else's cluster."""
-    path = tmp_path / "home" / "config"
-    path.parent.mkdir()
-    path.write_text(CONFIG, encoding="utf-8")
-    monkeypatch.setenv("KUBECONFIG", str(path))
-    return path
-
-
-def test_kubeconfig_adds_without_clobbering(file: Path, session: Session, yard: Callable[..., Any]) -> None:
-    make_cluster(session, "gpu", make_network(session, ["us-west-2a", "us-west-2b"]))
-    assert yard("kubeconfig", "gpu").code == 0
-    text = file.read_text(encoding="utf-8")
-    document = YAML(typ="safe").load(text)
-    assert text.count("# kept") == 2
-    assert document["current-context"] == "other"
-    assert [one["name"] for one in document["contexts"]] == ["other", "gpu"]
-    assert document["users"][0]["user"] == {"token": "secret"}
-    assert document["users"][1]["user"]["exec"]["args"][-4:] == ["--cluster-name", "gpu", "--output", "json"]
-    assert file.stat().st_mode & 0o777 == 0o600
-    before = file.stat().st_mtime_ns
-    assert "is there already" in yard("kubeconfig", "gpu").out
-    assert file.stat().st_mtime_ns == before
-    view = ["kubectl", "config", "view", "--minify", "--context=gpu", "--output=jsonpath={.clusters[0].name}"]
-    done = subprocess.run(view, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout == "arn:aws:eks:us-west-2:123456789012:cluster/gpu", done.stderr
-
-
-def test_kubeconfig_keeps_a_name_that_is_taken(
-    file: Path, session: Session, yard: Callable[..., Any]
-) -> None:
-    make_cluster(session, "gpu", make_network(session, ["us-west-2a", "us-west-2b"]))
-    ran = yard("kubeconfig", "gpu", "--context", "other")
-    assert (ran.code, "the context other is that of other" in ran.err) == (2, True)
-    assert file.read_text(encoding="utf-8") == CONFIG
-    assert yard("kubeconfig", "gpu", "--context", "other", "--replace").code == 0
-
-
-def test_kubeconfig_of_several_files(
-    file: Path, session: Session, yard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As kubectl writes: into the file that has the context, else the first that exists."""
-    make_cluster(session, "gpu", make_network(session, ["us-west-2a", "us-west-2b"]))
-    first, second = file.with_name("first"), file
-    monkeypatch.setenv("KUBECONFIG", f"{first}:{second}")
-    taken = yard("kubeconfig", "gpu", "--context", "other")
-    assert (taken.code, "that of other" in taken.err, first.exists()) == (2, True, False)
-    first.write_text("apiVersion: v1\nkind: Config\n", encoding="utf-8")
-    assert yard("kubeconfig", "gpu").code == 0
-    document = YAML(typ="safe").load(first)
-    assert [one["name"] for one in document["contexts"]] == ["gpu"]
-    assert "current-context" not in document, "the second file has one"
-    assert second.read_text(encoding="utf-8") == CONFIG
-    monkeypatch.setenv("KUBECONFIG", f"{second}:{first}")
-    assert "is there already" in yard("kubeconfig", "gpu").out, "where it is, though not in the first"
-
-
-def test_kubeconfig_that_cannot_be_used_is_one_error(
-    file: Path, session: Session, yard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_cluster(session, "gpu", make_network(session, ["us-west-2a", "us-west-2b"]))
-    file.chmod(0o400)
-    ran = yard("kubeconfig", "gpu")
-    assert (ran.code, "is read-only" in ran.err, file.read_text(encoding="utf-8")) == (2, True, CONFIG)
-    for text, said in (("[1, 2]", "is no kubeconfig"), ("contexts: [a]", "is no kubeconfig")):
-        other = file.with_name("other")
-        other.write_text(text, encoding="utf-8")
-        monkeypatch.setenv("KUBECONFIG", str(other))
-        ran = yard("kubeconfig", "gpu")
-        assert (ran.code, said in ran.err) == (2, True), ran
-    monkeypatch.setenv("KUBECONFIG", str(file.parent))
-    ran = yard("kubeconfig", "gpu")
-    assert (ran.code, "Is a directory" in ran.err) == (2, True), ran
-    monkeypatch.setenv("KUBECONFIG", str(file / "config"))
-    ran = yard("kubeconfig", "gpu")
-    assert (ran.code, "Not a directory" in ran.err) == (2, True), ran
-
-
-def test_kubeconfig_of_a_new_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / ".kube" / "config"))
-    cluster = {
-        "arn": "arn:x",
-        "name": "gpu",
-        "endpoint": "https://x",
-        "certificateAuthority": {"data": "eA=="},
-    }
-    path = tmp_path / ".kube" / "config"
-    assert kubeconfig.merge(path, kubeconfig.entries(cluster, "us-west-2", "gpu", None), False, False)
-    assert YAML(typ="safe").load(path)["current-context"] == "gpu"
-    bad = tmp_path / "bad"
-    bad.write_text("a: [", encoding="utf-8")
-    with pytest.raises(UserError, match="bad"):
-        kubeconfig.merge(bad, kubeconfig.entries(cluster, "us-west-2", "gpu", None), False, False)
-    assert bad.read_text(encoding="utf-8") == "a: ["
 
 
 def evaluate(policy: dict[str, Any], action: str, resource: str, context: dict[str, str]) -> bool:

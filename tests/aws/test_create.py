@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,19 +16,12 @@ from tools.cluster import create
 from tools.cluster.spec import Spec
 from tools.core.errors import UserError
 
-STAND_IN = Path(__file__).with_name("fake_eksctl.py")
-
 
 @pytest.fixture
-def eks(moto_server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """EKS of an empty account behind the server, and the stand-in on PATH."""
+def eks(moto_server: str, stand_in: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """EKS of an empty account behind the server, and the stand-in for eksctl on PATH."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", moto_server)
-    monkeypatch.setenv("FAKE_EKSCTL_LOG", str(tmp_path / "log"))
-    program = tmp_path / "bin" / "eksctl"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {STAND_IN} "$@"\n', encoding="utf-8")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    stand_in("eksctl")
     client = boto3.client("eks", region_name="us-west-2")
     for name in client.list_clusters()["clusters"]:
         for group in client.list_nodegroups(clusterName=name)["nodegroups"]:
@@ -41,7 +32,7 @@ def eks(moto_server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> An
 
 def called(tmp_path: Path) -> list[str]:
     """Return what eksctl was asked to create, in order."""
-    log = tmp_path / "log"
+    log = tmp_path / "eksctl.log"
     lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
     return [json.loads(line)[1] for line in lines]
 

@@ -124,6 +124,7 @@ def wire(
     gaps: Any,
     refusal: Callable[..., Exception],
     change: Callable[..., Spec],
+    stand_in: Callable[[str], Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Wire:
@@ -133,6 +134,7 @@ def wire(
     monkeypatch.setattr(botocore.handlers, "BUILTIN_HANDLERS", handlers)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setattr(teardown, "POLL_SECONDS", 0.0)
+    stand_in("aws")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     monkeypatch.setenv("AWS_REGION", REGION)
     monkeypatch.setattr(create, "run", run_here)
@@ -236,7 +238,7 @@ UNSEEN = {
     "no answer": ("Unable to connect to the server: dial tcp 10.0.0.1:443: i/o timeout", "i/o timeout"),
     "credentials have run out": (
         "error: You must be logged in to the server (Unauthorized)",
-        "the credentials of this context have run out",
+        "the credentials of this context have expired",
     ),
 }
 KUBECTL_COMMANDS = (

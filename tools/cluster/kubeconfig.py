@@ -1,152 +1,96 @@
-"""A cluster's entry in a kubeconfig; everything else in the file stays as it is, comments too."""
+"""Adds a cluster to the kubeconfig with `aws eks update-kubeconfig`, and restores what that overwrites.
+
+The AWS CLI replaces a context of the same name together with its namespace, and always makes the new context
+the current one (awscli/customizations/eks/kubeconfig.py). The result is read with kubectl, which merges the
+files in KUBECONFIG.
+"""
 
 from __future__ import annotations
 
-import io
-import os
-import stat
-import tempfile
-from pathlib import Path
+import re
+import subprocess
+from dataclasses import dataclass
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-
+from tools.aws.session import Session
 from tools.core.errors import UserError
+from tools.kube.kubectl import Kubectl
 
-Entry = dict[str, Any]
-
-
-def paths() -> list[Path]:
-    """Return the files that kubectl reads as one, the first to have a name wins: KUBECONFIG, or the usual."""
-    names = [name for name in os.environ.get("KUBECONFIG", "").split(os.pathsep) if name]
-    return [Path(name).expanduser() for name in names] or [Path.home() / ".kube" / "config"]
+INSTALL = "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html"
+SECONDS = 120
+# Exit codes of the AWS CLI for missing credentials and for an error from the service.
+NO_ANSWER = (253, 254)
 
 
-def target(context: str) -> Path:
-    """Return the file to write a context to, as kubectl does.
+@dataclass(frozen=True)
+class Entry:
+    """A context in a kubeconfig file."""
 
-    That which has it, else the first that exists, else the last. Raises UserError.
+    file: str
+    changed: bool
+
+
+def add(session: Session, cluster: dict[str, Any], context: str, replace: bool, use: bool) -> Entry:
+    """Add a cluster, as EKS describes it, under the name `context`.
+
+    A context of this name for another cluster is only replaced with `replace`. The current context is only
+    changed with `use`, or if none is set. Raises UserError.
     """
-    files = paths()
-    having = [file for file in files if any(one["name"] == context for one in _rows(_read(file)[1]))]
-    existing = [file for file in files if file.exists()]
-    return [*having, *existing, files[-1]][0]
-
-
-def entries(cluster: Entry, region: str, context: str, profile: str | None) -> dict[str, Entry]:
-    """Return the `clusters`, `users` and `contexts` entries of an EKS cluster, as EKS describes it."""
-    arn = str(cluster["arn"])
-    arguments = [
-        "--region",
-        region,
-        "eks",
-        "get-token",
-        "--cluster-name",
-        cluster["name"],
-        "--output",
-        "json",
-    ]
-    execute: Entry = {
-        "apiVersion": "client.authentication.k8s.io/v1beta1",
-        "command": "aws",
-        "args": arguments,
-    }
-    execute["interactiveMode"] = "IfAvailable"
-    if profile:
-        execute["env"] = [{"name": "AWS_PROFILE", "value": profile}]
-    server = {
-        "server": cluster["endpoint"],
-        "certificate-authority-data": cluster["certificateAuthority"]["data"],
-    }
-    return {
-        "clusters": {"name": arn, "cluster": server},
-        "users": {"name": arn, "user": {"exec": execute}},
-        "contexts": {"name": context, "context": {"cluster": arn, "user": arn}},
-    }
-
-
-def merge(file: Path, wanted: dict[str, Entry], replace: bool, use: bool) -> bool:
-    """Put entries into a kubeconfig and return whether that changed it.
-
-    A context of the same name for another cluster is refused unless `replace`. The current context changes
-    with `use`, or where there is none. Raises UserError; the file is then as it was.
-    """
-    before, document = _read(file)
-    context = wanted["contexts"]
-    old = next((one for one in _rows(document) if one["name"] == context["name"]), None)
-    if old and old["context"].get("cluster") != context["context"]["cluster"] and not replace:
+    arn, before = str(cluster["arn"]), _view()
+    old = _context(before, context)
+    if old and old.get("cluster") != arn and not replace:
         raise UserError(
-            f"{file}: the context {context['name']} is that of {old['context'].get('cluster')}",
-            "--context NAME takes another name, --replace takes this one away from it",
+            f"the context {context} already belongs to {old.get('cluster')}",
+            "--context NAME chooses another name, --replace replaces this context",
         )
-    for key, entry in wanted.items():
-        _put(document, key, entry)
-    elsewhere = [one for one in paths() if one != file and _read(one)[1].get("current-context")]
-    if use or not (document.get("current-context") or elsewhere):
-        document["current-context"] = context["name"]
-    stream = io.StringIO()
-    _yaml().dump(document, stream)
-    if stream.getvalue() == before:
-        return False
-    _write(file, stream.getvalue())
-    return True
+    file = _update(session, str(cluster["name"]), context)
+    current, namespace = before.get("current-context"), old.get("namespace")
+    if current and not use:
+        Kubectl().text("config", "set", "current-context", current)
+    if namespace and old.get("cluster") == arn:
+        Kubectl().text("config", "set-context", context, f"--namespace={namespace}")
+    after = _view()
+    if _context(after, context).get("cluster") != arn:
+        hint = "kubectl uses the first file of KUBECONFIG that has a context"
+        raise UserError(f"{file} was written, but the context {context} is another cluster's", hint, 1)
+    return Entry(file, after != before)
 
 
-def _yaml() -> YAML:
-    yaml = YAML()
-    yaml.width = 10_000
-    return yaml
-
-
-def _read(file: Path) -> tuple[str, Any]:
-    """Return a kubeconfig's text and what it says; one that is not there is empty. Raises UserError."""
+def _update(session: Session, cluster: str, context: str) -> str:
+    """Run the AWS CLI and return the file that it wrote. Raises UserError."""
+    words = [
+        "aws",
+        "eks",
+        "update-kubeconfig",
+        "--name",
+        cluster,
+        "--region",
+        session.region,
+        "--alias",
+        context,
+    ]
+    words += ["--profile", session.profile] if session.profile else []
+    title = " ".join(words[:3])
     try:
-        text = file.read_text(encoding="utf-8")
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
     except FileNotFoundError:
-        text = ""
-    except (OSError, UnicodeDecodeError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) else "not a UTF-8 text"
-        raise UserError(f"{file}: {reason}", "another file: KUBECONFIG=PATH") from None
-    try:
-        document = _yaml().load(text) or {"apiVersion": "v1", "kind": "Config"}
-    except YAMLError as problem:
-        raise UserError(f"{file}: {str(problem).splitlines()[0]}", "kubectl config view reads it?") from None
-    if not isinstance(document, dict) or not all(
-        isinstance(one, dict) and "name" in one for one in _rows(document)
-    ):
-        raise UserError(f"{file} is no kubeconfig", "another file: KUBECONFIG=PATH")
-    return text, document
+        raise UserError("aws is not on PATH", f"install the AWS CLI: {INSTALL}") from None
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{title} did not finish in {SECONDS} s", None, 3) from None
+    if done.returncode != 0:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        reason = (lines or [f"exit code {done.returncode}"])[-1]
+        raise UserError(f"{title} failed: {reason}", None, 3 if done.returncode in NO_ANSWER else 2)
+    written = re.search(r"context .+ (?:to|in) (.+)", done.stdout)
+    return written[1] if written else done.stdout.strip()
 
 
-def _rows(document: Any) -> list[Any]:
-    return list(document.get("contexts") or [])
+def _view() -> dict[str, Any]:
+    return dict(Kubectl().json("config", "view", "--raw"))
 
 
-def _put(document: Any, key: str, entry: Entry) -> None:
-    rows = document.get(key) or []
-    index = next((at for at, row in enumerate(rows) if row["name"] == entry["name"]), len(rows))
-    if index == len(rows):
-        rows.append(entry)
-    elif key == "contexts":
-        rows[index]["context"].update(entry["context"])  # a namespace that somebody set stays
-    else:
-        rows[index] = entry
-    document[key] = rows
-
-
-def _write(file: Path, text: str) -> None:
-    """Replace the file in one step, readable by its owner only. Raises UserError."""
-    place = file.resolve()
-    if place.exists() and not place.stat().st_mode & stat.S_IWUSR:
-        raise UserError(f"{file} is read-only", f"chmod u+w {file}, or another file: KUBECONFIG=PATH")
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=place.parent, prefix=".kubeconfig-")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as new:
-            new.write(text)
-        os.replace(name, place)
-    except OSError as problem:
-        raise UserError(
-            f"{file} cannot be written: {problem.strerror}", "another file: KUBECONFIG=PATH"
-        ) from None
+def _context(config: dict[str, Any], name: str) -> dict[str, Any]:
+    rows = config.get("contexts") or []
+    return next((dict(row["context"]) for row in rows if row["name"] == name), {})

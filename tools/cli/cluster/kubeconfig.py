@@ -1,4 +1,6 @@
-"""Add a cluster to the kubeconfig, and leave everything else in it as it is.
+"""Add the cluster to the kubeconfig with `aws eks update-kubeconfig`.
+
+The current context stays, unless none is set or --use is given.
 
 \b
 Examples:
@@ -6,7 +8,8 @@ Examples:
   yard cluster kubeconfig gpu --context team-gpu --use
 
 \b
-Exit codes: 0 it is there, 2 no such cluster or the name is taken, 3 AWS could not be asked.
+Exit codes: 0 success, 1 the cluster is not ACTIVE, 2 no such cluster, the name is taken, or the AWS CLI is
+missing or failed, 3 AWS did not answer or denied access.
 """
 
 from __future__ import annotations
@@ -23,9 +26,9 @@ from tools.core.errors import UserError
 
 @click.command(help=__doc__, short_help="add the cluster to the kubeconfig")
 @_options.cluster_and_account
-@click.option("--context", metavar="NAME", help="The context's name; else the cluster's.")
+@click.option("--context", metavar="NAME", help="The name of the context. Default: the cluster's.")
 @click.option("--use", is_flag=True, help="Make it the current context.")
-@click.option("--replace", is_flag=True, help="Take the name from another cluster's context.")
+@click.option("--replace", is_flag=True, help="Replace the context of another cluster.")
 @_options.as_json
 def command(
     spec: Spec, session: Session, context: str | None, use: bool, replace: bool, as_json: bool
@@ -34,14 +37,11 @@ def command(
     if cluster.get("status") != "ACTIVE":
         raise UserError(f"the cluster {spec.name} is {cluster.get('status')}", "wait until it is ACTIVE", 1)
     name = context or spec.title
-    file = kubeconfig.target(name)
-    changed = kubeconfig.merge(
-        file, kubeconfig.entries(cluster, session.region, name, session.profile), replace, use
-    )
+    entry = kubeconfig.add(session, cluster, name, replace, use)
     if as_json:
-        output.data({"file": str(file), "context": name, "changed": changed})
+        output.data({"file": entry.file, "context": name, "changed": entry.changed})
     else:
-        output.line(f"{file}: context {name} {'written' if changed else 'is there already'}")
+        output.line(f"{entry.file}: context {name} {'written' if entry.changed else 'is up to date'}")
     if (cluster.get("resourcesVpcConfig") or {}).get("endpointPublicAccess") is False:
-        output.note("its API server is private: reached from its VPC only, or through a VPN or a bastion")
+        output.note("the API server is private; reach it from its VPC, a VPN or a bastion host")
     output.note(f"next: kubectl --context {name} get nodes")
