@@ -20,7 +20,7 @@ from tools.cells import kustomize
 from tools.cells.kustomize import Renderer
 from tools.cluster import eksctl, service_accounts
 from tools.cluster import spec as specs
-from tools.cluster.platform import Fact
+from tools.cluster.cluster_env import Fact
 from tools.core import repo
 from tools.core.errors import UserError
 from tools.facts.eks import ADDONS, VERSIONS

@@ -10,8 +10,7 @@ import pytest
 
 from tests.aws.account import Network, make_cluster, make_group, make_lustre, make_network
 from tools.aws.session import Session
-from tools.cluster import discover
-from tools.cluster.platform import read_facts
+from tools.cluster import cluster_env, discover
 from tools.cluster.spec import Spec
 from tools.core.errors import UserError
 
@@ -155,17 +154,21 @@ def test_of_several_subnets_in_a_zone_the_roomiest_is_taken(
 def test_writing_keeps_comments_and_says_what_changed(tmp_path: Path) -> None:
     path = tmp_path / "cluster.env"
     path.write_text("# first\nA=1\n\n# second\nB=2\n", encoding="utf-8")
-    assert discover.write(path, {"A": "1", "B": r"\1", "C": "x=y"}) == ["B", "C"]
+    assert cluster_env.write(path, {"A": "1", "B": r"\1", "C": "x=y"}) == ["B", "C"]
     assert path.read_text(encoding="utf-8") == ("# first\nA=1\n\n# second\nB=\\1\n\n# Found in AWS.\nC=x=y\n")
-    assert {name: fact.value for name, fact in read_facts(path).items()} == {"A": "1", "B": r"\1", "C": "x=y"}
-    assert discover.write(path, {"A": "1"}) == []
+    assert {name: fact.value for name, fact in cluster_env.read(path).items()} == {
+        "A": "1",
+        "B": r"\1",
+        "C": "x=y",
+    }
+    assert cluster_env.write(path, {"A": "1"}) == []
 
 
 def test_the_command_writes(moto: None, session: Session, yard: Callable[..., Any], checkout: Path) -> None:
     make_cluster(session, "cpu-demo", make_network(session, ZONES[:2]))
     ran = yard("facts", "cpu-demo", "--write")
     assert ran.code == 0, ran.err
-    facts = read_facts(checkout / "clusters/cpu-demo/cluster.env")
+    facts = cluster_env.read(checkout / "clusters/cpu-demo/cluster.env")
     assert facts["FSX_SUBNET_ID"].value in facts["CLUSTER_SUBNETS"].value
     assert yard("config", "cpu-demo").code == 0
-    assert yard("facts", "cpu-demo", "--write").err.count("nothing changed") == 1
+    assert yard("facts", "cpu-demo", "--write").err.count("changed nothing") == 1

@@ -22,7 +22,7 @@ from tests.flux.build import Parts
 from tests.flux.source import Source
 
 NAMESPACE = "flux-system"
-ADDRESS = "https://git.example.com/team/trainyard.git"  # of clusters/*/flux-system/sync.yaml
+ADDRESS = "https://git.example.com/team/trainyard.git"  # of base/flux/sync/sync.yaml
 KIND = "kustomizations.kustomize.toolkit.fluxcd.io"
 PATIENCE = 400  # seconds that anything may take on a machine with no time; usually one
 # The API server's answer, 429, of a type that is just being made: kubectl asks again.

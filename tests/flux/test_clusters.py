@@ -13,7 +13,7 @@ import pytest
 from tests.cluster.kube import condition
 from tests.flux.fleet import KIND, Fleet
 from tests.flux.world import World
-from tools.cluster import platform
+from tools.cluster import cluster_env, platform
 from tools.gitops import check
 
 
@@ -45,7 +45,7 @@ def _assert_whole(world: World) -> None:
     parts = {part for part in platform.PARTS if (world.cluster / part).is_dir()}
     names = {item["metadata"]["name"] for item in world.fleet.kube.list(KIND)}
     assert names == {"flux-system", "runs"} | parts | {run.name for run in files}
-    team = platform.read_facts(world.cluster / "cluster.env")["TEAM_NAMESPACE"].value
+    team = cluster_env.read(world.cluster / "cluster.env")["TEAM_NAMESPACE"].value
     assert files
     for run in files:
         job = world.job(run.name)

@@ -18,7 +18,7 @@ from tests.flux.world import World
 from tools.cells import kustomize
 from tools.core import repo
 from tools.core.verdict import State
-from tools.gitops import check
+from tools.gitops import check, git_secrets
 
 FIRST = "cpu-llama-tiny-example"
 OPERATOR = ("deployment", "training-operator", "kubeflow")
@@ -30,6 +30,13 @@ metadata:
   namespace: training
 stringData:
   token: hf_example
+"""
+# As in docs/flux.md.
+DECRYPTION = """\
+patches:
+  - target: {kind: Kustomization, name: storage}
+    patch: |
+      - {op: add, path: /spec/decryption, value: {provider: sops, secretRef: {name: sops-age}}}
 """
 
 
@@ -160,13 +167,12 @@ def test_a_secret_is_decrypted_and_without_decryption_applied_as_ciphertext(worl
         kustomization.write_text(
             kustomization.read_text(encoding="utf-8") + "  - token.yaml\n", encoding="utf-8"
         )
-    platform = world.cluster / "platform.yaml"
-    decryption = "  decryption:\n    provider: sops\n    secretRef:\n      name: sops-age\n"
-    head, separator, storage = platform.read_text(encoding="utf-8").partition("---\n")
-    platform.write_text(head + separator + storage.replace("  prune: true\n", "  prune: true\n" + decryption))
-    (refused,) = (one for one in check.check_secrets(world.root) if one.state is State.FAIL)
+    with (world.cluster / "kustomization.yaml").open("a", encoding="utf-8") as file:
+        file.write(DECRYPTION)
+    renderer = kustomize.ensure(repo.root(), print)
+    (refused,) = (one for one in git_secrets.check(world.root, renderer) if one.state is State.FAIL)
     assert "token-plugins" in refused.summary
-    assert "as ciphertext" in refused.summary
+    assert "would apply the ciphertext" in refused.summary
     revision = world.push("two Secrets")
     for part in ("plugins", "storage"):
         world.fleet.wait_ready(part, revision)

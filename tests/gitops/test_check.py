@@ -13,7 +13,7 @@ from tests.gitops.conftest import CLUSTER, Team
 from tools.cli import invoke as yard
 from tools.core import repo
 from tools.core.verdict import State
-from tools.gitops import check, flux_objects
+from tools.gitops import check, flux_objects, git_secrets
 from tools.gitops.live import Live
 
 Edit = Callable[[Path, str, str], None]
@@ -26,7 +26,7 @@ def test_this_repository_s_own_clusters_pass(name: str, team: Team) -> None:
     root = repo.root()
     found = check.check(root, root / "clusters" / name, team.renderer, None)
     assert [one.summary for one in found if one.state is State.FAIL] == []
-    assert [one.summary for one in check.check_secrets(root) if one.state is State.FAIL] == []
+    assert [one.summary for one in git_secrets.check(root, team.renderer) if one.state is State.FAIL] == []
 
 
 def test_a_clean_cluster_passes(team: Team) -> None:
@@ -42,7 +42,7 @@ def test_a_changed_run_is_refused_with_the_reason(team: Team, edit: Edit) -> Non
     edit(path, run.commit, later)
     (found,) = team.failed()
     assert found.startswith("run-edited: clusters/cpu-demo/runs/cpu-llama-tiny-r1.yaml was changed")
-    assert "its job runs or ran" in found
+    assert "its job is running or has run" in found
     assert "ConfigMaps" in found
     assert "GitRepository spec.ref" in found
     team.commit("and committed")
@@ -69,7 +69,7 @@ def test_a_copy_of_a_run_is_no_other_run(team: Team) -> None:
     path = team.started()
     text = path.read_text(encoding="utf-8").replace("cpu-llama-tiny-r1", "cpu-llama-tiny-r9")
     path.with_name("cpu-llama-tiny-r9.yaml").write_text(text, encoding="utf-8")
-    assert any("two runs could be one job" in one for one in team.failed())
+    assert any("two runs could share one job" in one for one in team.failed())
 
 
 def test_what_flux_applies_and_nobody_checks_is_refused(team: Team) -> None:
@@ -81,7 +81,7 @@ def test_what_flux_applies_and_nobody_checks_is_refused(team: Team) -> None:
     below = path.parent / "old" / path.name
     below.parent.mkdir()
     path.rename(below)
-    assert any("a run lies in runs/ itself" in one for one in team.failed())
+    assert any("a run must be directly in runs/" in one for one in team.failed())
 
 
 def test_what_was_pushed_stays_also_where_it_is_amended(team: Team, edit: Edit) -> None:
@@ -148,7 +148,7 @@ def test_a_name_that_comes_back_with_other_content_is_refused(team: Team, edit: 
     ("old", "new_text", "message"),
     [
         ("  nameSuffix: -r1\n", "", "no spec.nameSuffix"),
-        ("  nameSuffix: -r1\n", "  nameSuffix: -r2\n", "make cpu-llama-tiny-r2, and the run is"),
+        ("  nameSuffix: -r1\n", "  nameSuffix: -r2\n", "give cpu-llama-tiny-r2, but the run is"),
         (
             "kind: Kustomization\nmetadata:\n  name: cpu-llama-tiny-r1\n  namespace: flux-system\n",
             "kind: Kustomization\nmetadata:\n  name: cpu-llama-tiny-r1\n  namespace: team\n",
@@ -177,7 +177,7 @@ def test_a_run_that_is_not_one_is_refused(
 def test_a_branch_is_no_commit(team: Team, edit: Edit) -> None:
     path = team.written()
     edit(path, f'commit: "{team.git("rev-parse", "HEAD")}"', "branch: main")
-    assert "no commit of 40 digits" in team.failed()[0]
+    assert "not a quoted commit of 40 digits" in team.failed()[0]
 
 
 def test_a_ttl_is_refused_where_it_comes_from(team: Team, edit: Edit) -> None:
@@ -189,7 +189,7 @@ def test_a_ttl_is_refused_where_it_comes_from(team: Team, edit: Edit) -> None:
     )
     (found,) = team.failed()
     assert "ttlSecondsAfterFinished" in found
-    assert "for ever" in found
+    assert "Flux would run the job again" in found
 
 
 def test_a_run_that_could_be_made_twice_is_refused(team: Team, edit: Edit) -> None:

@@ -1,7 +1,9 @@
-"""The clusters' own Flux objects: they build, fit Flux's types, and name what is there."""
+"""The Flux objects of each cluster: they build, match Flux's types, and refer to what exists."""
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +11,11 @@ import yaml  # type: ignore[import-untyped]
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from tools.cells import kustomize
-from tools.cluster import platform
+from tools.cells.kustomize import Renderer
+from tools.cluster import cluster_env, platform
 from tools.core import go_build, repo
 from tools.gitops import flux_objects
+from tools.gitops.flux_objects import SYNC
 from tools.kube.manifests import Object, parse
 
 ROOT = repo.root()
@@ -23,12 +27,17 @@ CRDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def built() -> dict[str, list[Object]]:
-    """What `kubectl apply -k clusters/<name>` applies, by cluster, with its runs."""
+def _renderer() -> Renderer:
     renderer = kustomize.find(ROOT)
     if renderer is None:
         pytest.skip("no kustomize or kubectl on PATH: run `make setup`, or install kustomize 5.4 or newer")
+    return renderer
+
+
+@pytest.fixture(scope="module")
+def built() -> dict[str, list[Object]]:
+    """The objects of `kubectl apply -k clusters/<name>` and of the runs, by cluster."""
+    renderer = _renderer()
     found = {}
     for name in NAMES:
         objects = parse(renderer.build(ROOT / "clusters" / name), name).objects
@@ -44,7 +53,7 @@ def test_the_clusters_are_these() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_references_resolve(name: str, built: dict[str, list[Object]]) -> None:
-    """Paths, sources, dependencies and the facts' ConfigMap; and nobody waits for himself."""
+    """Paths, sources, dependencies without a cycle, and the ConfigMap of the facts."""
     objects = built[name]
     there = {(item["kind"], item["metadata"]["name"]) for item in objects}
     assert {item["metadata"]["namespace"] for item in objects} == {"flux-system"}
@@ -54,6 +63,9 @@ def test_references_resolve(name: str, built: dict[str, list[Object]]) -> None:
             continue
         spec = item["spec"]
         assert (ROOT / spec["path"]).is_dir(), spec["path"]
+        title = item["metadata"]["name"]
+        if title == SYNC or (ROOT / "clusters" / name / title).is_dir():
+            assert spec["path"] == f"./clusters/{name}" + ("" if title == SYNC else f"/{title}")
         assert (spec["sourceRef"]["kind"], spec["sourceRef"]["name"]) in there
         for one in (spec.get("postBuild") or {}).get("substituteFrom") or []:
             assert not one.get("optional")
@@ -65,15 +77,30 @@ def test_references_resolve(name: str, built: dict[str, list[Object]]) -> None:
         assert ready, f"of {after}, nothing can follow {order}"
         order += ready
     parts = [part for part in platform.PARTS if (ROOT / "clusters" / name / part).is_dir()]
-    assert set(after["runs"]) == set(parts), "no run before the whole platform"
-    for part in parts:
-        assert (ROOT / "clusters" / name / part).as_posix().endswith(f"/{name}/{part}")
+    assert set(parts) < set(after)
+    assert set(after["runs"]) == set(parts), "no run starts before the whole platform"
+
+
+def test_the_paths_follow_the_sync_that_flux_bootstrap_writes(tmp_path: Path) -> None:
+    """`flux bootstrap` writes gotk-sync.yaml into flux-system/, which then replaces base/flux/sync."""
+    for name in ("base/flux", "clusters/gpu"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    sync = tmp_path / "clusters/gpu/flux-system"
+    text = (ROOT / "base/flux/sync/sync.yaml").read_text(encoding="utf-8")
+    (sync / "gotk-sync.yaml").write_text(text.replace("/NAME ", "/other "), encoding="utf-8")
+    (sync / "kustomization.yaml").write_text("resources: [gotk-sync.yaml]\n", encoding="utf-8")
+    objects = parse(_renderer().build(tmp_path / "clusters/gpu"), "gpu").objects
+    paths = {
+        item["metadata"]["name"]: item["spec"]["path"] for item in objects if "path" in item.get("spec", {})
+    }
+    parts = {name: f"./clusters/other/{name}" for name in (*platform.PARTS, "runs")}
+    assert paths == {SYNC: "./clusters/other", **parts}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_facts_are_those_of_the_file(name: str, built: dict[str, list[Object]]) -> None:
     (facts,) = (item for item in built[name] if item["kind"] == "ConfigMap")
-    known = platform.read_facts(ROOT / "clusters" / name / "cluster.env")
+    known = cluster_env.read(ROOT / "clusters" / name / "cluster.env")
     assert facts["metadata"]["name"] == "cluster-facts"
     assert facts["metadata"]["labels"] == {"reconcile.fluxcd.io/watch": "Enabled"}
     assert facts["data"] == {key: fact.value for key, fact in known.items()}
@@ -81,7 +108,7 @@ def test_facts_are_those_of_the_file(name: str, built: dict[str, list[Object]]) 
 
 @pytest.mark.timeout(300)
 def test_objects_fit_flux_s_types(built: dict[str, list[Object]]) -> None:
-    """Held against the types of the controllers' modules; the control is a misspelt field."""
+    """Checked with the CRDs of the controllers' modules; the control is a misspelt field."""
     schemas: dict[str, Any] = {}
     try:
         with go_build.workshop(ROOT) as environment:

@@ -25,7 +25,7 @@ def test_the_file_says_what_was_asked_for(team: Team) -> None:
     new_run.write(made)
     run = read(made.path.read_text(encoding="utf-8"), "r.yaml")
     assert made.path == team.cluster / "runs/cpu-llama-tiny-r1.yaml"
-    assert made.judgement.state is not State.FAIL
+    assert made.evaluation.state is not State.FAIL
     assert (run.cell, run.commit, run.job) == (CELL, team.git("rev-parse", "HEAD"), made.job)
     job = render(team.root, run, team.renderer).job()
     assert job["metadata"]["name"] == "cpu-llama-tiny-train-r1"
@@ -51,7 +51,7 @@ def test_a_name_is_used_once_even_when_its_file_is_gone(team: Team) -> None:
     team.commit("removed")
     assert team.make().path.stem == "cpu-llama-tiny-r2"
     with pytest.raises(
-        UserError, match=r"cpu-llama-tiny-r1\.yaml was there before .* continue its checkpoints"
+        UserError, match=r"cpu-llama-tiny-r1\.yaml already exists or existed .* continue from its checkpoints"
     ):
         team.make(suffix="r1")
 
@@ -77,9 +77,9 @@ def test_nothing_is_written_when_preflight_fails(
     [
         ({"cell": "cpu/llama-tinny"}, "no cell overlays/cpu/llama-tinny"),
         ({"image": None}, "no digest for the image localhost/trainyard/trainer-cpu"),
-        ({"image": "registry.example/trainer-cpu:v1"}, "no digest"),
+        ({"image": "registry.example/trainer-cpu:v1"}, "not a digest"),
         ({"suffix": "Big_One"}, "lower-case letters"),
-        ({"commit": "0123456789"}, "no such commit here"),
+        ({"commit": "0123456789"}, "no such commit in this clone"),
     ],
 )
 def test_bad_input_is_one_sentence(team: Team, words: dict[str, Any], message: str) -> None:
@@ -104,7 +104,7 @@ def test_a_feature_comes_behind_the_cell(team: Team) -> None:
 
 def test_a_private_repository_stays_reachable(team: Team, edit: Edit) -> None:
     edit(
-        team.cluster / "flux-system/sync.yaml",
+        team.root / "base/flux/sync/sync.yaml",
         "  interval: 1m\n",
         "  interval: 1m\n  secretRef: {name: git}\n",
     )

@@ -9,7 +9,7 @@ import pytest
 
 from tests.gitops.conftest import Team
 from tools.core.verdict import State, Verdict
-from tools.gitops import check
+from tools.gitops import git_secrets
 
 Edit = Callable[[Path, str, str], None]
 PLAIN = """\
@@ -23,7 +23,12 @@ stringData:
 ENCRYPTED = PLAIN.replace("hf_plain", "ENC[AES256_GCM,data:Zm9v,iv:YmFy,tag:YmF6,type:str]") + (
     "sops:\n  encrypted_regex: ^(data|stringData)$\n  mac: ENC[AES256_GCM,data:Zm9v,type:str]\n"
 )
-DECRYPTION = "  prune: true\n  decryption:\n    provider: sops\n    secretRef:\n      name: sops-age\n"
+DECRYPTION = """\
+patches:
+  - target: {kind: Kustomization, name: storage}
+    patch: |
+      - {op: add, path: /spec/decryption, value: {provider: sops, secretRef: {name: sops-age}}}
+"""
 
 
 def place(team: Team, text: str, name: str = "token.yaml") -> None:
@@ -36,11 +41,11 @@ def place(team: Team, text: str, name: str = "token.yaml") -> None:
 
 def judged(team: Team, state: State = State.FAIL) -> list[Verdict]:
     """Return the verdicts of one state."""
-    return [one for one in check.check_secrets(team.root) if one.state is state]
+    return [one for one in git_secrets.check(team.root, team.renderer) if one.state is state]
 
 
 def test_there_is_none_in_the_checkout(team: Team) -> None:
-    assert check.check_secrets(team.root) == []
+    assert git_secrets.check(team.root, team.renderer) == []
 
 
 def indented(text: str, by: int) -> str:
@@ -73,13 +78,12 @@ def test_one_that_would_be_applied_as_ciphertext_is_refused(team: Team, edit: Ed
     """And its control: with `decryption` in the Kustomization that applies it."""
     place(team, ENCRYPTED)
     (found,) = judged(team)
-    assert "applied as ciphertext" in found.summary
+    assert "would apply the ciphertext" in found.summary
     assert found.evidence == [
-        "Kustomization storage (clusters/cpu-demo/platform.yaml) has no spec.decryption"
+        "Kustomization storage (clusters/cpu-demo/kustomization.yaml) has no spec.decryption"
     ]
-    path = team.cluster / "platform.yaml"
-    text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace("  prune: true\n", DECRYPTION), encoding="utf-8")
+    with (team.cluster / "kustomization.yaml").open("a", encoding="utf-8") as file:
+        file.write(DECRYPTION)
     assert judged(team) == []
     (good,) = judged(team, State.PASS)
     assert good.evidence == ["decrypted for: storage"]
@@ -92,7 +96,7 @@ def test_one_value_that_was_forgotten_is_plain(team: Team) -> None:
 
 def test_a_file_encrypted_as_a_whole_is_refused(team: Team) -> None:
     place(team, "apiVersion: ENC[AES256_GCM,data:a]\nkind: ENC[AES256_GCM,data:b]\nsops:\n  mac: x\n")
-    assert "cannot see what kind" in judged(team)[0].summary
+    assert "cannot read the object" in judged(team)[0].summary
 
 
 def test_generators_are_looked_into(team: Team) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from tools import cli
 from tools.cells.kustomize import Renderer
-from tools.cluster import platform
-from tools.cluster.platform import Fact
+from tools.cluster import cluster_env, platform
+from tools.cluster.cluster_env import Fact
 from tools.core import go_build, repo
 from tools.core.errors import UserError
 
@@ -175,7 +175,7 @@ def test_a_bad_line_is_named(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "cluster.env"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UserError) as caught:
-        platform.read_facts(path)
+        cluster_env.read(path)
     assert caught.value.message.endswith(said)
 
 
@@ -186,7 +186,7 @@ def test_facts_are_read_as_kustomize_reads_them(tmp_path: Path, renderer: Render
     kustomization = "configMapGenerator: [{name: facts, envs: [cluster.env]}]\n"
     (tmp_path / "kustomization.yaml").write_text(kustomization, encoding="utf-8")
     (made,) = objects(renderer.build(tmp_path))
-    ours = {name: fact.value for name, fact in platform.read_facts(tmp_path / "cluster.env").items()}
+    ours = {name: fact.value for name, fact in cluster_env.read(tmp_path / "cluster.env").items()}
     assert ours == made["data"]
     assert len(ours) == 6
 

@@ -16,7 +16,7 @@ from tools.cells.kustomize import Renderer
 from tools.core import repo
 from tools.core.verdict import State
 from tools.kube.manifests import Manifests
-from tools.preflight.evaluate import judge
+from tools.preflight.evaluate import evaluate
 from tools.simulator import operator_admission, wiring
 
 Object = dict[str, Any]
@@ -108,7 +108,7 @@ def test_a_feature_adds_and_takes_nothing_away(
     assert [fault for one in made for fault in faults(one)] == []
     assert operator_admission.rejections(job, "1.9.4") == []
     assert wiring.analyse(job, Manifests(cell, made)).verdict.state is State.PASS
-    assert judge(Manifests(cell, made)).of(State.FAIL) == []
+    assert evaluate(Manifests(cell, made)).of(State.FAIL) == []
     environment(pod_of(job))
 
 
@@ -251,7 +251,7 @@ def test_hyperpod_job_is_the_same_pod(
     (replica,) = job["spec"]["replicaSpecs"]
     assert replica["replicas"] == plain["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"]
     pod, before = replica["template"]["spec"], pod_of(plain)
-    assert judge(Manifests(cell, made)).of(State.FAIL) == []
+    assert evaluate(Manifests(cell, made)).of(State.FAIL) == []
     assert loose(pod) == []
     assert pod["volumes"] == before["volumes"]
     assert pod["serviceAccountName"] == before["serviceAccountName"]

@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from ruamel.yaml import YAML
 
 from tools.cells.kustomize import Renderer
-from tools.cluster import platform
+from tools.cluster import cluster_env, platform
 from tools.core import go_build, repo
 
 Object = dict[str, Any]
@@ -101,7 +101,7 @@ def misfits(one: Object, types: Types) -> list[str]:
 @pytest.fixture(scope="module")
 def made(renderer: Renderer, objects: Parse) -> list[Object]:
     """All objects of the targets, with the example's facts."""
-    facts = platform.read_facts(ROOT / "clusters/example/cluster.env")
+    facts = cluster_env.read(ROOT / "clusters/example/cluster.env")
     texts = [renderer.build(ROOT / "base/plugins" / name) for name in TARGETS]
     return [one for text in texts for one in objects(platform.substitute(text, facts))]
 

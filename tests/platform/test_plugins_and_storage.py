@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tools.cells.kustomize import Renderer
-from tools.cluster import platform
+from tools.cluster import cluster_env, platform
 from tools.core import go_build, repo
 from tools.facts.instances import EFA, HYPERPOD_PREFIX, INSTANCES, NEURON, NVIDIA
 
@@ -21,7 +21,7 @@ Object = dict[str, Any]
 Parse = Callable[[str], list[Object]]
 
 ROOT = repo.root()
-FACTS = platform.read_facts(ROOT / "clusters/example/cluster.env")
+FACTS = cluster_env.read(ROOT / "clusters/example/cluster.env")
 TARGETS = sorted(
     path.parent.relative_to(ROOT).as_posix()
     for top in ("base/storage", "base/plugins")

@@ -1,13 +1,12 @@
-"""What AWS knows of a cluster, as facts: from an EKS cluster, or from the HyperPod cluster around one.
+"""Reads the facts of a cluster from AWS: of an EKS cluster, or of the HyperPod cluster around one.
 
-What is not there is not a fact: nothing is ever set to an empty word or to null.
+A value that AWS does not have is left out; no fact is ever set to an empty text or to null.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tools.aws.session import AwsError, Session
@@ -17,21 +16,20 @@ from tools.core.errors import UserError
 
 @dataclass
 class Found:
-    """Facts by name, and a line for each thing that was looked for and not found."""
+    """Facts by name, and a line for each thing that is missing or not ready."""
 
     facts: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
     def put(self, name: str, value: Any) -> None:
-        """Set a fact where there is a value."""
         if value not in (None, "", [], "null", "None"):
             self.facts[name] = str(value)
 
 
 def discover(session: Session, spec: Spec, hyperpod: str | None) -> Found:
-    """Return the facts of the cluster `spec` names, or of the HyperPod cluster `hyperpod`.
+    """Return the facts of the cluster in `spec`, or of the HyperPod cluster `hyperpod`.
 
-    Before an EKS cluster is made, those of the account. Raises AwsError where AWS does not tell.
+    Before the EKS cluster exists, only those of the account. Raises AwsError.
     """
     found = Found()
     identity = session.identity()
@@ -45,7 +43,7 @@ def discover(session: Session, spec: Spec, hyperpod: str | None) -> Found:
     except AwsError as problem:
         if problem.kind != "missing":
             raise
-        found.missing.append(f"no EKS cluster {name} in {session.region} yet: these are the account's facts")
+        found.missing.append(f"no EKS cluster {name} in {session.region} yet; these are facts of the account")
         return found
     _eks(session, cluster, found)
     _network(session, spec, cluster["resourcesVpcConfig"], found)
@@ -59,12 +57,12 @@ def _domain(region: str) -> str:
 
 
 def _hyperpod(session: Session, name: str, found: Found) -> str:
-    """Take the facts of a HyperPod cluster; return its EKS cluster's name."""
+    """Add the facts of a HyperPod cluster and return the name of its EKS cluster."""
     cluster = session.call("sagemaker", "describe_cluster", ClusterName=name)
     eks = (cluster.get("Orchestrator") or {}).get("Eks") or {}
     arn = str(eks.get("ClusterArn") or "")
     if ":cluster/" not in arn:
-        hint = "trainyard needs Kubernetes: a HyperPod cluster that EKS orchestrates"
+        hint = "trainyard needs a HyperPod cluster that EKS orchestrates"
         raise UserError(f"the HyperPod cluster {name} has no EKS cluster", hint)
     found.put("ADOPTED", "true")
     found.put("HYPERPOD_CLUSTER_NAME", cluster.get("ClusterName") or name)
@@ -81,7 +79,7 @@ def _hyperpod(session: Session, name: str, found: Found) -> str:
 
 
 def _not_in_service(group: dict[str, Any]) -> str | None:
-    """Return what is said of an instance group that is not as it shall be, None of one that is."""
+    """Return a line about an instance group that is not in service or not complete, else None."""
     status, name = group.get("Status") or "InService", group.get("InstanceGroupName")
     there, wanted = group.get("CurrentCount"), group.get("TargetCount")
     if status == "InService" and there == wanted:
@@ -100,18 +98,18 @@ def _eks(session: Session, cluster: dict[str, Any], found: Found) -> None:
 
 
 def _network(session: Session, spec: Spec, vpc: dict[str, Any], found: Found) -> None:
-    """Take private subnets with their zones; a subnet is private when it gives nodes no public address."""
+    """Add VPC, zones and private subnets. A subnet is private if it gives nodes no public address."""
     ids = vpc.get("subnetIds") or []
     if not ids:
-        found.missing.append("the cluster names no subnets")
+        found.missing.append("the cluster has no subnets")
         return
     subnets = session.call("ec2", "describe_subnets", SubnetIds=ids)["Subnets"]
     found.put("CLUSTER_VPC_ID", subnets[0].get("VpcId"))
     found.put("ZONES", ",".join(sorted({one["AvailabilityZone"] for one in subnets})))
     private = [one for one in subnets if not one.get("MapPublicIpOnLaunch")]
     if not private:
-        found.missing.append("the cluster has no private subnet: its nodes would be on the internet")
-    # Of several in a zone the roomiest.
+        found.missing.append("the cluster has no private subnet: its nodes would have public addresses")
+    # Of several subnets in a zone, the one with most free addresses wins.
     private.sort(key=lambda one: (one.get("AvailableIpAddressCount", 0), one["SubnetId"]))
     by_zone = {one["AvailabilityZone"]: one["SubnetId"] for one in private}
     found.put("CLUSTER_SUBNETS", ",".join(f"{zone}={by_zone[zone]}" for zone in sorted(by_zone)))
@@ -123,7 +121,7 @@ def _network(session: Session, spec: Spec, vpc: dict[str, Any], found: Found) ->
 
 
 def _file_groups(session: Session, spec: Spec, vpc: dict[str, Any]) -> str | None:
-    """Return the file system's security groups: those of the facts where they exist, else EKS's own."""
+    """Return the security groups of cluster.env if all of them exist, else the cluster's own."""
     named = [one.strip() for one in (spec.get("FSX_SECURITY_GROUP_IDS") or "").split(",") if one.strip()]
     filters = [{"Name": "group-id", "Values": named}]
     listed = (
@@ -136,7 +134,7 @@ def _file_groups(session: Session, spec: Spec, vpc: dict[str, Any]) -> str | Non
 
 
 def _lustre(session: Session, spec: Spec, vpc: str, found: Found) -> None:
-    """Take the one Lustre file system of the VPC; of several, the one that the facts name already."""
+    """Add the Lustre file system of the VPC; of several, the one that cluster.env names."""
     if "FSX_FILE_SYSTEM_ID" not in spec.facts:
         return
     every = [
@@ -161,24 +159,3 @@ def _lustre(session: Session, spec: Spec, vpc: str, found: Found) -> None:
     found.put("FSX_FILE_SYSTEM_ID", system["FileSystemId"])
     found.put("FSX_MOUNT_NAME", (system.get("LustreConfiguration") or {}).get("MountName"))
     found.put("FSX_CAPACITY_GIB", system.get("StorageCapacity"))
-
-
-def write(path: Path, facts: dict[str, str]) -> list[str]:
-    """Set facts in a cluster.env and return the names that changed; comments and other lines stay."""
-    text = path.read_text(encoding="utf-8")
-    changed = []
-    added = []
-    for name, value in facts.items():
-        line = re.compile(rf"^{name}=.*$", re.MULTILINE)
-        old = line.search(text)
-        if old is None:
-            added.append(f"{name}={value}")
-            changed.append(name)
-        elif old[0] != f"{name}={value}":
-            text = line.sub(lambda _, name=name, value=value: f"{name}={value}", text)  # type: ignore[misc]
-            changed.append(name)
-    if added:
-        text = text.rstrip("\n") + "\n\n# Found in AWS.\n" + "\n".join(added) + "\n"
-    if changed:
-        path.write_text(text, encoding="utf-8")
-    return changed

@@ -1,11 +1,11 @@
-"""A cluster's platform: the targets of `clusters/<name>` rendered, with the facts of its cluster.env.
+"""The platform of a cluster: plugins, storage and queues of `clusters/<name>`, rendered with its facts.
 
-Only base/plugins and base/storage hold `${NAME}`; a cluster names which of their folders it has and gives the
-values once, in `cluster.env`. Substitution is that of Flux's postBuild in strict mode (fluxcd/pkg, envsubst
-and kustomize/kustomize_varsub.go), so that Flux makes the same objects from the same file: `${NAME}` is a
-value, taken as it is; `$$` is a `$`; `$NAME` and `$(NAME)` are text; an object with
-`kustomize.toolkit.fluxcd.io/substitute: disabled` stays as it is. Stricter than Flux: an empty value is an
-error, and so is a function like `${NAME:=default}`.
+Only base/plugins and base/storage hold `${NAME}`. A cluster lists which of their folders it takes, and gives
+each value once, in cluster.env. Substitution is that of Flux's postBuild in strict mode (fluxcd/pkg, envsubst
+and kustomize/kustomize_varsub.go), so that Flux makes the same objects from the same file: `${NAME}` becomes
+the value as it stands, `$$` becomes `$`, `$NAME` and `$(NAME)` are text, and an object with
+`kustomize.toolkit.fluxcd.io/substitute: disabled` is not changed. Two rules are stricter than Flux's: an
+empty value is an error, and so is a function such as `${NAME:=default}`.
 """
 
 from __future__ import annotations
@@ -22,26 +22,18 @@ from ruamel.yaml.error import YAMLError
 from tools.cells.kustomize import Renderer
 from tools.cells.kustomize_graph import reached
 from tools.cells.locate import is_kustomization
+from tools.cluster import cluster_env
+from tools.cluster.cluster_env import Fact
 from tools.core.errors import UserError
 from tools.core.repo import nearest, shown
 
-FACTS = "cluster.env"
-# In the order of application: drivers and operators, volumes, then what needs the operators' types.
+# In the order of application: drivers and operators, volumes, then what needs the types of the operators.
 PARTS = ("plugins", "storage", "queues")
 DISABLED = "kustomize.toolkit.fluxcd.io/substitute"
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Kustomize drops the quotes of "${NAME}", so that quoting it in the manifest does not help.
-_UNQUOTABLE = "Flux would read it so too: keep such a value in a Secret, and out of the cluster's facts"
-# `$$`, or a brace that a `$` opens: what stands in it, where it is closed.
+# Kustomize drops the quotes of "${NAME}", so quotes in the manifest do not help.
+_UNQUOTABLE = "Flux would read it the same way; keep such a value in a Secret, not in cluster.env"
+# `$$`, or a `${` with the text up to its closing brace.
 _REFERENCE = re.compile(r"\$\$|\$\{(?:(?P<name>[^}\n]*)\}|\w*)")
-
-
-@dataclass(frozen=True)
-class Fact:
-    """One line of a cluster.env."""
-
-    value: str
-    line: int
 
 
 @dataclass(frozen=True)
@@ -55,63 +47,30 @@ class Cluster:
     @property
     def source(self) -> str:
         """Return the facts' file as a user would name it."""
-        return shown(self.path / FACTS)
+        return shown(self.path / cluster_env.FILE)
 
 
 def load(root: Path, text: str) -> Cluster:
     """Return the cluster that `text` names: `example`, or `example/storage` for one of its parts.
 
-    Raises UserError with the nearest name when there is none, when it has no such part, or its facts are bad.
+    Raises UserError, with the nearest name where the cluster or the part does not exist.
     """
     name, _, part = text.strip("/").removeprefix("clusters/").partition("/")
-    path = root / "clusters" / name
-    known = sorted(one.parent.name for one in (root / "clusters").glob(f"*/{FACTS}"))
-    if name not in known:
-        match = nearest(name, known)
-        hint = f"did you mean {match}?" if match else f"clusters: {', '.join(known) or 'none'}"
-        raise UserError(f"no such cluster: clusters/{name} has no {FACTS}", hint)
+    path = cluster_env.find(root, name)
     if part and part not in PARTS:
         match = nearest(part, PARTS)
         hint = f"did you mean {match}?" if match else f"parts: {', '.join(PARTS)}"
         raise UserError(f"no such part of a platform: {part}", hint)
-    wanted = [path / one for one in PARTS if not part or one == part]
-    parts = [one for one in wanted if one.is_dir() and is_kustomization(one)]
+    parts = [path / one for one in PARTS if part in ("", one) and is_kustomization(path / one)]
     if not parts:
         raise UserError(f"clusters/{name} has no {part or ' or '.join(PARTS)} with a kustomization.yaml")
-    return Cluster(path, read_facts(path / FACTS), parts)
-
-
-def read_facts(path: Path) -> dict[str, Fact]:
-    """Return the facts of a cluster.env by name: NAME=value lines, `#` at a line's start begins a comment.
-
-    It is the format of kustomize's `configMapGenerator: envs:`, from which Flux gets them: the value is
-    everything behind the first `=`, quotes and spaces too. Raises UserError with the line.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError:
-        raise UserError(f"{shown(path)}: not a UTF-8 text") from None
-    except OSError as problem:
-        raise UserError(f"{shown(path)}: {problem.strerror}") from None
-    facts: dict[str, Fact] = {}
-    for number, raw in enumerate(lines, start=1):
-        line = raw.lstrip()
-        if not line or line.startswith("#"):
-            continue
-        name, equals, value = line.partition("=")
-        at = f"{shown(path)}:{number}"
-        if not equals or not _NAME.fullmatch(name):
-            raise UserError(f"{at}: not NAME=value: {line[:60]}", "no spaces around the =, no `export`")
-        if name in facts:
-            raise UserError(f"{at}: {name} is set a second time, first on line {facts[name].line}")
-        facts[name] = Fact(value, number)
-    return facts
+    return Cluster(path, cluster_env.read(path / cluster_env.FILE), parts)
 
 
 def render(root: Path, cluster: Cluster, renderer: Renderer) -> str:
     """Return the YAML of the cluster's parts, in their order, with its facts filled in.
 
-    Raises UserError as kustomize does, and with file and line where a `${...}` cannot be filled in.
+    Raises UserError with kustomize's message, or with file and line of a `${...}` that cannot be filled in.
     """
     texts = []
     for part in cluster.parts:
@@ -123,7 +82,7 @@ def render(root: Path, cluster: Cluster, renderer: Renderer) -> str:
 
 
 def substitute(text: str, facts: Mapping[str, Fact]) -> str:
-    """Return `text` with `${NAME}` and `$$` replaced; a value is not looked at again.
+    """Return `text` with `${NAME}` and `$$` replaced. References inside a value are not replaced.
 
     Raises KeyError for a name that is not a fact.
     """
@@ -131,7 +90,7 @@ def substitute(text: str, facts: Mapping[str, Fact]) -> str:
 
 
 def _refuse_unset(documents: list[str], cluster: Cluster, sources: list[Path]) -> None:
-    """Raise UserError for the first reference that cannot be filled in; the hint counts the others."""
+    """Raise UserError for the first reference that cannot be filled in; the hint lists the others."""
     problems: dict[str, str | None] = {}
     for document in documents:
         if _is_disabled(document):
@@ -143,21 +102,21 @@ def _refuse_unset(documents: list[str], cluster: Cluster, sources: list[Path]) -
                 problems.setdefault(f"{place}: {reason}", _near(name, cluster))
     if problems:
         (first, near), *others = problems.items()
-        hints = [f"did you mean {near}?" if near else f"the facts of this cluster stand in {cluster.source}"]
+        hints = [f"did you mean {near}?" if near else f"the facts of this cluster are in {cluster.source}"]
         hints += [f"and {len(others)} more: {'; '.join(problem for problem, _ in others)}"] if others else []
         raise UserError(first, "; ".join(hints))
 
 
 def _references(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each `${...}` that is not escaped, and what stands in its braces."""
+    """Yield each `${...}` that is not escaped, and the text in its braces."""
     for found in _REFERENCE.finditer(text):
         if found[0] != "$$":
             yield found[0], found["name"] or ""
 
 
 def _reason(reference: str, name: str, cluster: Cluster) -> str | None:
-    if not _NAME.fullmatch(name):
-        return f"{reference} is not ${{NAME}}; defaults and functions are not for cluster facts"
+    if not cluster_env.NAME.fullmatch(name):
+        return f"{reference} is not ${{NAME}}; cluster facts take no defaults and no functions"
     fact = cluster.facts.get(name)
     if fact is None:
         return f"${{{name}}} is not set in {cluster.source}"
@@ -169,7 +128,7 @@ def _near(name: str, cluster: Cluster) -> str | None:
 
 
 def _place(reference: str, sources: list[Path]) -> str | None:
-    """Return file and line of the first use of `reference` among the target's own files."""
+    """Return file and line of the first use of `reference` in the target's files."""
     for path in sources:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
             used = [found for found, _ in _references(line)]
@@ -201,16 +160,16 @@ def _is_disabled(document: str) -> bool:
 
 
 def _prove(before: str, after: str, cluster: Cluster) -> None:
-    """Refuse a value that YAML reads as something else than its characters, such as one with ` #` in it."""
+    """Raise UserError for a value that YAML reads differently than it is written, such as one with ` #`."""
     try:
         meant, read = _parsed(before), _parsed(after)
     except YAMLError as problem:
-        where = f"the facts of {cluster.source} make no valid YAML of {_title(before)}"
+        where = f"{_title(before)} with the facts of {cluster.source} is not valid YAML"
         raise UserError(f"{where}: {str(problem).splitlines()[0]}", _UNQUOTABLE) from problem
     difference = _difference(meant, read, cluster, "")
     if difference:
         raise UserError(
-            f"{_title(before)}{difference}: the value from {cluster.source} reads as something else in YAML",
+            f"{_title(before)}{difference}: YAML changes the value from {cluster.source}",
             _UNQUOTABLE,
         )
 
@@ -220,7 +179,7 @@ def _parsed(document: str) -> Any:
 
 
 def _difference(meant: Any, read: Any, cluster: Cluster, path: str) -> str | None:
-    """Return the path of the first value that is not its template filled in, character for character."""
+    """Return the path of the first value that differs from its template with the facts filled in."""
     if isinstance(meant, Mapping) and isinstance(read, Mapping):
         keys = [substitute(str(key), cluster.facts) for key in meant]
         if keys != [str(key) for key in read]:
@@ -232,6 +191,6 @@ def _difference(meant: Any, read: Any, cluster: Cluster, path: str) -> str | Non
         return next(filter(None, (_difference(m, r, cluster, f"{path}[{i}]") for i, (m, r) in pairs_)), None)
     if not isinstance(meant, str) or "$" not in meant:
         return None if meant == read else path
-    # A number may become one: `replicas: ${COUNT}`. One that is written otherwise than it prints may not.
+    # `replicas: ${COUNT}` may become a number, but only one that prints as it is written.
     same = substitute(meant, cluster.facts) == (str(read) if isinstance(read, int | str) else None)
     return None if same and not isinstance(read, bool) else path

@@ -1,11 +1,11 @@
-"""What a cluster shall be: the facts of clusters/<name>/cluster.env that the AWS commands read, checked.
+"""A cluster as its cluster.env describes it: the facts that the AWS commands read, validated.
 
-Node groups stand one a line, by name:
+Each node group is one line:
 
     NODES_P5=p5.48xlarge 0-4 us-west-2b capacity-block=cr-0123456789abcdef0
 
-instance type, fewest and most nodes, the zones (one where nodes speak EFA), and how they are bought:
-`on-demand` (as when nothing is said), `spot`, `reservation=cr-...` or `capacity-block=cr-...`.
+The values are the instance type, the minimum and maximum number of nodes, the zones (exactly one for nodes
+with EFA) and the market: `on-demand` (the default), `spot`, `reservation=cr-...` or `capacity-block=cr-...`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.cluster import platform
-from tools.cluster.platform import FACTS, Fact
+from tools.cluster import cluster_env
+from tools.cluster.cluster_env import Fact
 from tools.core.errors import UserError
 from tools.core.repo import nearest, shown
 from tools.facts.instances import Instance, instance
@@ -24,7 +24,7 @@ from tools.facts.instances import Instance, instance
 NODES = "NODES_"
 REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d")
 ZONE = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d[a-z]")
-# Partitions by what their regions begin with (botocore, partitions.json).
+# Partition by prefix of the region (botocore, partitions.json).
 PARTITIONS = {
     "cn-": "aws-cn",
     "us-gov-": "aws-us-gov",
@@ -34,14 +34,14 @@ PARTITIONS = {
     "eu-isoe-": "aws-iso-e",
     "eusc-": "aws-eusc",
 }
-# eksctl puts the name into CloudFormation's, whose own form this is, and in 128 characters
-# `eksctl-NAME-nodegroup-GROUP` has to have room.
+# eksctl puts the name into that of a CloudFormation stack, which allows these characters. The whole name,
+# `eksctl-NAME-nodegroup-GROUP`, may have 128.
 OWN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,99}")
 STACK_LENGTH = 128
-GROUP_LENGTH = 63  # of a managed node group's name (EKS, CreateNodegroup)
-# As kustomize's namespace has to be, and in a policy nothing that IAM takes for a pattern.
+GROUP_LENGTH = 63  # of the name of a managed node group (EKS, CreateNodegroup)
+# A valid Kubernetes namespace, which also holds no character that IAM treats as a pattern.
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-SYSTEM = "system"  # the group that every cluster has beside those of its facts
+SYSTEM = "system"  # the group that every cluster has in addition to those of its facts
 CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 RESERVATION = re.compile(r"cr-[0-9a-f]{8,17}")
 ROLE = re.compile(r"arn:aws[\w-]*:iam::\d{12}:(role|user)/[\w+=,.@/-]+")
@@ -53,7 +53,7 @@ BLOCK_FAMILIES = ("p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300", "trn
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes of one type: between `least` and `most` of them, in `zones`, bought on `market`."""
+    """Between `least` and `most` nodes of one type, in `zones`, bought on `market`."""
 
     name: str
     instance: Instance
@@ -66,7 +66,6 @@ class NodeGroup:
 
     @property
     def efa(self) -> bool:
-        """Say whether its nodes speak EFA with one another."""
         return self.instance.efa > 0
 
 
@@ -80,64 +79,62 @@ class Spec:
 
     @property
     def source(self) -> str:
-        """Return the facts' file as a user would name it."""
-        return shown(self.directory / FACTS)
+        """The path of cluster.env as a user would type it."""
+        return shown(self.directory / cluster_env.FILE)
 
     @property
     def name(self) -> str:
-        """Return the name of the EKS cluster. eksctl takes fewer names than EKS does."""
+        """The name of the EKS cluster. eksctl allows fewer characters than EKS."""
         if self.adopted:
             return self.need("CLUSTER_NAME", CLUSTER_NAME, "letters, digits, - and _, at most 100")
         return self.need("CLUSTER_NAME", OWN_NAME, "a letter, then letters, digits and -, at most 100")
 
     @property
     def region(self) -> str:
-        """Return the cluster's region."""
         return self.need("AWS_REGION", REGION, "a region such as us-west-2")
 
     @property
     def partition(self) -> str:
-        """Return the partition that the region's ARNs name."""
+        """The partition in the ARNs of the region."""
         found = (name for start, name in PARTITIONS.items() if self.region.startswith(start))
         return next(found, "aws")
 
     @property
     def version(self) -> str:
-        """Return the cluster's Kubernetes version, such as 1.35."""
         return self.need("KUBERNETES_VERSION", re.compile(r"1\.\d\d"), "a minor version such as 1.35")
 
     @property
     def namespace(self) -> str:
-        """Return the team's namespace."""
+        """The namespace of the team."""
         return self.need("TEAM_NAMESPACE", NAMESPACE, "a namespace: at most 63 of a-z, 0-9 and -")
 
     @property
     def adopted(self) -> bool:
-        """Say whether somebody else made the cluster: then it is never deleted from here."""
+        """Whether the cluster was not created by trainyard; then `yard cluster down` never deletes it."""
         return self.get("ADOPTED") == "true"
 
     @property
     def zones(self) -> list[str]:
-        """Return the zones of the cluster's subnets."""
+        """The zones of the cluster's subnets."""
         text = self.need("ZONES")
         found = [one.strip() for one in text.split(",")]
         for zone in found:
             if not ZONE.fullmatch(zone) or zone[:-1] != self.region:
                 raise UserError(
-                    f"{self.at('ZONES')}: {zone} is no availability zone of {self.region}",
-                    f"such as {self.region}a; local and wavelength zones take no EKS control plane",
+                    f"{self.at('ZONES')}: {zone} is not an availability zone of {self.region}",
+                    f"such as {self.region}a; EKS cannot use local and wavelength zones",
                 )
             if found.count(zone) > 1:
-                raise UserError(f"{self.at('ZONES')}: {zone} stands there twice", "each zone once")
+                raise UserError(f"{self.at('ZONES')}: {zone} is listed twice", "list each zone once")
         return found
 
     def get(self, name: str) -> str | None:
-        """Return a fact, None where it is not set or empty."""
+        """Return a fact, or None where it is not set or is empty."""
         fact = self.facts.get(name)
         return fact.value.strip() or None if fact else None
 
     def need(self, name: str, form: re.Pattern[str] | None = None, words: str = "") -> str:
-        """Return a fact; UserError where it is not set, or not of its form."""
+        """Return a fact. Raises UserError where it is not set or does not match `form`."""
         value = self.get(name)
         if value is None or value.lower() in ("null", "none"):
             match = nearest(name, self.facts, cutoff=0.8)
@@ -148,26 +145,20 @@ class Spec:
         return value
 
     def at(self, name: str) -> str:
-        """Return file and line of a fact, the file alone where it is not there."""
+        """Return file and line of a fact, or only the file where the fact is missing."""
         fact = self.facts.get(name)
         return f"{self.source}:{fact.line}" if fact else self.source
 
     @property
     def title(self) -> str:
-        """Return the directory's name, which commands take."""
+        """The name of the directory, which commands take as CLUSTER."""
         return self.directory.name
 
 
 def load(root: Path, text: str) -> Spec:
     """Return the cluster that `text` names: `gpu` or `clusters/gpu`. Raises UserError with file and line."""
-    name = text.strip("/").removeprefix("clusters/")
-    directory = root / "clusters" / name
-    known = sorted(one.parent.name for one in (root / "clusters").glob(f"*/{FACTS}"))
-    if name not in known:
-        match = nearest(name, known)
-        hint = f"did you mean {match}?" if match else f"clusters: {', '.join(known) or 'none'}"
-        raise UserError(f"no such cluster: clusters/{name} has no {FACTS}", hint)
-    facts = platform.read_facts(directory / FACTS)
+    directory = cluster_env.find(root, text)
+    facts = cluster_env.read(directory / cluster_env.FILE)
     spec = Spec(directory, facts)
     return Spec(directory, facts, [_group(spec, key) for key in facts if key.startswith(NODES)])
 
@@ -177,24 +168,24 @@ def _group(spec: Spec, key: str) -> NodeGroup:
     words = spec.need(key).split()
     hint = f"{key}=TYPE LEAST-MOST [ZONE,...] [{'|'.join(MARKETS)}]"
     if len(words) < 2:
-        raise UserError(f"{at}: {key} needs a type and a number of nodes", hint)
+        raise UserError(f"{at}: {key} needs an instance type and a range of nodes", hint)
     try:
         found = instance(words[0])
     except UserError as problem:
         raise UserError(f"{at}: {problem.message}", problem.hint) from None
     counts = re.fullmatch(r"(\d{1,4})-(\d{1,4})", words[1])
     if not counts:
-        raise UserError(f"{at}: {words[1]} is no range of nodes such as 0-4", hint)
+        raise UserError(f"{at}: {words[1]} is not a range of nodes such as 0-4", hint)
     least, most = int(counts[1]), int(counts[2])
     if least > most or most == 0:
-        raise UserError(f"{at}: {words[1]}: the most nodes are fewer than the least, or none", hint)
+        raise UserError(f"{at}: {words[1]}: the maximum is 0, or below the minimum", hint)
     zones: tuple[str, ...] = ()
     market, reservation = "on-demand", None
     places = [word for word in words[2:] if ZONE.fullmatch(word.partition(",")[0])]
     markets = [word for word in words[2:] if word not in places]
     for twice in (places[1:], markets[1:]):
         if twice:
-            raise UserError(f"{at}: {twice[0]} is one word too many", hint)
+            raise UserError(f"{at}: unexpected word {twice[0]}", hint)
     if places:
         zones = tuple(places[0].split(","))
     if markets:
@@ -205,18 +196,18 @@ def _group(spec: Spec, key: str) -> NodeGroup:
 
 
 def _group_name(spec: Spec, key: str) -> str:
-    """Return a group's name from its fact's. Raises UserError for one that eksctl or EKS refuses."""
+    """Return a group's name from that of its fact. Raises UserError for one that eksctl or EKS refuses."""
     name = key.removeprefix(NODES).lower().strip("_").replace("_", "-")
     at = spec.at(key)
     if not name:
-        raise UserError(f"{at}: {key} names no group", "such as NODES_CPU")
+        raise UserError(f"{at}: {key} does not name a group", "such as NODES_CPU")
     if name == SYSTEM:
-        raise UserError(f"{at}: every cluster has a group {SYSTEM} already", "another name")
+        raise UserError(f"{at}: every cluster already has a group {SYSTEM}", "choose another name")
     if spec.adopted:
         return name
     room = min(GROUP_LENGTH, STACK_LENGTH - len(f"eksctl-{spec.name}-nodegroup-"))
     if len(name) > room:
-        raise UserError(f"{at}: the name {name} is longer than {room} characters", "a shorter one")
+        raise UserError(f"{at}: the name {name} is longer than {room} characters", "choose a shorter name")
     return name
 
 
@@ -226,32 +217,27 @@ def _market(word: str, at: str, hint: str) -> tuple[str, str | None]:
         match = nearest(market, MARKETS)
         raise UserError(f"{at}: unknown word {word}", f"did you mean {match}?" if match else hint)
     if equals and not RESERVATION.fullmatch(reservation):
-        raise UserError(
-            f"{at}: {reservation} is no capacity reservation", "cr- and up to 17 hexadecimal digits"
-        )
+        hint = "cr- and up to 17 hexadecimal digits"
+        raise UserError(f"{at}: {reservation} is not a capacity reservation", hint)
     return market, reservation or None
 
 
 def _check_group(spec: Spec, group: NodeGroup) -> None:
-    """Refuse what could never start."""
+    """Raise UserError for a group that could never start."""
     foreign = [zone for zone in group.zones if zone not in spec.zones]
     if foreign:
-        raise UserError(
-            f"{group.at}: zone {foreign[0]} is not among ZONES of {spec.source}",
-            f"one of {', '.join(spec.zones)}",
-        )
+        hint = f"one of {', '.join(spec.zones)}"
+        raise UserError(f"{group.at}: zone {foreign[0]} is not in ZONES of {spec.source}", hint)
     if group.efa and len(group.zones) != 1:
-        hint = "EFA does not cross zones: name the one with capacity (yard cluster zones TYPE)"
-        raise UserError(f"{group.at}: nodes of {group.instance.name} speak EFA and need one zone", hint)
+        hint = "EFA does not cross zones: choose one with capacity (yard cluster zones TYPE)"
+        raise UserError(f"{group.at}: nodes of {group.instance.name} use EFA and need one zone", hint)
     if group.market == "capacity-block":
         family = group.instance.name.partition(".")[0]
         if family not in BLOCK_FAMILIES:
-            raise UserError(
-                f"{group.at}: there are no capacity blocks of {group.instance.name}",
-                f"of {', '.join(BLOCK_FAMILIES)}",
-            )
+            hint = f"only for {', '.join(BLOCK_FAMILIES)}"
+            raise UserError(f"{group.at}: there are no capacity blocks for {group.instance.name}", hint)
         if group.least:
-            hint = f"{group.instance.name} 0-{group.most}: nodes start when the block does"
-            raise UserError(f"{group.at}: a capacity block's group starts with no node", hint)
+            hint = f"{group.instance.name} 0-{group.most}: nodes start when the block starts"
+            raise UserError(f"{group.at}: the group of a capacity block must start with 0 nodes", hint)
     if len(group.zones) != 1 and group.reservation:
-        raise UserError(f"{group.at}: a reservation lies in one zone", "name it")
+        raise UserError(f"{group.at}: a reservation is in one zone", "name that zone")

@@ -1,7 +1,7 @@
-"""Judging the runs of a cluster before they are pushed: what Flux would do and nobody means it to.
+"""Checks the runs of a cluster before a push: changes that Flux would apply unintentionally.
 
-Offline, from the checkout and its history. With a cluster to ask, a changed run whose job was never made is
-allowed too.
+The checks read the checkout and its history. With the state of the cluster given, a changed run is allowed as
+long as its job was never created.
 """
 
 from __future__ import annotations
@@ -11,36 +11,33 @@ from pathlib import Path
 from typing import Any
 
 from tools.cells.kustomize import Renderer
-from tools.cluster.platform import FACTS, Fact, read_facts, substitute
+from tools.cluster import cluster_env
+from tools.cluster.cluster_env import Fact
+from tools.cluster.platform import substitute
 from tools.core.errors import UserError
 from tools.core.repo import nearest
 from tools.core.verdict import State, Verdict
-from tools.gitops import flux_objects, git, git_secrets
+from tools.gitops import flux_objects, git
 from tools.gitops.live import Live
 from tools.gitops.render import render
 from tools.gitops.run_file import COMMIT, DIGEST, HEALTH, NAMESPACE, SSA, RunFile, health_check, read
 from tools.kube.manifests import Manifests, Object
-from tools.preflight.evaluate import judge
+from tools.preflight.evaluate import evaluate
 
 TTL = "ttlSecondsAfterFinished"
 
 
 def check(root: Path, cluster: Path, renderer: Renderer, live: Mapping[str, Live] | None) -> list[Verdict]:
-    """Return the verdicts on a cluster's runs and facts. `live`: what the cluster has, None: not asked."""
+    """Return the verdicts on a cluster's runs and facts. `live` is its state by run, or None if unknown."""
     added = git.added(root, _folder(root, cluster))
     found: list[Verdict] = []
     for path in sorted((cluster / "runs").glob("*.y*ml")):
         found += _run(root, path, added, renderer, live)
-    return [*found, *_misplaced(root, cluster), *_facts(root, cluster)]
-
-
-def check_secrets(root: Path) -> list[Verdict]:
-    """Return the verdicts on the repository's Secrets, which are no one cluster's."""
-    return git_secrets.verdicts(root)
+    return [*found, *_misplaced(root, cluster), _facts(root, cluster, renderer)]
 
 
 def run_files(root: Path, cluster: Path) -> list[RunFile]:
-    """Return the runs of a cluster's directory. Raises UserError for a file that is none."""
+    """Return the runs in a cluster's directory. Raises UserError for a file that is not a run."""
     return [
         read(path.read_text(encoding="utf-8"), path.relative_to(root).as_posix())
         for path in sorted((cluster / "runs").glob("*.y*ml"))
@@ -52,16 +49,16 @@ def _folder(root: Path, cluster: Path) -> str:
 
 
 def _misplaced(root: Path, cluster: Path) -> Iterator[Verdict]:
-    """Yield verdicts on files that Flux applies from runs/ and that are no run of their own."""
+    """Yield verdicts on files below runs/ that Flux applies and this check would not read as a run."""
     folder = cluster / "runs"
     known = {path.with_suffix("").name: path for path in sorted(folder.glob("*.yaml"))}
     for path in sorted(folder.rglob("*.y*ml")):
         name = path.relative_to(root).as_posix()
         if path.parent != folder:
-            remedy = f"git mv it into {_folder(root, cluster)}: Flux applies what lies below, too"
-            summary = f"{name}: a run lies in runs/ itself, and this one nobody checks"
+            remedy = f"git mv it into {_folder(root, cluster)}; Flux applies subdirectories too"
+            summary = f"{name}: a run must be directly in runs/; this file is not checked"
         elif path.suffix == ".yml" and path.stem in known:
-            summary, remedy = f"{name}: {path.stem}.yaml is the same run", "one file a run"
+            summary, remedy = f"{name}: {path.stem}.yaml is the same run", "keep one file for each run"
         else:
             continue
         yield Verdict(State.FAIL, summary, remedy=remedy, details={"rule": "run-file"})
@@ -77,46 +74,46 @@ def _run(
         yield Verdict(State.FAIL, problem.message, remedy=problem.hint, details={"rule": "run-file"})
         return
     faults = list(_faults(run))
-    yield _verdict("run-file", name, faults, "pinned, and made once", "write it with: yard cluster run new")
+    yield _verdict("run-file", name, faults, "pinned and created once", "write it with: yard cluster run new")
     yield _edited(root, run, added, live)
     if not faults:
         yield _rendered(root, run, renderer)
 
 
 def _faults(run: RunFile) -> Iterator[str]:
-    """Yield what a run's file has otherwise than a run must have it."""
+    """Yield what is wrong in a run's file, a sentence each."""
     spec, source = run.spec, run.source.get("spec") or {}
     for item in (run.source, run.kustomization):
         if item["metadata"].get("name") != run.name:
-            yield f"{item['kind']} is named {item['metadata'].get('name')}, the file {run.name}"
+            yield f"{item['kind']} is named {item['metadata'].get('name')}, but the file {run.name}"
         if item["metadata"].get("namespace") != NAMESPACE:
-            yield f"{item['kind']} is not in {NAMESPACE}: moved, Flux would make its job again"
+            yield f"{item['kind']} is not in {NAMESPACE}: Flux would create the job a second time"
     if not COMMIT.fullmatch(run.commit) or not isinstance((source.get("ref") or {}).get("commit"), str):
-        yield f"spec.ref.commit is no commit of 40 digits in quotes: {run.commit or 'nothing'}"
+        yield f"spec.ref.commit is not a quoted commit of 40 digits: {run.commit or 'missing'}"
     if spec.get("sourceRef", {}).get("name") != run.name or "namespace" in spec.get("sourceRef", {}):
-        yield "spec.sourceRef is not the file's own GitRepository: what it applies would not be pinned"
+        yield "spec.sourceRef is not the GitRepository of this file: the run would not be pinned"
     if not spec.get("nameSuffix"):
-        yield "no spec.nameSuffix: two runs of the cell would be one job"
+        yield "no spec.nameSuffix: two runs of the cell would share one job"
     stem = run.cell.removeprefix("overlays/").replace("/", "-") + str(spec.get("nameSuffix", ""))
     if spec.get("nameSuffix") and stem != run.name:
-        yield f"cell and nameSuffix make {stem}, and the run is {run.name}: two runs could be one job"
+        yield f"cell and nameSuffix give {stem}, but the run is {run.name}: two runs could share one job"
     if not spec.get("targetNamespace"):
         yield "no spec.targetNamespace"
     if not any(DIGEST.fullmatch(str(image.get("digest"))) for image in spec.get("images") or []):
-        yield "no digest in spec.images: a tag may be another image when a pod restarts"
+        yield "no digest in spec.images: a tag can be another image when a pod restarts"
     if spec.get("force"):
-        yield "spec.force: Flux would delete the job and begin again where a change is refused"
+        yield "spec.force: Flux would delete and restart the job when a change is rejected"
     if not spec.get("prune"):
-        yield "no spec.prune: removing the file would leave the job"
-    looked_at = health_check(run.job, run.namespace) in (spec.get("healthChecks") or [])
-    if spec.get("wait") or not looked_at or HEALTH not in (spec.get("healthCheckExprs") or []):
-        yield f"spec.healthChecks is not the job {run.job} alone: Ready would not mean that it trains"
+        yield "no spec.prune: removing the file would not delete the job"
+    is_checked = health_check(run.job, run.namespace) in (spec.get("healthChecks") or [])
+    if spec.get("wait") or not is_checked or HEALTH not in (spec.get("healthCheckExprs") or []):
+        yield f"spec.healthChecks must be only the job {run.job}: Ready would not mean that it is training"
     if spec.get("postBuild"):
-        yield "spec.postBuild: ${...} in a script of the job would be taken for a fact of the cluster"
+        yield "spec.postBuild: Flux would replace ${...} in scripts of the job by facts of the cluster"
 
 
 def _edited(root: Path, run: RunFile, added: Mapping[str, str], live: Mapping[str, Live] | None) -> Verdict:
-    """Judge whether the file is as it was when it was first committed."""
+    """Check that the file is unchanged since its first commit."""
     rule = {"rule": "run-edited"}
     first = added.get(run.path)
     if first is None:
@@ -124,45 +121,45 @@ def _edited(root: Path, run: RunFile, added: Mapping[str, str], live: Mapping[st
     try:
         before = read(git.text_at(root, first, run.path) or "", run.path)
     except UserError:
-        return Verdict(State.PASS, f"{run.path}: was no run in {first[:12]}", details=rule)
+        return Verdict(State.PASS, f"{run.path}: was not a run in {first[:12]}", details=rule)
     changes = [
         *_changes(before.source, run.source, "GitRepository"),
         *_changes(before.kustomization, run.kustomization, "Kustomization"),
     ]
     if not changes and git.is_shallow(root):
-        summary = f"{run.path}: this clone is shallow, and what the file first was is not in it"
+        summary = f"{run.path}: this clone is shallow and lacks the first version of the file"
         return Verdict(State.CANNOT_TELL, summary, remedy="git fetch --unshallow", details=rule)
     if not changes:
         return Verdict(State.PASS, f"{run.path}: as committed in {first[:12]}", details=rule)
     own = None if live is None else live.get(run.name)
     if own is not None and own.job is None:
-        summary = f"{run.path}: changed since {first[:12]}, and the cluster has no job of it yet"
+        summary = f"{run.path}: changed since {first[:12]}, before the cluster created its job"
         return Verdict(State.PASS, summary, changes, details=rule)
-    state = f"its job is {own.state} in the cluster" if own is not None else "its job runs or ran"
+    state = f"its job is {own.state} in the cluster" if own is not None else "its job is running or has run"
     return Verdict(
         State.FAIL,
-        f"{run.path} was changed since commit {first[:12]}, and {state}: the job would stay as it is (made"
-        " once), while Flux deletes the ConfigMaps that it was started with, and its next restart fails",
+        f"{run.path} was changed since commit {first[:12]}, and {state}. Flux would keep the job but delete"
+        " the ConfigMaps that it was started with, so its next restart would fail",
         changes,
-        f"git checkout {first[:12]} -- {run.path}; what is new is a new run: yard cluster run new {run.cell}",
+        f"git checkout {first[:12]} -- {run.path}; for a change: yard cluster run new {run.cell}",
         rule,
     )
 
 
 def _changes(before: Object, after: Object, kind: str) -> list[str]:
-    """Return the fields of `spec` that differ; suspending a run, and letting it go on, changes nothing."""
+    """Return the fields of `spec` that differ, except `suspend`."""
     old, new = (dict(item.get("spec") or {}) for item in (before, after))
     keys = [key for key in {**old, **new} if key != "suspend" and old.get(key) != new.get(key)]
     return [f"{kind} spec.{key}: {_short(old.get(key))} -> {_short(new.get(key))}" for key in keys]
 
 
 def _short(value: Any) -> str:
-    text = "nothing" if value is None else str(value)
+    text = "not set" if value is None else str(value)
     return text if len(text) <= 70 else f"{text[:67]}..."
 
 
 def _rendered(root: Path, run: RunFile, renderer: Renderer) -> Verdict:
-    """Judge what Flux would make: no TTL, made once, and clean to preflight."""
+    """Check the objects that Flux would create: no TTL, created once, and preflight passes."""
     rule = {"rule": "run-renders"}
     if not git.has(root, run.commit):
         summary = f"{run.path}: commit {run.commit[:12]} is not in this clone"
@@ -171,42 +168,40 @@ def _rendered(root: Path, run: RunFile, renderer: Renderer) -> Verdict:
         manifests = render(root, run, renderer)
     except UserError as problem:
         return Verdict(State.FAIL, problem.message, remedy=problem.hint, details=rule)
-    failed = [f"{one.details['rule']}: {one.summary}" for one in judge(manifests).of(State.FAIL)]
+    failed = [f"{one.details['rule']}: {one.summary}" for one in evaluate(manifests).of(State.FAIL)]
     return _verdict(
         "run-renders",
         run.path,
         [*_job_faults(manifests), *failed],
         "passes preflight",
-        "another run, of a cell that is right",
+        "fix the cell, then write a new run",
     )
 
 
 def _job_faults(manifests: Manifests) -> Iterator[str]:
     jobs = manifests.jobs()
     if len(jobs) != 1:
-        yield f"makes {len(jobs)} PyTorchJobs, a run is one"
+        yield f"creates {len(jobs)} PyTorchJobs; a run is one"
     for job in jobs:
         if (job["metadata"].get("annotations") or {}).get(SSA) != "IfNotPresent":
             yield f"the job has no annotation {SSA}: IfNotPresent: a change would reach a running job"
         if TTL in (job["spec"].get("runPolicy") or {}):
-            yield f"runPolicy.{TTL}: the finished job would be deleted, and Flux would run it again, for ever"
+            yield f"runPolicy.{TTL}: Flux would run the job again each time it is deleted after its end"
 
 
-def _facts(root: Path, cluster: Path) -> Iterator[Verdict]:
-    """Judge that every ${NAME} of the platform is a fact: Flux refuses the others when it is too late."""
-    facts = read_facts(cluster / FACTS)
-    faults = []
-    for applied in flux_objects.kustomizations(cluster):
-        if (applied.spec.get("postBuild") or {}).get("substituteFrom"):
-            faults += [fault for path in applied.files(root) for fault in _unknown(root, path, facts)]
-    name = f"{cluster.relative_to(root).as_posix()}/{FACTS}"
-    yield _verdict(
-        "facts",
-        name,
-        list(dict.fromkeys(faults)),
-        "has every fact that the platform takes",
-        f"set it in {name}",
-    )
+def _facts(root: Path, cluster: Path, renderer: Renderer) -> Verdict:
+    """Check that every ${NAME} of the platform is a fact; Flux fails on the others after the push."""
+    path = cluster / cluster_env.FILE
+    facts = cluster_env.read(path)
+    faults = [
+        fault
+        for applied in flux_objects.kustomizations(cluster, renderer)
+        if (applied.spec.get("postBuild") or {}).get("substituteFrom")
+        for file in applied.files(root)
+        for fault in _unknown(root, file, facts)
+    ]
+    name = path.relative_to(root).as_posix()
+    return _verdict("facts", name, list(dict.fromkeys(faults)), "sets every fact", f"set it in {name}")
 
 
 def _unknown(root: Path, path: Path, facts: Mapping[str, Fact]) -> Iterator[str]:
@@ -218,9 +213,8 @@ def _unknown(root: Path, path: Path, facts: Mapping[str, Fact]) -> Iterator[str]
             substitute(line, facts)
         except KeyError as missing:
             match = nearest(str(missing.args[0]), facts, cutoff=0.7)
-            yield f"{where}: ${{{missing.args[0]}}} is not set" + (
-                f", did you mean {match}?" if match else ""
-            )
+            guess = f", did you mean {match}?" if match else ""
+            yield f"{where}: ${{{missing.args[0]}}} is not set{guess}"
 
 
 def _verdict(rule: str, name: str, faults: list[str], good: str, remedy: str) -> Verdict:

@@ -1,4 +1,4 @@
-"""What the runs' tools ask git, each question one function."""
+"""Questions to git, one function each."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ def commit(root: Path, text: str) -> str:
     """Return the full commit that `text` names. Raises UserError."""
     done = _git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{text}^{{commit}}")
     if done.returncode != 0:
-        raise UserError(f"no such commit here: {text}", "git fetch, or name one of `git log --oneline`")
+        raise UserError(f"no such commit in this clone: {text}", "git fetch, or see git log --oneline")
     return done.stdout.decode().strip()
 
 
 def has(root: Path, text: str) -> bool:
-    """Say whether this clone holds the commit."""
     return _git(root, "cat-file", "-e", f"{text}^{{commit}}").returncode == 0
 
 
 def is_pushed(root: Path, text: str) -> bool:
-    """Say whether a remote's branch, as last fetched, holds the commit."""
+    """Return whether a remote branch, as last fetched, has the commit."""
     return bool(_text(root, "branch", "--remotes", "--contains", text, "--format=%(refname)").strip())
 
 
 def changed(root: Path, *paths: str) -> list[str]:
-    """Return the files below `paths` that differ from HEAD, new ones too."""
+    """Return the files below `paths` that differ from HEAD, including untracked ones."""
     words = ("status", "--porcelain", "--untracked-files=all", "--no-renames", "-z", "--", *paths)
     return [line[3:] for line in _text(root, *words).split("\0") if line]
 
 
 def files(root: Path, *paths: str) -> list[str]:
-    """Return the files below `paths` that git knows, or would add."""
+    """Return the files below `paths` that git tracks or would add."""
     words = ("ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", *paths)
     return sorted({name for name in _text(root, *words).split("\0") if name})
 
@@ -53,10 +52,10 @@ def text_at(root: Path, revision: str, path: str) -> str | None:
 
 
 def added(root: Path, folder: str) -> dict[str, str]:
-    """Return the commit that first brought each file that was ever below `folder`, by the file's path.
+    """Return the commit that first added each file ever below `folder`, by the file's path.
 
-    In this branch, or in those that were pushed: what was pushed stays so, also where it was amended here.
-    They are the branch that this one follows, the one of its name at origin, and origin's own.
+    Searched are HEAD and the branches it may have been pushed to, so that an amended commit is still found:
+    the upstream branch, the branch of the same name at origin, and origin's default branch.
     """
     name = _git(root, "symbolic-ref", "--short", "--quiet", "HEAD").stdout.decode().strip()
     pushed = ["@{upstream}", *([f"refs/remotes/origin/{name}"] if name else []), "refs/remotes/origin/HEAD"]
@@ -66,17 +65,16 @@ def added(root: Path, folder: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for block in _text(root, *words, "--", folder).split("\1"):
         revision, *names = [line for line in block.splitlines() if line] or [""]
-        found |= dict.fromkeys(names, revision)  # git begins with the newest
+        found |= dict.fromkeys(names, revision)  # git lists the newest commit first
     return found
 
 
 def is_shallow(root: Path) -> bool:
-    """Say whether this clone lacks a part of the history."""
     return _text(root, "rev-parse", "--is-shallow-repository").strip() == "true"
 
 
 def unpack(root: Path, revision: str, folders: list[str], target: Path) -> None:
-    """Write what a commit has in `folders` below `target`. Raises UserError where it lacks one."""
+    """Extract `folders` of a commit into `target`. Raises UserError where a folder is missing."""
     done = _git(root, "archive", "--format=tar", revision, "--", *folders)
     if done.returncode != 0:
         raise UserError(f"commit {revision[:12]}: {done.stderr.decode().strip().splitlines()[-1]}")
@@ -87,7 +85,7 @@ def unpack(root: Path, revision: str, folders: list[str], target: Path) -> None:
 def _text(root: Path, *words: str) -> str:
     done = _git(root, *words)
     if done.returncode != 0:
-        said = done.stderr.decode().strip().splitlines() or ["it says nothing"]
+        said = done.stderr.decode().strip().splitlines() or ["no message"]
         raise UserError(f"git {words[0]}: {said[-1].removeprefix('fatal: ')}")
     return done.stdout.decode()
 

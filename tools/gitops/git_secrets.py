@@ -1,7 +1,7 @@
-"""Secrets in git: none in plain text, and none that Flux would apply encrypted, the ciphertext as the value.
+"""Checks Secrets in git: none in plain text, and none whose ciphertext Flux would apply as the value.
 
-SOPS leaves a key `sops` in what it encrypted and `ENC[` at the begin of each value. Flux decrypts only for a
-Kustomization with `spec.decryption`; any other applies the values as they stand, with Ready True.
+SOPS adds a key `sops` to an encrypted file and starts each value with `ENC[`. Flux decrypts only for a
+Kustomization with `spec.decryption`; any other applies the values as they are and reports Ready True.
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from tools.cells.kustomize import Renderer
 from tools.core.verdict import State, Verdict
 from tools.gitops import flux_objects, git
 
-FOLDERS = ("base", "clusters", "overlays")  # what Flux applies
+FOLDERS = ("base", "clusters", "overlays")  # from which Flux applies
 ENCRYPTED = "ENC["
 RULE = {"rule": "secret"}
 
 
-def verdicts(root: Path) -> list[Verdict]:
-    """Return a verdict on every Secret, and every generator of one, that git has or would add."""
+def check(root: Path, renderer: Renderer) -> list[Verdict]:
+    """Return a verdict on every Secret and secretGenerator in files that git has or would add."""
     appliers = [
         one
         for name in flux_objects.names(root)
-        for one in flux_objects.kustomizations(root / "clusters" / name)
+        for one in flux_objects.kustomizations(root / "clusters" / name, renderer)
     ]
     found: list[Verdict] = []
     for name in git.files(root, *FOLDERS):
         path = root / name
         if path.suffix in (".yaml", ".yml", ".json") and path.is_file():
-            found += [judged for item in _documents(path) for judged in _judge(root, path, item, appliers)]
+            found += [one for item in _documents(path) for one in _object(root, path, item, appliers)]
     return found
 
 
@@ -43,18 +44,18 @@ def _documents(path: Path) -> Iterator[dict[str, Any]]:
     try:
         documents = list(yaml.safe_load_all(text))
     except yaml.YAMLError:
-        return  # no object: the render says what is wrong with it
+        return  # rendering reports it
     yield from (item for item in documents if isinstance(item, dict))
 
 
-def _judge(
+def _object(
     root: Path, path: Path, item: dict[str, Any], appliers: list[flux_objects.Applied]
 ) -> Iterator[Verdict]:
     where = path.relative_to(root).as_posix()
     if str(item.get("kind", "")).endswith("List"):
         of = {"kind": "Secret"} if item["kind"] == "SecretList" else {}
         for one in item.get("items") or []:
-            yield from _judge(root, path, {**of, **one}, appliers) if isinstance(one, dict) else ()
+            yield from _object(root, path, {**of, **one}, appliers) if isinstance(one, dict) else ()
     for text, target in _patches(item):
         yield from _patched(root, path, text, target, appliers)
     if item.get("kind") == "Secret":
@@ -62,19 +63,19 @@ def _judge(
         values = [*(item.get("data") or {}).values(), *(item.get("stringData") or {}).values()]
         plain = [one for one in values if not str(one).startswith(ENCRYPTED)]
         if plain:
-            yield _bad(f"{name} is in plain text: whoever reads the repository has it", _ENCRYPT)
+            yield _bad(f"{name} is in plain text: everyone who can read the repository can read it", _ENCRYPT)
         elif "sops" in item:
             yield _decrypted(root, path, name, appliers)
         elif values:
-            yield _bad(f"{name} has encrypted values and no key `sops`: nobody can decrypt it", _ENCRYPT)
+            yield _bad(f"{name} has encrypted values but no key `sops`: it cannot be decrypted", _ENCRYPT)
     elif "sops" in item and str(item.get("kind", "")).startswith(ENCRYPTED):
-        yield _bad(f"{where}: encrypted as a whole: Flux cannot see what kind of object it is", _ENCRYPT)
+        yield _bad(f"{where}: the whole file is encrypted, so Flux cannot read the object's kind", _ENCRYPT)
     for generator in item.get("secretGenerator") or []:
         yield from _generated(root, path, generator, appliers)
 
 
 def _patches(item: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the patches that stand in a kustomization or in a Flux Kustomization, with the target's kind."""
+    """Yield the patches in a kustomization or a Flux Kustomization, each with the kind of its target."""
     spec = item.get("spec")
     for holder in (item, spec if isinstance(spec, dict) else {}):
         for one in [*(holder.get("patches") or []), *(holder.get("patchesJson6902") or [])]:
@@ -88,14 +89,14 @@ def _patches(item: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _patched(
     root: Path, path: Path, text: str, target: str, appliers: list[flux_objects.Applied]
 ) -> Iterator[Verdict]:
-    """Yield verdicts on a patch: a part of a Secret, or operations on one."""
+    """Yield verdicts on a patch that holds a part of a Secret, or operations on one."""
     try:
         documents = list(yaml.safe_load_all(text))
     except yaml.YAMLError:
-        return  # the render says what is wrong with it
+        return  # rendering reports it
     for one in documents:
         if isinstance(one, dict):
-            yield from _judge(root, path, one, appliers)
+            yield from _object(root, path, one, appliers)
         elif isinstance(one, list) and target == "Secret" and any("value" in step for step in one):
             where = path.relative_to(root).as_posix()
             yield _bad(f"{where}: a patch of a Secret is in plain text", _ENCRYPT)
@@ -104,7 +105,7 @@ def _patched(
 def _generated(
     root: Path, path: Path, generator: dict[str, Any], appliers: list[flux_objects.Applied]
 ) -> Iterator[Verdict]:
-    """Yield verdicts on a secretGenerator: its literals, and the files that it takes."""
+    """Yield verdicts on the literals and the files of a secretGenerator."""
     name = f"{path.relative_to(root).as_posix()}: secretGenerator {generator.get('name')}"
     if generator.get("literals"):
         yield _bad(f"{name} has its values in plain text, as `literals`", _ENCRYPT)
@@ -121,7 +122,7 @@ def _generated(
 
 
 def _is_encrypted(source: Path, is_env: bool) -> bool:
-    """Say whether SOPS has encrypted a file: every value that its own settings do not leave as it is."""
+    """Return whether every value of a file is encrypted, except those that its SOPS settings leave plain."""
     text = source.read_text(encoding="utf-8", errors="replace")
     if is_env:
         lines = [line.partition("=") for line in text.splitlines() if line.strip() and line[0] != "#"]
@@ -137,7 +138,7 @@ def _is_encrypted(source: Path, is_env: bool) -> bool:
 
 
 def _plain(value: Any, settings: dict[str, Any], keys: tuple[str, ...] = ()) -> Iterator[Any]:
-    """Yield the values that SOPS was to encrypt and that are plain. It leaves nothing for an empty one."""
+    """Yield the plain values that SOPS should have encrypted. SOPS does not encrypt empty values."""
     if isinstance(value, dict):
         for key, one in value.items():
             yield from _plain(one, settings, (*keys, str(key)))
@@ -149,14 +150,14 @@ def _plain(value: Any, settings: dict[str, Any], keys: tuple[str, ...] = ()) -> 
 
 
 def _is_to_encrypt(keys: tuple[str, ...], settings: dict[str, Any]) -> bool:
-    """Say whether SOPS encrypts what stands below these keys (https://getsops.io/docs/, selecting values)."""
+    """Return whether SOPS encrypts the value below these keys (getsops.io/docs, selecting values)."""
     try:
         if pattern := settings.get("encrypted_regex"):
             return any(re.search(pattern, key) for key in keys)
         if pattern := settings.get("unencrypted_regex"):
             return not any(re.search(pattern, key) for key in keys)
     except (re.error, TypeError):
-        return True  # what leaves a value in plain text must be readable
+        return True  # a rule that cannot be read excludes nothing
     if suffix := settings.get("encrypted_suffix"):
         return any(key.endswith(str(suffix)) for key in keys)
     suffix = settings.get("unencrypted_suffix", "_unencrypted")
@@ -164,26 +165,22 @@ def _is_to_encrypt(keys: tuple[str, ...], settings: dict[str, Any]) -> bool:
 
 
 def _decrypted(root: Path, path: Path, name: str, appliers: list[flux_objects.Applied]) -> Verdict:
-    """Judge an encrypted file by the Kustomizations that apply it."""
+    """Check that the Kustomizations that apply an encrypted file decrypt it."""
     using = [one for one in appliers if path.resolve() in [file.resolve() for file in one.files(root)]]
     blind = [one for one in using if (one.spec.get("decryption") or {}).get("provider") != "sops"]
     if not blind:
-        by = ", ".join(one.name for one in using) or "nothing applies it"
+        by = ", ".join(one.name for one in using) or "no Kustomization applies it"
         return Verdict(State.PASS, f"{name} is encrypted", [f"decrypted for: {by}"], details=RULE)
     evidence = [
         f"Kustomization {one.name} ({one.source.relative_to(root).as_posix()}) has no spec.decryption"
         for one in blind
     ]
-    return Verdict(
-        State.FAIL,
-        f"{name} is encrypted and would be applied as ciphertext, with Ready True",
-        evidence,
-        "decryption: {provider: sops, secretRef: {name: sops-age}} in that spec (docs/flux.md)",
-        RULE,
-    )
+    summary = f"{name} is encrypted, and Flux would apply the ciphertext and report Ready True"
+    remedy = "add decryption: {provider: sops, secretRef: {name: sops-age}} to that spec (docs/flux.md)"
+    return Verdict(State.FAIL, summary, evidence, remedy, RULE)
 
 
-_ENCRYPT = "encrypt it: docs/flux.md says how; and change what has leaked"
+_ENCRYPT = "encrypt it (docs/flux.md), and replace the secret if it was pushed"
 
 
 def _bad(summary: str, remedy: str) -> Verdict:

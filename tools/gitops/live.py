@@ -1,4 +1,4 @@
-"""What a cluster has of its runs: Flux's Kustomizations and the jobs that they made."""
+"""The runs in a cluster: Flux's Kustomizations and the jobs that they created."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STATES = ("Failed", "Succeeded", "Running", "Restarting", "Suspended", "Created"
 
 @dataclass(frozen=True)
 class Live:
-    """One run in the cluster; None what is not there."""
+    """One run in the cluster. Objects that do not exist are None."""
 
     name: str
     kustomization: Object | None
@@ -25,7 +25,7 @@ class Live:
 
     @property
     def flux(self) -> str:
-        """Return Flux's word: Ready, not Ready, suspended or `not there`."""
+        """The state of the Kustomization: Ready, not Ready, waiting, suspended or `not there`."""
         if self.kustomization is None:
             return "not there"
         if self.kustomization["spec"].get("suspend"):
@@ -36,14 +36,14 @@ class Live:
 
     @property
     def state(self) -> str:
-        """Return the job's state as the training operator has it, or `no job`."""
+        """The job's state as the training operator reports it, `new` before its first report, or `no job`."""
         if self.job is None:
             return "no job"
         return next((one for one in STATES if _condition(self.job, one).get("status") == "True"), "new")
 
     @property
     def message(self) -> str:
-        """Return why the job failed, or else why Flux is not done; empty where nothing is wrong."""
+        """Why the job failed, or why Flux has not finished; empty where nothing is wrong."""
         if self.job is not None and self.state == "Failed":
             return str(_condition(self.job, "Failed").get("message", ""))
         if self.kustomization is not None and self.flux in ("not Ready", "waiting"):
@@ -52,9 +52,9 @@ class Live:
 
 
 def look(kubectl: Kubectl, files: Sequence[RunFile]) -> list[Live]:
-    """Return the runs of `files`, and those that the cluster has without a file, by name.
+    """Return the runs of `files` and the runs in the cluster that have no file, by name.
 
-    Raises UserError, with exit code 3 where the cluster cannot be asked.
+    Raises UserError, with exit code 3 where the cluster does not answer or denies access.
     """
     flux = Kubectl(kubectl.context, NAMESPACE)
     every = {str(item["metadata"]["name"]): item for item in flux.items(KUSTOMIZATIONS)}

@@ -1,4 +1,4 @@
-"""Making a run's file: what is asked for, rendered as Flux would and judged, before anything is written."""
+"""Creates a run's file: renders the cell as Flux would, checks it, and only then writes the file."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from tools.cells.kustomize import Renderer
 from tools.cells.locate import KUSTOMIZATION_NAMES, NOT_CELLS
-from tools.cluster.platform import FACTS, read_facts
+from tools.cluster import cluster_env
 from tools.core.errors import UserError
 from tools.core.repo import nearest, shown
 from tools.gitops import flux_objects, git
 from tools.gitops.render import render
 from tools.gitops.run_file import CELL, DIGEST, SUFFIX, Image, Run, RunFile, read
 from tools.kube.manifests import Manifests
-from tools.preflight.evaluate import Judgement, judge
+from tools.preflight.evaluate import Evaluation, evaluate
 
 TEAM = "TEAM_NAMESPACE"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
@@ -24,7 +24,7 @@ INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a person asks for; None is to be found."""
+    """The options of `yard cluster run new`; None means the default."""
 
     cell: str
     cluster: str
@@ -36,18 +36,18 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Made:
-    """A run that is ready to be written, and what preflight says of it."""
+    """A run that can be written, with the result of preflight."""
 
     path: Path
     text: str
-    judgement: Judgement
+    evaluation: Evaluation
     job: str
     commit: str
-    strange: list[str]  # instance types that the job asks for, where the cluster's facts name only others
+    strange: list[str]  # instance types of the job, if cluster.env has node groups but none of these types
 
 
 def make(root: Path, wanted: Wanted, renderer: Renderer) -> Made:
-    """Return a run's file; it is not written yet. Raises UserError."""
+    """Return a run without writing its file. Raises UserError."""
     cluster = flux_objects.find(root, wanted.cluster)
     commit = git.commit(root, wanted.commit)
     cell = _cell(root, wanted.cell, commit)
@@ -55,14 +55,14 @@ def make(root: Path, wanted: Wanted, renderer: Renderer) -> Made:
     name = f"{cell.removeprefix('overlays/').replace('/', '-')}-{suffix}"
     path = cluster / "runs" / f"{name}.yaml"
     parts: dict[str, Any] = {"name": name, "suffix": suffix, "cell": cell, "commit": commit}
-    parts |= {"namespace": _team(cluster), "source": flux_objects.source(cluster)}
+    parts |= {"namespace": _team(cluster), "source": flux_objects.source(cluster, renderer)}
     parts |= {"components": [_feature(root, one, commit) for one in wanted.features]}
     draft = Run(**parts, image=Image("", "", ""))
     image = _image(_container_image(_rendered(root, draft, path, renderer)), wanted.image)
     run = Run(**parts, image=image)
     manifests = _rendered(root, run, path, renderer)
     job = str(manifests.job()["metadata"]["name"])
-    return Made(path, run.text(), judge(manifests), job, commit, _strange(cluster, manifests))
+    return Made(path, run.text(), evaluate(manifests), job, commit, _strange(cluster, manifests))
 
 
 def _rendered(root: Path, run: Run, path: Path, renderer: Renderer) -> Manifests:
@@ -73,18 +73,14 @@ def _rendered(root: Path, run: Run, path: Path, renderer: Renderer) -> Manifests
 
 
 def _cell(root: Path, text: str, commit: str) -> str:
-    """Return the cell as overlays/<hardware>/<model>. Raises UserError where the commit does not have it."""
+    """Return the cell as overlays/<hardware>/<model>. Raises UserError where the commit lacks it."""
     name = text.strip("/").removeprefix("./")
     cell = name if name.startswith("overlays/") else f"overlays/{name}"
     tops = {file.rsplit("/", 1)[0] for file in git.files_at(root, commit, "overlays") if _is_leaf(file)}
     if cell in tops:
         return cell
     match = nearest(cell, tops)
-    hint = (
-        f"did you mean {match}?"
-        if match
-        else f"a run is made of what is committed; {commit[:12]} was looked at"
-    )
+    hint = f"did you mean {match}?" if match else "a run needs a committed cell; choose the --commit"
     raise UserError(f"commit {commit[:12]} has no cell {cell}", hint)
 
 
@@ -106,7 +102,7 @@ def _feature(root: Path, name: str, commit: str) -> str:
 
 
 def _suffix(root: Path, cluster: Path, cell: str, wanted: str | None) -> str:
-    """Return the run's own part of its name: one that no run of this cluster ever had."""
+    """Return the suffix of the run's name. Raises UserError for a name that the cluster ever had."""
     stem = cell.removeprefix("overlays/").replace("/", "-")
     folder = (cluster / "runs").relative_to(root).as_posix()
     used = {Path(file).stem: revision for file, revision in git.added(root, folder).items()}
@@ -115,28 +111,31 @@ def _suffix(root: Path, cluster: Path, cell: str, wanted: str | None) -> str:
         numbers = [int(found[1]) for name in used if (found := re.fullmatch(rf"{stem}-r(\d+)", name))]
         return f"r{max(numbers, default=0) + 1}"
     if not SUFFIX.fullmatch(wanted):
-        raise UserError(f"--name {wanted}: lower-case letters, digits and dashes", "such as r1 or lr-3e-4")
+        raise UserError(
+            f"--name {wanted}: only lower-case letters, digits and dashes", "such as r1 or lr-3e-4"
+        )
     if f"{stem}-{wanted}" in used:
         when = used[f"{stem}-{wanted}"]
-        where = f"in commit {when[:12]}" if when else "and stands there"
+        where = f"since commit {when[:12]}" if when else "not committed"
         raise UserError(
-            f"{folder}/{stem}-{wanted}.yaml was there before ({where}): a second run of its name would"
-            " continue its checkpoints",
-            "another --name, or none for the next number",
+            f"{folder}/{stem}-{wanted}.yaml already exists or existed ({where}); a second run with this name"
+            " would continue from its checkpoints",
+            "choose another --name, or leave it out for the next number",
         )
     return wanted
 
 
 def _team(cluster: Path) -> str:
-    fact = read_facts(cluster / FACTS).get(TEAM)
+    path = cluster / cluster_env.FILE
+    fact = cluster_env.read(path).get(TEAM)
     if fact is None or not fact.value.strip():
-        raise UserError(f"{shown(cluster / FACTS)}: {TEAM} is not set, the namespace of the team's jobs")
+        raise UserError(f"{shown(path)}: {TEAM}, the namespace of the team's jobs, is not set")
     return fact.value
 
 
 def _strange(cluster: Path, manifests: Manifests) -> list[str]:
-    """Return the job's instance types where none is in a node group of the cluster (NODES_...=TYPE ...)."""
-    facts = read_facts(cluster / FACTS)
+    """Return the job's instance types if the facts NODES_...=TYPE have none of them."""
+    facts = cluster_env.read(cluster / cluster_env.FILE)
     there = {
         fact.value.split()[0]
         for name, fact in facts.items()
@@ -163,24 +162,23 @@ def _container_image(manifests: Manifests) -> str:
 
 
 def _image(rendered: str, wanted: str | None) -> Image:
-    """Return the cell's image fixed by a digest, its own or that of `wanted`. Raises UserError."""
+    """Return the cell's image with a digest, its own or that of `wanted`. Raises UserError."""
     base, _, known = rendered.partition("@")
     name = re.sub(r":[^:/]+$", "", base)
     new_name, at, digest = (wanted or known).rpartition("@")
     if not digest:
         raise UserError(
-            f"no digest for the image {rendered}: a tag may be another image tomorrow",
-            "--image NAME@sha256:..., which the push printed",
+            f"no digest for the image {rendered}: a tag can be another image tomorrow",
+            "--image NAME@sha256:..., as `yard image push` printed it",
         )
     if not DIGEST.fullmatch(digest) or (at and not new_name):
-        raise UserError(
-            f"--image {wanted}: no digest", "NAME@sha256:<64 hexadecimal digits>, or only the digest"
-        )
+        hint = "NAME@sha256:<64 hexadecimal digits>, or only the digest"
+        raise UserError(f"--image {wanted}: not a digest", hint)
     return Image(name, re.sub(r":[^:/]+$", "", new_name) or name, digest)
 
 
 def write(made: Made) -> None:
-    """Write the run's file, which must not be there yet."""
+    """Write the run's file, which must not exist yet."""
     made.path.parent.mkdir(exist_ok=True)
     read(made.text, shown(made.path))
     with made.path.open("x", encoding="utf-8") as file:

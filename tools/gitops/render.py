@@ -1,4 +1,4 @@
-"""A run's objects as Flux makes them: the cell at the run's commit, the run's fields in its kustomization."""
+"""Renders a run as Flux does: the cell at the run's commit, with the run's fields in its kustomization."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tools.kube.manifests import Manifests, parse
 
 
 def render(root: Path, run: RunFile, renderer: Renderer) -> Manifests:
-    """Return a run's objects. Raises UserError where its commit has no such cell or that does not build."""
+    """Return a run's objects. Raises UserError where the commit lacks the cell or the cell does not build."""
     with tempfile.TemporaryDirectory(prefix="trainyard-run-") as directory:
         git.unpack(root, run.commit, FOLDERS, Path(directory))
         cell = Path(directory) / run.cell
@@ -33,9 +33,9 @@ def render(root: Path, run: RunFile, renderer: Renderer) -> Manifests:
 
 
 def _edited(leaf: dict[str, Any], run: RunFile) -> dict[str, Any]:
-    """Return a cell's kustomization with what Flux puts into it.
+    """Return a cell's kustomization with the fields that Flux adds.
 
-    As kustomize/kustomize_generator.go of fluxcd/pkg does it, version 1.35.6.
+    Source: kustomize/kustomize_generator.go of fluxcd/pkg, version 1.35.6.
     """
     spec = run.spec
     made = dict(leaf)

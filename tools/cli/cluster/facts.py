@@ -1,7 +1,7 @@
-"""Print what AWS knows of a cluster as NAME=value lines, or write them into its cluster.env.
+"""Print the facts that AWS has about a cluster as NAME=value lines, or write them into its cluster.env.
 
-Takes an EKS cluster, or with --hyperpod the HyperPod cluster around one: names, ARNs, VPC, subnets, zones,
-security groups, file system, registry, roles. What AWS does not have is named, and never written as null.
+The facts are names, ARNs, VPC, subnets, zones, security groups, file system, registry and roles of an EKS
+cluster, or with --hyperpod of the HyperPod cluster around it. Missing facts are listed and never written.
 
 \b
 Examples:
@@ -10,7 +10,7 @@ Examples:
   yard cluster facts gpu-hyperpod --hyperpod ml-cluster --write
 
 \b
-Exit codes: 0 found, 2 no such cluster, 3 AWS could not be asked.
+Exit codes: 0 success, 2 no such cluster, 3 AWS did not answer or denied access.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ import click
 
 from tools.aws.session import Session
 from tools.cli.cluster import _options
-from tools.cluster import discover
-from tools.cluster.platform import FACTS
+from tools.cluster import cluster_env, discover
 from tools.cluster.spec import Spec
 from tools.core import output
 
 
-@click.command(help=__doc__, short_help="what AWS knows of a cluster")
+@click.command(help=__doc__, short_help="print facts from AWS")
 @_options.cluster_and_account
-@click.option("--hyperpod", metavar="NAME", help="A HyperPod cluster; its EKS cluster is looked up.")
-@click.option("--write", is_flag=True, help="Set them in cluster.env.")
+@click.option("--hyperpod", metavar="NAME", help="Read the HyperPod cluster NAME and its EKS cluster.")
+@click.option("--write", is_flag=True, help="Write the facts into cluster.env.")
 @_options.as_json
 def command(spec: Spec, session: Session, hyperpod: str | None, write: bool, as_json: bool) -> None:
     found = discover.discover(session, spec, hyperpod)
@@ -40,6 +39,6 @@ def command(spec: Spec, session: Session, hyperpod: str | None, write: bool, as_
     for line in found.missing:
         output.note(f"not found: {line}")
     if write:
-        changed = discover.write(spec.directory / FACTS, found.facts)
-        output.note(f"{spec.source}: {', '.join(changed) or 'nothing'} changed")
+        changed = cluster_env.write(spec.directory / cluster_env.FILE, found.facts)
+        output.note(f"{spec.source}: changed {', '.join(changed) or 'nothing'}")
         output.note(f"next: yard cluster config {spec.title}")

@@ -1,4 +1,4 @@
-"""Runs in git: write one, list them beside what the cluster has, check them before they are pushed."""
+"""Runs in git: write one, list them with their state in the cluster, check them before a push."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Examples:
   yard cluster run check
 
 \b
-A run is one file in clusters/<name>/runs, which Flux makes a job of (docs/flux.md)."""
+A run is one file in clusters/<name>/runs, from which Flux creates a job (docs/flux.md)."""
 
 
 @click.group(
@@ -26,4 +26,4 @@ A run is one file in clusters/<name>/runs, which Flux makes a job of (docs/flux.
     epilog=EPILOG,
 )
 def command() -> None:
-    """Runs that Flux makes of files in git."""
+    """Runs that Flux creates from files in git."""

@@ -1,9 +1,9 @@
-"""Judge runs, cluster facts and Secrets in git before they are pushed, offline.
+"""Check runs, cluster facts and Secrets in git before a push, offline.
 
-Refused are: a run's file that was changed after it was committed, for its job runs or ran; a run that is not
-pinned, or whose finished job would be deleted and run again; a ${NAME} of the platform that is no fact; a
-Secret in plain text, and an encrypted one that Flux would apply as ciphertext. With --live the current
-cluster is asked too: a changed run whose job was never made is then allowed.
+Refused are: a run's file that was changed after its commit; a run that is not pinned, or whose finished job
+would be deleted and run again; a ${NAME} of the platform that cluster.env does not set; a Secret in plain
+text; an encrypted Secret that Flux would apply as ciphertext. With --live a changed run is allowed if the
+cluster has not created its job yet.
 
 \b
 Examples:
@@ -11,7 +11,7 @@ Examples:
   yard cluster run check --cluster gpu --live
 
 \b
-Exit codes: 0 PASS, 1 anything failed, 3 nothing failed and something cannot be told.
+Exit codes: 0 passed, 1 a check failed, 3 no check failed, but some results are unknown.
 """
 
 from __future__ import annotations
@@ -21,44 +21,36 @@ import click
 from tools.cells import kustomize
 from tools.core import output, repo
 from tools.core.errors import UserError
-from tools.core.verdict import State, Verdict
-from tools.gitops import check, flux_objects, live
+from tools.core.verdict import State, Verdict, worst
+from tools.gitops import check, flux_objects, git_secrets, live
 from tools.kube.kubectl import Kubectl
 
 
-@click.command(name="check", help=__doc__, short_help="judge runs and Secrets before they are pushed")
-@click.option("--cluster", metavar="NAME", help="A directory under clusters/; all without it.")
-@click.option("--live", "ask", is_flag=True, help="Ask the cluster too; needs --cluster.")
-@click.option("--context", metavar="NAME", help="The kubeconfig's context, with --live.")
-@click.option("-v", "--verbose", is_flag=True, help="Print also what passed.")
+@click.command(name="check", help=__doc__, short_help="check runs and Secrets before a push")
+@click.option("--cluster", metavar="NAME", help="A directory under clusters/. Default: all.")
+@click.option("--live", "ask", is_flag=True, help="Read the state of the cluster too. Needs --cluster.")
+@click.option("--context", metavar="NAME", help="With --live: the context of the kubeconfig.")
+@click.option("-v", "--verbose", is_flag=True, help="Print passed checks too.")
 @click.option("--json", "as_json", is_flag=True, help="Print all verdicts as JSON.")
 def command(cluster: str | None, ask: bool, context: str | None, verbose: bool, as_json: bool) -> None:
     if ask and cluster is None:
-        raise UserError("--live asks one cluster", "give --cluster NAME too")
+        raise UserError("--live needs one cluster", "add --cluster NAME")
     if context and not ask:
-        raise UserError("--context is for --live", "add --live")
+        raise UserError("--context needs --live", "add --live")
     root = repo.root()
     renderer = kustomize.ensure(root, output.note)
-    clusters = (
-        [flux_objects.find(root, cluster)]
-        if cluster
-        else [flux_objects.find(root, one) for one in flux_objects.names(root)]
-    )
     found: list[Verdict] = []
-    for one in clusters:
-        runs = live.look(Kubectl(context), check.run_files(root, one)) if ask else None
-        found += check.check(
-            root, one, renderer, {run.name: run for run in runs} if runs is not None else None
-        )
-    found += check.check_secrets(root)
+    for name in [cluster] if cluster else flux_objects.names(root):
+        directory = flux_objects.find(root, name)
+        runs = live.look(Kubectl(context), check.run_files(root, directory)) if ask else None
+        by_name = None if runs is None else {run.name: run for run in runs}
+        found += check.check(root, directory, renderer, by_name)
+    found += git_secrets.check(root, renderer)
     if as_json:
         output.data([verdict.as_dict() for verdict in found])
     else:
         _show(found, verbose)
-    states = {verdict.state for verdict in found}
-    worst = next((one for one in (State.FAIL, State.CANNOT_TELL) if one in states), State.PASS)
-    if worst.exit_code:
-        raise click.exceptions.Exit(worst.exit_code)
+    raise click.exceptions.Exit(worst(verdict.state for verdict in found).exit_code)
 
 
 def _show(found: list[Verdict], verbose: bool) -> None:
@@ -66,5 +58,5 @@ def _show(found: list[Verdict], verbose: bool) -> None:
         if verbose or verdict.state is not State.PASS:
             output.verdict(verdict)
     states = [verdict.state for verdict in found]
-    failed, unclear = states.count(State.FAIL), states.count(State.CANNOT_TELL)
-    output.line(f"{failed} failed, {unclear} cannot be told, {len(states) - failed - unclear} passed")
+    failed, unknown = states.count(State.FAIL), states.count(State.CANNOT_TELL)
+    output.line(f"{failed} failed, {unknown} unknown, {len(states) - failed - unknown} passed")

@@ -1,12 +1,15 @@
-"""Show the runs of a cluster's directory beside what the cluster has of them.
+"""List the runs of a cluster: their files in git and their state in the cluster.
 
-A run without a file is one that was removed from git and not yet from the cluster. Without a cluster to ask,
-only the files are shown, and the exit code is 3.
+A run without a file was removed from git and not yet from the cluster. If the cluster does not answer, only
+the files are listed.
 
 \b
 Examples:
   yard cluster run list --cluster cpu-demo
   yard cluster run list --cluster gpu --context gpu --json
+
+\b
+Exit codes: 0 success, 2 no such cluster or context, 3 the cluster did not answer or denied access.
 """
 
 from __future__ import annotations
@@ -24,9 +27,9 @@ from tools.kube.kubectl import Kubectl
 COLUMNS = ("run", "file", "commit", "flux", "job")
 
 
-@click.command(name="list", help=__doc__, short_help="the runs in git and in the cluster")
-@click.option("--cluster", required=True, metavar="NAME", help="The directory under clusters/.")
-@click.option("--context", metavar="NAME", help="The kubeconfig's context.")
+@click.command(name="list", help=__doc__, short_help="list runs in git and in the cluster")
+@click.option("--cluster", required=True, metavar="NAME", help="A directory under clusters/.")
+@click.option("--context", metavar="NAME", help="The context of the kubeconfig.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def command(cluster: str, context: str | None, as_json: bool) -> None:
     files = check.run_files(repo.root(), flux_objects.find(repo.root(), cluster))
@@ -41,7 +44,7 @@ def command(cluster: str, context: str | None, as_json: bool) -> None:
     else:
         _show(rows)
     if problem is not None:
-        output.error(f"the cluster was not asked: {problem.message}", problem.hint)
+        output.error(f"the state in the cluster is unknown: {problem.message}", problem.hint)
         raise click.exceptions.Exit(3)
 
 
@@ -59,7 +62,7 @@ def _row(one: live.Live, files: dict[str, RunFile], asked: bool) -> dict[str, An
 
 def _show(rows: list[dict[str, Any]]) -> None:
     if not rows:
-        output.line("no run")
+        output.line("no runs")
         return
     table = [{key: key for key in COLUMNS} | {"message": ""}, *rows]
     widths = {key: max(len(str(row[key])) for row in table) for key in COLUMNS}

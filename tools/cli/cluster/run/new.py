@@ -1,9 +1,8 @@
-"""Write a run's file: a cell at a commit, with its image's digest, for Flux to make once.
+"""Write a run's file: a cell at a commit with the digest of its image, from which Flux creates a job once.
 
-The cell is rendered at that commit as Flux renders it and judged by preflight; nothing is written where
-anything fails. The run starts when the file is committed and pushed, and never again: another run is another
-file. Its name is the next free number unless --name gives one; a name is used once, for the checkpoints lie
-under the job's name.
+The cell is rendered at that commit as Flux renders it and checked by preflight; if a check fails, no file is
+written. The run starts when the file is committed and pushed. Each run has its own file. The default name is
+the next free number. A name can be used only once, because checkpoints are stored under the job's name.
 
 \b
 Examples:
@@ -12,7 +11,7 @@ Examples:
     --image 111122223333.dkr.ecr.us-west-2.amazonaws.com/trainyard/trainer-cuda@sha256:<64 digits>
 
 \b
-Exit codes: 0 written, 1 preflight fails, 2 something given is wrong."""
+Exit codes: 0 written, 1 preflight failed, 2 invalid input."""
 
 from __future__ import annotations
 
@@ -27,12 +26,10 @@ from tools.gitops.run_file import FOLDERS
 
 @click.command(name="new", help=__doc__, short_help="write a run's file")
 @click.argument("cell")
-@click.option("--cluster", required=True, metavar="NAME", help="The directory under clusters/.")
-@click.option("--name", "suffix", metavar="NAME", help="The end of the run's name; r1, r2, ... without it.")
-@click.option(
-    "--commit", default="HEAD", show_default=True, metavar="COMMIT", help="What the run is made of."
-)
-@click.option("--image", metavar="[NAME@]DIGEST", help="The trainer's image by its digest.")
+@click.option("--cluster", required=True, metavar="NAME", help="A directory under clusters/.")
+@click.option("--name", "suffix", metavar="NAME", help="The end of the run's name. Default: r1, r2, ...")
+@click.option("--commit", default="HEAD", show_default=True, help="The commit of the cell.")
+@click.option("--image", metavar="[NAME@]DIGEST", help="The trainer's image with its digest.")
 @click.option("--feature", "features", multiple=True, metavar="NAME", help="A Component of overlays/feature.")
 def command(
     cell: str, cluster: str, suffix: str | None, commit: str, image: str | None, features: tuple[str, ...]
@@ -40,31 +37,29 @@ def command(
     root = repo.root()
     wanted = new_run.Wanted(cell, cluster, suffix, commit, image, features)
     made = new_run.make(root, wanted, kustomize.ensure(root, output.note))
-    failed = made.judgement.of(State.FAIL)
+    failed = made.evaluation.of(State.FAIL)
     if failed:
         for verdict in failed:
             output.verdict(verdict)
-        count = output.count(len(failed), "verdict")
+        count = output.count(len(failed), "check")
         output.error(f"{repo.shown(made.path)} was not written: {count} of preflight failed")
         raise click.exceptions.Exit(1)
     new_run.write(made)
-    _say(made, commit)
+    _report(made, commit)
 
 
-def _say(made: new_run.Made, asked: str) -> None:
+def _report(made: new_run.Made, asked: str) -> None:
     path = repo.shown(made.path)
     output.line(f"written: {path}")
     output.line(f"  job {made.job}, from commit {made.commit[:12]}")
-    for verdict in made.judgement.of(State.CANNOT_TELL):
-        output.line(f"  preflight cannot tell: {verdict.summary}")
+    for verdict in made.evaluation.of(State.CANNOT_TELL):
+        output.line(f"  unknown to preflight: {verdict.summary}")
     if made.strange:
-        output.line(f"  its pods would wait: no node group of cluster.env is {' or '.join(made.strange)}")
+        output.line(f"  its pods would wait: no node group in cluster.env has {' or '.join(made.strange)}")
     changed = git.changed(repo.root(), *FOLDERS) if asked == "HEAD" else []
     if changed:
         more = " ..." if changed[3:] else ""
-        output.line(f"  not in it, for it is not committed: {', '.join(changed[:3])}{more}")
+        output.line(f"  not in the run, because not committed: {', '.join(changed[:3])}{more}")
     if not git.is_pushed(repo.root(), made.commit):
-        output.line(
-            "  the commit is on no remote branch that this clone knows of: Flux finds it when it is pushed"
-        )
-    output.line(f"it starts with: git add {path} && git commit -m 'Run {made.path.stem}' && git push")
+        output.line("  no remote branch in this clone has the commit; push it, so that Flux can fetch it")
+    output.line(f"to start the run: git add {path} && git commit -m 'Run {made.path.stem}' && git push")

@@ -1,0 +1,90 @@
+"""The directory of a cluster, clusters/<name>, and its facts: the NAME=value lines of its cluster.env."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.core.errors import UserError
+from tools.core.repo import nearest, shown
+
+FILE = "cluster.env"
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One line of a cluster.env."""
+
+    value: str
+    line: int
+
+
+def names(root: Path, beside: str = "") -> list[str]:
+    """Return the directories of clusters/ that have a cluster.env and, if given, a folder `beside` it."""
+    found = (path.parent for path in (root / "clusters").glob(f"*/{FILE}"))
+    return sorted(path.name for path in found if (path / beside).is_dir())
+
+
+def find(root: Path, text: str, beside: str = "") -> Path:
+    """Return the directory that `text` names: `gpu` or `clusters/gpu`.
+
+    Raises UserError with the nearest name where it does not exist.
+    """
+    name = text.strip("/").removeprefix("clusters/")
+    known = names(root, beside)
+    if name in known:
+        return root / "clusters" / name
+    match = nearest(name, known)
+    hint = f"did you mean {match}?" if match else f"clusters: {', '.join(known) or 'none'}"
+    needed = f"{FILE} and {beside}/" if beside else FILE
+    raise UserError(f"no such cluster: clusters/{name} has no {needed}", hint)
+
+
+def read(path: Path) -> dict[str, Fact]:
+    """Return the facts of a cluster.env by name. A line that starts with `#` is a comment.
+
+    The format is that of kustomize's `configMapGenerator: envs:`, from which Flux reads the facts: the value
+    is everything after the first `=`, quotes and spaces included. Raises UserError with the line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise UserError(f"{shown(path)}: not a UTF-8 text") from None
+    except OSError as problem:
+        raise UserError(f"{shown(path)}: {problem.strerror}") from None
+    facts: dict[str, Fact] = {}
+    for number, raw in enumerate(lines, start=1):
+        line = raw.lstrip()
+        if not line or line.startswith("#"):
+            continue
+        name, equals, value = line.partition("=")
+        at = f"{shown(path)}:{number}"
+        if not equals or not NAME.fullmatch(name):
+            raise UserError(f"{at}: not NAME=value: {line[:60]}", "no spaces around the =, no `export`")
+        if name in facts:
+            raise UserError(f"{at}: {name} is set a second time, first on line {facts[name].line}")
+        facts[name] = Fact(value, number)
+    return facts
+
+
+def write(path: Path, values: Mapping[str, str]) -> list[str]:
+    """Set facts in a cluster.env and return the names that changed. Comments and other lines stay."""
+    text = path.read_text(encoding="utf-8")
+    changed, added = [], []
+    for name, value in values.items():
+        line, new = re.compile(rf"^{name}=.*$", re.MULTILINE), f"{name}={value}"
+        old = line.search(text)
+        if old is None:
+            added.append(new)
+        elif old[0] != new:
+            text = text[: old.start()] + new + text[old.end() :]
+        if old is None or old[0] != new:
+            changed.append(name)
+    if added:
+        text = text.rstrip("\n") + "\n\n# Found in AWS.\n" + "\n".join(added) + "\n"
+    if changed:
+        path.write_text(text, encoding="utf-8")
+    return changed
