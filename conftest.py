@@ -1,7 +1,8 @@
-"""For every test run: a voice past the capture, a last line that counts, the suites on request."""
+"""For every test run: bounded threads, output past the capture, a closing count, suites on request."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -11,6 +12,16 @@ import pytest
 # Suites that start clusters or an engine: collected only when they are asked for by path, with time to build.
 ON_REQUEST = tuple(Path(__file__).parent / "tests" / name for name in ("cluster", "docker", "flux"))
 SECONDS = 3600
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each process of pytest-xdist its share of the cores, before torch or tokenizers start threads."""
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        return  # the workers inherit this process's environment
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share = max(1, cores // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "TRAINYARD_CPUS"):
+        os.environ.setdefault(name, str(share))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

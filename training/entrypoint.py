@@ -1,12 +1,15 @@
 """Process 1 of a trainer's pod: `python -m training.entrypoint torchrun ...`.
 
-torchrun exits with 1 whatever happened. This starts it (for the trainer's own tasks by
-`training.pod.launcher`, whose ranks start at once), passes SIGTERM on to it, ends what it leaves behind,
-watches the heartbeats of this pod's ranks (`training.pod.hang_detector`), ends the pod early when a rank
-records what no restart can cure,
-writes `<run>/end.json` (`training.pod.end_record`) and exits with the code of the failure's class
-(`training.run.failure.CODES`). It imports nothing heavy and needs no file but what it writes below
-TRAINYARD_RUN.
+torchrun exits with 1 for every failure. This process
+
+- starts torchrun, for the trainer's own tasks by `training.pod.launcher`, whose ranks start faster;
+- passes SIGTERM on to it, and ends the processes that it leaves behind;
+- checks the heartbeats of this pod's ranks (`training.pod.hang_detector`);
+- ends the pod early if a rank records a failure that no restart can fix;
+- writes `<run>/end.json` (`training.pod.end_record`);
+- exits with the code of the failure's class (`training.run.failure.CODES`).
+
+It imports nothing heavy and needs no files except those it writes below TRAINYARD_RUN.
 """
 
 from __future__ import annotations
@@ -32,16 +35,16 @@ from training.run.exit_status import exit_in_words
 from training.run.failure import CODES, PERMANENT, Failure
 from training.run.hang_limits import Limits
 
-TICK = 0.25  # seconds between looks at the child
-LOOK = 1.0  # seconds between looks at heartbeats and failure records
-LOOK_AGAIN = 5.0  # seconds between two looks into ranks that are late
-RECORD_SECONDS = 1.0  # what other ranks have to write their records once one says that nothing can be cured
-END_SECONDS = 15.0  # from SIGTERM to SIGKILL for a job that nothing can cure
-HUNG_SECONDS = 60.0  # what torchrun has to notice that a hung rank was killed; its own wait for others is 30
+TICK = 0.25  # seconds between checks of the child
+LOOK = 1.0  # seconds between checks of heartbeats and failure records
+LOOK_AGAIN = 5.0  # seconds between two examinations of late ranks
+RECORD_SECONDS = 1.0  # time for other ranks to write their records after one recorded a permanent failure
+END_SECONDS = 15.0  # from SIGTERM to SIGKILL after a permanent failure
+HUNG_SECONDS = 60.0  # time for torchrun to notice that a hung rank was killed; it waits 30 s for the others
 VICTIM_SECONDS = 3.0  # how long a pod that only saw consequences waits for the record of their cause
 CHUNK = 65536
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as shells have it
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as in shells
 
 
 class Pod:
@@ -54,24 +57,24 @@ class Pod:
         self._start = Start(
             pod=os.environ.get("HOSTNAME") or socket.gethostname(), id=uuid.uuid4().hex, time=time.time()
         )
-        self._watch = hang_detector.Watch(self._run, self._start.id, limits) if self._run else None
+        self._detector = hang_detector.HangDetector(self._run, self._start.id, limits) if self._run else None
         self._output = exit_analysis.Output()
         self._memory_kills = exit_analysis.memory_kills()
         self._selector = selectors.DefaultSelector()
         self._halves: dict[int, bytes] = {}
         self._stopping: float | None = None  # when it was asked to stop
-        self._ending: float | None = None  # when a record was seen that nothing can cure
+        self._ending: float | None = None  # when a permanent failure was found
         self._hung: float | None = None  # when a hung rank was killed
-        self._look_again = 0.0  # when ranks that are late, and may only wait, are looked at again
+        self._look_again = 0.0  # when late ranks, which may only be waiting, are examined again
         self._restarts = 0
         self._code: int | None = None
 
     def run(self) -> int:
-        """Run the launcher to its end; returns the pod's exit code."""
+        """Run the launcher to its end; return the pod's exit code."""
         already = end_record.permanent_end()
         if already is not None:
             kind, summary = already
-            _say("this pod's last try ended with what another try cannot cure")
+            _say("this pod's last attempt ended with an error that another attempt cannot fix")
             _say(f"{summary} (exit code {CODES[kind]})")
             return CODES[kind]
         adopt_orphans()
@@ -80,9 +83,9 @@ class Pod:
         try:
             self._child = self._launch()
         except OSError as problem:
-            _say(f"{self._words[0]} does not start: {problem.strerror}")
+            _say(f"cannot start {self._words[0]}: {problem.strerror}")
             return NOT_FOUND if isinstance(problem, FileNotFoundError) else NOT_EXECUTABLE
-        if self._stopping is not None:  # asked before there was anybody to pass it on to
+        if self._stopping is not None:  # asked to stop before the child existed
             self._signal(signal.SIGTERM)
         looked = 0.0
         while self._code is None:
@@ -111,7 +114,7 @@ class Pod:
         return child
 
     def _asked_to_stop(self, _number: int, _frame: object) -> None:
-        """Pass the first request on, as SIGTERM; torchrun would cut its own ending short at a second one."""
+        """Pass on the first request, as SIGTERM; a second one would cut torchrun's shutdown short."""
         if self._stopping is None:
             self._stopping = time.monotonic()
             self._signal(signal.SIGTERM)
@@ -121,7 +124,7 @@ class Pod:
             os.kill(self._child.pid, number)
 
     def _read(self, seconds: float) -> None:
-        """Wait up to `seconds` for output, and pass on what is there."""
+        """Wait up to `seconds` for output, and pass it on."""
         if not self._selector.get_map():
             time.sleep(seconds)
             return
@@ -146,7 +149,7 @@ class Pod:
                 self._died(death)
 
     def _reap(self) -> None:
-        """Collect every dead child: the launcher's code is kept, orphans are only waited for."""
+        """Wait for every dead child; keep the launcher's exit code."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -158,44 +161,41 @@ class Pod:
                 self._code = self._child.returncode = os.waitstatus_to_exitcode(status)
 
     def _look(self) -> None:
-        """Once a second: records that nothing can cure, and ranks that hang."""
+        """Check for permanent failures and for ranks that hang; called once a second."""
         now = time.monotonic()
         if self._ending is not None:
             if now - self._ending > END_SECONDS:
                 self._signal(signal.SIGKILL)
-        elif self._incurable():
+        elif any(record.kind in PERMANENT for record in self._records()):
             time.sleep(RECORD_SECONDS)
             self._ending = now
             self._signal(signal.SIGTERM)
         else:
             self._guard(now)
 
-    def _incurable(self) -> bool:
-        return any(record.kind in PERMANENT for record in self._records())
-
     def _guard(self, now: float) -> None:
-        """Kill ranks that hang, and the launcher when it does not notice."""
-        late = self._watch.late() if self._watch else []
+        """Kill ranks that hang, and the launcher if it does not notice."""
+        late = self._detector.late() if self._detector else []
         if not late:
             self._hung = None
         elif self._hung is not None:
             if now - self._hung > HUNG_SECONDS:
                 self._signal(signal.SIGKILL)
-        elif self._watch and now >= self._look_again:
-            for record in self._watch.hung(late):
+        elif self._detector and now >= self._look_again:
+            for record in self._detector.hung(late):
                 self._hung = now
                 _say(f"rank {record.rank} hangs: {record.message}; it is killed")
-                if not self._has_record(record.pid):  # else it hangs in its own ending
+                if not self._has_record(record.pid):  # otherwise it hangs during shutdown
                     self._write(record)
                 hang_detector.kill(record.pid)
             self._look_again = now + LOOK_AGAIN
 
     def _died(self, death: Death) -> None:
-        """Record a worker that left no record itself: it was killed, or failed outside the trainer."""
+        """Record a worker that left no record: it was killed, or failed outside the trainer."""
         self._restarts += 1
         if self._has_record(death.pid):
             return
-        known = self._watch.rank_of(death.pid) if self._watch else None
+        known = self._detector.rank_of(death.pid) if self._detector else None
         kind, message, exception = self._why_it_died(death)
         self._write(
             Failure(
@@ -222,12 +222,12 @@ class Pod:
         if death.code > 0 and printed is not None:
             text = ": ".join(printed)
             return failure.classify_text(text), failure.one_line(text), printed[0]
-        if death.code == -signal.SIGABRT:  # how NCCL's watchdog ends a process
+        if death.code == -signal.SIGABRT:  # NCCL's watchdog ends a process this way
             return failure.classify_text("\n".join(self._output.last())), how, ""
         return "error", how, ""
 
     def _killed_for_memory(self) -> bool:
-        """Whether the kernel has killed for memory since this was asked last."""
+        """Whether the kernel has killed for memory since the last call."""
         before, self._memory_kills = self._memory_kills, exit_analysis.memory_kills()
         return (self._memory_kills or 0) > (before or 0)
 
@@ -235,7 +235,7 @@ class Pod:
         return failure.since(self._run, self._start.time) if self._run else []
 
     def _has_record(self, pid: int) -> bool:
-        """Whether one of this pod's processes has left a record."""
+        """Whether this pod's process `pid` has left a record."""
         host = socket.gethostname()
         return any((record.pid, record.host) == (pid, host) for record in self._records())
 
@@ -245,7 +245,7 @@ class Pod:
                 failure.write(record, self._run)
 
     def _end_rest(self) -> None:
-        """Read what is left of the output, and kill what the launcher has left behind."""
+        """Read the rest of the output, and kill the processes that the launcher left behind."""
         deadline = time.monotonic() + END_SECONDS
         while time.monotonic() < deadline and (left := children()):
             for pid in left:
@@ -275,7 +275,7 @@ class Pod:
         return finished.code
 
     def _incident(self) -> list[Failure]:
-        """The records of what ended this pod; where all are consequences, their cause may still come."""
+        """The records of this pod's end; if all are consequences, wait a moment for their cause."""
         deadline = time.monotonic() + VICTIM_SECONDS
         while self._run and self._code != 0:
             records = failure.incident(self._run, self._start.time)
@@ -291,11 +291,11 @@ def _told(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as why:
-        _say(f"no {what} could be written: {why}")
+        _say(f"the {what} was not written: {why}")
 
 
 def _pass_on(target: int, chunk: bytes) -> None:
-    with contextlib.suppress(OSError):  # nobody reads any more; the run goes on
+    with contextlib.suppress(OSError):  # no reader is left; training continues
         rest = memoryview(chunk)
         while rest:
             rest = rest[os.write(target, rest) :]
@@ -306,10 +306,10 @@ def _say(text: str) -> None:
 
 
 def main() -> None:
-    """Command line. Exit codes: `training.run.failure.CODES`; 126 and 127 when the command does not start."""
+    """Command line. Exit codes: `training.run.failure.CODES`; 126 and 127 if the command does not start."""
     words = sys.argv[1:]
     if not words or words[0].startswith("-"):
-        _say("write the command to start: python -m training.entrypoint torchrun -m training.pretrain ...")
+        _say("no command; for example: python -m training.entrypoint torchrun -m training.pretrain ...")
         sys.exit(2)
     try:
         limits = Limits.of(os.environ)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,10 @@ def test_without_a_compiler_auto_runs_uncompiled_and_on_is_refused(
 def test_cuda_without_a_card_is_refused(texts: Texts) -> None:
     with pytest.raises(ConfigError, match=r"device\.type is cuda, but torch sees no CUDA device"):
         resolve(_resolved(texts, "device.type=cuda"))
+
+
+def test_test_processes_share_the_cores() -> None:
+    """More threads than cores made trainings run into their time limits on a busy machine."""
+    share = max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    assert torch.get_num_threads() <= share
+    assert cpu_threads() <= share

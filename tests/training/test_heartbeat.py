@@ -12,7 +12,7 @@ import pytest
 from tests.training.inprocess import Texts, run
 from training.data import token_shards
 from training.device import cuda
-from training.pod.hang_detector import Late, Watch, _reason
+from training.pod.hang_detector import HangDetector, Late, _reason
 from training.run import heartbeat
 from training.run.directory import RunDir
 from training.run.hang_limits import Limits
@@ -94,14 +94,14 @@ def test_ranks_of_other_starts_and_dead_ones_are_not_late(tmp_path: Path) -> Non
     for rank, attempt, pid in ((0, "mine", os.getpid()), (1, "other", os.getpid()), (2, "mine", 4194303)):
         values = {**beat_with().__dict__, "rank": rank, "attempt": attempt, "pid": pid}
         path_of(run_dir.heartbeat, rank).write_text(json.dumps(values))
-    watch = Watch(run_dir, "mine", Limits(step=0.05, long=100))
-    assert [beat.rank for beat in watch.ranks()] == [0, 2]
+    detector = HangDetector(run_dir, "mine", Limits(step=0.05, long=100))
+    assert [beat.rank for beat in detector.ranks()] == [0, 2]
     path_of(run_dir.heartbeat, 2).unlink()
-    watch = Watch(run_dir, "mine", Limits(step=0.05, long=100))
-    assert watch.late() == []
+    detector = HangDetector(run_dir, "mine", Limits(step=0.05, long=100))
+    assert detector.late() == []
     time.sleep(0.2)
-    assert [item.beat.rank for item in watch.late()] == [0]
-    assert Watch(run_dir, "mine", Limits(step=0)).late() == []
+    assert [item.beat.rank for item in detector.late()] == [0]
+    assert HangDetector(run_dir, "mine", Limits(step=0)).late() == []
 
 
 STACK = """Thread 0x00007f0000000001 (most recent call first):
@@ -138,14 +138,14 @@ def test_a_rank_that_waits_for_others_is_not_the_cause(file: str, name: str, wai
 def test_where_all_wait_the_one_furthest_behind_is_named_later(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     run_dir.heartbeat.mkdir()
-    watch = Watch(run_dir, "mine", Limits(step=10, long=100))
+    detector = HangDetector(run_dir, "mine", Limits(step=10, long=100))
     waiting = STACK.format(file="/venv/torch/distributed/distributed_c10d.py", name="all_reduce")
     beats = [Beat(rank, "training", 9 - rank, 0.0, "h", os.getpid(), "mine", 5, 0.0, 1) for rank in (0, 1)]
     late = [Late(beat, 11.0, 10.0) for beat in beats]
     stacks = dict.fromkeys((0, 1), waiting)
-    assert watch.judge(late, stacks) == []
+    assert detector.evaluate(late, stacks) == []
     overdue = [Late(item.beat, 16.0, 10.0) for item in late]
-    (record,) = watch.judge(overdue, stacks)
+    (record,) = detector.evaluate(overdue, stacks)
     assert (record.rank, record.kind, record.step) == (1, "hang", 8)
     assert "wait for each other" in record.message
 

@@ -21,8 +21,8 @@ _NO_LOCKS = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOL
 class Attempt:
     """One writer's temporary directory for one step (rank 0 only).
 
-    The manifest's file is made first, empty and locked (flock), and filled last. So a directory whose writer
-    was killed is told from one that is being written, on every machine that sees the file system's locks.
+    The manifest's file is created first, empty and locked (flock), and filled last. The lock shows every
+    machine that sees the file system's locks whether the writer lives or was killed.
     """
 
     def __init__(self, root: Path, step: int, identity: str, manifest: int) -> None:
@@ -32,7 +32,7 @@ class Attempt:
 
     @classmethod
     def begin(cls, root: Path, step: int) -> Self:
-        """Make the directory under a name nobody used before, and lock it."""
+        """Create the directory under a new name, and lock it."""
         while True:
             identity = secrets.token_hex(6)
             path = root / f"{step_name(step)}.{identity}{TEMPORARY}"
@@ -41,10 +41,10 @@ class Attempt:
                 try:
                     return cls(root, step, identity, _locked_manifest(path / MANIFEST))
                 except (FileNotFoundError, BlockingIOError):
-                    continue  # another store's clean-up took the directory before it was locked
+                    continue  # another store's clean-up removed the directory before it was locked
 
     def commit(self, manifest: bytes) -> Path:
-        """Write the manifest and rename the directory to its step; CheckpointError when that exists."""
+        """Write the manifest and rename the directory to its step; CheckpointError if that exists."""
         final = self.root / step_name(self.step)
         with naming(self.path / MANIFEST):
             write_all(self._manifest, manifest)
@@ -61,7 +61,7 @@ class Attempt:
         return final
 
     def close(self) -> None:
-        """Give up the lock; remove the directory when it was not committed."""
+        """Release the lock; remove the directory if it was not committed."""
         with naming(self.path):
             try:
                 if self.path.exists():
@@ -82,7 +82,7 @@ def _locked_manifest(path: Path) -> int:
 
 
 def _lock(descriptor: int) -> bool:
-    """Take the lock, BlockingIOError when another holds it; False on a file system without locks."""
+    """Take the lock; BlockingIOError if another process holds it, False on a file system without locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -93,7 +93,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def discard(directory: Path) -> None:
-    """Remove a directory: out of the way under another name first, so that no half of it looks whole."""
+    """Remove a directory. It is renamed first, so that a half-removed one never looks complete."""
     doomed = directory.with_name(f"{stem_of(directory.name)}.{secrets.token_hex(6)}{DELETING}")
     with naming(directory):
         os.rename(directory, doomed)
@@ -101,12 +101,12 @@ def discard(directory: Path) -> None:
 
 
 def stem_of(name: str) -> str:
-    """The `step-…` part of a directory's name, whatever follows it."""
+    """The `step-…` part of a directory's name."""
     return name.split(".", 1)[0]
 
 
 def quarantine(directory: Path) -> Path:
-    """Move a refused checkpoint out of the way, keeping it as evidence; returns where it is now."""
+    """Move a refused checkpoint aside, as evidence; return its new path."""
     bad = directory.with_name(directory.name + BAD)
     if bad.exists():
         bad = directory.with_name(f"{directory.name}.{secrets.token_hex(6)}{BAD}")
@@ -116,7 +116,7 @@ def quarantine(directory: Path) -> Path:
 
 
 def point_latest(root: Path, step: int, identity: str) -> None:
-    """Let LATEST name `step`, atomically."""
+    """Write `step` to LATEST, atomically."""
     temporary = root / f"{LATEST}.{identity}{TEMPORARY}"
     with naming(temporary):
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -130,7 +130,7 @@ def point_latest(root: Path, step: int, identity: str) -> None:
 
 
 def clean_up(root: Path, log: Log) -> None:
-    """Remove what dead writers and interrupted deletions left; never what a live writer uses."""
+    """Remove leftovers of dead writers and interrupted deletions, but nothing that a live writer uses."""
     for path in sorted(root.iterdir()):
         if path.suffix == DELETING and path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -149,20 +149,20 @@ def _clean_attempt(path: Path, log: Log) -> None:
     try:
         dead = _lock(descriptor)
         if not dead:
-            log(f"{path.name}: left alone, this file system has no locks that tell whether its writer lives")
+            log(f"{path.name}: kept, because without file locks it is unknown whether its writer lives")
     except BlockingIOError:
-        log(f"{path.name}: left alone, another process is writing it")
+        log(f"{path.name}: kept, because another process is writing it")
         dead = False
     try:
         if dead:
-            log(f"{path.name}: removed, its writer died before it was committed")
+            log(f"{path.name}: removed, because its writer died before committing it")
             discard(path)
     finally:
         os.close(descriptor)
 
 
 def _remove_empty(path: Path) -> None:
-    """Remove a directory whose writer died right after making it; a live writer notices and takes another."""
+    """Remove a directory whose writer died right after creating it; a live writer makes another."""
     try:
         os.rmdir(path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Files that are hashed while written, and the fsyncs that make them and their names durable."""
+"""Files that are hashed while they are written, and fsyncs that make files and their names durable."""
 
 import hashlib
 import os
@@ -12,14 +12,14 @@ CHUNK = 16 << 20  # bytes handed to one write or read call
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
-    """Write every byte of `data`, in chunks; OSError as the system gives it."""
+    """Write every byte of `data`, in chunks. Raises the system's OSError."""
     rest = memoryview(data).cast("B")
     while rest:
         rest = rest[os.write(descriptor, rest[:CHUNK]) :]
 
 
 class HashedFile:
-    """A new file whose SHA-256 and size are taken from the very bytes handed to the system."""
+    """A new file whose SHA-256 and size are computed from the bytes handed to the system."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -32,7 +32,7 @@ class HashedFile:
         return self
 
     def __exit__(self, failure: object, *_: object) -> None:
-        """Make the bytes durable (only after success) and close."""
+        """Make the bytes durable (after success only), and close the file."""
         with naming(self.path):
             try:
                 if failure is None:
@@ -41,7 +41,7 @@ class HashedFile:
                 os.close(self._descriptor)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Append `data`; CheckpointError naming the file when the system refuses."""
+        """Append `data`; CheckpointError with the file's name if the system refuses."""
         view = memoryview(data).cast("B")
         for start in range(0, len(view), CHUNK):
             piece = view[start : start + CHUNK]
@@ -57,7 +57,7 @@ class HashedFile:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names inside directory `path` durable."""
+    """Make the names inside the directory `path` durable."""
     with naming(path):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -67,7 +67,7 @@ def sync_directory(path: Path) -> None:
 
 
 def file_size(path: Path) -> int:
-    """Size in bytes of the regular file `path`; CheckpointError when it is missing or something else."""
+    """Size in bytes of the regular file `path`; CheckpointError if it is missing or something else."""
     with naming(path):
         found = os.lstat(path)
     if not stat.S_ISREG(found.st_mode):
@@ -86,6 +86,5 @@ def file_digest(path: Path) -> str:
 
 
 def read_file(path: Path) -> bytes:
-    """All bytes of a small file."""
     with naming(path):
         return path.read_bytes()

@@ -1,4 +1,4 @@
-"""The one error of the checkpoint store, and how an operating system error becomes it."""
+"""The checkpoint store's error, and how an operating system error becomes one."""
 
 import errno
 import os
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Errors of a network file system (an evicted Lustre client, a stale NFS handle) that another try often heals.
+# Errors of a network file system (an evicted Lustre client, a stale NFS handle) that a retry often fixes.
 TRANSIENT = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN})
 
 
@@ -17,13 +17,13 @@ class CheckpointError(Exception):
 
     @property
     def transient(self) -> bool:
-        """Whether it came from an operating system error that may pass by itself."""
+        """Whether it came from an operating system error that may go away."""
         return isinstance(self.__cause__, OSError) and self.__cause__.errno in TRANSIENT
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Turn an OSError inside the block into a CheckpointError that names `path`'s directory and file."""
+    """Turn an OSError inside the block into a CheckpointError with `path`'s directory and file name."""
     try:
         yield
     except OSError as error:

@@ -1,16 +1,16 @@
-"""Names in a checkpoint directory, and the manifest that makes a directory a checkpoint.
+"""Names in a checkpoint directory, and the manifest that describes a checkpoint.
 
     checkpoints/
-      step-00000100/              a committed step: renamed here whole, never written again
-        MANIFEST.json             what is in it, with size and SHA-256 of every file, and its own digest
-        rank-00000.safetensors    the tensor rows that rank wrote
-        rank-00000.json           that rank's own state (random generators and the like)
+      step-00000100/              a committed step: renamed to this name when complete, never written again
+        MANIFEST.json             its content, with size and SHA-256 of every file, and its own digest
+        rank-00000.safetensors    the tensor rows that rank 0 wrote
+        rank-00000.json           rank 0's own state (random generators and the like)
       step-00000200.<id>.tmp/     an attempt; its manifest file is locked while the writer lives
       step-00000050.<id>.deleting/  being pruned
-      step-00000150.bad/          refused at verification, kept as evidence
+      step-00000150.bad/          failed verification, kept as evidence
       LATEST                      the newest committed step, for people and scripts; nothing here reads it
 
-Every such name is made and parsed in this module.
+This module makes and parses all of these names.
 """
 
 import hashlib
@@ -33,28 +33,27 @@ _STEP = re.compile(r"step-(\d{8,})")
 
 
 def step_name(step: int) -> str:
-    """Directory name of a committed step."""
     return f"step-{step:08d}"
 
 
 def step_of(name: str) -> int | None:
-    """The step of a committed directory's name, None for every other name."""
+    """The step in a committed directory's name, None for every other name."""
     match = _STEP.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def tensor_file(rank: int) -> str:
-    """Name of the file with the tensor rows `rank` wrote."""
+    """Name of the file with the tensor rows that `rank` wrote."""
     return f"rank-{rank:05d}.safetensors"
 
 
 def state_file(rank: int) -> str:
-    """Name of the file with the rank's own JSON state."""
+    """Name of the file with the rank's own state, as JSON."""
     return f"rank-{rank:05d}.json"
 
 
 def committed_steps(directory: Path) -> list[int]:
-    """Steps with a committed directory, ascending, by name only; empty when there is no such directory."""
+    """Steps with a committed directory, ascending, by name only; empty if `directory` does not exist."""
     if not directory.is_dir():
         return []
     found = (step_of(entry.name) for entry in directory.iterdir() if entry.is_dir())
@@ -62,7 +61,7 @@ def committed_steps(directory: Path) -> list[int]:
 
 
 def newest_committed(directory: Path) -> Path | None:
-    """Directory of the newest committed step, by name only; None when there is none."""
+    """Directory of the newest committed step, by name only; None without one."""
     steps = committed_steps(directory)
     return directory / step_name(steps[-1]) if steps else None
 
@@ -79,7 +78,7 @@ def canonical(value: Any) -> bytes:
 
 
 def json_bytes(value: Any, what: str) -> bytes:
-    """`canonical`, with a CheckpointError that says which value is not JSON."""
+    """As `canonical`, with a CheckpointError that names `what` if it is not JSON."""
     try:
         return canonical(value)
     except (TypeError, ValueError, RecursionError) as error:
@@ -128,7 +127,7 @@ class Stored(BaseModel):
 
 
 class Manifest(BaseModel):
-    """Everything a reader needs to know and check before it opens any other file of the checkpoint."""
+    """What a reader needs to know and check before it opens any other file of the checkpoint."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     format: int
@@ -155,7 +154,7 @@ class Manifest(BaseModel):
         return self
 
     def encode(self) -> bytes:
-        """The manifest's bytes, with the digest of its own canonical content among its keys."""
+        """The manifest's bytes; the key `digest` is the digest of its own canonical content."""
         return _sealed(self.model_dump(mode="json"))
 
 
@@ -165,7 +164,7 @@ def _sealed(content: dict[str, Any]) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """The manifest in `data`; ValueError when it is not, byte for byte, what `encode` wrote."""
+    """The manifest in `data`; ValueError if it differs in any byte from what `encode` wrote."""
     content = json.loads(data)
     if not isinstance(content, dict) or "digest" not in content:
         raise ValueError("it has no digest")
@@ -178,7 +177,7 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The verified manifest of one step's directory; CheckpointError naming the file otherwise."""
+    """The verified manifest in one step's directory; CheckpointError with the file's name otherwise."""
     path = directory / MANIFEST
     data = read_file(path)
     try:

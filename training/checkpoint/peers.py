@@ -1,4 +1,4 @@
-"""How the ranks of one job come to one answer: every rank reports, rank 0 concludes, all hear the same."""
+"""How the ranks of one job agree: every rank reports, rank 0 decides, all get the same answer."""
 
 import json
 from collections.abc import Callable
@@ -10,13 +10,13 @@ import torch.distributed as dist
 from training.checkpoint.errors import CheckpointError
 from training.checkpoint.layout import json_bytes
 
-_NAMED_FAILURES = 4  # failing ranks spelled out in one message; a dead file system fails on all of them
+_NAMED_FAILURES = 4  # failing ranks listed in one message; a dead file system fails on all of them
 
 
 class Peers:
-    """The ranks that save and load together; one rank without torch.distributed.
+    """The ranks that save and load together; a single rank without torch.distributed.
 
-    Only JSON travels between ranks, over a CPU group: the given one, else gloo over all ranks.
+    They exchange JSON only, over the given CPU group or, without one, gloo over all ranks.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -25,10 +25,10 @@ class Peers:
         self.size = dist.get_world_size(self._group) if self._group is not None else 1
 
     def agree(self, work: Callable[[], Any], conclude: Callable[[list[Any]], Any]) -> Any:
-        """Do `work` on every rank, `conclude` from all JSON results on rank 0, and return that everywhere.
+        """Run `work` on every rank and `conclude` on rank 0 with all JSON results; return that on every rank.
 
-        A failure of any rank, or of the conclusion, raises one CheckpointError with the same text on every
-        rank. A rank that is gone altogether raises torch.distributed's own error on the others.
+        A failure on any rank, or of `conclude`, raises the same CheckpointError on every rank. If a rank is
+        gone, the others get torch.distributed's own error.
         """
         report, failure = self._attempt(work)
         reports = self._gather(report)
@@ -85,7 +85,7 @@ def _cpu_group() -> dist.ProcessGroup | None:
 
 
 def _results(reports: list[dict[str, Any]]) -> list[Any]:
-    """Every rank's result, or one CheckpointError with the failing ranks' reasons."""
+    """Every rank's result, or a CheckpointError with the failing ranks' reasons."""
     failed = [f"rank {rank}: {report['error']}" for rank, report in enumerate(reports) if "error" in report]
     if len(failed) > _NAMED_FAILURES:
         failed[_NAMED_FAILURES:] = [f"and {len(failed) - _NAMED_FAILURES} more ranks"]

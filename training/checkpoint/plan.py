@@ -1,4 +1,4 @@
-"""Which rank writes which rows: from what every rank holds, the manifest's tensor table."""
+"""Which rank writes which rows: the manifest's tensor table, computed from what every rank holds."""
 
 import heapq
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,11 @@ from training.checkpoint.layout import Piece, Tensor, rows_of, tensor_file
 from training.checkpoint.shards import Shard, check_shard
 from training.checkpoint.tensors import CODES
 
-Holding = dict[str, Any]  # JSON: what one rank holds of one tensor
+Holding = dict[str, Any]  # JSON: the part of one tensor that one rank holds
 
 
 def describe(tensors: Mapping[str, Shard]) -> dict[str, Holding]:
-    """What this rank holds, as JSON; CheckpointError naming the tensor that makes no sense."""
+    """What this rank holds, as JSON; CheckpointError with the name of an inconsistent tensor."""
     for name, shard in tensors.items():
         check_shard(name, shard)
     return {
@@ -31,7 +31,7 @@ def describe(tensors: Mapping[str, Shard]) -> dict[str, Holding]:
 def assign(held: Sequence[Mapping[str, Holding]]) -> dict[str, Tensor]:
     """The tensor table from every rank's holdings; replicated tensors go to the ranks with least to write.
 
-    CheckpointError when ranks disagree, or when rows are held twice or by nobody.
+    CheckpointError if ranks disagree, or if rows are held twice or by no rank.
     """
     _check_same(held)
     load = [sum(_bytes(entry) for entry in rank.values() if not entry["replicated"]) for rank in held]

@@ -23,7 +23,7 @@ from training.checkpoint.shards import Shard, check_shard
 from training.checkpoint.tensors import CODES, DTYPES, read_into
 from training.checkpoint.verify import check_contents, check_header, check_sizes
 
-_LISTINGS = 5  # times `newest` looks again when every listed step was pruned under it
+_LISTINGS = 5  # how often `newest` lists the steps again if all that it found were pruned meanwhile
 
 
 class Checkpoint:
@@ -49,7 +49,7 @@ class Checkpoint:
         return self._manifest.tensors
 
     def rank_state(self, rank: int) -> dict[str, Any] | None:
-        """State of `rank` as it was saved, None when that rank did not exist then."""
+        """State that `rank` saved, None if that rank did not exist then."""
         if not 0 <= rank < self.world_size:
             return None
         name = state_file(rank)
@@ -60,10 +60,10 @@ class Checkpoint:
         return state
 
     def load(self, tensors: Mapping[str, Shard], *, only: str | None = None) -> None:
-        """Fill the shards in place, reading only their rows; any world size, replicated or sharded.
+        """Fill the shards in place, reading only their rows; for any world size, replicated or sharded.
 
-        Names must be those of the checkpoint exactly, or of its part that begins with `only`. CheckpointError
-        names the tensor whose name, shape or dtype differs, before anything is filled.
+        The names must be exactly those of the checkpoint, or of its tensors that begin with `only`. Raises
+        CheckpointError with the tensor whose name, shape or dtype differs, before anything is filled.
         """
         self._check_names(tensors, only or "")
         for name, shard in tensors.items():
@@ -81,7 +81,7 @@ class Checkpoint:
         return whole
 
     def read(self, name: str, row: int, out: torch.Tensor) -> None:
-        """Fill `out` (of the tensor's dtype) with its rows from `row` on, from whatever files hold them."""
+        """Fill `out` (of the tensor's dtype) with its rows from `row` on, from all files that hold them."""
         self._fill(name, out, row, row + rows_of(tuple(out.shape)))
 
     def _check_names(self, tensors: Mapping[str, Shard], prefix: str) -> None:
@@ -101,7 +101,7 @@ class Checkpoint:
                 raise CheckpointError(f"{self.directory.name}: tensor {name!r} {trouble}")
 
     def _fill(self, name: str, out: torch.Tensor, first: int, end: int) -> None:
-        """Copy rows [first, end) of the tensor into `out`, from every file that holds some of them."""
+        """Copy rows [first, end) of the tensor into `out`."""
         for shard in self._manifest.tensors[name].shards:
             low, high = max(first, shard.rows[0]), min(end, shard.rows[1])
             if low < high:
@@ -121,7 +121,7 @@ class Checkpoint:
 def open_checkpoint(directory: Path, *, verify: bool = True) -> Checkpoint:
     """The checkpoint in one step's directory, for a single process.
 
-    Manifest and sizes are always checked, digests unless `verify` is off; CheckpointError names the file.
+    Manifest and sizes are always checked, digests only with `verify`. Raises CheckpointError with the file.
     """
     manifest = read_manifest(directory)
     check = check_contents if verify else check_sizes
@@ -132,10 +132,10 @@ def open_checkpoint(directory: Path, *, verify: bool = True) -> Checkpoint:
 def newest(
     directory: Path, *, verify: bool = True, log: Callable[[str], None] | None = None
 ) -> Checkpoint | None:
-    """The newest good checkpoint under `directory`, for a process beside a running job; None without any.
+    """The newest good checkpoint under `directory`, for a process beside a running job; None without one.
 
-    Reads only: broken ones are told to `log` and passed over. When a writer prunes what was just listed,
-    it looks again, since a newer one then exists.
+    Only reads. Broken checkpoints are reported to `log` and skipped. If a writer prunes the listed ones, it
+    lists again, because a newer one exists then.
     """
     for _ in range(_LISTINGS):
         pruned = False
@@ -146,7 +146,7 @@ def newest(
             except CheckpointError as error:
                 pruned = pruned or not path.exists()
                 if log is not None and path.exists():
-                    log(f"step {step} is passed over: {error}")
+                    log(f"step {step} is skipped: {error}")
         if not pruned:
             return None
     return None

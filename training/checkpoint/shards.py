@@ -1,4 +1,4 @@
-"""What each rank holds of a named tensor, taken from plain tensors and from FSDP2's DTensors."""
+"""The part of a named tensor that each rank holds, from plain tensors and FSDP2's DTensors."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from training.checkpoint.tensors import CODES
 
 @dataclass(frozen=True)
 class Shard:
-    """What this rank holds of one named tensor."""
+    """The part of one named tensor that this rank holds."""
 
     tensor: torch.Tensor
     """Local rows, any device; filled in place when loading."""
@@ -31,7 +31,7 @@ class Shard:
 
 
 def check_shard(name: str, shard: Shard) -> None:
-    """CheckpointError when the shard contradicts itself or has a dtype that safetensors cannot hold."""
+    """CheckpointError if the shard is inconsistent or has a dtype that safetensors cannot hold."""
     if shard.tensor.dtype not in CODES:
         raise CheckpointError(f"tensor {name!r}: dtype {shard.tensor.dtype} cannot be stored")
     local, whole = tuple(shard.tensor.shape), shard.global_shape
@@ -39,7 +39,7 @@ def check_shard(name: str, shard: Shard) -> None:
     if len(local) != len(whole) or local[1:] != whole[1:] or shard.row_offset < 0 or end > rows_of(whole):
         raise CheckpointError(f"tensor {name!r}: local {local} from row {shard.row_offset} is not in {whole}")
     if shard.replicated and local != whole:
-        raise CheckpointError(f"tensor {name!r}: called replicated, but holds {local} of {whole}")
+        raise CheckpointError(f"tensor {name!r}: declared replicated, but holds {local} of {whole}")
 
 
 def shards_of(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, Shard]:

@@ -1,4 +1,4 @@
-"""The checkpoints of one run: saved whole by all ranks, verified before use, pruned with care."""
+"""The checkpoints of one run: committed by all ranks together, verified before use, pruned."""
 
 import logging
 from collections.abc import Mapping
@@ -13,21 +13,21 @@ from training.checkpoint.layout import Manifest, committed_steps, quarantined, r
 from training.checkpoint.peers import Peers
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.shards import Shard
-from training.checkpoint.verify import check_contents, check_sizes, patiently, share_of
+from training.checkpoint.verify import check_contents, check_sizes, share_of, with_retries
 from training.checkpoint.write import Save
 
 _warn = logging.getLogger(__name__).warning
 
-FEWEST = 2  # checkpoints kept at least: the newest may prove unreadable
+FEWEST = 2  # lower limit of kept checkpoints: the newest may turn out unreadable
 
 _TOLD_FROM = 1 << 30  # bytes whose verification takes long enough to announce
 
 
 class Store:
-    """The checkpoint store of one run directory. All methods but `steps` are collective over the ranks.
+    """The checkpoint store of one run directory. All methods except `steps` are collective over the ranks.
 
-    `log` gets one line, on rank 0, for everything a person should know (quarantine, clean-up, a LATEST that
-    could not be written). `group` is a CPU process group; without it gloo over all ranks, or a single rank.
+    On rank 0 `log` gets a line for each event that a person should know about: quarantine, clean-up, a LATEST
+    that could not be written. `group` is a CPU process group; without it gloo over all ranks, or one rank.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Store:
         run_state: Mapping[str, Any],
         meta: Mapping[str, Any],
     ) -> Path:
-        """Commit one step and prune older ones; returns its directory. A committed step is not written again.
+        """Commit one step and prune older ones; return its directory. A committed step is not written again.
 
-        `rank_state` is this rank's own JSON, `run_state` (JSON) must be the same on all ranks, `meta` (JSON)
-        is taken from rank 0. CheckpointError, the same on every rank, names rank, file and reason; then the
-        earlier checkpoints are untouched and nothing of this one is left.
+        `rank_state` is this rank's own JSON; `run_state` (JSON) must be the same on all ranks; `meta` (JSON)
+        is taken from rank 0. On failure every rank gets the same CheckpointError with rank, file and reason;
+        the earlier checkpoints are unchanged, and nothing of this one is left.
         """
         attempt = Save(
             self.directory,
@@ -80,9 +80,10 @@ class Store:
         return self.directory / step_name(step)
 
     def latest(self) -> Checkpoint | None:
-        """The newest step that every rank can read and verify, None without any.
+        """The newest step that every rank can read and verify, None without one.
 
-        Each file is hashed by one rank. A step that fails is quarantined, told to `log`, and the next tried.
+        Each file is hashed by one rank. A step that fails is quarantined and reported to `log`; then the next
+        one is tried.
         """
         steps: list[int] = self._peers.agree(lambda: None, lambda _: self.steps())
         return next(filter(None, map(self._verified, reversed(steps))), None)
@@ -94,19 +95,19 @@ class Store:
             with naming(self.directory):
                 clean_up(self.directory, self._log)
         except CheckpointError as error:
-            self._log(f"left-overs of earlier writers could not be removed: {error}")
+            self._log(f"cannot remove leftovers of earlier writers: {error}")
 
     def _is_committed(self, step: int) -> bool:
-        """Whether the step needs no writing; what is there but not whole is quarantined (rank 0)."""
+        """Whether the step is committed already; an incomplete one is quarantined (rank 0)."""
         if step not in self.steps():
             return False
-        if step not in self._refused and self._looks_whole(step):
+        if step not in self._refused and self._looks_complete(step):
             return True
         self._quarantine(step)
         return False
 
-    def _looks_whole(self, step: int) -> bool:
-        """Whether manifest and sizes are right; digests would cost as much as the save."""
+    def _looks_complete(self, step: int) -> bool:
+        """Whether manifest and sizes are right; checking digests would cost as much as the save."""
         path = self.directory / step_name(step)
         try:
             manifest = read_manifest(path)
@@ -116,12 +117,12 @@ class Store:
         return True
 
     def _settle(self, step: int, identity: str) -> None:
-        """After the commit (rank 0): set LATEST, reread the step, prune. Failures are told, not raised."""
+        """After the commit (rank 0): set LATEST, read the step back, prune. Failures are only logged."""
         try:
             point_latest(self.directory, step, identity)
         except CheckpointError as error:
             self._log(f"step {step} is committed, but LATEST could not be written: {error}")
-        if not self._looks_whole(step):
+        if not self._looks_complete(step):
             self._log(f"step {step} is committed, but reads back wrong; nothing is pruned")
             return
         for old in self._superseded(step):
@@ -131,34 +132,34 @@ class Store:
                 self._log(f"{old} could not be pruned: {error}")
 
     def _superseded(self, step: int) -> list[str]:
-        """Directories to prune: of steps older than the newest `keep` whole ones, and never `step` itself.
+        """Directories to prune: steps older than the newest `keep` complete ones, but never `step` itself.
 
-        A quarantined step is evidence for as long as a step of its age would be kept.
+        A quarantined step is kept for as long as a step of its age would be.
         """
         steps = self.steps()
-        whole = [each for each in steps if each not in self._refused and self._looks_whole(each)]
-        kept = whole[-self._keep :]
+        complete = [each for each in steps if each not in self._refused and self._looks_complete(each)]
+        kept = complete[-self._keep :]
         if len(kept) < self._keep:
             return []
         old = [step_name(each) for each in steps if each < kept[0] and each != step]
         return old + [name for name, bad in quarantined(self.directory) if bad < kept[0]]
 
     def _verified(self, step: int) -> Checkpoint | None:
-        """The checkpoint of one step when all ranks find it good (collective)."""
+        """The checkpoint of one step if all ranks find it good (collective)."""
         found: list[Manifest] = []
-        if not self._peers.agree(lambda: self._inspect(step, found), self._judge):
+        if not self._peers.agree(lambda: self._inspect(step, found), self._evaluate):
             return None
         return Checkpoint(self.directory / step_name(step), found[0])
 
     def _inspect(self, step: int, found: list[Manifest]) -> dict[str, Any]:
-        """Verify this rank's share of a step's files. Returns step, attempt, and what is wrong, if any."""
+        """Verify this rank's share of a step's files; return step, attempt and the problem, if any."""
         path = self.directory / step_name(step)
         try:
-            manifest = patiently(lambda: read_manifest(path))
+            manifest = with_retries(lambda: read_manifest(path))
             found.append(manifest)
             self._tell_long(manifest)
             share = share_of(manifest, self._peers.rank, self._peers.size)
-            patiently(lambda: check_contents(path, manifest, share))
+            with_retries(lambda: check_contents(path, manifest, share))
         except CheckpointError as error:
             return {"step": step, "attempt": None, "problem": str(error)}
         return {"step": step, "attempt": manifest.attempt, "problem": None}
@@ -168,11 +169,11 @@ class Store:
         if self._peers.rank == 0 and size >= _TOLD_FROM:
             self._log(f"verifying step {manifest.step}, {size / (1 << 30):.1f} GiB")
 
-    def _judge(self, reports: list[dict[str, Any]]) -> bool:
-        """Whether all ranks found the same good checkpoint; otherwise quarantine it (rank 0)."""
+    def _evaluate(self, reports: list[dict[str, Any]]) -> bool:
+        """Whether all ranks found the same good checkpoint; if not, quarantine it (rank 0)."""
         step = reports[0]["step"]
-        problems = [f"rank {rank}: {told['problem']}" for rank, told in enumerate(reports) if told["problem"]]
-        if not problems and len({told["attempt"] for told in reports}) > 1:
+        problems = [f"rank {rank}: {each['problem']}" for rank, each in enumerate(reports) if each["problem"]]
+        if not problems and len({each["attempt"] for each in reports}) > 1:
             problems = ["the ranks read different manifests"]
         if not problems:
             return True
@@ -181,7 +182,7 @@ class Store:
         try:
             self._quarantine(step)
         except CheckpointError as error:
-            self._log(f"step {step} could not be quarantined: {error}")
+            self._log(f"cannot quarantine step {step}: {error}")
         return False
 
     def _quarantine(self, step: int) -> None:

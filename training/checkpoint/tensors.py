@@ -33,7 +33,7 @@ CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 def write_tensors(file: HashedFile, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write `tensors` (any device; one at a time is brought to the CPU) as one safetensors file."""
+    """Write `tensors` (any device; copied to the CPU one at a time) as one safetensors file."""
     head, places = lay_out({name: (CODES[t.dtype], tuple(t.shape)) for name, t in tensors.items()})
     file.write(head)
     for name in places:
@@ -41,7 +41,7 @@ def write_tensors(file: HashedFile, tensors: Mapping[str, torch.Tensor]) -> None
 
 
 def byte_view(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, shared with it."""
+    """The bytes of a contiguous CPU tensor, in the tensor's own memory."""
     return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
 
 

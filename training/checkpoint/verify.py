@@ -1,4 +1,4 @@
-"""Whether a checkpoint's files are what its manifest says: size, then digest, then header, before any use."""
+"""Checks a checkpoint's files against its manifest before use: size, then digest, then header."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -10,13 +10,13 @@ from training.checkpoint.errors import CheckpointError, naming
 from training.checkpoint.header import Entry, byte_count, read_header
 from training.checkpoint.layout import Manifest
 
-_WAITS = (0.2, 1.0)  # seconds before the second and the third try of a read that failed transiently
+_WAITS = (0.2, 1.0)  # seconds before the second and the third attempt at a read that failed transiently
 
 T = TypeVar("T")
 
 
-def patiently(read: Callable[[], T]) -> T:
-    """`read()`, tried again when it fails in a way that may pass by itself (EIO, a stale handle)."""
+def with_retries(read: Callable[[], T]) -> T:
+    """`read()`, retried after an error that may go away (EIO, a stale handle)."""
     for wait in _WAITS:
         try:
             return read()
@@ -28,7 +28,7 @@ def patiently(read: Callable[[], T]) -> T:
 
 
 def check_sizes(directory: Path, manifest: Manifest, names: Iterable[str]) -> None:
-    """CheckpointError naming the first of the files `names` that is missing or has another size."""
+    """CheckpointError with the first of the files `names` that is missing or has another size."""
     for name in names:
         size, expected = file_size(directory / name), manifest.files[name].size
         if size != expected:
@@ -36,7 +36,7 @@ def check_sizes(directory: Path, manifest: Manifest, names: Iterable[str]) -> No
 
 
 def check_contents(directory: Path, manifest: Manifest, names: Iterable[str]) -> None:
-    """CheckpointError naming the first of the files `names` whose size, digest or header is wrong."""
+    """CheckpointError with the first of the files `names` whose size, digest or header is wrong."""
     for name in names:
         check_sizes(directory, manifest, [name])
         if file_digest(directory / name) != manifest.files[name].sha256:
@@ -46,7 +46,7 @@ def check_contents(directory: Path, manifest: Manifest, names: Iterable[str]) ->
 
 
 def check_header(directory: Path, manifest: Manifest, name: str) -> dict[str, Entry]:
-    """Places of the tensors in one safetensors file, after comparing them with the manifest."""
+    """Compare the header of one safetensors file with the manifest; return the tensors' places."""
     path = directory / name
     with naming(path), open(path, "rb", buffering=0) as file:
         found = read_header(path, file)
@@ -72,7 +72,7 @@ def _fits(place: Entry, size: int) -> bool:
 
 
 def share_of(manifest: Manifest, rank: int, world_size: int) -> list[str]:
-    """The files that `rank` of `world_size` hashes, so that each is hashed once and bytes are balanced."""
+    """The files that `rank` of `world_size` hashes: each file is hashed once, and bytes are balanced."""
     load = [0] * world_size
     mine = []
     for name in sorted(manifest.files, key=lambda name: (-manifest.files[name].size, name)):

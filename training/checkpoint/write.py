@@ -1,4 +1,4 @@
-"""One save, as every rank goes through it: describe, begin, write, commit."""
+"""One save, in the order of its steps on every rank: describe, begin, write, commit."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -46,9 +46,9 @@ class Save:
         self._table: dict[str, Tensor] = {}
 
     def run(self, already_there: Callable[[], bool]) -> bool:
-        """Commit the step: True, or False when `already_there` (asked on rank 0) says it is committed.
+        """Commit the step: True, or False if `already_there` (called on rank 0) says it is committed.
 
-        CheckpointError on every rank when any rank fails; then nothing of the attempt is left.
+        If any rank fails, every rank gets a CheckpointError, and nothing of the attempt is left.
         """
         try:
             begun = self._peers.agree(
@@ -63,7 +63,7 @@ class Save:
 
     @property
     def identity(self) -> str:
-        """The attempt's unique name (rank 0, once begun)."""
+        """The attempt's unique name (rank 0, after the save has begun)."""
         return self._begun.identity
 
     @property
@@ -73,13 +73,16 @@ class Save:
         return self._attempt
 
     def _describe(self) -> dict[str, Any]:
-        """What this rank holds and thinks is the step and the run's state; refuses what cannot be stored."""
+        """This rank's step, digest of the run's state, and tensors; refuses what cannot be stored."""
         json_bytes(self._rank_state, "rank_state")
         run_state = hashlib.sha256(json_bytes(self._run_state, "run_state")).hexdigest()
         return {"step": self._step, "run_state": run_state, "tensors": describe(self._tensors)}
 
     def _begin(self, told: list[dict[str, Any]]) -> dict[str, Any]:
-        """Plan who writes what, make the directory (rank 0). Returns its name and where whole tensors go."""
+        """Plan which rank writes what and create the directory (rank 0).
+
+        Returns the directory's name and the file of each tensor that one rank writes alone.
+        """
         for rank, theirs in enumerate(told):
             for key in ("step", "run_state"):
                 if theirs[key] != told[0][key]:
@@ -92,7 +95,7 @@ class Save:
         return {"directory": self._attempt.path.name, "whole": whole}
 
     def _write(self, begun: dict[str, Any]) -> dict[str, Any]:
-        """Write and hash this rank's two files; returns their sizes and digests as JSON."""
+        """Write and hash this rank's two files; return their sizes and digests as JSON."""
         directory, rank = self._root / begun["directory"], self._peers.rank
         mine = {
             name: shard.tensor
@@ -126,4 +129,4 @@ class Save:
         try:
             self._attempt.close()
         except CheckpointError as error:
-            self._log(f"the failed save of step {self._step} could not be removed: {error}")
+            self._log(f"cannot remove the failed save of step {self._step}: {error}")

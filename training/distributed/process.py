@@ -1,4 +1,4 @@
-"""Processes of a pod: children that die with their parent, orphans that are found, SIGTERM as a request."""
+"""Processes of a pod: children that die with their parent, adopted orphans, SIGTERM as a request to stop."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if _LINUX else None
 
 
 class Attempt:
-    """This process's try at the run: the step it is at, and whether it was asked to stop.
+    """This process's attempt at the run: its current step, and whether it was asked to stop.
 
-    Once it listens, SIGTERM and SIGINT ask and the loop reads it at step boundaries; asking twice changes
-    nothing. Before that they end the process at once, for nothing can be lost yet.
+    After `listen`, SIGTERM and SIGINT are requests that the loop reads between two steps; a second one
+    changes nothing. Before that they end the process at once, because nothing can be lost yet.
     """
 
     def __init__(self) -> None:
@@ -39,10 +39,10 @@ class Attempt:
 
 
 def die_with_parent() -> None:
-    """End this process when its parent is gone, so that a killed agent leaves no worker behind.
+    """End this process when its parent dies, so that a killed agent leaves no worker behind.
 
-    The kernel does it on Linux; elsewhere a thread looks once a second. An agent that died while this process
-    was still importing is known by init being the parent, where the entrypoint is not process 1 itself.
+    The kernel does this on Linux; elsewhere a thread checks once a second. If the agent died while this
+    process was still importing, the parent is now process 1, unless the entrypoint is process 1 itself.
     """
     parent = os.getppid()
     if parent == 1 and os.environ.get(ENTRYPOINT, "1") != "1":
@@ -50,11 +50,11 @@ def die_with_parent() -> None:
     if _LINUX:
         tied_to(parent)()
         return
-    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    threading.Thread(target=_die_after, args=(parent,), daemon=True).start()
 
 
 def tied_to(parent: int) -> Callable[[], None]:
-    """What a new child of `parent` calls so that the kernel kills it when its parent dies (Linux)."""
+    """Return a function for a new child of `parent`: the kernel then kills it when `parent` dies (Linux)."""
 
     def tie() -> None:
         if _LIBC is None:
@@ -67,13 +67,13 @@ def tied_to(parent: int) -> Callable[[], None]:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of every descendant that loses its own, as process 1 is (Linux)."""
+    """Make this process adopt every orphaned descendant, as process 1 does (Linux)."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def children() -> set[int]:
-    """This process's children, dead ones that nobody has waited for included (Linux)."""
+    """This process's children, including dead ones that were not waited for (Linux)."""
     own = Path(f"/proc/{os.getpid()}/task")
     found: set[int] = set()
     with contextlib.suppress(OSError):
@@ -91,7 +91,7 @@ def state_of(pid: int) -> str | None:
     return text.rpartition(")")[2].split()[0]
 
 
-def _watch(parent: int) -> None:
+def _die_after(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Long work on some ranks while the others wait, without a collective that could time out."""
+"""Long work on some ranks, such as rank 0, while the others wait without a collective that could time out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from training.run import heartbeat
 
 
 class Ranks(Protocol):
-    """The part of `training.distributed.ranks.Ranks` used here, so that preparing data needs no torch."""
+    """The part of `training.distributed.ranks.Ranks` used here; preparing data must not import torch."""
 
     @property
     def first(self) -> bool: ...
@@ -20,10 +20,10 @@ class Ranks(Protocol):
 
 
 def while_others_wait(ranks: Ranks, work: Callable[[], object] | None) -> None:
-    """Do `work` where there is any; return on every rank when all of it is done. Its error is raised here.
+    """Run `work` on the ranks that have it; return on every rank when all of it is done. Raises its error.
 
-    The ranks that wait ask five times a second, so none of them sits in one collective for as long as the
-    work takes. Their heartbeats go on; that of a rank that works is the work's own.
+    The waiting ranks ask five times a second, so none of them stays in one collective for as long as the work
+    takes. They keep sending heartbeats; on a working rank the work does.
     """
     errors: list[Exception] = []
 
@@ -31,7 +31,7 @@ def while_others_wait(ranks: Ranks, work: Callable[[], object] | None) -> None:
         try:
             if work:
                 work()
-        except Exception as error:  # noqa: BLE001 - raised again below, in the thread that waits
+        except Exception as error:  # noqa: BLE001 - raised again below, in the waiting thread
             errors.append(error)
 
     worker = threading.Thread(target=guarded)

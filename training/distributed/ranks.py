@@ -1,4 +1,4 @@
-"""Who this process is in the job, and how ranks agree with each other on the host."""
+"""This process's rank in the job, and sums and barriers between ranks on the host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.device import Device
 
 @dataclass(frozen=True)
 class Ranks:
-    """Who this process is. `group` carries host-side agreement (CPU tensors) apart from gradients."""
+    """This process's place in the job. `group` carries CPU tensors, apart from the gradients."""
 
     rank: int
     world_size: int
@@ -39,7 +39,7 @@ class Ranks:
 
 
 def join(device: Device, timeout: timedelta) -> Ranks:
-    """Join the job that torchrun's environment describes; a process started alone is rank 0 of 1."""
+    """Join the job described by torchrun's environment; a process started alone is rank 0 of 1."""
     if "RANK" not in os.environ:
         return Ranks(0, 1, 0, None)
     dist.init_process_group(device.backend, timeout=timeout)

@@ -1,4 +1,4 @@
-"""How a pod's try at a run ended: its class and cause in `<run>/end.json`, and the pod's exit code."""
+"""How a pod's attempt at a run ended: class and cause in `<run>/end.json`, and the pod's exit code."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from training.run.directory import RunDir, read_json, write_json
 from training.run.exit_status import exit_in_words
 from training.run.failure import CODES, PERMANENT, Failure, cause, classify_text, is_consequence, one_line
 
-POD_UID = "POD_UID"  # set by the manifest: a container that is restarted in its pod keeps it
+POD_UID = "POD_UID"  # set by the manifest; stays the same when a container restarts in its pod
 LAST_LINES = 12
-_USAGE = 2  # argparse's code for a command line that it does not understand
+_USAGE = 2  # argparse's exit code for a wrong command line
 
 
 @dataclass(frozen=True)
 class Start:
-    """One start of a pod's container: the pod's name, an identity of its own, seconds since the epoch."""
+    """One start of a pod's container: the pod's name, a unique id of this start, seconds since the epoch."""
 
     pod: str
     id: str
@@ -33,7 +33,7 @@ class Start:
 
 @dataclass(frozen=True)
 class End:
-    """The end of one try. `cause` is the failure that led to it, None where no rank could be named."""
+    """The end of one attempt. `cause` is the failure that led to it, None if no rank could be named."""
 
     kind: str
     pod: str
@@ -50,7 +50,7 @@ class End:
         return CODES[self.kind]
 
     def summary(self) -> str:
-        """The end in one line for a person."""
+        """The end in one line."""
         where = ""
         if self.cause is not None:
             step = "" if self.cause.step is None else f" at step {self.cause.step}"
@@ -61,9 +61,10 @@ class End:
 def conclude(
     start: Start, code: int, records: Sequence[Failure], output: Output, stopping: bool, out_of_memory: bool
 ) -> End:
-    """Say how a try ended whose launcher exited with `code`, from its ranks' records and its own output.
+    """Conclude how an attempt ended from its launcher's exit code, its ranks' records and its output.
 
-    `stopping` says that the pod was asked to stop, `out_of_memory` that the kernel killed for memory in it.
+    `stopping` is whether the pod was asked to stop, `out_of_memory` whether the kernel killed a process in it
+    for memory.
     """
     found = cause(records)
     if code == 0:
@@ -88,9 +89,9 @@ def conclude(
 
 
 def write(end: End, run: RunDir, restarts: int) -> None:
-    """Add this end to `<run>/attempts.jsonl`, and make it `<run>/end.json` unless another pod's says more.
+    """Append this end to `<run>/attempts.jsonl`, and write `<run>/end.json` unless another pod's says more.
 
-    `restarts` is how often torchrun gave up a group of workers in this pod.
+    `restarts` is how often torchrun restarted its group of workers in this pod.
     """
     attempts = run.path / "attempts.jsonl"
     row = {
@@ -101,16 +102,16 @@ def write(end: End, run: RunDir, restarts: int) -> None:
     run.path.mkdir(parents=True, exist_ok=True)
     with attempts.open("ab") as file:
         file.write((json.dumps(row) + "\n").encode())
-    if is_consequence(end.kind) and _told_more_by_another(end, run):
+    if is_consequence(end.kind) and _another_pod_names_the_cause(end, run):
         return
     write_json(run.end, _values(end, run, _attempts_of(attempts, end.pod)))
 
 
 def permanent_end() -> tuple[str, str] | None:
-    """Class and summary of this very pod's earlier end that nothing can cure, None where there was none.
+    """Class and summary of this pod's earlier permanent end, None without one.
 
-    Known by the pod's identity in a file of its own /tmp, which a restarted container keeps and a new pod
-    does not: whoever mends the data and makes the pod anew is not held up.
+    It is kept in the pod's /tmp under the pod's id. A restarted container still has that file; a new pod,
+    created after the fix, does not.
     """
     path = _marker()
     if path is None:
@@ -124,7 +125,7 @@ def permanent_end() -> tuple[str, str] | None:
 
 
 def remember(end: End) -> None:
-    """Leave class and summary of an end that nothing can cure to this pod's next start."""
+    """Keep class and summary of a permanent end for this pod's next start."""
     path = _marker()
     if path is not None and end.kind in PERMANENT:
         with contextlib.suppress(OSError):
@@ -137,7 +138,7 @@ def _marker() -> Path | None:
 
 
 def _from_output(code: int, output: Output, out_of_memory: bool) -> tuple[str, str]:
-    """Class and message of an end that no rank has recorded."""
+    """Class and message of an end without a rank's record."""
     how = f"the launcher {exit_in_words(code)}"
     if code == -9:
         if out_of_memory:
@@ -153,8 +154,8 @@ def _from_output(code: int, output: Output, out_of_memory: bool) -> tuple[str, s
     return "error", one_line(f"{how}{': ' + last[0] if last else ''}")
 
 
-def _told_more_by_another(end: End, run: RunDir) -> bool:
-    """Whether end.json is of the same time and says a cause, where this end is only a consequence."""
+def _another_pod_names_the_cause(end: End, run: RunDir) -> bool:
+    """Whether another pod's end.json of the same time names a cause, while this end is only a consequence."""
     try:
         there = read_json(run.end)
         return float(there["time"]) >= end.started and not is_consequence(str(there["class"]))
@@ -192,7 +193,7 @@ def _values(end: End, run: RunDir, attempts: int) -> dict[str, Any]:
 
 
 def _tail(log: Path | None) -> list[str]:
-    """The last lines of a rank's own log."""
+    """The last lines of a rank's log."""
     if log is None:
         return []
     try:

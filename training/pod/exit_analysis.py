@@ -1,4 +1,4 @@
-"""What a dead process leaves behind: the launcher's words about it, the kernel's count of memory kills."""
+"""Evidence of a process's death: the launcher's output about it, the kernel's count of memory kills."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from training.run.failure import one_line
 
 _KEPT = 40  # lines
-# torch/distributed/elastic/multiprocessing/api.py, when the processes of a pod are given up.
+# torch/distributed/elastic/multiprocessing/api.py, when torchrun gives up its group of workers.
 _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
 _EXCEPTION = re.compile(
     r"(?:\[[^\]]*\]:\s*)?((?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt)): ?(.*)"
 )
-# What the launcher says of itself or of any failure, and that names no cause.
+# Lines that the launcher prints about itself or about any failure; they name no cause.
 _LAUNCHER = re.compile(
     r"torch\.distributed\.elastic|torch/distributed/(?:elastic|run|launch)|ChildFailedError|^[IWE]\d{4} |"
     r"^\s*(?:time|host|rank|exitcode|error_file|traceback)\s+: |^[=-]{10,}$|^(?:Root Cause|Failures:)|"
@@ -25,7 +25,7 @@ _LAUNCHER = re.compile(
 
 @dataclass(frozen=True)
 class Death:
-    """A worker that ended badly, as torchrun saw it; `code` is negative for a signal."""
+    """A failed worker as torchrun reports it; `code` is negative for a signal."""
 
     code: int
     local_rank: int
@@ -33,13 +33,13 @@ class Death:
 
 
 class Output:
-    """The last lines of a pod's output, and the deaths of workers that they tell of."""
+    """The last lines of a pod's output, and the deaths of workers reported in them."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=_KEPT)
 
     def take(self, line: str) -> Death | None:
-        """Remember a line; returns the death that torchrun reports in it."""
+        """Keep a line; return the death that torchrun reports in it, if any."""
         line = line.rstrip()
         found = _FAILED.search(line)
         if found:
@@ -49,11 +49,11 @@ class Output:
         return None
 
     def last(self, count: int = 12) -> list[str]:
-        """The last telling lines."""
+        """The last lines that are not the launcher's own."""
         return list(self._lines)[-count:]
 
     def exception(self) -> tuple[str, str] | None:
-        """Name and message of the last exception that was printed."""
+        """Name and message of the last printed exception."""
         for line in reversed(self._lines):
             found = _EXCEPTION.fullmatch(line.strip())
             if found:
@@ -62,9 +62,10 @@ class Output:
 
 
 def memory_kills() -> int | None:
-    """How often the kernel has killed in this process's memory cgroup; None where that cannot be read.
+    """How often the kernel has killed for memory in this process's cgroup; None if that cannot be read.
 
-    `oom_kill` of memory.events (cgroup v2) or memory.oom_control (v1); in a pod that is the container's own.
+    The source is `oom_kill` of memory.events (cgroup v2) or memory.oom_control (v1); in a pod it counts the
+    container's kills.
     """
     try:
         groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
@@ -78,7 +79,7 @@ def memory_kills() -> int | None:
             file, root = "memory.events", Path("/sys/fs/cgroup")
         else:
             continue
-        # Without a cgroup namespace the path is the host's, of which the container sees only its own end.
+        # Without a cgroup namespace the path is the host's, and the container sees only its last part.
         for directory in (root / path.strip("/"), root):
             kills = _counter(directory / file)
             if kills is not None:

@@ -1,4 +1,4 @@
-"""A rank that was forked: `forked_rank.py training.pretrain --config DIR`, run by torchrun in its process."""
+"""A forked rank: `forked_rank.py training.pretrain --config DIR`, run by torchrun in its own process."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ import signal
 import sys
 from pathlib import Path
 
-CAUSE_SECONDS = 1.0  # torchrun looks at its ranks ten times a second
+CAUSE_SECONDS = 1.0  # torchrun checks its ranks ten times a second
 
 
 def main() -> None:
-    """Be the rank of the task that the first argument names. Exit codes: `training.run.failure.CODES`."""
+    """Run the task named by the first argument as one rank. Exit codes: `training.run.failure.CODES`."""
     import torch
 
-    from training.trainer import main as rank
+    from training.trainer.main import main as run_rank
 
-    with contextlib.suppress(OSError):  # the fork server's command line says nothing of the rank
+    with contextlib.suppress(OSError):  # the fork server's command line does not name the rank
         Path("/proc/self/comm").write_text(f"rank {os.environ['RANK']}", encoding="utf-8")
-    if "OMP_NUM_THREADS" in os.environ:  # OpenMP has read it before torchrun chose it
+    if "OMP_NUM_THREADS" in os.environ:  # OpenMP read it before torchrun set it
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     del sys.argv[0]
     task = importlib.import_module(sys.argv[0])
     try:
-        rank.main(task.TASK, task.__doc__)
+        run_rank(task.TASK, task.__doc__)
     except SystemExit as end:
-        _let_the_cause_be_seen(end.code)
+        _wait_for_the_cause(end.code)
         raise
 
 
-def _let_the_cause_be_seen(code: str | int | None) -> None:
-    """Where this rank only fails for another's sake, let torchrun find that one dead before this one.
+def _wait_for_the_cause(code: str | int | None) -> None:
+    """If this rank failed because of another one, let torchrun find the other one dead first.
 
-    Of those that are dead when it looks, torchrun names one; a rank that was killed leaves no other word. It
-    asks the others to stop then, which ends the wait.
+    torchrun names only one of the ranks that it finds dead, and a killed rank leaves no other trace. It then
+    asks the remaining ranks to stop, which ends the wait.
     """
     from training.run.failure import CODES
 

@@ -1,7 +1,7 @@
-"""The guard against hangs: reads the heartbeats of this pod's ranks, finds the one that holds up the others.
+"""Finds the rank of this pod that hangs and holds up the others, from the ranks' heartbeats.
 
-All ranks fall silent when one hangs, for they wait for it. Which one it is, its process's state and its stack
-say: it is stopped, or stuck in the kernel, or not waiting inside a collective.
+When one rank hangs, all of them fall silent, because the others wait for it. Process state and stack tell
+which one it is: it is stopped, stuck in the kernel, or not waiting inside a collective.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from training.run.failure import Failure
 from training.run.hang_limits import Limits
 from training.run.heartbeat import Beat
 
-WAITING = 1.5  # how much longer a rank is left alone that only waits for others: theirs is found first
-AFTER_DEATH = 60.0  # seconds without judgement after a rank died: the launcher ends and restarts the others
+WAITING = 1.5  # a rank that only waits for others gets this many times its limit: the cause is found first
+AFTER_DEATH = 60.0  # seconds without a check after a rank died: the launcher ends and restarts the others
 _ANSWER = 2.0  # seconds that a rank has to write its stacks
-_RESCAN = 5.0  # seconds between two looks for ranks that are new here
-# Where a thread is that waits for other ranks or for the device: nothing that it does itself.
+_RESCAN = 5.0  # seconds between two searches for new ranks
+# Stack frames of a thread that only waits, for other ranks or for the device. A test holds the trainer's own
+# paths against its modules.
 _WAITS = re.compile(
     r"/torch/distributed/|/torch/autograd/graph\.py.* in _engine_run_backward|/torch/cuda/.* in synchronize|"
     r"/training/(?:trainer/metrics\.py|device)|/training/trainer/loop\.py.* in evaluate"
@@ -48,8 +49,8 @@ class _Seen:
     at: float
 
 
-class Watch:
-    """Looks after the ranks that this pod's start `attempt` has made."""
+class HangDetector:
+    """Checks the ranks that belong to this pod's start `attempt`."""
 
     def __init__(self, run: RunDir, attempt: str, limits: Limits) -> None:
         self._directory, self._attempt, self._limits = run.heartbeat, attempt, limits
@@ -59,7 +60,7 @@ class Watch:
         self._scanned = 0.0
 
     def ranks(self) -> list[Beat]:
-        """The newest heartbeats of this pod's ranks; a rank that died keeps its last one."""
+        """The newest heartbeat of each of this pod's ranks; of a rank that died, its last one."""
         own = self._own(self._known)
         if len(own) < len(self._known) or not own or time.monotonic() - self._scanned > _RESCAN:
             self._scanned = time.monotonic()
@@ -74,7 +75,7 @@ class Watch:
     def late(self) -> list[Late]:
         """The living ranks that have been silent for longer than their phase allows.
 
-        None for a while after one of them died, when the others have nothing left to do but to end.
+        Empty for AFTER_DEATH seconds after a rank died, while the launcher ends the others.
         """
         if not self._limits.step:
             return []
@@ -93,14 +94,14 @@ class Watch:
         return [] if any(now - died < AFTER_DEATH for died in self._dead.values()) else found
 
     def hung(self, late: list[Late]) -> list[Failure]:
-        """The records of those among the late ranks that hold up the others; none while that is unclear."""
-        return self.judge(late, _stacks(self._directory, [item.beat for item in late]))
+        """Failure records of the late ranks that hold up the others; empty while that is unclear."""
+        return self.evaluate(late, _stacks(self._directory, [item.beat for item in late]))
 
-    def judge(self, late: list[Late], stacks: Mapping[int, str]) -> list[Failure]:
-        """As `hung`, with the stacks of each late rank's threads.
+    def evaluate(self, late: list[Late], stacks: Mapping[int, str]) -> list[Failure]:
+        """As `hung`, given the stacks of each late rank's threads.
 
-        Where all only wait, for a rank of another pod or in a collective that never ends, the rank that is
-        furthest behind is named once the time has come for it.
+        If all of them only wait, for a rank of another pod or in a collective that never ends, the rank that
+        is furthest behind is named after WAITING times its limit.
         """
         records = []
         for item in late:
@@ -121,17 +122,17 @@ class Watch:
 
 
 def kill(pid: int) -> None:
-    """End a rank that no longer listens."""
+    """Kill a rank that no longer reacts."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
 def _stacks(directory: Path, beats: list[Beat]) -> dict[int, str]:
-    """Ask ranks for the stacks of their threads; an empty text for a rank that does not answer."""
+    """Ask ranks for the stacks of their threads; the text is empty for a rank that does not answer."""
     files = {beat.rank: heartbeat.stacks_of(directory, beat.rank) for beat in beats}
     before = {rank: _size(file) for rank, file in files.items()}
     for beat in beats:
-        if before[beat.rank] is not None:  # else it has not said that it answers, and would die of it
+        if before[beat.rank] is not None:  # without a file there is no handler, and the signal would kill it
             with contextlib.suppress(ProcessLookupError):
                 os.kill(beat.pid, heartbeat.DUMP_SIGNAL)
     deadline = time.monotonic() + _ANSWER
@@ -145,7 +146,7 @@ def _stacks(directory: Path, beats: list[Beat]) -> dict[int, str]:
 
 
 def _reason(beat: Beat, stacks: str) -> str | None:
-    """Why this rank is the one that hangs, or None when it waits for others as far as can be seen."""
+    """Why this rank hangs, or None if it seems to wait for others."""
     state = state_of(beat.pid)
     if state in ("T", "t"):
         return "its process is stopped"

@@ -1,10 +1,10 @@
-"""torchrun whose ranks start at once: `python -m training.pod.launcher -m training.pretrain --config DIR`.
+"""torchrun with forked ranks, which start faster: `python -m training.pod.launcher -m training.pretrain ...`.
 
-Importing torch, transformers and the trainer takes a rank longer than all the rest of a restart. Here one
-process of the pod imports them, while torchrun itself starts; every rank, also of later restarts, is forked
-from it: the fork server of Python's multiprocessing, which torchrun offers as --start-method=forkserver.
-Before the first rank one more process is forked, to see whether that is safe; where it is not, torchrun
-starts each rank as ever.
+Most of a restart is spent importing torch, transformers and the trainer. Here one process of the pod imports
+them while torchrun itself starts. Every rank, also of later restarts, is forked from it. It is the fork
+server of Python's multiprocessing, which torchrun offers as --start-method=forkserver. Before the first rank
+one more process is forked as a probe. If it finds that forking is not safe, torchrun starts each rank as
+usual.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from training.pod import forked_rank
 
 TASK = "TRAINYARD_TASK"  # the module whose imports the fork server holds
 PRELOADED = "training.pod.preload"
-PROBE_SECONDS = 60  # what a process that is forked, with all imports behind it, has to answer
-LONGEST_DIRECTORY = 70  # what sockaddr_un's 108 bytes leave for it beside /pymp-xxxxxxxx/listener-xxxxxxxx
+PROBE_SECONDS = 60  # time limit for the answer of the forked probe, imports included
+LONGEST_DIRECTORY = 70  # sockaddr_un has 108 bytes, and /pymp-xxxxxxxx/listener-xxxxxxxx follows it
 _MODULE = ("-m", "--module")
 _TASKS = "training."
 
 
 def suits(words: Sequence[str]) -> bool:
-    """Whether a command is torchrun starting a task of the trainer, on a system that forks safely (Linux)."""
+    """Whether a command is torchrun with a task of the trainer, on a system where forking is safe (Linux)."""
     return sys.platform.startswith("linux") and Path(words[0]).name == "torchrun" and _task(words) is not None
 
 
 def forking(words: Sequence[str]) -> list[str]:
-    """Return torchrun's arguments with ranks forked: `training.pod.forked_rank` gets the task.
+    """Return torchrun's arguments for forked ranks: `training.pod.forked_rank` gets the task.
 
-    `words` are torchrun's own, with `-m` and a task of the trainer among them.
+    `words` are torchrun's arguments, which contain `-m` and a task of the trainer.
     """
     at = _task(words)
     assert at is not None
@@ -46,9 +46,9 @@ def forking(words: Sequence[str]) -> list[str]:
 
 
 def start_server(task: str) -> str:
-    """Start the fork server, which imports a task; returns why no rank may be forked from it, or ""."""
+    """Start the fork server, which imports a task; return why no rank may be forked from it, or ""."""
     os.environ[TASK] = task
-    # Without it, asking whether there is a GPU (as imports do) sets up CUDA, which no fork survives:
+    # Otherwise an import that asks whether there is a GPU initialises CUDA, which does not survive a fork:
     # https://docs.pytorch.org/docs/stable/generated/torch.cuda.is_available.html
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     os.environ["PYTHONUNBUFFERED"] = "1"  # as torchrun's `python -u`
@@ -63,7 +63,7 @@ def start_server(task: str) -> str:
 
 
 def probe(task: str) -> str:
-    """Fork once; returns why the task's ranks may not be forked, or ""."""
+    """Fork once; return why the task's ranks may not be forked, or ""."""
     context = multiprocessing.get_context("forkserver")
     here, there = context.Pipe(duplex=False)
     child = context.Process(target=_answer, args=(there, task), daemon=True)
@@ -82,7 +82,7 @@ def _answer(there: Connection, task: str) -> None:
 
 
 def unsafe(task: str) -> str:
-    """Why a process that has just been forked is no good start for a rank, or "": to be asked in it."""
+    """Why a just-forked process is not safe for a rank, or ""; runs in that process."""
     module = sys.modules.get(task)
     if module is None:
         return f"{task} could not be imported"
@@ -104,7 +104,7 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 
 
 def _task(words: Sequence[str]) -> int | None:
-    """Where the module of the trainer stands that torchrun is to start, or None."""
+    """Position of the trainer's module that torchrun starts, or None."""
     for at, word in enumerate(words[1:], start=1):
         if words[at - 1] in _MODULE:
             return at if word.startswith(_TASKS) else None
@@ -112,7 +112,7 @@ def _task(words: Sequence[str]) -> int | None:
 
 
 def main() -> None:
-    """Command line, as torchrun's."""
+    """Command line, the same as torchrun's."""
     words = sys.argv[1:]
     at = _task(words)
     if at is None:
@@ -120,13 +120,13 @@ def main() -> None:
             "launcher: give a task of the trainer: python -m training.pod.launcher -m training.pretrain ..."
         )
     reason = start_server(words[at])
-    from torch.distributed import run  # three seconds, in which the fork server imports the rest
+    from torch.distributed import run  # takes three seconds; the fork server imports the rest meanwhile
 
     parsed = run.parse_args(words)
     if not parsed.module or parsed.training_script != words[at]:
         reason = f"{words[at]} is not what torchrun starts"
     reason = reason or probe(words[at])
-    # It tells of a dead rank with its own stack, which says nothing of the rank.
+    # It reports a dead rank with its own stack, which does not help.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").addFilter(_without_traceback)
     if reason:
         print(f"launcher: each rank imports for itself: {reason}", file=sys.stderr, flush=True)

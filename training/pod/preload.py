@@ -1,7 +1,7 @@
-"""Imported by a pod's fork server (`training.pod.launcher`) before it serves: the task, and what it needs.
+"""The fork server of a pod (`training.pod.launcher`) imports this module first: it imports the task.
 
-It ends with the launcher, and its ranks with it: they hold its pipe to the launcher open, by which it would
-know.
+The fork server dies with the launcher, and its ranks die with it. It needs this because the ranks hold the
+pipe open by which it would otherwise notice the launcher's end.
 """
 
 from __future__ import annotations
@@ -14,5 +14,5 @@ from training.distributed.process import die_with_parent
 from training.pod.launcher import TASK
 
 die_with_parent()
-with contextlib.suppress(Exception):  # a rank that imports for itself meets it again, and says it
+with contextlib.suppress(Exception):  # a rank that imports the task itself reports the same error
     importlib.import_module(os.environ[TASK])

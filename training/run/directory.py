@@ -1,4 +1,4 @@
-"""The run directory: its files, and how each is written so that a reader never sees half of one."""
+"""The run directory: its files, and how to write one so that a reader never sees half of it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _TAIL = 65536  # bytes; a line of metrics is far shorter
 
 
 class RunDir:
-    """Paths of one run: run.json is written once, metrics.jsonl grows, report.json exists when finished.
+    """Paths of one run: run.json is written once, metrics.jsonl grows, report.json follows the last step.
 
-    end.json says how the last try of any pod ended, and why.
+    end.json says how the last attempt of any pod ended, and why.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -50,7 +50,7 @@ class RunDir:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write a JSON file whole or not at all."""
+    """Write a JSON file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -1,6 +1,6 @@
-"""Why a rank stopped: one record per failing rank, which of them is the cause, and the code a pod exits with.
+"""Failure records: one for each failing rank, which of them is the cause, and the pod's exit code.
 
-Imports nothing heavy: a pod's first process and the tools read records with it.
+This module imports nothing heavy: a pod's first process and the tools read records with it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from training.run.directory import RunDir, write_json
 _LONGEST = 400
 _METRICS_LAG = 5.0  # seconds that a step's metrics may be written after its end
 
-# Exit codes of a pod, by class. 1 to 127 say that the same run would fail the same way again, 128 and above
-# that another try may help: the border that the training operator draws for restartPolicy ExitCode. 78, 65
-# and 70 are EX_CONFIG, EX_DATAERR and EX_SOFTWARE of sysexits.h; 143 is 128 + SIGTERM, and never 0, or the
-# operator would count a preempted pod as done.
+# Exit codes of a pod, by class. With 1 to 127 the same run would fail the same way again; with 128 and above
+# another attempt may help. The training operator draws the same line for restartPolicy ExitCode. 78, 65 and
+# 70 are EX_CONFIG, EX_DATAERR and EX_SOFTWARE of sysexits.h. 143 is 128 + SIGTERM; with 0 the operator would
+# count a preempted pod as done.
 CODES = {
     "done": 0,
     "config": 78,
@@ -43,7 +43,7 @@ CODES = {
 }
 PERMANENT = frozenset(kind for kind, code in CODES.items() if 0 < code < 128)
 
-# What a rank sees of another's failure never outranks that failure, whichever was written first.
+# These are how a rank sees another rank's failure. They never outrank that failure, even if written first.
 _VICTIMS = ("drained", "communication", "lost peer")
 
 _LOST_PEER = (
@@ -75,9 +75,9 @@ class Drained(Exception):
 
 @dataclass(frozen=True)
 class Failure:
-    """One rank's record: what class of failure, where, when (`time` in seconds since the epoch).
+    """One rank's record: the class of failure, where and when (`time` in seconds since the epoch).
 
-    `phase` is what the rank was doing, `traceback` Python's, or the stacks of a rank that hung.
+    `phase` is what the rank was doing; `traceback` is Python's, or the stacks of a rank that hung.
     """
 
     kind: str
@@ -113,7 +113,7 @@ def classify(error: BaseException) -> str:
 
 
 def classify_text(text: str) -> str:
-    """Class of what a process printed: lost peer, communication, out of memory or error."""
+    """Class of a process's output: lost peer, communication, out of memory or error."""
     text = text.lower()
     if any(sign in text for sign in _LOST_PEER):
         return "lost peer"
@@ -125,7 +125,7 @@ def classify_text(text: str) -> str:
 
 
 def message(error: BaseException) -> str:
-    """The error in one line of at most 400 characters; the record's traceback has all of it."""
+    """The error in one line of at most 400 characters; the record's traceback has the full text."""
     return one_line(str(error)) or type(error).__name__
 
 
@@ -155,7 +155,7 @@ def record(error: BaseException, rank: int, step: int | None, run: RunDir, phase
 
 
 def write(failure: Failure, run: RunDir) -> Path:
-    """Write a record whole or not at all, and return its path."""
+    """Write a record atomically, and return its path."""
     path = run.failures / f"{int(failure.time * 1000)}-rank-{failure.rank:05d}.json"
     values = asdict(failure)
     del values["path"]
@@ -164,7 +164,7 @@ def write(failure: Failure, run: RunDir) -> Path:
 
 
 def since(run: RunDir, start: float) -> list[Failure]:
-    """The records that were written at `start` (seconds since the epoch) or later, in order."""
+    """The records written at `start` (seconds since the epoch) or later, in order."""
     found = []
     for path in run.failures.glob("*.json"):
         moment = path.name.partition("-")[0]
@@ -176,38 +176,38 @@ def since(run: RunDir, start: float) -> list[Failure]:
 
 
 def incident(run: RunDir, start: float) -> list[Failure]:
-    """The records since `start` that no step came after; earlier ones were cured by a restart."""
+    """The records since `start` that no step followed; a restart fixed the earlier ones."""
     records = since(run, start)
     moved = run.last_record().get("time")
     cured = -math.inf if moved is None else float(moved) - _METRICS_LAG
-    return [one for one in records if one.time >= cured and not _followed(one, run)] or records
+    return [record for record in records if record.time >= cured and not _followed(record, run)] or records
 
 
 def _followed(failure: Failure, run: RunDir) -> bool:
-    """Whether this rank has trained again since: its heartbeat is younger than its end, and has a step."""
+    """Whether this rank has trained since then: its heartbeat is newer than the failure, and has a step."""
     beat = heartbeat.read(heartbeat.path_of(run.heartbeat, failure.rank))
     return beat is not None and beat.time > failure.time and beat.step is not None
 
 
 def cause(failures: Iterable[Failure]) -> Failure | None:
-    """The first failure that is not the consequence of another's, else the most telling consequence."""
+    """The first failure that is not the consequence of another one, else the most telling consequence."""
     return min(failures, key=lambda failure: (_tier(failure.kind), failure.time), default=None)
 
 
 def _tier(kind: str) -> int:
-    """0 for what says its own cause, 1 for an unknown exception, then drained, communication, lost peer."""
+    """0 for a class that names its cause, 1 for an unknown exception, 2 to 4 for consequences."""
     if kind in _VICTIMS:
         return 2 + _VICTIMS.index(kind)
     return int(kind == "error")
 
 
 def is_consequence(kind: str) -> bool:
-    """Whether failures of this class follow from something else."""
+    """Whether failures of this class follow from another failure or a request."""
     return kind in _VICTIMS
 
 
 def _read(path: Path) -> Failure | None:
-    """One record, or None for one that is not whole (its writer was killed)."""
+    """One record, or None for an incomplete one, whose writer was killed."""
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
         return Failure(

@@ -1,8 +1,8 @@
-"""What a rank is doing, in a file of its own: `<run>/heartbeat/rank-00000.json`.
+"""What a rank is doing, in its own file: `<run>/heartbeat/rank-00000.json`.
 
-It is written by the code that gets on, never by a clock, so that a rank that hangs falls silent: when the
-phase changes and else about once a second, without waiting for the device. A process has one, which `begin`
-makes; before that, and in a process that is no rank, the functions below do nothing.
+The working code writes it, never a timer, so a rank that hangs falls silent. It is written when the phase
+changes and about once a second otherwise, without waiting for the device. A process has one heartbeat, which
+`begin` creates. Before that, and in a process that is not a rank, the functions below do nothing.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Literal, get_args
 
 ATTEMPT = "TRAINYARD_ATTEMPT"  # set by training.entrypoint: the pod's start that a heartbeat belongs to
-DUMP_SIGNAL = signal.SIGUSR2  # a rank that beats answers it with the stacks of its threads
-INTERVAL = 1.0  # seconds between two writings within a phase
-SETTLED = 3  # steps after which a phase is in its stride: compilers and connections are behind it
-SHARE = 0.01  # of a rank's time that writing may take: on a slow file system it is written less often
+DUMP_SIGNAL = signal.SIGUSR2  # a rank answers it with the stacks of its threads
+INTERVAL = 1.0  # seconds between two writes within a phase
+SETTLED = 3  # steps after which a phase runs steadily: it has compiled its code and opened its connections
+SHARE = 0.01  # upper limit of a rank's time spent writing: a slow file system gets fewer writes
 
 Phase = Literal[
     "joining", "preparing data", "loading", "compiling", "training", "evaluating", "saving", "sampling",
@@ -36,9 +36,9 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 class Beat:
     """One heartbeat. `time` is in seconds since the epoch.
 
-    `beats` counts the steps (batches, lines of progress) of this phase so far, `longest_s` is the longest
-    time between two signs of life in it after the first. `count` grows with each writing, so that a reader
-    sees progress without comparing clocks. `attempt` is empty where no entrypoint started the rank.
+    `beats` counts the steps (batches, lines of progress) of this phase so far; `longest_s` is the longest
+    time between two of them. `count` grows with each write, so that a reader sees progress without comparing
+    clocks. `attempt` is empty if no entrypoint started the rank.
     """
 
     rank: int
@@ -54,7 +54,7 @@ class Beat:
 
 
 class Heartbeat:
-    """Writes one rank's heartbeat; with `directory` None it only keeps the phase."""
+    """Writes one rank's heartbeat; if `directory` is None it only keeps the phase."""
 
     def __init__(self, directory: Path | None, rank: int = 0) -> None:
         self._path = None if directory is None else path_of(directory, rank)
@@ -71,11 +71,10 @@ class Heartbeat:
 
     @property
     def phase(self) -> Phase:
-        """What the rank is doing."""
         return self._phase
 
     def answer_with_stacks(self) -> None:
-        """From now on DUMP_SIGNAL appends the stacks of all threads to this rank's `.stacks` file."""
+        """Make DUMP_SIGNAL append the stacks of all threads to this rank's `.stacks` file."""
         if self._stacks is None:
             return
         with contextlib.suppress(OSError):
@@ -84,7 +83,7 @@ class Heartbeat:
             faulthandler.register(DUMP_SIGNAL, file=file, all_threads=True)
 
     def enter(self, phase: Phase, step: int | None = None) -> None:
-        """Go over to a phase; within it, this is `beat`."""
+        """Change to a phase; within the same phase this is `beat`."""
         if phase == self._phase and self._count:
             self.beat(step)
             return
@@ -93,7 +92,7 @@ class Heartbeat:
         self._write()
 
     def beat(self, step: int | None = None, *, part: bool = False) -> None:
-        """Say that the rank gets on: a step is done, `step` where they are counted, or only `part` of one."""
+        """Report progress: a step is done (`step` is its number, if they have one), or only `part` of one."""
         now, phase = time.monotonic(), self._phase
         if self._beats[phase]:
             self._longest[phase] = max(self._longest[phase], now - self._last_call)
@@ -106,14 +105,14 @@ class Heartbeat:
 
     @contextlib.contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
-        """Be in a phase for a while, then back in the one before; an error leaves the phase as it is."""
+        """Be in a phase for a while, then return to the previous one; an error leaves the phase as it is."""
         before = self._phase
         self.enter(phase)
         yield
         self.enter(before)
 
     def _write(self) -> None:
-        """Write the file whole or not at all. A heartbeat that cannot be written must not end a run."""
+        """Write the file atomically. A heartbeat that cannot be written must not end a run."""
         self._count += 1
         self._written_at = time.monotonic()
         if self._path is None:
@@ -135,7 +134,7 @@ _own = Heartbeat(None)
 
 
 def begin(directory: Path, rank: int) -> None:
-    """Make this process's heartbeat, in phase joining, and answer DUMP_SIGNAL from now on."""
+    """Create this process's heartbeat, in phase joining, and answer DUMP_SIGNAL from now on."""
     global _own
     _own = Heartbeat(directory, rank)
     _own.answer_with_stacks()
@@ -143,37 +142,37 @@ def begin(directory: Path, rank: int) -> None:
 
 
 def enter(phase: Phase, step: int | None = None) -> None:
-    """Go over to a phase."""
+    """As `Heartbeat.enter`, for this process."""
     _own.enter(phase, step)
 
 
 def beat(step: int | None = None, *, part: bool = False) -> None:
-    """Say that this process gets on, by a step or by part of one."""
+    """As `Heartbeat.beat`, for this process."""
     _own.beat(step, part=part)
 
 
 def during(phase: Phase) -> contextlib.AbstractContextManager[None]:
-    """Be in a phase for a while, then back in the one before."""
+    """As `Heartbeat.during`, for this process."""
     return _own.during(phase)
 
 
 def current() -> Phase:
-    """What this process is doing."""
+    """This process's phase."""
     return _own.phase
 
 
 def path_of(directory: Path, rank: int) -> Path:
-    """Return where a rank's heartbeat is."""
+    """Path of a rank's heartbeat."""
     return directory / f"rank-{rank:05d}.json"
 
 
 def stacks_of(directory: Path, rank: int) -> Path:
-    """Return where a rank's stacks go when it is asked for them."""
+    """Path of the file that a rank writes its stacks to."""
     return directory / f"rank-{rank:05d}.stacks"
 
 
 def read(path: Path) -> Beat | None:
-    """Return a heartbeat, or None for one that is missing or cannot be read."""
+    """Read a heartbeat; None if it is missing or incomplete."""
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
         return Beat(**{name: saved[name] for name in Beat.__dataclass_fields__})

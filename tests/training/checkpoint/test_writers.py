@@ -146,7 +146,7 @@ def test_states_that_are_not_json(tmp_path: Path, states: dict[str, Any], reason
     [
         (Shard(torch.zeros(2, 2), (4, 2), 0, False), "rows 2 to 4 are held by no rank"),
         (Shard(torch.zeros(2, 2), (4, 2), 3, False), "is not in"),
-        (Shard(torch.zeros(2, 2), (4, 2), 0, True), "called replicated"),
+        (Shard(torch.zeros(2, 2), (4, 2), 0, True), "declared replicated"),
         (
             Shard(torch.zeros(2, dtype=torch.complex64), (2,), 0, True),
             "dtype torch.complex64 cannot be stored",
@@ -181,7 +181,7 @@ def test_two_writers_commit_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "rename", rename)
     with pytest.raises(CheckpointError, match="step-00000001: another writer committed it meanwhile"):
         put(first, 1, values_of=5)
-    assert raced[1] == f"{raced[0]}: left alone, another process is writing it"
+    assert raced[1] == f"{raced[0]}: kept, because another process is writing it"
     assert names(tmp_path) == ["LATEST", "step-00000001"]
     found = first.latest()
     assert found is not None
@@ -201,8 +201,8 @@ def test_left_overs_of_the_dead_are_removed_and_of_the_living_not(tmp_path: Path
     store = Store(tmp_path, log=told.append)
     assert names(tmp_path) == sorted(["notes.tmp", alive.path.name])
     assert told == [
-        f"{alive.path.name}: left alone, another process is writing it",
-        f"{dead.path.name}: removed, its writer died before it was committed",
+        f"{alive.path.name}: kept, because another process is writing it",
+        f"{dead.path.name}: removed, because its writer died before committing it",
     ]
     assert store.steps() == []
     alive.close()
