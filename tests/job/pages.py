@@ -18,7 +18,7 @@ from tools.core import repo
 from tools.kube.manifests import Manifests, parse
 
 PAGE = repo.root() / "docs/operating.md"
-BLOCK = re.compile(r"<!-- situation: (\w+) -->\n(?:```\n.*?```\n)?", re.DOTALL)
+BLOCK = re.compile(r"<!-- situation: (\w+) -->\n(?:```text\n.*?```\n)?", re.DOTALL)
 
 
 def rendered() -> dict[str, Manifests]:
@@ -40,10 +40,8 @@ def output_of(name: str, cells: dict[str, Manifests]) -> str:
 
 def written(text: str, cells: dict[str, Manifests]) -> str:
     """The page with every output as it is now."""
-    return BLOCK.sub(
-        lambda found: f"{found[0].splitlines()[0]}\n```\n$ yard job why\n{output_of(found[1], cells)}```\n",
-        text,
-    )
+    block = "{}\n```text\n$ yard job why\n{}```\n"
+    return BLOCK.sub(lambda found: block.format(found[0].splitlines()[0], output_of(found[1], cells)), text)
 
 
 def main() -> int:

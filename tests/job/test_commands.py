@@ -19,7 +19,8 @@ from tests.job.conftest import Cluster, NewWorld
 from tests.job.corpus import STEP
 from tools.cli import invoke
 from tools.core import repo
-from tools.job import checks, copy, remote_sender, submit
+from tools.job import copy, remote_sender, stop, submit
+from tools.job.snapshot import lookup
 from tools.job.snapshot.snapshot import PREVIOUS
 from tools.kube.kubectl import Kubectl, failure
 from tools.kube.manifests import Manifests
@@ -131,7 +132,7 @@ def test_a_rank_without_heartbeat_cannot_be_found(
 ) -> None:
     cluster(world())
     assert invoke(["job", "logs", "--rank", "1"]) == 3
-    assert "which pod holds rank 1 cannot be told: no rank has a heartbeat" in capsys.readouterr().err
+    assert "the pod of rank 1 is unknown: no rank has a heartbeat" in capsys.readouterr().err
 
 
 def heartbeat(home: Path, rank: int, host: str) -> None:
@@ -182,7 +183,7 @@ def test_a_ranks_own_log_is_read_from_the_volume(
     told = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert [(line["rank"], line["text"]) for line in told] == [(1, "a"), (1, "b")]
     assert invoke(["job", "logs", "--rank", "1", "--volume", "--follow"]) == 2
-    assert "only --rank, --tail and --grep go with it" in capfd.readouterr().err
+    assert "use it with --rank, --tail and --grep only" in capfd.readouterr().err
 
 
 def test_cp_brings_whole_files_and_survives_a_broken_stream(
@@ -200,7 +201,7 @@ def test_cp_brings_whole_files_and_survives_a_broken_stream(
     out = tmp_path / "out"
     assert invoke(["job", "cp", JOB, "checkpoints", str(out)]) == 0
     said = capsys.readouterr()
-    assert "the stream was cut short: try 1 of 3" in said.err, "control: the stream was cut"
+    assert "the stream was cut short: attempt 1 of 3" in said.err, "control: the stream was cut"
     assert "2 files, 10,242 bytes" in said.out
     assert (out / "checkpoints/step-00000010/weights.bin").read_bytes() == (step / "weights.bin").read_bytes()
     names = [line.split("  ")[1] for line in (out / "SHA256SUMS").read_text().splitlines()]
@@ -232,7 +233,7 @@ def test_cp_leaves_nothing_of_a_file_that_does_not_arrive(
     monkeypatch.setattr(copy, "TRIES", 1)
     out = tmp_path / "out"
     assert invoke(["job", "cp", JOB, "report.json", str(out)]) == 1
-    assert "the stream was cut short, 1 times; 0 files are whole" in capsys.readouterr().err
+    assert "the stream was cut short, 1 times; 0 files are complete" in capsys.readouterr().err
     assert list(out.iterdir()) == []
 
 
@@ -290,7 +291,7 @@ def test_a_full_disk_leaves_no_half_file(
         (["metrics", "tests/job"], 2, "tests/job: no metrics.jsonl in this directory"),
         (["plot", "nope"], 2, "no run, job, cell or log of that name: nope\n  hint: runs here: "),
         (["plot", "local/runs/nope"], 2, "no run, cell or log of that name: local/runs/nope"),
-        (["logs", "--since", ""], 2, "--since : not a time"),
+        (["logs", "--since", ""], 2, "--since : not a duration"),
         (["logs", "--rank", "0", "--volume"], 3, "the run directory has no log of rank 0"),
         (["status", ""], 2, "no such job"),
         (["status", "cpu/llama-tin"], 2, "did you mean overlays/cpu/llama-tiny?"),
@@ -375,8 +376,8 @@ def test_a_test_that_somebody_else_runs_stays(
     monkeypatch: pytest.MonkeyPatch, rendered: dict[str, Manifests]
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(checks, "check", lambda *_: None)
-    monkeypatch.setattr(submit, "existing", lambda *_: {"metadata": {"uid": "other"}})
+    monkeypatch.setattr(submit, "check", lambda *_: None)
+    monkeypatch.setattr(lookup, "existing", lambda *_: {"metadata": {"uid": "other"}})
     monkeypatch.setattr(Kubectl, "text", lambda self, *words, **_: asked.append(words[0]))
     assert invoke(["job", "nccl-test", "cpu/llama-tiny", "-n", "team-a"]) == 1
     assert "delete" not in asked
@@ -431,5 +432,5 @@ def test_a_pod_that_has_ended_and_is_being_taken_away_is_waited_for(monkeypatch:
     answers = [[kept], [leaving, kept], [leaving]]
     monkeypatch.setattr(Kubectl, "items", lambda self, *words: answers.pop())
     spec: dict[str, Any] = {"pytorchReplicaSpecs": {"Worker": {"template": {"spec": {}}}}}
-    submit.wait_gone(Kubectl(), {"metadata": {"name": "job"}, "spec": spec}, lambda text: None)
+    stop.wait_gone(Kubectl(), {"metadata": {"name": "job"}, "spec": spec}, lambda text: None)
     assert answers == []

@@ -37,9 +37,13 @@ def states(found: list[Verdict]) -> dict[str, State]:
     return {one.details["hop"]: one.state for one in found}
 
 
+def hops(made: World, slices: list[dict[str, Any]] | None) -> dict[str, State]:
+    """The state of each hop that the API server describes."""
+    return states(list(rendezvous_check.check_objects(made.snapshot(), slices)))
+
+
 def test_what_the_api_server_tells_of_a_healthy_job(world: NewWorld) -> None:
-    seen = with_addresses(world()).snapshot()
-    found = states(list(rendezvous_check.told(seen, points(ADDRESS))))
+    found = hops(with_addresses(world()), points(ADDRESS))
     assert found == dict.fromkeys(("pod", "service", "endpoints", "policy"), State.PASS)
 
 
@@ -52,25 +56,25 @@ def test_what_the_api_server_tells_of_a_healthy_job(world: NewWorld) -> None:
     ],
 )
 def test_endpoints_that_lead_nowhere(hop: str, slices: list[dict[str, Any]], world: NewWorld) -> None:
-    found = states(list(rendezvous_check.told(with_addresses(world()).snapshot(), slices)))
+    found = hops(with_addresses(world()), slices)
     assert [name for name, state in found.items() if state is State.FAIL] == [hop]
 
 
 def test_each_broken_hop_is_the_one_that_is_named(world: NewWorld) -> None:
     made = with_addresses(world())
     made.objects["Service"][0]["spec"]["selector"] = {"app": "other"}
-    assert states(list(rendezvous_check.told(made.snapshot(), points(ADDRESS))))["service"] is State.FAIL
+    assert hops(made, points(ADDRESS))["service"] is State.FAIL
     made.objects["Service"] = []
-    assert states(list(rendezvous_check.told(made.snapshot(), None))) == {
+    assert hops(made, None) == {
         "pod": State.PASS,
         "service": State.FAIL,
         "endpoints": State.CANNOT_TELL,
         "policy": State.PASS,
     }
     made.objects["NetworkPolicy"] = [{"metadata": {"name": "deny"}, "spec": {"podSelector": {}}}]
-    assert states(list(rendezvous_check.told(made.snapshot(), None)))["policy"] is State.FAIL
+    assert hops(made, None)["policy"] is State.FAIL
     made.pending(0)
-    assert states(list(rendezvous_check.told(made.snapshot(), None)))["pod"] is State.FAIL
+    assert hops(made, None)["pod"] is State.FAIL
 
 
 @pytest.mark.parametrize(
@@ -79,15 +83,15 @@ def test_each_broken_hop_is_the_one_that_is_named(world: NewWorld) -> None:
 )
 def test_what_a_pod_finds_at_the_port_is_explained(state: str, said: str, world: NewWorld) -> None:
     seen = with_addresses(world()).snapshot()
-    there = rendezvous_check.meeting(seen)
+    there = rendezvous_check.rendezvous(seen)
     assert (there.host, there.port) == ("cpu-llama-tiny-train-worker-0", PORT)
     name = {"addresses": [ADDRESS], "state": "good", "line": "it resolves"}
     reached = [name, name, name, {**name, "state": state, "line": "no"}]
-    last = list(rendezvous_check.judge(there, seen.pods[1], reached))[-2]
+    last = list(rendezvous_check.checked(there, seen.pods[1], reached))[-2]
     assert (last.details["hop"], last.state) == ("port", State.FAIL)
     assert said in str(last.remedy)
     stale = {**name, "addresses": ["10.0.0.7"]}
-    found = states(list(rendezvous_check.judge(there, seen.pods[1], [name, stale, name, name])))
+    found = states(list(rendezvous_check.checked(there, seen.pods[1], [name, stale, name, name])))
     assert found["name"] is State.FAIL, "a name that leads to another pod"
 
 
@@ -120,4 +124,4 @@ def test_nobody_to_look_from_is_said(
     made.pending(0, 1)
     cluster(made)
     assert invoke(["job", "debug"]) == 1
-    assert "CANNOT TELL  look       no container runs to look from" in capsys.readouterr().out
+    assert "CANNOT TELL  look       no container is running to check from" in capsys.readouterr().out

@@ -120,7 +120,7 @@ def test_errors_missing_cards_and_ill_nodes_are_bad(
     smi.write_text("\n".join(rows) + "\n")
     assert invoke(["job", "devices"]) == 1
     said = capsys.readouterr().out
-    assert "FAIL: worker-0 device 5: 3 ECC errors that were not corrected" in said
+    assert "FAIL: worker-0 device 5: 3 uncorrected ECC errors" in said
     assert "FAIL: worker-0 device 5: a memory row waits to be remapped: reset it" in said
     assert "FAIL: worker-0 device 6: memory.used: [Unknown Error]" in said
     assert "FAIL: worker-2 has 7 devices of 8" in said
@@ -181,7 +181,7 @@ def test_no_program_is_no_verdict(
     assert "worker-0: neither nvidia-smi nor neuron-monitor is in its image" in capsys.readouterr().out
     cluster(world())
     assert invoke(["job", "devices"]) == 3
-    assert "asks for an accelerator" in capsys.readouterr().err
+    assert "requests an accelerator" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_a_report_of_neuron_monitor() -> None:
     first, second = devices.neuron(json.dumps(REPORT), pod)
     assert (first.use, first.used_mib, first.total_mib) == (70.0, 2048.0, 32768.0)
     assert (first.errors, first.corrected, first.problems) == (0, 4, [])
-    assert (second.errors, second.problems) == (3, ["3 ECC errors that were not corrected"])
+    assert (second.errors, second.problems) == (3, ["3 uncorrected ECC errors"])
 
 
 def test_cards_without_error_counters() -> None:

@@ -48,7 +48,7 @@ def job(world: NewWorld) -> dict[str, Any]:
 def states(job: dict[str, Any], text: str) -> dict[str, list[State]]:
     """The verdicts by what they are about."""
     found: dict[str, list[State]] = {}
-    for one in nccl_test.judge(job, text.splitlines()):
+    for one in nccl_test.check(job, text.splitlines()):
         found.setdefault(one.details["check"], []).append(one.state)
     return found
 
@@ -107,7 +107,7 @@ def test_a_measurement_of_as_many_machines_is_the_one_that_counts(job: dict[str,
 def test_machines_that_nobody_has_measured_get_no_threshold(world: NewWorld) -> None:
     (verdict,) = [
         one
-        for one in nccl_test.judge(world("p5/llama-3-1-8b").job, f"{EFA}\n{NEW}".splitlines())
+        for one in nccl_test.check(world("p5/llama-3-1-8b").job, f"{EFA}\n{NEW}".splitlines())
         if one.details["check"] == "bandwidth"
     ]
     assert verdict.state is State.CANNOT_TELL
@@ -146,5 +146,5 @@ def test_a_log_is_judged_without_a_cluster(tmp_path: Path, capsys: pytest.Captur
     assert said["rows"][1] == {"size": 2**34, "bus": 480.0, "right": True}
     log.write_text("nothing\n")
     assert invoke(["job", "nccl-test", "cpu/llama-tiny", "--log", str(log)]) == 3
-    assert "CANNOT TELL: the log holds no measurement" in capsys.readouterr().out
+    assert "CANNOT TELL: the log has no measurement" in capsys.readouterr().out
     assert invoke(["job", "nccl-test", "cpu/llama-tiny", "--log", str(tmp_path / "none")]) == 2

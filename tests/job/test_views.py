@@ -167,7 +167,7 @@ def test_status_says_what_is_known(world: NewWorld) -> None:
     for part in (
         "step 100/400",
         "MFU 40.0%",
-        "5 min to 5 min left",
+        "tokens/s, MFU 40.0%, 5 min left",
         "newest of step 50",
         "24-31",
         "90 s ago: Pulled",
@@ -207,9 +207,9 @@ def test_what_was_before_a_resume_is_no_speed_of_now(world: NewWorld) -> None:
 
 def test_a_pod_that_is_missing_is_missed(world: NewWorld) -> None:
     made = world("g5/llama-2-7b")
-    assert "are there" not in "\n".join(status.lines(Status(made.snapshot()))), "control"
+    assert "exist" not in "\n".join(status.lines(Status(made.snapshot()))), "control"
     made.pods.pop()
-    assert "  pods        3 of 4 are there" in status.lines(Status(made.snapshot()))
+    assert "  pods        3 of 4 exist" in status.lines(Status(made.snapshot()))
     assert Status(made.snapshot()).as_dict()["pods_wanted"] == 4
 
 
@@ -245,7 +245,7 @@ def test_status_without_anything_seen_claims_nothing(world: NewWorld) -> None:
     made = world()
     made.unseen["run directory"] = "forbidden"
     shown = "\n".join(status.lines(Status(made.snapshot())))
-    assert "nothing is seen of it" in shown
+    assert "no progress was seen" in shown
     assert "not seen: run directory: forbidden" in shown
     assert "step" not in shown
 
@@ -268,7 +268,7 @@ def test_a_kept_snapshot_gives_the_same_answer(
     assert invoke(["job", "why", "--from", str(tmp_path / "none")]) == 2
     (tmp_path / "kept/snapshot.json").write_text("{")
     assert invoke(["job", "why", "--from", str(tmp_path / "kept")]) == 2
-    assert "not a whole snapshot" in capsys.readouterr().err
+    assert "incomplete snapshot" in capsys.readouterr().err
 
 
 def test_the_probe_reads_a_run_directory_and_skips_what_is_half_written(tmp_path: Path) -> None:
@@ -319,10 +319,12 @@ def test_what_a_drain_says_of_its_checkpoint() -> None:
     source = (repo.root() / "training/trainer/loop.py").read_text(encoding="utf-8")
     assert "checkpoint of step %d saved" in source
     assert "stopped on request at step {now.step}, which is saved" in source
-    saved = stop.judge(True, ["step 39", "rank 0: drained: stopped on request at step 40, which is saved"])
+    saved = stop.last_checkpoint(
+        True, ["step 39", "rank 0: drained: stopped on request at step 40, which is saved"]
+    )
     assert (saved.saved, saved.step) == (True, 40)
-    assert stop.judge(True, ["checkpoint of step 20 saved in 0.1 s"]).step == 20
-    lost = stop.judge(True, ["checkpoint of step 40 was not saved, the run goes on: disk is full"])
+    assert stop.last_checkpoint(True, ["checkpoint of step 20 saved in 0.1 s"]).step == 20
+    lost = stop.last_checkpoint(True, ["checkpoint of step 40 was not saved, the run goes on: disk is full"])
     assert (lost.saved, lost.ran) == (False, True)
     assert "CANNOT TELL" in lost.evidence
-    assert not stop.judge(False, []).ran
+    assert not stop.last_checkpoint(False, []).ran

@@ -1,18 +1,20 @@
-"""The one way in which `yard` prints: results on standard output, errors and progress on standard error."""
+"""How `yard` prints: results on standard output, errors and progress on standard error."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
 
 from tools.core.verdict import Verdict
 
+LINE = 90  # characters of a value in a message
+
 
 def line(text: str = "") -> None:
-    """Print one line of a result, at once, so that a pipe sees it when it happens."""
+    """Print one line of a result at once, also into a pipe."""
     click.echo(text)
 
 
@@ -27,19 +29,24 @@ def data(value: Any) -> None:
 
 
 def error(message: str, hint: str | None = None) -> None:
-    """Print the one `error:` line of a failed command, and its hint."""
     click.echo(f"error: {message}", err=True)
     if hint:
         click.echo(f"  hint: {hint}", err=True)
 
 
 def count(number: int, name: str, plural: str | None = None) -> str:
-    """Return `1 pod`, `2 pods`; `plural` where an s is not enough."""
+    """Return `1 pod` or `2 pods`. `plural` is for names that need more than an s."""
     return f"{number:,} {name if number == 1 else plural or name + 's'}"
 
 
+def short(value: Any, limit: int = LINE) -> str:
+    """Return a value as one line of at most `limit` characters."""
+    text = " ".join(str(value).split())
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
 def verdict(result: Verdict, as_json: bool = False) -> None:
-    """Print a verdict with its evidence and remedy; the caller exits with `result.state.exit_code`."""
+    """Print a verdict with its evidence and remedy. The caller exits with `result.state.exit_code`."""
     if as_json:
         data(result.as_dict())
         return
@@ -47,12 +54,18 @@ def verdict(result: Verdict, as_json: bool = False) -> None:
     for item in result.evidence:
         line(f"  {item}")
     if result.remedy:
-        line(f"  what to do: {result.remedy}")
+        line(f"  fix: {result.remedy}")
 
 
-def table(rows: Iterable[tuple[str, str]], indent: str = "  ") -> None:
-    """Print pairs as two aligned columns; a pair with an empty name continues the one above."""
-    pairs = list(rows)
-    width = max((len(name) for name, _ in pairs), default=0)
-    for name, value in pairs:
-        line(f"{indent}{name:<{width}}  {value}".rstrip())
+def columns(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return rows of cells as lines with aligned columns."""
+    cells = list(rows)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in cells]
+    return ["  ".join(row).rstrip() for row in padded]
+
+
+def table(rows: Iterable[Sequence[str]], indent: str = "  ") -> None:
+    """Print rows of cells as aligned columns."""
+    for text in columns(rows):
+        line(f"{indent}{text}")

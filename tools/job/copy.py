@@ -1,4 +1,4 @@
-"""Copies files out of a job's run directory through a pod that runs: each arrives whole, or not at all."""
+"""Copies files out of a job's run directory through a running pod: each arrives whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ import os
 import select
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import IO, NoReturn
 
 from tools.core.errors import UserError
+from tools.core.wait import sparing
 from tools.job import remote_sender
 from tools.job.snapshot.pod import JobPod
 from tools.kube.kubectl import Kubectl, failure, missing
 
-TRIES = 3  # without one more whole file: a stream through the API server may break off, without an error
-SILENCE = 60.0  # seconds after which a stream is given up
-ENDED = "command terminated with exit code"  # kubectl's words on a program that failed by itself
-TELL = 2.0  # seconds between lines of progress
+TRIES = 3  # without a new file: a stream through the API server may end early without an error
+SILENCE = 60.0  # seconds without data after which a stream is given up
+ENDED = "command terminated with exit code"  # kubectl's message about a program that failed
 
 
 @dataclass(frozen=True)
-class File:
-    """One file of the run: its name there, its size in bytes, its SHA-256; `copied` if it came over now."""
+class CopiedFile:
+    """A file of the run: its name there, size in bytes and SHA-256; not `copied` if it was here already."""
 
     name: str
     size: int
@@ -37,43 +36,44 @@ class File:
 
 
 class Broken(Exception):
-    """The stream ended early, stood still, or brought something else than what was sent."""
+    """The stream ended early, stopped, or its data is wrong."""
 
 
-def fetch(kubectl: Kubectl, pod: JobPod, wanted: str, target: Path, say: Callable[[str], None]) -> list[File]:
-    """Bring the files at or below `wanted` in the run directory to below `target`, and return them.
+def fetch(
+    kubectl: Kubectl, pod: JobPod, wanted: str, target: Path, say: Callable[[str], None]
+) -> list[CopiedFile]:
+    """Copy the files at or below `wanted` in the run directory to `target`, and return them.
 
-    A file that is there already and right is not sent again. Raises UserError where the pod has no such file,
-    and after several tries at one that does not arrive: nothing of that file is left then.
+    An intact file that is here already is not sent again. Raises UserError if the pod has no such file, and
+    after several attempts at a file that does not arrive: no part of it is left.
     """
     path = PurePosixPath(wanted)
     if path.is_absolute() or ".." in path.parts:
         hint = "for example checkpoints/step-00000100"
         raise UserError(f"{wanted}: not a path inside the run directory", hint)
-    found: dict[str, File] = {}
+    found: dict[str, CopiedFile] = {}
     tries = 0
     while True:
         before = len(found)
         try:
             for file in _received(kubectl, pod, wanted, target, _here(target, wanted), say):
                 copied = file.copied or (file.name in found and found[file.name].copied)
-                found[file.name] = File(file.name, file.size, file.sha256, copied)
+                found[file.name] = replace(file, copied=copied)
             break
         except Broken as problem:
             tries = 1 if len(found) > before else tries + 1
-            say(f"{problem}: try {tries} of {TRIES}")
+            say(f"{problem}: attempt {tries} of {TRIES}")
             if tries == TRIES:
-                raise UserError(
-                    f"{wanted}: {problem}, {TRIES} times; {len(found)} files are whole", code=1
-                ) from None
+                message = f"{wanted}: {problem}, {TRIES} times; {len(found)} files are complete"
+                raise UserError(message, code=1) from None
     if not found:
-        hint = "yard job exec JOB -- ls lists what it has"
+        hint = "`yard job exec JOB -- ls` lists its files"
         raise UserError(f"the run directory has no file at {wanted}", hint)
     return sorted(found.values(), key=lambda file: file.name)
 
 
-def note_digests(path: Path, files: list[File]) -> None:
-    """Write the files' digests as sha256sum reads them, beside those of earlier copies to the same place."""
+def write_digests(path: Path, files: list[CopiedFile]) -> None:
+    """Write the files' digests in the format of sha256sum; keep those of earlier copies to this place."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -87,7 +87,7 @@ def note_digests(path: Path, files: list[File]) -> None:
 
 
 def _here(target: Path, wanted: str) -> dict[str, tuple[int, str]]:
-    """Return size and digest of the files that an earlier copy has brought."""
+    """Return size and digest of the files of an earlier copy."""
     start = target / wanted
     paths = [start] if start.is_file() else sorted(start.rglob("*"))
     return {
@@ -104,8 +104,8 @@ def _received(
     target: Path,
     have: dict[str, tuple[int, str]],
     say: Callable[[str], None],
-) -> Iterator[File]:
-    """Yield each file as it is whole; Broken where the stream is, UserError where the pod says no."""
+) -> Iterator[CopiedFile]:
+    """Yield each complete file. Raises Broken, and UserError if the pod refuses."""
     words = ("sh", "-c", 'exec python3 - "$TRAINYARD_RUN" "$1"', "sh", wanted)
     program = kubectl.words("exec", pod.name, f"--container={pod.container_name}", "--stdin", "--", *words)
     call = f"\nmain(sys.argv[1], sys.argv[2], {json.dumps(have)})\n"
@@ -118,21 +118,21 @@ def _received(
             raise missing() from None
         assert process.stdout is not None
         try:
-            yield from _files(_Stream(process.stdout), target, say)
+            yield from _files(_Stream(process.stdout), target, sparing(say))
             process.wait(SILENCE)
         except Broken as problem:
             process.kill()
             process.wait()
             complaint.seek(0)
-            _judge(complaint.read().decode("utf-8", "replace"), str(problem))
+            _raise(complaint.read().decode("utf-8", "replace"), str(problem))
         finally:
             process.kill()
             process.wait()
             process.stdout.close()
 
 
-def _judge(said: str, problem: str) -> NoReturn:
-    """Raise UserError for a refusal that would come again, else Broken with what kubectl says."""
+def _raise(said: str, problem: str) -> NoReturn:
+    """Raise UserError for a refusal, which would be repeated, else Broken with kubectl's message."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     own = [line for line in lines if not line.startswith(ENDED)]
     if len(own) < len(lines) or "orbidden" in said:
@@ -141,8 +141,7 @@ def _judge(said: str, problem: str) -> NoReturn:
     raise Broken(f"{problem}: {own[-1]}" if own else problem) from None
 
 
-def _files(stream: _Stream, target: Path, say: Callable[[str], None]) -> Iterator[File]:
-    tell = _Sparing(say)
+def _files(stream: _Stream, target: Path, say: Callable[[str], None]) -> Iterator[CopiedFile]:
     while (line := stream.line()) != "end":
         if line == "+":
             continue
@@ -150,64 +149,50 @@ def _files(stream: _Stream, target: Path, say: Callable[[str], None]) -> Iterato
             head = json.loads(line)
             name, size, same = str(head["name"]), int(head["size"]), head.get("same")
         except (ValueError, KeyError, TypeError):
-            raise Broken(f"the pod sent something else: {line[:80]!r}") from None
+            raise Broken(f"unexpected answer from the pod: {line[:80]!r}") from None
         if same is not None:
-            yield File(name, size, str(same), copied=False)
+            yield CopiedFile(name, size, str(same), copied=False)
             continue
         path = target / name
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.part")
         try:
             with part.open("wb") as file:
-                whole = _write(stream, name, file, size, tell)
+                complete = _write(stream, name, file, size, say)
             os.replace(part, path)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 part.unlink()
-        yield whole
+        yield complete
 
 
-def _write(stream: _Stream, name: str, file: IO[bytes], size: int, tell: Callable[[str], None]) -> File:
-    """Write a file's chunks to `file`; Broken where they have not the digest that comes behind them."""
+def _write(stream: _Stream, name: str, file: IO[bytes], size: int, say: Callable[[str], None]) -> CopiedFile:
+    """Write a file's chunks to `file`; Broken if they do not match the digest that follows them."""
     found, done = hashlib.sha256(), 0
     while (line := stream.line()).isdigit() and line != "0":
         chunk = stream.read(int(line))
         found.update(chunk)
         file.write(chunk)
         done += len(chunk)
-        tell(f"{name}: {done:,} of {size:,} bytes")
+        say(f"{name}: {done:,} of {size:,} bytes")
     if line != f"0 {found.hexdigest()}":
-        raise Broken(f"{name}: what arrives has not the digest that the pod computed")
-    return File(name, done, found.hexdigest())
-
-
-class _Sparing:
-    """Passes on what is said, but not more often than once in TELL seconds."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say, self._at = say, time.monotonic()
-
-    def __call__(self, text: str) -> None:
-        if time.monotonic() - self._at > TELL:
-            self._at = time.monotonic()
-            self._say(text)
+        raise Broken(f"{name}: the received data does not have the pod's digest")
+    return CopiedFile(name, done, found.hexdigest())
 
 
 class _Stream:
-    """Lines and blocks of a pipe; Broken where it ends, or is silent for too long."""
+    """Lines and blocks of a pipe; Broken if it ends or is silent for too long."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._pipe, self._kept = pipe, b""
 
     def line(self) -> str:
-        """Return the next line."""
         while b"\n" not in self._kept:
             self._more()
         line, _, self._kept = self._kept.partition(b"\n")
         return line.decode("utf-8", "replace")
 
     def read(self, size: int) -> bytes:
-        """Return the next `size` bytes."""
         parts, length = [self._kept], len(self._kept)
         self._kept = b""
         while length < size:
@@ -222,7 +207,7 @@ class _Stream:
     def _more(self) -> None:
         ready, _, _ = select.select([self._pipe], [], [], SILENCE)
         if not ready:
-            raise Broken(f"nothing has come for {SILENCE:.0f} s")
+            raise Broken(f"no data for {SILENCE:.0f} s")
         chunk = os.read(self._pipe.fileno(), remote_sender.CHUNK)
         if not chunk:
             raise Broken("the stream was cut short")

@@ -1,4 +1,4 @@
-"""The accelerators of a job's pods: memory, use and errors, as nvidia-smi or neuron-monitor tell."""
+"""The accelerators of a job's pods: memory, utilization and errors, from nvidia-smi or neuron-monitor."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import csv
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 
+from tools.core import output
 from tools.core.errors import UserError
-from tools.job import ranks as runners
+from tools.job import ranks
 from tools.job.diagnosis import node_health
 from tools.job.diagnosis.resources import accelerators
 from tools.job.snapshot.pod import JobPod
@@ -20,7 +21,7 @@ from tools.kube.manifests import Object
 
 AT_ONCE = 6
 MIB = 2**20
-# `nvidia-smi --help-query-gpu` explains them; the last ones are not known to old drivers and cards.
+# `nvidia-smi --help-query-gpu` explains them. Old drivers and cards do not have ERRORS.
 BASIC = (
     *("index", "name", "uuid", "memory.total", "memory.used", "utilization.gpu"),
     *("temperature.gpu", "power.draw"),
@@ -29,8 +30,8 @@ ERRORS = (
     *("ecc.errors.uncorrected.volatile.total", "ecc.errors.corrected.volatile.total"),
     *("remapped_rows.pending", "remapped_rows.failure", "mig.mode.current"),
 )
-# Prints which program answers, then its answer, which may be a complaint. neuron-monitor never ends:
-# its first report is taken.
+# Prints the name of the program, then its answer or its error message. neuron-monitor never ends: its first
+# report is used.
 SCRIPT = """
 ask() { nvidia-smi --query-gpu="$1" --format=csv,noheader,nounits; }
 if command -v nvidia-smi >/dev/null; then
@@ -46,10 +47,10 @@ fi
 
 
 @dataclass(frozen=True)
-class Device:
-    """One accelerator: memory in MiB, use in per cent, degrees Celsius, watts; None where it is not told.
+class Accelerator:
+    """One accelerator: memory in MiB, utilization in per cent, degrees Celsius, watts; None if unknown.
 
-    `errors` are those that were not corrected, `problems` what is wrong with it in words.
+    `errors` counts uncorrected errors. `problems` are its faults in words.
     """
 
     pod: str
@@ -66,102 +67,94 @@ class Device:
     corrected: int | None = None
     problems: list[str] = field(default_factory=list)
 
-    def as_dict(self) -> Object:
-        """Return the device for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
-class Found:
-    """The devices of all pods, what is wrong beyond a single one, and what could not be seen."""
+class Report:
+    """The accelerators of some pods, faults that are not of a single one, and what could not be read."""
 
-    devices: list[Device]
-    problems: list[str]
-    unseen: list[str]
+    devices: list[Accelerator] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
 
     @property
     def wrong(self) -> list[str]:
-        """Return everything that is wrong."""
+        """All faults."""
         own = [f"{one.pod} device {one.index}: {text}" for one in self.devices for text in one.problems]
         return [*own, *self.problems]
 
 
-def look(kubectl: Kubectl, seen: Snapshot) -> Found:
-    """Ask every pod that runs; UserError where no pod of the job asks for an accelerator."""
-    wanting = [pod for pod in seen.pods if accelerators(pod.spec)]
-    if not wanting:
-        raise UserError(f"no pod of {seen.name} asks for an accelerator: there is nothing to look at", code=3)
-    held: dict[str, list[int]] = {}
-    for rank, name in runners.ranks(seen).items():
-        held.setdefault(name, []).append(rank)
-
-    def ask(pod: JobPod) -> tuple[list[Device], list[str], list[str]]:
-        if not pod.running:
-            return [], [], [f"{pod.short}: its container does not run"]
-        return _of_pod(kubectl, pod, sorted(held.get(pod.name, [])))
-
+def report(kubectl: Kubectl, seen: Snapshot) -> Report:
+    """Ask each running pod; UserError if no pod of the job requests an accelerator."""
+    pods = [pod for pod in seen.pods if accelerators(pod.spec)]
+    if not pods:
+        raise UserError(f"no pod of {seen.name} requests an accelerator", code=3)
+    held = ranks.by_pod(seen)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = list(pool.map(ask, wanting))
-    return Found(
-        [device for devices, _, _ in answers for device in devices],
-        [text for _, texts, _ in answers for text in texts]
-        + [f"{pod.short} on {pod.node}: {text}" for pod in wanting for text in _ill(seen, pod)],
-        [text for _, _, texts in answers for text in texts],
+        reports = list(pool.map(lambda pod: _of_pod(kubectl, pod, held[pod.name]), pods))
+    of_nodes = [
+        f"{pod.short} on {pod.node}: {word.text}"
+        for pod in pods
+        for word in node_health.words(seen, pod.node)
+        if word.kind == "device"
+    ]
+    return Report(
+        [device for one in reports for device in one.devices],
+        [*(text for one in reports for text in one.problems), *of_nodes],
+        [text for one in reports for text in one.unseen],
     )
 
 
-def _ill(seen: Snapshot, pod: JobPod) -> list[str]:
-    """Return what is said of a pod's node when its accelerators are not well."""
-    return [word.text for word in node_health.words(seen, pod.node) if word.kind == "device"]
-
-
-def _of_pod(kubectl: Kubectl, pod: JobPod, ranks: list[int]) -> tuple[list[Device], list[str], list[str]]:
+def _of_pod(kubectl: Kubectl, pod: JobPod, held: list[int]) -> Report:
+    if not pod.running:
+        return Report(unseen=[f"{pod.short}: its container is not running"])
     words = ("sh", "-c", SCRIPT, "sh", ",".join(BASIC), ",".join(ERRORS))
     try:
         kind, _, answer = in_pod(kubectl, pod, *words).partition("\n")
     except UserError as problem:
-        return [], [], [f"{pod.short}: {problem.message}"]
+        return Report(unseen=[f"{pod.short}: {problem.message}"])
     if kind == "none":
-        return [], [], [f"{pod.short}: neither nvidia-smi nor neuron-monitor is in its image"]
-    said: list[str] = []
-    if kind == "nvidia":  # beside the rows of the others it may complain of a card that is lost
+        return Report(unseen=[f"{pod.short}: neither nvidia-smi nor neuron-monitor is in its image"])
+    complaints: list[str] = []
+    if kind == "nvidia":  # between the rows it may print an error about a lost card
         lines = [line for line in answer.splitlines() if line.strip()]
-        said = [line for line in lines if not _is_row(line)]
+        complaints = [line for line in lines if not _is_row(line)]
         answer = "\n".join(line for line in lines if _is_row(line)) or answer
     try:
         found = list(nvidia(answer, pod) if kind == "nvidia" else neuron(answer, pod))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return [], [f"{pod.short}: {' '.join(answer.split())[:200] or 'it answers nothing'}"], []
+        return Report(problems=[f"{pod.short}: {output.short(answer, 200) or 'the answer is empty'}"])
+    problems = [f"{pod.short}: {output.short(line, 200)}" for line in complaints]
     wanted = accelerators(pod.spec)
     sliced = kind == "nvidia" and any(line.endswith("Enabled") for line in answer.splitlines())
-    few = [f"{pod.short} has {len(found)} devices of {wanted}"] if len(found) < wanted and not sliced else []
-    told = [f"{pod.short}: {' '.join(line.split())[:200]}" for line in said]
-    return list(_with_ranks(found, ranks)), [*told, *few], []
+    if len(found) < wanted and not sliced:
+        problems.append(f"{pod.short} has {len(found)} devices of {wanted}")
+    return Report(_with_ranks(found, held), problems)
 
 
 def _is_row(line: str) -> bool:
     return line.partition(",")[0].strip().isdigit()
 
 
-def _with_ranks(devices: list[Device], ranks: list[int]) -> Iterator[Device]:
-    """Give each device its ranks: as many for each, in order, which is how LOCAL_RANK chooses."""
-    each = len(ranks) // len(devices) if devices else 0
-    exact = devices and each * len(devices) == len(ranks)
-    for place, device in enumerate(devices):
-        own = ranks[place * each : (place + 1) * each] if exact else []
-        yield Device(**{**asdict(device), "ranks": own})
+def _with_ranks(devices: list[Accelerator], held: list[int]) -> list[Accelerator]:
+    """Assign the pod's ranks to its devices in order, the same number to each, as LOCAL_RANK does."""
+    each = len(held) // len(devices) if devices else 0
+    if each * len(devices) != len(held):
+        return devices
+    return [
+        replace(device, ranks=held[place * each : (place + 1) * each]) for place, device in enumerate(devices)
+    ]
 
 
-def nvidia(answer: str, pod: JobPod) -> Iterator[Device]:
-    """Yield the devices in nvidia-smi's comma-separated answer; ValueError where it is none."""
+def nvidia(answer: str, pod: JobPod) -> Iterator[Accelerator]:
+    """Yield the devices in nvidia-smi's comma-separated answer; ValueError if it is something else."""
     for row in csv.reader(answer.splitlines(), skipinitialspace=True):
         value = dict(zip((*BASIC, *ERRORS), row, strict=False))
         errors = _count(value.get(ERRORS[0]))
         problems = [f"{name}: {text}" for name, text in value.items() if _is_broken(name, text)]
-        problems += [f"{errors} ECC errors that were not corrected"] if errors else []
+        problems += [f"{errors} uncorrected ECC errors"] if errors else []
         problems += ["a memory row waits to be remapped: reset it"] if _yes(value.get(ERRORS[2])) else []
         problems += ["a memory row could not be remapped"] if _yes(value.get(ERRORS[3])) else []
-        yield Device(
+        yield Accelerator(
             pod.short, pod.node, int(value["index"]), value["name"],
             used_mib=_number(value["memory.used"]), total_mib=_number(value["memory.total"]),
             use=_number(value["utilization.gpu"]), celsius=_number(value["temperature.gpu"]),
@@ -170,26 +163,17 @@ def nvidia(answer: str, pod: JobPod) -> Iterator[Device]:
         )  # fmt: skip
 
 
-# What stands for a value that this card or driver has not, or that this user may not see. Any other text in
-# a number's place (`ERR!`, `[Unknown Error]`, `[GPU requires reset]`) is a complaint.
-NOT_TOLD = (
-    "[n/a]",
-    "n/a",
-    "[not supported]",
-    "not supported",
-    "[insufficient permissions]",
-    "[not found]",
-    "",
-)
+# A value that this card or driver does not have, or that this user may not read. Any other text instead of a
+# number (`ERR!`, `[Unknown Error]`, `[GPU requires reset]`) is a fault.
+MISSING = ("n/a", "not supported", "insufficient permissions", "not found", "")
 
 
 def _is_broken(name: str, text: str) -> bool:
     numbers = name in (*BASIC[3:], *ERRORS[:2])
-    return numbers and text.strip().lower() not in NOT_TOLD and _number(text) is None
+    return numbers and text.strip().strip("[]").lower() not in MISSING and _number(text) is None
 
 
 def _number(text: str) -> float | None:
-    """Return a number, None for `[N/A]` and `[Not Supported]`."""
     try:
         return float(text)
     except ValueError:
@@ -205,8 +189,11 @@ def _yes(text: str | None) -> bool:
     return (text or "").strip().lower() in ("yes", "1")
 
 
-def neuron(answer: str, pod: JobPod) -> Iterator[Device]:
-    """Yield the devices in a report of neuron-monitor (its user guide, Neuron 2.29); ValueError for none."""
+def neuron(answer: str, pod: JobPod) -> Iterator[Accelerator]:
+    """Yield the devices in a report of neuron-monitor; ValueError if it is something else.
+
+    Source: the user guide of neuron-monitor, Neuron 2.29.
+    """
     report = json.loads(answer)
     hardware = report.get("neuron_hardware_info") or {}
     cores = int(hardware.get("neuroncore_per_device_count") or 1)
@@ -218,18 +205,18 @@ def neuron(answer: str, pod: JobPod) -> Iterator[Device]:
         own = range(index * cores, (index + 1) * cores)
         count = known.get(index, {})
         errors = _sum(count, "mem_ecc_uncorrected", "sram_ecc_uncorrected")
-        yield Device(
+        yield Accelerator(
             pod.short, pod.node, index, str(hardware.get("neuron_device_type") or "Neuron device"),
             used_mib=sum(memory.get(core, 0.0) for core in own) / MIB if memory is not None else None,
             total_mib=total / MIB if total else None,
             use=sum(use.get(core, 0.0) for core in own) / cores if use is not None else None,
             errors=errors, corrected=_sum(count, "mem_ecc_corrected", "sram_ecc_corrected"),
-            problems=[f"{errors} ECC errors that were not corrected"] if errors else [],
+            problems=[f"{errors} uncorrected ECC errors"] if errors else [],
         )  # fmt: skip
 
 
 def _cores(report: Object) -> tuple[dict[int, float] | None, dict[int, float] | None]:
-    """Return use (per cent) and memory (bytes) by core, over all processes; None where an error says less."""
+    """Return utilization (per cent) and memory (bytes) by core, over all processes; None after an error."""
     use: dict[int, float] = {}
     memory: dict[int, float] = {}
     errors: set[str] = set()
@@ -249,26 +236,21 @@ def _sum(values: Object, *names: str) -> int | None:
     return sum(int(values.get(name) or 0) for name in names) if values else None
 
 
-def lines(found: Found) -> Iterator[str]:
-    """Yield the devices as an aligned table."""
+def rows(found: Report) -> list[tuple[str, ...]]:
+    """Return the devices as the rows of a table."""
     head = ("ranks", "pod", "dev", "name", "memory GiB", "use", "temp", "power", "errors", "")
-    rows = [head, *(_row(one) for one in found.devices)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    return [head, *map(_row, found.devices)]
 
 
-def _row(one: Device) -> tuple[str, ...]:
-    from tools.job.status import spans
-
+def _row(one: Accelerator) -> tuple[str, ...]:
     used = "-" if one.used_mib is None else f"{one.used_mib / 1024:.1f}"
     total = "-" if one.total_mib is None else f"{one.total_mib / 1024:.1f}"
     return (
-        spans(one.ranks), one.pod, str(one.index), one.name, f"{used} of {total}",
-        _shown(one.use, "%"), _shown(one.celsius, " C"), _shown(one.watts, " W"),
+        ranks.spans(one.ranks), one.pod, str(one.index), one.name, f"{used} of {total}",
+        _with_unit(one.use, "%"), _with_unit(one.celsius, " C"), _with_unit(one.watts, " W"),
         "-" if one.errors is None else str(one.errors), "; ".join(one.problems),
     )  # fmt: skip
 
 
-def _shown(value: float | None, unit: str) -> str:
+def _with_unit(value: float | None, unit: str) -> str:
     return "-" if value is None else f"{value:.0f}{unit}"

@@ -1,4 +1,4 @@
-"""Which ranks a job's pods hold, and how that is known."""
+"""The ranks of a job's pods, and the evidence for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tools.simulator.operator_pods import LABEL
 
 @dataclass(frozen=True)
 class RankZero:
-    """The pod of rank 0, `how` it was decided, and whether that is `certain`."""
+    """The pod of rank 0, the evidence, and whether that is `certain`."""
 
     pod: JobPod
     how: str
@@ -23,61 +23,74 @@ class RankZero:
 
 
 def ranks(snapshot: Snapshot) -> dict[int, str]:
-    """Return the pod of each rank that has said where it is, by its heartbeat: a rank's host is its pod."""
+    """Return the pod's name of each rank with a heartbeat: a rank's host is its pod."""
     names = {pod.name for pod in snapshot.pods}
     return {beat.rank: beat.host for beat in progress.of(snapshot).beats if beat.host in names}
+
+
+def by_pod(snapshot: Snapshot) -> dict[str, list[int]]:
+    """Return the ranks of each pod by its name."""
+    found: dict[str, list[int]] = {pod.name: [] for pod in snapshot.pods}
+    for rank, pod in sorted(ranks(snapshot).items()):
+        found[pod].append(rank)
+    return found
+
+
+def spans(numbers: list[int]) -> str:
+    """Return `0-7` for eight consecutive ranks, `-` for none."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][-1] + 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return ",".join(str(one[0]) if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in found) or "-"
 
 
 def rank_zero(snapshot: Snapshot) -> RankZero | None:
     """Return the pod of rank 0, None for a job without pods.
 
-    In this order: rank 0's heartbeat; the one log that has lines which only rank 0 writes, or that name it; a
-    Master, whose rank the operator sets. With elastic workers the rendezvous gives out the ranks: worker-0's
-    label and number are a guess and not certain.
+    In this order: the heartbeat of rank 0; the only log that has lines of rank 0; a Master, whose rank the
+    operator sets. With elastic workers the rendezvous assigns the ranks, so the label and number of worker-0
+    are a guess.
     """
     pods = snapshot.pods
     host = ranks(snapshot).get(0)
     for pod in pods:
         if pod.name == host:
             return RankZero(pod, f"rank 0's heartbeat is from {host}", True)
-    told = [log.pod for log in snapshot.logs if _is_of_rank_zero(log)]
+    logged = {log.pod for log in snapshot.logs if _is_of_rank_zero(log)}
     for pod in pods:
-        if set(told) == {pod.name}:
+        if logged == {pod.name}:
             return RankZero(pod, f"of {len(snapshot.logs)} logs only {pod.name}'s has rank 0's lines", True)
-    elastic = bool(snapshot.job["spec"].get("elasticPolicy"))
-    labelled = [pod for pod in pods if pod.labels.get(f"{LABEL}job-role") == "master"]
+    labelled = next((pod for pod in pods if pod.labels.get(f"{LABEL}job-role") == "master"), None)
     if labelled:
-        pod = labelled[0]
-        if pod.role == "master":
-            return RankZero(pod, "the operator gives the Master rank 0", True)
+        if labelled.role == "master":
+            return RankZero(labelled, "the operator assigns rank 0 to the Master", True)
         if len(pods) == snapshot.replicas == 1:
-            return RankZero(pod, "it is the only pod", True)
-        why = "the rendezvous gives out ranks" if elastic else "the command gives out ranks"
-        return RankZero(pod, f"by the operator's label job-role=master alone; {why}", False)
+            return RankZero(labelled, "it is the only pod", True)
+        who = "rendezvous" if snapshot.job["spec"].get("elasticPolicy") else "command"
+        return RankZero(
+            labelled, f"only the operator's label job-role=master; the {who} assigns ranks", False
+        )
     first = next((pod for pod in pods if pod.index == 0), None)
-    return RankZero(first, "by its number alone", False) if first else None
+    return RankZero(first, "only by its number", False) if first else None
 
 
 def pod_of(seen: Snapshot, rank: int) -> JobPod:
-    """Return the pod of a rank; UserError where nothing says which it is."""
+    """Return the pod of a rank; UserError if it is unknown."""
     names = ranks(seen)
     if rank in names:
         return next(pod for pod in seen.pods if pod.name == names[rank])
     first = rank_zero(seen)
     if rank == 0 and first is not None and first.certain:
         return first.pod
-    world = (
-        f"ranks with a heartbeat: {', '.join(map(str, sorted(names)))}"
-        if names
-        else "no rank has a heartbeat"
-    )
-    raise UserError(f"which pod holds rank {rank} cannot be told: {world}", code=3)
+    known = f"ranks with a heartbeat: {spans(sorted(names))}" if names else "no rank has a heartbeat"
+    raise UserError(f"the pod of rank {rank} is unknown: {known}", code=3)
 
 
 def _is_of_rank_zero(log: Log) -> bool:
-    """Say whether a log has what only rank 0 writes: lines of metrics, or lines that name rank 0."""
+    """Return whether a log has lines of rank 0: lines that name it, or metrics, which only rank 0 prints."""
     lines = log_lines.read(log.text)
     named = {line.rank for line in lines if line.rank is not None}
-    if 0 in named:
-        return True
-    return not named and bool(from_log(lines))
+    return 0 in named or (not named and bool(from_log(lines)))

@@ -1,14 +1,14 @@
 """Sends the files below a path, with SHA-256, to standard output: `send(BASE, PATH, HAVE)`.
 
-It is sent to a pod, so it needs only Python's own library, of 3.8 or newer. A run at work replaces, prunes
-and extends its files, so all of them are opened before the first one is read: an open file stays whole
-whatever happens to its name. The digest is that of the very bytes that are sent.
+`kubectl exec` sends this file to a pod, so it uses only the standard library of Python 3.8 or newer. An
+active run replaces, deletes and extends its files, so all files are opened before the first one is read: an
+open file stays complete. The digest is computed from the bytes that are sent.
 
-The stream is a line of JSON for each file (`name` relative to BASE), then its bytes in chunks, each behind
-a line with its length, then a line `0` and its digest; a file that the receiver has is a line with `same`.
-A line `+` only says that it is at work. The last line is `end`: a stream without it was cut short.
+The stream has a line of JSON for each file (`name` relative to BASE), then its bytes in chunks, each after a
+line with its length, then a line `0` and the digest. A file that the receiver has is one line with `same`. A
+line `+` is a sign of life. The last line is `end`: a stream without it was cut short.
 
-Files that are still written or already pruned (below `*.tmp`, `*.deleting`) are left out, symbolic links too.
+Unfinished files (below `*.tmp`), deleted files (below `*.deleting`) and symbolic links are left out.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from pathlib import Path
 from typing import IO, Any
 
 CHUNK = 1 << 20
-TRIES = 20  # at a set of files that are all there at once
+TRIES = 20  # at opening all files before one of them is deleted
 UNFINISHED = (".tmp", ".deleting")
 
 
 def digest(path: Path) -> str:
-    """Return a file's SHA-256."""
     found = hashlib.sha256()
     with path.open("rb") as file:
         for chunk in _chunks(file, None):
@@ -38,9 +37,9 @@ def digest(path: Path) -> str:
 
 
 def opened(base: Path, wanted: str) -> list[tuple[str, IO[bytes]]]:
-    """Return the files at or below `wanted` by name, open; looked up anew when one vanishes meanwhile.
+    """Open the files at or below `wanted`, by name. Start again if one of them is deleted meanwhile.
 
-    A manifest comes behind what stands beside it: who has it has the rest.
+    A manifest comes after the files beside it, so that a copied manifest means a complete checkpoint.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -72,7 +71,7 @@ def _paths(base: Path, wanted: str) -> list[Path]:
 
 
 def _chunks(file: IO[bytes], size: int | None) -> Iterator[bytes]:
-    """Yield what a file holds, `size` bytes of it at most."""
+    """Yield the content of a file, at most `size` bytes."""
     left = size
     while left is None or left > 0:
         chunk = file.read(CHUNK if left is None else min(CHUNK, left))
@@ -83,7 +82,7 @@ def _chunks(file: IO[bytes], size: int | None) -> Iterator[bytes]:
 
 
 def send(base: Path, wanted: str, have: dict[str, tuple[int, str]], out: IO[bytes]) -> None:
-    """Write the files at or below `wanted` to `out`; those in `have` (size, digest) are only named."""
+    """Write the files at or below `wanted` to `out`; only the names of those in `have` (size, digest)."""
     for name, file in opened(base, wanted):
         with file:
             size = os.fstat(file.fileno()).st_size
@@ -120,7 +119,7 @@ def _line(out: IO[bytes], text: str) -> None:
 
 
 def main(base: str, wanted: str, have: dict[str, Any]) -> None:
-    """Send to standard output; the exit code is 1, with the reason on standard error, where it cannot."""
+    """Send to standard output; exit with 1 and the reason on standard error if that fails."""
     known = {name: (int(size), str(sha256)) for name, (size, sha256) in have.items()}
     try:
         send(Path(base), wanted, known, sys.stdout.buffer)

@@ -1,10 +1,11 @@
-"""A job at a glance: its state, its pods, how far it is and how long it will take."""
+"""A job at a glance: its state, its pods, its progress and its remaining time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
 
+from tools.core import output
 from tools.core.timestamps import duration, moment
 from tools.job import ranks
 from tools.job.metrics import progress, series
@@ -14,28 +15,26 @@ from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot, event_time
 from tools.kube.manifests import Object
 
-SILENT, SILENT_STEPS = 120.0, 10  # seconds and steps without one, after which no time is left to be told
+SILENT, SILENT_STEPS = 120.0, 10  # seconds, and step times, without a step: the remaining time is unknown
 STATES = ("Succeeded", "Failed", "Suspended", "Restarting", "Running", "Created")
 
 
 @dataclass(frozen=True)
 class Status:
-    """What is known of a job; None and empty lists where nothing is."""
+    """The status of a job. Unknown values are None, empty lists or `-`."""
 
     snapshot: Snapshot
 
     @property
     def made(self) -> datetime | None:
-        """Return when the job was made."""
         return moment(self.snapshot.job["metadata"].get("creationTimestamp"))
 
     @property
     def state(self) -> str:
-        """Return the operator's state: the decisive one of the conditions that are True."""
         return state_of(self.snapshot.job)
 
     def training(self) -> Object:
-        """Return how training goes: phase, step, loss, speeds, the time that is left, checkpoints."""
+        """Return phase, step, loss, speeds, remaining time and checkpoints."""
         now = progress.of(self.snapshot)
         last, run = now.last, self.snapshot.run or {}
         steps = run.get("steps") or (last.steps if last else None)
@@ -58,9 +57,9 @@ class Status:
         }
 
     def _present(self, now: Progress) -> list[Record]:
-        """Return the records that say how it goes: those of the containers that run, or of an ended run.
+        """Return the records of the running containers, or all records of a run that has ended.
 
-        What was recorded before a restart is no speed of now, and what stands still has none.
+        Records from before a restart do not show the present speed. A suspended job has none.
         """
         if self.state in ("Succeeded", "Failed"):
             return now.records
@@ -68,10 +67,8 @@ class Status:
         return series.since(now.records, max(started)) if started and self.state != "Suspended" else []
 
     def pods(self) -> list[Object]:
-        """Return one row a pod."""
-        held: dict[str, list[int]] = {}
-        for rank, pod in ranks.ranks(self.snapshot).items():
-            held.setdefault(pod, []).append(rank)
+        """Return one row per pod."""
+        held = ranks.by_pod(self.snapshot)
         return [
             {
                 "pod": pod.name,
@@ -80,7 +77,7 @@ class Status:
                 "state": pod_state(pod),
                 "restarts": pod.restarts,
                 "age_s": round(self.snapshot.age(pod.created) or 0),
-                "ranks": sorted(held.get(pod.name, [])),
+                "ranks": held[pod.name],
             }
             for pod in self.snapshot.pods
         ]
@@ -98,17 +95,16 @@ class Status:
         return {**facts, "seconds_ago": round(self.snapshot.age(at) or 0)}
 
     def as_dict(self) -> Object:
-        """Return all of it for JSON."""
+        """Return the status for JSON."""
         seen = self.snapshot
-        age = seen.age(self.made) or 0
         return {
             "job": seen.name,
             "namespace": seen.namespace,
             "uid": seen.uid,
             "state": self.state,
-            "age_s": round(age),
+            "age_s": round(seen.age(self.made) or 0),
             "training": self.training(),
-            "pods_wanted": self.snapshot.replicas,
+            "pods_wanted": seen.replicas,
             "pods": self.pods(),
             "last_event": self.last_event(),
             "not_seen": seen.unseen,
@@ -116,7 +112,7 @@ class Status:
 
 
 def _silent(now: Progress, present: list[Record]) -> bool:
-    """Say whether no step has come for so long that the last ones tell nothing of the time that is left."""
+    """Return whether the last step is too long ago to estimate the remaining time."""
     last = present[-1] if present else None
     if last is None or last.time is None:
         return last is None
@@ -125,7 +121,7 @@ def _silent(now: Progress, present: list[Record]) -> bool:
 
 
 def state_of(job: Object) -> str:
-    """Return a job's state, `New` where the operator has not said anything."""
+    """Return the operator's state: the decisive True condition, `New` if there is none yet."""
     conditions = (job.get("status") or {}).get("conditions") or []
     true = {one["type"] for one in conditions if one.get("status") == "True"}
     return next((state for state in STATES if state in true), "New")
@@ -133,42 +129,37 @@ def state_of(job: Object) -> str:
 
 def pod_state(pod: JobPod) -> str:
     """Return a pod's state in one word, as kubectl's STATUS column has it."""
-    end = pod.end
     if pod.deleted:
         return "Terminating"
     if pod.waiting[0]:
         return pod.waiting[0]
-    if pod.ended_for_good and end:
-        return end.reason or f"exit {end.code}"
+    if pod.ended_for_good and pod.end:
+        return pod.end.reason or f"exit {pod.end.code}"
     return str(pod.status.get("reason") or pod.phase)
 
 
 def lines(status: Status) -> list[str]:
     """Return the status for people."""
     value = status.as_dict()
-    training = value["training"]
-    found = [
-        f"{value['namespace']}/{value['job']} ({value['uid']})",
-        f"  state       {value['state']} since the job was made {duration(value['age_s'])} ago"
-        if value["state"] in ("New", "Created")
-        else f"  state       {value['state']}, made {duration(value['age_s'])} ago",
-    ]
-    found += [f"  training    {_training(training)}"]
-    if training["checkpoints"]:
-        steps = training["checkpoints"]
-        found.append(f"  checkpoints {len(steps)}, the newest of step {steps[-1]}")
+    training, steps = value["training"], value["training"]["checkpoints"]
+    rows = [("state", f"{value['state']}, created {duration(value['age_s'])} ago")]
+    rows.append(("training", _training(training)))
+    if steps:
+        rows.append(("checkpoints", f"{len(steps)}, the newest of step {steps[-1]}"))
     if event := value["last_event"]:
-        message = " ".join(str(event["message"]).split())[:100]
-        found.append(f"  last event  {duration(event['seconds_ago'])} ago: {event['reason']}: {message}")
+        ago = duration(event["seconds_ago"])
+        rows.append(("last event", f"{ago} ago: {event['reason']}: {output.short(event['message'], 100)}"))
     if len(value["pods"]) != value["pods_wanted"]:
-        found.append(f"  pods        {len(value['pods'])} of {value['pods_wanted']} are there")
-    found += _table(value["pods"])
+        rows.append(("pods", f"{len(value['pods'])} of {value['pods_wanted']} exist"))
+    found = [f"{value['namespace']}/{value['job']} ({value['uid']})"]
+    found += [f"  {name:<11} {text}" for name, text in rows]
+    found += [f"  {text}" for text in _table(value["pods"])]
     return [*found, *(f"  not seen: {what}: {reason}" for what, reason in value["not_seen"].items())]
 
 
 def _training(now: Object) -> str:
     if now["source"] == "nothing":
-        return "nothing is seen of it"
+        return "no progress was seen"
     parts = [now["phase"]] if now["phase"] else []
     if now["step"] is not None:
         parts.append(f"step {now['step']}{'/' + str(now['steps']) if now['steps'] else ''}")
@@ -183,8 +174,8 @@ def _training(now: Object) -> str:
     elif now["step"] is not None:
         parts.append("MFU unknown")
     if now["seconds_left"] and now["step"] != now["steps"]:
-        low, high = now["seconds_left"]
-        parts.append(f"{duration(low)} to {duration(high)} left")
+        ends = dict.fromkeys(map(duration, now["seconds_left"]))
+        parts.append(f"{' to '.join(ends)} left")
     elif now["step"] is not None and now["step"] != now["steps"]:
         parts.append("time left unknown")
     if now["moved_seconds_ago"] is not None:
@@ -193,34 +184,15 @@ def _training(now: Object) -> str:
 
 
 def _table(pods: list[Object]) -> list[str]:
-    """Return the pods as aligned columns."""
-    head = ("pod", "state", "restarts", "age", "ranks", "node")
-    rows = [head] + [
+    rows = [
         (
             str(pod["pod"]),
             str(pod["state"]),
             str(pod["restarts"]),
             duration(pod["age_s"]),
-            spans(pod["ranks"]),
+            ranks.spans(pod["ranks"]),
             str(pod["node"] or "-"),
         )
         for pod in pods
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-
-
-def spans(numbers: list[int]) -> str:
-    """Return `0-7` for eight ranks in a row, `-` for none."""
-    if not numbers:
-        return "-"
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and number == found[-1][-1] + 1:
-            found[-1].append(number)
-        else:
-            found.append([number])
-    return ",".join(str(one[0]) if len(one) == 1 else f"{one[0]}-{one[-1]}" for one in found)
+    return output.columns([("pod", "state", "restarts", "age", "ranks", "node"), *rows])

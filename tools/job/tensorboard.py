@@ -7,28 +7,27 @@ import json
 import socket
 import subprocess
 import tempfile
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from typing import IO
 
-from tools.cells import kustomize
-from tools.core import output, repo
+from tools.core import repo
 from tools.core.errors import UserError
+from tools.core.wait import sparing, until
 from tools.job import submit
-from tools.job.snapshot.pod import JobPod, claim_names
+from tools.job.snapshot import lookup
+from tools.job.snapshot.pod import JobPod, claim_names, template_specs
 from tools.job.submit import Applied
 from tools.kube.kubectl import Kubectl, missing
-from tools.kube.manifests import Manifests, Object, parse
+from tools.kube.manifests import Manifests, Object, name_of
 
 NAME = "tensorboard"
 PORT = 6006
 READY_SECONDS = 180.0  # until it is Ready: an image may have to be pulled
 FORWARD_SECONDS = 60.0  # until it answers through the port-forward
 EVERY = 1.0
-ADDRESS = "127.0.0.1"  # never anything else: it has no login
-HTTPS = 8443  # the proxy's, in images/tensorboard/proxy.conf
-# What the proxy takes, and how it is made.
+ADDRESS = "127.0.0.1"  # never another address: TensorBoard has no login
+HTTPS = 8443  # the proxy's port, in images/tensorboard/proxy.conf
+# The Secrets of the proxy, and the commands that create them.
 SECRETS = {
     "tensorboard-tls": "kubectl create secret tls tensorboard-tls --cert=tls.crt --key=tls.key",
     "tensorboard-login": "htpasswd -c htpasswd NAME, then"
@@ -37,52 +36,47 @@ SECRETS = {
 
 
 def manifests(job: Object, exposed: bool = False) -> Manifests:
-    """Return base/services/tensorboard with the job's image and the claim that its runs are on.
-
-    `exposed`: with the proxy before it, base/services/tensorboard-exposed.
-    """
-    spec = next(iter(job["spec"]["pytorchReplicaSpecs"].values()))["template"]["spec"]
-    pod = JobPod({"spec": spec})
+    """Return base/services/tensorboard with the job's image and claim; `exposed` adds the proxy."""
+    pod = JobPod({"spec": template_specs(job)[0]})
     claims = claim_names(pod)
     if not claims:
-        raise UserError(f"{job['metadata']['name']} mounts no claim: its runs are gone with its pods", code=1)
-    path = repo.root() / "base/services" / ("tensorboard-exposed" if exposed else "tensorboard")
-    found = parse(kustomize.ensure(repo.root(), output.note).build(path), repo.shown(path))
+        raise UserError(f"{name_of(job)} mounts no claim: its runs are gone with its pods", code=1)
+    found = lookup.built(repo.root() / f"base/services/{'tensorboard-exposed' if exposed else 'tensorboard'}")
     (deployment,) = found.of_kind("Deployment")
-    own = deployment["spec"]["template"]["spec"]
-    board = next(one for one in own["containers"] if one["name"] == NAME)
+    spec = deployment["spec"]["template"]["spec"]
+    board = next(container for container in spec["containers"] if container["name"] == NAME)
     board["image"] = pod.container_spec["image"]
-    for volume in own["volumes"]:
+    for volume in spec["volumes"]:
         if "persistentVolumeClaim" in volume:
             volume["persistentVolumeClaim"]["claimName"] = claims[0]
     return found
 
 
 def require_secrets(kubectl: Kubectl) -> None:
-    """Raise UserError where the namespace lacks what the proxy takes; who may not look goes on."""
+    """Raise UserError if the namespace lacks a Secret of the proxy."""
     for name, command in SECRETS.items():
-        done = kubectl.run("get", "secret", name, "--ignore-not-found", "--output=name")
-        if done.returncode == 0 and not done.stdout.strip():
+        if submit.lacks(kubectl, "secret", name):
             remedy = f"{command} -n {kubectl.namespace}"
             raise UserError(f"namespace {kubectl.namespace} lacks secret {name}", remedy, 1)
 
 
 def start(kubectl: Kubectl, found: Manifests, say: Callable[[str], None]) -> list[Applied]:
-    """Apply it and wait until it is Ready; UserError with what its pod waits for where it does not."""
+    """Apply it and wait until it is Ready; UserError with the reason if it is not."""
     applied, warnings = submit.apply(kubectl, found)
     for warning in warnings:
         say(warning)
     say(f"waiting until {NAME} is Ready")
-    began = told = time.monotonic()
-    while time.monotonic() - began < READY_SECONDS:
-        deployment = kubectl.json("get", "deployment", NAME)
-        if _available(deployment):
-            return applied
-        if time.monotonic() - told > 5:
-            told = time.monotonic()
-            say(f"{time.monotonic() - began:.0f} s: {_waits(kubectl)}")
-        time.sleep(EVERY)
-    raise UserError(f"{NAME} is not Ready after {READY_SECONDS:.0f} s: {_waits(kubectl)}", code=1)
+    say_sometimes = sparing(say, 5.0)
+
+    def ready() -> bool:
+        return _available(kubectl.json("get", "deployment", NAME))
+
+    def report(waited: float) -> None:
+        say_sometimes(f"{waited:.0f} s: {_waits_for(kubectl)}")
+
+    if not until(ready, READY_SECONDS, EVERY, report):
+        raise UserError(f"{NAME} is not Ready after {READY_SECONDS:.0f} s: {_waits_for(kubectl)}", code=1)
+    return applied
 
 
 def _available(deployment: Object) -> bool:
@@ -93,22 +87,19 @@ def _available(deployment: Object) -> bool:
     return bool(current and updated and status.get("availableReplicas") == wanted)
 
 
-def _waits(kubectl: Kubectl) -> str:
+def _waits_for(kubectl: Kubectl) -> str:
     """Return what its newest pod waits for."""
     pods = kubectl.items("pods", f"--selector=app.kubernetes.io/name={NAME}")
     if not pods:
         return "it has no pod yet"
-    newest = JobPod(max(pods, key=lambda one: str(one["metadata"]["creationTimestamp"])))
-    reason, message = newest.waiting
-    placed = newest.condition("PodScheduled") or {}
-    return f"{reason}: {message}" if reason else placed.get("message") or f"its pod is {newest.phase}"
+    return JobPod(max(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))).waits_for
 
 
 @contextlib.contextmanager
 def forwarded(kubectl: Kubectl, port: int, say: Callable[[str], None]) -> Iterator[tuple[str, str]]:
-    """Keep a port-forward to this machine alone; yield the URL and the directory that TensorBoard reads.
+    """Keep a port-forward to this machine; yield the URL and the directory that TensorBoard reads.
 
-    UserError where it does not answer there.
+    Raises UserError if it does not answer there.
     """
     _check_free(port)
     words = kubectl.words("port-forward", f"--address={ADDRESS}", f"service/{NAME}", f"{port}:{PORT}")
@@ -122,44 +113,55 @@ def forwarded(kubectl: Kubectl, port: int, say: Callable[[str], None]) -> Iterat
         try:
             url = f"http://{ADDRESS}:{port}"
             say(f"waiting until it answers at {url}")
-            yield url, _answers(url, process, complaint)
+            directory = _answer(url, process)
+            if directory is None:
+                complaint.seek(0)
+                lines = complaint.read().decode("utf-8", "replace").strip().splitlines()
+                why = lines[-1] if lines else "kubectl printed no reason"
+                raise UserError(f"no answer at {url}: {why}", "--port N", 1)
+            yield url, directory
         finally:
             process.terminate()
             process.wait()
 
 
 def _check_free(port: int) -> None:
-    """Raise UserError where something has the port already: its answers would be taken for ours."""
-    with socket.socket() as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    """Raise UserError if the port is in use: another program's answers would look like TensorBoard's."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            one.bind((ADDRESS, port))
+            listener.bind((ADDRESS, port))
         except OSError as problem:
             raise UserError(f"port {port} of this machine: {problem.strerror}", "--port N", 1) from None
 
 
-def _answers(url: str, process: subprocess.Popen[bytes], complaint: IO[bytes]) -> str:
-    began = time.monotonic()
-    while time.monotonic() - began < FORWARD_SECONDS and process.poll() is None:
+def _answer(url: str, process: subprocess.Popen[bytes]) -> str | None:
+    """Return the directory that TensorBoard reads, None if the port-forward ends or nothing answers."""
+    directory: str | None = None
+
+    def settled() -> bool:
+        nonlocal directory
+        if process.poll() is not None:
+            return True
         try:
             with urllib.request.urlopen(f"{url}/data/environment", timeout=10) as answer:
-                return str(json.load(answer)["data_location"])
+                directory = str(json.load(answer)["data_location"])
         except (OSError, ValueError, KeyError):
-            time.sleep(EVERY)
-    complaint.seek(0)
-    said = complaint.read().decode("utf-8", "replace").strip().splitlines()
-    raise UserError(f"no answer at {url}: {said[-1] if said else 'it is silent'}", "--port N", 1)
+            return False
+        return True
+
+    until(settled, FORWARD_SECONDS, EVERY)
+    return directory
 
 
 def stop(kubectl: Kubectl) -> list[str]:
-    """Delete it and return what was there, by kind and UID."""
+    """Delete it and return the deleted objects by kind and UID."""
     gone = []
     for kind in ("deployment", "service", "networkpolicy"):
-        found = kubectl.items(kind, NAME, "--ignore-not-found")
-        part_of = "app.kubernetes.io/part-of"
-        for item in found:
-            if kind != "networkpolicy" and (item["metadata"].get("labels") or {}).get(part_of) != "trainyard":
-                raise UserError(f"the {kind} {NAME} is not trainyard's: it is left alone", code=1)
+        for item in kubectl.items(kind, NAME, "--ignore-not-found"):
+            part_of = (item["metadata"].get("labels") or {}).get("app.kubernetes.io/part-of")
+            if kind != "networkpolicy" and part_of != "trainyard":
+                raise UserError(f"the {kind} {NAME} is not trainyard's; nothing more was removed", code=1)
             kubectl.text("delete", kind, NAME, "--wait=true")
             gone.append(f"{kind}/{NAME} {item['metadata']['uid']}")
     return gone

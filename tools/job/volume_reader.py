@@ -1,67 +1,69 @@
-"""A pod that reads a job's volume when none of the job's own runs: made for it, and gone with it."""
+"""A temporary pod that reads a job's volume when none of the job's own pods is running."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import time
 import uuid
 from collections.abc import Callable, Iterator
 
-from tools.cells import kustomize
-from tools.core import output, repo
+from tools.core import repo
 from tools.core.errors import UserError
-from tools.job.snapshot.pod import RUN_VARIABLE, JobPod
+from tools.core.wait import until
+from tools.job.snapshot import lookup
+from tools.job.snapshot.pod import RUN_VARIABLE, JobPod, template_specs
 from tools.job.snapshot.snapshot import Snapshot
 from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Object, parse
+from tools.kube.manifests import Object, name_of
 
 SECONDS = 180.0  # until it runs: an image may have to be pulled
-LIVES = 3600  # seconds after which it ends by itself, should nobody take it away
-EVERY = 1.0
+LIVES = 3600  # seconds after which it ends by itself if it was not removed
 
 
 def manifest(job: Object) -> Object:
     """Return the pod of base/services/debug with the job's image, claims (read-only) and run directory.
 
-    UserError for a job whose trainer has no run directory on a claim.
+    Raises UserError for a job whose trainer has no run directory on a claim.
     """
-    name = job["metadata"]["name"]
-    spec = next(iter(job["spec"]["pytorchReplicaSpecs"].values()))["template"]["spec"]
-    own = JobPod({"spec": spec}).container_spec
-    volumes = [one for one in spec.get("volumes") or [] if "persistentVolumeClaim" in one]
-    run = next((one for one in own.get("env") or [] if one["name"] == RUN_VARIABLE), None)
+    name = name_of(job)
+    spec = template_specs(job)[0]
+    trainer = JobPod({"spec": spec}).container_spec
+    volumes = [volume for volume in spec.get("volumes") or [] if "persistentVolumeClaim" in volume]
+    run = next((entry for entry in trainer.get("env") or [] if entry["name"] == RUN_VARIABLE), None)
     if not volumes or run is None:
         raise UserError(f"{name} has no run directory on a claim: its files are gone with its pods", code=3)
-    path = repo.root() / "base/services/debug"
-    rendered = parse(kustomize.ensure(repo.root(), output.note).build(path), repo.shown(path))
-    (pod,) = rendered.of_kind("Pod")
-    pod["metadata"]["name"] = f"{name}-reader-{uuid.uuid4().hex[:5]}"  # the last one may still be going
+    (pod,) = lookup.built(repo.root() / "base/services/debug").of_kind("Pod")
+    pod["metadata"]["name"] = f"{name}-reader-{uuid.uuid4().hex[:5]}"  # an earlier one may still be ending
     pod["spec"]["activeDeadlineSeconds"] = LIVES
-    kept = [one for one in pod["spec"]["volumes"] if "configMap" not in one]
+    kept = [volume for volume in pod["spec"]["volumes"] if "configMap" not in volume]
     pod["spec"]["volumes"] = [*kept, *volumes]
     (container,) = pod["spec"]["containers"]
-    container |= {"image": own["image"], "command": ["sleep", str(LIVES)]}
+    container |= {"image": trainer["image"], "command": ["sleep", str(LIVES)]}
+    # JOB_NAME comes first: $(JOB_NAME) in a value refers only to variables above it.
     container["env"] += [{"name": "JOB_NAME", "value": name}, {"name": RUN_VARIABLE, "value": run["value"]}]
-    names = {one["name"] for one in kept}
-    claims = {one["name"] for one in volumes}
-    container["volumeMounts"] = [one for one in container["volumeMounts"] if one["name"] in names] + [
-        one | {"readOnly": True} for one in own.get("volumeMounts") or [] if one["name"] in claims
+    mounts = [mount for mount in container["volumeMounts"] if mount["name"] in map(_name, kept)]
+    container["volumeMounts"] = mounts + [
+        mount | {"readOnly": True}
+        for mount in trainer.get("volumeMounts") or []
+        if mount["name"] in map(_name, volumes)
     ]
-    found: Object = pod
-    return found
+    return pod
+
+
+def _name(volume: Object) -> str:
+    return str(volume["name"])
 
 
 @contextlib.contextmanager
 def reading(kubectl: Kubectl, seen: Snapshot, say: Callable[[str], None]) -> Iterator[JobPod]:
-    """Give a pod that sees the run directory: one of the job's that runs, else one made for the purpose."""
+    """Yield a pod that sees the run directory: a running pod of the job, else a temporary one."""
     running = next((pod for pod in seen.pods if pod.running and pod.has_run_directory), None)
     if running is not None:
         yield running
         return
     wanted = manifest(seen.job)
-    name = wanted["metadata"]["name"]
-    say(f"no pod of the job runs: starting {name} to read its volume")
+    name = name_of(wanted)
+    say(f"no pod of the job is running; starting {name} to read its volume")
     kubectl.text("apply", "--server-side", "--filename=-", stdin=json.dumps(wanted))
     try:
         yield _started(kubectl, name)
@@ -70,13 +72,13 @@ def reading(kubectl: Kubectl, seen: Snapshot, say: Callable[[str], None]) -> Ite
 
 
 def _started(kubectl: Kubectl, name: str) -> JobPod:
-    began = time.monotonic()
-    while True:
+    pod = JobPod({})
+
+    def running() -> JobPod | None:
+        nonlocal pod
         pod = JobPod(kubectl.json("get", "pod", name))
-        if pod.running:
-            return pod
-        if time.monotonic() - began > SECONDS:
-            placed = (pod.condition("PodScheduled") or {}).get("message")
-            why = ": ".join(filter(None, pod.waiting)) or placed or pod.phase
-            raise UserError(f"{name} does not run after {SECONDS:.0f} s: {why}", code=3)
-        time.sleep(EVERY)
+        return pod if pod.running else None
+
+    if until(running, SECONDS, every=1.0) is None:
+        raise UserError(f"{name} is not running after {SECONDS:.0f} s: {pod.waits_for}", code=3)
+    return pod

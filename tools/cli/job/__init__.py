@@ -16,7 +16,7 @@ Examples:
   yard job why overlays/p5/llama-3-1-8b -n team-a --context staging
 
 \b
-JOB is a job's name, a cell, or nothing where the namespace has only one job."""
+JOB is a job's name or a cell. It may be omitted if the namespace has only one job."""
 
 
 @click.group(
@@ -28,6 +28,6 @@ JOB is a job's name, a cell, or nothing where the namespace has only one job."""
 )
 def command() -> None:
     """Jobs on a cluster, from submit to why."""
-    for stream in (sys.stdout, sys.stderr):  # a log's characters may be more than a terminal's encoding has
+    for stream in (sys.stdout, sys.stderr):  # the terminal's encoding may lack characters of a log
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

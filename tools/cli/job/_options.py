@@ -1,4 +1,4 @@
-"""The options that all `yard job` commands have."""
+"""The options that several `yard job` commands have."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 from tools.kube.kubectl import Kubectl
 
 Command = Callable[..., Any]
+SECONDS = 1800
 
 
 def cluster(command: Command) -> Command:
@@ -26,6 +27,14 @@ def cluster(command: Command) -> Command:
         *with_kubectl.__click_params__,  # type: ignore[attr-defined]
     ]
     return with_kubectl
+
+
+def timeout(text: str) -> Callable[[Command], Command]:
+    """Add --timeout with this help text."""
+    kind = click.IntRange(min=1)
+    return click.option(
+        "--timeout", type=kind, default=SECONDS, show_default=True, metavar="SECONDS", help=text
+    )
 
 
 job = click.argument("job", required=False, metavar="[JOB|CELL]")

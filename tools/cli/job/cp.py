@@ -1,9 +1,10 @@
 """Copy files out of a job's run directory: checkpoints, the report, metrics, logs.
 
-PATH is relative to the run directory, a file or a directory. The pod opens all files first, so that a run
-at work cannot prune them, and computes the SHA-256 of what it sends; what arrives is held against it. A file
-that is here already and right is not copied again. The digests are in SHA256SUMS beside the files
-(`sha256sum --check SHA256SUMS`). Where no pod of the job runs, one is made to read its claim, and goes again.
+PATH is a file or directory relative to the run directory. The pod opens all files first, so that an active
+run cannot delete them during the copy, and computes the SHA-256 of the data that it sends. The command
+verifies the received files and writes their digests to SHA256SUMS (`sha256sum --check SHA256SUMS`). An intact
+file that is already here is not copied again. If no pod is running, a temporary pod mounts the volume and is
+removed afterwards.
 
 \b
 Examples:
@@ -11,7 +12,7 @@ Examples:
   yard job cp cpu-llama-tiny-train report.json .
 
 \b
-Exit codes: 0 all is here and right, 1 a file did not arrive whole, 3 there is nothing to copy from.
+Exit codes: 0 all files are here and verified, 1 a file did not arrive, 3 there is nothing to copy from.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tools.cli.job import _options
 from tools.core import output
 from tools.core.errors import UserError
 from tools.job import copy, volume_reader
-from tools.job.snapshot import collect, lookup
+from tools.job.snapshot import collect
 from tools.kube.kubectl import Kubectl
 
 
@@ -36,15 +37,14 @@ from tools.kube.kubectl import Kubectl
 @_options.cluster
 @_options.as_json
 def command(kubectl: Kubectl, job: str, path: str, target: Path, as_json: bool) -> None:
-    seen = collect.collect(kubectl, lookup.job_name(kubectl, job), logs=False, run=False)
-    here = Kubectl(kubectl.context, seen.namespace)
+    here, seen = collect.find(kubectl, job, logs=False, run=False)
     try:
         with volume_reader.reading(here, seen, output.note) as pod:
             output.note(f"copying from {pod.name}")
             files = copy.fetch(here, pod, path, target, output.note)
-        copy.note_digests(target / "SHA256SUMS", files)
+        copy.write_digests(target / "SHA256SUMS", files)
     except OSError as problem:
-        where = problem.filename2 or problem.filename or target  # a full disk names no file
+        where = problem.filename2 or problem.filename or target  # a full disk has no file name
         code = 1 if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else 2
         raise UserError(f"{where}: {problem.strerror}", code=code) from None
     copied, total = sum(file.copied for file in files), sum(file.size for file in files)
@@ -53,4 +53,4 @@ def command(kubectl: Kubectl, job: str, path: str, target: Path, as_json: bool) 
         output.data({**facts, "files": [vars(file) for file in files]})
         return
     output.line(f"{output.count(len(files), 'file')}, {total:,} bytes in {target}: all digests are right")
-    output.line(f"  {copied} copied from {pod.name} ({pod.uid}), {len(files) - copied} were there")
+    output.line(f"  {copied} copied from {pod.name} ({pod.uid}), {len(files) - copied} already here")

@@ -1,8 +1,9 @@
-"""Follow the way to the job's rendezvous hop by hop: names and ports, as its own pods see them.
+"""Check the path to the job's rendezvous hop by hop: names and ports, from its own pods.
 
-First what the API server tells: the pod that all meet at, its Service, the endpoints, the NetworkPolicies.
-Then from each pod that runs: the cluster's DNS, the host's name, its port. Where containers do not run (they
-crash before one can look), --ephemeral adds one to their pods, which stays there and ends by itself.
+First the command checks what the API server describes: the pod where all ranks meet, its Service, the
+endpoints and the NetworkPolicies. Then it checks the cluster's DNS, the host's name and its port from each
+running pod. --ephemeral adds a container to pods whose own container crashes too early; that container ends
+by itself and stays in the pod's list.
 
 \b
 Examples:
@@ -11,57 +12,55 @@ Examples:
   yard job debug --json
 
 \b
-Exit codes: 0 every hop is good, 1 one is not, 3 one could not be looked at.
+Exit codes: 0 every hop passes, 1 one fails, 3 one is unknown.
 """
 
 from __future__ import annotations
+
+import itertools
 
 import click
 
 from tools.cli.job import _options
 from tools.core import output
-from tools.core.verdict import State, Verdict
+from tools.core.verdict import State, Verdict, worst
 from tools.job import rendezvous_check
-from tools.job.snapshot import collect, lookup
+from tools.job.snapshot import collect
 from tools.kube.kubectl import Kubectl
 
 
-@click.command(help=__doc__, short_help="names and ports, hop by hop from the pods")
+@click.command(help=__doc__, short_help="check the rendezvous hop by hop from the pods")
 @_options.job
 @_options.cluster
-@click.option("--ephemeral", is_flag=True, help="Add a container to pods whose own does not run.")
+@click.option("--ephemeral", is_flag=True, help="Add a container to pods whose own is not running.")
 @_options.as_json
 def command(kubectl: Kubectl, job: str | None, ephemeral: bool, as_json: bool) -> None:
-    seen = collect.collect(kubectl, lookup.job_name(kubectl, job), logs=False, run=False)
-    here = Kubectl(kubectl.context, seen.namespace)
-    found: list[Verdict] = []
+    here, seen = collect.find(kubectl, job, logs=False, run=False)
     if not as_json:
         output.line(f"{seen.namespace}/{seen.name} ({seen.uid})")
-    for one in rendezvous_check.told(seen, rendezvous_check.slices(here, seen)):
-        found.append(one)
-        _show(one, as_json)
+    objects = rendezvous_check.check_objects(seen, rendezvous_check.slices(here, seen))
+    hops: list[Verdict] = []
+    for hop in objects:
+        hops.append(hop)
+        _show(hop, as_json)
     sources = rendezvous_check.sources(here, seen, ephemeral, output.note)
-    for one in rendezvous_check.tried(here, seen, sources, output.note):
-        found.append(one)
-        _show(one, as_json)
+    nowhere = Verdict(State.CANNOT_TELL, "no container is running to check from", details={"hop": "look"})
+    from_pods = rendezvous_check.check_from_pods(here, seen, sources, output.note)
+    for hop in itertools.chain(from_pods, [] if sources else [nowhere]):
+        hops.append(hop)
+        _show(hop, as_json)
     if not sources:
-        found.append(Verdict(State.CANNOT_TELL, "no container runs to look from", details={"hop": "look"}))
-        _show(found[-1], as_json)
-        output.note("--ephemeral looks from the pods all the same, where they have a node")
-    state = next((one for one in (State.FAIL, State.CANNOT_TELL) if _any(found, one)), State.PASS)
+        output.note("--ephemeral adds a container to pods that have a node, and checks from there")
+    state = worst(hop.state for hop in hops)
     if as_json:
-        hops_found = [one.as_dict() for one in found]
-        output.data({"job": seen.name, "uid": seen.uid, "verdict": state.value, "hops": hops_found})
+        found = [hop.as_dict() for hop in hops]
+        output.data({"job": seen.name, "uid": seen.uid, "verdict": state.value, "hops": found})
     raise click.exceptions.Exit(state.exit_code)
 
 
-def _any(found: list[Verdict], state: State) -> bool:
-    return any(one.state is state for one in found)
-
-
-def _show(one: Verdict, as_json: bool) -> None:
+def _show(hop: Verdict, as_json: bool) -> None:
     if as_json:
         return
-    output.line(f"{one.state.value:<11}  {one.details['hop']:<9}  {one.summary}")
-    if one.state is State.FAIL and one.remedy:
-        output.line(f"{'':<24}what to do: {one.remedy}")
+    output.line(f"{hop.state.value:<11}  {hop.details['hop']:<9}  {hop.summary}")
+    if hop.state is State.FAIL and hop.remedy:
+        output.line(f"{'':<24}fix: {hop.remedy}")

@@ -1,4 +1,4 @@
-"""Run a command in the pod of a rank, as `kubectl exec` does, without looking for the pod.
+"""Run a command in the pod of a rank, as `kubectl exec` does, without looking up the pod.
 
 \b
 Examples:
@@ -7,7 +7,7 @@ Examples:
   yard job exec cpu-llama-tiny-train --pod 1 -- sh
 
 \b
-The exit code is the command's; 3 where it cannot be told which pod holds the rank.
+Exit codes: the command's; 3 if the pod of the rank is unknown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tools.cli.job import _options
 from tools.core import output
 from tools.core.errors import UserError
 from tools.job.ranks import pod_of
-from tools.job.snapshot import collect, lookup
+from tools.job.snapshot import collect
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot
 from tools.kube.kubectl import Kubectl, missing
@@ -31,17 +31,16 @@ from tools.kube.kubectl import Kubectl, missing
 @click.argument("job", metavar="JOB|CELL")
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND ...")
 @_options.cluster
-@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="The rank; 0 if neither is given.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="N", help="The rank; default 0.")
 @click.option("--pod", "index", type=click.IntRange(min=0), metavar="N", help="The worker's number instead.")
-@click.option("--json", "as_json", is_flag=True, help="Print pod, exit code and what was written as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the pod, the exit code and the output as JSON.")
 def command(
     kubectl: Kubectl, job: str, words: tuple[str, ...], rank: int | None, index: int | None, as_json: bool
 ) -> None:
     if rank is not None and index is not None:
         raise UserError("--rank and --pod both name a pod: give one of them")
-    seen = collect.collect(kubectl, lookup.job_name(kubectl, job), logs=index is None, run=index is None)
+    here, seen = collect.find(kubectl, job, logs=index is None, run=index is None)
     pod = pod_of(seen, rank or 0) if index is None else _worker(seen, index)
-    here = Kubectl(kubectl.context, seen.namespace)
     container = f"--container={pod.container_name}"
     if as_json:
         done = here.run("exec", pod.name, container, "--", *words, seconds=None)
@@ -57,7 +56,6 @@ def command(
 
 
 def _worker(seen: Snapshot, index: int) -> JobPod:
-    """Return the worker of a number; UserError where there is none."""
     found = next((pod for pod in seen.pods if pod.index == index and pod.role == "worker"), None)
     if found is None:
         names = ", ".join(pod.short for pod in seen.pods) or "none"

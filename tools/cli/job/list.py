@@ -1,16 +1,18 @@
-"""List the PyTorchJobs of a namespace, or of all: state, pods, age and UID.
+"""List the PyTorchJobs of a namespace or of all namespaces: state, pods, age and UID.
 
 \b
 Examples:
   yard job list
   yard job list -A
   yard job list -n team-a --json
+
+\b
+Exit codes: 0 listed, also if there is no job, 3 the cluster could not be read.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 import click
 
@@ -18,48 +20,36 @@ from tools.cli.job import _options
 from tools.core import output
 from tools.core.timestamps import duration, moment
 from tools.job.snapshot import lookup
+from tools.job.snapshot.pod import replicas
 from tools.job.status import state_of
 from tools.kube.kubectl import Kubectl
+from tools.kube.manifests import Object
 
 
-@click.command(name="list", help=__doc__, short_help="the jobs there are")
+@click.command(name="list", help=__doc__, short_help="the jobs of a namespace")
 @_options.cluster
-@click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="Of all namespaces.")
+@click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="List the jobs of all namespaces.")
 @_options.as_json
 def command(kubectl: Kubectl, everywhere: bool, as_json: bool) -> None:
     rows = [_row(job) for job in lookup.jobs(kubectl, everywhere)]
     if as_json:
         output.data(rows)
-        return
-    if not rows:
+    elif not rows:
         output.line("no PyTorchJob")
-        return
-    head = {
-        "namespace": "namespace",
-        "job": "job",
-        "state": "state",
-        "pods": "pods",
-        "age": "age",
-        "uid": "uid",
-    }
-    widths = {key: max(len(str(row[key])) for row in [head, *rows]) for key in head}
-    for row in [head, *rows]:
-        output.line("  ".join(str(row[key]).ljust(widths[key]) for key in head).rstrip())
+    else:
+        output.table([list(rows[0]), *(list(map(str, row.values())) for row in rows)], indent="")
 
 
-def _row(job: dict[str, Any]) -> dict[str, Any]:
+def _row(job: Object) -> Object:
     metadata = job["metadata"]
-    replicas = (job["spec"].get("pytorchReplicaSpecs") or {}).values()
-    active = sum(
-        int(one.get("active") or 0)
-        for one in ((job.get("status") or {}).get("replicaStatuses") or {}).values()
-    )
+    statuses = ((job.get("status") or {}).get("replicaStatuses") or {}).values()
+    active = sum(int(one.get("active") or 0) for one in statuses)
     made = moment(metadata.get("creationTimestamp"))
     return {
         "namespace": metadata["namespace"],
         "job": metadata["name"],
         "state": state_of(job),
-        "pods": f"{active}/{sum(int(one.get('replicas') or 1) for one in replicas)}",
+        "pods": f"{active}/{replicas(job)}",
         "age": duration((datetime.now(UTC) - made).total_seconds()) if made else "-",
         "uid": metadata["uid"],
     }

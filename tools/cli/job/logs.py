@@ -1,7 +1,7 @@
-"""Print the logs of a job's pods, merged in time order, each line with its pod.
+"""Print the logs of a job's pods, merged by time, each line with its pod.
 
-With --first-failure only the lines around the first failure that is no consequence of another one. With
---volume the log that a rank has written into the run directory, which outlives its pod.
+--first-failure prints only the lines around the first failure that is not a consequence of another one.
+--volume prints the log that a rank has written into the run directory: it outlives the pod.
 
 \b
 Examples:
@@ -13,7 +13,7 @@ Examples:
   yard job logs --follow --json | jq -r 'select(.rank == 0).text'
 
 \b
-Exit codes: 0 printed, 1 no failure was found (--first-failure), 3 a log was not seen.
+Exit codes: 0 printed, 1 no failure found (--first-failure), 3 a log could not be read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tools.core.errors import UserError
 from tools.job import logs, volume_reader
 from tools.job.logs import Wanted
 from tools.job.ranks import pod_of
-from tools.job.snapshot import collect, lookup
+from tools.job.snapshot import collect
 from tools.job.snapshot.log_lines import Line
 from tools.job.snapshot.pod import JobPod
 from tools.kube.kubectl import Kubectl
@@ -40,8 +40,8 @@ from tools.kube.kubectl import Kubectl
 @_options.job
 @_options.cluster
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="Only the pod of this rank.")
-@click.option("-f", "--follow", is_flag=True, help="Go on printing what is written.")
-@click.option("-p", "--previous", is_flag=True, help="Of the container before the last restart.")
+@click.option("-f", "--follow", is_flag=True, help="Continue to print new lines.")
+@click.option("-p", "--previous", is_flag=True, help="The logs from before the last restart.")
 @click.option("--since", metavar="TIME", help="Only lines newer than 30s, 5m or 2h.")
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each log.")
 @click.option("--grep", metavar="REGEX", help="Only lines that match.")
@@ -63,21 +63,17 @@ def command(
 ) -> None:
     wanted = Wanted(previous, _since(since), tail, _pattern(grep))
     if first_failure and follow:
-        raise UserError("--first-failure looks back, --follow ahead: give one of them")
+        raise UserError("--first-failure reads old lines and --follow new ones: give one of them")
     if previous and follow:
-        raise UserError(
-            "--previous is of a container that has ended, --follow of one that runs: give one of them"
-        )
+        raise UserError("--previous reads ended containers and --follow running ones: give one of them")
     if volume and rank is None:
         raise UserError("--volume reads the log of one rank", "add --rank N")
     if volume and (follow or previous or since or first_failure):
         raise UserError(
-            "--volume reads a file of the run directory: only --rank, --tail and --grep go with it"
+            "--volume reads a file of the run directory: use it with --rank, --tail and --grep only"
         )
     ranked = rank is not None and not volume
-    seen = collect.collect(kubectl, lookup.job_name(kubectl, job), logs=ranked, run=ranked)
-    here = Kubectl(kubectl.context, seen.namespace)
-    pods = seen.pods
+    here, seen = collect.find(kubectl, job, logs=ranked, run=ranked)
     if volume:
         assert rank is not None
         with volume_reader.reading(here, seen, output.note) as pod:
@@ -85,17 +81,16 @@ def command(
         for line in filter(wanted.matches, lines):
             output.line(_json(line, rank) if as_json else line.text)
         return
-    if not pods:
-        raise UserError(f"{seen.name} has no pods", "yard job why says what it waits for", code=3)
+    pods = seen.require_pods()
     chosen = pods if rank is None else [pod_of(seen, rank)]
     if previous:
         chosen = [pod for pod in chosen if pod.restarts]
         if not chosen:
-            raise UserError(f"no container of {seen.name} was restarted: there is none before it", code=3)
+            raise UserError(f"no container of {seen.name} was restarted", code=3)
     if follow:
         for pod in chosen:
             if not (pod.running or pod.end):
-                output.note(f"{pod.name}: not seen: {': '.join(filter(None, pod.waiting)) or pod.phase}")
+                output.note(f"{pod.name}: not seen: {pod.waits_for}")
         _print_all(logs.follow(here, chosen, wanted), chosen, as_json)
         return
     found, unseen = logs.once(here, chosen, wanted)
@@ -111,7 +106,7 @@ def command(
 
 def _since(text: str | None) -> str | None:
     if text is not None and not re.fullmatch(r"(\d+(\.\d+)?(s|m|h))+", text):
-        raise UserError(f"--since {text}: not a time", "write 30s, 5m or 1h30m")
+        raise UserError(f"--since {text}: not a duration", "write 30s, 5m or 1h30m")
     return text
 
 
@@ -123,7 +118,7 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
 
 
 def _json(line: Line, rank: int | None = None) -> str:
-    """Return a line as one line of JSON; `rank` where the line does not name its own."""
+    """Return a line as JSON; `rank` is used if the line names none."""
     time = line.time.isoformat() if line.time else None
     own = line.rank if line.rank is not None else rank
     return json.dumps({"time": time, "pod": line.pod, "rank": own, "text": line.text})
@@ -141,10 +136,10 @@ def _print_failure(lines: Iterable[Line], pods: list[JobPod], as_json: bool) -> 
     if found is None:
         output.line("null" if as_json else "no line of any log reports a failure")
         raise click.exceptions.Exit(1)
-    around, sign = found
+    around, failure = found
     if as_json:
-        told = [json.loads(_json(line)) for line in around]
-        output.data({"kind": sign.kind, "pod": sign.line.pod, "line": sign.line.text, "around": told})
+        facts = {"kind": failure.kind, "pod": failure.line.pod, "line": failure.line.text}
+        output.data({**facts, "around": [json.loads(_json(line)) for line in around]})
         return
-    output.line(f"{sign.kind}: first seen in {sign.line.pod}")
+    output.line(f"{failure.kind}: first seen in {failure.line.pod}")
     _print_all(around, pods, as_json)

@@ -1,7 +1,7 @@
-"""Show a job: its state, its pods, how far training is and how long it will take.
+"""Show a job: its state, its pods, its progress and its remaining time.
 
-What the run's own files say comes first (heartbeats, metrics, checkpoints, through a pod that runs), else
-what its logs say. The time that is left is a range: the middle half of the latest steps' times.
+Progress is read from the run's own files (heartbeats, metrics, checkpoints) through a running pod, else from
+the logs. The remaining time is a range from the middle half of the latest step times.
 
 \b
 Examples:
@@ -10,23 +10,24 @@ Examples:
   yard job status overlays/p5/llama-3-1-8b --json
 
 \b
-Exit codes: 0 it runs, waits or has succeeded, 1 it has failed.
+Exit codes: 0 the job runs, waits or has succeeded, 1 it has failed.
 """
 
 from __future__ import annotations
 
-import time
+import math
 
 import click
 
 from tools.cli.job import _options
 from tools.core import output
 from tools.core.errors import UserError
+from tools.core.wait import until
 from tools.job.snapshot import collect, lookup
 from tools.job.status import Status, lines
 from tools.kube.kubectl import CANNOT_SEE, Kubectl
 
-EVERY = 5.0  # seconds between two looks
+EVERY = 5.0  # seconds between two snapshots of --watch
 
 
 @click.command(help=__doc__, short_help="a job at a glance")
@@ -36,20 +37,24 @@ EVERY = 5.0  # seconds between two looks
 @_options.as_json
 def command(kubectl: Kubectl, job: str | None, watch: bool, as_json: bool) -> None:
     name = lookup.job_name(kubectl, job)
-    status = Status(collect.collect(kubectl, name))
-    _show(status, as_json)
-    while watch and status.state not in ("Succeeded", "Failed"):
-        time.sleep(EVERY)
+    shown: object = None
+
+    def ended() -> Status | None:
+        nonlocal shown
         try:
-            before, status = status, Status(collect.collect(kubectl, name))
+            status = Status(collect.collect(kubectl, name))
         except UserError as problem:
-            if problem.code != CANNOT_SEE:
+            if shown is None or problem.code != CANNOT_SEE:
                 raise
             output.note(f"not seen this time: {problem.message}")
-            continue
-        if _changed(before, status):
+            return None
+        if shown != _facts(status):
+            shown = _facts(status)
             _show(status, as_json)
-    if status.state == "Failed":
+        return status if status.state in ("Succeeded", "Failed") else None
+
+    last = until(ended, math.inf if watch else 0.0, EVERY)
+    if last is not None and last.state == "Failed":
         raise click.exceptions.Exit(1)
 
 
@@ -64,12 +69,8 @@ def _show(status: Status, as_json: bool) -> None:
         output.line(f"next: yard job {hint} {status.snapshot.name}")
 
 
-def _changed(before: Status, after: Status) -> bool:
-    """Say whether anything but ages differs."""
-    return _facts(before) != _facts(after)
-
-
 def _facts(status: Status) -> object:
+    """Return the values of a status without ages."""
     training = status.training()
     pods = [(pod["uid"], pod["state"], pod["restarts"], pod["node"]) for pod in status.pods()]
     return status.state, training["phase"], training["step"], training["checkpoints"], pods

@@ -1,9 +1,9 @@
-"""Start TensorBoard on the volume of a job's runs and open it on this machine, until Ctrl-C.
+"""Start TensorBoard on the volume of a job's runs and forward it to this machine until Ctrl-C.
 
-It reads all runs on the job's claim, read-only, with the job's image. It has no login, so that nothing but
-the port-forward leads to it: 127.0.0.1 here, and a NetworkPolicy there that lets no pod in without a label.
-With --expose a proxy stands before it that asks for a password and speaks TLS: port 8443 of its Service, for
-an Ingress or a load balancer of yours. It takes two Secrets (base/services/README.md).
+TensorBoard runs with the job's image and reads all runs on the job's claim, read-only. It has no login, so
+only the port-forward reaches it: it listens on 127.0.0.1 here, and a NetworkPolicy admits only pods with a
+label there. --expose adds a proxy with a password and TLS on port 8443 of its Service, for an Ingress or a
+load balancer. The proxy needs two Secrets (base/services/README.md).
 
 \b
 Examples:
@@ -13,7 +13,7 @@ Examples:
   yard job tensorboard --stop
 
 \b
-Exit codes: 0 it answered, or was removed; 1 it does not get Ready or does not answer.
+Exit codes: 0 TensorBoard answers, or was removed; 1 it does not become Ready or does not answer.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ import click
 
 from tools.cli.job import _options
 from tools.core import output
-from tools.core.errors import UserError
-from tools.job import submit, tensorboard
+from tools.job import tensorboard
 from tools.job.snapshot import lookup
 from tools.kube.kubectl import Kubectl
 
@@ -39,8 +38,8 @@ from tools.kube.kubectl import Kubectl
     "--port", type=click.IntRange(1, 65535), default=tensorboard.PORT, show_default=True, metavar="N",
     help="The port on this machine.",
 )  # fmt: skip
-@click.option("--expose", is_flag=True, help="With a proxy before it: a password, and TLS.")
-@click.option("--stop", is_flag=True, help="Remove it.")
+@click.option("--expose", is_flag=True, help="Add a proxy with a password and TLS.")
+@click.option("--stop", is_flag=True, help="Remove TensorBoard.")
 @click.option("--no-forward", is_flag=True, help="Return once it is Ready.")
 @_options.as_json
 def command(
@@ -52,35 +51,31 @@ def command(
     no_forward: bool,
     as_json: bool,
 ) -> None:
-    here = Kubectl(kubectl.context, submit.namespace_of(kubectl))
+    here = lookup.in_namespace(kubectl)
     if stop:
         _stop(here, as_json)
         return
-    name = lookup.job_name(here, job)
-    found = submit.existing(here, name)
-    if found is None:
-        raise UserError(f"no such job in namespace {here.namespace}: {name}", "yard job list -A")
+    found = lookup.job(here, lookup.job_name(here, job))
     if expose:
         tensorboard.require_secrets(here)
     applied = tensorboard.start(here, tensorboard.manifests(found, expose), output.note)
-    objects = [{"kind": one.kind, "name": one.name, "uid": one.uid} for one in applied]
-    if not as_json:
-        for one in applied:
-            output.line(f"{here.namespace}/{one.kind}/{one.name} {one.uid}")
+    facts = {"namespace": here.namespace, "objects": [vars(one) for one in applied]}
+    for one in [] if as_json else applied:
+        output.line(f"{here.namespace}/{one}")
     if expose:
-        name = f"{tensorboard.NAME}.{here.namespace}.svc:{tensorboard.HTTPS}"
-        output.note(f"in the cluster: https://{name}, with a name and a password of tensorboard-login")
+        url = f"https://{tensorboard.NAME}.{here.namespace}.svc:{tensorboard.HTTPS}"
+        output.note(f"in the cluster: {url}, with a name and a password of tensorboard-login")
     if no_forward:
         words = here.words("port-forward", f"service/{tensorboard.NAME}", f"{port}:{tensorboard.PORT}")
         if as_json:
-            output.data({"namespace": here.namespace, "objects": objects, "next": " ".join(words)})
+            output.data({**facts, "next": " ".join(words)})
         else:
             output.line(f"next: {' '.join(words)}")
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and take the port-forward along
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the port-forward too
     with tensorboard.forwarded(here, port, output.note) as (url, directory):
         if as_json:
-            output.data({"namespace": here.namespace, "objects": objects, "url": url, "reads": directory})
+            output.data({**facts, "url": url, "reads": directory})
         else:
             output.line(f"{url} (reads {directory}); Ctrl-C closes it, --stop removes it")
         threading.Event().wait()

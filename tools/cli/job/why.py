@@ -1,18 +1,19 @@
-"""Say why a job is pending, failing, hung or slow: one cause with its evidence and what to do.
+"""Explain why a job is pending, failing, hung or slow: one cause with its evidence and a fix.
 
-The causes are looked up and recomputed from the job's objects, nodes, logs and run directory. A job in good
-health is said to be healthy; where nothing explains it, the answer is CANNOT TELL with what was looked at.
+The cause is derived from the job's objects, events, nodes, logs and run directory. A job that makes progress
+is HEALTHY. If no cause is found, the answer is CANNOT TELL with a list of what was checked. Data that cannot
+be read is listed as not seen; it is never reported as a failure.
 
 \b
 Examples:
   yard job why
   yard job why cpu-llama-tiny-train -v
   yard job why overlays/p5/llama-3-1-8b -n team-a
-  yard job why --save evidence/             keep what it was judged by
-  yard job why --from evidence/             judge it again, without a cluster
+  yard job why --save evidence/             save the snapshot that the answer is based on
+  yard job why --from evidence/             explain it again, without a cluster
 
 \b
-Exit codes: 0 healthy, 1 a cause was found, 3 it cannot be told.
+Exit codes: 0 healthy, 1 a cause was found, 3 unknown.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from tools.job.snapshot import collect, lookup, snapshot
 from tools.kube.kubectl import Kubectl
 
 
-@click.command(help=__doc__, short_help="why a job does not train")
+@click.command(help=__doc__, short_help="the cause why a job does not train")
 @_options.job
 @_options.cluster
-@click.option("--from", "recorded", type=click.Path(path_type=Path), metavar="DIR", help="A kept snapshot.")
-@click.option("--save", "keep", type=click.Path(path_type=Path), metavar="DIR", help="Keep the snapshot.")
-@click.option("-v", "--verbose", is_flag=True, help="Print also the other causes and what was looked at.")
+@click.option("--from", "recorded", type=click.Path(path_type=Path), metavar="DIR", help="A saved snapshot.")
+@click.option("--save", "keep", type=click.Path(path_type=Path), metavar="DIR", help="Save the snapshot.")
+@click.option("-v", "--verbose", is_flag=True, help="Also print the other causes and what was checked.")
 @_options.as_json
 def command(
     kubectl: Kubectl, job: str | None, recorded: Path | None, keep: Path | None, verbose: bool, as_json: bool
@@ -59,14 +60,14 @@ def _show(seen: snapshot.Snapshot, found: Explanation, verbose: bool) -> None:
         output.line(f"CAUSE {first.kind}: {first.summary}")
         for line in first.evidence:
             output.line(f"  {line}")
-        output.line(f"  what to do: {first.remedy}")
+        output.line(f"  fix: {first.remedy}")
         others = ", ".join(cause.kind for cause in found.causes[1:])
         if others and not verbose:
-            output.line(f"  it may explain also: {others} (-v shows them)")
+            output.line(f"  it may also explain: {others} (-v shows them)")
     for cause in found.causes[1:] if verbose else []:
         output.line(f"then {cause.kind}: {cause.summary}")
         for line in cause.evidence:
             output.line(f"  {line}")
     if verbose or found.state is Answer.CANNOT_TELL:
         for line in found.looked:
-            output.line(f"  looked at: {line}")
+            output.line(f"  checked: {line}")

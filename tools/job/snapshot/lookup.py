@@ -8,7 +8,7 @@ from tools.cells import kustomize, locate
 from tools.core import output, repo
 from tools.core.errors import UserError
 from tools.core.repo import nearest
-from tools.kube.kubectl import Kubectl
+from tools.kube.kubectl import CANNOT_SEE, Kubectl, failure
 from tools.kube.manifests import Manifests, Object, name_of, parse
 
 
@@ -30,6 +30,21 @@ def job_name(kubectl: Kubectl, text: str | None) -> str:
     match = nearest(text, names)
     known = f"jobs: {', '.join(names)}" if names else "it has no PyTorchJob; -n names another namespace"
     raise UserError(f"no such job {where}: {text}", f"did you mean {match}?" if match else known)
+
+
+def in_namespace(kubectl: Kubectl) -> Kubectl:
+    """Return `kubectl` with its namespace set: the option's, else the one of the kubeconfig's context."""
+    if kubectl.namespace:
+        return kubectl
+    done = kubectl.run("config", "view", "--minify", "--output=jsonpath={..namespace}")
+    if "current-context must exist" in done.stderr:
+        hint = (
+            "`yard cluster kubeconfig CLUSTER --use` adds one; `kubectl config use-context NAME` chooses one"
+        )
+        raise UserError("no kubeconfig with a current context", hint, CANNOT_SEE)
+    if done.returncode != 0:
+        raise failure("config", done.stderr)
+    return Kubectl(kubectl.context, done.stdout.strip() or "default")
 
 
 def job(kubectl: Kubectl, name: str) -> Object:

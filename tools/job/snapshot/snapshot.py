@@ -68,6 +68,12 @@ class Snapshot:
         found = [JobPod(item) for item in self.objects.get("Pod", [])]
         return sorted(found, key=lambda pod: (pod.role != "master", pod.index))
 
+    def require_pods(self) -> list[JobPod]:
+        """Return the job's pods; UserError if there are none."""
+        if not self.pods:
+            raise UserError(f"{self.name} has no pods", "`yard job why` shows what it waits for", code=3)
+        return self.pods
+
     def of(self, kind: str) -> list[Object]:
         return self.objects.get(kind, [])
 
