@@ -1,9 +1,8 @@
-"""docs/clusters.md: every command is run, in its order, and says what the page says it does."""
+"""Every `yard cluster` command of a page is run, in the page's order, and does what the page says."""
 
 from __future__ import annotations
 
-import os
-import re
+import io
 import shlex
 import sys
 from collections.abc import Callable
@@ -17,24 +16,29 @@ import pytest
 from tests.aws.eks_state import Access, Associations
 from tests.aws.kubectl import World
 from tests.aws.test_access import simulator
-from tests.aws.test_create import STAND_IN
 from tests.aws.test_network import Addon
 from tests.aws.test_validate import whole
+from tests.house import printed
 from tools import cli
 from tools.cluster import teardown
 from tools.core import repo
 
 # The whole road in one test: half a minute, and a busy machine has less for it.
 pytestmark = pytest.mark.timeout(600)
-PAGE = repo.root() / "docs" / "clusters.md"
+PAGE = "docs/clusters.md"
+TUTORIALS = ("README.md", *(f"docs/tutorials/{name}.md" for name in ("eks", "hyperpod", "trainium")))
+PAGES = (PAGE, *(pytest.param(page, marks=pytest.mark.long) for page in TUTORIALS))
 # What each command's verdict is in this world; all others exit with 0.
 CODES = {
     "yard cluster capacity m5.2xlarge 2 --cluster cpu-demo": 3,  # nothing is reserved
     "yard cluster capacity p5.48xlarge 4 --cluster gpu": 3,
+    "yard cluster capacity trn1.32xlarge 2 --cluster trn1": 3,
     "yard cluster network cpu-demo": 3,  # moto's cluster has no node and no security group
     "yard cluster access cpu-demo --dry-run": 1,
     "yard cluster identity cpu-demo --apply --irsa --dry-run": 1,
     "yard cluster down cpu-demo --dry-run": 1,
+    "yard cluster down trn1 --dry-run": 1,
+    "yard cluster validate gpu-hyperpod": 1,  # the stand-in for kubectl applies no platform
 }
 SAID = {
     "yard cluster whoami --region us-west-2": "123456789012",
@@ -49,11 +53,11 @@ SAID = {
 }
 
 
-def commands() -> list[str]:
-    """Return the commands of the page's code blocks, without their comments."""
-    blocks = re.findall(r"^```\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    lines = [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
-    return [line for line in lines if line.startswith("yard ")]
+def commands(page: str) -> list[str]:
+    """Return the page's commands that are run here, without the directory of `yard`."""
+    mine = printed.run_by("tests/aws/test_docs.py")
+    lines = [command.line for command in printed.printed() if command.page == page and command.line in mine]
+    return [line.removeprefix(".venv/bin/") for line in lines]
 
 
 @pytest.fixture
@@ -62,24 +66,20 @@ def road(
     gaps: Any,
     refusal: Callable[..., Exception],
     checkout: Path,
+    stand_in: Callable[[str], Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An account behind a server, stand-ins for eksctl and kubectl, and answers for what moto lacks."""
+    """An account behind a server, stand-ins for the programs, and answers that moto lacks."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", moto_server)
-    monkeypatch.setenv("FAKE_EKSCTL_LOG", str(tmp_path / "log"))
+    stand_in("eksctl")
+    stand_in("aws")
     objects = whole()
     for item in objects["nodes"]:
         item["metadata"]["labels"]["node.kubernetes.io/instance-type"] = "m5.2xlarge"
     World(objects).install(monkeypatch)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     monkeypatch.setattr(teardown, "POLL_SECONDS", 0.0)
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    program = programs / "eksctl"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {STAND_IN} "$@"\n', encoding="utf-8")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     Access(gaps, refusal)
     Associations(gaps, refusal)
     Addon(gaps)
@@ -106,13 +106,24 @@ def road(
     }
 
 
-def test_every_command_of_the_page_runs(road: None, yard: Callable[..., Any]) -> None:
-    lines = commands()
-    assert set(CODES) | set(SAID) <= set(lines), "the page has lost a command"
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_of_the_page_runs(
+    page: str, road: None, yard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("cpu-demo\n"))  # what `down` asks for
+    lines = commands(page)
+    assert lines, "the page has lost its commands"
     for line in lines:
         ran = yard(*shlex.split(line)[2:])
         assert ran.code == CODES.get(line, 0), f"{line}: {ran.code}\n{ran.out}\n{ran.err}"
         assert SAID.get(line, "") in ran.out, f"{line}\n{ran.out}"
+
+
+def test_every_command_that_is_expected_is_printed() -> None:
+    there = {line for page in (PAGE, *TUTORIALS) for line in commands(page)}
+    assert set(CODES) | set(SAID) <= there
+    mine = {line.removeprefix(".venv/bin/") for line in printed.run_by("tests/aws/test_docs.py")}
+    assert mine == there
 
 
 def test_every_command_answers_as_data() -> None:
@@ -128,7 +139,7 @@ def test_every_command_answers_as_data() -> None:
 
 
 def test_the_page_has_every_command_of_the_group() -> None:
-    told = {line.split()[2] for line in commands()}
+    told = {line.split()[2] for line in commands(PAGE)}
     files = (repo.root() / "tools/cli/cluster").glob("*.py")
     there = {path.stem for path in files if not path.stem.startswith("_")}
     assert there == told

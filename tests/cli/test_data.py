@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.house import printed
 from tests.training.data.stream.conftest import serve, shard_bytes
 from tools import cli
 from tools.local import data_benchmark
@@ -243,10 +243,7 @@ def test_the_commands_of_the_page_run(
     yard: Yard, rows: Path, tmp_path: Path, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every command of docs/data.md, on files of a test; the run itself is tested with the trainer."""
-    page = (ROOT / "docs/data.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```\n(.*?)```", page, re.S)
-    commands = [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
-    assert len(commands) == 5
+    *commands, run = printed.run_by("tests/cli/test_data.py")
     monkeypatch.chdir(tmp_path)
     server = serve()
     tmp_path.joinpath("corpus").mkdir()
@@ -257,12 +254,12 @@ def test_the_commands_of_the_page_run(
     tmp_path.joinpath("corpus", "tokenizer.json").write_bytes(tokenizer.read_bytes())
     for number in range(8):
         server.files[f"/part-{number:02d}.jsonl.gz"] = server.files[f"/shard-{number:02d}.jsonl.gz"]
-    for command in commands[:4]:
+    for command in commands:
         program, group, *words = shlex.split(command.replace("https://host", server.url))
         assert (program, group) == (".venv/bin/yard", "data")
         code, out, err = yard(*words)
         assert (code, bool(out)) == (0, True), err
-    program, verb, cell, *options = shlex.split(commands[4])
+    program, verb, cell, *options = shlex.split(run)
     assert (program, verb) == (".venv/bin/yard", "run")
     texts = {
         layer: (str(path), path.read_text())

@@ -13,25 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Clone
-from tools.core import repo
+from tests.house import printed
 
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/architecture.md")
-# Printed commands that are not run here, and what runs them.
-ELSEWHERE = {
-    "make test": "this very run",
-    "kubectl apply --server-side -k overlays/cpu/llama-tiny": "tests/cells, up to the API server",
-}
 TRAINS = re.compile(r"\b(make train|make finetune|make sample|yard run|yard sample)\b")
-COMMAND = re.compile(r"^(?:make|kubectl|\.venv/bin/yard|yard)\b[^#\n]*", re.MULTILINE)
-
-
-def printed_commands() -> list[str]:
-    """Every command line of a fenced block, in the order of the documents."""
-    found = []
-    for name in DOCUMENTS:
-        for block in re.findall(r"```[a-z]*\n(.*?)```", (repo.root() / name).read_text(), re.DOTALL):
-            found += [match.group().strip() for match in COMMAND.finditer(block)]
-    return list(dict.fromkeys(found))
 
 
 def _steps(clone: Clone) -> list[int]:
@@ -90,19 +74,25 @@ def test_make_train_survives_kills_and_finishes(clone: Clone) -> None:
     assert _steps(clone) == list(range(1, 41))
 
 
+def _chat(number: int) -> dict[str, list[dict[str, str]]]:
+    """One example of a user's own, in the shape that docs/tutorials/fine-tune.md shows."""
+    question, answer = f"What comes after {number}?", f"After {number} comes {number + 1}."
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_every_printed_command_runs_as_printed(clone: Clone) -> None:
-    commands = printed_commands()
-    assert "make train" in commands
-    printed = {}
-    for command in commands:
-        if command not in ELSEWHERE:
-            if TRAINS.search(command):
-                clone.shrink()
-            else:
-                clone.restore()
-            printed[command] = clone.run(command)
+    clone.run(".venv/bin/python -m tools.kube.schemas")
+    clone.run(".venv/bin/yard render cpu/llama-tiny > job.yaml")
+    (clone.root / "chats.jsonl").write_text("".join(f"{json.dumps(_chat(n))}\n" for n in range(2000)))
+    printed_text = {}
+    for command in printed.run_by("tests/e2e/test_front_door.py"):
+        if TRAINS.search(command):
+            clone.shrink()
+        else:
+            clone.restore()
+        printed_text[command] = clone.run(command)
     for part in (
         "10 of 10 steps",
         "held-out loss",
@@ -110,9 +100,8 @@ def test_every_printed_command_runs_as_printed(clone: Clone) -> None:
         "do?' before",
         "do?' after",
     ):
-        assert part in printed["make finetune"]
+        assert part in printed_text["make finetune"]
     for part in ("  mlm ", "  nsp ", " sequences/s", "ln(vocabulary) + ln 2"):
-        assert part in printed[".venv/bin/yard run cpu/bert-tiny"]
-    assert "are learned, in [[ ]]" in printed[".venv/bin/yard run cpu/llama-tiny-lora --show-example"]
-    assert set(ELSEWHERE) <= set(commands)
+        assert part in printed_text[".venv/bin/yard run cpu/bert-tiny"]
+    assert "are learned, in [[ ]]" in printed_text[".venv/bin/yard run cpu/llama-tiny-lora --show-example"]
     assert not clone.processes()
