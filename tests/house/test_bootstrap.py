@@ -1,6 +1,6 @@
-"""Set-up in a small copy of the house: real venv, real pip and uv, real hashes, no network.
+"""Set-up in a small copy of the checkout, at a path with a space: real venv, pip, uv and hashes, no network.
 
-The copy's lock names one package, setuptools, built into a wheel from what is installed here.
+The copy's locks name setuptools, packed again from what is installed here, and a development tool.
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -24,197 +28,172 @@ import pytest
 from tools import bootstrap
 
 ROOT = Path(__file__).resolve().parents[2]
+UV = Path(sys.executable).parent / "uv"
 PYPROJECT = """\
-[build-system]
-requires = ["setuptools"]
-build-backend = "setuptools.build_meta"
-
 [project]
 name = "trainyard"
 version = "0"
-
-[project.scripts]
-yard = "tools.cli:main"
+scripts = { yard = "tools.cli:main" }
 
 [tool.setuptools]
 packages = ["tools"]
 """
 
 
+def wheel(index: Path, name: str, version: str, parts: dict[str, bytes]) -> str:
+    """Write a wheel into a package index; return its entry of a lock."""
+    info = f"{name}-{version}.dist-info"
+    parts[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode()
+    parts[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    parts[f"{info}/RECORD"] = b""
+    path = index / name / f"{name}-{version}-py3-none-any.whl"
+    path.parent.mkdir()
+    with zipfile.ZipFile(path, "w") as archive:
+        for part, content in parts.items():
+            entry = zipfile.ZipInfo(part)
+            entry.external_attr = 0o100755 << 16
+            archive.writestr(entry, content)
+    return f"{name}=={version} \\\n    --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
+
+
 @pytest.fixture(scope="session")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a directory that holds one wheel: the installed setuptools, packed again."""
-    directory = tmp_path_factory.mktemp("wheels")
-    found = distribution("setuptools")
-    wheel = directory / f"setuptools-{found.version}-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for file in found.files or []:
-            path = Path(str(found.locate_file(file)))
-            if ".." not in file.parts and file.suffix != ".pyc" and path.is_file():
-                archive.write(path, str(file))
-    return directory
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package index, with the two locks that it serves."""
+    home, setuptools = tmp_path_factory.mktemp("index"), distribution("setuptools")
+    place = Path(str(setuptools.locate_file("")))
+    names = [str(file) for file in setuptools.files or [] if ".." not in file.parts and file.suffix != ".pyc"]
+    parts = {name: (place / name).read_bytes() for name in names}
+    user = wheel(home, "setuptools", setuptools.version, parts)
+    (home / "requirements.lock").write_text(user)
+    uv = {"uv-9.9.data/scripts/uv": f'#!/bin/sh\nexec {UV} "$@"\n'.encode()}
+    (home / "requirements-dev.lock").write_text(user + wheel(home, "uv", "9.9", uv))
+    return home
 
 
-class Copy:
-    """A copy of the house that can be set up without a network."""
+class Checkout:
+    """A small copy of the checkout, on a machine with a PATH and a HOME of its own."""
 
-    def __init__(self, root: Path, wheels: Path) -> None:
-        self.root, self.python = root, sys.executable
-        self.programs, self.home = root.parent / "programs", root.parent / "home"
-        self.programs.mkdir()
-        self.home.mkdir()
-        (root / "tools").mkdir(parents=True)
+    def __init__(self, place: Path, index: Path) -> None:
+        self.root, self.home, self.programs = place / "check out", place / "home", place / "programs"
+        for directory in (self.root / "tools", self.home, self.programs):
+            directory.mkdir(parents=True)
         source = (ROOT / "tools/bootstrap.py").read_text(encoding="utf-8")
-        source, replaced = re.subn(r"(?m)^ROOM_NEEDED = .*$", "ROOM_NEEDED = {sys.platform: GIB}", source)
-        assert replaced == 1, "one small wheel needs less room than torch"
-        (root / "tools/bootstrap.py").write_text(source, encoding="utf-8")
-        (root / "tools/__init__.py").touch()
-        (root / "tools/cli.py").write_text("def main():\n    print('yard runs')\n")
-        (root / "pyproject.toml").write_text(PYPROJECT)
-        (root / "requirements.in").write_text("setuptools\n")
-        (root / "requirements-dev.in").touch()
-        (wheel,) = wheels.glob("*.whl")
-        version, digest = wheel.name.split("-")[1], hashlib.sha256(wheel.read_bytes()).hexdigest()
-        self.lock = root / "requirements.lock"
-        self.lock.write_text(f"setuptools=={version} \\\n    --hash=sha256:{digest}\n")
-        self.offline = {
-            "PIP_NO_INDEX": "1",
-            "PIP_FIND_LINKS": str(wheels),
-            "UV_NO_INDEX": "1",
-            "UV_FIND_LINKS": str(wheels),
-            "UV_OFFLINE": "1",
-        }
+        fast = 'DISK_GIB, REPORT_SECONDS = int(os.environ.get("NEEDED_GIB", "0")), 0.2\nif __name__'
+        (self.root / "tools/bootstrap.py").write_text(source.replace("if __name__", fast), encoding="utf-8")
+        (self.root / "tools/cli.py").write_text("def main():\n    print('yard, version 0')\n")
+        (self.root / "pyproject.toml").write_text(PYPROJECT)
+        for lock in bootstrap.LOCKS:
+            shutil.copy(index / lock, self.root)
+        self.lock, self.venv = self.root / "requirements.lock", self.root / ".venv"
+        self.environment = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": f"{index / 'setuptools'} {index / 'uv'}"}
 
-    def start(self, **environment: str) -> subprocess.Popen[str]:
-        """Starts the set-up; its words come on stderr."""
-        command = [self.python, str(self.root / "tools/bootstrap.py")]
-        env = {"PATH": str(self.programs), "HOME": str(self.home), **self.offline, **environment}
-        return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+    def program(self, name: str, script: str) -> None:
+        """Put a program on PATH."""
+        (self.programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (self.programs / name).chmod(0o755)
 
-    def set_up(self, **environment: str) -> tuple[int, str]:
-        """Runs the set-up to its end; returns exit code and what it said."""
-        process = self.start(**environment)
-        said = process.communicate(timeout=100)[1]
-        return process.returncode, said
+    def start(self, lock: str = "requirements.lock", python: str = sys.executable) -> subprocess.Popen[str]:
+        """Start the set-up; it reports on stderr."""
+        command = [python, str(self.root / "tools/bootstrap.py"), lock]
+        environment = {"PATH": str(self.programs), "HOME": str(self.home), **self.environment}
+        return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
-    def give_uv(self) -> None:
-        """Puts the real uv on PATH."""
-        (self.programs / "uv").unlink(missing_ok=True)
-        (self.programs / "uv").symlink_to(Path(sys.executable).parent / "uv")
+    def set_up(self, lock: str = "requirements.lock", python: str = sys.executable) -> tuple[int, str]:
+        """Run the set-up to its end; return its exit code and its report."""
+        process = self.start(lock, python)
+        report = process.communicate(timeout=100)[1]
+        return process.returncode, report
 
-    def lock_uv(self, script: str) -> None:
-        """Adds a uv to the lock and to what can be installed: a shell script that says what it is told to."""
-        wheels = self.root.parent / "more-wheels"
-        wheels.mkdir()
-        wheel = wheels / "uv-9.9-py3-none-any.whl"
-        with zipfile.ZipFile(wheel, "w") as archive:
-            program = zipfile.ZipInfo("uv-9.9.data/scripts/uv")
-            program.external_attr = 0o100755 << 16
-            archive.writestr(program, f"#!/bin/sh\n{script}\n")
-            archive.writestr("uv-9.9.dist-info/METADATA", "Metadata-Version: 2.1\nName: uv\nVersion: 9.9\n")
-            tag = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-            archive.writestr("uv-9.9.dist-info/WHEEL", tag)
-            archive.writestr("uv-9.9.dist-info/RECORD", "")
-        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-        self.lock.write_text(self.lock.read_text() + f"uv==9.9 \\\n    --hash=sha256:{digest}\n")
-        self.offline["PIP_FIND_LINKS"] += f" {wheels}"
-        del self.offline["UV_NO_INDEX"], self.offline["UV_FIND_LINKS"]
+    def stamp(self) -> object:
+        return json.loads((self.venv / "trainyard.json").read_text())
 
-    def let_uv_hang(self) -> Path:
-        """Puts a uv on PATH that never ends; returns the file that will hold its process id once it runs."""
-        started, uv = self.root.parent / "started", self.programs / "uv"
-        uv.unlink()
-        note = f"echo $$ > {started}.new && /bin/mv {started}.new {started}"
-        uv.write_text(f'#!/bin/sh\n[ "$1" = --version ] && exit 0\n{note}\nexec /bin/sleep 60\n')
-        uv.chmod(0o755)
-        return started
+    def is_whole(self) -> bool:
+        """Return whether the installed yard runs."""
+        yard = [self.venv / "bin/yard"]
+        done = subprocess.run(yard, capture_output=True, text=True, timeout=30, check=False)
+        return done.stdout == "yard, version 0\n"
 
-    def stamp(self) -> dict[str, str]:
-        """Returns what the stamp says."""
-        stamp: dict[str, str] = json.loads((self.root / ".venv/trainyard.json").read_text())
-        return stamp
 
-    def yard(self) -> str:
-        """Runs the installed yard."""
-        return subprocess.check_output([self.root / ".venv/bin/yard"], text=True, timeout=30).strip()
+def files(root: Path) -> dict[Path, tuple[int, int]]:
+    """Return when each file below a directory was changed, and its size."""
+    return {path: (path.lstat().st_mtime_ns, path.lstat().st_size) for path in root.rglob("*")}
 
 
 @pytest.fixture
-def with_uv(tmp_path: Path, wheels: Path) -> Copy:
-    """Returns a copy on a machine that has uv."""
-    copy = Copy(tmp_path / "checkout", wheels)
-    copy.give_uv()
-    return copy
+def bare(tmp_path: Path, index: Path) -> Checkout:
+    """A checkout on a machine without uv."""
+    return Checkout(tmp_path, index)
 
 
 @pytest.fixture
-def with_pip(tmp_path: Path, wheels: Path) -> Copy:
-    """Returns a copy on a machine that has no uv."""
-    return Copy(tmp_path / "checkout", wheels)
+def checkout(bare: Checkout) -> Checkout:
+    """A checkout on a machine with uv."""
+    bare.program("uv", f'exec {UV} "$@"')
+    return bare
 
 
-def wait_for(condition: Callable[[], object], what: str) -> None:
-    """Polls until the condition holds."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(0.02)
+def test_the_first_run_installs_and_the_second_does_nothing(checkout: Checkout) -> None:
+    """Nothing is written to HOME, and no downloads are left."""
+    code, report = checkout.set_up()
+    assert code == 0, report
+    assert re.search(r"set-up: ready after \d+ s: yard, version 0\n$", report)
+    assert checkout.is_whole()
+    assert list(checkout.home.iterdir()) == []
+    assert {path.name for path in (checkout.root / ".cache/setup").iterdir()} == {"install.log", "lock"}
+    before = files(checkout.root)
+    assert checkout.set_up() == (0, "set-up: .venv is up to date\n")
+    assert files(checkout.root) == before
 
 
-@pytest.mark.parametrize("machine", ["with_uv", "with_pip"])
-def test_first_run_installs_and_second_does_nothing(machine: str, request: pytest.FixtureRequest) -> None:
-    """With uv and with plain pip; nothing lands in HOME, and no downloads are left."""
-    copy: Copy = request.getfixturevalue(machine)
-    code, said = copy.set_up()
-    assert code == 0, said
-    assert f"and {machine.removeprefix('with_')};" in said
-    assert copy.yard() == "yard runs"
-    assert copy.stamp()["state"] == "ready"
-    assert list(copy.home.iterdir()) == []
-    assert sorted(path.name for path in (copy.root / ".cache/setup").iterdir()) == ["install.log", "lock"]
-
-    before = {path: path.lstat().st_mtime_ns for path in copy.root.rglob("*")}
-    assert copy.set_up() == (0, "set-up: nothing to do, .venv is ready\n")
-    assert {path: path.lstat().st_mtime_ns for path in copy.root.rglob("*")} == before
-
-
-def test_without_uv_the_locked_one_is_fetched_and_knows_what_pip_knows(with_pip: Copy) -> None:
-    """The second installer is uv, with pip's places to look."""
-    calls = with_pip.root.parent / "calls"
-    with_pip.lock_uv(f'echo "$@" >> {calls}\nexec {Path(sys.executable).parent / "uv"} "$@"')
-    code, said = with_pip.set_up()
-    assert code == 0, said
-    assert len(calls.read_text().splitlines()) == 2, "the locked packages, then the checkout"
-    assert with_pip.yard() == "yard runs"
+def test_the_development_lock_comes_on_top_and_stays(checkout: Checkout) -> None:
+    """An update for the user's lock removes no tool; tools are updated when they are needed."""
+    tool = checkout.venv / "bin/uv"
+    assert checkout.set_up()[0] == 0
+    assert not tool.exists()
+    assert "updating .venv from requirements-dev.lock" in checkout.set_up("requirements-dev.lock")[1]
+    assert tool.exists()
+    assert "up to date" in checkout.set_up()[1]
+    for lock in bootstrap.LOCKS:
+        with (checkout.root / lock).open("a") as file:
+            file.write("# changed\n")
+    assert "updating .venv from requirements.lock" in checkout.set_up()[1]
+    assert tool.exists()
+    assert "updating .venv from requirements-dev.lock" in checkout.set_up("requirements-dev.lock")[1]
+    assert checkout.is_whole()
 
 
-@pytest.mark.long
-def test_where_uv_reaches_no_index_pip_goes_on(with_pip: Copy) -> None:
-    """A proxy that only pip's settings name, say."""
-    with_pip.lock_uv('echo "error: Failed to fetch: x"; exit 2')
-    code, said = with_pip.set_up()
-    assert code == 0, said
-    assert "uv does not reach the package index; pip may" in said
-    assert with_pip.yard() == "yard runs"
-
-
-@pytest.mark.long
-def test_where_uv_fails_otherwise_it_is_the_end(with_pip: Copy) -> None:
-    """A wrong hash is wrong for pip too."""
-    with_pip.lock_uv('echo "error: Hash mismatch"; exit 2')
-    code, said = with_pip.set_up()
+def test_the_index_of_pip_conf_is_used_and_must_answer(bare: Checkout, index: Path) -> None:
+    """Only pip's configuration names a company's mirror. The uv on PATH is too old, so pip installs one."""
+    bare.program("uv", "echo uv 0.4.9")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(index))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=[0.02], daemon=True).start()
+        configuration = bare.home / ".config/pip/pip.conf"
+        configuration.parent.mkdir(parents=True)
+        configuration.write_text(
+            f"[global]\nindex-url = http://127.0.0.1:{server.server_port}\nretries = 0\n"
+        )
+        bare.environment = {"UV_HTTP_RETRIES": "0"}
+        code, report = bare.set_up()
+        assert code == 0, report
+        assert bare.is_whole()
+        assert (bare.venv / "bin/uv").exists()
+        server.shutdown()
+    with (bare.root / "requirements-dev.lock").open("a") as file:
+        file.write(f"missing==1.0 --hash=sha256:{'0' * 64}\n")
+    code, report = bare.set_up("requirements-dev.lock")
     assert code == 1
-    assert "a downloaded package is not the one" in said
+    assert "error: the package index cannot be reached\n  hint: check the network, PIP_INDEX_URL" in report
 
 
-def test_pip_settings_in_the_words_of_uv() -> None:
-    """The environment counts more than a file; what is empty or means nothing to uv is left out."""
-    said = (
+def test_pip_settings_as_variables_of_uv() -> None:
+    """The environment precedes a file; empty values and settings that uv does not know are left out."""
+    listed = (
         ":env:.index-url='https://env/simple'\n:env:.find-links=''\n:env:.timeout='60'\n"
         "global.index-url='https://file/simple'\nglobal.cert='/ca.pem'\n"
-        "global.extra-index-url='\\nhttps://a/simple\\nhttps://b/simple'\nuser.find-links='/w /x'\n"
+        "global.extra-index-url='\\nhttps://a/simple\\nhttps://b/simple'\nglobal.find-links='/w /x'\n"
     )
-    assert bootstrap.as_uv_reads(said) == {
+    assert bootstrap.pip_settings(listed) == {
         "UV_DEFAULT_INDEX": "https://env/simple",
         "SSL_CERT_FILE": "/ca.pem",
         "UV_INDEX": "https://a/simple https://b/simple",
@@ -224,206 +203,166 @@ def test_pip_settings_in_the_words_of_uv() -> None:
 
 
 @pytest.mark.long
-def test_a_moved_checkout_is_made_anew(with_uv: Copy) -> None:
-    """The old path stands in the scripts' first lines, so they must be written again."""
-    assert with_uv.set_up()[0] == 0
-    moved = with_uv.root.with_name("elsewhere")
-    with_uv.root.rename(moved)
-    with_uv.root = moved
-    with pytest.raises(FileNotFoundError):
-        with_uv.yard()
-    code, said = with_uv.set_up()
-    assert code == 0, said
-    assert "making .venv" in said
-    assert with_uv.yard() == "yard runs"
+def test_a_moved_checkout_is_made_again_from_an_activated_environment(checkout: Checkout) -> None:
+    """The scripts name the old path; the interpreter that runs the set-up is the one that it removes."""
+    assert checkout.set_up()[0] == 0
+    checkout.root = checkout.root.rename(checkout.root.with_name("elsewhere"))
+    checkout.venv = checkout.root / ".venv"
+    assert not checkout.is_whole()
+    checkout.environment["VIRTUAL_ENV"] = str(checkout.venv)
+    code, report = checkout.set_up(python=str(checkout.venv / "bin/python"))
+    assert code == 0, report
+    assert "making .venv" in report
+    assert checkout.is_whole()
 
 
-def test_a_changed_lock_updates_in_place(with_uv: Copy) -> None:
-    """Minutes are not spent again for one changed pin; a comment for ruff changes nothing at all."""
-    assert with_uv.set_up()[0] == 0
-    witness = with_uv.root / ".venv/witness"
-    witness.touch()
-    with (with_uv.root / "pyproject.toml").open("a") as file:
-        file.write("[tool.ruff]\nline-length = 90\n")
-    assert "nothing to do" in with_uv.set_up()[1]
-    with with_uv.lock.open("a") as file:
-        file.write("# changed\n")
-    code, said = with_uv.set_up()
-    assert (code, "updating .venv" in said) == (0, True), said
-    assert witness.exists()
-    assert "nothing to do" in with_uv.set_up()[1]
-
-
-@pytest.mark.long
-def test_an_activated_environment_is_made_anew_from_outside(with_uv: Copy) -> None:
-    """python3 on PATH is then the one in `.venv`, which goes away while it runs."""
-    assert with_uv.set_up()[0] == 0
-    (with_uv.root / ".venv/trainyard.json").write_text('{"state": "installing"}')
-    inside = with_uv.root / ".venv/bin"
-    with_uv.python = str(inside / "python3")
-    code, said = with_uv.set_up(PATH=f"{inside}:{with_uv.programs}", VIRTUAL_ENV=str(inside.parent))
-    assert code == 0, said
-    assert with_uv.yard() == "yard runs"
-
-
-def test_a_wrong_hash_is_refused(with_uv: Copy) -> None:
-    """What the index serves is not what was locked: nothing is installed, and the next run tries again."""
-    good = with_uv.lock.read_text()
-    with_uv.lock.write_text(good[:-65] + "0" * 64 + "\n")
-    code, said = with_uv.set_up()
+def test_a_wrong_hash_is_refused(checkout: Checkout) -> None:
+    checkout.lock.write_text(checkout.lock.read_text()[:-65] + "0" * 64 + "\n")
+    code, report = checkout.set_up()
     assert code == 1
-    assert "error: a downloaded package is not the one that requirements.lock names\n  hint: " in said
-    assert with_uv.stamp() == {"state": "installing"}
-    assert list((with_uv.root / ".venv/lib").glob("*/site-packages/setuptools")) == []
-    with_uv.lock.write_text(good)
-    assert with_uv.set_up()[0] == 0
-
-
-@pytest.mark.long
-def test_a_killed_setup_is_made_anew_and_never_meets_its_orphan(with_uv: Copy) -> None:
-    """SIGKILL leaves the installer running: the next set-up waits for it, then starts from nothing."""
-    started = with_uv.let_uv_hang()
-    first = with_uv.start()
-    wait_for(started.exists, "the installer starts")
-    first.send_signal(signal.SIGKILL)
-    assert first.wait(timeout=10) == -signal.SIGKILL
-    assert with_uv.stamp() == {"state": "installing"}
-    rubble = with_uv.root / ".venv/rubble"
-    rubble.touch()
-
-    with_uv.give_uv()
-    second = with_uv.start()
-    assert second.stderr is not None
-    assert "another set-up of this checkout is running" in second.stderr.readline()
-    assert rubble.exists(), "the second set-up did not wait"
-    os.kill(int(started.read_text()), signal.SIGKILL)
-    said = second.communicate(timeout=60)[1]
-    assert second.returncode == 0, said
-    assert not rubble.exists()
-    assert with_uv.yard() == "yard runs"
-
-
-def test_interrupting_ends_the_installer_too(with_uv: Copy) -> None:
-    """SIGTERM as from make: one line, code 130, no process left behind."""
-    started = with_uv.let_uv_hang()
-    process = with_uv.start()
-    wait_for(started.exists, "the installer starts")
-    process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=30)[1]
-    assert process.returncode == 130
-    assert said.splitlines()[-1] == "set-up interrupted; run it again, it keeps what was downloaded"
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(started.read_text()), 0)
-
-
-def test_two_at_once_make_one(with_uv: Copy) -> None:
-    """Both end well, and only one of them installs."""
-    both = [with_uv.start(), with_uv.start()]
-    said = [process.communicate(timeout=60)[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    assert sum("making .venv" in words for words in said) == 1
-    assert with_uv.yard() == "yard runs"
-
-
-def test_somebody_elses_environment_is_left_alone(with_uv: Copy) -> None:
-    """A `.venv` that this set-up did not make is not its to delete."""
-    precious = with_uv.root / ".venv/precious"
-    precious.parent.mkdir()
-    precious.write_text("kept")
-    code, said = with_uv.set_up()
-    assert code == 2
-    assert "exists and was not made by this set-up\n  hint: move it away or delete it: rm -rf .venv" in said
-    assert precious.read_text() == "kept"
-
-
-def interpreter(path: Path, version: str, has_pip: bool) -> str:
-    """Writes a stand-in for an interpreter that answers the probe; returns its path."""
-    path.write_text(f"#!/bin/sh\necho {version.replace('.', ' ')} {int(has_pip)}\n")
-    path.chmod(0o755)
-    return str(path)
+    assert "error: a package is not the one in the lock\n  hint: " in report
+    assert checkout.stamp() == {}
+    assert not list(checkout.venv.glob("lib/*/site-packages/setuptools*"))
 
 
 @pytest.fixture
-def pythons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns an empty directory that is the whole PATH, on a machine whose python3 is 3.9."""
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(sys, "executable", interpreter(tmp_path / "python3", "3.9.2", True))
-    return tmp_path
+def hanging(checkout: Checkout) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A set-up whose installer never ends, and the installer's process id."""
+    started = checkout.root.parent / "started"
+    note = f"echo $$ > {started}.new && /bin/mv {started}.new {started}"
+    checkout.program("uv", f'[ "$1" = --version ] && echo uv 0.13.8 && exit\n{note}\nexec /bin/sleep 60')
+    process = checkout.start()
+    deadline = time.monotonic() + 30
+    while not started.exists():
+        assert time.monotonic() < deadline, "the installer does not start"
+        time.sleep(0.02)
+    yield process, int(started.read_text())
+    process.kill()
 
 
-def test_an_old_python_is_named_with_what_is_needed(pythons: Path) -> None:
-    """The message says where and how old, and the hint what to do."""
-    with pytest.raises(
-        bootstrap.SetupError, match=r"Python 3\.11 to 3\.14 is needed; .*/python3 is 3\.9\.2"
-    ) as caught:
-        bootstrap.find_python(need_pip=False)
-    assert "make PYTHON=" in caught.value.hint
-
-
-def test_a_newer_python_on_the_path_is_taken(pythons: Path) -> None:
-    """The newest that fits; one that is too new, and a shim that does not run, are passed over."""
-    interpreter(pythons / "python3.12", "3.12.1", True)
-    interpreter(pythons / "python3.13", "3.13.0", True)
-    interpreter(pythons / "python3.15", "3.15.0", True)
-    (pythons / "python3.14").write_text("#!/bin/sh\nexit 127\n")
-    (pythons / "python3.14").chmod(0o755)
-    assert bootstrap.find_python(need_pip=True).version == (3, 13, 0)
-
-
-def test_a_python_without_ensurepip_will_do_only_with_uv(pythons: Path) -> None:
-    """Debian's python3 without python3-venv."""
-    interpreter(pythons / "python3.11", "3.11.2", False)
-    assert bootstrap.find_python(need_pip=False).version == (3, 11, 2)
-    with pytest.raises(bootstrap.SetupError, match="comes without ensurepip") as caught:
-        bootstrap.find_python(need_pip=True)
-    assert "apt install python3.11-venv" in caught.value.hint
-    interpreter(pythons / "python3.12", "3.12.1", True)
-    assert bootstrap.find_python(need_pip=True).version == (3, 12, 1)
-
-
-def test_a_small_disk_is_refused_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.long
+def test_a_killed_setup_starts_from_scratch_when_its_installer_has_ended(
+    checkout: Checkout, hanging: tuple[subprocess.Popen[str], int]
 ) -> None:
-    """The need is compared with what is free."""
-    house = bootstrap.House(str(tmp_path))
-    monkeypatch.setitem(bootstrap.ROOM_NEEDED, sys.platform, 1)
-    bootstrap.check_room(house)
-    monkeypatch.setitem(bootstrap.ROOM_NEEDED, sys.platform, 1 << 60)
-    with pytest.raises(bootstrap.SetupError, match=r"GiB free at .*, about \d+ GiB needed"):
-        bootstrap.check_room(house)
+    """SIGKILL leaves the installer running: the next set-up waits for it."""
+    first, installer = hanging
+    first.kill()
+    first.communicate(timeout=10)
+    assert checkout.stamp() == {}
+    rest = checkout.venv / "rest"
+    rest.touch()
+    checkout.program("uv", f'exec {UV} "$@"')
+    second = checkout.start()
+    assert second.stderr is not None
+    assert "waiting for another set-up" in second.stderr.readline()
+    assert rest.exists(), "the second set-up did not wait"
+    os.kill(installer, signal.SIGKILL)
+    report = second.communicate(timeout=60)[1]
+    assert second.returncode == 0, report
+    assert not rest.exists()
+    assert checkout.is_whole()
+
+
+def test_progress_is_reported_and_sigterm_ends_the_installer(
+    hanging: tuple[subprocess.Popen[str], int],
+) -> None:
+    process, installer = hanging
+    assert process.stderr is not None
+    while not re.match(r"set-up: +\d+ s, installing; [\d.]+ GiB are free", process.stderr.readline()):
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    report = process.communicate(timeout=30)[1]
+    assert process.returncode == 130
+    assert report.splitlines()[-1] == "set-up: interrupted; the next set-up keeps finished downloads"
+    with pytest.raises(ProcessLookupError):
+        os.kill(installer, 0)
+
+
+def test_two_at_once_make_one(checkout: Checkout) -> None:
+    both = [checkout.start(), checkout.start()]
+    reports = [process.communicate(timeout=60)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], reports
+    assert sum("making .venv" in report for report in reports) == 1
+    assert checkout.is_whole()
+
+
+@pytest.mark.parametrize("kind", ["link", "directory", "file"])
+def test_an_environment_that_was_not_made_here_is_refused_and_kept(kind: str, checkout: Checkout) -> None:
+    """A link may lead to the environment of another checkout, which would be emptied."""
+    if kind == "file":
+        checkout.venv.write_text("kept")
+    elif kind == "directory":
+        (checkout.venv / "bin").mkdir(parents=True)
+    else:
+        assert checkout.set_up()[0] == 0
+        other = checkout.venv.rename(checkout.home / "other")
+        checkout.venv.symlink_to(other)
+    before = files(checkout.root.parent)
+    code, report = checkout.set_up()
+    assert code == 2
+    error, hint = "was not made by this set-up", "move it away, or delete it: rm -rf .venv"
+    if kind == "link":
+        error, hint = rf"is a symbolic link to {other}", "remove the link: rm .venv"
+    assert re.fullmatch(rf"error: {checkout.venv} {error}\n  hint: {hint}\n", report)
+    assert files(checkout.root.parent) == before
+
+
+def test_a_small_disk_is_refused_before_anything_is_installed(checkout: Checkout) -> None:
+    checkout.environment["NEEDED_GIB"] = "1000000000"
+    code, report = checkout.set_up()
+    assert code == 2
+    assert re.search(r"error: [\d.]+ GiB are free at .*/check out, and \d+ GiB are needed", report)
+    assert not checkout.venv.exists()
+
+
+def test_a_checkout_without_write_permission_is_one_error(checkout: Checkout) -> None:
+    command = [sys.executable, str(checkout.root / "tools/bootstrap.py"), "requirements.lock"]
+    if os.geteuid() == 0:  # root may write anywhere but to a read-only mount
+        script = 'mount --bind -o ro "$0" "$0" && exec "$@"'
+        command = ["unshare", "--mount", "sh", "-c", script, str(checkout.root), *command]
+        if subprocess.run([*command[:-2], "-c", ""], capture_output=True, check=False).returncode != 0:
+            pytest.skip("this root cannot mount: run the test as a user")
+    checkout.root.chmod(0o555)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    checkout.root.chmod(0o755)
+    assert done.returncode == 1
+    assert re.fullmatch(
+        r"error: set-up failed: .*\.cache'\n  hint: check that you can write .*\n", done.stderr
+    )
 
 
 @pytest.mark.parametrize(
-    ("log", "message"),
+    ("log", "error"),
     [
-        (
-            "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device",
-            "disk is full",
-        ),
-        ("cause: failed to write to file `x.so`: No space left on device (os error 28)", "disk is full"),
-        (
-            "WARNING: Retrying after connection broken by 'NewConnectionError(': Failed to establish a new"
-            " connection\nERROR: No matching distribution found for absl-py==2.5.1",
-            "index cannot be reached",
-        ),
-        ("error: Failed to fetch: `x`\n  Caused by: dns error", "index cannot be reached"),
-        (
-            "hint: torch==2.15.0 has no wheels with a matching platform tag (e.g., `musllinux`)",
-            "no build for this",
-        ),
-        ("Traceback\nValueError: odd", "the installer ended with 7: ValueError: odd"),
-        ("", "the installer ended with 7: it said nothing"),
+        ("cause: failed to write to file `x.so`: No space left on device (os error 28)", "the disk is full"),
+        ("/usr/bin/python3: No module named ensurepip", "this Python has no complete venv module"),
+        ("error: Failed to fetch: `x`\n  Caused by: dns error", "the package index cannot be reached"),
+        ("hint: torch==2.15.0 has no wheels with a matching platform tag", "a package has no build for this"),
+        ("Traceback\nValueError: odd", "sh failed: ValueError: odd"),
+        ("", "sh failed: no output"),
     ],
 )
-def test_what_installers_say_becomes_one_sentence(log: str, message: str) -> None:
-    """Words of pip 23 and uv 0.13, as they were printed."""
-    with pytest.raises(bootstrap.SetupError, match=message) as caught:
-        bootstrap.explain(log, 7, "the.log")
-    assert "the.log" in caught.value.hint
+def test_a_failed_installer_is_one_sentence(
+    log: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With output of pip 23, uv 0.13 and Debian's Python."""
+    monkeypatch.setattr(bootstrap, "CACHE", str(tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        bootstrap.run("sh", "-c", 'echo "$0"; exit 7', log)
+    assert ended.value.code == 1
+    assert re.match(
+        rf"error: {error}.*\n  hint: .*details: .cache/setup/install.log", capsys.readouterr().err
+    )
 
 
-def test_an_old_python_can_read_the_file() -> None:
-    """The newest construct is Python 3.7's at most; an older Python gets a sentence, not a SyntaxError."""
+def test_an_old_python_reads_the_file_and_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The newest construct is Python 3.7's at most: an old Python prints a sentence and not a SyntaxError."""
     source = (ROOT / "tools/bootstrap.py").read_text(encoding="utf-8")
     ast.parse(source, feature_version=(3, 7))
     assert "from __future__" not in source, "`annotations` is a SyntaxError before 3.7"
+    monkeypatch.setattr(sys, "version_info", (3, 9, 2))
+    with pytest.raises(SystemExit, match="2"):
+        bootstrap.main("requirements.lock", quiet=True)
+    assert "3.11 to 3.14 are supported\n  hint: name another one: make PYTHON=" in capsys.readouterr().err
