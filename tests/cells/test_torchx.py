@@ -11,7 +11,7 @@ import pytest
 
 from tools.core.verdict import State
 from tools.kube.manifests import Manifests, parse, read
-from tools.preflight.evaluate import judge
+from tools.preflight.evaluate import evaluate
 from tools.simulator import volcano, wiring
 
 Object = dict[str, Any]
@@ -25,7 +25,7 @@ def recorded() -> Manifests:
 
 
 def test_a_torchx_job_passes_preflight_and_forms_one_world(recorded: Manifests) -> None:
-    found = judge(recorded)
+    found = evaluate(recorded)
     assert found.of(State.FAIL) == []
     assert len(found.of(State.PASS)) > 80, "the pods were not looked at"
     (job,) = recorded.volcano_jobs()
@@ -78,7 +78,7 @@ def test_preflight_counts_a_volcano_jobs_devices(recorded: Manifests, key: str, 
         resources = task["template"]["spec"]["containers"][0]["resources"]
         for kind in ("requests", "limits"):
             resources[kind][key] = value
-    assert judge(Manifests("spoilt", [job])).of(State.FAIL) != []
+    assert evaluate(Manifests("spoilt", [job])).of(State.FAIL) != []
 
 
 def test_other_volcano_jobs_raise_no_alarm() -> None:
@@ -87,4 +87,4 @@ def test_other_volcano_jobs_raise_no_alarm() -> None:
         "apiVersion: batch.volcano.sh/v1alpha1\nkind: Job\nmetadata: {name: spark}\n"
         "spec: {tasks: [{name: driver, template: {spec: {containers: [{name: x, image: spark:3}]}}}]}"
     )
-    assert judge(parse(text, "spark")).of(State.FAIL) == []
+    assert evaluate(parse(text, "spark")).of(State.FAIL) == []

@@ -156,8 +156,8 @@ def test_yard_diff_of_fields_that_flux_owns(
     ("change", "hint"),
     [
         ({"server": "https://127.0.0.1:1"}, "is the cluster up"),
-        ({"namespace": "t-nowhere"}, "make the namespace first"),
-        ({"token": "t-wrong"}, "have run out"),
+        ({"namespace": "t-nowhere"}, "create the namespace first"),
+        ({"token": "t-wrong"}, "have expired"),
     ],
     ids=["no server", "no namespace", "no credentials"],
 )

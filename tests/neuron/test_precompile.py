@@ -15,7 +15,7 @@ from tools.cli import invoke, precompile
 from tools.core.repo import root
 from tools.core.verdict import State
 from tools.kube.manifests import Manifests, parse
-from tools.preflight.evaluate import judge
+from tools.preflight.evaluate import evaluate
 from tools.simulator import wiring
 from training.neuron import compile_log
 from training.neuron.compile_log import Summary
@@ -58,12 +58,12 @@ def test_summaries_of_several_nodes_are_told_apart() -> None:
         (NOTHING, 3, ""),
     ],
 )
-def test_yard_metrics_reads_the_summary(
+def test_job_metrics_reads_the_summary(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, code: int, said: str
 ) -> None:
     log = tmp_path / "graphs.log"
     log.write_text(text)
-    assert invoke(["metrics", str(log)]) == code
+    assert invoke(["job", "metrics", str(log)]) == code
     assert capsys.readouterr().out == said
 
 
@@ -146,7 +146,7 @@ def test_the_job_before_is_the_cells_job_behind_the_compiler(rendered: dict[str,
 
 
 def test_the_job_before_passes_preflight_and_forms_one_world(rendered: dict[str, Manifests]) -> None:
-    found = judge(rendered["precompile"])
+    found = evaluate(rendered["precompile"])
     assert found.of(State.FAIL) == []
     analysis = wiring.analyse(rendered["precompile"].job(), rendered["precompile"])
     assert analysis.verdict.state is State.PASS, analysis.verdict

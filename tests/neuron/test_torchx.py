@@ -12,7 +12,7 @@ from tests.neuron import environment
 from tools.core.repo import root
 from tools.core.verdict import State
 from tools.kube.manifests import parse
-from tools.preflight.evaluate import judge
+from tools.preflight.evaluate import evaluate
 from tools.simulator import wiring
 
 
@@ -42,7 +42,7 @@ def test_the_real_torchx_makes_a_job_that_passes(tmp_path: Path, precompile: boo
     assert ("training.precompile" in container["command"]) is precompile
     texts = job["spec"]["tasks"][0]["template"]["metadata"]["annotations"]
     assert "cacheset: mine" in texts["trainyard/hardware.yaml"]
-    assert judge(made).of(State.FAIL) == []
+    assert evaluate(made).of(State.FAIL) == []
     analysis = wiring.analyse(job, made)
     assert analysis.verdict.state is State.PASS, analysis.verdict
     assert wiring.world_size(analysis.nodes) == 4 * 32

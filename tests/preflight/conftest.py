@@ -24,7 +24,7 @@ def known() -> schemas.Schemas:
     try:
         return schemas.ensure(repo.root(), note)
     except UserError as problem:
-        pytest.skip(f"{problem.message}: connect to the network once, or run `{schemas.HOW}` elsewhere")
+        pytest.skip(f"{problem.message}: connect to the network once, or run `{schemas.COMMAND}` elsewhere")
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from tools.core.errors import UserError
 from tools.core.verdict import State
 from tools.kube.manifests import Manifests, read
 from tools.kube.schemas import Schemas
-from tools.preflight.evaluate import judge, rules
+from tools.preflight.evaluate import evaluate, rules
 
 CORPUS = Path(__file__).parent / "corpus"
 BAD = sorted((CORPUS / "bad").glob("*.yaml"))
@@ -69,7 +69,7 @@ def names(path: Path) -> str:
 @pytest.mark.parametrize("path", BAD, ids=names)
 def test_bad_manifest_is_caught_by_its_rule_and_no_other(path: Path, known: Schemas) -> None:
     example = bad(path)
-    judged = judge(example.manifests)
+    judged = evaluate(example.manifests)
     failed = {verdict.details["rule"] for verdict in judged.of(State.FAIL)}
     assert failed == {example.rule} | example.also, [one.summary for one in judged.of(State.FAIL)]
     assert judged.state is State.FAIL
@@ -82,7 +82,7 @@ def test_bad_manifest_is_caught_by_its_rule_and_no_other(path: Path, known: Sche
 
 @pytest.mark.parametrize("path", GOOD, ids=names)
 def test_good_manifest_raises_no_alarm(path: Path, known: Schemas) -> None:
-    judged = judge(read(path))
+    judged = evaluate(read(path))
     assert [(one.details["rule"], one.summary) for one in judged.of(State.FAIL)] == []
     assert judged.of(State.PASS)
 
@@ -91,7 +91,7 @@ def test_good_manifest_raises_no_alarm(path: Path, known: Schemas) -> None:
 def test_what_cannot_be_told_is_not_guessed(path: Path, known: Schemas) -> None:
     said = re.search(r"^# open: .*(?:\n#   .*)*\n# rule: (\S+)\n", path.read_text(encoding="utf-8"))
     assert said
-    judged = judge(read(path))
+    judged = evaluate(read(path))
     assert judged.state is State.CANNOT_TELL, [one.summary for one in judged.of(State.FAIL)]
     assert {one.details["rule"] for one in judged.of(State.CANNOT_TELL)} == {said[1]}
     assert judged.state.exit_code == 3
@@ -111,7 +111,7 @@ def test_the_corpus_is_whole() -> None:
 def test_cells_are_clean(cells: list[Manifests], known: Schemas) -> None:
     assert len(cells) > 40
     for cell in cells:
-        judged = judge(cell)
+        judged = evaluate(cell)
         found = [
             (one.state, one.details["rule"], one.summary)
             for one in judged.verdicts
@@ -142,7 +142,7 @@ def test_a_broken_cell_is_not_clean(cells: list[Manifests], known: Schemas) -> N
             (apart, "elastic-bounds"),
             (unused, "service-account"),
         ):
-            assert rule in {one.details["rule"] for one in judge(changed).of(State.FAIL)}, cell.source
+            assert rule in {one.details["rule"] for one in evaluate(changed).of(State.FAIL)}, cell.source
 
 
 def _nodes(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -174,6 +174,6 @@ def test_no_manifest_makes_a_rule_stumble(seed: int, known: Schemas) -> None:
         holder, key = dice.choice(places)
         holder[key] = copy.deepcopy(dice.choice(RUBBISH))
         with contextlib.suppress(UserError):
-            judge(manifests)
+            evaluate(manifests)
             judged += 1
     assert judged > 90

@@ -111,11 +111,11 @@ def test_json(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
             3,
             'Error from server (NotFound): namespaces "b" not found\n',
             '"b" not found',
-            "make the namespace",
+            "create the namespace",
         ),
         (2, 'error: Apply failed with 1 conflict: conflict with "x"\n', "Apply failed", "--field-manager"),
         (1, "error: something else\n", "something else", ""),
-        (9, "", "without a word", ""),
+        (9, "", "without a message", ""),
     ],
 )
 def test_an_error_is_no_difference(

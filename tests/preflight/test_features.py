@@ -13,7 +13,7 @@ from tools.core.verdict import State
 from tools.kube.manifests import parse
 from tools.kube.schemas import Schemas
 from tools.preflight import benchmark
-from tools.preflight.evaluate import judge, rules
+from tools.preflight.evaluate import evaluate, rules
 
 FEATURES = sorted(
     path.parent.name for path in (repo.root() / "overlays/feature").glob("*/kustomization.yaml")
@@ -54,7 +54,7 @@ def test_a_feature_above_a_cell_raises_no_alarm(
     leaf = tree / "overlays" / "mine" / f"{feature}-{cell.replace('/', '-')}"
     leaf.mkdir(parents=True)
     (leaf / "kustomization.yaml").write_text(LEAF.format(cell=cell, feature=feature), encoding="utf-8")
-    judged = judge(parse(renderer.build(leaf), feature))
+    judged = evaluate(parse(renderer.build(leaf), feature))
     assert [(one.details["rule"], one.summary) for one in judged.of(State.FAIL)] == []
     assert {one.details["rule"] for one in judged.of(State.CANNOT_TELL)} == OPEN.get(feature, set())
 
@@ -62,7 +62,7 @@ def test_a_feature_above_a_cell_raises_no_alarm(
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_service_raises_no_alarm(service: str, renderer: kustomize.Renderer, known: Schemas) -> None:
     manifests = parse(renderer.build(repo.root() / "base/services" / service), service)
-    judged = judge(manifests)
+    judged = evaluate(manifests)
     assert [(one.details["rule"], one.summary) for one in judged.of(State.FAIL)] == []
     assert bool(judged.verdicts) == bool(manifests.objects)  # a Component renders to nothing by itself
 

@@ -1,8 +1,8 @@
 """Show what applying a cell would change on the current cluster.
 
-The cell is rendered and given to `kubectl diff --server-side`: the API server itself says what the objects
-would become, with its defaults and with the fields that others own, so that a cell that is applied already
-shows no difference. Nothing is changed. What Flux has applied is asked for as Flux.
+Renders the cell and runs `kubectl diff --server-side`. The API server adds its defaults and the fields of
+other owners, so a cell that is already applied shows no difference. Nothing is changed. For a cell that Flux
+has applied, use Flux's field manager.
 
 \b
 Examples:
@@ -11,27 +11,23 @@ Examples:
   yard diff cpu/llama-tiny --field-manager kustomize-controller
 
 \b
-Exit codes: 0 no difference, 1 differences, 2 it could not be found out.
+Exit codes: 0 no difference, 1 differences, 2 any error.
 """
 
 from __future__ import annotations
-
-import os
-import subprocess
 
 import click
 
 from tools.cells import kustomize, locate
 from tools.core import output, repo
-from tools.core.errors import UserError
-from tools.kube.kubectl import HINTS, Kubectl, missing
+from tools.kube.kubectl import Kubectl, failure
 
-FIELD_MANAGER = "kubectl"  # that of `kubectl apply --server-side`
+FIELD_MANAGER = "kubectl"  # the default of `kubectl apply --server-side`
 
 
-@click.command(help=__doc__, short_help="what a cell would change on the cluster")
+@click.command(help=__doc__)
 @click.argument("cell")
-@click.option("-n", "--namespace", metavar="NAME", help="The namespace to look in.")
+@click.option("-n", "--namespace", metavar="NAME", help="The namespace.")
 @click.option("--context", metavar="NAME", help="The kubeconfig's context.")
 @click.option(
     "--field-manager",
@@ -39,15 +35,22 @@ FIELD_MANAGER = "kubectl"  # that of `kubectl apply --server-side`
     metavar="NAME",
     default=FIELD_MANAGER,
     show_default=True,
-    help="Who would apply it; Flux is kustomize-controller.",
+    help="The field manager that would apply it. Flux is kustomize-controller.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(cell: str, namespace: str | None, context: str | None, manager: str, as_json: bool) -> None:
     path = locate.cell_path(cell)
     text = kustomize.ensure(repo.root(), output.note).build(path)
-    done = _kubectl_diff(text, namespace, context, manager)
+    done = Kubectl(context, namespace).run(
+        *("diff", "--server-side", f"--field-manager={manager}", "-f", "-"),
+        stdin=text,
+        seconds=None,
+        environment={"KUBECTL_EXTERNAL_DIFF": "diff -u -N"},  # another program may have other exit codes
+    )
     if done.returncode not in (0, 1) or (done.returncode == 1 and not done.stdout.strip()):
-        raise _failure(done.stderr)
+        problem = failure("diff", done.stderr)
+        problem.code = 2
+        raise problem
     differs = done.returncode == 1
     if as_json:
         output.data({"cell": repo.shown(path), "differs": differs, "diff": done.stdout})
@@ -58,29 +61,3 @@ def command(cell: str, namespace: str | None, context: str | None, manager: str,
         output.note(done.stderr.rstrip())  # the API server's warnings
     if differs:
         raise click.exceptions.Exit(1)
-
-
-def _kubectl_diff(
-    manifests: str, namespace: str | None, context: str | None, manager: str
-) -> subprocess.CompletedProcess[str]:
-    """Run kubectl; its exit code is 0 for no difference, 1 for differences, more for an error."""
-    words = Kubectl(context, namespace).words(
-        "diff", "--server-side", f"--field-manager={manager}", "-f", "-"
-    )
-    environment = {**os.environ, "KUBECTL_EXTERNAL_DIFF": "diff -u -N"}
-    try:
-        return subprocess.run(
-            words, input=manifests, env=environment, capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError:
-        raise missing() from None
-    except OSError as problem:
-        raise UserError(f"kubectl does not run: {problem.strerror}") from problem
-
-
-def _failure(stderr: str) -> UserError:
-    """Return kubectl's last complaint as one error, with what is usually behind it."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    message = (lines or ["kubectl diff failed without a word"])[-1].removeprefix("error: ")
-    hint = next((hint for sign, hint in HINTS.items() if sign in stderr), None)
-    return UserError(f"kubectl diff: {message}", hint)

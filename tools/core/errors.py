@@ -1,13 +1,13 @@
-"""The one exception that a wrong input ends in."""
+"""The exception for errors that the user can correct."""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """Something the user gave is wrong or missing, and the user can put it right.
+    """An error that the user can correct.
 
-    `tools.cli` prints it as one `error:` line, with `hint` on a line of its own, and exits with `code`:
-    2 for bad input, 1 for a run that failed, 3 where nothing can be said.
+    `tools.cli` prints the message as one `error:` line, the hint below it, and exits with `code`: 2 for bad
+    input, 1 for a failed run, 3 if the answer is unknown.
     """
 
     def __init__(self, message: str, hint: str | None = None, code: int = 2) -> None:

@@ -1,8 +1,8 @@
-"""Child processes that cannot outlive this one, and a way to end every one of them.
+"""Child processes that cannot outlive this one, and a way to end all of them.
 
-On Linux a child is killed by the kernel when this process dies (PR_SET_PDEATHSIG), and processes whose parent
-has died become this process's own children (PR_SET_CHILD_SUBREAPER), so that they can be found and ended even
-where they made a session of their own, as torchrun's workers do. Elsewhere the process table of `ps` is used.
+On Linux the kernel kills a child when this process dies (PR_SET_PDEATHSIG). Processes whose parent has died
+become children of this process (PR_SET_CHILD_SUBREAPER), so they can be found and ended even if they started
+their own session, as torchrun's workers do. On other systems the process table of `ps` is used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LIBC = ctypes.CDLL(None) if _LINUX else None
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of every descendant that loses its own."""
+    """Make this process the parent of every descendant whose parent dies."""
     if _LIBC is not None:
         _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -39,9 +39,9 @@ def start(
     stdout: int | IO[bytes] | None,
     stderr: int | IO[bytes] | None,
 ) -> subprocess.Popen[bytes]:
-    """Start `argv` in a session of its own; it is killed when this process dies.
+    """Start `argv` in its own session. The kernel kills it when this process dies.
 
-    Call it in the main thread: the kernel ties the child to the thread that made it.
+    Call this in the main thread: the kernel ties the child to the thread that started it.
     """
     parent = os.getpid()
 
@@ -63,19 +63,19 @@ def start(
     )
 
 
-def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """Send a signal to the one process that `start` made; nothing when it has ended."""
+def send_signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Send a signal to a process. Does nothing if the process has ended."""
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(number)
 
 
 def children_of(pid: int) -> set[int]:
-    """Return the processes whose parent is `pid`, dead ones that nobody has waited for included."""
+    """Return the processes whose parent is `pid`, including zombies."""
     return {child for child, parent in _table().items() if parent == pid}
 
 
 def descendants(pids: Iterable[int]) -> set[int]:
-    """Return `pids` and everything below them, as the process table shows it now."""
+    """Return `pids` and all their descendants."""
     table = _table()
     found = {pid for pid in pids if pid in table}
     while True:
@@ -86,9 +86,9 @@ def descendants(pids: Iterable[int]) -> set[int]:
 
 
 def kill_tree(processes: Sequence[subprocess.Popen[bytes]], others: Iterable[int] = ()) -> set[int]:
-    """Kill `processes`, `others` and everything below them, again and again until nothing is left.
+    """Kill `processes`, `others` and their descendants until none is left.
 
-    Returns what is still there after ten seconds, which only a process stuck in the kernel can be.
+    Return the processes that are still alive after ten seconds: those stuck in the kernel.
     """
     own = {process.pid for process in processes if process.poll() is None}
     left = own | set(others)
@@ -107,20 +107,20 @@ def kill_tree(processes: Sequence[subprocess.Popen[bytes]], others: Iterable[int
 
 
 def reap(pids: Iterable[int]) -> None:
-    """Collect dead children among `pids`; not for those that a `Popen` waits for."""
+    """Collect dead children among `pids`. Not for children that a `Popen` waits for."""
     for pid in pids:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
 
 
 def is_alive(pid: int) -> bool:
-    """Say whether `pid` runs; a dead process that nobody has waited for does not."""
+    """Return whether `pid` runs. A zombie does not."""
     state = _state(pid)
     return state is not None and state != "Z"
 
 
 def command_line(pid: int) -> str | None:
-    """Return a process's command line for a message, or None where it cannot be known."""
+    """Return a process's command line for a message, or None if it is unknown."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -129,7 +129,7 @@ def command_line(pid: int) -> str | None:
 
 
 def _table() -> dict[int, int]:
-    """Return every process's parent."""
+    """Return the parent of each process."""
     if not _LINUX:
         return _ps_table()
     table = {}
@@ -145,14 +145,14 @@ def _state(pid: int) -> str | None:
     if _LINUX:
         fields = _stat(pid)
         return fields[0] if fields else None
-    shown = subprocess.run(
+    listed = subprocess.run(
         ["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=False
     )
-    return shown.stdout.strip()[:1] or None
+    return listed.stdout.strip()[:1] or None
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/<pid>/stat behind the command's name, which may hold spaces and brackets."""
+    """Return the fields of /proc/<pid>/stat after the command's name, which may contain spaces and brackets."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -161,6 +161,6 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _ps_table() -> dict[int, int]:
-    shown = subprocess.run(["ps", "-axo", "pid=,ppid="], capture_output=True, text=True, check=True)
-    pairs = (line.split() for line in shown.stdout.splitlines())
+    listed = subprocess.run(["ps", "-axo", "pid=,ppid="], capture_output=True, text=True, check=True)
+    pairs = (line.split() for line in listed.stdout.splitlines())
     return {int(pid): int(parent) for pid, parent in pairs}

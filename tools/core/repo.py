@@ -1,4 +1,4 @@
-"""Where the checkout is, and how its paths are shown."""
+"""The checkout: its directory, its paths in messages, and the nearest name to a misspelt one."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ def root() -> Path:
 
 
 def local() -> Path:
-    """Return the directory that stands for the claim `trainyard` on this machine."""
+    """Return the directory that takes the place of the claim `trainyard` on this machine."""
     return root() / "local"
 
 
 def nearest(text: str, names: Iterable[str], cutoff: float = 0.5) -> str | None:
-    """Return the name most like `text`, or None when nothing is alike."""
+    """Return the name most like `text`, or None if no name is similar enough."""
     matches = difflib.get_close_matches(text, list(names), n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
 
 def shown(path: Path) -> str:
-    """Return `path` as a user at the checkout's root would type it."""
+    """Return `path` relative to the checkout if it is below it."""
     try:
         return path.relative_to(root()).as_posix()
     except ValueError:

@@ -1,4 +1,4 @@
-"""Moments as the API writes them, and durations as people read them."""
+"""Timestamps of the Kubernetes API, and durations for people."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from typing import Any
 
 
 def moment(text: Any) -> datetime | None:
-    """Return the time that the API wrote (RFC 3339), in UTC, or None where there is none."""
+    """Return an RFC 3339 timestamp in UTC, or None if it is missing or invalid."""
     if not text:
         return None
     try:
-        found = datetime.fromisoformat(str(text).replace("Z", "+00:00"))
+        time = datetime.fromisoformat(str(text).replace("Z", "+00:00"))
     except ValueError:
         return None
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
 def epoch(seconds: float) -> datetime:
-    """Return the moment that lies `seconds` after 1970 began."""
     return datetime.fromtimestamp(seconds, UTC)
 
 

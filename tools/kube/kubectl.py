@@ -1,64 +1,68 @@
-"""kubectl as this project runs it: one context, one namespace, JSON answers, and one error for each failure.
+"""Run kubectl with one context and namespace, and turn its failures into errors.
 
-kubectl and not a client library, because every user of a cluster has it with a working kubeconfig: contexts,
-exec plugins (aws eks get-token) and proxies are then exactly those of the user's own kubectl.
+kubectl is used instead of a client library because every user of a cluster has it with a working kubeconfig:
+contexts, exec plugins (aws eks get-token) and proxies are those of the user's kubectl.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tools.core.errors import UserError
 
-SECONDS = 60  # of any single question; an API server that takes longer does not answer
+SECONDS = 60  # limit of a single command
 CANNOT_SEE = 3
-# What kubectl complains of, and what is usually behind it.
+# Parts of kubectl's messages, and their usual cause.
 HINTS = {
     "localhost:8080": "this machine has no kubeconfig with a current context",  # kubectl's own default
     "unknown flag": "this kubectl is too old: install kubectl 1.31 or newer",
     "unknown command": "this kubectl is too old: install kubectl 1.31 or newer",
-    "connection refused": "is the cluster up, and its address in the kubeconfig right?",
-    "no such host": "is the cluster's address in the kubeconfig right?",
+    "connection refused": "is the cluster up, and is its address in the kubeconfig correct?",
+    "no such host": "is the cluster's address in the kubeconfig correct?",
     "no configuration has been provided": "this machine has no kubeconfig with a current context",
     "current-context is not set": "choose a context: kubectl config use-context NAME",
-    "context was not found": "kubectl config get-contexts lists the contexts that there are",
-    "does not exist": "kubectl config get-contexts lists the contexts that there are",
+    "context was not found": "kubectl config get-contexts lists the contexts",
+    "does not exist": "kubectl config get-contexts lists the contexts",
     "no matches for kind": "the training operator's CRD is not installed on this cluster",
     "ensure CRDs are installed": "the training operator's CRD is not installed on this cluster",
     "doesn't have a resource type": "the training operator's CRD is not installed on this cluster",
-    "conflict": "another manager owns these fields; ask as that one: --field-manager kustomize-controller",
-    "orbidden": "the user of this context may not do that: kubectl auth can-i --list",
-    "nauthorized": "the credentials of this context have run out",
-    "provide credentials": "the credentials of this context have run out",
-    "getting credentials": "the program that gets the credentials fails: log in again (aws sso login)",
-    'namespaces "': "make the namespace first",
+    "conflict": "another manager owns these fields; use its name: --field-manager kustomize-controller",
+    "orbidden": "the user of this context lacks the permission: kubectl auth can-i --list",
+    "nauthorized": "the credentials of this context have expired",
+    "provide credentials": "the credentials of this context have expired",
+    "getting credentials": "the program that gets the credentials failed: log in again (aws sso login)",
+    'namespaces "': "create the namespace first",
 }
 
 
 @dataclass(frozen=True)
 class Kubectl:
-    """One context and namespace of the user's kubeconfig; None is the kubeconfig's own."""
+    """kubectl with a context and namespace. None means the kubeconfig's default."""
 
     context: str | None = None
     namespace: str | None = None
 
     def words(self, *arguments: str) -> list[str]:
-        """Return the command line of a kubectl command."""
         context = [f"--context={self.context}"] if self.context else []
         namespace = [f"--namespace={self.namespace}"] if self.namespace else []
         return ["kubectl", *context, *namespace, *arguments]
 
     def run(
-        self, *arguments: str, stdin: str | None = None, seconds: float | None = SECONDS
+        self,
+        *arguments: str,
+        stdin: str | None = None,
+        seconds: float | None = SECONDS,
+        environment: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl and return what it said, whatever its exit code.
+        """Run kubectl and return its output and exit code. `environment` is added to the process's own.
 
-        Raises UserError where kubectl is missing, and, with exit code 3, where it does not end in `seconds`
-        (None: it may take as long as it wants).
+        Raises UserError if kubectl is missing, and with exit code 3 if it takes longer than `seconds`
+        (None: no limit).
         """
         try:
             return subprocess.run(
@@ -69,6 +73,7 @@ class Kubectl:
                 text=True,
                 errors="replace",
                 timeout=seconds,
+                env={**os.environ, **(environment or {})},
                 check=False,
             )
         except FileNotFoundError:
@@ -77,27 +82,27 @@ class Kubectl:
             message = f"kubectl {arguments[0]}: no answer from the cluster for {seconds} s"
             raise UserError(message, HINTS["connection refused"], CANNOT_SEE) from None
         except OSError as problem:
-            raise UserError(f"kubectl does not run: {problem.strerror}") from problem
+            raise UserError(f"kubectl cannot be started: {problem.strerror}") from problem
 
     def text(self, *arguments: str, stdin: str | None = None, seconds: float | None = SECONDS) -> str:
-        """Return kubectl's output; UserError with its last complaint where it fails."""
+        """Return kubectl's output. Raises UserError with its last message if it fails."""
         done = self.run(*arguments, stdin=stdin, seconds=seconds)
         if done.returncode != 0:
             raise failure(arguments[0], done.stderr)
         return done.stdout
 
     def json(self, *arguments: str, stdin: str | None = None) -> Any:
-        """Return the JSON that kubectl prints; UserError where it fails."""
+        """Return the JSON that kubectl prints. Raises UserError if it fails."""
         text = self.text(*arguments, "--output=json", stdin=stdin)
         return json.loads(text) if text.strip() else None
 
     def items(self, *arguments: str) -> list[dict[str, Any]]:
-        """Return the objects of a `get`, a single one as a list too."""
-        found = self.json("get", *arguments) or {}
-        return list(found["items"]) if "items" in found else [found] if found else []
+        """Return the objects of a `get` as a list, also if it is a single one."""
+        answer = self.json("get", *arguments) or {}
+        return list(answer["items"]) if "items" in answer else [answer] if answer else []
 
     def lines(self, *arguments: str) -> Iterator[str]:
-        """Yield kubectl's output line by line while it comes; end it when the caller stops reading."""
+        """Yield kubectl's output line by line. Ends kubectl when the caller stops reading."""
         try:
             process = subprocess.Popen(
                 self.words(*arguments),
@@ -119,22 +124,21 @@ class Kubectl:
 
 
 def missing() -> UserError:
-    """Return the error of a machine without kubectl."""
     hint = "install kubectl 1.31 or newer (https://kubernetes.io/docs/tasks/tools/)"
     return UserError("no kubectl on PATH", hint)
 
 
 def failure(what: str, stderr: str) -> UserError:
-    """Return kubectl's last complaint as one error, with what is usually behind it.
+    """Return kubectl's last message as an error, with its usual cause as the hint.
 
-    Exit code 3 where the cluster was not reached or does not let us look, for then nothing is known.
+    The exit code is 3 if the cluster is not reachable or refuses to answer: the state is then unknown.
     """
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    message = (lines or [f"kubectl {what} failed without a word"])[-1].removeprefix("error: ")
-    hint = next((hint for sign, hint in HINTS.items() if sign in stderr), None)
-    unseen = (
+    message = (lines or [f"kubectl {what} failed without a message"])[-1].removeprefix("error: ")
+    hint = next((hint for part, hint in HINTS.items() if part in stderr), None)
+    unknown = (
         *("connection refused", "no such host", "orbidden", "nauthorized", "timed out", "i/o timeout"),
         *("provide credentials", "Unable to connect to the server", "currently unable to handle the request"),
     )
-    code = CANNOT_SEE if any(sign in stderr for sign in unseen) else 2
+    code = CANNOT_SEE if any(part in stderr for part in unknown) else 2
     return UserError(f"kubectl {what}: {message}", hint, code)

@@ -1,1 +1,1 @@
-"""Proof before spending: rules on rendered manifests, each with its reason, evidence and remedy."""
+"""Rules on rendered manifests, each with its reason, evidence and remedy."""

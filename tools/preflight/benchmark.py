@@ -1,4 +1,4 @@
-"""Measure how long it takes to render and to judge every cell, and print it as a table.
+"""Measure the time to render and check every cell, and print it as a table.
 
 python -m tools.preflight.benchmark
 """
@@ -11,26 +11,26 @@ from collections.abc import Sequence
 from tools.cells import kustomize, locate
 from tools.core import output, repo
 from tools.kube.manifests import parse
-from tools.preflight.evaluate import judge, rules
+from tools.preflight.evaluate import evaluate, rules
 
 PRINTED = "{:<32}{:>12}"
 
 
 def measure(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Render and judge the cells once each; return the table's rows. Judging starts with reading the YAML."""
+    """Return the rows of the table. Checking includes parsing the YAML."""
     renderer = kustomize.ensure(repo.root(), output.note)
-    count = len(rules())  # their modules are imported before the clock starts
+    count = len(rules())  # imports their modules before the clock starts
     start = time.perf_counter()
     texts = {name: renderer.build(repo.root() / name) for name in names}
     rendered = time.perf_counter()
-    judged = [judge(parse(text, name)) for name, text in texts.items()]
+    checked = [evaluate(parse(text, name)) for name, text in texts.items()]
     done = time.perf_counter()
     objects = sum(len(parse(text, name).objects) for name, text in texts.items())
     return [
         ("cells", f"{len(names)}"),
         ("objects", f"{objects}"),
         ("rules", f"{count}"),
-        ("verdicts", f"{sum(len(one.verdicts) for one in judged)}"),
+        ("verdicts", f"{sum(len(one.verdicts) for one in checked)}"),
         ("seconds to render all", f"{rendered - start:.2f}"),
         ("seconds to preflight all", f"{done - rendered:.2f}"),
     ]

@@ -1,11 +1,11 @@
-"""Apply all rules to a manifest, and sum up."""
+"""Apply all rules to a manifest."""
 
 from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, replace
 
-from tools.core.verdict import State, Verdict
+from tools.core.verdict import State, Verdict, worst
 from tools.kube.manifests import Manifests
 from tools.preflight.rule import RULES, Rule
 from tools.preflight.subject import subject
@@ -17,29 +17,22 @@ MODULES = (
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Evaluation:
     """The verdicts on one manifest, in the order of the rules."""
 
     source: str
     verdicts: list[Verdict]
 
     def of(self, state: State) -> list[Verdict]:
-        """Return the verdicts of one state."""
         return [verdict for verdict in self.verdicts if verdict.state is state]
 
     @property
     def state(self) -> State:
-        """Return FAIL where anything failed, CANNOT TELL where anything could not be told, else PASS."""
-        found = {verdict.state for verdict in self.verdicts}
-        return next(
-            state
-            for state in (State.FAIL, State.CANNOT_TELL, State.PASS)
-            if state in found or state is State.PASS
-        )
+        return worst(verdict.state for verdict in self.verdicts)
 
     @property
     def needs(self) -> list[str]:
-        """Return what the manifest takes from the cluster, each once."""
+        """Return the objects that the manifest needs and does not contain."""
         return sorted(
             {str(verdict.details["needs"]) for verdict in self.verdicts if "needs" in verdict.details}
         )
@@ -52,12 +45,12 @@ def rules() -> dict[str, Rule]:
     return RULES
 
 
-def judge(manifests: Manifests) -> Judgement:
-    """Apply every rule to a manifest that has been parsed."""
-    looked_at = subject(manifests)
+def evaluate(manifests: Manifests) -> Evaluation:
+    """Apply every rule to a parsed manifest."""
+    checked = subject(manifests)
     verdicts = [
         replace(verdict, details={"rule": rule.id, **verdict.details})
         for rule in rules().values()
-        for verdict in rule.check(looked_at)
+        for verdict in rule.check(checked)
     ]
-    return Judgement(manifests.source, verdicts)
+    return Evaluation(manifests.source, verdicts)

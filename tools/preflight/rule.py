@@ -1,4 +1,4 @@
-"""What a rule is, and how it says what it found."""
+"""Rules: a check with a name, a reason and a page of documentation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tools.core.verdict import Verdict, shown
+from tools.core.output import short
+from tools.core.verdict import Verdict
 from tools.preflight.subject import Subject
 
 Check = Callable[[Subject], Iterator[Verdict]]
@@ -15,10 +16,10 @@ Check = Callable[[Subject], Iterator[Verdict]]
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule: a stable name, why it exists in one line, its check, and its page (the check's docstring).
+    """A rule: a stable name, its reason in one line, its check, and its page (the check's docstring).
 
-    The check yields a PASS for each thing that it looked at and found right, a FAIL for each fault, and
-    CANNOT TELL where the manifest does not say enough. It yields nothing where there is nothing to judge.
+    The check yields PASS for each correct value, FAIL for each fault, and CANNOT TELL if the manifest does
+    not say enough. It yields nothing if the rule does not apply.
     """
 
     id: str
@@ -29,18 +30,16 @@ class Rule:
 
 @dataclass(frozen=True)
 class Place:
-    """Where something stands: `PyTorchJob/train`, `spec.runPolicy.cleanPodPolicy`, and its value there."""
+    """A path in an object with its value, such as `PyTorchJob/train`, `spec.runPolicy.cleanPodPolicy`."""
 
     object: str
     path: str
     value: Any = None
 
     def evidence(self) -> str:
-        """Return place and value in one line."""
-        return f"{self.object}: {self.path}" + ("" if self.value is None else f": {shown(self.value)}")
+        return f"{self.object}: {self.path}" + ("" if self.value is None else f": {short(self.value)}")
 
     def details(self) -> dict[str, Any]:
-        """Return place and value as plain data."""
         return {"object": self.object, "path": self.path, "value": self.value}
 
 

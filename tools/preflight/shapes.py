@@ -1,7 +1,7 @@
-"""The shape that the rules rely on: which fields of a pod are texts, lists or mappings.
+"""The types of the fields that the rules read.
 
-It holds only what the rules read; whole schemas are the rule `schema`'s. A pod of another shape is reported
-by the rule `types` and looked at by no other.
+The rule `types` reports a value of another type, and no other rule but `schema` checks its object. Whole
+schemas are checked by the rule `schema`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Misshape:
-    """A value of a type that Kubernetes refuses at this place."""
+    """A value of a type that Kubernetes refuses."""
 
     path: str
     value: Any
@@ -42,6 +42,8 @@ ENV = {
         "secretKeyRef": KEY_REFERENCE,
     },
 }
+AMOUNTS = {"*": SCALAR}
+RESOURCES = {"requests": AMOUNTS, "limits": AMOUNTS}
 CONTAINER = {
     "name!": str,
     "image": str,
@@ -52,8 +54,9 @@ CONTAINER = {
     "env": [ENV],
     "envFrom": [{"prefix": str, "configMapRef": REFERENCE, "secretRef": REFERENCE}],
     "ports": [{"name": str, "containerPort!": int, "hostPort": int, "protocol": str}],
-    "resources": {"requests": {"*": SCALAR}, "limits": {"*": SCALAR}},
+    "resources": RESOURCES,
     "volumeMounts": [{"name!": str, "mountPath!": str, "subPath": str}],
+    "restartPolicy": str,
     "securityContext": SECURITY,
     "readinessProbe": {},
     "lifecycle": {"preStop": {"exec": {"command": [str]}, "sleep": {"seconds": int}}},
@@ -78,6 +81,8 @@ POD = {
     "containers!": [CONTAINER],
     "initContainers": [CONTAINER],
     "volumes": [VOLUME],
+    "resources": RESOURCES,
+    "overhead": AMOUNTS,
     "nodeSelector": TEXTS,
     "affinity": {"nodeAffinity": NODE_AFFINITY},
     "tolerations": [{"key": str, "operator": str, "effect": str}],
@@ -93,15 +98,18 @@ POD = {
 }
 META = {"name": str, "namespace": str, "labels": TEXTS, "annotations": TEXTS}
 TEMPLATE = {"metadata": META, "spec!": POD}
-# What other objects have that rules read.
+SELECTOR = {"matchLabels": TEXTS, "matchExpressions": [EXPRESSION]}
+POLICY_PORT = {"port": (str, int), "endPort": int, "protocol": str}
+# The fields of other objects that the rules read.
 OBJECTS: dict[str, Any] = {
     "ConfigMap": {"data": TEXTS, "binaryData": TEXTS},
     "Secret": {"data": TEXTS, "stringData": TEXTS},
     "NetworkPolicy": {
         "spec": {
-            "podSelector": {"matchLabels": TEXTS, "matchExpressions": [{}]},
+            "podSelector": SELECTOR,
             "policyTypes": [str],
-            "ingress": [{"from": [{"podSelector": {"matchLabels": TEXTS}}], "ports": [{}]}],
+            "ingress": [{"from": [{"podSelector": SELECTOR}], "ports": [POLICY_PORT]}],
+            "egress": [{}],
         }
     },
     "Service": {"spec": {"type": str, "ports": [{"port": int, "targetPort": (str, int)}]}},
@@ -109,17 +117,17 @@ OBJECTS: dict[str, Any] = {
     "PyTorchJob": {"spec": {"elasticPolicy": {"minReplicas": int, "maxReplicas": int}}},
 }
 
-_NAMES = {str: "a text in quotes", int: "a whole number", bool: "true or false", dict: "a mapping"}
+_NAMES = {str: "a string in quotes", int: "an integer", bool: "true or false"}
 
 
 def misshapes(value: Any, shape: Any, path: str) -> Iterator[Misshape]:
-    """Yield where `value` is of another type than `shape` says. A value that is null counts as absent."""
+    """Yield the values that are not of the type in `shape`. Null counts as missing."""
     if isinstance(shape, dict):
         yield from _mapping(value, shape, path)
     elif isinstance(shape, list):
         yield from _list(value, shape[0], path)
     elif not _is(value, shape):
-        yield Misshape(path.lstrip("."), value, _NAMES.get(shape, "a number or a text"))
+        yield Misshape(path.lstrip("."), value, _NAMES.get(shape, "a number or a string"))
 
 
 def _mapping(value: Any, shape: dict[str, Any], path: str) -> Iterator[Misshape]:
@@ -136,7 +144,7 @@ def _mapping(value: Any, shape: dict[str, Any], path: str) -> Iterator[Misshape]
         if value.get(name) is not None:
             yield from misshapes(value[name], inner, f"{path}.{name}")
         elif name != key:
-            yield Misshape(f"{path}.{name}".lstrip("."), None, "something: it is missing")
+            yield Misshape(f"{path}.{name}".lstrip("."), None, "set")
 
 
 def _list(value: Any, inner: Any, path: str) -> Iterator[Misshape]:

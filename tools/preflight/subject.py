@@ -1,17 +1,21 @@
-"""What the rules look at: the objects, the pods they make, the jobs and the machines they ask for."""
+"""What the rules check: the objects of a manifest, their pods, jobs and instance types."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any
 
-from tools.facts.instances import INSTANCES, Instance
+from tools.facts.instances import EFA, INSTANCES, NEURON, NVIDIA, Instance
 from tools.kube.manifests import Manifests, Object, name_of
+from tools.kube.quantity import pod_requests
+from tools.kube.selectors import node_terms
 from tools.preflight.shapes import META, OBJECTS, TEMPLATE, Misshape, misshapes
 from tools.simulator import operator_pods, volcano, wiring
-from tools.simulator.operator_admission import rejections
+from tools.simulator.operator_admission import OperatorFault, rejections
+from tools.simulator.operator_pods import Pod
 from tools.simulator.wiring import Analysis
 
 TEMPLATES = {
@@ -22,7 +26,7 @@ TEMPLATES = {
     "Job": ("spec", "template"),
     "CronJob": ("spec", "jobTemplate", "spec", "template"),
 }
-# Kinds of these names in other API groups are other things: Volcano has a Job, Calico a NetworkPolicy.
+# Other API groups have other kinds of these names: Volcano has a Job, Calico a NetworkPolicy.
 GROUPS = {
     **dict.fromkeys(("Pod", "Service", "ConfigMap", "Secret", "PersistentVolumeClaim"), ""),
     **dict.fromkeys(("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet"), "apps"),
@@ -33,45 +37,38 @@ GROUPS = {
 }
 TRAINING = ("PyTorchJob", "HyperPodPyTorchJob")
 INSTANCE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
-EFA = "vpc.amazonaws.com/efa"
-ACCELERATORS = (
-    "nvidia.com/gpu",
-    "aws.amazon.com/neuron",
-    "aws.amazon.com/neuroncore",
-    "aws.amazon.com/neurondevice",
-)
+NEURON_CORE, NEURON_DEVICE = f"{NEURON}core", f"{NEURON}device"
+ACCELERATORS = (NVIDIA, NEURON, NEURON_CORE, NEURON_DEVICE)
 
 
 @dataclass(frozen=True)
 class Selected:
-    """The instance types that a pod may land on, and where that is written; no names: it does not say."""
+    """The instance types that a pod may run on, and the path of the selector. No names: not restricted."""
 
     names: list[str]
     path: str
 
     @property
     def known(self) -> list[Instance]:
-        """Return those that the fact table has."""
         return [INSTANCES[name] for name in self.bare if name in INSTANCES]
 
     @property
     def bare(self) -> list[str]:
-        """Return the names without HyperPod's `ml.`, each once."""
+        """Return the names without HyperPod's prefix `ml.`."""
         return list(dict.fromkeys(name.removeprefix("ml.") for name in self.names))
 
     @property
     def unknown(self) -> list[str]:
-        """Return the names that the fact table does not have."""
         return [name for name in self.bare if name not in INSTANCES]
 
 
 @dataclass(frozen=True)
 class Template:
-    """The template of some equal pods. `nodes` counts all pods of its job, not only these."""
+    """A pod template. `nodes` is the number of pods of the whole job."""
 
     item: Object
     path: str  # of the template, in the object
-    role: str  # Worker, Master, a HyperPod replica's name; else empty
+    role: str  # the replica type (Worker, Master, ...), else empty
     replicas: int
     nodes: int
     metadata: Object
@@ -79,22 +76,19 @@ class Template:
 
     @property
     def object(self) -> str:
-        """Return `Kind/name`."""
         return title(self.item)
 
     @property
     def namespace(self) -> str:
-        """Return the namespace, empty where the manifest leaves it open."""
+        """Return the namespace, or an empty text if the manifest does not set it."""
         return str((self.item.get("metadata") or {}).get("namespace") or "")
 
     @property
     def training(self) -> bool:
-        """Say whether these pods train: they belong to a training job, not to a service."""
         return _trains(self.item)
 
     @property
     def spec_path(self) -> str:
-        """Return the path of the pod's spec."""
         return f"{self.path}.spec" if self.path else "spec"
 
     def containers(self, init: bool = True) -> list[tuple[str, Object]]:
@@ -107,52 +101,69 @@ class Template:
         ]
 
     def trainer(self) -> tuple[str, Object]:
-        """Return the container that trains: the one named pytorch, or the first."""
-        found = self.containers(init=False)
-        return next((pair for pair in found if pair[1].get("name") == "pytorch"), found[0])
+        """Return the training container with its path: the one named pytorch, or the first."""
+        pairs = self.containers(init=False)
+        return next((pair for pair in pairs if pair[1].get("name") == "pytorch"), pairs[0])
 
     def volumes(self) -> dict[str, Object]:
-        """Return the volumes by name."""
         return {volume["name"]: volume for volume in self.spec.get("volumes") or []}
 
     @functools.cached_property
     def selected(self) -> Selected:
-        """Return the instance types that the node selector and the required node affinity leave."""
+        """Return the instance types that the node selector and the required node affinity allow."""
         return _selected(self)
+
+    @functools.cached_property
+    def requests(self) -> dict[str, Decimal]:
+        """Return what one pod requests, by resource."""
+        return pod_requests(self.spec)
+
+    def asks(self, resource: str) -> Decimal:
+        return self.requests.get(resource, Decimal(0))
+
+    def accelerators(self) -> tuple[str, Decimal]:
+        """Return the accelerator resource that one pod requests and how many, or an empty name."""
+        return next(
+            ((name, self.asks(name)) for name in ACCELERATORS if self.asks(name) > 0), ("", Decimal(0))
+        )
+
+    @property
+    def efa(self) -> Decimal:
+        """Return how many EFA interfaces one pod requests."""
+        return self.asks(EFA)
 
 
 @dataclass
 class Job:
-    """A PyTorchJob whose pods have a sane shape, with what the operator and torchrun make of it."""
+    """A PyTorchJob whose pods have a valid shape, with the results of the operator's and torchrun's rules.
+
+    A queue starts a suspended job later. The pods and the analysis are those of the started job.
+    """
 
     item: Object
     templates: list[Template]
-    refused: list[str]
-    analysis: Analysis | None  # None where it is refused
+    refused: list[str]  # the reasons why the operator refuses the job
+    pods: list[Pod]  # empty if it is refused
+    analysis: Analysis | None  # None if it is refused
 
     @property
     def object(self) -> str:
-        """Return `PyTorchJob/name`."""
         return title(self.item)
 
     @property
     def spec(self) -> Object:
-        """Return the job's spec."""
         spec: Object = self.item["spec"]
         return spec
 
     @property
     def nodes(self) -> int:
-        """Return how many pods the job can have."""
+        """Return the largest number of pods of the job."""
         return max((template.nodes for template in self.templates), default=0)
 
 
 @dataclass
 class Subject:
-    """Everything that is in one manifest, parsed once for all rules.
-
-    `manifests` has the objects whose shape the rules can rely on, `every` all of them.
-    """
+    """One manifest, parsed once for all rules. `every` has all objects, `objects` those of a valid shape."""
 
     manifests: Manifests
     every: list[Object]
@@ -162,15 +173,19 @@ class Subject:
 
     @property
     def objects(self) -> list[Object]:
-        """Return the objects of a sound shape, in file order."""
         return self.manifests.objects
 
     def training(self) -> list[Template]:
-        """Return the templates whose pods train."""
         return [template for template in self.templates if template.training]
 
+    def templates_of(self, item: Object) -> list[Template]:
+        return [template for template in self.templates if template.item is item]
+
+    def job_of(self, template: Template) -> Job | None:
+        return next((job for job in self.jobs if job.item is template.item), None)
+
     def named(self, kind: str, namespace: str) -> dict[str, Object]:
-        """Return the objects of a kind by name that pods in `namespace` can see."""
+        """Return the objects of a kind that pods in `namespace` can see, by name."""
         return {
             name_of(item): item
             for item in self.manifests.of_kind(kind)
@@ -179,53 +194,55 @@ class Subject:
 
 
 def subject(manifests: Manifests) -> Subject:
-    """Look through the objects once: pods, jobs, and what has a shape that no rule could read."""
+    """Return the pods and jobs of a manifest, and the values of a wrong type."""
     every = [_without_nulls(item) for item in manifests.objects]
     result = Subject(Manifests(manifests.source, []), every)
     for item in every:
         faults = list(misshapes(item["metadata"], META, "metadata"))
         faults += list(misshapes(item, OBJECTS.get(known_kind(item), {}), ""))
-        found, wrong = _templates(item)
+        templates, wrong = _templates(item)
         result.misshapen += [(item, fault) for fault in [*faults, *wrong]]
         if not faults and not wrong:
             result.manifests.objects.append(item)
-            result.templates += found
-    for item in result.manifests.jobs():
-        templates = [template for template in result.templates if template.item is item]
-        result.jobs.append(_job(item, templates, result.manifests))
+            result.templates += templates
+    result.jobs += [
+        _job(item, result.templates_of(item), result.manifests) for item in result.manifests.jobs()
+    ]
     return result
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a copy without keys that are null: to the API server they are not there."""
+    """Return a copy without null values: the API server drops them."""
     if isinstance(value, dict):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def known_kind(item: Object) -> str:
-    """Return the kind where the rules know it, by its API group too; else an empty text."""
+    """Return the kind if the rules know it and its API group, else an empty text."""
     kind, group = str(item.get("kind")), str(item.get("apiVersion")).rpartition("/")[0]
     return kind if GROUPS.get(kind) == group else ""
 
 
 def title(item: Object) -> str:
-    """Return `Kind/name` of an object."""
     return f"{item.get('kind')}/{name_of(item)}"
 
 
 def _job(item: Object, templates: list[Template], manifests: Manifests) -> Job:
     refused = rejections(item, operator_pods.LATEST)
     if refused:
-        return Job(item, templates, refused, None)
-    # A queue starts a suspended job one day: it is judged as it will then be.
+        return Job(item, templates, refused, [], None)
     policy = {**(item["spec"].get("runPolicy") or {}), "suspend": False}
     started = {**item, "spec": {**item["spec"], "runPolicy": policy}}
-    return Job(item, templates, refused, wiring.analyse(started, manifests))
+    try:
+        pods = operator_pods.pods(started)
+    except OperatorFault:
+        pods = []
+    return Job(item, templates, refused, pods, wiring.analyse(started, manifests))
 
 
 def _templates(item: Object) -> tuple[list[Template], list[Misshape]]:
-    """Return the object's pod templates, or what is wrong with their shape."""
+    """Return the object's pod templates, and the values of a wrong type in them."""
     found: list[Template] = []
     wrong: list[Misshape] = []
     elastic = 0
@@ -240,25 +257,12 @@ def _templates(item: Object) -> tuple[list[Template], list[Misshape]]:
     if item.get("kind") == "PyTorchJob" and not wrong and isinstance(item.get("spec"), dict):
         bound = (item["spec"].get("elasticPolicy") or {}).get("maxReplicas")
         elastic = bound if isinstance(bound, int) else 0
-    total = max(sum(template.replicas for template in found), elastic)
-    return [_with_nodes(template, total) for template in found], wrong
-
-
-def _with_nodes(template: Template, nodes: int) -> Template:
-    own = _trains(template.item)
-    return Template(
-        template.item,
-        template.path,
-        template.role,
-        template.replicas,
-        nodes if own else 1,
-        template.metadata,
-        template.spec,
-    )
+    nodes = max(sum(template.replicas for template in found), elastic) if _trains(item) else 1
+    return [replace(template, nodes=nodes) for template in found], wrong
 
 
 def _places(item: Object, wrong: list[Misshape]) -> Iterator[tuple[str, str, int, Any]]:
-    """Yield path, role, replicas and template of each pod template; add to `wrong` what is in the way."""
+    """Yield path, role, replicas and template of each pod template. Add values of a wrong type to `wrong`."""
     kind = known_kind(item)
     if kind == "Pod":
         yield "", "", 1, {"metadata": item.get("metadata"), "spec": item.get("spec")}
@@ -273,8 +277,7 @@ def _places(item: Object, wrong: list[Misshape]) -> Iterator[tuple[str, str, int
 
 def _replica_places(item: Object, kind: str, wrong: list[Misshape]) -> Iterator[tuple[str, str, int, Any]]:
     key = "pytorchReplicaSpecs" if kind == "PyTorchJob" else "replicaSpecs"
-    found = item.get("spec")
-    spec: Object = found if isinstance(found, dict) else {}
+    spec: Object = item["spec"] if isinstance(item.get("spec"), dict) else {}
     replicas = spec.get(key)
     for name in ("runPolicy", "elasticPolicy"):
         if spec.get(name) is not None and not isinstance(spec[name], dict):
@@ -285,22 +288,22 @@ def _replica_places(item: Object, kind: str, wrong: list[Misshape]) -> Iterator[
     elif kind != "PyTorchJob" and isinstance(replicas, list):
         pairs = [(f"spec.{key}[{index}]", f"replica {index}", one) for index, one in enumerate(replicas)]
     if not pairs:
-        wrong.append(Misshape(f"spec.{key}", replicas, "the job's replicas, at least one"))
+        wrong.append(Misshape(f"spec.{key}", replicas, "at least one replica type"))
     for path, role, replica in pairs:
         if not isinstance(replica, dict):
             wrong.append(Misshape(path, replica, "a mapping"))
             continue
         count = replica.get("replicas", 1)
         if isinstance(count, bool) or not isinstance(count, int):
-            wrong.append(Misshape(f"{path}.replicas", count, "a whole number"))
+            wrong.append(Misshape(f"{path}.replicas", count, "an integer"))
             continue
         if not isinstance(replica.get("restartPolicy", ""), str):
-            wrong.append(Misshape(f"{path}.restartPolicy", replica["restartPolicy"], "a text in quotes"))
+            wrong.append(Misshape(f"{path}.restartPolicy", replica["restartPolicy"], "a string in quotes"))
         yield f"{path}.template", role, count, replica.get("template")
 
 
 def _task_places(item: Object) -> Iterator[tuple[str, str, int, Any]]:
-    """Yield the tasks of a Volcano Job that start torchrun; other tasks may be anything."""
+    """Yield the tasks of a Volcano Job that start torchrun."""
     spec = item.get("spec")
     tasks = spec.get("tasks") if isinstance(spec, dict) else None
     for index, task in enumerate(tasks if isinstance(tasks, list) else []):
@@ -320,7 +323,6 @@ def _starts_torchrun(template: Any) -> bool:
 
 
 def _trains(item: Object) -> bool:
-    """Say whether an object's pods train; of a Volcano Job there are no other templates here."""
     return item.get("kind") in TRAINING or volcano.is_job(item)
 
 
@@ -333,24 +335,14 @@ def _at(item: Object, path: tuple[str, ...]) -> Any:
 
 def _selected(template: Template) -> Selected:
     """Read the node selector, or else the terms of the required affinity, which are alternatives."""
-    path = template.spec_path
     selector = template.spec.get("nodeSelector") or {}
-    fixed = [(label, selector[label]) for label in INSTANCE_LABELS if label in selector]
-    wanted = [value for _, value in fixed]
-    terms = _terms(template.spec)
-    each = [_allowed(term) for term in terms]
+    labels = [label for label in INSTANCE_LABELS if label in selector]
+    if labels:
+        names = [selector[label] for label in labels]
+        return Selected(names, f"{template.spec_path}.nodeSelector[{labels[0]}]")
+    each = [_allowed(term) for term in node_terms(template.spec) or []]
     allowed = [name for names in each for name in names] if all(each) else []
-    if fixed:
-        return Selected(wanted, f"{path}.nodeSelector[{fixed[0][0]}]")
-    return Selected(allowed, f"{path}.affinity.nodeAffinity")
-
-
-def _terms(spec: Object) -> list[Object]:
-    affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    ) or {}
-    terms: list[Object] = affinity.get("nodeSelectorTerms") or []
-    return terms
+    return Selected(allowed, f"{template.spec_path}.affinity.nodeAffinity")
 
 
 def _allowed(term: Object) -> list[str]:

@@ -1,4 +1,4 @@
-"""Rules on what is trained: the trainer's own configuration, and models that need a token."""
+"""Rules on the configuration of trainyard's trainer, and on models that need a token."""
 
 from __future__ import annotations
 
@@ -11,32 +11,30 @@ from tools.core.verdict import Verdict, bad, good
 from tools.preflight.rule import Place, rule
 from tools.preflight.rules.storage import save_seconds
 from tools.preflight.subject import Subject, Template
+from tools.simulator import wiring
 from tools.simulator.command_line import literals, words
 from training.config import FILES, Config, ConfigError, load_texts
 from training.models.counting import trainable_parameters
 
-# Owners on the Hugging Face hub whose models are given to those only who have accepted their terms.
+# Models on the Hugging Face hub that are available only after their terms have been accepted.
 GATED = re.compile(
     r"\b(?:meta-llama/[\w.-]+|google/(?:code)?gemma[\w.-]*|black-forest-labs/FLUX\.1-dev|bigcode/starcoder[\w.-]*)"
 )
 TOKEN_NAMES = (
-    "HF_TOKEN",
-    "HUGGING_FACE_HUB_TOKEN",
-    "HUGGINGFACE_HUB_TOKEN",
-    "HUGGINGFACE_TOKEN",
+    *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN"),
     "HF_TOKEN_PATH",
 )
 COMMIT = re.compile(r"[0-9a-f]{40}")
-BYTES_SAVED = 12  # a parameter: fp32 weight and two moments
+BYTES_SAVED = 12  # per parameter: an fp32 weight and two moments
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
-@rule("config", "a misspelt key trains another model than the one that was meant")
+@rule("config", "a misspelt key trains another model than the intended one")
 def config(subject: Subject) -> Iterator[Verdict]:
-    """model.yaml, hardware.yaml and cell.yaml of trainyard's trainer are whole, valid and known to it.
+    """model.yaml, hardware.yaml and cell.yaml of trainyard's trainer are valid.
 
-    Judged where the manifest has all three: unknown keys with the nearest known one, types, ranges,
-    sections in the wrong file, and a global batch that the ranks cannot share.
+    The rule applies if the manifest has all three. It reports unknown keys with the nearest known one, wrong
+    types and ranges, sections in the wrong file, and a global batch that the ranks cannot share.
     """
     for template, texts in _configured(subject):
         place = Place(template.object, "model.yaml, hardware.yaml, cell.yaml")
@@ -45,13 +43,12 @@ def config(subject: Subject) -> Iterator[Verdict]:
         if problem is not None:
             yield bad(place, str(problem), "correct the configuration")
         elif world is None:
-            yield good(place, "a valid configuration; how many ranks there are is found out by torchrun")
+            yield good(place, "a valid configuration; torchrun sets the number of ranks")
         else:
             yield good(place, f"a valid configuration, and {world} ranks can share its batch")
 
 
 def _unshared(loaded: Config, world: int | None) -> ConfigError | None:
-    """Return why the ranks cannot share the global batch, or None."""
     try:
         if world is not None:
             loaded.accumulation(world)
@@ -60,26 +57,28 @@ def _unshared(loaded: Config, world: int | None) -> ConfigError | None:
     return None
 
 
-@rule("config-checkpoint", "a run whose first checkpoint comes after its last step saves nothing on the way")
+@rule(
+    "config-checkpoint", "a run whose first checkpoint comes after its last step saves nothing before the end"
+)
 def config_checkpoint(subject: Subject) -> Iterator[Verdict]:
     """checkpoint.every is not above train.steps in trainyard's configuration."""
     for template, texts in _configured(subject):
         loaded = _loaded(texts)
         if isinstance(loaded, ConfigError):
-            continue  # the rule `config` says it
+            continue  # the rule `config` reports it
         every, steps = loaded.checkpoint.every, loaded.train.steps
         place = Place(template.object, "cell.yaml: checkpoint.every", every)
         if every <= steps:
             yield good(place, f"every {every} of {steps} steps")
         else:
-            yield bad(place, f"every {every} steps, and train.steps is {steps}", f"at most {steps}")
+            yield bad(place, f"every {every} steps, but train.steps is {steps}", f"at most {steps}")
 
 
-@rule("pinned-weights", "a branch that has moved gives each run of the same file another base")
+@rule("pinned-weights", "a branch can move, so runs of the same file start from different weights")
 def pinned_weights(subject: Subject) -> Iterator[Verdict]:
     """model.weights of trainyard's configuration names a repository of the hub at a commit of 40 hex digits.
 
-    The trainer keeps the commit that a branch or tag named when a run began; the manifest does not.
+    A run keeps the commit that a branch or tag named when it started. The manifest does not.
     """
     for template, texts in _configured(subject):
         loaded = _loaded(texts)
@@ -91,16 +90,17 @@ def pinned_weights(subject: Subject) -> Iterator[Verdict]:
         if COMMIT.fullmatch(revision):
             yield good(place, "weights at a commit")
         else:
-            yield bad(place, f"{revision} is a branch or a tag, which can move", f"{repository}@<commit>")
+            yield bad(place, f"{revision} is a branch or tag, which can move", f"{repository}@<commit>")
 
 
-@rule("save-time", "a checkpoint larger than the network can carry in the time given is never whole")
+@rule("save-time", "a checkpoint too large for the network and the available time is never complete")
 def save_time(subject: Subject) -> Iterator[Verdict]:
-    """The checkpoint can be written between SIGTERM and SIGKILL, at least at the network's full speed.
+    """The checkpoint can be written between SIGTERM and SIGKILL at the network's full speed.
 
-    Judged for trainyard's trainer: what is trained, in fp32 with Adam's two moments (12 bytes a parameter),
-    over the network of all nodes together, against the time that torchrun gives its workers. It is a lower
-    bound: one step comes before it, and no file system takes the whole network.
+    For trainyard's trainer, the rule compares the size of the trained parameters in fp32 with Adam's two
+    moments (12 bytes per parameter), divided by the network bandwidth of all nodes, with the time that
+    torchrun gives its workers. This is a lower bound: a step comes first, and no file system uses the full
+    bandwidth.
     """
     for template, texts in _configured(subject):
         loaded, machines = _loaded(texts), template.selected.known
@@ -109,46 +109,48 @@ def save_time(subject: Subject) -> Iterator[Verdict]:
         size = BYTES_SAVED * trainable_parameters(loaded.model, loaded.lora)
         speed = template.nodes * max(one.network_mbps for one in machines) * 1e6 / 8
         need, given = size / speed, save_seconds(template)
-        shown = (
+        value = (
             f"{size / 2**30:,.1f} GiB over {template.nodes} x {machines[0].name}: {need:,.1f} s of {given} s"
         )
-        place = Place(template.object, f"{template.spec_path}.terminationGracePeriodSeconds", shown)
+        place = Place(template.object, f"{template.spec_path}.terminationGracePeriodSeconds", value)
         if need < given:
-            yield good(place, "the network can carry a checkpoint in the time given")
+            yield good(place, "a checkpoint fits into the available time")
         else:
             remedy = f"PET_SHUTDOWN_TIMEOUT and the grace period well above {need:,.0f} s, or more nodes"
-            yield bad(place, f"a checkpoint takes {need:,.0f} s at least, and {given} s are given", remedy)
+            yield bad(
+                place, f"a checkpoint takes at least {need:,.0f} s, but {given} s are available", remedy
+            )
 
 
-@rule("gated-model", "a model that needs a token is refused after the nodes are up")
+@rule("gated-model", "the hub refuses a gated model without a token, after the nodes have started")
 def gated_model(subject: Subject) -> Iterator[Verdict]:
-    """A container that fetches a gated model has a reference to a token.
+    """A container that downloads a gated model has a token.
 
-    Looked at: names such as meta-llama/... in commands, variables and trainyard's configuration. A token is a
-    variable such as HF_TOKEN, an envFrom, or a mounted Secret. With HF_HUB_OFFLINE nothing is fetched.
+    Model names such as meta-llama/... are read from commands, variables and trainyard's configuration. A
+    token is a variable such as HF_TOKEN, an envFrom from a Secret, or a mounted Secret. With HF_HUB_OFFLINE
+    nothing is downloaded.
     """
     configured = {id(template): texts for template, texts in _configured(subject)}
     for template in subject.templates:
         for path, container in template.containers():
             texts = [*words(container), *literals(container).values()]
             texts += _named_in_config(configured.get(id(template), {}))
-            found = next((match[0] for text in texts if (match := GATED.search(text))), None)
-            if found is None or any(literals(container).get(name) == "1" for name in OFFLINE):
+            model = next((match[0] for text in texts if (match := GATED.search(text))), None)
+            if model is None or any(literals(container).get(name) == "1" for name in OFFLINE):
                 continue
-            place = Place(template.object, path, found)
+            place = Place(template.object, path, model)
             if _has_token(template, container):
-                yield good(place, f"{found} is gated, and a token is named")
+                yield good(place, f"{model} is gated, and the container has a token")
             else:
-                yield bad(
-                    place, f"{found} is gated, and the container has no token", "HF_TOKEN by secretKeyRef"
-                )
+                summary = f"{model} is gated, and the container has no token"
+                yield bad(place, summary, "HF_TOKEN by secretKeyRef")
 
 
 Texts = Mapping[str, tuple[str, str]]
 
 
 def _configured(subject: Subject) -> Iterator[tuple[Template, Texts]]:
-    """Yield each training template that mounts all three files, with their texts."""
+    """Yield each training template that mounts all three files, with their texts by layer."""
     for template in subject.training():
         maps = subject.named("ConfigMap", template.namespace)
         found: dict[str, str] = {}
@@ -168,7 +170,6 @@ def _mounted_maps(template: Template) -> Iterator[str]:
 
 
 def _loaded(texts: Texts) -> Config | ConfigError:
-    """Return the configuration, or what is wrong with it."""
     return _parsed(tuple(texts.items()))
 
 
@@ -181,18 +182,15 @@ def _parsed(texts: tuple[tuple[str, tuple[str, str]], ...]) -> Config | ConfigEr
 
 
 def _world_size(subject: Subject, template: Template) -> int | None:
-    """Return the job's ranks, or None where torchrun counts devices itself."""
-    job = next((job for job in subject.jobs if job.item is template.item), None)
-    nodes = job.analysis.nodes if job and job.analysis else []
-    counts = [node.processes for node in nodes]
-    return sum(count for count in counts if count) if nodes and None not in counts else None
+    """Return the number of ranks, or None if torchrun counts the devices."""
+    job = subject.job_of(template)
+    return (wiring.world_size(job.analysis.nodes) or None) if job and job.analysis else None
 
 
 def _named_in_config(texts: Texts) -> list[str]:
     """Return the values in model.yaml that can name a model on the hub."""
-    return (
-        re.findall(r"(?m)^\s*(?:weights|tokenizer|source):\s*([^#\s]+)", texts["model"][1]) if texts else []
-    )
+    text = texts["model"][1] if texts else ""
+    return re.findall(r"(?m)^\s*(?:weights|tokenizer|source):\s*([^#\s]+)", text)
 
 
 def _has_token(template: Template, container: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""The rule on words out of a fixed set, which the operator's CRD does not check."""
+"""The rule on fields with a fixed set of values, which the operator's CRD does not check."""
 
 from __future__ import annotations
 
@@ -10,32 +10,31 @@ from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, title
 
 
-@rule("enums", "the CRD has no enums: a misspelt word is admitted and the job stands still")
+@rule("enums", "the CRD has no enums: a misspelt value is admitted, and the job never starts")
 def enums(subject: Subject) -> Iterator[Verdict]:
-    """Words out of a fixed set are spelt right: restartPolicy, cleanPodPolicy, rdzvBackend, imagePullPolicy
-    and others.
+    """Fields with a fixed set of values have one of them: restartPolicy, cleanPodPolicy, rdzvBackend,
+    imagePullPolicy and others.
 
-    The operator's CRD takes any text. `restartPolicy: OnFailur` is admitted; every pod is then refused on
-    each reconcile, and the job says Created for ever.
+    The operator's CRD admits any string. With `restartPolicy: OnFailur` the API server refuses every pod on
+    each reconcile, and the job stays in Created.
     """
     for item in subject.objects:
-        for path, value, allowed in _words_of(item, subject):
+        for path, value, allowed in _values(item, subject):
             place = Place(title(item), path, value)
             if value in allowed or (path.endswith("nprocPerNode") and value.isdigit()):
-                yield good(place, "a word that is known there")
+                yield good(place, "an allowed value")
             else:
-                yield bad(
-                    place, f"{value!r} is none of {', '.join(filter(None, allowed))}", "correct the word"
-                )
+                summary = f"{value!r} is not one of {', '.join(filter(None, allowed))}"
+                yield bad(place, summary, "correct the value")
 
 
 RESTART = ("Always", "OnFailure", "Never")
-_CONTAINER_WORDS = {"imagePullPolicy": ("Always", "IfNotPresent", "Never")}
-_POD_WORDS = {
+_CONTAINER = {"imagePullPolicy": ("Always", "IfNotPresent", "Never")}
+_POD = {
     "restartPolicy": RESTART,
     "dnsPolicy": ("ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"),
 }
-_TOLERATION_WORDS = {
+_TOLERATION = {
     "operator": ("Exists", "Equal", "Lt", "Gt"),
     "effect": ("NoSchedule", "PreferNoSchedule", "NoExecute", ""),
 }
@@ -46,39 +45,38 @@ _HOST_PATHS = (
 _MEDIA = ("", "Memory", "HugePages", "HugePages-2Mi", "HugePages-1Gi")
 _CLEAN = {"PyTorchJob": ("None", "Running", "All"), "HyperPodPyTorchJob": ("None", "OnlyComplete", "All")}
 
-Word = tuple[str, str, tuple[str, ...]]
+Value = tuple[str, str, tuple[str, ...]]  # path, value, allowed values
 
 
-def _words_of(item: dict[str, Any], subject: Subject) -> Iterator[Word]:
-    templates = [template for template in subject.templates if template.item is item]
+def _values(item: dict[str, Any], subject: Subject) -> Iterator[Value]:
+    templates = subject.templates_of(item)
     kind, spec = str(item.get("kind")), item.get("spec")
     if kind in _CLEAN and templates and isinstance(spec, dict):
-        yield from _chosen(spec.get("runPolicy"), "spec.runPolicy", {"cleanPodPolicy": _CLEAN[kind]})
+        yield from _set(spec.get("runPolicy"), "spec.runPolicy", {"cleanPodPolicy": _CLEAN[kind]})
         backends = {"rdzvBackend": ("c10d", "etcd", "etcd-v2", "static")}
-        yield from _chosen(spec.get("elasticPolicy"), "spec.elasticPolicy", backends)
-        yield from _chosen(spec, "spec", {"nprocPerNode": ("auto", "cpu", "gpu", "xpu")})
+        yield from _set(spec.get("elasticPolicy"), "spec.elasticPolicy", backends)
+        yield from _set(spec, "spec", {"nprocPerNode": ("auto", "cpu", "gpu", "xpu")})
     if kind == "PyTorchJob" and templates and isinstance(spec, dict):
         for role, replica in spec["pytorchReplicaSpecs"].items():
-            words = {"restartPolicy": (*RESTART, "ExitCode")}
-            yield from _chosen(replica, f"spec.pytorchReplicaSpecs.{role}", words)
+            policies = {"restartPolicy": (*RESTART, "ExitCode")}
+            yield from _set(replica, f"spec.pytorchReplicaSpecs.{role}", policies)
     for template in templates:
         at = template.spec_path
-        yield from _chosen(template.spec, at, _POD_WORDS)
+        yield from _set(template.spec, at, _POD)
         for index, toleration in enumerate(template.spec.get("tolerations") or []):
-            yield from _chosen(toleration, f"{at}.tolerations[{index}]", _TOLERATION_WORDS)
+            yield from _set(toleration, f"{at}.tolerations[{index}]", _TOLERATION)
         for name, volume in template.volumes().items():
-            yield from _chosen(volume.get("emptyDir"), f"{at}.volumes[{name}].emptyDir", {"medium": _MEDIA})
-            yield from _chosen(
-                volume.get("hostPath"), f"{at}.volumes[{name}].hostPath", {"type": _HOST_PATHS}
-            )
+            path = f"{at}.volumes[{name}]"
+            yield from _set(volume.get("emptyDir"), f"{path}.emptyDir", {"medium": _MEDIA})
+            yield from _set(volume.get("hostPath"), f"{path}.hostPath", {"type": _HOST_PATHS})
         for path, container in template.containers():
-            yield from _chosen(container, path, _CONTAINER_WORDS)
+            yield from _set(container, path, _CONTAINER)
             for index, port in enumerate(container.get("ports") or []):
-                yield from _chosen(port, f"{path}.ports[{index}]", {"protocol": ("TCP", "UDP", "SCTP")})
+                yield from _set(port, f"{path}.ports[{index}]", {"protocol": ("TCP", "UDP", "SCTP")})
 
 
-def _chosen(value: Any, path: str, words: Mapping[str, tuple[str, ...]]) -> Iterator[Word]:
-    if isinstance(value, dict):
-        for key, allowed in words.items():
-            if isinstance(value.get(key), str):
-                yield f"{path}.{key}", value[key], allowed
+def _set(holder: Any, path: str, fields: Mapping[str, tuple[str, ...]]) -> Iterator[Value]:
+    if isinstance(holder, dict):
+        for key, allowed in fields.items():
+            if isinstance(holder.get(key), str):
+                yield f"{path}.{key}", holder[key], allowed

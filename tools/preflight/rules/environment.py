@@ -1,4 +1,4 @@
-"""Rules on variables: what a container finds, what the operator overrides, what NCCL and EFA are told."""
+"""Rules on environment variables: those of the container, of the operator, and of NCCL, EFA and Neuron."""
 
 from __future__ import annotations
 
@@ -11,102 +11,85 @@ from tools.core.verdict import Verdict, bad, good, unclear
 from tools.facts.environment import GUIDANCE, Guidance, Say
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Job, Subject, Template, title
-from tools.preflight.template_resources import efa
-from tools.simulator import operator_pods
 from tools.simulator.command_line import command, literals, script
 from tools.simulator.environment import REFERENCE
-from tools.simulator.operator_admission import OperatorFault
 
 ENV_MARK = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*[^}]*\}")
 TEMPLATE_MARK = re.compile(ENV_MARK.pattern + r"|\{\{.*?\}\}")
 SHELL_MARK = re.compile(r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][^}]*\})")
 ENVIRONMENT_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 FREE_TEXT = ("data", "stringData", "binaryData", "annotations")
+WORD_PATH = re.compile(r"\.(command|args)\[\d+\]$")
 
 
-@rule("env-twice", "of two variables with one name the last wins, and the reader sees the first")
+@rule("env-twice", "of two variables with the same name the last one wins")
 def env_twice(subject: Subject) -> Iterator[Verdict]:
-    """A variable stands once in a container's env."""
+    """A container's env has each variable once."""
     for template in subject.templates:
         for path, container in template.containers():
-            names = Counter(entry["name"] for entry in container.get("env") or [])
-            for name, count in names.items():
-                if count > 1:
-                    values = [
-                        one.get("value", "(a reference)") for one in container["env"] if one["name"] == name
-                    ]
-                    place = Place(template.object, f"{path}.env[{name}]", ", ".join(map(str, values)))
-                    yield bad(place, f"{name} stands {count} times", "keep one")
-            if names and max(names.values()) == 1:
-                yield good(Place(template.object, f"{path}.env"), f"{len(names)} variables, each once")
+            entries = container.get("env") or []
+            counts = Counter(entry["name"] for entry in entries)
+            for name in (name for name, count in counts.items() if count > 1):
+                values = [entry.get("value", "(a reference)") for entry in entries if entry["name"] == name]
+                place = Place(template.object, f"{path}.env[{name}]", ", ".join(map(str, values)))
+                yield bad(place, f"{name} is set {counts[name]} times", "keep one")
+            if counts and max(counts.values()) == 1:
+                yield good(Place(template.object, f"{path}.env"), f"{len(counts)} variables, each set once")
 
 
-@rule("env-overridden", "the operator writes its variables behind yours, and the last wins")
+@rule("env-overridden", "the operator appends its variables to yours, and the last value wins")
 def env_overridden(subject: Subject) -> Iterator[Verdict]:
-    """No variable of the job is one that the operator sets itself, to something else.
+    """The job sets no variable that the operator sets to another value.
 
-    WORLD_SIZE, RANK, MASTER_ADDR, PET_NNODES and others come from the job's fields (and Master jobs get
-    more of them). What stands in `env` for them has no effect, which is seen only from the inside of a pod.
+    The operator sets WORLD_SIZE, RANK, MASTER_ADDR, PET_NNODES and others from the job's fields, and more of
+    them in jobs with a Master. Values for them in `env` have no effect.
     """
     for job in subject.jobs:
-        injected = _injected(job)
         for template in job.templates:
-            given = injected.get(template.role.lower())
+            given = _injected(job, template)
             path, container = template.trainer()
             if given is None:
                 continue
-            own = literals(container)
-            for name in own:
-                if name in given and given[name] != own[name] and name != "PYTHONUNBUFFERED":
-                    place = Place(job.object, f"{path}.env[{name}]", own[name])
-                    yield bad(
-                        place,
-                        f"{name} has no effect: the operator sets {given[name]!r}",
-                        "set the job's field",
-                    )
-            if not any(name in given for name in own):
-                yield good(Place(job.object, f"{path}.env"), "none that the operator sets")
+            values = literals(container)
+            for name, value in values.items():
+                if name in given and given[name] != value and name != "PYTHONUNBUFFERED":
+                    place = Place(job.object, f"{path}.env[{name}]", value)
+                    summary = f"{name} has no effect: the operator sets {given[name]!r}"
+                    yield bad(place, summary, "set the job's field")
+            if not any(name in given for name in values):
+                yield good(Place(job.object, f"{path}.env"), "no variable that the operator sets")
 
 
-def _injected(job: Job) -> dict[str, dict[str, str]]:
-    """Return what the operator appends, by replica type; of a type's pods the first is taken."""
-    if job.refused:
-        return {}
-    policy = {**(job.spec.get("runPolicy") or {}), "suspend": False}
-    try:
-        pods = operator_pods.pods({**job.item, "spec": {**job.spec, "runPolicy": policy}})
-    except OperatorFault:
-        return {}
-    found: dict[str, dict[str, str]] = {}
-    for pod in pods:
-        template = next(one for one in job.templates if one.role.lower() == pod.replica_type)
-        count = len(template.trainer()[1].get("env") or [])
-        entries = pod.container["env"][count:]
-        found.setdefault(pod.replica_type, {entry["name"]: entry["value"] for entry in entries})
-    return found
+def _injected(job: Job, template: Template) -> dict[str, str] | None:
+    """Return the variables that the operator adds to the first pod of a template, or None without a pod."""
+    pod = next((pod for pod in job.pods if pod.replica_type == template.role.lower()), None)
+    if pod is None:
+        return None
+    count = len(template.trainer()[1].get("env") or [])
+    return {entry["name"]: entry["value"] for entry in pod.container["env"][count:]}
 
 
-@rule("env-reference", "a $(NAME) that cannot be resolved stays as it is, brackets and all")
+@rule("env-reference", "a $(NAME) that Kubernetes cannot resolve stays as it is")
 def env_reference(subject: Subject) -> Iterator[Verdict]:
-    """Each $(NAME) in a value, command or argument names a variable that the container has.
+    """Each $(NAME) in a value, command or argument names a variable of the container.
 
-    Kubernetes resolves it from `env` (above it, in a value) and from what the operator sets. $(RANK) in a job
-    without Master stays `$(RANK)`, and torchrun ends with `invalid int value`. In a shell's script $(...) may
-    be a command; only names in capitals are judged there. With an envFrom that is not in the manifest, it
-    cannot be told.
+    Kubernetes resolves it from `env` (in a value: from the variables above it) and, in commands, from the
+    variables of the operator. $(RANK) in a job without Master stays `$(RANK)`, and torchrun ends with
+    `invalid int value`. In a shell script $(...) may be a command, so only names in capitals are checked
+    there. If an envFrom is not in the manifest, the verdict is CANNOT TELL.
     """
     for template in subject.templates:
-        job = next((job for job in subject.jobs if job.item is template.item), None)
-        given = _injected(job).get(template.role.lower(), {}) if job else {}
+        job = subject.job_of(template)
+        given = set(_injected(job, template) or {}) if job else set()
         for path, container in template.containers():
-            yield from _references(subject, template, path, container, set(given))
+            yield from _references(subject, template, path, container, given)
 
 
 def _references(
     subject: Subject, template: Template, path: str, container: dict[str, Any], given: set[str]
 ) -> Iterator[Verdict]:
-    known, closed = _from_maps(subject, template, container)
-    found = 0
+    known, complete = _from_maps(subject, template, container)
+    resolved = 0
     places: list[tuple[str, str, set[str]]] = []
     for entry in container.get("env") or []:
         places.append((f"{path}.env[{entry['name']}]", entry.get("value") or "", set(known)))
@@ -116,92 +99,77 @@ def _references(
         for index, word in enumerate(container.get(kind) or []):
             places.append((f"{path}.{kind}[{index}]", word, known | given))
     for where, text, visible in places:
-        for match in REFERENCE.finditer(text):
-            name = match[2]
-            if name is None or name in visible:
-                found += name in visible if name else 0
+        in_script = in_shell and ".env[" not in where
+        for name in (match[2] for match in REFERENCE.finditer(text) if match[2]):
+            if name in visible:
+                resolved += 1
                 continue
-            in_script = in_shell and ".env[" not in where
             if in_script and not ENVIRONMENT_NAME.fullmatch(name):
                 continue
             place = Place(template.object, where, text)
-            if closed:
-                yield bad(
-                    place,
-                    f"$({name}) is not resolved: {_why(name, known, given)}",
-                    "define it above, or drop it",
-                )
+            if complete:
+                summary = f"$({name}) is not resolved: {_why(name, known, given)}"
+                yield bad(place, summary, "define it above, or remove the reference")
             else:
                 yield unclear(place, f"$({name}) may come from an envFrom that is not in the manifest")
-    if found:
-        yield good(Place(template.object, path), f"{found} references to variables that are there")
+    if resolved:
+        yield good(Place(template.object, path), f"{resolved} references to known variables")
 
 
 def _why(name: str, known: set[str], given: set[str]) -> str:
     if name in known:
-        return f"{name} stands below it"
-    return f"{name} is set for commands only" if name in given else f"there is no variable {name}"
+        return f"{name} is defined below it"
+    return f"{name} is only set for commands" if name in given else f"there is no variable {name}"
 
 
 def _from_maps(subject: Subject, template: Template, container: dict[str, Any]) -> tuple[set[str], bool]:
-    """Return the names that envFrom gives, and whether all of its sources are in the manifest."""
+    """Return the names from envFrom, and whether all of its sources are in the manifest."""
     known: set[str] = set()
-    closed = True
+    complete = True
     for source in container.get("envFrom") or []:
         for key, kind in (("configMapRef", "ConfigMap"), ("secretRef", "Secret")):
             if not source.get(key):
                 continue
-            found = subject.named(kind, template.namespace).get(source[key].get("name", ""))
-            closed = closed and found is not None
+            item = subject.named(kind, template.namespace).get(source[key].get("name", ""))
+            complete = complete and item is not None
             for part in ("data", "stringData"):
-                known |= {f"{source.get('prefix') or ''}{name}" for name in (found or {}).get(part) or {}}
-    return known, closed
+                known |= {f"{source.get('prefix') or ''}{name}" for name in (item or {}).get(part) or {}}
+    return known, complete
 
 
-@rule("template-left", "a ${NAME} that nobody filled in reaches the cluster as it is")
+@rule("template-left", "a ${NAME} that was not filled in reaches the cluster as it is")
 def template_left(subject: Subject) -> Iterator[Verdict]:
-    """No ${NAME}, {{ name }} or $NAME is left where nothing will fill it in.
+    """No ${NAME}, {{ name }} or $NAME remains where nothing will fill it in.
 
-    Looked at: all fields but ConfigMap data, annotations and shell scripts. Kubernetes expands $(NAME) only;
-    an argument that no shell sees keeps its $NAME.
+    All fields are checked except ConfigMap data, annotations and shell scripts. Kubernetes expands $(NAME)
+    only; an argument that no shell expands keeps its $NAME.
     """
     for item in subject.objects:
-        templates = [template for template in subject.templates if template.item is item]
-        words = {
-            id(word): word
-            for one in templates
-            for _, container in one.containers()
-            for word in _words(container)
-        }
-        found = False
+        templates = subject.templates_of(item)
+        containers = [container for template in templates for _, container in template.containers()]
+        literal = {word for container in containers for word in _literal_words(container)}
+        left = False
         for path, text in _fields(item, ""):
-            in_words = re.search(r"\.(command|args)\[\d+\]$", path)
-            if in_words and text not in words.values():
+            in_words = WORD_PATH.search(path)
+            if in_words and text not in literal:
                 continue
             mark = SHELL_MARK if in_words and templates else ENV_MARK if ".env[" in path else TEMPLATE_MARK
             match = mark.search(text)
             if match:
-                found = True
-                yield bad(
-                    Place(title(item), path, text),
-                    f"{match[0]} is not filled in",
-                    "render it before it is applied",
-                )
-        if not found:
-            yield good(Place(title(item), ""), "nothing is left to fill in")
+                left = True
+                place = Place(title(item), path, text)
+                yield bad(place, f"{match[0]} is not filled in", "render the manifest before it is applied")
+        if not left:
+            yield good(Place(title(item), ""), "no template variable is left")
 
 
-def _words(container: dict[str, Any]) -> list[str]:
+def _literal_words(container: dict[str, Any]) -> list[str]:
     """Return the words of a command that no shell will expand."""
-    whole = [*(container.get("command") or []), *(container.get("args") or [])]
-    return [] if script(container) is not None or _file_in_shell(container) else whole
-
-
-def _file_in_shell(container: dict[str, Any]) -> bool:
-    """Say whether a shell runs a file of the image, or the image's own entry point is not known."""
-    if not container.get("command"):
-        return True
-    return command(container)[0].rpartition("/")[2] in ("sh", "bash", "dash", "ash")
+    if not container.get("command") or script(container) is not None:
+        return []  # the image's own entry point is unknown
+    if command(container)[0].rpartition("/")[2] in ("sh", "bash", "dash", "ash"):
+        return []  # a shell runs a file of the image
+    return [*container["command"], *(container.get("args") or [])]
 
 
 def _fields(value: Any, path: str) -> Iterator[tuple[str, str]]:
@@ -216,12 +184,12 @@ def _fields(value: Any, path: str) -> Iterator[tuple[str, str]]:
         yield path, value
 
 
-@rule("env-guidance", "settings for NCCL, EFA and Neuron outlive the bug that they were for")
+@rule("env-guidance", "settings for NCCL, EFA and Neuron outlive the bug that they worked around")
 def env_guidance(subject: Subject) -> Iterator[Verdict]:
     """Variables of NCCL, EFA and Neuron follow the current guidance in tools/facts/environment.py.
 
-    What is never right fails. What should be left alone, or helps against single bugs only, cannot be told
-    from a manifest: the reason is printed. A variable that is for other machines is not judged.
+    A value that is always wrong fails. For a variable that should not be set, or that only works around
+    single bugs, the verdict is CANNOT TELL, with the reason. Variables for other machines are not checked.
     """
     for template in subject.training():
         path, container = template.trainer()
@@ -230,19 +198,16 @@ def env_guidance(subject: Subject) -> Iterator[Verdict]:
             if item is None:
                 continue
             place = Place(template.object, f"{path}.env[{name}]", value)
-            said = f"{name}: {item.say.value}: {item.reason} ({item.source})"
+            summary = f"{name}: {item.say.value}: {item.reason} ({item.source})"
             if item.say is Say.NEVER:
-                yield bad(place, said, f"take {name} out")
+                yield bad(place, summary, f"remove {name}")
             elif item.say is Say.SET and _miscased(value, item.value):
-                yield bad(
-                    place,
-                    f"{name} is read as {item.value}, with its capitals: {item.reason}",
-                    str(item.value),
-                )
+                summary = f"{name} must be {item.value}, case matters: {item.reason}"
+                yield bad(place, summary, f"{name}={item.value}")
             elif item.say is Say.SET:
-                yield good(place, said)
+                yield good(place, summary)
             else:
-                yield unclear(place, said, f"take {name} out unless you measured that you need it")
+                yield unclear(place, summary, f"remove {name} unless you measured that you need it")
 
 
 def _miscased(value: str, right: str | None) -> bool:
@@ -259,23 +224,22 @@ def _guidance(name: str, value: str, template: Template) -> Guidance | None:
     return None
 
 
-@rule("efa-provider", "libfabric that must use EFA, in a pod that has none, ends or falls back to TCP")
+@rule("efa-provider", "libfabric that must use EFA fails or falls back to TCP in a pod without EFA")
 def efa_provider(subject: Subject) -> Iterator[Verdict]:
-    """A pod that forces EFA (FI_PROVIDER=efa, NCCL_NET_PLUGIN=ofi) asks for an interface.
+    """A pod that forces EFA (FI_PROVIDER=efa, NCCL_NET_PLUGIN=ofi) requests an interface.
 
-    The variables do not give the pod a device; only the resource vpc.amazonaws.com/efa does.
+    The variables do not give the pod a device. Only the resource vpc.amazonaws.com/efa does.
     """
     forced = {"FI_PROVIDER": "efa", "NCCL_NET_PLUGIN": "ofi", "FI_EFA_USE_DEVICE_RDMA": "1"}
     for template in subject.training():
         path, container = template.trainer()
-        own = literals(container)
-        said = [name for name, value in forced.items() if own.get(name) == value]
-        if not said:
+        values = literals(container)
+        name = next((name for name, value in forced.items() if values.get(name) == value), None)
+        if name is None:
             continue
-        place = Place(template.object, f"{path}.env[{said[0]}]", own[said[0]])
-        if efa(template) > 0:
+        place = Place(template.object, f"{path}.env[{name}]", values[name])
+        if template.efa > 0:
             yield good(place, "the pod has an interface")
         elif template.nodes > 1:
-            yield bad(
-                place, f"{said[0]} forces EFA, and the pod asks for none", "ask for vpc.amazonaws.com/efa"
-            )
+            summary = f"{name} forces EFA, and the pod requests no interface"
+            yield bad(place, summary, "request vpc.amazonaws.com/efa")

@@ -1,4 +1,4 @@
-"""Rules on how a job starts, restarts and ends, and who starts it again."""
+"""Rules on how a job starts, restarts and ends."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tools.preflight.subject import Job, Subject, title
 from tools.simulator.command_line import script
 
 GITOPS = ("kustomize.toolkit.fluxcd.io/", "helm.toolkit.fluxcd.io/", "argocd.argoproj.io/")
-OUR_PART = ("app.kubernetes.io/part-of", "trainyard")
+PART_OF_TRAINYARD = ("app.kubernetes.io/part-of", "trainyard")
 AUTO_RESUME = "sagemaker.amazonaws.com/enable-job-auto-resume"
 QUEUE = "kueue.x-k8s.io/queue-name"
 EXEC = re.compile(r"(?m)(?:^|[;&|]\s*)\s*exec\s+\S")
 
 
-@rule("restart-policy", "some restart policies end a job at its first fault, or never")
+@rule("restart-policy", "with some restart policies a job ends at its first fault, or never")
 def restart_policy(subject: Subject) -> Iterator[Verdict]:
-    """Replicas restart with OnFailure (or Never, where a fault shall end the job).
+    """Replicas restart with OnFailure, or with Never if a fault should end the job.
 
-    `Always` restarts a container that has finished, so that the job can never succeed. `ExitCode` retries on
-    128 and above only, and torchrun exits 1 whatever happened, so that each fault is permanent; with a TTL
-    such a job is also never cleaned up (its completionTime stays empty, v1.9.4). Behind training.entrypoint
-    the codes are right, but each of these retries is a new pod, and backoffLimit counts none of them.
+    `Always` restarts a container that has finished, so the job can never succeed. `ExitCode` retries exit
+    codes of 128 and above only. torchrun exits with 1 for every fault, so each fault is permanent, and a TTL
+    never removes such a job because its completionTime stays empty (v1.9.4). training.entrypoint exits with
+    the right codes, but each of these retries is a new pod, which backoffLimit does not count.
     """
     for job in subject.jobs:
         for role, replica in (job.spec.get("pytorchReplicaSpecs") or {}).items():
@@ -37,14 +37,14 @@ def restart_policy(subject: Subject) -> Iterator[Verdict]:
             elif value == "ExitCode" and _by_torchrun(job):
                 yield bad(place, _exit_code_fault(job), "restartPolicy: OnFailure")
             elif value in (*RESTART, "ExitCode"):
-                yield good(place, f"{value} ends or restarts the pods as meant")
+                yield good(place, f"{value} is a valid restart policy for this job")
 
 
 def _exit_code_fault(job: Job) -> str:
     nodes = job.analysis.nodes if job.analysis else []
     if any(node.launch.behind_entrypoint for node in nodes):
         return "ExitCode retries without limit: each retry is a new pod, which backoffLimit does not count"
-    return "ExitCode under torchrun: every fault is permanent, because torchrun exits 1 for all"
+    return "ExitCode with torchrun: every fault is permanent, because torchrun always exits with 1"
 
 
 def _by_torchrun(job: Job) -> bool:
@@ -54,9 +54,9 @@ def _by_torchrun(job: Job) -> bool:
 
 @rule("clean-pods", "the other pods keep running, and keep their devices, when a job has ended")
 def clean_pods(subject: Subject) -> Iterator[Verdict]:
-    """A job of several pods says cleanPodPolicy: Running (or All).
+    """A job of several pods sets cleanPodPolicy: Running (or All).
 
-    The operator's default is None: after success or failure of one pod the others stay up and are paid for
+    The operator's default is None: when one pod succeeds or fails, the others keep running and cost money
     (kubeflow/trainer #1579).
     """
     for job in subject.jobs:
@@ -65,20 +65,19 @@ def clean_pods(subject: Subject) -> Iterator[Verdict]:
         if job.nodes < 2:
             continue
         if value in (None, "None"):
-            yield bad(
-                place, f"{job.nodes} pods, and those left over are not ended", "cleanPodPolicy: Running"
-            )
+            summary = f"{job.nodes} pods, and the remaining ones are not removed when one ends"
+            yield bad(place, summary, "cleanPodPolicy: Running")
         else:
-            yield good(place, "pods that are left over are ended")
+            yield good(place, "the remaining pods are removed")
 
 
-@rule("backoff-limit", "without a limit a job that cannot work restarts for ever on paid machines")
+@rule("backoff-limit", "without a limit a job that cannot work restarts forever on paid machines")
 def backoff_limit(subject: Subject) -> Iterator[Verdict]:
-    """A job that restarts says how often: backoffLimit, at least one for each pod.
+    """A job that restarts sets backoffLimit, at least one restart for each pod.
 
-    Unset means unlimited. The operator sums restarts over all running pods, and one lost rendezvous host
-    restarts every pod once, so that a limit below the number of pods ends the job at the first such loss.
-    Zero is taken as meant.
+    Unset means unlimited. The operator adds up the restarts of all running pods, and when the rendezvous host
+    is lost every pod restarts once. A limit below the number of pods ends the job at the first such loss.
+    Zero is accepted as intended.
     """
     for job in subject.jobs:
         replicas = (job.spec.get("pytorchReplicaSpecs") or {}).values()
@@ -89,35 +88,33 @@ def backoff_limit(subject: Subject) -> Iterator[Verdict]:
         if value is None:
             yield bad(place, "restarts have no limit", f"backoffLimit: {3 * job.nodes}")
         elif isinstance(value, int) and 0 < value < job.nodes:
-            yield bad(
-                place,
-                f"{value} restarts for {job.nodes} pods: one lost rendezvous host uses up {job.nodes}",
-                f"backoffLimit: {3 * job.nodes}",
-            )
+            summary = f"{value} restarts for {job.nodes} pods: one lost rendezvous host uses up {job.nodes}"
+            yield bad(place, summary, f"backoffLimit: {3 * job.nodes}")
         else:
             yield good(place, "restarts are limited")
 
 
 @rule("ttl", "a reconciler starts a job again that its TTL has removed")
 def ttl(subject: Subject) -> Iterator[Verdict]:
-    """No ttlSecondsAfterFinished on a job that is reconciled from git.
+    """A job that is reconciled from git does not set ttlSecondsAfterFinished.
 
-    The job is deleted after its end, the next reconcile finds it missing and creates it: training runs again,
-    and again. Taken as reconciled: objects with labels or annotations of Flux or Argo CD, and trainyard's
-    own. On other jobs a TTL is fine, and says so here. Together with ExitCode it fails by itself (v1.9.4).
+    When the TTL has deleted the job, the next reconcile creates it again, and training starts from scratch.
+    A job counts as reconciled if it has labels or annotations of Flux or Argo CD, or is part of trainyard.
+    Other jobs may have a TTL, but not together with ExitCode: such a job is never removed (v1.9.4).
     """
     for item in subject.objects:
         path, value = _ttl(item)
         if value is None:
             continue
         place = Place(title(item), path, value)
-        owner = _reconciled(item)
-        if owner:
-            yield bad(place, f"removed after {value} s and created again: {owner}", "take the TTL out")
+        sign = _reconciled(item)
+        if sign:
+            summary = f"removed after {value} s and created again: it has {sign}"
+            yield bad(place, summary, "remove ttlSecondsAfterFinished")
         elif "ExitCode" in str(item.get("spec")):
             yield bad(place, "with ExitCode a failed job is never removed", "restartPolicy: OnFailure")
         else:
-            yield good(place, "nothing says that this job is reconciled from git; if it is, take the TTL out")
+            yield good(place, "nothing shows that this job is reconciled from git; if it is, remove the TTL")
 
 
 def _ttl(item: dict[str, Any]) -> tuple[str, Any]:
@@ -132,21 +129,21 @@ def _ttl(item: dict[str, Any]) -> tuple[str, Any]:
 
 
 def _reconciled(item: dict[str, Any]) -> str:
-    """Return the sign that a reconciler owns the object, or an empty text."""
+    """Return the label or annotation that shows that a reconciler owns the object, or an empty text."""
     metadata = item["metadata"]
     for kind in ("labels", "annotations"):
         for key, value in (metadata.get(kind) or {}).items():
-            if str(key).startswith(GITOPS) or (key, value) == OUR_PART:
-                return f"it has {key}"
+            if str(key).startswith(GITOPS) or (key, value) == PART_OF_TRAINYARD:
+                return str(key)
     return ""
 
 
-@rule("readiness", "pods that are not ready have no name, and wait for each other's names")
+@rule("readiness", "a pod that is not ready has no DNS name, and the others wait for that name")
 def readiness(subject: Subject) -> Iterator[Verdict]:
-    """No readinessProbe on the training container of a job with several pods.
+    """The training container of a job with several pods has no readinessProbe.
 
-    The operator's services are headless and do not publish pods that are not ready. A probe that waits for
-    training to run keeps worker 0 nameless, and training waits for its name.
+    The operator's Services are headless and do not publish pods that are not ready. If a probe waits for
+    training to run, worker 0 has no name, and training waits for that name.
     """
     for template in subject.training():
         path, container = template.trainer()
@@ -154,30 +151,28 @@ def readiness(subject: Subject) -> Iterator[Verdict]:
             continue
         place = Place(template.object, f"{path}.readinessProbe")
         if container.get("readinessProbe") is None:
-            yield good(place, "pods have their names at once")
+            yield good(place, "the pods have their names immediately")
         else:
             yield bad(
-                place, "the rendezvous waits for a name that readiness holds back", "use a livenessProbe"
+                place, "the rendezvous waits for a name that the probe withholds", "use a livenessProbe"
             )
 
 
 @rule("old-labels", "a selector on labels of the operator's first releases selects nothing")
 def old_labels(subject: Subject) -> Iterator[Verdict]:
-    """Selectors use training.kubeflow.org/job-name and the like.
+    """Selectors use labels such as training.kubeflow.org/job-name.
 
-    `pytorch-job-name` and `pytorch-replica-type` are labels of the former pytorch-operator; no pod has them;
-    a Service, NetworkPolicy or affinity that selects by them is silently empty.
+    `pytorch-job-name` and `pytorch-replica-type` are labels of the former pytorch-operator. No pod has them,
+    so a Service, NetworkPolicy or affinity that uses them selects nothing.
     """
     old = ("pytorch-job-name", "pytorch-replica-type", "pytorch-replica-index")
     for item in subject.objects:
         for path, key, value in _keys(item.get("spec"), "spec"):
             if key in old or (isinstance(value, str) and key == "key" and value in old):
-                name = key if key in old else value
-                yield bad(
-                    Place(title(item), path, value),
-                    f"no pod has the label {name}",
-                    f"training.kubeflow.org/{str(name).removeprefix('pytorch-')}",
-                )
+                name = str(key if key in old else value)
+                place = Place(title(item), path, value)
+                remedy = f"training.kubeflow.org/{name.removeprefix('pytorch-')}"
+                yield bad(place, f"no pod has the label {name}", remedy)
 
 
 def _keys(value: Any, path: str) -> Iterator[tuple[str, str, Any]]:
@@ -190,12 +185,12 @@ def _keys(value: Any, path: str) -> Iterator[tuple[str, str, Any]]:
             yield from _keys(inner, f"{path}[{index}]")
 
 
-@rule("auto-resume", "HyperPod takes up a failed job only under its own conditions")
+@rule("auto-resume", "HyperPod resumes a failed job only under certain conditions")
 def auto_resume(subject: Subject) -> Iterator[Verdict]:
     """With HyperPod's auto-resume: value "true", restartPolicy OnFailure, namespace kubeflow or hyperpod*.
 
-    Source: Amazon SageMaker HyperPod developer guide, running jobs with kubectl. Where the manifest names no
-    namespace, it cannot be told.
+    If the manifest does not set a namespace, the verdict is CANNOT TELL. Source: Amazon SageMaker HyperPod
+    developer guide, running jobs with kubectl.
     """
     for job in subject.jobs:
         metadata = job.item["metadata"]
@@ -203,29 +198,28 @@ def auto_resume(subject: Subject) -> Iterator[Verdict]:
         if value is None:
             continue
         place = Place(job.object, f"metadata.annotations[{AUTO_RESUME}]", value)
-        policies = {
-            replica.get("restartPolicy") or "OnFailure"
-            for replica in job.spec["pytorchReplicaSpecs"].values()
-        }
+        replicas = job.spec["pytorchReplicaSpecs"].values()
+        policies = {replica.get("restartPolicy") or "OnFailure" for replica in replicas}
         namespace = metadata.get("namespace")
         if value not in ("true", "false"):
-            yield bad(place, f"{value!r} is not read as true", 'write "true", in quotes')
+            yield bad(place, f"{value!r} does not count as true", 'write "true", in quotes')
         elif policies != {"OnFailure"}:
-            yield bad(place, f"it needs restartPolicy OnFailure, not {', '.join(policies)}", "OnFailure")
+            summary = f"auto-resume needs restartPolicy OnFailure, not {', '.join(policies)}"
+            yield bad(place, summary, "restartPolicy: OnFailure")
         elif namespace is None:
-            yield unclear(place, "the namespace must be kubeflow or begin with hyperpod, and none is named")
+            yield unclear(place, "the namespace must be kubeflow or begin with hyperpod, and it is not set")
         elif namespace != "kubeflow" and not namespace.startswith("hyperpod"):
             yield bad(place, f"HyperPod does not watch namespace {namespace}", "namespace: kubeflow")
         else:
-            yield good(place, "auto-resume has what it needs")
+            yield good(place, "the conditions of auto-resume are met")
 
 
 @rule("queue-owner", "git and the queue overwrite each other's suspend")
 def queue_owner(subject: Subject) -> Iterator[Verdict]:
-    """A job in a Kueue queue does not say suspend itself.
+    """A job in a Kueue queue does not set suspend.
 
-    Kueue suspends the job on creation and starts it by clearing the field. Where git holds the field too,
-    each reconcile sets it back: `false` jumps the queue, `true` stops the job that runs.
+    Kueue suspends the job on creation and starts it by clearing the field. If git sets the field too, each
+    reconcile sets it back: `false` bypasses the queue, `true` stops the running job.
     """
     for job in subject.jobs:
         queue = (job.item["metadata"].get("labels") or {}).get(QUEUE)
@@ -234,20 +228,20 @@ def queue_owner(subject: Subject) -> Iterator[Verdict]:
         value = (job.spec.get("runPolicy") or {}).get("suspend")
         place = Place(job.object, "spec.runPolicy.suspend", value)
         if value is None:
-            yield good(place, f"suspend is left to the queue {queue}")
+            yield good(place, f"the queue {queue} controls suspend")
         else:
             yield bad(
-                place, f"suspend: {str(value).lower()} works against the queue {queue}", "take suspend out"
+                place, f"suspend: {str(value).lower()} conflicts with the queue {queue}", "remove suspend"
             )
 
 
-@rule("signals", "a shell as first process keeps SIGTERM to itself, and the pod is killed unsaved")
+@rule("signals", "a shell as the first process does not forward SIGTERM, and the pod is killed unsaved")
 def signals(subject: Subject) -> Iterator[Verdict]:
-    """The trainer gets the SIGTERM of a drain: it is the container's first process.
+    """The trainer receives the SIGTERM of a node drain: it is the container's first process.
 
-    A shell that runs several commands stays process 1 and passes no signal on, so that after the grace period
-    everything is killed and the steps since the last checkpoint are lost. `exec torchrun ...` as its last
-    command replaces the shell. A script with a trap is not judged.
+    A shell that runs several commands stays process 1 and does not forward signals. After the grace period
+    all processes are killed, and the steps since the last checkpoint are lost. `exec torchrun ...` as the
+    last command replaces the shell. A script with a trap is not checked.
     """
     for template in subject.training():
         path, container = template.trainer()
@@ -256,17 +250,16 @@ def signals(subject: Subject) -> Iterator[Verdict]:
             continue
         place = Place(template.object, f"{path}.command", text)
         if EXEC.search(text) or "trap " in text:
-            yield good(place, "the shell hands over to the trainer")
+            yield good(place, "the trainer receives the signal")
         elif _several(text):
-            yield bad(
-                place, "a shell with several commands keeps SIGTERM from the trainer", "exec torchrun ..."
-            )
+            summary = "a shell with several commands does not forward SIGTERM to the trainer"
+            yield bad(place, summary, "exec torchrun ...")
         else:
-            yield good(place, "a shell replaces itself by its only command")
+            yield good(place, "a shell replaces itself with its only command")
 
 
 def _several(text: str) -> bool:
-    """Say whether a script surely has several commands."""
+    """Return whether a script certainly has several commands."""
     lines = [
         line
         for line in text.replace("\\\n", " ").splitlines()

@@ -10,27 +10,14 @@ from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, title
 from tools.simulator.operator_pods import pod_name
 
-LONGEST = 63  # of a DNS label: a Service's name, a pod's host name, a label's value
+LONGEST = 63  # characters of a DNS label (a Service's or pod's name) and of a label's value
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 LABEL_VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
-COLON_NAMES = ("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")  # system:... is theirs
+COLON_NAMES = ("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")  # system:... is valid for these
 MOVING = (
-    *(
-        "latest",
-        "main",
-        "master",
-        "nightly",
-        "dev",
-        "devel",
-        "edge",
-        "stable",
-        "head",
-        "current",
-        "test",
-        "snapshot",
-    ),
-    *("prod", "staging", "release"),
+    *("latest", "main", "master", "nightly", "dev", "devel", "edge", "stable", "head", "current", "test"),
+    *("snapshot", "prod", "staging", "release"),
 )
 REFERENCE = re.compile(
     r"(?:[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]+)?/)?"
@@ -39,57 +26,48 @@ REFERENCE = re.compile(
 )
 
 
-@rule("names", "a name that Kubernetes does not take is refused only when it is applied")
+@rule("names", "Kubernetes refuses an invalid name only when the manifest is applied")
 def names(subject: Subject) -> Iterator[Verdict]:
-    """Objects, containers and volumes have names that Kubernetes takes, and labels values that it takes.
+    """Names of objects, containers and volumes are valid in Kubernetes, and so are label values.
 
-    Underscores and capitals are the usual faults: model names carry them (`llama3_1_8b`).
+    Common faults are underscores and capitals, which model names contain (`llama3_1_8b`).
     """
     for item in subject.objects:
         metadata = item["metadata"]
         name, kind = metadata["name"], str(item.get("kind"))
         place = Place(title(item), "metadata.name", name)
         if "$" in name:
-            continue  # the rule `template-left` says it
+            continue  # the rule `template-left` reports it
         if kind not in COLON_NAMES and (len(name) > 253 or not SUBDOMAIN.fullmatch(name)):
             remedy = re.sub(r"[^a-z0-9.-]+", "-", name.lower()).strip("-.") or "name"
-            yield bad(place, f"{name!r} is no name of an object", f"such as {remedy}")
+            yield bad(place, f"{name!r} is not a valid object name", f"such as {remedy}")
         else:
-            yield good(place, "a name that Kubernetes takes")
-        labels = metadata.get("labels")
-        yield from _label_faults(title(item), "metadata.labels", labels if isinstance(labels, dict) else {})
+            yield good(place, "a valid name")
+        yield from _label_faults(title(item), "metadata.labels", metadata.get("labels") or {})
     for template in subject.templates:
-        yield from _label_faults(
-            template.object, f"{template.path}.metadata.labels", template.metadata.get("labels") or {}
-        )
+        labels = template.metadata.get("labels") or {}
+        yield from _label_faults(template.object, f"{template.path}.metadata.labels", labels)
         parts = [(path, container["name"]) for path, container in template.containers()]
         parts += [(f"{template.spec_path}.volumes", name) for name in template.volumes()]
         for path, name in parts:
             if not DNS_LABEL.fullmatch(name) or len(name) > LONGEST:
-                yield bad(
-                    Place(template.object, path, name),
-                    f"{name!r} is no name of a container or volume",
-                    "a-z, 0-9, -",
-                )
+                summary = f"{name!r} is not a valid name of a container or volume"
+                yield bad(Place(template.object, path, name), summary, "use a-z, 0-9 and -")
 
 
-def _label_faults(owner: str, path: str, labels: dict[str, object]) -> Iterator[Verdict]:
+def _label_faults(owner: str, path: str, labels: dict[str, str]) -> Iterator[Verdict]:
     for key, value in labels.items():
-        text = str(value)
-        if len(text) > LONGEST or not LABEL_VALUE.fullmatch(text):
-            yield bad(
-                Place(owner, f"{path}.{key}", text),
-                f"label {key}: no value that a label can have",
-                f"at most {LONGEST} letters, digits, -, _ and .; other texts go to annotations",
-            )
+        if len(value) > LONGEST or not LABEL_VALUE.fullmatch(value):
+            remedy = f"at most {LONGEST} letters, digits, -, _ and .; put other texts into annotations"
+            yield bad(Place(owner, f"{path}.{key}", value), f"label {key}: not a valid label value", remedy)
 
 
-@rule("name-length", "a pod's Service takes the pod's name, and only then is it too long")
+@rule("name-length", "a pod's Service has the pod's name, and fails if the name is too long")
 def name_length(subject: Subject) -> Iterator[Verdict]:
     """The name of the job's last pod has at most 63 characters.
 
-    The operator makes a Service for each pod, `<job>-worker-<n>`. Nothing checks its length before; the job
-    is admitted, its pods come up, and never find each other.
+    The operator creates a Service for each pod, `<job>-worker-<n>`. Nothing checks the length before that:
+    the job is admitted, its pods start, and they never find each other.
     """
     for job in subject.jobs:
         for template in job.templates:
@@ -99,18 +77,17 @@ def name_length(subject: Subject) -> Iterator[Verdict]:
             if len(longest) <= LONGEST:
                 yield good(place, f"{len(longest)} characters")
             else:
-                spare = LONGEST - (len(longest) - len(job.item["metadata"]["name"]))
-                yield bad(
-                    place, f"{longest} has {len(longest)} characters", f"a job's name of at most {spare}"
-                )
+                most = LONGEST - (len(longest) - len(job.item["metadata"]["name"]))
+                summary = f"{longest} has {len(longest)} characters"
+                yield bad(place, summary, f"a job name of at most {most} characters")
 
 
-@rule("image-pinned", "under a moving tag the pods of one job may run different images")
+@rule("image-pinned", "with a moving tag the pods of one job may run different images")
 def image_pinned(subject: Subject) -> Iterator[Verdict]:
     """Images have a digest, or a tag that names a version.
 
-    No tag means latest. A pod that is made again tomorrow pulls what the tag then is, so that one job trains
-    with two programs. Tags such as latest, main and nightly fail; other tags are taken as fixed.
+    No tag means latest. A pod that is created tomorrow pulls the image that the tag names then, so one job
+    would run two programs. Tags such as latest, main and nightly fail. Other tags count as fixed.
     """
     for template in subject.templates:
         for path, container in template.containers():
@@ -120,22 +97,21 @@ def image_pinned(subject: Subject) -> Iterator[Verdict]:
             place = Place(template.object, f"{path}.image", image)
             match = REFERENCE.fullmatch(image)
             if match is None:
-                yield bad(
-                    place, f"{image!r} is no image reference", "registry/name:tag or registry/name@sha256:..."
-                )
+                remedy = "registry/name:tag or registry/name@sha256:..."
+                yield bad(place, f"{image!r} is not an image reference", remedy)
             elif match["digest"] and not re.fullmatch(r"sha256:[0-9a-f]{64}", match["digest"]):
-                yield bad(place, "the digest is not sha256 with 64 digits", "take it from the registry")
+                yield bad(place, "the digest is not sha256 with 64 digits", "copy it from the registry")
             elif match["digest"]:
                 yield good(place, "pinned by digest")
             elif match["tag"] is None:
-                yield bad(place, f"{image} has no tag, so latest", "a version's tag, or a digest")
+                yield bad(place, f"{image} has no tag, which means latest", "a version tag or a digest")
             elif _moves(match["tag"]):
-                yield bad(place, f"the tag {match['tag']} moves", "a version's tag, or a digest")
+                yield bad(place, f"the tag {match['tag']} moves", "a version tag or a digest")
             else:
-                yield good(place, "pinned by a version's tag")
+                yield good(place, "pinned by a version tag")
 
 
 def _moves(tag: str) -> bool:
-    """Say whether a tag is one that moves: one of the known words, alone or with `latest` at an end."""
+    """Return whether a tag moves: a known word, or a tag that begins or ends with `latest`."""
     words = re.split(r"[-_.]", tag.lower())
     return tag.lower() in MOVING or words[0] == "latest" or words[-1] == "latest"

@@ -1,4 +1,4 @@
-"""Rules on whether the training operator makes one world of a job: shape, admission, wiring, elasticity."""
+"""Rules on how the training operator and torchrun use a job: types, admission, wiring, elasticity."""
 
 from __future__ import annotations
 
@@ -12,36 +12,33 @@ from tools.preflight.subject import Subject, title
 
 @rule("types", "a value of another type is refused, or silently means something else")
 def types(subject: Subject) -> Iterator[Verdict]:
-    """Names, commands, variables, labels and resources have the types that Kubernetes has for them.
+    """Names, commands, variables, labels and resources have the types that Kubernetes expects.
 
-    The classics are `value: 1` or `value: true` for a variable (texts need quotes), an annotation `true`
-    where HyperPod reads the text "true", `replicas: "2"`, and `args` as one text. YAML is read as kubectl
-    reads it, so that `yes` and `on` are booleans here too. Objects with such a fault are not looked at by
-    the other rules, but for `schema`.
+    Common faults are `value: 1` or `value: true` for a variable (strings need quotes), an annotation `true`
+    where HyperPod expects the string "true", `replicas: "2"`, and `args` as one string. YAML is read as
+    kubectl reads it: `yes` and `on` are booleans. An object with such a fault is not checked by the other
+    rules, except `schema`.
     """
     for item, fault in subject.misshapen:
-        yield bad(
-            Place(title(item), fault.path, fault.value),
-            f"{fault.path} must be {fault.wanted}",
-            "write the value in quotes" if "quotes" in fault.wanted else f"give {fault.wanted}",
-        )
+        remedy = "add the field" if fault.wanted == "set" else f"use {fault.wanted}"
+        yield bad(Place(title(item), fault.path, fault.value), f"{fault.path} must be {fault.wanted}", remedy)
     for template in subject.templates:
         yield good(
-            Place(template.object, template.spec_path), "the pod has the shape that Kubernetes expects"
+            Place(template.object, template.spec_path), "the pod has the types that Kubernetes expects"
         )
 
 
-@rule("api-version", "nothing acts on an object of a version that nobody serves")
+@rule("api-version", "no controller acts on an object of a version that clusters do not serve")
 def api_version(subject: Subject) -> Iterator[Verdict]:
-    """A PyTorchJob is `kubeflow.org/v1`, and workloads have the versions that clusters still serve.
+    """A PyTorchJob is `kubeflow.org/v1`, and workloads have API versions that clusters still serve.
 
-    The operator's 0.x releases knew v1alpha1 to v1beta2; manifests of those years still circulate.
+    Manifests for the operator's 0.x releases (v1alpha1 to v1beta2) are still in circulation.
     """
     for item in subject.objects:
         kind, version = str(item.get("kind")), item.get("apiVersion")
         known, group = _SERVED.get(kind), str(version).rpartition("/")[0]
         if known is None or group not in (known.rpartition("/")[0], "extensions"):
-            continue  # a kind of another group may have this name too
+            continue  # a kind of another group may have the same name
         place = Place(title(item), "apiVersion", version)
         if version == known:
             yield good(place, f"{kind} {version} is served")
@@ -64,42 +61,41 @@ _SERVED = {
 
 @rule("admission", "the API server or the operator's webhook refuses the job")
 def admission(subject: Subject) -> Iterator[Verdict]:
-    """The operator (1.9.4) takes the job: a container named `pytorch`, an image in each, replica types
-    Master and Worker, exactly one Master whose count is written, a name that can be a Service's, not both
-    ways to give the processes per node.
+    """The operator (1.9.4) admits the job.
+
+    It requires a container named `pytorch` with an image in each replica type, the replica types Master and
+    Worker only, one Master with an explicit count of 1, a name that is valid for a Service, and only one of
+    the two fields for the processes per node.
 
     Source: pkg/webhooks/pytorch/pytorchjob_webhook.go of kubeflow/trainer v1.9.4.
     """
     for job in subject.jobs:
         for reason in job.refused:
-            path, _, said = reason.partition(": ")
-            yield bad(Place(job.object, path), f"refused: {said or reason}", "correct this field")
+            path, _, fault = reason.partition(": ")
+            yield bad(Place(job.object, path), f"refused: {fault or reason}", "correct this field")
         if not job.refused:
             yield good(Place(job.object, "spec"), "operator 1.9.4 admits the job")
 
 
-@rule("wiring", "pods that do not meet train as separate jobs, or wait for ever")
+@rule("wiring", "pods that do not meet train as separate jobs, or wait forever")
 def wiring(subject: Subject) -> Iterator[Verdict]:
     """All pods of a job find each other and form one world of ranks.
 
-    The pods, their environment and torchrun's options are worked out as the operator and torchrun do. A job
-    with only Workers and no elasticPolicy gets no rendezvous from the operator: each pod waits or
-    trains by itself. `yard wiring` starts the launchers on top of this.
+    The rule derives the pods, their environment and torchrun's options as the operator and torchrun do. In a
+    job with only Workers and without elasticPolicy, the operator sets no rendezvous: each pod waits or trains
+    alone. `yard wiring` also starts the launchers.
     """
     for job in subject.jobs:
-        if job.analysis is None:
-            continue
-        verdict = job.analysis.verdict
-        details = {"object": job.object, "path": "spec", "value": None}
-        yield replace(verdict, details=details)
+        if job.analysis is not None:
+            yield replace(job.analysis.verdict, details=Place(job.object, "spec").details())
 
 
 @rule("elastic-bounds", "the operator admits bounds that can never be met")
 def elastic_bounds(subject: Subject) -> Iterator[Verdict]:
     """minReplicas <= Worker.replicas <= maxReplicas.
 
-    Neither the CRD nor the webhook checks it (v1.9.4). Below the minimum the rendezvous never starts; above
-    the maximum the surplus pods wait outside and are paid for.
+    Neither the CRD nor the webhook checks this (v1.9.4). Below the minimum the rendezvous never starts. Above
+    the maximum the extra pods stay outside of it and still cost money.
     """
     for job in subject.jobs:
         elastic = job.spec.get("elasticPolicy") or {}
@@ -109,25 +105,20 @@ def elastic_bounds(subject: Subject) -> Iterator[Verdict]:
         if low is None and high is None:
             continue
         low, high = (low if low is not None else high), (high if high is not None else low)
-        if not isinstance(low, int) or not isinstance(high, int):
-            continue
         place = Place(job.object, "spec.elasticPolicy", f"min {low}, replicas {count}, max {high}")
         if low <= count <= high:
             yield good(place, "the replicas are within the elastic bounds")
         else:
-            yield bad(
-                place,
-                f"{count} workers are not within {low} to {high}",
-                f"give minReplicas <= {count} <= maxReplicas",
-            )
+            summary = f"{count} workers are not within {low} to {high}"
+            yield bad(place, summary, f"set minReplicas <= {count} <= maxReplicas")
 
 
-@rule("elastic-flags", "a torchrun option wins over the operator's variable, and elasticity is off")
+@rule("elastic-flags", "a torchrun option overrides the operator's variable and turns elasticity off")
 def elastic_flags(subject: Subject) -> Iterator[Verdict]:
-    """A job that may grow or shrink leaves --nnodes to the operator.
+    """A job that may grow or shrink does not set --nnodes.
 
-    With `--nnodes` on the command line PET_NNODES, which holds min:max, is not read: the job runs at one size
-    only, and pods that an autoscaler adds can never join.
+    With `--nnodes` on the command line torchrun ignores PET_NNODES, which holds min:max. The job then runs at
+    one size only, and pods that an autoscaler adds can never join.
     """
     for job in subject.jobs:
         elastic = job.spec.get("elasticPolicy") or {}
@@ -140,6 +131,6 @@ def elastic_flags(subject: Subject) -> Iterator[Verdict]:
             job.object, "spec.elasticPolicy", f"{low} to {high}; {' '.join(given) or 'no --nnodes'}"
         )
         if given and ":" not in "".join(torchrun.words if torchrun else []):
-            yield bad(place, f"{given[0]} switches elasticity off", "take --nnodes from the command")
+            yield bad(place, f"{given[0]} turns elasticity off", "remove --nnodes from the command")
         else:
             yield good(place, "the elastic bounds reach torchrun")

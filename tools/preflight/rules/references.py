@@ -1,4 +1,4 @@
-"""Rules on names that point at other objects: volumes, claims, ConfigMaps, Secrets, service accounts."""
+"""Rules on references to other objects: volumes, claims, ConfigMaps, Secrets, service accounts."""
 
 from __future__ import annotations
 
@@ -13,63 +13,54 @@ from tools.kube.manifests import name_of
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, Template, title
 
-HASH = re.compile(r"-[bcdfghkmt2456789]{10}$")  # what kustomize appends to a generated name
+HASH = re.compile(r"-[bcdfghkmt2456789]{10}$")  # the suffix that kustomize adds to a generated name
 ROLE = "eks.amazonaws.com/role-arn"
-LIKENESS = 0.6
+SIMILAR = 0.6  # least similarity of two names
 
 
-@rule("volumes", "a mount without its volume is refused pod by pod")
+@rule("volumes", "the API server refuses each pod that mounts a volume it does not have")
 def volumes(subject: Subject) -> Iterator[Verdict]:
-    """Each volumeMount names a volume of its pod; names and mount paths stand once.
+    """Each volumeMount names a volume of its pod. Names and mount paths are unique.
 
-    A merge patch on a custom resource replaces lists as a whole, so that volumes vanish while mounts stay.
-    The CRD takes it, the pods are refused.
+    A merge patch on a custom resource replaces lists as a whole, so volumes disappear while their mounts
+    stay. The CRD admits that, and the pods are refused.
     """
     for template in subject.templates:
         known = template.volumes()
-        yield from _twice(
-            template, "volumes", [volume["name"] for volume in template.spec.get("volumes") or []]
-        )
-        yield from _twice(
-            template, "containers", [container["name"] for _, container in template.containers()]
-        )
+        yield from _twice(template, "volumes", [one["name"] for one in template.spec.get("volumes") or []])
+        yield from _twice(template, "containers", [one["name"] for _, one in template.containers()])
         for path, container in template.containers():
             mounts = container.get("volumeMounts") or []
             yield from _twice(template, f"{path} mountPath", [mount["mountPath"] for mount in mounts])
             for mount in mounts:
-                place = Place(template.object, f"{path}.volumeMounts[{mount['name']}]", mount["mountPath"])
-                if mount["name"] in known:
-                    yield good(place, "the volume is there")
+                name = mount["name"]
+                place = Place(template.object, f"{path}.volumeMounts[{name}]", mount["mountPath"])
+                if name in known:
+                    yield good(place, "the pod has the volume")
                 else:
-                    match = nearest(mount["name"], known)
-                    yield bad(
-                        place,
-                        f"the pod has no volume {mount['name']}",
-                        f"did you mean {match}?" if match else f"add a volume {mount['name']}",
-                    )
+                    match = nearest(name, known)
+                    remedy = f"did you mean {match}?" if match else f"add a volume {name}"
+                    yield bad(place, f"the pod has no volume {name}", remedy)
 
 
 def _twice(template: Template, what: str, names: Iterable[str]) -> Iterator[Verdict]:
     for name, count in Counter(names).items():
         if count > 1:
-            yield bad(
-                Place(template.object, f"{template.spec_path} {what}", name),
-                f"{name} stands twice",
-                "keep one",
-            )
+            place = Place(template.object, f"{template.spec_path} {what}", name)
+            yield bad(place, f"{name} occurs {count} times", "keep one")
 
 
-@rule("references", "a pod that names an object that is not there waits in ContainerCreating, on a paid node")
+@rule("references", "a pod that names a missing object waits in ContainerCreating, on a paid node")
 def references(subject: Subject) -> Iterator[Verdict]:
-    """Claims, ConfigMaps and Secrets that pods name are in the manifest, or are plainly somebody else's.
+    """Claims, ConfigMaps and Secrets that pods name are in the manifest, or clearly come from elsewhere.
 
-    An object that is not here fails where the manifest shows that it should be: it has one of a similar name
-    that nobody uses, one of the same generated name with another hash, or one in another namespace. A key is
-    looked up where the object is here. All others are listed as what the job needs from the cluster.
+    A missing object fails if the manifest shows that it should be there: it has an unused object of a similar
+    name, one with the same generated name and another hash, or one in another namespace. If the object is in
+    the manifest, its keys are checked too. All other objects are listed as what the job needs from the
+    cluster.
     """
     for template in subject.templates:
-        wanted = list(_wanted(template))
-        for kind, name, path, key, optional in wanted:
+        for kind, name, path, key, optional in _wanted(template):
             here = subject.named(kind, template.namespace)
             place = Place(template.object, path, name)
             if name in here:
@@ -77,106 +68,81 @@ def references(subject: Subject) -> Iterator[Verdict]:
                 continue
             reason = _missing(subject, template, kind, name)
             if reason and not optional:
-                yield bad(
-                    place,
-                    f"{kind} {name} is not in the manifest: {reason}",
-                    "correct the name or the namespace",
-                )
+                summary = f"{kind} {name} is not in the manifest: {reason}"
+                yield bad(place, summary, "correct the name or the namespace")
             else:
                 verdict = good(place, f"{kind} {name} is not in the manifest and must be in the cluster")
                 verdict.details["needs"] = f"{kind} {name}" + (" (optional)" if optional else "")
                 yield verdict
 
 
-Wanted = tuple[str, str, str, str | None, bool]
+Wanted = tuple[str, str, str, str | None, bool]  # kind, name, path, key, optional
+MAPS = {"configMapRef": "ConfigMap", "secretRef": "Secret"}
+KEYS = {"configMapKeyRef": "ConfigMap", "secretKeyRef": "Secret"}
 
 
 def _wanted(template: Template) -> Iterator[Wanted]:
-    """Yield kind, name, path, key and optional of each object that a pod names."""
-    at = template.spec_path
+    """Yield each object that a pod names."""
     for name, volume in template.volumes().items():
-        path = f"{at}.volumes[{name}]"
-        if volume.get("persistentVolumeClaim"):
-            yield "PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"], path, None, False
-        if volume.get("secret"):
-            yield (
-                "Secret",
-                volume["secret"].get("secretName", ""),
-                path,
-                None,
-                bool(volume["secret"].get("optional")),
-            )
-        sources = (volume.get("projected") or {}).get("sources") or []
-        for source in [volume, *sources]:
-            yield from _from_source(source, path, projected=source is not volume)
+        path = f"{template.spec_path}.volumes[{name}]"
+        if claim := volume.get("persistentVolumeClaim"):
+            yield "PersistentVolumeClaim", claim["claimName"], path, None, False
+        if secret := volume.get("secret"):
+            yield "Secret", secret.get("secretName", ""), path, None, bool(secret.get("optional"))
+        yield from _from_source(volume.get("configMap"), "ConfigMap", path)
+        for source in (volume.get("projected") or {}).get("sources") or []:
+            yield from _from_source(source.get("configMap"), "ConfigMap", path)
+            yield from _from_source(source.get("secret"), "Secret", path)
     for path, container in template.containers():
         for source in container.get("envFrom") or []:
-            for key, kind in (("configMapRef", "ConfigMap"), ("secretRef", "Secret")):
-                if source.get(key):
-                    yield (
-                        kind,
-                        source[key].get("name", ""),
-                        f"{path}.envFrom",
-                        None,
-                        bool(source[key].get("optional")),
-                    )
+            for field, kind in MAPS.items():
+                if ref := source.get(field):
+                    yield kind, ref.get("name", ""), f"{path}.envFrom", None, bool(ref.get("optional"))
         for entry in container.get("env") or []:
-            for key, kind in (("configMapKeyRef", "ConfigMap"), ("secretKeyRef", "Secret")):
-                ref = (entry.get("valueFrom") or {}).get(key)
-                if ref:
-                    yield (
-                        kind,
-                        ref.get("name", ""),
-                        f"{path}.env[{entry['name']}]",
-                        ref["key"],
-                        bool(ref.get("optional")),
-                    )
+            at = f"{path}.env[{entry['name']}]"
+            for field, kind in KEYS.items():
+                if ref := (entry.get("valueFrom") or {}).get(field):
+                    yield kind, ref.get("name", ""), at, ref["key"], bool(ref.get("optional"))
 
 
-def _from_source(source: dict[str, Any], path: str, projected: bool) -> Iterator[Wanted]:
-    kinds = [("configMap", "ConfigMap"), *([("secret", "Secret")] if projected else [])]
-    for key, kind in kinds:
-        found = source.get(key)
-        if not found:
-            continue
-        keys = [item["key"] for item in found.get("items") or []] or [None]
-        for one in keys:
-            yield kind, found.get("name", ""), path, one, bool(found.get("optional"))
+def _from_source(source: dict[str, Any] | None, kind: str, path: str) -> Iterator[Wanted]:
+    if source:
+        for key in [item["key"] for item in source.get("items") or []] or [None]:
+            yield kind, source.get("name", ""), path, key, bool(source.get("optional"))
 
 
-def _key_verdict(place: Place, kind: str, found: dict[str, Any], key: str | None, optional: bool) -> Verdict:
+def _key_verdict(place: Place, kind: str, item: dict[str, Any], key: str | None, optional: bool) -> Verdict:
     if key is None or kind == "PersistentVolumeClaim" or optional:
-        return good(place, f"{kind} {name_of(found)} is in the manifest")
-    keys = {name for part in ("data", "stringData", "binaryData") for name in found.get(part) or {}}
+        return good(place, f"{kind} {name_of(item)} is in the manifest")
+    keys = {name for part in ("data", "stringData", "binaryData") for name in item.get(part) or {}}
     if key in keys:
-        return good(place, f"{kind} {name_of(found)} has the key {key}")
+        return good(place, f"{kind} {name_of(item)} has the key {key}")
     match = nearest(key, keys)
-    return bad(
-        place, f"{kind} {name_of(found)} has no key {key}", f"did you mean {match}?" if match else "add it"
-    )
+    remedy = f"did you mean {match}?" if match else "add it"
+    return bad(place, f"{kind} {name_of(item)} has no key {key}", remedy)
 
 
 def _missing(subject: Subject, template: Template, kind: str, name: str) -> str:
-    """Return why an object that is not here should be, or an empty text."""
+    """Return why a missing object should be in the manifest, or an empty text."""
     everywhere = {name_of(item): item for item in subject.manifests.of_kind(kind)}
     if name in everywhere:
-        space = everywhere[name]["metadata"].get("namespace")
-        return f"it is in namespace {space}, the pod in {template.namespace}"
+        namespace = everywhere[name]["metadata"].get("namespace")
+        return f"it is in namespace {namespace}, the pod in {template.namespace}"
     base = HASH.sub("", name)
     for other in everywhere:
         hashed = HASH.sub("", other)
         if (hashed != other or base != name) and (hashed == base or hashed.endswith(f"-{base}")):
-            return f"it has {other}, whose name has another hash or prefix"
+            return f"the manifest has {other}, with another hash or prefix"
     used = {wanted[1] for one in subject.templates for wanted in _wanted(one) if wanted[0] == kind}
-    match = nearest(name, [other for other in everywhere if other not in used], cutoff=LIKENESS)
-    return f"it has {match}, which nobody uses" if match else ""
+    match = nearest(name, [other for other in everywhere if other not in used], cutoff=SIMILAR)
+    return f"the manifest has {match}, which no pod uses" if match else ""
 
 
-@rule("service-account", "a role on a service account that no pod uses gives nobody anything")
+@rule("service-account", "the role of a service account that no pod uses has no effect")
 def service_account(subject: Subject) -> Iterator[Verdict]:
-    """Service accounts of a manifest with training jobs are used by its pods.
+    """Pods use the service accounts that a manifest with training jobs contains.
 
-    The usual fault: the account is made and has its role, and the job's pods run as `default`, without it.
+    A common fault: the account exists and has its role, but the job's pods run as `default`, without it.
     """
     training = subject.training()
     used = {(template.namespace, template.spec.get("serviceAccountName")) for template in subject.templates}
@@ -185,34 +151,30 @@ def service_account(subject: Subject) -> Iterator[Verdict]:
         name, namespace = name_of(item), item["metadata"].get("namespace") or ""
         role = (item["metadata"].get("annotations") or {}).get(ROLE)
         place = Place(title(item), "metadata.name", f"{name}{f' with role {role}' if role else ''}")
-        apart = [space for space, one in used if one == name and space and namespace and space != namespace]
-        if name in names and apart:
-            yield bad(
-                place, f"it is in namespace {namespace}, its pods in {apart[0]}", "put both in one namespace"
-            )
+        others = [
+            space for space, user in used if user == name and space and namespace and space != namespace
+        ]
+        if name in names and others:
+            summary = f"it is in namespace {namespace}, its pods in {others[0]}"
+            yield bad(place, summary, "put both into one namespace")
         elif name in names:
             yield good(place, "pods use it")
         else:
-            others = ", ".join(sorted(str(one or "default") for one in names))
-            yield bad(place, f"no pod uses it; they run as {others}", f"serviceAccountName: {name}")
+            accounts = ", ".join(sorted(str(account or "default") for account in names))
+            yield bad(place, f"no pod uses it; the pods run as {accounts}", f"serviceAccountName: {name}")
 
 
-@rule("object-twice", "of two objects with one name the last wins, without a word")
+@rule("object-twice", "of two objects with the same name the last one wins, silently")
 def object_twice(subject: Subject) -> Iterator[Verdict]:
-    """Each object stands once: kind, namespace and name. Names that the API server completes are left out."""
-    keys = [
-        (
-            str(item.get("apiVersion")),
-            str(item.get("kind")),
-            str(item["metadata"].get("namespace") or ""),
-            name_of(item),
-        )
+    """Each object occurs once: kind, namespace and name. Objects with a generateName are not checked."""
+    counts = Counter(
+        (str(item.get("apiVersion")), item["kind"], item["metadata"].get("namespace") or "", name_of(item))
         for item in subject.objects
         if "generateName" not in item["metadata"]
-    ]
-    for (_, kind, namespace, name), count in Counter(keys).items():
+    )
+    for (_, kind, namespace, name), count in counts.items():
         place = Place(f"{kind}/{name}", "metadata.name", f"{namespace}/{name}" if namespace else name)
         if count > 1:
-            yield bad(place, f"{kind} {name} stands {count} times", "keep one of them")
+            yield bad(place, f"{kind} {name} occurs {count} times", "keep one")
         else:
-            yield good(place, "it stands once")
+            yield good(place, "it occurs once")

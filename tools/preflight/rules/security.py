@@ -1,18 +1,19 @@
-"""Rules on what pods may do on their host, who reaches them, and secrets in the open."""
+"""Rules on host access, exposure, and secrets in plain text."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from tools.core import secret_patterns
 from tools.core.verdict import Verdict, bad, good
+from tools.kube import network_policy
 from tools.preflight.rule import Place, rule
-from tools.preflight.subject import Job, Subject, Template, known_kind, title
-from tools.simulator import operator_pods
-from tools.simulator.operator_admission import OperatorFault
+from tools.preflight.subject import Subject, Template, known_kind, title
 
 # Capabilities that the baseline Pod Security Standard lets a container add (Kubernetes v1.35).
 BASELINE = {
@@ -20,85 +21,71 @@ BASELINE = {
     *("NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"),
 }
 ENFORCE = "pod-security.kubernetes.io/enforce"
-UNAUTHENTICATED = {
-    6006: "TensorBoard",
-    23456: "the rendezvous",
-    29400: "the rendezvous",
-    29500: "the rendezvous",
-}
+UNAUTHENTICATED = {6006: "TensorBoard", **dict.fromkeys((23456, 29400, 29500), "the rendezvous")}
 RESTRICTED_VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image"}
 RESTRICTED_VOLUMES |= {"persistentVolumeClaim", "projected", "secret", "name"}
-SHAPES = {
-    "a Hugging Face token": re.compile(r"\bhf_[A-Za-z0-9]{30,}"),
-    "an AWS access key": re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),
-    "a GitHub token": re.compile(r"\b(?:ghp|gho|ghs|ghu)_[A-Za-z0-9]{36}|\bgithub_pat_[A-Za-z0-9_]{22,}"),
-    "a private key": re.compile(r"-----BEGIN (?:[A-Z]+ )?PRIVATE KEY-----"),
-}
-SECRET_NAME = re.compile(
-    r"(?:^|_)(?:TOKEN|PASSWORD|PASSWD|SECRET|API_?KEY|SECRET_KEY|SECRET_ACCESS_KEY|ACCESS_KEY|ACCESS_KEY_ID)$"
-)
-SECRET_OPTION = re.compile(r"^--?(?:[a-z0-9]+[-_])*(?:token|password|api[-_]?key|secret[-_]key)(?:=(.+))?$")
-LONGEST_HARMLESS = 7  # characters: a tokenizer's [PAD] and </s> are tokens of another kind
+LONGEST_HARMLESS = 7  # characters, such as a tokenizer's [PAD] and </s>
 HARMLESS = re.compile(r"^(?:$|\$[({A-Za-z]|<.*>$|true$|false$|[0-9]+$|/|none$|null$)", re.IGNORECASE)
 
 
 def _on_host(subject: Subject) -> Iterator[Template]:
-    """Yield the templates that the host rules judge: a DaemonSet is often the host's own agent."""
+    """Yield the templates that the host rules check. A DaemonSet is often an agent of the host."""
     for template in subject.templates:
         if template.item.get("kind") != "DaemonSet":
             yield template
 
 
-@rule("host-path", "a directory of the node is another one on each node, and open to every pod there")
+@rule("host-path", "a directory of the node differs from node to node, and every pod there can use it")
 def host_path(subject: Subject) -> Iterator[Verdict]:
     """Pods mount no directory of their node.
 
-    The baseline Pod Security Standard refuses it; data and checkpoints there are split over the nodes and
-    gone with them. /dev/shm is an emptyDir of medium Memory, local NVMe an ephemeral volume. DaemonSets are
-    left out: device plugins need it.
+    The baseline Pod Security Standard refuses it. Data and checkpoints there are split over the nodes and
+    lost with them. Use an emptyDir of medium Memory for /dev/shm, and an ephemeral volume for local NVMe.
+    DaemonSets are not checked: device plugins need a hostPath.
     """
     for template in _on_host(subject):
-        found = {
+        sources = {
             name: volume["hostPath"] for name, volume in template.volumes().items() if volume.get("hostPath")
         }
-        for name, source in found.items():
+        for name, source in sources.items():
             place = Place(template.object, f"{template.spec_path}.volumes[{name}].hostPath", source["path"])
             memory = source["path"].rstrip("/") == "/dev/shm"
             remedy = "emptyDir: {medium: Memory}" if memory else "a claim, or an ephemeral volume"
-            yield bad(place, f"volume {name} is the node's own {source['path']}", remedy)
-        if not found:
+            yield bad(place, f"volume {name} is the node's {source['path']}", remedy)
+        if not sources:
             yield good(Place(template.object, f"{template.spec_path}.volumes"), "no directory of the node")
 
 
-@rule("host-namespaces", "a pod in its node's network or processes is not alone there")
+@rule("host-namespaces", "a pod in its node's network or process namespace is not isolated")
 def host_namespaces(subject: Subject) -> Iterator[Verdict]:
-    """No hostNetwork, hostPID, hostIPC, and no hostPort.
+    """Pods do not use hostNetwork, hostPID, hostIPC or hostPort.
 
-    With hostNetwork the c10d rendezvous cannot tell which pod hosts it (pytorch #73656), two jobs on a node
-    collide on port 23456, and the pod can take the node's role from the metadata service. EFA does not need
-    it.
+    With hostNetwork the c10d rendezvous cannot find out which pod hosts it (pytorch #73656), two jobs on a
+    node collide on port 23456, and the pod can take the node's role from the metadata service. EFA does not
+    need it.
     """
     for template in _on_host(subject):
-        found = [key for key in ("hostNetwork", "hostPID", "hostIPC") if template.spec.get(key)]
+        fields = [key for key in ("hostNetwork", "hostPID", "hostIPC") if template.spec.get(key)]
         ports = [
             f"hostPort {port['hostPort']}"
             for _, container in template.containers()
             for port in container.get("ports") or []
             if port.get("hostPort")
         ]
-        for name in [*found, *ports]:
-            place = Place(template.object, f"{template.spec_path}.{name.partition(' ')[0]}", name)
-            yield bad(place, f"{name}: the pod shares its node's namespace", "take it out")
-        if not found and not ports:
-            yield good(Place(template.object, template.spec_path), "the pod has namespaces of its own")
+        for name in [*fields, *ports]:
+            field = name.partition(" ")[0]
+            place = Place(template.object, f"{template.spec_path}.{field}", name)
+            yield bad(place, f"{name}: the pod shares its node's namespace", f"remove {field}")
+        if not fields and not ports:
+            yield good(Place(template.object, template.spec_path), "the pod has its own namespaces")
 
 
-@rule("privileged", "a privileged pod owns its node")
+@rule("privileged", "a privileged pod controls its node")
 def privileged(subject: Subject) -> Iterator[Verdict]:
-    """No privileged container, and no capability beyond the baseline Pod Security Standard.
+    """No container is privileged or adds capabilities beyond the baseline Pod Security Standard.
 
-    Neither GPUs nor EFA need it. IPC_LOCK is often added for EFA: for a user who is not root it has no
-    effect, and the limit of locked memory comes from the node. DaemonSets are left out.
+    Neither GPUs nor EFA need it. IPC_LOCK is often added for EFA. It has no effect for a user who is not
+    root, and the node sets the limit of locked memory. DaemonSets are not checked.
     """
     for template in _on_host(subject):
         for path, container in template.containers():
@@ -106,19 +93,19 @@ def privileged(subject: Subject) -> Iterator[Verdict]:
             added = set((context.get("capabilities") or {}).get("add") or []) - BASELINE
             place = Place(template.object, f"{path}.securityContext", context or None)
             if context.get("privileged"):
-                yield bad(place, f"container {container['name']} is privileged", "take privileged out")
+                yield bad(place, f"container {container['name']} is privileged", "remove privileged")
             elif added:
                 yield bad(place, f"capabilities {', '.join(sorted(added))}", "drop ALL, add none")
             else:
-                yield good(place, f"container {container['name']} has no power over its node")
+                yield good(place, f"container {container['name']} is not privileged")
 
 
 @rule("restricted", "a namespace that enforces the restricted standard refuses the pods one by one")
 def restricted(subject: Subject) -> Iterator[Verdict]:
-    """Pods satisfy the restricted Pod Security Standard where their namespace, in this manifest, enforces it.
+    """Pods satisfy the restricted Pod Security Standard if their namespace in this manifest enforces it.
 
-    A PyTorchJob is admitted and its pods are not, so that it stands at Created. The operator's own init
-    container of a Master and Worker job (init-pytorch) does not satisfy it either: train with Workers only.
+    The PyTorchJob is admitted and its pods are refused, so the job stays in Created. The operator's init
+    container of a job with Master and Worker (init-pytorch) does not satisfy the standard: use only Workers.
     """
     enforced = {
         item["metadata"]["name"]
@@ -128,106 +115,92 @@ def restricted(subject: Subject) -> Iterator[Verdict]:
     for template in subject.templates:
         if template.namespace not in enforced:
             continue
-        found = _unrestricted(template.spec, template) + _injected(subject, template)
+        faults = _unrestricted(template)
+        job = subject.job_of(template)
+        if job and template.role == "Worker" and any(pod.replica_type == "master" for pod in job.pods):
+            faults.append("the operator's init container init-pytorch")
         place = Place(template.object, template.spec_path, f"namespace {template.namespace}")
-        for what in found:
-            yield bad(
-                place, f"refused in namespace {template.namespace}: {what}", "satisfy the restricted standard"
-            )
-        if not found:
+        for fault in faults:
+            summary = f"refused in namespace {template.namespace}: {fault}"
+            yield bad(place, summary, "satisfy the restricted standard")
+        if not faults:
             yield good(place, "the restricted standard is satisfied")
 
 
-def _unrestricted(pod: dict[str, Any], template: Template) -> list[str]:
-    shared = pod.get("securityContext") or {}
-    found = [
-        f"volume {name}" for name, volume in template.volumes().items() if set(volume) - RESTRICTED_VOLUMES
-    ]
+def _unrestricted(template: Template) -> list[str]:
+    shared = template.spec.get("securityContext") or {}
+    volumes = template.volumes().items()
+    faults = [f"volume {name}" for name, volume in volumes if set(volume) - RESTRICTED_VOLUMES]
     for _, container in template.containers():
-        own = container.get("securityContext") or {}
+        context = container.get("securityContext") or {}
         name = container["name"]
-        if not own.get("runAsNonRoot", shared.get("runAsNonRoot")):
-            found.append(f"{name} without runAsNonRoot")
-        if own.get("allowPrivilegeEscalation", True):
-            found.append(f"{name} without allowPrivilegeEscalation: false")
-        if "ALL" not in ((own.get("capabilities") or {}).get("drop") or []):
-            found.append(f"{name} does not drop ALL capabilities")
-        profile = own.get("seccompProfile") or shared.get("seccompProfile") or {}
+        if not context.get("runAsNonRoot", shared.get("runAsNonRoot")):
+            faults.append(f"{name} without runAsNonRoot")
+        if context.get("allowPrivilegeEscalation", True):
+            faults.append(f"{name} without allowPrivilegeEscalation: false")
+        if "ALL" not in ((context.get("capabilities") or {}).get("drop") or []):
+            faults.append(f"{name} does not drop ALL capabilities")
+        profile = context.get("seccompProfile") or shared.get("seccompProfile") or {}
         if profile.get("type") not in ("RuntimeDefault", "Localhost"):
-            found.append(f"{name} without seccompProfile RuntimeDefault")
-    return found
+            faults.append(f"{name} without seccompProfile RuntimeDefault")
+    return faults
 
 
-def _injected(subject: Subject, template: Template) -> list[str]:
-    job = next((job for job in subject.jobs if job.item is template.item), None)
-    if job is None or job.refused or template.role != "Worker" or not _has_master(job):
-        return []
-    return ["the operator's init container init-pytorch"]
-
-
-def _has_master(job: Job) -> bool:
-    try:
-        pods = operator_pods.pods(job.item)
-    except OperatorFault:
-        return False
-    return any(pod.replica_type == "master" for pod in pods)
-
-
-@rule("secret-literal", "who can read the object, or git, can read the secret")
+@rule("secret-literal", "everyone who can read the object, or git, can read the secret")
 def secret_literal(subject: Subject) -> Iterator[Verdict]:
-    """No token, password or key stands in the manifest itself.
+    """The manifest contains no token, password or key in plain text.
 
-    Looked at: variables whose name says secret, options such as --hf-token, and texts of the shape of Hugging
-    Face, AWS and GitHub tokens anywhere, also in ConfigMaps and in Secrets that are not encrypted. A value is
-    never printed whole. References ($NAME, secretKeyRef) and placeholders (<...>) are no secrets.
+    Checked are variables and options whose name says secret, such as HF_TOKEN and --hf-token, and all texts
+    for the shapes of secrets in tools/core/secret_patterns.py, also in ConfigMaps and in Secrets that are not
+    encrypted. A value is never printed whole. References ($NAME, secretKeyRef), placeholders (<...>) and
+    examples in the files of a ConfigMap are not secrets.
     """
     for item in subject.objects:
         if "sops" in item:
             continue
         seen: set[str] = set()
         for path, text in _texts(item, ""):
-            for what, shape in SHAPES.items():
-                match = shape.search(text)
-                if match and match[0] not in seen:
-                    seen.add(match[0])
-                    yield _leak(item, path, what, match[0])
+            file = item.get("kind") == "ConfigMap" and path.startswith("data.")
+            for secret in secret_patterns.find(text, examples=not file):
+                value = text[secret.start : secret.end]
+                if value not in seen:
+                    seen.add(value)
+                    yield _leak(item, path, secret.kind, value)
     for template in subject.templates:
         for path, container in template.containers():
-            leaks = [leak for leak in _named_secrets(container) if not _shaped(leak[1])]
+            leaks = [leak for leak in _named_secrets(container) if not secret_patterns.find(leak[1])]
             for where, value, what in leaks:
                 yield _leak(template.item, f"{path}.{where}", what, value)
             if not leaks:
-                yield good(Place(template.object, path), "no secret by name in variables and options")
+                yield good(Place(template.object, path), "no variable or option contains a secret")
 
 
 def _leak(item: dict[str, Any], path: str, what: str, value: str) -> Verdict:
     hidden = f"{value[:4]}... ({len(value)} characters)"
-    return bad(Place(title(item), path, hidden), f"{what} in the open", "a Secret, named by secretKeyRef")
+    return bad(Place(title(item), path, hidden), f"{what} in plain text", "a Secret, named by secretKeyRef")
 
 
-def _shaped(value: str) -> bool:
-    return any(shape.search(value) for shape in SHAPES.values())
-
-
-def _named_secrets(container: dict[str, Any]) -> list[tuple[str, str, str]]:
-    found = []
+def _named_secrets(container: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield path, value and description of each variable and option whose name says secret."""
     for entry in container.get("env") or []:
-        value = entry.get("value")
-        secret = SECRET_NAME.search(entry["name"].upper())
-        if value and secret and len(value) > LONGEST_HARMLESS and not HARMLESS.match(value.strip()):
-            found.append((f"env[{entry['name']}].value", value, f"the value of {entry['name']}"))
+        name, value = entry["name"], entry.get("value") or ""
+        if secret_patterns.is_secret_name(name) and _may_be_secret(value):
+            yield f"env[{name}].value", value, f"the value of {name}"
     words = [*(container.get("command") or []), *(container.get("args") or [])]
-    for index, word in enumerate(words):
-        match = SECRET_OPTION.match(word)
-        following = words[index + 1] if index + 1 < len(words) else ""
-        value = (match[1] or ("" if following.startswith("-") else following)) if match else ""
-        if value and len(value) > LONGEST_HARMLESS and not HARMLESS.match(value):
-            found.append(("args", value, f"the value of {word.partition('=')[0]}"))
-    return found
+    for word, following in itertools.pairwise([*words, ""]):
+        option, equals, value = word.partition("=")
+        if option.startswith("-") and secret_patterns.is_secret_name(option.strip("-").replace("-", "_")):
+            value = value if equals else "" if following.startswith("-") else following
+            if _may_be_secret(value):
+                yield "args", value, f"the value of {option}"
+
+
+def _may_be_secret(value: str) -> bool:
+    return len(value) > LONGEST_HARMLESS and not HARMLESS.match(value.strip())
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield every text in an object with its path; data of a Secret decoded."""
+    """Yield every text in an object with its path, with the data of a Secret decoded."""
     if isinstance(value, dict):
         secret = value.get("kind") == "Secret"
         for key, inner in value.items():
@@ -251,103 +224,56 @@ def _decoded(text: Any) -> str:
         return ""
 
 
-@rule(
-    "exposed", "TensorBoard and the rendezvous know no password; the rendezvous runs code from whoever comes"
-)
+@rule("exposed", "TensorBoard and the rendezvous have no password, and the rendezvous can run code")
 def exposed(subject: Subject) -> Iterator[Verdict]:
     """No Service of type LoadBalancer or NodePort leads to port 6006, 23456, 29400 or 29500.
 
-    torchrun's agents unpickle what they find in the rendezvous store, so that reaching it is running code.
+    torchrun's agents unpickle the contents of the rendezvous store: anyone who can reach it can run code.
     """
     for item in subject.manifests.of_kind("Service"):
-        spec = item.get("spec")
-        ports = spec.get("ports") if isinstance(spec, dict) else None
-        if not isinstance(spec, dict) or not isinstance(ports, list):
-            continue
+        spec = item.get("spec") or {}
         kind = spec.get("type", "ClusterIP")
-        numbers = {
-            port.get(key) for port in ports if isinstance(port, dict) for key in ("port", "targetPort")
-        }
-        open_ports = sorted(number for number in numbers if number in UNAUTHENTICATED)
-        place = Place(title(item), "spec.type", kind)
-        if open_ports and kind in ("LoadBalancer", "NodePort"):
-            what = UNAUTHENTICATED[open_ports[0]]
-            yield bad(
-                place,
-                f"{what} (port {open_ports[0]}) is open to outside",
-                "type: ClusterIP, and port-forward",
-            )
-        elif open_ports:
-            yield good(place, f"{UNAUTHENTICATED[open_ports[0]]} is reached from inside only")
-
-
-@rule("network-policy", "a policy that opens 23456 only cuts the ranks off from each other")
-def network_policy(subject: Subject) -> Iterator[Verdict]:
-    """A NetworkPolicy on a job's pods lets them reach each other on all TCP ports.
-
-    The rendezvous is on 23456, and gloo and NCCL then listen on ports of their own choice.
-    """
-    for item in subject.manifests.of_kind("NetworkPolicy"):
-        if known_kind(item) != "NetworkPolicy":
+        numbers = {port.get(key) for port in spec.get("ports") or [] for key in ("port", "targetPort")}
+        number = next((number for number in UNAUTHENTICATED if number in numbers), None)
+        if number is None:
             continue
-        found = item.get("spec")
-        spec: dict[str, Any] = found if isinstance(found, dict) else {}
-        for template in subject.training():
-            labels = _labels(template)
-            if (
-                template.nodes < 2
-                or not _selects(spec.get("podSelector"), labels)
-                or "Ingress" not in _types(spec)
-            ):
-                continue
-            place = Place(title(item), "spec.ingress", template.object)
-            if any(_admits(entry, labels) for entry in _maps(spec.get("ingress"))):
+        place = Place(title(item), "spec.type", kind)
+        what = f"{UNAUTHENTICATED[number]} (port {number})"
+        if kind in ("LoadBalancer", "NodePort"):
+            yield bad(place, f"{what} is open to the outside", "type: ClusterIP, and port-forward")
+        else:
+            yield good(place, f"{what} is open inside the cluster only")
+
+
+@rule("network-policy", "a policy that opens only port 23456 isolates the ranks from each other")
+def network_policy_rule(subject: Subject) -> Iterator[Verdict]:
+    """The NetworkPolicies on a job's pods together admit all TCP ports between them.
+
+    The rendezvous uses port 23456. gloo and NCCL then listen on ports that they choose themselves.
+    """
+    for template in subject.training():
+        labels = _labels(template)
+        policies = [
+            item
+            for item in subject.named("NetworkPolicy", template.namespace).values()
+            if known_kind(item) == "NetworkPolicy" and network_policy.applies(item, "Ingress", labels)
+        ]
+        admitted = any(network_policy.admits(policy, "Ingress", labels) for policy in policies)
+        for policy in policies if template.nodes > 1 else ():
+            place = Place(title(policy), "spec.ingress", template.object)
+            if admitted:
                 yield good(place, "the job's pods reach each other")
             else:
-                yield bad(
-                    place,
-                    "no rule lets the job's pods reach each other on all ports",
-                    "from: its own pods, no port",
-                )
+                summary = "no rule lets the job's pods reach each other on all ports"
+                yield bad(place, summary, "from: the job's own pods, without ports")
 
 
 def _labels(template: Template) -> dict[str, str]:
-    own = dict(template.metadata.get("labels") or {})
+    """Return the labels that the pods of a training job share, with those that the operator adds."""
     name = template.item["metadata"]["name"]
-    return own | {
+    return dict(template.metadata.get("labels") or {}) | {
         "training.kubeflow.org/job-name": name,
         "training.kubeflow.org/replica-type": template.role.lower(),
         "training.kubeflow.org/operator-name": "pytorchjob-controller",
-        "HPJob": name,  # HyperPod's own operator
+        "HPJob": name,  # set by HyperPod's operator
     }
-
-
-def _types(spec: dict[str, Any]) -> list[str]:
-    types = spec.get("policyTypes")
-    return types if isinstance(types, list) else ["Ingress"]
-
-
-def _maps(value: Any) -> list[dict[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def _selects(selector: Any, labels: dict[str, str]) -> bool:
-    """Say whether a selector takes these labels; one with expressions is taken not to."""
-    if not isinstance(selector, dict) or selector.get("matchExpressions"):
-        return bool(selector == {})
-    wanted = selector.get("matchLabels") or {}
-    return isinstance(wanted, dict) and all(labels.get(key) == value for key, value in wanted.items())
-
-
-def _admits(entry: dict[str, Any], labels: dict[str, str]) -> bool:
-    peers = _maps(entry.get("from"))
-    ours = not entry.get("from") or any(_is_ours(peer, labels) for peer in peers)
-    ports = _maps(entry.get("ports"))
-    every = not entry.get("ports") or any("port" not in port for port in ports)
-    return ours and every
-
-
-def _is_ours(peer: dict[str, Any], labels: dict[str, str]) -> bool:
-    if "ipBlock" in peer or "matchExpressions" in (peer.get("podSelector") or {}):
-        return True  # may well be ours: no alarm
-    return "podSelector" not in peer or _selects(peer["podSelector"], labels)

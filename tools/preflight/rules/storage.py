@@ -1,4 +1,4 @@
-"""Rules on checkpoints: where they lie, how often they are made, and whether there is time to make one."""
+"""Rules on checkpoints: where they are saved, how often, and whether there is time to save one."""
 
 from __future__ import annotations
 
@@ -6,230 +6,198 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from tools.core.verdict import Verdict, bad, good, unclear
+from tools.kube.manifests import Object
 from tools.kube.quantity import amount
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, Template
 from tools.simulator.command_line import literals, number, option, words
 
 SAVE = (
-    *(
-        "checkpoint-dir",
-        "checkpoint-path",
-        "checkpoints-dir",
-        "ckpt-dir",
-        "ckpt-path",
-        "save-dir",
-        "save-folder",
-    ),
-    *("save-path", "save", "output-dir", "checkpoint-folder"),
+    *("checkpoint-dir", "checkpoint-path", "checkpoints-dir", "ckpt-dir", "ckpt-path", "checkpoint-folder"),
+    *("save-dir", "save-folder", "save-path", "save", "output-dir"),
 )
 RESUME = ("resume-from-checkpoint", "resume-from", "resume", "resume-path")
 INTERVAL = (
-    *(
-        "checkpoint-freq",
-        "checkpoint-interval",
-        "checkpoint-every",
-        "save-interval",
-        "save-steps",
-        "save-every",
-    ),
-    *("ckpt-interval", "checkpointing-steps"),
+    *("checkpoint-freq", "checkpoint-interval", "checkpoint-every", "ckpt-interval", "checkpointing-steps"),
+    *("save-interval", "save-steps", "save-every"),
 )
 STEPS = ("max-steps", "max-train-steps", "train-iters", "num-steps", "total-steps", "steps", "training-steps")
 VARIABLES = ("TRAINYARD_RUN", "CHECKPOINT_DIR", "CKPT_DIR", "CHECKPOINT_PATH", "SNAPSHOT_PATH")
 REMOTE = ("s3://", "gs://", "hf://", "https://")
 NOT_SHARED = ("emptyDir", "hostPath", "ephemeral", "configMap", "secret", "projected", "downwardAPI")
+LAYER = "in the container's own layer"
 TORCHRUN_DEFAULT = 30  # seconds between SIGTERM and SIGKILL of the workers, torch/distributed/run.py
-KUBERNETES_DEFAULT = 30  # terminationGracePeriodSeconds
+KUBERNETES_DEFAULT = 30  # seconds, terminationGracePeriodSeconds
 
 
-@rule("checkpoint-shared", "a checkpoint on one node cannot be read by the pod that replaces it on another")
+@rule("checkpoint-shared", "a pod on another node cannot read a checkpoint that is on one node only")
 def checkpoint_shared(subject: Subject) -> Iterator[Verdict]:
-    """A job of several pods writes its checkpoints to storage that all of them share.
+    """A job of several pods saves its checkpoints on storage that all of them share.
 
-    The directory is read in options such as --checkpoint-dir and variables such as CHECKPOINT_DIR. It must
-    lie below a mounted claim (or CSI or NFS volume), or be an object store's address. `./checkpoints` in
-    the container's own layer is gone with the pod. A job that names no directory is not judged.
+    The directory is read from options such as --checkpoint-dir and variables such as CHECKPOINT_DIR. It must
+    be below a mounted claim (or CSI or NFS volume), or be the address of an object store. `./checkpoints` in
+    the container's own layer is lost with the pod. A job that names no directory is not checked.
     """
     for template in subject.training():
         path, container = template.trainer()
-        found = _directory(container)
-        if template.nodes < 2 or found is None:
+        saved = _directory(container)
+        if template.nodes < 2 or saved is None:
             continue
-        name, directory = found
+        name, directory = saved
         place = Place(template.object, f"{path} {name}", directory)
         kind = _storage(template, container, directory)
         if kind == "shared":
             yield good(place, "on storage that all pods share")
         elif kind == "unknown":
-            yield unclear(
-                place, "a relative path, and the image decides where it begins", "give an absolute path"
-            )
+            summary = "a relative path: the image's working directory is unknown"
+            yield unclear(place, summary, "use an absolute path")
         else:
-            yield bad(
-                place, f"{template.nodes} pods, and {directory} is {kind}", "a path below a shared claim"
-            )
+            summary = f"{template.nodes} pods, and {directory} is {kind}"
+            yield bad(place, summary, "a path below a shared claim")
 
 
-def _directory(container: dict[str, object]) -> tuple[str, str] | None:
+def _directory(container: Object) -> tuple[str, str] | None:
+    """Return the option or variable that names the checkpoint directory, and the directory."""
     given = option(words(container), SAVE)
     values = literals(container)
-    if given is not None and given[1] and _is_path(given):
-        value = given[1]
-        bare = value.strip("${}()")
-        return given[0], values.get(bare, value) if value.startswith("$") else value
+    if given is not None and given[1] and _is_path(*given):
+        name, value = given
+        return name, values.get(value.strip("${}()"), value) if value.startswith("$") else value
     return next(((name, values[name]) for name in VARIABLES if values.get(name)), None)
 
 
-def _is_path(given: tuple[str, str]) -> bool:
-    """Say whether an option's value is a path: `--save true` is none, `--checkpoint-dir out` is one."""
-    name, value = given
+def _is_path(name: str, value: str) -> bool:
+    """Return whether an option's value is a path: `--save true` is not, `--checkpoint-dir out` is."""
     return any(mark in value for mark in "/$") or any(word in name for word in ("dir", "path", "folder"))
 
 
-def _storage(template: Template, container: dict[str, object], directory: str) -> str:
-    """Return `shared`, `unknown`, or what the directory is instead."""
+def _storage(template: Template, container: Object, directory: str) -> str:
+    """Return `shared`, `unknown`, or where the directory is instead."""
     if directory.startswith(REMOTE):
         return "shared"
     if directory.startswith("$"):
         return "unknown"
-    mounts = container.get("volumeMounts") or []
     volumes = template.volumes()
-    kinds = {mount["mountPath"]: _kind(volumes.get(mount["name"], {})) for mount in mounts}  # type: ignore[attr-defined]
-    base = str(container.get("workingDir") or "")
+    mounts = container.get("volumeMounts") or []
+    kinds = {mount["mountPath"]: _kind(volumes.get(mount["name"], {})) for mount in mounts}
+    base = container.get("workingDir") or ""
     if not directory.startswith("/") and not base:
-        return "unknown" if "shared" in kinds.values() else "in the container's own layer"
+        return "unknown" if "shared" in kinds.values() else LAYER
     whole = PurePosixPath(base or "/") / directory
-    below = [
-        mount for mount in kinds if whole == PurePosixPath(mount) or PurePosixPath(mount) in whole.parents
-    ]
-    if not below:
-        return "in the container's own layer"
-    return kinds[max(below, key=len)]
+    below = [mount for mount in kinds if PurePosixPath(mount) in (whole, *whole.parents)]
+    return kinds[max(below, key=len)] if below else LAYER
 
 
-def _kind(volume: dict[str, object]) -> str:
-    own = next((key for key in NOT_SHARED if key in volume), None)
-    return "shared" if own is None else f"on a volume of kind {own}"
+def _kind(volume: Object) -> str:
+    kind = next((key for key in NOT_SHARED if key in volume), None)
+    return "shared" if kind is None else f"on a volume of kind {kind}"
 
 
-@rule(
-    "claim-access", "a ReadWriteOnce volume is attached to one node, and the other pods wait for it for ever"
-)
+@rule("claim-access", "one node attaches a ReadWriteOnce volume, and pods on other nodes wait forever")
 def claim_access(subject: Subject) -> Iterator[Verdict]:
     """A claim of a job with several pods is ReadWriteMany (or ReadOnlyMany).
 
-    Judged where the claim is in the same manifest.
+    Only claims that are in the same manifest are checked.
     """
     for template in subject.training():
         claims = subject.named("PersistentVolumeClaim", template.namespace)
         for name, volume in template.volumes().items():
-            claim = claims.get((volume.get("persistentVolumeClaim") or {}).get("claimName", ""))
-            spec = claim.get("spec") if claim else None
-            modes = spec.get("accessModes") if isinstance(spec, dict) else None
-            if template.nodes < 2 or not isinstance(modes, list):
+            claim = claims.get((volume.get("persistentVolumeClaim") or {}).get("claimName", "")) or {}
+            modes = (claim.get("spec") or {}).get("accessModes")
+            if template.nodes < 2 or modes is None:
                 continue
-            place = Place(
-                template.object, f"{template.spec_path}.volumes[{name}]", ", ".join(map(str, modes))
-            )
-            if {"ReadWriteMany", "ReadOnlyMany"} & {str(mode) for mode in modes}:
-                yield good(place, "the claim can be mounted on all nodes")
+            place = Place(template.object, f"{template.spec_path}.volumes[{name}]", ", ".join(modes))
+            if {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
+                yield good(place, "all nodes can mount the claim")
             else:
-                yield bad(
-                    place, f"{template.nodes} pods on one claim that one node can mount", "ReadWriteMany"
-                )
+                summary = f"{template.nodes} pods use a claim that only one node can mount"
+                yield bad(place, summary, "ReadWriteMany")
 
 
-@rule("checkpoint-interval", "a checkpoint that comes after the last step is never made")
+@rule("checkpoint-interval", "a checkpoint after the last step is never saved")
 def checkpoint_interval(subject: Subject) -> Iterator[Verdict]:
     """The interval between checkpoints is not longer than the training.
 
-    Read in options such as --checkpoint-freq and --max-steps; published presets have 1000 and 30.
+    Both are read from options such as --checkpoint-freq and --max-steps. Published presets have 1000 and 30.
     """
     for template in subject.training():
         path, container = template.trainer()
         every, most = (option(words(container), names) for names in (INTERVAL, STEPS))
-        interval, steps = (number(found[1]) if found else None for found in (every, most))
+        interval, steps = (number(given[1]) if given else None for given in (every, most))
         if every is None or most is None or interval is None or steps is None:
             continue
         place = Place(template.object, f"{path}.args", f"{every[0]} {interval}, {most[0]} {steps}")
         if interval <= steps:
-            yield good(place, "a checkpoint is made before the end")
+            yield good(place, "a checkpoint is saved before the end")
         else:
-            yield bad(
-                place, f"every {interval} steps, and there are {steps}", f"{every[0]} of at most {steps}"
-            )
+            summary = f"every {interval} steps, and training has {steps} steps"
+            yield bad(place, summary, f"{every[0]} of at most {steps}")
 
 
-@rule("resume-path", "a job that resumes from another directory than it saves to starts over each time")
+@rule("resume-path", "a job that resumes from another directory than it saves to always starts from scratch")
 def resume_path(subject: Subject) -> Iterator[Verdict]:
-    """The directory to resume from is the one that is saved to, or lies in it.
+    """The job resumes from the directory that it saves to, or from one below it.
 
-    Options that are no path (true, latest, auto) are not judged.
+    Options that are not a path (true, latest, auto) are not checked.
     """
     for template in subject.training():
         path, container = template.trainer()
         saved, resumed = (option(words(container), names) for names in (SAVE, RESUME))
         if saved is None or resumed is None or "/" not in resumed[1] or not saved[1]:
             continue
-        first, second = (PurePosixPath(found[1]) for found in (saved, resumed))
-        place = Place(template.object, f"{path}.args", f"{saved[0]} {first}, {resumed[0]} {second}")
-        if first == second or first in second.parents:
-            yield good(place, "it resumes from where it saves")
+        target, source = PurePosixPath(saved[1]), PurePosixPath(resumed[1])
+        place = Place(template.object, f"{path}.args", f"{saved[0]} {target}, {resumed[0]} {source}")
+        if target in (source, *source.parents):
+            yield good(place, "the job resumes from where it saves")
         else:
-            yield bad(place, f"saves to {first} and resumes from {second}", "make the two one directory")
+            yield bad(place, f"saves to {target} and resumes from {source}", "use one directory for both")
 
 
-@rule("grace-period", "a pod that is killed before it has saved loses its steps at each drain")
+@rule("grace-period", "a pod that is killed before it has saved loses steps at each drain")
 def grace_period(subject: Subject) -> Iterator[Verdict]:
-    """terminationGracePeriodSeconds is longer than the time that torchrun gives its workers to save, with the
-    preStop hook before it.
+    """terminationGracePeriodSeconds is longer than the preStop hook and torchrun's time to save together.
 
-    After SIGTERM torchrun waits PET_SHUTDOWN_TIMEOUT (or --shutdown-timeout, 30 s where neither is given) for
-    one step and one checkpoint. The kubelet kills all when the grace period is over, 30 s where none is
-    given. Judged where the manifest says at least one of them: with nothing said, whether 30 s are enough for
-    a step and a save depends on the job.
+    After SIGTERM torchrun gives its workers PET_SHUTDOWN_TIMEOUT (or --shutdown-timeout, default 30 s) for
+    one step and one checkpoint. The kubelet kills all processes after the grace period (default 30 s). The
+    rule applies if the manifest sets at least one of them. Otherwise it depends on the job whether 30 s are
+    enough.
     """
     for template in subject.training():
         _, container = template.trainer()
         grace = template.spec.get("terminationGracePeriodSeconds")
-        said = _shutdown(container)
-        hook = _pre_stop(container)
-        if grace is None and said is None and not hook:
+        timeout, hook = _shutdown(container), _pre_stop(container)
+        if grace is None and timeout is None and not hook:
             continue
         limit = KUBERNETES_DEFAULT if grace is None else grace
-        need = (TORCHRUN_DEFAULT if said is None else said) + hook
-        shown = f"grace {limit} s, workers {need - hook} s, preStop {hook} s"
-        place = Place(template.object, f"{template.spec_path}.terminationGracePeriodSeconds", shown)
-        if limit > need or (said is None and not hook and limit == TORCHRUN_DEFAULT):
-            yield good(place, "the workers have their time before the pod is killed")
+        need = (TORCHRUN_DEFAULT if timeout is None else timeout) + hook
+        times = f"grace {limit} s, workers {need - hook} s, preStop {hook} s"
+        place = Place(template.object, f"{template.spec_path}.terminationGracePeriodSeconds", times)
+        if limit > need or (timeout is None and not hook and limit == TORCHRUN_DEFAULT):
+            yield good(place, "the workers have time to save before the pod is killed")
         else:
-            yield bad(place, f"killed after {limit} s, and {need} s are needed", f"more than {need} s")
+            yield bad(place, f"killed after {limit} s, but {need} s are needed", f"more than {need} s")
 
 
 def save_seconds(template: Template) -> int:
     """Return the seconds that the workers have between SIGTERM and SIGKILL."""
     _, container = template.trainer()
     grace = template.spec.get("terminationGracePeriodSeconds")
-    said = _shutdown(container)
+    timeout = _shutdown(container)
     limit = (KUBERNETES_DEFAULT if grace is None else int(grace)) - _pre_stop(container)
-    return min(limit, TORCHRUN_DEFAULT if said is None else said)
+    return min(limit, TORCHRUN_DEFAULT if timeout is None else timeout)
 
 
-def _shutdown(container: dict[str, object]) -> int | None:
+def _shutdown(container: Object) -> int | None:
     given = option(words(container), ("shutdown-timeout",))
-    text = given[1] if given else literals(container).get("PET_SHUTDOWN_TIMEOUT", "")
-    return number(text)
+    return number(given[1] if given else literals(container).get("PET_SHUTDOWN_TIMEOUT", ""))
 
 
-def _pre_stop(container: dict[str, object]) -> int:
-    """Return the seconds that a preStop hook sleeps, as far as it says so."""
-    hook = (container.get("lifecycle") or {}).get("preStop") or {}  # type: ignore[attr-defined]
-    slept = (hook.get("sleep") or {}).get("seconds")
-    if isinstance(slept, int):
-        return slept
+def _pre_stop(container: Object) -> int:
+    """Return the seconds that a preStop hook sleeps, or 0 if that is unknown."""
+    hook = (container.get("lifecycle") or {}).get("preStop") or {}
+    if seconds := (hook.get("sleep") or {}).get("seconds"):
+        return int(seconds)
     text = " ".join((hook.get("exec") or {}).get("command") or []).split()
     if "sleep" in text[:-1]:
-        seconds = amount(text[text.index("sleep") + 1])
-        return int(seconds) if seconds is not None else 0
+        return int(amount(text[text.index("sleep") + 1]) or 0)
     return 0
