@@ -1,4 +1,4 @@
-"""For every test run: bounded threads, output past the capture, a closing count, suites on request."""
+"""For every test run: bounded threads, uncaptured output, a closing count, suites on request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# Suites that start clusters or an engine: collected only when they are asked for by path, with time to build.
+# These suites start clusters or an engine. They are collected only when their path is given.
 ON_REQUEST = tuple(Path(__file__).parent / "tests" / name for name in ("cluster", "docker", "flux"))
 SECONDS = 3600
 
@@ -25,27 +25,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Pass by the suites that nobody has asked for."""
+    """Ignore the suites whose path was not given."""
     home = _on_request(collection_path)
     asked = (Path(str(word).split("::")[0]).resolve() for word in config.args)
     return None if home is None or home in map(_on_request, asked) else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give time to their tests: whichever comes first starts everything, and perhaps builds it."""
+    """Give their tests more time: the first one starts everything, and may build it."""
     for item in items:
         if _on_request(item.path) is not None and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SECONDS))
 
 
 def _on_request(path: Path) -> Path | None:
-    """Return the suite of ON_REQUEST that a path is in."""
     return next((home for home in ON_REQUEST if path == home or home in path.parents), None)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
-    """Prints the count after pytest's own closing lines, which give the reason of each skip."""
+    """Print the counts after pytest's closing lines, which give the reason of each skip."""
     yield
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or session.config.option.collectonly:
@@ -59,7 +58,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
 
 @pytest.fixture(scope="session")
 def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """A function that prints a line at once, past pytest's capture, also from a process of pytest-xdist."""
+    """A function that prints a line immediately, past pytest's capture, also in a pytest-xdist worker."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
 
     def line(text: str) -> None:

@@ -1,4 +1,4 @@
-"""The front door: targets of one line, all of them in the help, and nothing between a signal and yard."""
+"""The Makefile: targets of one line, a help that lists them all, and signals that reach yard directly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TARGET = re.compile(r"^([a-z][a-z%-]*):(?!=)")
 
 
 def recipes() -> dict[str, list[str]]:
-    """Returns each target's recipe lines."""
+    """Return each target's recipe lines."""
     found: dict[str, list[str]] = {}
     target = ""
     for line in (ROOT / "Makefile").read_text(encoding="utf-8").splitlines():
@@ -33,7 +33,7 @@ def recipes() -> dict[str, list[str]]:
 
 
 class Made(NamedTuple):
-    """What one run of make left."""
+    """A finished make."""
 
     pid: int
     code: int
@@ -42,7 +42,7 @@ class Made(NamedTuple):
 
 
 def make(*arguments: str, where: Path = ROOT, **environment: str) -> Made:
-    """Runs make, without what an outer make left in the environment."""
+    """Run make without the variables of an outer make."""
     outer = ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS")
     env = {name: value for name, value in os.environ.items() if name not in outer} | environment
     command = ["make", *arguments]
@@ -54,7 +54,7 @@ def make(*arguments: str, where: Path = ROOT, **environment: str) -> Made:
 
 
 def test_every_target_is_one_silent_line() -> None:
-    """Logic belongs to yard, where it can be tested."""
+    """Logic belongs in yard, where it can be tested."""
     found = recipes()
     assert {"train", "test", "ci"} <= set(found)
     for target, lines in found.items():
@@ -63,7 +63,7 @@ def test_every_target_is_one_silent_line() -> None:
 
 
 def test_help_lists_every_target_in_groups() -> None:
-    """`make` alone prints the help."""
+    """`make` without a target prints the help."""
     shown = make()
     assert shown.code == 0, shown.stderr
     listed = re.findall(r"(?m)^  ([a-z%-]+)  +\S", shown.stdout)
@@ -72,7 +72,7 @@ def test_help_lists_every_target_in_groups() -> None:
 
 
 def test_every_target_is_phony() -> None:
-    """A file called `test` must not switch a target off; of a pattern, `setup` before it sees to that."""
+    """A file called `test` must not disable a target. A pattern depends on `setup`, so it always runs."""
     phony = re.search(r"(?m)^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"))
     assert phony is not None
     assert sorted(phony.group(1).split()) == sorted(target for target in recipes() if "%" not in target)
@@ -80,35 +80,39 @@ def test_every_target_is_phony() -> None:
 
 @pytest.mark.parametrize("target", sorted(recipes()))
 def test_every_target_expands(target: str) -> None:
-    """`make -n` expands a recipe without running it."""
+    """`make -n` expands a recipe without running it, and shows the lock that the target installs."""
     shown = make("-n", target.replace("%", "logs"))
     assert shown.code == 0, shown.stderr
     assert shown.stdout.strip()
+    help_text = make().stdout
+    ours = f"  {target} " in help_text[help_text.index("Work on trainyard") :]
+    lock = "requirements-dev.lock" if ours else "requirements.lock"
+    assert (f"tools/bootstrap.py {lock} " in shown.stdout) == (target not in ("help", "ci", "clean", "purge"))
 
 
 @pytest.mark.parametrize("command", job.list_commands(click.Context(job)))
 def test_every_command_of_a_job_is_a_target(command: str) -> None:
-    """Of its own name, or as `make job-COMMAND`."""
+    """`make job`, `make why`, or `make job-COMMAND`."""
     shown = make("-n", f"job-{command}", "JOB=a-job", "ARGS=-n team-a").stdout
     assert shown.splitlines()[-1].strip() == f"exec .venv/bin/yard job {command} a-job -n team-a"
 
 
 def test_arguments_reach_yard() -> None:
-    """CELL and ARGS arrive in the command line, unchanged."""
+    """CELL and ARGS are part of the command line, unchanged."""
     shown = make("-n", "run", "CELL=overlays/p5/other", "ARGS=--set train.steps=5").stdout
     assert ".venv/bin/yard run overlays/p5/other --set train.steps=5" in shown
 
 
 def test_the_environment_does_not_choose_the_cell() -> None:
-    """A variable called MODEL or HW in somebody's shell means something else."""
+    """A variable called MODEL or HW in a user's shell means something else."""
     shown = make("-n", "job", HW="gpu", MODEL="theirs").stdout
     assert shown.splitlines()[-1].strip() == "exec .venv/bin/yard job submit overlays/cpu/llama-tiny"
 
 
 def test_yard_is_what_make_waits_for(tmp_path: Path) -> None:
-    """make starts yard itself, without a shell in between that would keep a signal to itself.
+    """make starts yard itself, without a shell in between that would not pass a signal on.
 
-    A prompt with quotes arrives as it is, and another project's PYTHONPATH does not.
+    A prompt with quotes arrives unchanged, and another project's PYTHONPATH does not arrive.
     """
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "tools").mkdir()

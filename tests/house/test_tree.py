@@ -1,4 +1,4 @@
-"""What must not stand in any file of the tree, and what the repository's own files promise."""
+"""What no file of the repository may contain, and how continuous integration runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Put together here so that this file does not hold what it looks for.
+# Assembled from parts, so that this file does not contain what it looks for.
 HOSTS = [
     *("py" + "pi.org", "python" + "hosted.org", "proxy.go" + "lang.org", "registry.npm" + "js"),
     *("crates" + ".io", "deb.deb" + "ian.org", "repo.mav" + "en", "download.py" + "torch.org"),
@@ -26,7 +26,7 @@ FORBIDDEN = {
 
 
 def tree() -> list[Path]:
-    """Returns the files that git knows or would add."""
+    """Return the files that git tracks or would add."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     if listed.returncode != 0:
@@ -36,8 +36,7 @@ def tree() -> list[Path]:
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
-def test_no_file_holds(what: str) -> None:
-    """Neither hosts nor machine paths nor notes to oneself."""
+def test_no_file_contains(what: str) -> None:
     found = []
     for path in tree():
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
@@ -54,8 +53,7 @@ def test_no_file_holds(what: str) -> None:
         ("unfinished work", "# TO" + "DO later"),
     ],
 )
-def test_the_guard_can_fail(what: str, line: str) -> None:
-    """Control: each pattern finds its kind."""
+def test_each_pattern_finds_its_kind(what: str, line: str) -> None:
     assert FORBIDDEN[what].search(line)
     assert not FORBIDDEN[what].search("work through the root of the workload in /workspace at $ROOT/work")
 
@@ -72,7 +70,7 @@ def test_actions_are_pinned_and_may_only_read() -> None:
 
 
 def test_continuous_integration_runs_each_target_once_in_a_clean_environment(tmp_path: Path) -> None:
-    """.ci/run, with a `make` that only notes how it was called."""
+    """.ci/run, with a `make` that only prints its arguments and environment."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
     stand_in = tmp_path / "bin/make"
@@ -91,7 +89,6 @@ def test_continuous_integration_runs_each_target_once_in_a_clean_environment(tmp
 
 
 def test_continuous_integration_stops_at_the_first_failure(tmp_path: Path) -> None:
-    """A red lint is a red run."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
     stand_in = tmp_path / "make"
