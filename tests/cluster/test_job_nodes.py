@@ -20,7 +20,7 @@ from tests.cluster.kube import Kube
 from tests.cluster.training import JOB, short, start
 from tools.cli import invoke
 from tools.core import repo
-from tools.job.diagnosis.explain import Answer, Explanation, explain
+from tools.job.diagnosis.explain import Explanation, explain
 from tools.job.snapshot.collect import collect
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import parse
@@ -190,7 +190,7 @@ def _until(cause: str, team: str) -> Explanation:
     began = time.monotonic()
     while True:
         found = explain(collect(Kubectl(None, team), JOB))
-        said = found.causes[0].kind if found.state is Answer.CAUSE else found.state.value
+        said = found.causes[0].kind if found.causes else found.name
         if said == cause or time.monotonic() - began > SECONDS:
             break
         time.sleep(1.0)

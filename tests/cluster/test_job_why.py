@@ -60,7 +60,7 @@ def test_why_names_what_the_cluster_does(one: Planted, bed: Callable[[str], Bed]
     found = made.answer(one.cause)
     COUNTS[one.cause, said(found)] += 1
     causes = [(each.kind, each.summary, each.evidence) for each in found.causes]
-    assert said(found) == one.cause, f"{found.summary} {causes} {found.looked}"
+    assert said(found) == one.cause, f"{found.summary} {causes} {found.checked}"
 
 
 @pytest.mark.cluster_all

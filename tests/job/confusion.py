@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tests.job.corpus import HEALTHY, Situation
 from tests.job.situations import SITUATIONS
 from tests.job.world import World
-from tools.job.diagnosis.explain import Answer, Explanation, explain
+from tools.job.diagnosis.explain import Explanation, explain
 
 LEAST = 0.95
 
@@ -61,7 +61,7 @@ class Confusion:
 
 def said(found: Explanation) -> str:
     """The kind of the first cause, or the state."""
-    return found.causes[0].kind if found.state is Answer.CAUSE else found.state.value
+    return found.causes[0].kind if found.causes else found.name
 
 
 def confusion(

@@ -11,8 +11,9 @@ import pytest
 from tests.job.conftest import NewWorld
 from tests.job.corpus import STEP
 from tests.job.log_corpus import CASES, HEALTHY, Case
+from tools.core.verdict import State
 from tools.job.diagnosis import log_causes, log_failures, log_patterns
-from tools.job.diagnosis.explain import Answer, explain
+from tools.job.diagnosis.explain import explain
 from tools.job.snapshot import log_lines
 
 
@@ -60,7 +61,7 @@ def test_a_training_job_is_healthy_whatever_its_log_says(world: NewWorld) -> Non
             made = world()
             made.log(0, *case.text.splitlines(), *(STEP.format(n=n) for n in range(1, 9)), seconds=60)
             found = explain(made.snapshot())
-            assert found.state is Answer.HEALTHY, (case.name, found.causes)
+            assert found.state is State.PASS, (case.name, found.causes)
 
 
 def reported(case: Case) -> Iterator[str]:

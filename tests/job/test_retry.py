@@ -12,9 +12,10 @@ import pytest
 from tests.job.conftest import Cluster, NewWorld
 from tests.job.world import World
 from tools.core.errors import UserError
+from tools.core.verdict import State
 from tools.job import retry
 from tools.job.diagnosis import cause
-from tools.job.diagnosis.explain import Answer, explain
+from tools.job.diagnosis.explain import explain
 from tools.job.retry import LEDGER, FailedAttempt, NextAttempt
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Manifests
@@ -159,7 +160,7 @@ def test_what_has_not_failed_or_is_gits_is_left_alone(world: NewWorld, planned: 
     unclear = world()
     unclear.running(0, restarts=1)
     unclear.unseen["run directory"] = "forbidden"
-    assert explain(unclear.snapshot()).state is Answer.CANNOT_TELL
+    assert explain(unclear.snapshot()).state is State.CANNOT_TELL
     with pytest.raises(UserError, match="unknown whether") as unseen:
         planned(unclear)
     assert unseen.value.code == 3, "what is not seen has not failed"

@@ -22,7 +22,7 @@ def answer(one: Situation, world: NewWorld) -> tuple[str, str]:
     one.plant(made)
     found = explain(made.snapshot())
     causes = [(cause.kind, cause.summary, cause.evidence) for cause in found.causes]
-    return said(found), f"{found.state.value}: {found.summary} {causes}"
+    return said(found), f"{found.name}: {found.summary} {causes}"
 
 
 @pytest.mark.parametrize("one", SITUATIONS, ids=lambda one: one.name)
@@ -37,8 +37,8 @@ EVIDENCE = {
     "somebody_holds_the_queue": "stopPolicy Hold",
     "the_admission_check_waits_for_machines": "admission check prov: Pending",
     "the_workload_was_deactivated": "spec.active is false",
-    "kueue_does_not_know_this_kind_of_job": "Kueue has made no Workload",
-    "the_volcano_queue_has_given_out_its_cards": "16 of 40 GPUs given out, the gang needs 32",
+    "kueue_does_not_know_this_kind_of_job": "Kueue has not created a Workload",
+    "the_volcano_queue_has_given_out_its_cards": "16 of 40 GPUs allocated, the gang needs 32",
     "kai_says_no": "Workload requested 32 GPUs",
     "karpenters_machine_is_not_to_be_had": "NodeClaim g5-x7k2p: InsufficientCapacityError",
     "an_empty_cluster_may_not_grow": "max node group size reached",

@@ -92,10 +92,10 @@ def report(kubectl: Kubectl, seen: Snapshot) -> Report:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         reports = list(pool.map(lambda pod: _of_pod(kubectl, pod, held[pod.name]), pods))
     of_nodes = [
-        f"{pod.short} on {pod.node}: {word.text}"
+        f"{pod.short} on {pod.node}: {problem.text}"
         for pod in pods
-        for word in node_health.words(seen, pod.node)
-        if word.kind == "device"
+        for problem in node_health.problems(seen, pod.node)
+        if problem.kind == "device"
     ]
     return Report(
         [device for one in reports for device in one.devices],

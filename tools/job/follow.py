@@ -11,7 +11,7 @@ from tools.core.errors import UserError
 from tools.core.wait import until
 from tools.job.diagnosis.admission import is_over
 from tools.job.diagnosis.cause import Cause
-from tools.job.diagnosis.explain import Answer, Explanation, explain
+from tools.job.diagnosis.explain import Explanation, explain
 from tools.job.metrics import progress
 from tools.job.metrics.series import Record
 from tools.job.snapshot.collect import collect
@@ -62,7 +62,7 @@ class _Watch:
             raise UserError(f"{self._name} was replaced by another job: {seen.uid}", code=1)
         found = explain(seen)
         step = first_step(seen) if self._steps else None
-        cause = found.causes[0] if found.state is Answer.CAUSE else None
+        cause = found.causes[0] if found.causes else None
         self.last = Followed(seen, found, step, cause if self._lasts(cause) else None, is_over(seen))
         return bool(self.last.step or self.last.cause or self.last.is_over)
 

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from tools.core import output, repo
 from tools.core.errors import UserError
+from tools.core.verdict import State
 from tools.job import stop, submit
-from tools.job.diagnosis.explain import Answer, Explanation
+from tools.job.diagnosis.explain import Explanation
 from tools.job.diagnosis.resources import accelerators
 from tools.job.snapshot.pod import template_specs
 from tools.job.snapshot.references import needed
@@ -81,7 +81,7 @@ def ledger(job: Object) -> list[FailedAttempt]:
 def plan(kubectl: Kubectl, seen: Snapshot, found: Explanation, most: int) -> NextAttempt:
     """Return the next attempt; UserError with the reason if it cannot help or exceeds a limit."""
     _check_state(seen, found)
-    cause = found.causes[0] if found.state is Answer.CAUSE else None
+    cause = found.causes[0] if found.causes else None
     kind = cause.kind if cause else UNKNOWN
     evidence = cause.evidence[0] if cause and cause.evidence else found.summary
     before = ledger(seen.job)
@@ -105,10 +105,10 @@ def _check_state(seen: Snapshot, found: Explanation) -> None:
     state = state_of(seen.job)
     if state == "Suspended":
         raise UserError(f"{seen.name} is suspended", "`yard job submit CELL --resume` continues it", 1)
-    if found.state is Answer.CANNOT_TELL and not seen.condition("Failed"):
+    if found.state is State.CANNOT_TELL and not seen.condition("Failed"):
         raise UserError(f"unknown whether {seen.name} fails: {found.summary}", "yard job why -v", 3)
     failing = seen.condition("Failed") or any(pod.restarts or pod.end for pod in seen.pods)
-    if found.state is Answer.HEALTHY or not failing:
+    if found.state is State.PASS or not failing:
         raise UserError(f"{seen.name} has not failed: {found.summary}", "yard job why -v", 1)
     owner = next((label for label in OWNERS if label in (seen.job["metadata"].get("labels") or {})), None)
     if owner:
@@ -179,15 +179,7 @@ def _rename(objects: Manifests, item: Object, suffix: str) -> None:
     new = re.sub(r"-retry\d+$", "", old) + suffix
     item["metadata"]["name"] = new
     job = objects.job()
-    job["spec"] = _replaced(job["spec"], old, new)
-
-
-def _replaced(value: Any, old: str, new: str) -> Any:
-    if isinstance(value, dict):
-        return {key: _replaced(one, old, new) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_replaced(one, old, new) for one in value]
-    return new if value == old else value
+    job["spec"] = json.loads(json.dumps(job["spec"]).replace(json.dumps(old), json.dumps(new)))
 
 
 def carry_out(

@@ -130,7 +130,7 @@ def _print_followed(kubectl: Kubectl, applied: list[Applied], followed: Followed
     """Print the outcome and exit with its code."""
     found, step, name = followed.explanation, followed.step, followed.snapshot.name
     if as_json:
-        facts = {"result": "trains" if step else found.state.value, "namespace": kubectl.namespace}
+        facts = {"result": "trains" if step else found.name, "namespace": kubectl.namespace}
         details = {"objects": [vars(one) for one in applied], "step": step.as_dict() if step else None}
         output.data({**facts, **details, **found.verdict.as_dict()})
     elif step is not None:

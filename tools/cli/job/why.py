@@ -24,7 +24,8 @@ import click
 
 from tools.cli.job import _options
 from tools.core import output
-from tools.job.diagnosis.explain import Answer, Explanation, explain
+from tools.core.verdict import State
+from tools.job.diagnosis.explain import Explanation, explain
 from tools.job.snapshot import collect, lookup, snapshot
 from tools.kube.kubectl import Kubectl
 
@@ -53,8 +54,8 @@ def command(
 
 def _show(seen: snapshot.Snapshot, found: Explanation, verbose: bool) -> None:
     output.line(f"{seen.namespace}/{seen.name} ({seen.uid})")
-    if found.state is not Answer.CAUSE:
-        output.line(f"{found.state.value.upper()}: {found.summary}")
+    if not found.causes:
+        output.line(f"{found.name.upper()}: {found.summary}")
     else:
         first = found.causes[0]
         output.line(f"CAUSE {first.kind}: {first.summary}")
@@ -68,6 +69,6 @@ def _show(seen: snapshot.Snapshot, found: Explanation, verbose: bool) -> None:
         output.line(f"then {cause.kind}: {cause.summary}")
         for line in cause.evidence:
             output.line(f"  {line}")
-    if verbose or found.state is Answer.CANNOT_TELL:
-        for line in found.looked:
+    if verbose or found.state is State.CANNOT_TELL:
+        for line in found.checked:
             output.line(f"  checked: {line}")

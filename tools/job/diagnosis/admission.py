@@ -1,4 +1,4 @@
-"""Causes before any pod exists: suspended, queued, refused by the API server, or no operator to make them."""
+"""Causes before any pod exists: suspended, queued, refused by the API server, or no operator."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from tools.job.snapshot.snapshot import Snapshot, event_time
 from tools.kube.manifests import Object
 from tools.kube.quantity import amount, pod_requests
 
-TOGETHER = 5.0  # seconds in which the operator asks for all pods of a job
-PATIENCE = 30.0  # seconds that operator and scheduler have before their silence says something
+TOGETHER = 5.0  # seconds in which the operator creates all pods of a job
+PATIENCE = 30.0  # seconds after which operator and scheduler must have reacted
 OPERATOR_IMAGE = "training-operator"
 FAILED_TO_CREATE = ("FailedCreatePod", "FailedCreateService", "FailedCreate")
 
 
 def is_over(snapshot: Snapshot) -> bool:
-    """Say whether the job has ended, well or not."""
     return snapshot.condition("Succeeded") is not None or snapshot.condition("Failed") is not None
 
 
 def suspended(snapshot: Snapshot) -> Iterator[Cause]:
-    """The job waits in a queue, or somebody has suspended it."""
+    """The job waits in a queue, or was suspended."""
     if is_over(snapshot) or not (snapshot.job["spec"].get("runPolicy") or {}).get("suspend"):
         return
     metadata = snapshot.job["metadata"]
@@ -44,7 +43,7 @@ def suspended(snapshot: Snapshot) -> Iterator[Cause]:
 
 
 def gang(snapshot: Snapshot) -> Iterator[Cause]:
-    """A gang scheduler has not let the group of pods in."""
+    """A gang scheduler has not admitted the group of pods."""
     if is_over(snapshot):
         return
     pods = snapshot.pods
@@ -65,32 +64,32 @@ def gang(snapshot: Snapshot) -> Iterator[Cause]:
 
 
 def operator(snapshot: Snapshot) -> Iterator[Cause]:
-    """The operator has not looked at the job: it is down, or it does not watch this namespace."""
+    """The operator has not reacted to the job: it is down, or it does not watch this namespace."""
     status = snapshot.job.get("status") or {}
     age = snapshot.age(moment(snapshot.job["metadata"].get("creationTimestamp"))) or 0.0
     if status.get("conditions") or age < PATIENCE or snapshot.pods:
         return
-    evidence = [f"no condition {duration(age)} after the job was made"]
+    evidence = [f"no condition {duration(age)} after the job was created"]
     if "others" not in snapshot.unseen:
         evidence += _operator_pods(snapshot)
-    yield Cause("operator", Layer.JOB, "the training operator has not taken the job up", evidence)
+    yield Cause("operator", Layer.JOB, "the training operator has not reacted to the job", evidence)
 
 
 def _operator_pods(snapshot: Snapshot) -> list[str]:
     found = []
     for pod in snapshot.others:
-        images = [str(one.get("image")) for one in pod["spec"].get("containers") or []]
-        if any(OPERATOR_IMAGE in image for image in images):
-            name = f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}"
+        containers = pod["spec"].get("containers") or []
+        if any(OPERATOR_IMAGE in str(container.get("image")) for container in containers):
             statuses = (pod.get("status") or {}).get("containerStatuses") or []
-            ready = bool(statuses) and all(one.get("ready") for one in statuses)
-            state = pod["status"].get("phase", "Unknown") if not ready else "Ready"
+            ready = bool(statuses) and all(status.get("ready") for status in statuses)
+            state = "Ready" if ready else pod["status"].get("phase", "Unknown")
+            name = f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}"
             found.append(f"operator pod {name}: {state}")
-    return found or ["no pod of the cluster runs an image called training-operator"]
+    return found or ["no pod of the cluster runs a training-operator image"]
 
 
 def refused(snapshot: Snapshot) -> Iterator[Cause]:
-    """The API server refuses the pods that the operator asks for."""
+    """The API server refuses the pods that the operator creates."""
     if is_over(snapshot) or len(snapshot.pods) >= snapshot.replicas:
         return
     computed = list(quota(snapshot))
@@ -105,9 +104,9 @@ def refused(snapshot: Snapshot) -> Iterator[Cause]:
 
 
 def _still(snapshot: Snapshot, event: Object) -> bool:
-    """Say whether an event tells of a pod that is refused and was not made since.
+    """Return whether an event reports a refused pod that was not created since.
 
-    A pod of the same name that is still going is no refusal.
+    A pod of the same name that is still being deleted is not a refusal.
     """
     refusal = event.get("reason") in FAILED_TO_CREATE and event.get("type") == "Warning"
     at = event_time(event)
@@ -118,31 +117,28 @@ def _still(snapshot: Snapshot, event: Object) -> bool:
 
 REFUSALS = (
     (r"exceeded quota", "quota", "the namespace's quota is used up"),
-    (r"violates PodSecurity", "pod-security", "the namespace's Pod Security level refuses the pod"),
+    (r"violates PodSecurity", "pod-security", "the namespace's Pod Security level does not allow the pod"),
     (r"failed calling webhook|webhook.*(?:connection refused|deadline exceeded|no endpoints)", "webhook",
      "an admission webhook does not answer"),
     (r"admission webhook .* denied|denied the request", "refused", "an admission webhook refuses the pod"),
     (r"serviceaccounts? \"[^\"]*\" not found|service account .* not found|error looking up service account",
      "serviceaccount-missing", "the pod's ServiceAccount does not exist"),
-    (r".", "refused", "the API server refuses the pod"),
+    (r"", "refused", "the API server refuses the pod"),
 )  # fmt: skip
 
 
 def _refusal(message: str) -> tuple[str, str]:
-    for pattern, kind, summary in REFUSALS:
-        if re.search(pattern, message):
-            return kind, summary
-    return "refused", "the API server refuses the pod"
+    return next((kind, summary) for pattern, kind, summary in REFUSALS if re.search(pattern, message))
 
 
 def quota(snapshot: Snapshot) -> Iterator[Cause]:
-    """A ResourceQuota has no room for one more pod: what it leaves against what a pod asks for."""
+    """A ResourceQuota has no room for one more pod of the job."""
     wanted = _wanted(snapshot)
     for item in snapshot.of("ResourceQuota"):
         status = item.get("status") or {}
         limits = item.get("spec") or {}
         if limits.get("scopes") or limits.get("scopeSelector"):
-            continue  # of which pods it counts, only the API server's own words tell
+            continue  # which pods it counts, only the API server knows
         hard, used = status.get("hard") or {}, status.get("used") or {}
         for key, most in sorted(hard.items()):
             need = wanted.get(key)
@@ -151,7 +147,7 @@ def quota(snapshot: Snapshot) -> Iterator[Cause]:
                 resource = key.removeprefix("requests.").removeprefix("limits.")
                 evidence = [
                     f"ResourceQuota {item['metadata']['name']}: {key} {used.get(key, 0)} of {most} used,"
-                    f" a pod needs {shown(resource, need)}"
+                    f" a pod requests {shown(resource, need)}"
                 ]
                 summary = f"the namespace's quota leaves {shown(resource, left)} {name_of(resource)}"
                 yield Cause("quota", Layer.JOB, summary, evidence)
@@ -159,7 +155,7 @@ def quota(snapshot: Snapshot) -> Iterator[Cause]:
 
 
 def _wanted(snapshot: Snapshot) -> dict[str, Decimal]:
-    """Return what one more pod takes of each thing that a quota can limit."""
+    """Return what one more pod takes, by each key that a quota can limit."""
     specs = (snapshot.job["spec"].get("pytorchReplicaSpecs") or {}).values()
     most: dict[str, Decimal] = {"pods": Decimal(1), "count/pods": Decimal(1)}
     for replica in specs:

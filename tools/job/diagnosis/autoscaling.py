@@ -1,7 +1,7 @@
-"""What an autoscaler says of a pod without a node: that a machine is on its way, or that none will come.
+"""What an autoscaler says of a pod without a node: a node is being started, or will not come.
 
-Cluster Autoscaler and Karpenter say so in events of the pod; why a machine is not had Karpenter says of its
-NodeClaim alone (kubernetes-sigs/karpenter #2159), which it then takes away and makes anew under another name.
+Cluster Autoscaler and Karpenter write events about the pod. Why a machine is not available, Karpenter writes
+only about its NodeClaim (kubernetes-sigs/karpenter #2159), which it then deletes and replaces by another.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot, event_time
 from tools.kube.manifests import Object
 
-COMING = 900.0  # seconds that a node on its way, or a volume that is being made, may take
+COMING = 900.0  # seconds that a node may take to start, and a volume to be created
 PROMISES, REFUSAL = ("TriggeredScaleUp", "Nominated"), "NotTriggerScaleUp"
-BROKEN = 3  # NodeClaims that a pod has been given, one after the other, without a node
-GONE = 60.0  # seconds after which a NodeClaim that is not there any more is no news
+BROKEN = 3  # NodeClaims of a pod, one after the other, without a node
+GONE = 60.0  # seconds after which a NodeClaim that does not exist has failed
 NODE_CLAIM = re.compile(r"nodeclaim/([\w.-]+)")
-# What to do, by what stands in the way of a machine.
+# Remedies by the autoscaler's message.
 ADVICE = (
     (
         r"(?i)insufficient ?(?:instance ?)?capacity|in backoff after failed scale-up"
         r"|ReservationCapacityExceeded|unfulfillable",
-        "the cloud has no such machine now: another zone or type, or reserve some (ODCR, Capacity Blocks)",
+        "use another zone or type, or reserve capacity (ODCR, Capacity Blocks)",
     ),
     (
         r"(?i)max (?:node group size|limit) reached|max cluster (?:cpu|memory) limit|would exceed.{0,40}limit"
         r"|exceed limits for nodepool",
-        "raise the node group's maximum or the NodePool's limits: it has all the machines that it may have",
+        "raise the node group's maximum or the NodePool's limits",
     ),
     (
         r"(?i)VcpuLimitExceeded|MaxSpotInstanceCountExceeded|quota",
-        "have the account's quota of such machines raised (Service Quotas)",
+        "have the account's quota for these machines raised (Service Quotas)",
     ),
 )
 
 
 def promised(snapshot: Snapshot, pod: JobPod) -> str | None:
-    """Return what brings the pod a node soon: a machine that is being started, or pods that make room."""
+    """Return why the pod gets a node soon: a machine is starting, or other pods are being preempted."""
     name = pod.status.get("nominatedNodeName")
     if name and (snapshot.age(pod.created) or 0.0) < COMING:
-        return f"{pod.short} gets its place on {name}: pods of lower priority are being ended"
+        return f"{pod.short} will run on {name}: pods of lower priority are being ended"
     said = _said(snapshot, pod)
     age = snapshot.age(event_time(said[-1])) if said else None
     if age is None or age >= COMING or said[-1]["reason"] not in PROMISES:
@@ -50,30 +50,30 @@ def promised(snapshot: Snapshot, pod: JobPod) -> str | None:
     given = _given(said)
     if len(given) >= BROKEN or (given and _failed(snapshot, given[-1], age)):
         return None
-    return short(f"{pod.short}: a node is being started since {duration(age)}: {said[-1].get('message', '')}")
+    return short(f"{pod.short}: a node has been starting for {duration(age)}: {said[-1].get('message', '')}")
 
 
 def refusals(snapshot: Snapshot, pod: JobPod) -> list[str]:
-    """Return in lines of evidence why no machine comes, as the autoscaler tells it."""
+    """Return why no machine is started, in the autoscaler's words."""
     said = _said(snapshot, pod)
     found = [one for one in said if one["reason"] not in PROMISES][-1:]
     lines = [short(f"autoscaler: {one.get('message', '')}") for one in found]
     given = _given(said)
     if len(given) >= BROKEN:
-        lines.append(f"karpenter has started {len(given)} machines for {pod.short}, and none has come")
+        lines.append(f"Karpenter has started {len(given)} machines for {pod.short}, and none became a node")
     failing = {name: words for name in _claims(snapshot) if (words := _failure(snapshot, name))}
     chosen = [name for name in failing if name in given] or list(failing)
     return [*lines, *(short(f"NodeClaim {name}: {failing[name]}") for name in chosen[-1:])]
 
 
 def advice(lines: list[str]) -> str | None:
-    """Return what to do where the autoscaler has said what it lacks."""
+    """Return the remedy for the autoscaler's message, None if it names no known reason."""
     text = " ".join(lines)
     return next((words for pattern, words in ADVICE if re.search(pattern, text)), None)
 
 
 def _said(snapshot: Snapshot, pod: JobPod) -> list[Object]:
-    """Return the events in which an autoscaler speaks of the pod, the newest last."""
+    """Return an autoscaler's events about the pod, the newest last."""
     return [
         event
         for event in snapshot.events("Pod", pod.name)
@@ -88,26 +88,26 @@ def from_karpenter(event: Object) -> bool:
 
 
 def _given(said: list[Object]) -> list[str]:
-    """Return the NodeClaims that the pod was to get its node from, the newest last."""
+    """Return the NodeClaims that were created for the pod, the newest last."""
     found = (NODE_CLAIM.search(str(event.get("message", ""))) for event in said)
     return list(dict.fromkeys(match[1] for match in found if match))
 
 
 def _claims(snapshot: Snapshot) -> list[str]:
-    """Return the NodeClaims that are there or of which something is told, the newest last."""
+    """Return the NodeClaims that exist or have events, the newest last."""
     told = [one.get("involvedObject") or {} for one in snapshot.of("Event")]
     names = [str(one["name"]) for one in told if one.get("kind") == "NodeClaim"]
     return list(dict.fromkeys([*names, *(one["metadata"]["name"] for one in snapshot.of("NodeClaim"))]))
 
 
 def _failed(snapshot: Snapshot, name: str, age: float) -> bool:
-    """Say whether nothing comes of a NodeClaim that was made `age` seconds ago."""
+    """Return whether a NodeClaim that was created `age` seconds ago has failed."""
     gone = snapshot.saw("NodeClaim") and snapshot.find("NodeClaim", name) is None
     return _failure(snapshot, name) is not None or (gone and age > GONE)
 
 
 def _failure(snapshot: Snapshot, name: str) -> str | None:
-    """Return why a NodeClaim gets no machine, None where nothing says that it does not."""
+    """Return why a NodeClaim gets no machine, None if no failure is known."""
     warnings = [one for one in snapshot.events("NodeClaim", name) if one.get("type") == "Warning"]
     if warnings:
         return f"{warnings[-1].get('reason')}: {warnings[-1].get('message', '')}"

@@ -1,4 +1,4 @@
-"""Why a job has failed whose pods are gone: what the operator has seen of them."""
+"""Causes of a failed job whose pods are gone: what events still show of them."""
 
 from __future__ import annotations
 
@@ -9,35 +9,34 @@ from datetime import datetime
 from tools.core.timestamps import moment
 from tools.job.diagnosis import exit_codes, failures, log_causes, startup
 from tools.job.diagnosis.cause import Cause, Layer, short
-from tools.job.diagnosis.exit_codes import layer_of, what
+from tools.job.diagnosis.exit_codes import failure
 from tools.job.diagnosis.resources import accelerators
 from tools.job.snapshot import log_lines
 from tools.job.snapshot.snapshot import Snapshot, event_time
 from tools.kube.manifests import Object
 
-# What the operator v1.9.4 says of a container that has failed; the words are its termination message.
+# The event of training-operator v1.9.4 about a failed container, with the container's termination message.
 EXIT_EVENT = re.compile(
     r"^Error pod (\S+) container \S+ exitCode: (-?\d+) terminated message: ?(.*)$", re.DOTALL
 )
-# What the kubelet says of a container that containerd could not start.
+# The kubelet's event about a container that containerd could not start.
 START_EVENT = re.compile(r"^Error: failed to (?:create containerd task|start container)")
 INCIDENT = 900.0  # seconds before the job's end in which a failure may have led to it
 
 
 def ended(snapshot: Snapshot) -> Iterator[Cause]:
-    """Why the operator has failed the job, where no pod and no record is left to tell more.
+    """The operator failed the job, and neither pods nor failure records are left.
 
-    Its events outlive the pods for an hour or so, and hold their exit codes and last words.
+    Events outlive the pods by about an hour, and contain their exit codes and last lines.
     """
     condition = snapshot.condition("Failed")
-    told = [*failures.failed_pods(snapshot), *failures.current_records(snapshot)]
-    if condition is None or told:
+    if condition is None or failures.failed_pods(snapshot) or any(failures.current_records(snapshot)):
         return
     message = str(condition.get("message", ""))
     at = moment(condition.get("lastTransitionTime"))
     evidence = [short(f"condition Failed: {condition.get('reason')}: {message}")]
     if "deadline" in message.lower():
-        summary = "the job took longer than activeDeadlineSeconds"
+        summary = "the job ran longer than activeDeadlineSeconds"
         yield Cause("deadline", Layer.FAILED, summary, evidence, at=at)
         return
     exits = [event for event in _exits(snapshot) if _near(event_time(event), at)]
@@ -46,12 +45,12 @@ def ended(snapshot: Snapshot) -> Iterator[Cause]:
     causes += exit_codes.first_of_each(one for each in exits if (one := _from_event(snapshot, each)))
     yield from causes
     if not causes and "backoff" in message.lower():
-        summary = "the job's restarts are used up, and what failed has left nothing behind"
+        summary = "all restarts are used, and the failed pods left no trace"
         yield Cause("backoff", Layer.VICTIM, summary, evidence, at=at)
 
 
 def _exits(snapshot: Snapshot) -> Iterator[Object]:
-    """Yield the operator's events about failed containers of this very job."""
+    """Yield the operator's events about failed containers of this job."""
     for event in snapshot.events("PyTorchJob", snapshot.name):
         uid = (event.get("involvedObject") or {}).get("uid")
         if uid in (None, snapshot.uid) and EXIT_EVENT.match(str(event.get("message", ""))):
@@ -59,22 +58,21 @@ def _exits(snapshot: Snapshot) -> Iterator[Object]:
 
 
 def _starts(snapshot: Snapshot) -> Iterator[Object]:
-    """Yield the kubelets' events about containers of this job that the runtime could not start."""
+    """Yield the kubelets' events about containers of this job that did not start."""
     made = moment(snapshot.job["metadata"].get("creationTimestamp"))
-    own = re.compile(rf"{re.escape(snapshot.name)}-(?:master|worker)-\d+")
+    names = re.compile(rf"{re.escape(snapshot.name)}-(?:master|worker)-\d+")
     for event in snapshot.of("Event"):
         about, at = event.get("involvedObject") or {}, event_time(event)
-        ours = about.get("kind") == "Pod" and own.fullmatch(str(about.get("name")))
-        told = event.get("reason") == "Failed" and START_EVENT.match(str(event.get("message", "")))
-        if ours and told and not (made and at and at < made):
+        ours = about.get("kind") == "Pod" and names.fullmatch(str(about.get("name")))
+        failed = event.get("reason") == "Failed" and START_EVENT.match(str(event.get("message", "")))
+        if ours and failed and not (made and at and at < made):
             yield event
 
 
 def _from_start(event: Object) -> Cause:
     message, pod = str(event["message"]), str(event["involvedObject"]["name"])
-    kind = startup.start_error(message)
     evidence = [short(f"{pod}: {message}"), "from the kubelet's event: the pod is gone"]
-    return Cause(kind, layer_of(kind), what(kind, pod), evidence, pod, at=event_time(event))
+    return failure(startup.start_error(message), pod, evidence, pod, at=event_time(event))
 
 
 def _near(event: datetime | None, end: datetime | None) -> bool:
@@ -82,32 +80,23 @@ def _near(event: datetime | None, end: datetime | None) -> bool:
 
 
 def _from_event(snapshot: Snapshot, event: Object) -> Cause | None:
-    """Return what a container's exit code and last words in an event say."""
+    """Return the cause that a container's exit code and last lines in an event show."""
     match = EXIT_EVENT.match(str(event["message"]))
     assert match
-    pod, code, words = match[1], int(match[2]), match[3]
+    pod, code, text = match[1], int(match[2]), match[3]
     at = event_time(event)
-    found = log_causes.first_cause(log_lines.read(words, pod))
+    found = log_causes.first_cause(log_lines.read(text, pod))
     if found is not None and found.kind != "crash":
         who = pod if found.rank is None else f"rank {found.rank}"
         evidence = [
             short(f"{pod}: {found.line.text.strip()}"),
             f"from the operator's event, exit code {code}",
         ]
-        where = found.host or pod
-        return Cause(
-            found.kind,
-            layer_of(found.kind),
-            what(found.kind, who),
-            evidence,
-            where,
-            found.rank,
-            at,
-        )
-    specs = [one["template"]["spec"] for one in snapshot.job["spec"]["pytorchReplicaSpecs"].values()]
+        return failure(found.kind, who, evidence, found.host or pod, found.rank, at)
+    specs = [replica["template"]["spec"] for replica in snapshot.job["spec"]["pytorchReplicaSpecs"].values()]
     kind = exit_codes.kind_of(code, any(accelerators(spec) for spec in specs))
     if kind is None:
         return None
-    last = (words.strip().splitlines() or ["no last words"])[-1]
+    last = (text.strip().splitlines() or ["no last line"])[-1]
     evidence = [short(f"{pod}: exit code {code}, {last}"), "from the operator's event: the pod is gone"]
-    return Cause(kind, layer_of(kind), what(kind, pod), evidence, pod, at=at)
+    return failure(kind, pod, evidence, pod, at=at)

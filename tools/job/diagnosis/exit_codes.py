@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 
 from tools.job.diagnosis.cause import Cause, Layer
 from training.run.failure import CODES
@@ -16,45 +17,45 @@ KINDS = {"out of memory": "oom-device", "lost peer": "lost-peer", "error": "cras
 VICTIMS = frozenset({"lost-peer", "collective-timeout", "rendezvous", "communication", "drained"})
 SUMMARIES = {
     "config": "the configuration is wrong",
-    "duplicate-device": "two ranks are on one card",
-    "network-interface": "there is no interface of the name that is set",
-    "image-accelerator": "the image's CUDA does not fit the card or its driver",
-    "permission": "the container may not write there",
-    "hub-rate-limit": "the model hub refuses so many requests",
-    "object-store": "the object store cannot be used",
-    "data": "the training data cannot be used",
+    "duplicate-device": "two ranks use the same GPU",
+    "network-interface": "the network interface that is set does not exist",
+    "image-accelerator": "the image's CUDA does not fit the GPU or its driver",
+    "permission": "the container may not read or write a file",
+    "hub-rate-limit": "the model hub limits requests",
+    "object-store": "a request to the object store failed",
+    "data": "the training data cannot be read",
     "nan": "the loss or a gradient is not finite",
-    "oom-device": "an accelerator's memory is used up",
+    "oom-device": "the accelerator's memory is used up",
     "oom-host": "the container's memory is used up",
-    "shared-memory": "/dev/shm is used up",
-    "storage": "the volume fails",
+    "shared-memory": "/dev/shm is full",
+    "storage": "the volume failed",
     "storage-full": "the volume is full",
     "checkpoint": "a checkpoint cannot be read",
-    "device": "an accelerator fails",
-    "efa": "EFA does not start",
-    "hub-auth": "the model hub refuses access, or has nothing of that name",
-    "hub-unreachable": "the model hub is not reached",
-    "rendezvous-dns": "the name of the rendezvous host does not resolve",
+    "device": "an accelerator failed",
+    "efa": "EFA did not start",
+    "hub-auth": "the model hub denies access, or does not have this name",
+    "hub-unreachable": "the pod does not reach the model hub",
+    "rendezvous-dns": "the rendezvous host's name does not resolve",
     "rendezvous": "the rendezvous host does not answer",
-    "port-taken": "the rendezvous port is taken",
-    "collective-timeout": "a rank did not come to a collective",
+    "port-taken": "another process uses the rendezvous port",
+    "collective-timeout": "a rank did not join a collective",
     "lost-peer": "another rank went away",
-    "communication": "the ranks' communication failed",
+    "communication": "the communication between ranks failed",
     "hang": "a rank hangs",
     "killed": "the process was killed from outside",
     "memory-fault": "native code crashed",
     "code": "the program does not start",
     "drained": "the pod was asked to stop",
     "upload": "the finished model could not be uploaded",
-    "image-architecture": "the image is not built for the node's processor",
-    "command": "the image has no such program",
+    "image-architecture": "the image is built for another architecture than the node's",
+    "command": "the image does not have the program",
 }
 
 
 def kind_of(code: int, accelerated: bool) -> str | None:
-    """Return the cause that an exit code stands for, None for one that is anything's.
+    """Return the cause that an exit code stands for, None if it may be any.
 
-    `accelerated` says that the pod has accelerators, whose memory it may then be that is used up.
+    `accelerated`: the pod has accelerators, so `out of memory` means theirs.
     """
     kind = CLASSES.get(code, "")
     if kind == "out of memory" and not accelerated:
@@ -63,25 +64,32 @@ def kind_of(code: int, accelerated: bool) -> str | None:
 
 
 def layer_of(kind: str) -> Layer:
-    """Return how far up the chain of consequences a kind of failure stands."""
-    # The name of a pod that does not run does not resolve: what keeps it from running is the cause.
+    """Return the layer of a kind of failure.
+
+    A name that does not resolve is a consequence: the name of a pod that does not run does not resolve.
+    """
     victim = kind == "rendezvous-dns" or (kind in VICTIMS and kind != "drained")
     return Layer.VICTIM if victim else Layer.FAILED
 
 
 def what(kind: str, who: str) -> str:
-    """Return a failure in words; `who` is a rank or a pod."""
-    return f"{who}: {SUMMARIES.get(kind, 'an error that is no known class')}"
+    """Return a failure in words. `who` is a rank or a pod."""
+    return f"{who}: {SUMMARIES.get(kind, 'an error of an unknown class')}"
+
+
+def failure(
+    kind: str, who: str, evidence: list[str], pod: str, rank: int | None = None, at: datetime | None = None
+) -> Cause:
+    """Return the cause of a failed process. `who` is the rank or pod of the summary."""
+    return Cause(kind, layer_of(kind), what(kind, who), evidence, pod, rank, at)
 
 
 def first_of_each(causes: Iterable[Cause]) -> Iterator[Cause]:
-    """Yield each kind once, the earliest of it; what a drain ends is no failure when another cause stands."""
-    found = list(causes)
-    seen = set()
-    own = [one for one in found if one.kind != "drained" and one.layer is Layer.FAILED]
-    for one in sorted(found, key=lambda one: one.order):
-        if one.kind == "drained" and own:
-            continue
-        if one.kind not in seen:
-            seen.add(one.kind)
-            yield one
+    """Yield the earliest cause of each kind. A drain is left out if a process also failed on its own."""
+    found = sorted(causes, key=lambda cause: cause.order)
+    failed = any(cause.kind != "drained" and cause.layer is Layer.FAILED for cause in found)
+    seen = {"drained"} if failed else set()
+    for cause in found:
+        if cause.kind not in seen:
+            seen.add(cause.kind)
+            yield cause

@@ -1,4 +1,4 @@
-"""Causes of a job whose processes have failed: who failed first, of what, and who is only a victim."""
+"""Causes of a job whose processes have failed: which failed first, why, and which are only victims."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import datetime
 from tools.core.timestamps import epoch, moment
 from tools.job.diagnosis import exit_codes, log_causes, node_health, startup
 from tools.job.diagnosis.cause import Cause, Layer, short
-from tools.job.diagnosis.exit_codes import layer_of, what
+from tools.job.diagnosis.exit_codes import failure, layer_of, what
 from tools.job.diagnosis.resources import accelerators
 from tools.job.metrics.progress import last_moved
 from tools.job.snapshot import log_lines
@@ -20,54 +20,62 @@ from tools.kube.manifests import Object
 from training.run.failure import Failure
 from training.run.failure import cause as first_of
 
-WAITS_FOR_MASTER = "init-pytorch"  # of the operator: it ends when the master's name does not resolve
-PROBE_LAG = 120.0  # seconds between a kubelet's word and the end of the container, its grace included
-METRICS_LAG = 5.0  # seconds that a step's metrics may be written after its end
-# What befalls a process without a fault of its own: a node that is not well explains it.
+WAITS_FOR_MASTER = (
+    "init-pytorch"  # the operator's init container: it fails if the master's name does not resolve
+)
+PROBE_LAG = 120.0  # seconds from a kubelet's event to the end of the container, with its grace period
+METRICS_LAG = 5.0  # seconds after a step's end in which its metrics are written
+# Ends of a process without its own fault. An unhealthy node explains them.
 FROM_OUTSIDE = ("node-lost", "drained", "killed", "memory-fault")
 DISRUPTIONS = {
-    "PreemptionByScheduler": ("preempted", "a pod of higher priority took its place"),
-    "PreemptionByKubeScheduler": ("preempted", "a pod of higher priority took its place"),
+    "PreemptionByScheduler": ("preempted", "a pod of higher priority replaced it"),
+    "PreemptionByKubeScheduler": ("preempted", "a pod of higher priority replaced it"),
     "EvictionByEvictionAPI": ("drained", "its node was drained"),
     "DeletionByTaintManager": ("node-lost", "its node was lost or tainted"),
     "DeletionByPodGC": ("node-lost", "its node is gone"),
     "TerminationByKubelet": ("evicted", "the kubelet ended it"),
 }
+# By the reason in the status of a failed pod.
+POD_REASONS = (
+    (r"Evicted$", "evicted", "its node evicted it"),
+    (r"UnexpectedAdmissionError$|OutOf|\w*Affinity", "node-refused", "its node refused it"),
+    (r"(?:NodeLost|NodeShutdown|Terminated|Shutdown)$", "node-lost", "its node is gone"),
+    (r"DeadlineExceeded$", "deadline", "it ran longer than its deadline"),
+)
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A pod that has failed and has not come back: how it ended, and where its last words stand."""
+    """A pod that has failed and has not recovered: how it ended, and which log has its last lines."""
 
     pod: JobPod
     end: End | None
     which: str  # CURRENT | PREVIOUS
-    init: str = ""  # the init container that has failed, empty where it is the training one
+    init: str = ""  # the init container that failed, empty for the training container
 
     @property
     def where(self) -> str:
-        """Return the pod, with the container where it is not the training one, and the node."""
         inside = f", init container {self.init}," if self.init else ""
         return f"{self.pod.short}{inside} on {self.pod.node}"
 
 
 def failures(snapshot: Snapshot) -> Iterator[Cause]:
-    """The failure that led to the job's state, told by records, pods and logs together."""
+    """The failures that led to the job's state, from failure records, pods and logs."""
     failed = failed_pods(snapshot)
     records = list(current_records(snapshot))
     if not failed and not (records and snapshot.condition("Failed")):
         return
-    found = [_from_record(record) for record in [first_of(records)] if record]
-    for one in failed:
-        told = _from_status(one) or _from_log(snapshot, one) or _from_code(snapshot, one)
-        if told is None or told.kind in ("drained", "killed", "crash"):
-            told = _from_probe(snapshot, one) or told
-        found += [_with_node(snapshot, one, told)] if told else []
-    yield from exit_codes.first_of_each(found)
+    causes = [_from_record(record) for record in [first_of(records)] if record]
+    for pod in failed:
+        cause = _from_status(pod) or _from_log(snapshot, pod) or _from_code(snapshot, pod)
+        if cause is None or cause.kind in ("drained", "killed", "crash"):
+            cause = _from_probe(snapshot, pod) or cause
+        causes += [_with_node(snapshot, pod, cause)] if cause else []
+    yield from exit_codes.first_of_each(causes)
 
 
 def failed_pods(snapshot: Snapshot) -> list[Failed]:
-    """Return the pods that have failed and not come back: no step was taken since."""
+    """Return the pods that have failed and not recovered: no step was taken since."""
     moved = last_moved(snapshot)
     found = []
     for pod in snapshot.pods:
@@ -82,7 +90,7 @@ def failed_pods(snapshot: Snapshot) -> list[Failed]:
 
 
 def _not_since(end: End, pod: JobPod, moved: datetime | None) -> bool:
-    """Say whether a restarted container has not been seen to get on since it ended."""
+    """Return whether there is no sign of progress since a container ended and was restarted."""
     if end.code == 0 or end.at is None:
         return False
     if pod.running:
@@ -92,7 +100,7 @@ def _not_since(end: End, pod: JobPod, moved: datetime | None) -> bool:
 
 
 def current_records(snapshot: Snapshot) -> Iterator[Failure]:
-    """Yield the trainer's failure records that no step came after, and that are this job's."""
+    """Yield the trainer's failure records of this job that no step came after."""
     moved = last_moved(snapshot)
     made = moment(snapshot.job["metadata"].get("creationTimestamp"))
     for item in ((snapshot.run or {}).get("failures") or {}).values():
@@ -124,36 +132,30 @@ def _from_record(record: Failure) -> Cause:
     kind = log_causes.refine(record.kind, f"{record.exception}: {record.message}")
     where = "" if record.step is None else f" at step {record.step}"
     phase = f" while {record.phase}" if record.phase else ""
+    at = epoch(record.time)
     evidence = [
         short(f"rank {record.rank} on {record.host}{where}{phase}: {record.exception}: {record.message}"),
-        f"from the run's failure records, written {epoch(record.time):%H:%M:%S} UTC",
+        f"from the run's failure records, written {at:%H:%M:%S} UTC",
     ]
-    at = epoch(record.time)
-    return Cause(
-        kind,
-        layer_of(kind),
-        what(kind, f"rank {record.rank}"),
-        evidence,
-        record.host,
-        record.rank,
-        at,
-    )
+    return failure(kind, f"rank {record.rank}", evidence, record.host, record.rank, at)
 
 
 def _from_status(failed: Failed) -> Cause | None:
-    """Return what the pod's own status says, where it says more than an exit code."""
+    """Return the cause that the pod's status shows, if it shows more than an exit code."""
     pod, end = failed.pod, failed.end
     at = end.at if end else None
     if end and end.reason == "OOMKilled":
         evidence = [f"{failed.where}: OOMKilled, exit code {end.code}, memory limit {_memory_limit(failed)}"]
-        return Cause("oom-host", Layer.FAILED, what("oom-host", pod.short), evidence, pod.name, at=at)
+        return failure("oom-host", pod.short, evidence, pod.name, at=at)
     if end and end.reason in ("StartError", "ContainerCannotRun"):
-        kind = startup.start_error(end.message)
         evidence = [short(f"{failed.where}: {end.reason}, exit code {end.code}: {end.message}")]
-        return Cause(kind, layer_of(kind), what(kind, pod.short), evidence, pod.name, at=at)
+        return failure(startup.start_error(end.message), pod.short, evidence, pod.name, at=at)
     if end and end.reason == "ContainerStatusUnknown":
-        evidence = [short(f"{failed.where}: {end.reason}: {end.message}")]
-        return Cause("node-lost", Layer.FAILED, f"{pod.short}: its node lost it", evidence, pod.name, at=at)
+        summary, evidence = (
+            f"{pod.short}: its node lost it",
+            [short(f"{failed.where}: {end.reason}: {end.message}")],
+        )
+        return Cause("node-lost", Layer.FAILED, summary, evidence, pod.name, at=at)
     disruption = pod.condition("DisruptionTarget")
     if disruption and disruption.get("status") == "True":
         kind, summary = DISRUPTIONS.get(str(disruption.get("reason")), ("drained", "it was disrupted"))
@@ -162,23 +164,15 @@ def _from_status(failed: Failed) -> Cause | None:
         evidence = [short(f"{pod.short}: {disruption.get('reason')}: {disruption.get('message', '')}")]
         return Cause(kind, Layer.FAILED, f"{pod.short}: {summary}", evidence, pod.name, at=at)
     reason = str(pod.status.get("reason") or "")
-    message = str(pod.status.get("message") or "")
-    evidence = [short(f"{pod.short} on {pod.node}: {reason}: {message}")]
-    if reason == "Evicted":
-        summary = f"{pod.short} was evicted by its node"
-        return Cause("evicted", Layer.FAILED, summary, evidence, pod.name, at=at)
-    if reason == "UnexpectedAdmissionError" or re.match(r"OutOf|\w*Affinity", reason):
-        summary = f"the node {pod.node} refused {pod.short}"
-        return Cause("node-refused", Layer.FAILED, summary, evidence, pod.name, at=at)
-    if reason in ("NodeLost", "NodeShutdown", "Terminated", "Shutdown"):
-        return Cause("node-lost", Layer.FAILED, f"{pod.short}: its node is gone", evidence, pod.name, at=at)
-    if reason == "DeadlineExceeded":
-        return Cause("deadline", Layer.FAILED, f"{pod.short} took too long", evidence, pod.name, at=at)
+    for pattern, kind, summary in POD_REASONS:
+        if re.match(pattern, reason):
+            evidence = [short(f"{pod.short} on {pod.node}: {reason}: {pod.status.get('message') or ''}")]
+            return Cause(kind, Layer.FAILED, f"{pod.short}: {summary}", evidence, pod.name, at=at)
     return None
 
 
 def _from_log(snapshot: Snapshot, failed: Failed) -> Cause | None:
-    """Return what the log of the failed container says, or the end of it in the pod's status."""
+    """Return the cause that the failed container's log shows, or the log's end in the pod's status."""
     pod, end = failed.pod, failed.end
     text = snapshot.log(pod.name, failed.which) or snapshot.log(pod.name, CURRENT)
     found, source = log_causes.first_cause(log_lines.read(text, pod.name)), "log"
@@ -186,22 +180,16 @@ def _from_log(snapshot: Snapshot, failed: Failed) -> Cause | None:
         found, source = log_causes.first_cause(log_lines.read(end.message, pod.name)), "termination message"
     if found is None:
         return None
-    at = found.line.time or (end.at if end else None)
     code = f", exit code {end.code}" if end else ""
-    evidence = [
-        short(f"{failed.where}: {found.line.text.strip()}"),
-        f"from the pod's {source}{code}",
-    ]
-    kind = found.kind
-    if kind == "crash" and end:
-        kind = exit_codes.SIGNALS.get(end.code, kind)
+    evidence = [short(f"{failed.where}: {found.line.text.strip()}"), f"from the pod's {source}{code}"]
+    kind = exit_codes.SIGNALS.get(end.code, found.kind) if end and found.kind == "crash" else found.kind
     who = pod.short if found.rank is None else f"rank {found.rank}"
-    where = found.host or pod.name
-    return Cause(kind, layer_of(kind), what(kind, who), evidence, where, found.rank, at)
+    at = found.line.time or (end.at if end else None)
+    return failure(kind, who, evidence, found.host or pod.name, found.rank, at)
 
 
 def _from_code(snapshot: Snapshot, failed: Failed) -> Cause | None:
-    """Return what the exit code says, where nothing says more."""
+    """Return the cause that the exit code stands for."""
     pod, end = failed.pod, failed.end
     if end is None:
         return None
@@ -212,16 +200,16 @@ def _from_code(snapshot: Snapshot, failed: Failed) -> Cause | None:
     if failed.init == WAITS_FOR_MASTER:
         kind = "rendezvous-dns"
     lines = [line for line in snapshot.log(pod.name, failed.which).splitlines() if line.strip()]
-    last = f", last line: {lines[-1].strip()}" if lines else ", its log is empty or was not seen"
+    last = f", last line: {lines[-1].strip()}" if lines else ", its log is empty or not seen"
     evidence = [short(f"{failed.where}: exit code {end.code} {end.reason}{last} {end.message}")]
     summary = what(kind, pod.short) if kind != "crash" else f"{pod.short} failed with code {end.code}"
-    # An exit code without a class may be anything's consequence.
+    # An exit code without a class may be the consequence of anything.
     layer = Layer.VICTIM if kind == "crash" else layer_of(kind)
     return Cause(kind, layer, summary, evidence, pod.name, at=end.at)
 
 
 def _from_probe(snapshot: Snapshot, failed: Failed) -> Cause | None:
-    """Return that the kubelet has ended a container for its liveness probe, where its events say so."""
+    """Return that the kubelet ended a container for its liveness probe, if its events show it."""
     at = failed.end.at if failed.end else None
     for event in snapshot.events("Pod", failed.pod.name)[::-1]:
         said, when = str(event.get("message", "")), event_time(event)
@@ -233,17 +221,17 @@ def _from_probe(snapshot: Snapshot, failed: Failed) -> Cause | None:
     return None
 
 
-def _with_node(snapshot: Snapshot, failed: Failed, told: Cause) -> Cause:
-    """Return a cause from outside the process with what was wrong with the node, which then explains it."""
-    if told.kind not in FROM_OUTSIDE:
-        return told
-    said = node_health.words(snapshot, failed.pod.node, told.at)
-    evidence = [*told.evidence, *(one.text for one in said)]
-    ill = next((one.kind for one in said if one.kind != "node-lost"), None)
-    if ill is None:
-        return replace(told, evidence=evidence)
-    summary = node_health.SUMMARIES[ill].format(node=failed.pod.node)
-    return replace(told, kind=ill, layer=Layer.FAILED, summary=summary, evidence=evidence)
+def _with_node(snapshot: Snapshot, failed: Failed, cause: Cause) -> Cause:
+    """Return a cause with what was wrong with the node, if the process ended without its own fault."""
+    if cause.kind not in FROM_OUTSIDE:
+        return cause
+    problems = node_health.problems(snapshot, failed.pod.node, cause.at)
+    evidence = [*cause.evidence, *(problem.text for problem in problems)]
+    kind = next((problem.kind for problem in problems if problem.kind != "node-lost"), None)
+    if kind is None:
+        return replace(cause, evidence=evidence)
+    summary = node_health.SUMMARIES[kind].format(node=failed.pod.node)
+    return replace(cause, kind=kind, layer=Layer.FAILED, summary=summary, evidence=evidence)
 
 
 def _memory_limit(failed: Failed) -> str:

@@ -1,4 +1,4 @@
-"""Causes of a job that runs and does not get on."""
+"""Causes of a job that runs but makes no progress."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tools.core.timestamps import duration, epoch, moment
 from tools.job.diagnosis import failures, node_health
 from tools.job.diagnosis.admission import is_over
 from tools.job.diagnosis.cause import Cause, Layer, short
+from tools.job.diagnosis.resources import existing
 from tools.job.metrics import progress
 from tools.job.snapshot import log_lines
 from tools.job.snapshot.pod import JobPod
@@ -20,7 +21,7 @@ from training.run.heartbeat import Beat
 
 
 def lost_nodes(snapshot: Snapshot) -> Iterator[Cause]:
-    """A pod's node does not answer."""
+    """The node of a pod does not answer."""
     if is_over(snapshot):
         return
     for pod in snapshot.pods:
@@ -39,30 +40,30 @@ def lost_nodes(snapshot: Snapshot) -> Iterator[Cause]:
 
 def _lost(snapshot: Snapshot, pod: JobPod, summary: str, fact: str, at: datetime | None = None) -> Cause:
     """Return that a pod's node is lost, or what was wrong with the node before."""
-    said = node_health.words(snapshot, pod.node, at)
-    kind = said[0].kind if said else "node-lost"
+    problems = node_health.problems(snapshot, pod.node, at)
+    kind = problems[0].kind if problems else "node-lost"
     if kind != "node-lost":
         summary = node_health.SUMMARIES[kind].format(node=pod.node)
-    evidence = [short(fact), *(one.text for one in said)]
+    evidence = [short(fact), *(problem.text for problem in problems)]
     return Cause(kind, Layer.FAILED, summary, evidence, pod.name, at=at)
 
 
 def _heard_since(snapshot: Snapshot, pod: JobPod, at: datetime | None) -> bool:
-    """Say whether the pod's ranks were heard of since its node's kubelet went silent: the node is there."""
+    """Return whether the pod's ranks wrote heartbeats after its node's kubelet went silent."""
     beats = [beat for beat in progress.of(snapshot).beats if beat.host == pod.name]
     return at is not None and bool(beats) and all(epoch(beat.time) > at for beat in beats)
 
 
 def bad_nodes(snapshot: Snapshot) -> Iterator[Cause]:
-    """A pod of a job that does not get on stands on a node that is not well."""
+    """The job makes no progress, and one of its pods is on an unhealthy node."""
     stuck = any((snapshot.condition("Failed"), failures.failed_pods(snapshot), list(hang(snapshot))))
     if not stuck:
         return
     for pod in snapshot.pods:
-        said = node_health.words(snapshot, pod.node, pod.end.at if pod.end else None)
-        kind = said[0].kind if said else "node-lost"
+        problems = node_health.problems(snapshot, pod.node, pod.end.at if pod.end else None)
+        kind = problems[0].kind if problems else "node-lost"
         if kind != "node-lost":
-            evidence = [f"{pod.short} is on {pod.node}: {one.text}" for one in said if one.kind == kind]
+            evidence = [f"{pod.short} is on {pod.node}: {one.text}" for one in problems if one.kind == kind]
             summary = node_health.SUMMARIES[kind].format(node=pod.node)
             yield Cause(kind, Layer.BLOCKED, summary, evidence, pod.name)
             return
@@ -74,9 +75,9 @@ def _condition(node: Object, kind: str) -> Object | None:
 
 
 def network(snapshot: Snapshot) -> Iterator[Cause]:
-    """The ranks cannot meet: no Service for the rendezvous host, or a policy that keeps them apart.
+    """The ranks cannot meet: the rendezvous host has no Service, or a NetworkPolicy separates the pods.
 
-    Said only where they have not met: a job that takes steps needs no explanation.
+    This is no cause for a job that takes steps: its ranks have met.
     """
     if is_over(snapshot) or snapshot.replicas < 2 or progress.of(snapshot).step is not None:
         return
@@ -85,23 +86,19 @@ def network(snapshot: Snapshot) -> Iterator[Cause]:
         return
     first = snapshot.pods[0]
     if snapshot.saw("Service") and snapshot.find("Service", first.name) is None:
-        summary = f"there is no Service {first.name}, so the name of the rendezvous host does not resolve"
-        evidence = [f"{len(snapshot.pods)} pods, Services: {_names(snapshot, 'Service')}"]
+        summary = f"Service {first.name} does not exist, so the rendezvous host's name does not resolve"
+        evidence = [f"{len(snapshot.pods)} pods, Services: {existing(snapshot, 'Service')}"]
         yield Cause("service-missing", Layer.BLOCKED, summary, evidence, first.name)
         return
     policies = snapshot.of("NetworkPolicy")
-    for direction, verb in (("Ingress", "in"), ("Egress", "out to each other")):
+    for direction, way in (("Ingress", "to it"), ("Egress", "from it")):
         if any(admits(policy, direction, first) for policy in policies):
             continue
         for policy in (one for one in policies if network_policy.applies(one, direction, first.labels)):
-            summary = f"the NetworkPolicy {policy['metadata']['name']} keeps the job's pods from each other"
-            evidence = [f"it selects {first.name}, and no rule of any policy lets its own job's pods {verb}"]
+            summary = f"NetworkPolicy {policy['metadata']['name']} blocks traffic between the job's pods"
+            evidence = [f"it selects {first.name}, and no policy allows traffic of the job's pods {way}"]
             yield Cause("network-policy", Layer.BLOCKED, summary, evidence, first.name)
             return
-
-
-def _names(snapshot: Snapshot, kind: str) -> str:
-    return ", ".join(item["metadata"]["name"] for item in snapshot.of(kind)[:4]) or "none"
 
 
 def admits(policy: Object, direction: str, pod: JobPod) -> bool:
@@ -115,7 +112,7 @@ def admits(policy: Object, direction: str, pod: JobPod) -> bool:
 
 
 def hang(snapshot: Snapshot) -> Iterator[Cause]:
-    """Ranks that run and are silent for longer than their phase allows."""
+    """Ranks that run, and have been silent for longer than their phase allows."""
     running = [pod for pod in snapshot.pods if pod.running]
     if is_over(snapshot) or not running or not all(pod.running or pod.done for pod in snapshot.pods):
         return
@@ -135,7 +132,7 @@ def hang(snapshot: Snapshot) -> Iterator[Cause]:
     if len(late) > 1:
         others = [beat for beat in late if beat is not behind]
         evidence.append(
-            f"{len(others)} of {len(beats)} ranks wait too, at step"
+            f"{len(others)} of {len(beats)} ranks also wait, at step"
             f" {max((beat.step or 0) for beat in others)}: {_ranks(others)}"
         )
     summary = f"rank {behind.rank} hangs while {behind.phase}"
@@ -145,7 +142,7 @@ def hang(snapshot: Snapshot) -> Iterator[Cause]:
 
 
 def of_this_try(beat: Beat, running: list[JobPod]) -> bool:
-    """Say whether a heartbeat is of a container that runs now, and not left by an earlier one."""
+    """Return whether a heartbeat is from a container that runs now, not from an earlier one."""
     started = [pod.started for pod in running if pod.name == beat.host]
     return any(at is not None and epoch(beat.time) >= at for at in started)
 
@@ -156,6 +153,6 @@ def _ranks(beats: list[Beat]) -> str:
 
 
 def newest_line(snapshot: Snapshot) -> datetime | None:
-    """Return when any of the job's pods last wrote a line, None where that was not seen."""
+    """Return when a pod of the job last wrote a line, None if no log was seen."""
     times = [line.time for log in snapshot.logs for line in log_lines.read(log.text)[-3:] if line.time]
     return max(times, default=None)

@@ -1,9 +1,9 @@
 """The lines of a log that report a failure, and how much each proves.
 
-Reported is an exception at the end of its traceback, with the lines that belong to its message, a line of
-level ERROR or above, a message of the runtime below Python, and torchrun's word about a child that a signal
-has ended. A word in an INFO line or in a warning proves nothing: `config file not found, using defaults` is
-not why a job failed. Nor does what training has survived: steps behind it say that it was handled.
+Reports are: an exception at the end of its traceback, with the lines of its message; a line of level ERROR or
+above; a message of the runtime below Python; and torchrun's message about a child that a signal ended. Words
+in INFO lines and warnings are no reports: `config file not found, using defaults` is not why a job failed.
+Reports that training survived are left out: steps after a report show that it was handled.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from tools.job.diagnosis import log_patterns
 from tools.job.metrics import series
 from tools.job.snapshot.log_lines import Line
 
-SURVIVED = 3  # steps behind a report: no rank takes one when another has failed, and lines may be late
-MESSAGE = 6  # lines that an exception's message may go on for
+SURVIVED = 3  # steps after a report: no rank takes one when another has failed, but lines may be late
+MESSAGE = 6  # further lines of an exception's message
 
 
 class Weight(enum.IntEnum):
-    """How much a report proves of why a process ended; the lower one counts for more."""
+    """How much a report proves about the end of a process; lower values prove more."""
 
-    UNCAUGHT = 0  # torch marks what ends a rank with its number, and the trainer's own line says so
+    UNCAUGHT = 0  # an exception that ended a rank: torch puts the rank's number before it
     RAISED = 1  # an exception, which may have been caught
     LOGGED = 2  # a line of level ERROR, or a message of the runtime
-    HINT = 3  # a library's warning that also stands in the logs of healthy jobs
-    CHILD = 4  # torchrun on the signal that ended a child
+    HINT = 3  # a library's warning that healthy jobs write too
+    CHILD = 4  # torchrun's message about the signal that ended a child
 
 
 @dataclass(frozen=True)
 class Report:
-    """One report: its first line, all its words on one line, and for CHILD the number of the signal.
+    """One report: its first line, its whole text on one line, and for CHILD the signal's number.
 
-    `place` is the file, line, function and code in which an exception was raised, `/a.py:12, in f | f(x)`,
-    where its traceback says so, but for Python's own.
+    `place` is where an exception was raised, `/a.py:12, in f | f(x)`: the last frame of its traceback that is
+    not in Python's standard library.
     """
 
     line: Line
@@ -49,16 +49,16 @@ class Report:
     place: str = ""
 
 
-# What ranks, torchrun, srun, mpirun, Ray and log collectors write before a line, any number of them.
+# Prefixes of ranks, torchrun, srun, mpirun, Ray and log collectors. A line may have several.
 _PREFIX = re.compile(
     r"^(?:\([^()]* pid=\d+[^()]*\) |\d+: |(?:\d{1,3}\.){3}\d{1,3}: |\[\d+,\d+\]<std\w+>:|"
     r"\[[\w-]+(?:: \d+)?\](?:: ?| )|[a-z][\w-]*\d[\w-]*: (?=(?:\w+\.)*\w*(?:Error|Exception)\b))*"
 )
-LONGEST = 60  # characters of what any other collector writes before a line
+LONGEST = 60  # characters of another collector's prefix
 _TORCH_RANK = re.compile(r"\[rank\d+\]: ?$")
-# The branches that Python draws around an exception group.
+# The lines that Python draws around an exception group.
 _BRANCH = re.compile(r"^\s+\| ?|^\s+\+[-+ \d]*$")
-# What torchrun writes of a child's error file: JSON on several lines.
+# The message in a child's error file, which torchrun prints as JSON on several lines.
 _ERROR_FILE = re.compile(r'^\s*"message": "(.+?)",?$')
 _BEHIND = re.compile(r"\S(\[rank\d+\]: ?Traceback \()")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):(?: \(RANK \d+\))?$")
@@ -71,14 +71,14 @@ _EXCEPTION = re.compile(
     r")(?:: |:?$)"
 )
 _CONTINUED = re.compile(r"\s+\S|nccl\w+Error: |Last error:")
-# A level in capitals stands anywhere before the message, in small letters only at its beginning.
+# A level in capitals may be anywhere in a line; one in small letters only at its beginning.
 _LEVEL = re.compile(
     r"\b(?:ERROR|FATAL|CRITICAL)\b|\[[EF](?:\d{3}| )|^[EF]\d{4} |"
     r"^[^A-Za-z]*(?:[\w./-]+:\s+){0,3}(?:(?i:fatal|panic)\b|(?i:error):\s(?!\s*[-+.\d]))"
 )
 _MILD = re.compile(r"\b(?:INFO|DEBUG|TRACE|WARN|WARNING|Warning|UserWarning|FutureWarning)\b")
 _PYTHON_WARNS = re.compile(r":\d+: \w*Warning: ")
-# torchrun's own words about its children: the consequence, never the cause, but for a child's signal.
+# torchrun's messages about its children: consequences, except for the signal that ended a child.
 _AGENT = re.compile(
     r"ChildFailedError|torch[./]distributed[./]elastic[./](?:multiprocessing|agent)|Root Cause|"
     r"traceback : (?:To enable|$)|error_file:"
@@ -91,25 +91,25 @@ _ASKED = re.compile(r"SignalException: Process \d+ got signal|Received (?:15|Sig
 
 
 def of(lines: Iterable[Line]) -> list[Report]:
-    """Return the reports of a log, or of several merged by time, in order, without the survived ones."""
+    """Return the reports of a log, or of several merged by time, without those that were survived."""
     every = [one for line in lines for one in _unfolded(line)]
     return list(_reports(every[_survived(every) :]))
 
 
 def single(line: Line) -> Report | None:
-    """Return what one line alone reports."""
+    """Return the report of a single line, None if it reports nothing."""
     return next((report for one in _unfolded(line) for report in _reports([one])), None)
 
 
 def _survived(lines: list[Line]) -> int:
-    """Return the index of the step that shows that all before it was survived, 0 where none does."""
+    """Return the index of the step that shows that all reports before it were survived, else 0."""
     steps = (index for index in reversed(range(len(lines))) if series.from_log([lines[index]]))
     return next(itertools.islice(steps, SURVIVED - 1, None), 0)
 
 
 def _reports(lines: list[Line]) -> Iterator[Report]:
-    open_tracebacks: dict[tuple[str, str], str] = {}  # the file of the last frame, by who writes
-    read = 0  # lines before this one are part of a message
+    open_tracebacks: dict[tuple[str, str], str] = {}  # the last frame, by pod and prefix
+    read = 0  # lines before this one belong to a message
     prefixes = _collectors(lines)
     for index, line in enumerate(lines):
         if index < read:
@@ -148,7 +148,7 @@ def _reports(lines: list[Line]) -> Iterator[Report]:
 
 
 def _collectors(lines: list[Line]) -> set[str]:
-    """Return what stands before a traceback's first line and before the next: a log collector's own words."""
+    """Return the prefixes that a log collector puts before a traceback's first line and before the next."""
     found = set()
     for line, following in itertools.pairwise(lines):
         match = _TRACEBACK.search(line.text)
@@ -165,14 +165,14 @@ def _collectors(lines: list[Line]) -> set[str]:
 
 
 def _prefix(text: str, collectors: set[str]) -> str:
-    """Return what stands before a line's own words."""
+    """Return the prefix of a line."""
     known = _PREFIX.match(text)
     first = known[0] if known else ""
     return max((one for one in collectors if text.startswith(one)), key=len, default=first)
 
 
 def _weight(prefix: str, body: str, raised: bool) -> Weight | None:
-    """Return how much a line proves, None for one that reports nothing."""
+    """Return how much a line proves, None if it reports nothing."""
     if _ASKED.search(body):
         return Weight.LOGGED
     if _CHILD.search(body):
@@ -191,9 +191,9 @@ def _weight(prefix: str, body: str, raised: bool) -> Weight | None:
 
 
 def _message(following: list[Line], prefix: str, last: bool) -> Iterator[str]:
-    """Yield the further lines of an exception's message: all that torch marks as its rank's, or NCCL's.
+    """Yield the further lines of an exception's message: those that torch marks with its rank, and NCCL's.
 
-    `last` says that the line before ends with a colon, and so says that another one comes.
+    `last`: the line before ends with a colon, so another line follows.
     """
     marked = _TORCH_RANK.search(prefix)
     for line in following:
@@ -211,9 +211,9 @@ def _message(following: list[Line], prefix: str, last: bool) -> Iterator[str]:
 
 
 def _unfolded(line: Line) -> Iterator[Line]:
-    """Yield a line as it is, or of a line of JSON what it says at level ERROR or above, in plain words.
+    """Yield a line as it is, or the message of a line of JSON if its level is ERROR or above.
 
-    A rank's traceback may begin behind words of somebody who has not ended the line.
+    A rank's traceback may begin in the middle of a line that another program has not ended.
     """
     if not line.text.startswith("{"):
         behind, told = _BEHIND.search(line.text), _ERROR_FILE.match(line.text)

@@ -1,8 +1,8 @@
-"""What is known of the health of a node: its conditions, the labels and taints of agents, and its events.
+"""The health of a node, from its conditions, labels and events.
 
-The agents: EKS' node monitoring agent (a condition ...Ready for each part of a node, and events), HyperPod's
-health monitoring agent (labels and a taint), node-problem-detector (conditions that are True when something
-is wrong), and Kubernetes itself.
+They are written by EKS' node monitoring agent (a condition ...Ready for each part of a node, and events), by
+HyperPod's health monitoring agent (labels), by node-problem-detector (conditions that are True if something
+is wrong), and by Kubernetes itself.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from tools.kube.selectors import labels_of
 HYPERPOD = "sagemaker.amazonaws.com/"
 HEALTH, DEEP = f"{HYPERPOD}node-health-status", f"{HYPERPOD}deep-health-check-status"
 FAULTS = ("fault-types", "fault-reasons", "fault-type", "fault-reason")
-INCIDENT = 900.0  # seconds before a failure in which what a node has met may have led to it
+INCIDENT = 900.0  # seconds before a failure in which an event of the node may explain it
 PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
-# What a message or a reason is about. The words of the agents: NvidiaXID79Error, NeuronHBMUncorrectableError.
+# Messages and reasons about accelerators. The agents write NvidiaXID79Error or NeuronHBMUncorrectableError.
 ACCELERATOR = re.compile(
     r"(?i)\bxid|nvidia|nvlink|nvswitch|\bgpus?\b|accelerat|neuron|dcgm|double.bit|\becc\b"
 )
-# Of conditions that are not called Ready some are True when all is well (EtcdIsVoter of k3s).
+# Conditions that are bad when True. Others are good when True, such as EtcdIsVoter of k3s.
 PROBLEM = re.compile(
     r"(?i)deadlock|corrupt|read-?only|unhealthy|problem|error|fail|frequent|xid|lost|oops|hung|degraded"
 )
-# Words of events that mean no harm: a device plugin that starts, a node that is there again.
+# Harmless events: a device plugin starts, a node is ready again.
 GOOD = re.compile(
     r"(?i)IsReady|NodeReady\b|NodeHas(?:Sufficient|No)|Registered|Starting|Monitoring is active"
 )
@@ -39,27 +39,27 @@ LOST = re.compile(r"NodeNotReady|Rebooted|Shutdown|(?:Deleting|Removing)Node|(?i
 
 
 @dataclass(frozen=True)
-class Word:
-    """Something that is wrong with a node: `kind` is the cause that it stands for, `at` when it was said."""
+class Problem:
+    """One problem of a node: the kind of cause that it stands for, its text, and when it was reported."""
 
     kind: str
     text: str
     at: datetime | None = None
 
 
-def words(snapshot: Snapshot, name: str | None, until: datetime | None = None) -> list[Word]:
-    """Return what is wrong with a node, accelerators first; events only of the time before `until`."""
+def problems(snapshot: Snapshot, name: str | None, until: datetime | None = None) -> list[Problem]:
+    """Return the problems of a node, accelerators first; events only from the time before `until`."""
     if name is None:
         return []
     node = snapshot.find("Node", name) or {"metadata": {}}
     found = [*_labelled(node), *_conditions(node), *_events(snapshot, name, until)]
-    return sorted(found, key=lambda word: ("device", "node-unhealthy", "node-lost").index(word.kind))
+    return sorted(found, key=lambda one: ("device", "node-unhealthy", "node-lost").index(one.kind))
 
 
 SUMMARIES = {
-    "device": "the accelerators of {node} are not well",
-    "node-unhealthy": "the node {node} is not well",
-    "node-lost": "the node {node} is going, or gone",
+    "device": "the accelerators of {node} are not healthy",
+    "node-unhealthy": "the node {node} is not healthy",
+    "node-lost": "the node {node} is being removed, or gone",
 }
 
 
@@ -67,32 +67,32 @@ def _kind(text: str) -> str:
     return "device" if ACCELERATOR.search(text) else "node-unhealthy"
 
 
-def _labelled(node: Object) -> Iterator[Word]:
+def _labelled(node: Object) -> Iterator[Problem]:
     labels = labels_of(node)
     faults = [f"{key} {labels[HYPERPOD + key]}" for key in FAULTS if labels.get(HYPERPOD + key)]
     said = [f"{HEALTH}={labels[HEALTH]}"] if labels.get(HEALTH, "Schedulable") != "Schedulable" else []
     said += [f"{DEEP}=Failed"] if labels.get(DEEP) == "Failed" else []
     if said:
-        # Without a word about the fault it is the accelerators that the agent looks at before all; a node
-        # that is Unschedulable and nothing more is being checked.
+        # Without a fault type it is the accelerators, which the agent checks first. A node that is only
+        # Unschedulable is being checked.
         broken = labels.get(DEEP) == "Failed" or "Pending" in labels.get(HEALTH, "")
         kind = _kind(" ".join(faults)) if faults else "device" if broken else "node-unhealthy"
-        yield Word(kind, ", ".join([*said, *faults]))
+        yield Problem(kind, ", ".join([*said, *faults]))
 
 
-def _conditions(node: Object) -> Iterator[Word]:
+def _conditions(node: Object) -> Iterator[Problem]:
     for one in (node.get("status") or {}).get("conditions") or []:
         name, status = str(one["type"]), one.get("status")
         if name == "Ready" or name in PRESSURES:
-            continue  # the first is a node that does not answer, the others are said of evicted pods
+            continue  # another rule reads Ready, and evicted pods show the others
         wrong = PROBLEM.search(f"{name} {one.get('reason', '')}") is not None
         bad = status == "False" if name.endswith("Ready") else status == "True" and wrong
         if bad:
             text = f"{name} is {status}: {one.get('reason', '')}: {one.get('message', '')}"
-            yield Word(_kind(text), short(text), moment(one.get("lastTransitionTime")))
+            yield Problem(_kind(text), short(text), moment(one.get("lastTransitionTime")))
 
 
-def _events(snapshot: Snapshot, name: str, until: datetime | None) -> Iterator[Word]:
+def _events(snapshot: Snapshot, name: str, until: datetime | None) -> Iterator[Problem]:
     end = until or snapshot.taken
     for event in snapshot.events("Node", name)[::-1]:
         reason, at = str(event.get("reason", "")), event_time(event)
@@ -101,6 +101,6 @@ def _events(snapshot: Snapshot, name: str, until: datetime | None) -> Iterator[W
         if age > INCIDENT or age < -INCIDENT or GOOD.search(reason):
             continue
         if LOST.search(reason):
-            yield Word("node-lost", short(f"event {text}"), at)
+            yield Problem("node-lost", short(f"event {text}"), at)
         elif event.get("type") == "Warning" and ACCELERATOR.search(text):
-            yield Word("device", short(f"event {text}"), at)
+            yield Problem("device", short(f"event {text}"), at)

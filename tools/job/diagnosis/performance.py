@@ -1,4 +1,4 @@
-"""Causes of a job that gets on less fast than it could, or to no good end."""
+"""Causes of slow or diverging training."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from tools.job.snapshot import log_lines
 from tools.job.snapshot.snapshot import Snapshot
 from tools.kube.quantity import amount, pod_requests
 
-RECENT = 20  # steps that say how it goes now
-STRAGGLES = 1.25  # times the others' median before the exchange
-SHARE = 0.1  # of a step's time: less than that is not worth a word
+RECENT = 20  # steps that count as the present
+STRAGGLES = 1.25  # times the others' median before gradients are exchanged
+SHARE = 0.1  # of a step's time: less is not reported
 LOST = 3  # steps in a row without a finite loss
-NO_GRADIENT = 10  # steps in a row without a gradient: a loss scale that is being found takes fewer
-# Of the accelerators' peak. torchtitan's own page has 40 % for 8B on H100s, the FSDP example of
-# awsome-distributed-ai comes to 5 % on the same machines with nothing broken.
+NO_GRADIENT = 10  # steps in a row without a gradient: finding a loss scale takes fewer
+# Of the accelerators' peak. torchtitan reports 40 % for 8B on H100s. On the same machines the FSDP example of
+# awsome-distributed-ai reaches 5 % with nothing broken.
 LOW_USE = 0.1
 WAITS_FOR_DATA = 0.3  # of a step's time
-SLOWED = 0.7  # of the speed that the same run has had
+SLOWED = 0.7  # of the run's earlier speed
 SOCKET = re.compile(r"NCCL INFO (?:.*\b)?(?:NET/Socket|Using network Socket)", re.IGNORECASE)
 OFI = re.compile(r"NET/OFI.*Selected [Pp]rovider is efa|Using network (?:AWS Libfabric|OFI|Libfabric)")
 
 
 def straggler(snapshot: Snapshot) -> Iterator[Cause]:
-    """One rank takes longer than the others before they exchange gradients."""
+    """One rank takes longer than the others before gradients are exchanged."""
     records = _recent(snapshot)
     rows = [record.rank_step_s for record in records if len(record.rank_step_s) > 1]
     steps = [record.step_s for record in records if record.step_s]
@@ -46,11 +46,11 @@ def straggler(snapshot: Snapshot) -> Iterator[Cause]:
         return
     host = next((beat.host for beat in progress.of(snapshot).beats if beat.rank == worst), None)
     evidence = [
-        f"rank {worst}{f' on {host}' if host else ''}: {medians[worst]:.3f} s before the exchange,"
+        f"rank {worst}{f' on {host}' if host else ''}: {medians[worst]:.3f} s before gradients are exchanged,"
         f" the others' median is {others:.3f} s, over {len(rows)} steps",
         f"a step takes {statistics.median(steps):.3f} s",
     ]
-    summary = f"rank {worst} holds the others up by {more / statistics.median(steps):.0%} of a step"
+    summary = f"rank {worst} delays the others by {more / statistics.median(steps):.0%} of a step"
     yield Cause("straggler", Layer.SLOW, summary, evidence, host, worst)
 
 
@@ -61,16 +61,16 @@ def data_wait(snapshot: Snapshot) -> Iterator[Cause]:
         return
     share = statistics.median((record.data_wait_s or 0) / (record.step_s or 1) for record in records)
     if share > WAITS_FOR_DATA:
-        evidence = [f"{share:.0%} of a step is waiting for data, the median of {len(records)} steps"]
+        evidence = [f"{share:.0%} of a step is spent waiting for data, median of {len(records)} steps"]
         yield Cause("data-wait", Layer.SLOW, "the steps wait for data", evidence)
 
 
 def not_finite(snapshot: Snapshot) -> Iterator[Cause]:
-    """The loss is no number any more, and the trainer goes on."""
+    """The loss or the gradients are not finite, and the trainer continues."""
     losses = [record for record in _recent(snapshot) if record.loss is not None]
     if len(losses) >= LOST and not any(math.isfinite(record.loss or 0.0) for record in losses[-LOST:]):
         evidence = [f"step {record.step}: loss {record.loss}" for record in losses[-LOST:]]
-        summary = "the loss is not finite any more, and the run goes on"
+        summary = "the loss is no longer finite, and the run continues"
         yield Cause("nan", Layer.FAILED, summary, evidence)
         return
     last = losses[-NO_GRADIENT:]
@@ -78,46 +78,46 @@ def not_finite(snapshot: Snapshot) -> Iterator[Cause]:
         evidence = [
             f"step {one.step}: loss {one.loss}, gradient norm {one.grad_norm}" for one in last[-LOST:]
         ]
-        summary = "the gradients are not numbers any more, and the run goes on"
+        summary = "the gradients are no longer finite, and the run continues"
         yield Cause("nan", Layer.FAILED, summary, evidence)
 
 
 def low_use(snapshot: Snapshot) -> Iterator[Cause]:
-    """Nothing is wrong and the accelerators are little used: progress is normal, but slow."""
+    """Nothing is wrong, but the accelerators are used little: progress is normal, but slow."""
     records = [record for record in _recent(snapshot) if record.mfu is not None]
     if len(records) < 5 or not any(accelerators(pod.spec) for pod in snapshot.pods):
         return
     use = statistics.median(record.mfu or 0.0 for record in records)
     if use < LOW_USE:
         evidence = [
-            f"MFU {use:.1%}, the median of {len(records)} steps, where 30 to 50 % can be had",
-            "no rank is behind, the steps do not wait for data, and the speed is what it was",
+            f"MFU {use:.1%}, median of {len(records)} steps; 30 to 50 % is common",
+            "no rank is slower, steps do not wait for data, and the speed has not changed",
         ]
         yield Cause("slow", Layer.SLOW, "progress is normal, but slow", evidence)
 
 
 def slow_network(snapshot: Snapshot) -> Iterator[Cause]:
-    """NCCL talks TCP between nodes that have EFA."""
+    """NCCL uses TCP between nodes that have EFA."""
     if is_over(snapshot) or snapshot.replicas < 2:
         return
     for pod in snapshot.pods:
-        asks = pod_requests(pod.spec)
-        has = snapshot.find("Node", pod.node or "") or {}
-        given = amount(((has.get("status") or {}).get("allocatable") or {}).get(EFA, 0)) or 0
-        if not (asks.get(EFA) or given > 0):
+        requested = pod_requests(pod.spec).get(EFA)
+        node = snapshot.find("Node", pod.node or "") or {}
+        offered = amount(((node.get("status") or {}).get("allocatable") or {}).get(EFA, 0)) or 0
+        if not (requested or offered > 0):
             continue
         lines = log_lines.read(snapshot.log(pod.name), pod.name)
         tcp = next((line for line in lines if SOCKET.search(line.text)), None)
         if tcp and not any(OFI.search(line.text) for line in lines):
-            asked = "requests EFA" if asks.get(EFA) else "requests no EFA, and its node has it"
-            evidence = [short(f"{pod.short}: {tcp.text.strip()}"), f"the pod {asked}"]
-            summary = "NCCL goes over TCP and not over EFA"
+            what = "requests EFA" if requested else "does not request EFA, although its node has it"
+            evidence = [short(f"{pod.short}: {tcp.text.strip()}"), f"the pod {what}"]
+            summary = "NCCL uses TCP, not EFA"
             yield Cause("slow-network", Layer.SLOW, summary, evidence, pod.name, at=tcp.time)
             return
 
 
 def slowdown(snapshot: Snapshot) -> Iterator[Cause]:
-    """The run is slower than it was."""
+    """The run has become slower."""
     records = [record for record in progress.of(snapshot).records if _speed(record)]
     of_now = [record for record in _recent(snapshot) if _speed(record)]
     if len(records) < 4 * RECENT or len(of_now) < RECENT:
@@ -140,8 +140,7 @@ def _speed(record: Record) -> float:
 def _recent(snapshot: Snapshot) -> list[Record]:
     """Return the newest records of the containers that run now.
 
-    A step needs every rank, so what was recorded before the newest container started is of a run before it:
-    it says nothing of how this one goes.
+    A step needs every rank, so records from before the newest container's start belong to an earlier try.
     """
     started = [pod.started.timestamp() for pod in snapshot.pods if pod.started]
     if is_over(snapshot) or not started:

@@ -1,4 +1,4 @@
-"""What queues and gang schedulers say of a job: Kueue, Volcano, KAI, the PodGroups of scheduler-plugins."""
+"""What queues and gang schedulers say of a job: Kueue, Volcano, KAI-Scheduler, scheduler-plugins."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from tools.core.timestamps import moment
 from tools.job.diagnosis.cause import Cause, Layer, short
-from tools.job.diagnosis.resources import name_of, shown
+from tools.job.diagnosis.resources import existing, name_of, shown
 from tools.job.snapshot.kinds import QUEUE_LABEL
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot
@@ -16,50 +16,50 @@ from tools.kube.quantity import amount
 
 KAI_QUEUE = ("kai.scheduler/queue", "runai/queue")  # labels of pods
 GROUP_MARKS = ("pod-group-name", "scheduling.x-k8s.io/pod-group", "scheduling.k8s.io/group-name")
-WORKLOAD_AFTER = 30.0  # seconds after which Kueue has made its Workload of a job
-WAITS = (None, "", "Pending", "Inqueue", "PreScheduling", "Scheduling", "Unknown")
+WORKLOAD_AFTER = 30.0  # seconds after which Kueue has created its Workload of a job
+WAITS = (None, "", "Pending", "Inqueue", "PreScheduling", "Scheduling", "Unknown")  # phases of PodGroups
 STOPPED = ("Hold", "HoldAndDrain")
+NAME_A_QUEUE = "name an existing queue, or create this one"
 
 
 def kueue(snapshot: Snapshot, queue: str) -> tuple[list[str], str | None]:
-    """Return why Kueue has not let the job in, in lines, and what to do where that is known."""
-    found = [f"label {QUEUE_LABEL}: {queue}"]
+    """Return why Kueue has not admitted the job, in lines of evidence, and the remedy if it is known."""
+    evidence = [f"label {QUEUE_LABEL}: {queue}"]
     local = snapshot.find("LocalQueue", queue)
     if snapshot.saw("LocalQueue") and local is None:
-        names = ", ".join(one["metadata"]["name"] for one in snapshot.of("LocalQueue")[:4]) or "none"
-        line = f"there is no LocalQueue {queue} in namespace {snapshot.namespace}; there are: {names}"
-        return [*found, line], "name a queue that is there, or make this one"
+        line = f"LocalQueue {queue} does not exist in namespace {snapshot.namespace}"
+        return [*evidence, f"{line}; existing: {existing(snapshot, 'LocalQueue')}"], NAME_A_QUEUE
     closed = [*_closed("LocalQueue", local), *_cluster_queue(snapshot, local)]
     workload, lines, advice = _workload(snapshot)
     if closed:
-        return [*found, *closed, *lines], "start the queue again: its condition Active says what it lacks"
+        return [*evidence, *closed, *lines], "start the queue again: its condition Active shows what it lacks"
     age = snapshot.age(moment(snapshot.job["metadata"].get("creationTimestamp"))) or 0.0
     if snapshot.saw("Workload") and workload is None and age > WORKLOAD_AFTER:
-        line = "Kueue has made no Workload of the job"
-        return [*found, line], "does Kueue run, and is its integration kubeflow.org/pytorchjob switched on?"
-    return [*found, *lines], advice
+        line = "Kueue has not created a Workload for the job"
+        return [*evidence, line], "check that Kueue runs with its integration kubeflow.org/pytorchjob"
+    return [*evidence, *lines], advice
 
 
 def _closed(kind: str, queue: Object | None) -> list[str]:
-    """Return why a queue lets nobody in: stopped by a person, or not whole."""
+    """Return why a queue admits no job: it was stopped, or it is not active."""
     spec, name = (queue or {}).get("spec") or {}, ((queue or {}).get("metadata") or {}).get("name")
-    found = [f"{kind} {name}: stopPolicy {spec['stopPolicy']}"] if spec.get("stopPolicy") in STOPPED else []
+    lines = [f"{kind} {name}: stopPolicy {spec['stopPolicy']}"] if spec.get("stopPolicy") in STOPPED else []
     for one in ((queue or {}).get("status") or {}).get("conditions") or []:
         if one["type"] == "Active" and one["status"] != "True":
-            found.append(short(f"{kind} {name} is not active: {one.get('reason')}: {one.get('message', '')}"))
-    return found
+            lines.append(short(f"{kind} {name} is not active: {one.get('reason')}: {one.get('message', '')}"))
+    return lines
 
 
 def _cluster_queue(snapshot: Snapshot, local: Object | None) -> list[str]:
     name = ((local or {}).get("spec") or {}).get("clusterQueue")
     if not name or not snapshot.saw("ClusterQueue"):
         return []
-    found = snapshot.find("ClusterQueue", name)
-    return _closed("ClusterQueue", found) if found else [f"there is no ClusterQueue {name}"]
+    queue = snapshot.find("ClusterQueue", name)
+    return _closed("ClusterQueue", queue) if queue else [f"ClusterQueue {name} does not exist"]
 
 
 def _workload(snapshot: Snapshot) -> tuple[Object | None, list[str], str | None]:
-    """Return Kueue's Workload of the job, what it says, and what to do."""
+    """Return Kueue's Workload of the job, what it says, and the remedy."""
     for workload in snapshot.of("Workload"):
         if snapshot.uid in [owner.get("uid") for owner in workload["metadata"].get("ownerReferences") or []]:
             return workload, *_said(workload)
@@ -72,7 +72,7 @@ def _said(workload: Object) -> tuple[list[str], str | None]:
         line = f"{name} is deactivated: spec.active is false"
         told = [one for one in status.get("conditions") or [] if one["type"] in ("Evicted", "Requeued")]
         why = [short(f"{one.get('reason')}: {one.get('message', '')}") for one in told[-1:]]
-        return [line, *why], "mend what it says, then set spec.active of the Workload to true"
+        return [line, *why], "fix what it says, then set spec.active of the Workload to true"
     checks = [one for one in status.get("admissionChecks") or [] if one.get("state") != "Ready"]
     lines = [
         short(f"admission check {one['name']}: {one.get('state')}: {one.get('message', '')}")
@@ -82,12 +82,12 @@ def _said(workload: Object) -> tuple[list[str], str | None]:
         waits = one["type"] in ("QuotaReserved", "Admitted") and one["status"] != "True"
         if waits or (one["type"] == "Evicted" and one["status"] == "True"):
             lines.append(short(f"{name}: {one.get('message', '')}"))
-    advice = "its quota is reserved: the admission check's own controller says what it waits for"
+    advice = "read the log of the admission check's controller: the quota is reserved already"
     return list(dict.fromkeys(lines)), advice if checks else None
 
 
 def group(snapshot: Snapshot) -> Object | None:
-    """Return the PodGroup of the job: of its name, owned by it, or named by its pods."""
+    """Return the PodGroup of the job: it has the job's name, is owned by it, or is named by its pods."""
     marks = {
         str(value)
         for pod in snapshot.pods
@@ -102,29 +102,26 @@ def group(snapshot: Snapshot) -> Object | None:
 
 
 def shut(snapshot: Snapshot, pods: list[JobPod]) -> Iterator[Cause]:
-    """The gang's queue does not exist, is closed, or has given out all that it may give."""
+    """The gang's queue does not exist, is closed, or has allocated all its resources."""
     gang = group(snapshot) or {}
     name = _queue_name(gang, pods)
     if name is None or not snapshot.saw("Queue"):
         return
     queue = snapshot.find("Queue", name)
-    names = ", ".join(one["metadata"]["name"] for one in snapshot.of("Queue")[:4]) or "none"
     children = [one for one in snapshot.of("Queue") if _parent(one) == name]
     state = ((queue or {}).get("status") or {}).get("state")
     if queue is None:
-        facts = [f"there is no Queue {name}; there are: {names}"]
+        facts = [f"Queue {name} does not exist; existing: {existing(snapshot, 'Queue')}"]
     elif state in ("Closed", "Closing"):
         facts = [f"Queue {name}: state {state}"]
     elif children and KAI_QUEUE[0] in {key for pod in pods for key in pod.labels}:
-        facts = [
-            f"Queue {name} has queues below it ({children[0]['metadata']['name']}): only those take pods"
-        ]
+        child = children[0]["metadata"]["name"]
+        facts = [f"Queue {name} is a parent queue: only its children, such as {child}, take pods"]
     else:
         facts = list(_full(queue, gang))
     if facts:
-        summary = f"the gang's queue {name} does not let it in"
-        advice = None if queue else "name a queue that is there, or make this one"
-        yield Cause("queue", Layer.JOB, summary, facts, advice=advice)
+        summary = f"the gang's queue {name} does not admit it"
+        yield Cause("queue", Layer.JOB, summary, facts, advice=None if queue else NAME_A_QUEUE)
 
 
 def _parent(queue: Object) -> str | None:
@@ -133,7 +130,7 @@ def _parent(queue: Object) -> str | None:
 
 
 def _queue_name(gang: Object, pods: list[JobPod]) -> str | None:
-    """Return the queue's name: of the PodGroup, or by the pods' label; Volcano has one called default."""
+    """Return the queue of the PodGroup, or of the pods' label; Volcano's default one is called default."""
     labelled = (pod.labels.get(key) for pod in pods for key in KAI_QUEUE)
     name = (gang.get("spec") or {}).get("queue") or next(filter(None, labelled), None)
     volcano = "volcano" in str(gang.get("apiVersion")) or any(
@@ -145,30 +142,32 @@ def _queue_name(gang: Object, pods: list[JobPod]) -> str | None:
 def _full(queue: Object, gang: Object) -> Iterator[str]:
     """Yield the resources of which a queue has less left than the gang needs at least."""
     status, spec = queue.get("status") or {}, queue.get("spec") or {}
-    used = status.get("allocated") or {}
+    name, used = queue["metadata"]["name"], status.get("allocated") or {}
     for resource, wanted in ((gang.get("spec") or {}).get("minResources") or {}).items():
         most = amount((spec.get("capability") or {}).get(resource))
         need, held = amount(wanted) or Decimal(0), amount(used.get(resource, 0)) or Decimal(0)
         if most is not None and need > most - held:
             yield (
-                f"Queue {queue['metadata']['name']}: {shown(resource, held)} of {shown(resource, most)}"
-                f" {name_of(resource)} given out, the gang needs {shown(resource, need)}"
+                f"Queue {name}: {shown(resource, held)} of {shown(resource, most)} {name_of(resource)}"
+                f" allocated, the gang needs {shown(resource, need)}"
             )
     limit = amount(((spec.get("resources") or {}).get("gpu") or {}).get("limit"))  # of KAI; -1 is none
     held = amount(used.get("nvidia.com/gpu", 0)) or Decimal(0)
     if limit is not None and 0 <= limit <= held:
-        yield f"Queue {queue['metadata']['name']}: all {shown('gpu', limit)} GPUs of its limit are given out"
+        yield f"Queue {name}: all {shown('gpu', limit)} GPUs of its limit are allocated"
 
 
 def waits(snapshot: Snapshot) -> Iterator[Cause]:
-    """The gang scheduler says that it does not place the group, and the arithmetic does not show why."""
+    """The gang scheduler does not place the group, and the arithmetic does not show why."""
     gang = group(snapshot)
     if gang is None:
         return
     status = gang.get("status") or {}
-    every = [*(status.get("conditions") or []), *(status.get("schedulingConditions") or [])]
+    conditions = [*(status.get("conditions") or []), *(status.get("schedulingConditions") or [])]
     said = [
-        one for one in every if "nschedulable" in str(one.get("type")) and one.get("status", "True") == "True"
+        one
+        for one in conditions
+        if "nschedulable" in str(one.get("type")) and one.get("status", "True") == "True"
     ]
     if status.get("phase") not in WAITS or not (said or status.get("phase") == "Pending"):
         return

@@ -1,14 +1,16 @@
-"""How the diagnosis names resources and prints amounts: GPUs for nvidia.com/gpu, memory in GiB."""
+"""How the diagnosis prints resources, amounts and objects: GPUs for nvidia.com/gpu, memory in GiB."""
 
 from __future__ import annotations
 
 from decimal import Decimal
 
 from tools.facts.instances import EFA, NEURON, NVIDIA
+from tools.job.snapshot.snapshot import Snapshot
 from tools.kube.manifests import Object
 from tools.kube.quantity import plain, pod_requests
 
 NAMES = {NVIDIA: "GPUs", EFA: "EFA interfaces", NEURON: "Neuron devices", "cpu": "CPUs", "memory": "memory"}
+SHOWN = 4  # names of objects
 # Resource names of accelerators and of their parts: MIG slices, shared GPUs, Neuron cores.
 MIG = "nvidia.com/mig-"
 ACCELERATORS = (NVIDIA, MIG, NEURON, "amd.com/gpu", "habana.ai/")
@@ -41,3 +43,8 @@ def rank(resource: str) -> tuple[int, str]:
 def accelerators(spec: Object) -> int:
     """Return how many accelerators a pod of this spec requests."""
     return int(sum(value for name, value in pod_requests(spec).items() if is_accelerator(name)))
+
+
+def existing(snapshot: Snapshot, kind: str) -> str:
+    """Return the names of the first objects of a kind, `none` without any."""
+    return ", ".join(item["metadata"]["name"] for item in snapshot.of(kind)[:SHOWN]) or "none"

@@ -15,7 +15,7 @@ from tools.job.diagnosis.admission import PATIENCE, is_over
 from tools.job.diagnosis.autoscaling import COMING, promised
 from tools.job.diagnosis.cause import Cause, Layer, short
 from tools.job.diagnosis.node_fit import ORDER, Fit, Nodes, Obstacle, VolumeTopology
-from tools.job.diagnosis.resources import name_of, rank, shown
+from tools.job.diagnosis.resources import existing, name_of, rank, shown
 from tools.job.snapshot.kinds import CLAIMS, QUEUE_LABEL
 from tools.job.snapshot.pod import JobPod, claim_names
 from tools.job.snapshot.snapshot import Snapshot, event_time
@@ -23,7 +23,6 @@ from tools.kube.manifests import Object
 from tools.kube.quantity import pod_requests
 
 SHOWN_NODES = 4
-SHOWN_OBJECTS = 4
 GANG_SCHEDULERS = ("volcano", "scheduler-plugins-scheduler", "kai-scheduler", "yunikorn")
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 PROVISIONING = ("Provisioning", "ExternalProvisioning")
@@ -99,8 +98,8 @@ def _unbound(snapshot: Snapshot, pod: JobPod, claim: Object) -> Iterator[Cause]:
     if snapshot.saw("StorageClass") and wanted is None and not claim["spec"].get("volumeName"):
         fact = f"claim {name} names no storage class, and the cluster has no default class"
     elif snapshot.saw("StorageClass") and wanted and wanted not in classes:
-        existing = ", ".join(sorted(classes)) or "none"
-        fact = f"claim {name} asks for storage class {wanted}, which does not exist; existing: {existing}"
+        fact = f"claim {name} asks for storage class {wanted}, which does not exist"
+        fact += f"; existing: {', '.join(sorted(classes)) or 'none'}"
     elif not said and (_binds_later(classes.get(wanted or "")) or provisioning(snapshot, name)):
         return
     else:
@@ -197,8 +196,7 @@ def _missing_device_objects(snapshot: Snapshot, pods: list[JobPod]) -> Iterator[
                 kind, name = "ResourceClaimTemplate", entry.get("resourceClaimTemplateName")
             if name and snapshot.saw(kind) and snapshot.find(kind, name) is None:
                 summary = f"the {kind} {name} does not exist in namespace {snapshot.namespace}"
-                existing = ", ".join(item["metadata"]["name"] for item in snapshot.of(kind)[:SHOWN_OBJECTS])
-                evidence = [f"{pod.short} names it in resourceClaims", f"existing: {existing or 'none'}"]
+                evidence = [f"{pod.short} names it", f"existing: {existing(snapshot, kind)}"]
                 advice = f"create it, or name an existing one: kubectl get {CLAIMS[kind]}"
                 yield Cause(
                     "unschedulable/resource-claim", Layer.BLOCKED, summary, evidence, pod.name,

@@ -1,4 +1,4 @@
-"""Causes of a pod that has a node and whose container does not start."""
+"""Causes of a pod that has a node, but whose container does not start."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PULL_REASONS = (
     *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"),
     *("RegistryUnavailable", "ImageInspectError"),
 )
-# A kubelet may ask for what a new pod mounts before the API server's authoriser, or its own cache, knows of
-# the pod: it asks again after ten to fifteen seconds, and gets it.
+# Complaints that pass: a kubelet may request what a new pod mounts before the API server's authorizer, or the
+# kubelet's own cache, knows the pod. It tries again after ten to fifteen seconds.
 PASSING = re.compile(r"no relationship found between node|object \S+ not registered|failed to sync \w+ cache")
-# So does much of what a new pod or a new node meets: a driver that registers, an address that is attached.
+# Other complaints about new pods and nodes pass too, when a driver has registered or an address is attached.
 PASSES = 30.0  # seconds that a pod has been on its node
 TRIES = 4  # within those seconds
-# What registries and container runtimes answer, from the special to the general.
+# Answers of registries and container runtimes, the specific ones first.
 PULL_ANSWERS = (
     (
         "image-rate-limit",
@@ -39,27 +39,27 @@ PULL_ANSWERS = (
         r"(?i)unauthorized|authentication required|access denied|403 forbidden|no basic auth"
         r"|authorization failed|denied: |requires? 'docker login'|insufficient_scope|402 payment required"
         r"|is not authorized to perform",
-        "the registry does not let the node have the image: it is private, or not there",
+        "the registry denies the image to the node: it is private, or does not exist",
     ),
     (
         "image-registry",
         r"(?i)no such host|i/o timeout|connection refused|dial tcp|\btls\b|x509|deadline exceeded|EOF$"
         r"|no route to host|temporary failure in name resolution|server gave HTTP response"
         r"|5\d\d (?:internal|bad|service)",
-        "the registry is not reached from the node",
+        "the node does not reach the registry",
     ),
     ("storage-full", r"(?i)no space left on device", "the node's disk has no room for the image"),
     (
         "image-name",
         r"(?i)not found|manifest unknown|name unknown|did not resolve to an alias|does not exist"
         r"|invalid reference|couldn't parse",
-        "the registry has no such image",
+        "the registry does not have the image",
     ),
 )
 
 
 def blocked(snapshot: Snapshot) -> list[JobPod]:
-    """Return the pods that have a node and do not run yet, or whose container waits again."""
+    """Return the pods that have a node, and whose container has not started or waits again."""
     if is_over(snapshot):
         return []
     return [
@@ -70,7 +70,7 @@ def blocked(snapshot: Snapshot) -> list[JobPod]:
 
 
 def images(snapshot: Snapshot) -> Iterator[Cause]:
-    """The image is not pulled."""
+    """The image cannot be pulled."""
     for pod in blocked(snapshot):
         reason, message = pod.waiting
         if reason not in PULL_REASONS:
@@ -85,7 +85,7 @@ def images(snapshot: Snapshot) -> Iterator[Cause]:
         kind, summary = _pull_kind(reason, said)
         evidence = [f"image {image}", short(f"{pod.short} on {pod.node}: {reason}: {said}")]
         advice = (
-            "make room on the node's disk, or start nodes with a larger one"
+            "free space on the node's disk, or start nodes with a larger one"
             if kind == "storage-full"
             else None
         )
@@ -94,7 +94,7 @@ def images(snapshot: Snapshot) -> Iterator[Cause]:
 
 
 def _pull_answer(snapshot: Snapshot, pod: JobPod, message: str) -> str:
-    """Return the registry's answer; during a back-off older kubelets leave it in the events only."""
+    """Return the registry's answer. During a back-off, older kubelets have it only in events."""
     if "rpc error" in message or "failed to" in message or not message.startswith("Back-off"):
         return message
     answers = [
@@ -107,33 +107,32 @@ def _pull_answer(snapshot: Snapshot, pod: JobPod, message: str) -> str:
 
 def _pull_kind(reason: str, said: str) -> tuple[str, str]:
     if reason == "InvalidImageName":
-        return "image-name", "the image's name is not one that a registry could have"
+        return "image-name", "the image's name is not valid"
     for kind, pattern, summary in PULL_ANSWERS:
         if re.search(pattern, said):
             return kind, summary
-    return "image-registry", "the image is not pulled, for a reason that is not known here"
+    return "image-registry", "the image cannot be pulled, for an unknown reason"
 
 
 def references(snapshot: Snapshot) -> Iterator[Cause]:
-    """A ConfigMap or secret that the container needs does not exist: looked up, not read from a message."""
+    """A ConfigMap or secret that the container needs does not exist."""
     for pod in blocked(snapshot):
-        for kind, name, key, where in needed(pod.spec):
-            missing = _missing(snapshot, kind, name, key)
-            if missing:
+        for kind, name, key, used_by in needed(pod.spec):
+            if summary := _missing(snapshot, kind, name, key):
                 cause = "config-missing" if kind == "ConfigMap" else "secret-missing"
-                evidence = [f"{pod.short} needs it for {where}"]
-                yield Cause(cause, Layer.BLOCKED, missing, evidence, pod.name, at=pod.created)
+                evidence = [f"{pod.short} needs it for {used_by}"]
+                yield Cause(cause, Layer.BLOCKED, summary, evidence, pod.name, at=pod.created)
                 return
 
 
 def _missing(snapshot: Snapshot, kind: str, name: str, key: str | None) -> str | None:
     if not snapshot.saw(kind):
         return None
-    found = snapshot.find(kind, name)
+    item = snapshot.find(kind, name)
     label = "secret" if kind == "Secret" else kind
-    if found is None:
+    if item is None:
         return f"the {label} {name} does not exist in namespace {snapshot.namespace}"
-    keys = found.get("keys")
+    keys = item.get("keys")
     if keys is None or key is None or key in keys:
         return None
     return f"the {label} {name} has no key {key}, it has {', '.join(sorted(keys)) or 'none'}"
@@ -169,12 +168,12 @@ RUN_ERRORS = (
 
 
 def start_error(message: str) -> str:
-    """Return the cause of a container that the runtime could not start, from what the runtime says."""
+    """Return the kind of cause for a runtime's message about a container that it could not start."""
     return next((kind for kind, pattern in RUN_ERRORS if re.search(pattern, message)), "command")
 
 
 def container_errors(snapshot: Snapshot) -> Iterator[Cause]:
-    """The kubelet or the container runtime cannot make or start the container."""
+    """The kubelet or the container runtime cannot create or start the container."""
     for pod in blocked(snapshot):
         reason, message = pod.waiting
         if reason not in ("CreateContainerConfigError", "CreateContainerError", "RunContainerError"):
@@ -182,20 +181,20 @@ def container_errors(snapshot: Snapshot) -> Iterator[Cause]:
         table = CONFIG_ERRORS if reason == "CreateContainerConfigError" else RUN_ERRORS
         kind = next((kind for kind, pattern in table if re.search(pattern, message)), "refused")
         evidence = [short(f"{pod.short} on {pod.node}: {reason}: {message}")]
-        summary = "the container cannot be made from what its pod says"
+        summary = "the container cannot be created from the pod's spec"
         yield Cause(kind, Layer.BLOCKED, summary, evidence, pod.name, at=pod.created)
         return
 
 
 def mounts(snapshot: Snapshot) -> Iterator[Cause]:
-    """A volume is not mounted, or the pod gets no network: only the kubelet's events say so."""
+    """A volume is not mounted, or the pod gets no network. Only the kubelet's events show it."""
     for pod in blocked(snapshot):
         if pod.waiting[0] not in ("", "ContainerCreating"):
             continue
         for event in reversed(snapshot.events("Pod", pod.name)):
             reason, message = event.get("reason"), str(event.get("message", ""))
             if event.get("type") != "Warning":
-                break  # something went on since
+                break  # the pod has made progress since
             at = event_time(event)
             evidence = [short(f"{pod.short} on {pod.node}: {reason}: {message}")]
             if _passes(snapshot, pod, event):
@@ -213,10 +212,10 @@ def mounts(snapshot: Snapshot) -> Iterator[Cause]:
 
 
 def _passes(snapshot: Snapshot, pod: JobPod, event: Object) -> bool:
-    """Say whether what a kubelet has complained of may pass by itself: the pod is new, and it asks again."""
+    """Return whether a kubelet's complaint may pass: the pod is new, and the kubelet tries again."""
     age = snapshot.age(pod.placed)
     if age is None or age >= PASSES:
         return False
-    alike = (one for one in snapshot.events("Pod", pod.name) if one.get("reason") == event.get("reason"))
-    tries = sum(int(one.get("count") or 1) for one in alike)
+    events = snapshot.events("Pod", pod.name)
+    tries = sum(int(one.get("count") or 1) for one in events if one.get("reason") == event.get("reason"))
     return tries < TRIES or PASSING.search(str(event.get("message"))) is not None
