@@ -156,10 +156,10 @@ types: setup-dev ## Check types
 	@exec .venv/bin/mypy
 
 docs: setup-dev ## Build the documentation site; a broken link or an orphan page fails
-	@.venv/bin/python docs/generate.py && exec .venv/bin/zensical build $(ARGS)
+	@.venv/bin/python docs/generate.py && exec .venv/bin/python docs/generate.py --site
 
 docs-serve: setup-dev ## Serve the documentation on this machine and rebuild it on every change
-	@.venv/bin/python docs/generate.py && exec .venv/bin/zensical serve $(ARGS)
+	@exec .venv/bin/python docs/generate.py --serve
 
 ci: ## Run what continuous integration runs: set-up, lint, types and tests in a clean environment
 	@exec bash .ci/run

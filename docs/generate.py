@@ -39,7 +39,7 @@ DOCS = "docs"
 INDEX, README, CHANGELOG = f"{DOCS}/index.md", "README.md", "CHANGELOG.md"
 COMMANDS, CONFIGURATION = f"{DOCS}/reference/commands.md", f"{DOCS}/reference/configuration.md"
 PREFLIGHT, OPERATING, IMAGES = f"{DOCS}/preflight.md", f"{DOCS}/operating.md", f"{DOCS}/images.md"
-SITE_CONFIG, SITE_PAGES, SITE = "zensical.toml", "build/docs", "build/site"
+SITE_CONFIG, SITE_PAGES, STYLE = "zensical.toml", "build/docs", "site.css"
 
 COMMANDS_HEAD = """\
 # Command reference
@@ -271,7 +271,7 @@ _HEAD = ["| key | type | default | meaning |", "|---|---|---|---|"]
 def _row(schema: dict[str, Any], path: str, field: dict[str, Any], required: bool) -> str:
     default = field.get("default")
     shown = "required" if required else "not set" if default is None else f"`{_yaml(default)}`"
-    return f"| `{path}` | {_type(schema, field)} | {shown} | {_sentence(field)} |"
+    return f"| `{path.rpartition('.')[2]}` | {_type(schema, field)} | {shown} | {_sentence(field)} |"
 
 
 def _shape(schema: dict[str, Any], field: dict[str, Any]) -> dict[str, Any]:
@@ -497,6 +497,7 @@ def write_site_pages(root: Path, directory: Path) -> None:
     texts = {page: (root / page).read_text(encoding="utf-8") for page in pages(root)}
     sources: set[str] = set()
     shutil.rmtree(directory, ignore_errors=True)
+    _write(directory / STYLE, (root / DOCS / STYLE).read_text(encoding="utf-8"))
     for page, text in texts.items():
 
         def inside(found: re.Match[str], page: str = page) -> str:
