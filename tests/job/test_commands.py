@@ -290,7 +290,7 @@ def test_a_full_disk_leaves_no_half_file(
         (["plot", "nope.jsonl"], 2, "nope.jsonl: no such file"),
         (["metrics", "tests/job"], 2, "tests/job: no metrics.jsonl in this directory"),
         (["plot", "nope"], 2, "no run, job, cell or log of that name: nope\n  hint: runs here: "),
-        (["plot", "local/runs/nope"], 2, "no run, cell or log of that name: local/runs/nope"),
+        (["plot", "local/runs/nope"], 2, "no run, job, cell or log of that name: local/runs/nope\n  hint: runs here: "),
         (["logs", "--since", ""], 2, "--since : not a duration"),
         (["logs", "--rank", "0", "--volume"], 3, "the run directory has no log of rank 0"),
         (["status", ""], 2, "no such job"),

@@ -90,11 +90,12 @@ def _here(target: Path, wanted: str) -> dict[str, tuple[int, str]]:
     """Return size and digest of the files of an earlier copy."""
     start = target / wanted
     paths = [start] if start.is_file() else sorted(start.rglob("*"))
-    return {
-        path.relative_to(target).as_posix(): (path.stat().st_size, remote_sender.digest(path))
-        for path in paths
-        if path.is_file() and not path.name.endswith(".part")
-    }
+    found = {}
+    for path in (path for path in paths if path.is_file() and not path.name.endswith(".part")):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        found[path.relative_to(target).as_posix()] = (path.stat().st_size, digest)
+    return found
 
 
 def _received(

@@ -19,21 +19,12 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 CHUNK = 1 << 20
 TRIES = 20  # at opening all files before one of them is deleted
 UNFINISHED = (".tmp", ".deleting")
-
-
-def digest(path: Path) -> str:
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        for chunk in _chunks(file, None):
-            found.update(chunk)
-    return found.hexdigest()
 
 
 def opened(base: Path, wanted: str) -> list[tuple[str, IO[bytes]]]:
@@ -70,17 +61,6 @@ def _paths(base: Path, wanted: str) -> list[Path]:
     return sorted(whole, key=lambda path: (path.parent, path.name == "MANIFEST.json", path.name))
 
 
-def _chunks(file: IO[bytes], size: int | None) -> Iterator[bytes]:
-    """Yield the content of a file, at most `size` bytes."""
-    left = size
-    while left is None or left > 0:
-        chunk = file.read(CHUNK if left is None else min(CHUNK, left))
-        if not chunk:
-            return
-        left = None if left is None else left - len(chunk)
-        yield chunk
-
-
 def send(base: Path, wanted: str, have: dict[str, tuple[int, str]], out: IO[bytes]) -> None:
     """Write the files at or below `wanted` to `out`; only the names of those in `have` (size, digest)."""
     for name, file in opened(base, wanted):
@@ -97,7 +77,7 @@ def send(base: Path, wanted: str, have: dict[str, tuple[int, str]], out: IO[byte
 
 def _digest(file: IO[bytes], out: IO[bytes]) -> str:
     found = hashlib.sha256()
-    for number, chunk in enumerate(_chunks(file, None)):
+    for number, chunk in enumerate(iter(lambda: file.read(CHUNK), b"")):
         found.update(chunk)
         if number % 64 == 0:
             _line(out, "+")
@@ -106,7 +86,8 @@ def _digest(file: IO[bytes], out: IO[bytes]) -> str:
 
 def _send_one(file: IO[bytes], size: int, out: IO[bytes]) -> None:
     found = hashlib.sha256()
-    for chunk in _chunks(file, size):
+    while size > 0 and (chunk := file.read(min(CHUNK, size))):
+        size -= len(chunk)
         found.update(chunk)
         _line(out, str(len(chunk)))
         out.write(chunk)

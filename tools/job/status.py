@@ -50,7 +50,7 @@ class Status:
             "tokens_per_s": series.plain(series.median(present, "tokens_per_s")),
             "samples_per_s": series.plain(series.median(present, "samples_per_s")),
             "mfu": series.plain(series.median(present, "mfu")),
-            "seconds_left": [round(left.low), round(left.high)] if left else None,
+            "seconds_left": [round(seconds) for seconds in left] if left else None,
             "moved_seconds_ago": round((now.now - moved).total_seconds()) if moved else None,
             "checkpoints": [one["step"] for one in run.get("checkpoints") or []],
             "restarts": len(series.gaps(now.records)),

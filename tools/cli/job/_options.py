@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,14 +19,10 @@ def cluster(command: Command) -> Command:
 
     @click.option("-n", "--namespace", metavar="NAME", help="The job's namespace.")
     @click.option("--context", metavar="NAME", help="The kubeconfig's context.")
+    @functools.wraps(command)
     def with_kubectl(namespace: str | None, context: str | None, **options: Any) -> Any:
         return command(kubectl=Kubectl(context, namespace), **options)
 
-    with_kubectl.__doc__ = command.__doc__
-    with_kubectl.__click_params__ = [  # type: ignore[attr-defined]
-        *getattr(command, "__click_params__", []),
-        *with_kubectl.__click_params__,  # type: ignore[attr-defined]
-    ]
     return with_kubectl
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ RESTART = 10.0  # seconds; two ranks write about the same step within this time
 class Record:
     """One logged step. `time` is in seconds since 1970, `mfu` is between 0 and 1."""
 
-    loss: float | None
+    loss: float | None = None
     step: int | None = None
     steps: int | None = None  # of the whole run
     time: float | None = None
@@ -59,7 +59,7 @@ COLUMNS = tuple(one.name for one in fields(Record) if one.name != "rank_step_s")
 def from_jsonl(lines: Iterable[str]) -> list[Record]:
     """Return the records of a metrics.jsonl without the incomplete line of a killed process."""
     told = (trainer_logs.from_json(line) for line in lines)
-    return [_record(values) for values in told if values is not None and "step" in values]
+    return [Record(**values) for values in told if values is not None and "step" in values]
 
 
 def from_log(lines: Iterable[Line]) -> list[Record]:
@@ -79,7 +79,7 @@ def from_log(lines: Iterable[Line]) -> list[Record]:
         step = bars.step(told)
         if told.values is None:
             continue
-        record = _record(step | told.values | ({"time": time} if time is not None else {}))
+        record = Record(**{**step, **told.values, **({"time": time} if time is not None else {})})
         writer = line.pod + told.writer
         if found and _same_step(found[-1], record, writer == owner):
             found[-1] = _together(found[-1], record, writer == owner)
@@ -118,10 +118,6 @@ class _Bars:
         return {"step": self._now[0], "steps": self._now[1]}
 
 
-def _record(values: Mapping[str, Any]) -> Record:
-    return Record(**{"loss": None, **values})
-
-
 def _same_step(last: Record, record: Record, same_writer: bool) -> bool:
     """Return whether a record is about the last record's step, or another rank's about an earlier step."""
     if record.step is None or last.step is None:
@@ -138,9 +134,7 @@ def _together(last: Record, record: Record, same_writer: bool) -> Record:
     if record.step != last.step:
         return last
     first, second = (record, last) if same_writer else (last, record)
-    values = {one.name: getattr(first, one.name) for one in fields(Record)}
-    more = {one.name: getattr(second, one.name) for one in fields(Record)}
-    return Record(**{name: more[name] if value in (None, ()) else value for name, value in values.items()})
+    return replace(second, **{name: value for name, value in vars(first).items() if value not in (None, ())})
 
 
 def progress(records: list[Record]) -> Record | None:
@@ -198,19 +192,11 @@ def _next_epoch(earlier: Record, later: Record, first: Record, paused: bool) -> 
     return not paused and later.step == first.step
 
 
-@dataclass(frozen=True)
-class Eta:
-    """The remaining time in seconds, between `low` and `high`."""
+def eta(records: list[Record], steps: int | None = None, recent: int = 50) -> tuple[float, float] | None:
+    """Return bounds of the remaining time in seconds, None if the records are not enough.
 
-    low: float
-    high: float
-
-
-def eta(records: list[Record], steps: int | None = None, recent: int = 50) -> Eta | None:
-    """Return the remaining time, None if the records are not enough.
-
-    It is the number of remaining steps times the lower and upper quartile of the seconds per step, over the
-    latest `recent` steps. `steps` is the length of the run if the records do not contain it.
+    They are the number of remaining steps times the lower and upper quartile of the seconds per step, over
+    the latest `recent` steps. `steps` is the length of the run if the records do not contain it.
     """
     last = progress(records)
     total = steps or (last.steps if last else None)
@@ -221,7 +207,7 @@ def eta(records: list[Record], steps: int | None = None, recent: int = 50) -> Et
         return None
     low, _, high = statistics.quantiles(paces, n=4)
     left = max(0, total - last.step)
-    return Eta(left * max(0.0, low), left * max(0.0, high))
+    return left * max(0.0, low), left * max(0.0, high)
 
 
 def _paces(records: list[Record]) -> list[float]:

@@ -23,7 +23,6 @@ from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.pod_exec import in_pod
 from tools.job.snapshot.snapshot import Snapshot
 from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import name_of
 
 METRICS = "metrics.jsonl"
 STANDARD_INPUT = "-"
@@ -66,27 +65,17 @@ def _here(text: str) -> Path | None:
 
 
 def _job_name(kubectl: Kubectl, text: str | None) -> str:
-    if text is None:
-        return lookup.job_name(kubectl, None)
-    runs = sorted(path.parent.name for path in (repo.local() / "runs").glob(f"*/{METRICS}"))
-    hint = f"runs here: {', '.join(runs) or 'none'}"
-    if lookup.is_cell(text):
-        try:
-            locate.cell_path(text)
-        except UserError as problem:
-            raise UserError(f"no run, cell or log of that name: {text}", f"{hint}; {problem.hint}") from None
-        return lookup.job_name(kubectl, text)
     try:
-        jobs = sorted(name_of(job) for job in lookup.jobs(kubectl))
+        return lookup.job_name(kubectl, text)
     except UserError as problem:
-        message = f"no run or log here is named {text}, and the jobs cannot be read: {problem.message}"
-        raise UserError(message, f"{hint}; {problem.hint}" if problem.hint else hint, problem.code) from None
-    if text in jobs:
-        return text
-    match = repo.nearest(text, [*runs, *jobs])
-    hint += f"; jobs: {', '.join(jobs) or 'none'}"
-    hint = f"did you mean {match}?" if match else hint
-    raise UserError(f"no run, job, cell or log of that name: {text}", hint)
+        if text is None:
+            raise
+        message = f"no run, job, cell or log of that name: {text}"
+        if "no such" not in problem.message:
+            message = f"no run or log of that name here: {text}; {problem.message}"
+        runs = sorted(path.parent.name for path in (repo.local() / "runs").glob(f"*/{METRICS}"))
+        hint = f"runs here: {', '.join(runs) or 'none'}; {problem.hint}"
+        raise UserError(message, hint, problem.code) from None
 
 
 def _from_file(path: Path) -> RunMetrics:

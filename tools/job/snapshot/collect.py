@@ -87,8 +87,11 @@ class _Queries:
         _each(lambda ask: ask(), [*work, *(partial(self._group, group) for group in groups)])
 
     def _one(self, kind: str, *words: str) -> None:
+        self.attempt(kind, lambda: self._kubectl.items(*words))
+
+    def attempt(self, kind: str, read: Callable[[], list[Object]]) -> None:
         try:
-            self.objects[kind] = self._kubectl.items(*words)
+            self.objects[kind] = read()
         except UserError as problem:
             self.unseen[kind] = problem.message
 
@@ -148,26 +151,26 @@ def _references(kubectl: Kubectl, job: Object, pods: list[JobPod], queries: _Que
     names: dict[str, set[str]] = {"ConfigMap": set(), "Secret": set()}
     for reference in (reference for spec in specs for reference in needed(spec)):
         names[reference.kind].add(reference.name)
-    try:
+
+    def config_maps() -> list[Object]:
         wanted = ("configmap", *sorted(names["ConfigMap"]), "--ignore-not-found")
-        found = kubectl.items(*wanted) if names["ConfigMap"] else []
-        queries.objects["ConfigMap"] = [
+        return [
             {
                 "metadata": {"name": name_of(item)},
                 "keys": sorted([*(item.get("data") or {}), *(item.get("binaryData") or {})]),
             }
-            for item in found
+            for item in (kubectl.items(*wanted) if names["ConfigMap"] else [])
         ]
-    except UserError as problem:
-        queries.unseen["ConfigMap"] = problem.message
-    try:
-        queries.objects["Secret"] = [
-            {"metadata": {"name": name}}
-            for name in sorted(names["Secret"])
-            if kubectl.text("get", "secret", name, "--ignore-not-found", "--output=name").strip()
-        ]
-    except UserError as problem:
-        queries.unseen["Secret"] = problem.message
+
+    def secrets() -> list[Object]:
+        words = ("--ignore-not-found", "--output=name")
+        found = (
+            name for name in sorted(names["Secret"]) if kubectl.text("get", "secret", name, *words).strip()
+        )
+        return [{"metadata": {"name": name}} for name in found]
+
+    queries.attempt("ConfigMap", config_maps)
+    queries.attempt("Secret", secrets)
 
 
 def _logs(kubectl: Kubectl, pods: list[JobPod], unseen: dict[str, str]) -> list[Log]:

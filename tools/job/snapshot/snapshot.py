@@ -118,15 +118,9 @@ class Snapshot:
         Values of environment variables whose names contain token, key, secret or password are left out.
         """
         directory.mkdir(parents=True, exist_ok=True)
-        value = {
-            "taken": self.taken.isoformat(),
-            "namespace": self.namespace,
-            "job": _without_secrets(self.job),
-            "objects": _without_secrets(self.objects),
-            "others": _without_secrets(self.others),
-            "run": self.run,
-            "unseen": self.unseen,
-        }
+        value: Object = {"taken": self.taken.isoformat(), "namespace": self.namespace}
+        value |= {name: _without_secrets(getattr(self, name)) for name in ("job", "objects", "others")}
+        value |= {"run": self.run, "unseen": self.unseen}
         for log in self.logs:
             (directory / f"{log.pod}.{log.which}.log").write_text(log.text, encoding="utf-8")
         (directory / FILE).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
@@ -137,17 +131,8 @@ def load(directory: Path) -> Snapshot:
     path = directory / FILE
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-        logs = [_log(file) for file in sorted(directory.glob("*.log"))]
-        return Snapshot(
-            taken=datetime.fromisoformat(value["taken"]),
-            namespace=value["namespace"],
-            job=value["job"],
-            objects=value["objects"],
-            others=value["others"],
-            logs=logs,
-            run=value["run"],
-            unseen=value["unseen"],
-        )
+        taken = datetime.fromisoformat(value.pop("taken"))
+        return Snapshot(taken, logs=[_log(file) for file in sorted(directory.glob("*.log"))], **value)
     except OSError as problem:
         hint = "yard job why JOB --save DIRECTORY writes one"
         raise UserError(f"{path}: {problem.strerror}", hint) from None
