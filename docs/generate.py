@@ -188,14 +188,27 @@ def _command(entry: Entry) -> str:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """Turn click's help text into Markdown: its \\b blocks with commands become fenced blocks."""
+    """Turn click's help text into Markdown: what follows `Examples:` becomes a fenced block."""
     for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
-        lines = [line for line in paragraph.splitlines() if line.strip() != "\b"]
-        if lines and lines[0].strip() == "Examples:":
+        prose, commands, is_block = list[str](), list[str](), False
+        for line in paragraph.splitlines():
+            name, colon, rest = line.strip().partition(":")
+            if line.strip() == "\b":
+                is_block = True
+            elif colon and name in ("Example", "Examples"):
+                commands += [rest.strip()] if rest.strip() else []
+            elif is_block and line.startswith("  "):
+                commands.append(line)
+            elif is_block and prose and line[:1].isupper():
+                yield _escaped(" ".join(prose))
+                prose = [line.strip()]
+            else:
+                prose.append(line.strip())
+        if prose:
+            yield _escaped(" ".join(prose))
+        if commands:
             yield "Examples:"
-            yield "```sh\n" + "\n".join(map(_commented, lines[1:])) + "\n```"
-        elif lines:
-            yield _escaped(" ".join(line.strip() for line in lines))
+            yield "```sh\n" + "\n".join(map(_commented, commands)) + "\n```"
 
 
 def _commented(line: str) -> str:
@@ -373,7 +386,7 @@ def torch_table() -> str:
     for row in compatibility.TORCH.values():
         others = ", ".join(row.other_cuda) or "-"
         vision = compatibility.torchvision_of(f"{row.series}.0")
-        python = f"{row.oldest_python} to {row.newest_python}"
+        python = " to ".join(row.python)
         lines.append(f"| {row.series} | {row.cuda} | {others} | {row.nccl} | {vision} | {python} |")
     return "\n".join(lines) + "\n"
 

@@ -133,6 +133,7 @@ def _parse(words: list[str]) -> None:
 
 def _words(line: str) -> list[str]:
     """Return the words behind `yard`, up to a pipe or redirection."""
+    line = re.sub(r"<[^<>]*>", "X", line)  # a placeholder
     words = shlex.split(re.split(r" [|>] |; |&& ", line)[0])
     return words[next(index for index, word in enumerate(words) if word.endswith("yard")) + 1 :]
 
