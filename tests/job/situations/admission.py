@@ -87,43 +87,6 @@ def quota_of_gpus_used_up(world: World) -> None:
     )
 
 
-@situation("pod-security")
-def restricted_namespace(world: World) -> None:
-    _refused(
-        world,
-        'pods "x" is forbidden: violates PodSecurity "restricted:latest": hostPath volumes (volume "shm")',
-    )
-
-
-@situation("webhook")
-def webhook_without_endpoints(world: World) -> None:
-    _refused(
-        world,
-        'Internal error occurred: failed calling webhook "pods.policy.example": failed to call webhook: Post '
-        '"https://policy.kyverno.svc:443/validate": no endpoints available for service "policy"',
-    )
-
-
-@situation("refused")
-def webhook_says_no(world: World) -> None:
-    _refused(
-        world, 'admission webhook "policy.example" denied the request: images must come from our registry'
-    )
-
-
-@situation("serviceaccount-missing")
-def service_account_missing(world: World) -> None:
-    _refused(
-        world,
-        'pods "x" is forbidden: error looking up service account team-a/train: serviceaccount "train" not found',
-    )
-
-
-@situation("refused")
-def restart_policy_misspelt(world: World) -> None:
-    _refused(world, 'Pod "x" is invalid: spec.restartPolicy: Unsupported value: "OnFailur"')
-
-
 # ---- from what users of such systems report
 
 
@@ -158,45 +121,6 @@ def kueue_has_preempted_the_running_job(world: World) -> None:
     world.objects["Workload"] = [{"metadata": metadata, "status": {"conditions": conditions}}]
 
 
-@situation("pod-security")
-def the_operators_init_container_is_not_restricted(world: World) -> None:
-    """Master and Worker: the operator adds init-pytorch, which has no security context."""
-    _refused(
-        world,
-        'pods "x-worker-0" is forbidden: violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false'
-        ' (container "init-pytorch" must set securityContext.allowPrivilegeEscalation=false)',
-    )
-
-
-@situation("webhook")
-def policy_webhook_times_out(world: World) -> None:
-    _refused(
-        world,
-        'Internal error occurred: failed calling webhook "mutate.kyverno.svc-fail": failed to call webhook: Post'
-        ' "https://kyverno-svc.kyverno.svc:443/mutate/fail?timeout=10s": context deadline exceeded',
-    )
-
-
-@situation("webhook")
-def policy_webhook_refuses_connections(world: World) -> None:
-    _refused(
-        world,
-        'Internal error occurred: failed calling webhook "mpod.kb.io": failed to call webhook: Post'
-        ' "https://kueue-webhook-service.kueue-system.svc:443/mutate--v1-pod?timeout=10s": dial tcp 10.96.4.2:443:'
-        " connect: connection refused",
-    )
-
-
-@situation("refused")
-def limit_range_is_exceeded(world: World) -> None:
-    _refused(world, 'pods "x" is forbidden: maximum memory usage per Container is 2Gi, but limit is 4Gi')
-
-
-@situation("refused")
-def priority_class_does_not_exist(world: World) -> None:
-    _refused(world, 'pods "x" is forbidden: no PriorityClass with name research-high was found')
-
-
 @situation("refused")
 def service_name_is_too_long(world: World) -> None:
     """Names of Services end at 63 characters, and nobody says so before the operator makes one."""
@@ -206,23 +130,10 @@ def service_name_is_too_long(world: World) -> None:
     world.event("PyTorchJob", world.job["metadata"]["name"], "FailedCreateService", message)
 
 
-@situation("refused")
-def quota_wants_limits_to_be_named(world: World) -> None:
-    _refused(world, 'pods "x" is forbidden: failed quota: compute: must specify limits.cpu for: pytorch')
-
-
 @situation("quota")
 def quota_is_used_up_and_may_not_be_seen(world: World) -> None:
     world.unseen["ResourceQuota"] = "forbidden"
     _refused(
         world,
         'pods "x" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=8, used: 12, limited: 16',
-    )
-
-
-@situation("refused")
-def policy_that_has_quota_in_its_name(world: World) -> None:
-    _refused(
-        world,
-        'admission webhook "validation.gatekeeper.sh" denied the request: [gpu-quota-label] quota-owner is required',
     )

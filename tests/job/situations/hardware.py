@@ -1,5 +1,4 @@
 """Situations of machines that have too little, or break: memory, cards, drivers, volumes."""
-# ruff: noqa: E501 - other programs' lines are as long as they are
 
 from __future__ import annotations
 
@@ -30,22 +29,9 @@ def record_of_the_first_rank(world: World) -> None:
 
 
 @situation("oom-host")
-def out_of_memory_by_exit_code_on_processors(world: World) -> None:
-    world.crash_looping(0, 160)
-
-
-@situation("oom-host")
 def killed_by_the_kernel_for_memory(world: World) -> None:
     world.crash_looping(1, 137, STEP.format(n=7), reason="OOMKilled")
     world.crash_looping(0, 1, PEER, *TORCHRUN)
-
-
-@situation("shared-memory", G5)
-def shm_too_small(world: World) -> None:
-    text = "RuntimeError: DataLoader worker (pid 88) is killed by signal: Bus error. It is possible that insufficient"
-    world.crash_looping(
-        0, 1, f"ERROR: Unexpected bus error encountered in worker. {text}", f"{text} shared memory (shm)."
-    )
 
 
 @situation("storage-full")
@@ -71,18 +57,6 @@ def card_fell_off_the_bus(world: World) -> None:
     world.ended(3, 1, "[rank31]: RuntimeError: CUDA error: uncorrectable ECC error encountered", seconds=33)
 
 
-@situation("duplicate-device", G5)
-def two_ranks_on_one_card(world: World) -> None:
-    """awsome-distributed-ai #1041: set_device was forgotten, and all ranks went to GPU 0."""
-    text = (
-        "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:94, invalid usage (run with"
-        " NCCL_DEBUG=WARN for details), NCCL version 2.27.3 ncclInvalidUsage: This usually reflects invalid usage of"
-        " NCCL library. Last error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b0"
-    )
-    for index in range(4):
-        world.crash_looping(index, 1, f"[rank{8 * index}]: {text}", *TORCHRUN)
-
-
 @situation("oom-host", P5)
 def out_of_memory_that_looks_like_efa(world: World) -> None:
     """awsome-distributed-ai #312: 8 GB of memory for the pod, and the other pods' errors are libfabric's."""
@@ -94,57 +68,6 @@ def out_of_memory_that_looks_like_efa(world: World) -> None:
             "node:1:1 [0] NCCL WARN NET/OFI Request completed with error. RC: 21. Error: unreachable remote",
             "torch.distributed.DistBackendError: NCCL error: ncclRemoteError: remote process exited",
             *TORCHRUN,
-        )
-
-
-@situation("image-accelerator", P5)
-def torch_was_not_built_for_this_card(world: World) -> None:
-    for index in range(4):
-        world.crash_looping(
-            index,
-            1,
-            "torch.AcceleratorError: CUDA error: no kernel image is available for execution on the device",
-            *TORCHRUN,
-        )
-
-
-@situation("image-accelerator", P5)
-def driver_is_older_than_the_images_cuda(world: World) -> None:
-    for index in range(4):
-        world.crash_looping(
-            index,
-            1,
-            "RuntimeError: The NVIDIA driver on your system is too old (found version 12020). Please update your GPU driver",
-            *TORCHRUN,
-        )
-
-
-@situation("permission")
-def volume_belongs_to_somebody_else(world: World) -> None:
-    """No fsGroup, or a root directory of the file system that only root may write."""
-    for index in (0, 1):
-        world.crash_looping(
-            index, 1, "PermissionError: [Errno 13] Permission denied: '/shared/runs/x'", *TORCHRUN
-        )
-
-
-@situation("permission")
-def cache_on_the_read_only_root(world: World) -> None:
-    """A container with readOnlyRootFilesystem and a program that writes to its home: no disk has failed."""
-    for index in (0, 1):
-        world.crash_looping(
-            index,
-            1,
-            "OSError: [Errno 30] Read-only file system: '/home/trainer/.cache/huggingface'",
-            *TORCHRUN,
-        )
-
-
-@situation("shared-memory", G5)
-def shm_has_no_room(world: World) -> None:
-    for index in range(4):
-        world.crash_looping(
-            index, 1, "OSError: [Errno 28] No space left on device: '/dev/shm/torch_41_1'", *TORCHRUN
         )
 
 
