@@ -44,9 +44,9 @@ def test_verdicts(variable: str, value: str, say: Say | None) -> None:
 
 
 def test_guidance_for_other_machines_is_silent() -> None:
-    assert guidance("NCCL_NET_PLUGIN", "ofi", instance("p5.48xlarge")) is not None
-    assert guidance("NCCL_NET_PLUGIN", "ofi", instance("g5.xlarge")) is None
-    assert guidance("NCCL_NET_PLUGIN", "ofi", instance("trn1.32xlarge")) is None
+    assert guidance("NCCL_NET_PLUGIN", "ofi", [instance("p5.48xlarge")]) is not None
+    assert guidance("NCCL_NET_PLUGIN", "ofi", [instance("g5.xlarge")]) is None
+    assert guidance("NCCL_NET_PLUGIN", "ofi", [instance("trn1.32xlarge")]) is None
 
 
 def test_entries_are_whole() -> None:

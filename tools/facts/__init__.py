@@ -1,1 +1,1 @@
-"""Facts of the outside world that the product depends on, each number in one place with its source."""
+"""Facts about hardware, prices and releases. Each number is in one place, with its source."""

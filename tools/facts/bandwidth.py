@@ -1,8 +1,8 @@
-"""All-reduce bus bandwidth that was measured between AWS machines, each figure at its message size.
+"""Measured bus bandwidth of all-reduce between AWS machines, by message size.
 
-Bus bandwidth is that of nccl-tests (doc/PERFORMANCE.md there). A figure without its message size says
-nothing: the same two machines give 289 GB/s at 128 MB and 487 at 16 GB. A machine that is not here was not
-measured by anybody we know of, and gets no threshold.
+Bus bandwidth is defined by nccl-tests (doc/PERFORMANCE.md). It depends on the message size: the same two
+machines reach 289 GB/s at 128 MB and 487 GB/s at 16 GB. Other machines have no known measurement and no
+threshold.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _AWSOME = "awslabs/awsome-distributed-training, micro-benchmarks/nccl-tests/README.md (read 2026)"
-
 _NCCL_527 = "NVIDIA/nccl issue 527, a user's comment of 2022-07-25, EFA (read 2026)"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One measurement: machines of a type, how many, message size in bytes, bus bandwidth in 10^9 bytes/s."""
+    """A measurement between machines of one type."""
 
     instance: str
     nodes: int
-    size: int
-    bus: float
+    size: int  # of the message, bytes
+    bus: float  # bus bandwidth, 10^9 bytes/s
     source: str
 
 
@@ -34,6 +33,5 @@ MEASURED = (
 
 
 def measured(instance: str) -> tuple[Measured, ...]:
-    """Return what was measured with an instance type, by message size."""
-    found = (one for one in MEASURED if one.instance == instance)
-    return tuple(sorted(found, key=lambda one: one.size))
+    """Return the measurements of an instance type, by message size."""
+    return tuple(sorted((one for one in MEASURED if one.instance == instance), key=lambda one: one.size))

@@ -1,4 +1,4 @@
-"""Kubernetes versions of EKS with the end of their support, and a cluster's add-ons: eks.yaml has them."""
+"""Kubernetes versions of EKS with the end of their support, and the add-ons of a cluster."""
 
 from __future__ import annotations
 
@@ -9,24 +9,18 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-SOURCE = Path(__file__).parent / "eks.yaml"
+_TABLE: dict[str, Any] = YAML(typ="safe", pure=True).load(Path(__file__).with_name("eks.yaml"))
 
 
 @dataclass(frozen=True)
 class Support:
-    """Until when EKS supports a Kubernetes version, at the ordinary and at the higher price."""
+    """The last days of standard support and of extended support, which costs more."""
 
     standard_until: date
     extended_until: date
 
 
-def _load() -> dict[str, Any]:
-    found: dict[str, Any] = YAML(typ="safe", pure=True).load(SOURCE)
-    return found
-
-
-_TABLE = _load()
 VERSIONS: dict[str, Support] = {name: Support(**row) for name, row in _TABLE["versions"].items()}
-# The add-ons of a cluster, in the order of their installation; by Kubernetes version where they are recorded.
+# The add-ons of a cluster in the order of their installation, by Kubernetes version.
 ADDONS: dict[str, dict[str, str]] = _TABLE["addons"]
 ADDON_NAMES: tuple[str, ...] = tuple(next(iter(ADDONS.values())))

@@ -1,11 +1,10 @@
-"""EC2 instance types: what a machine has, and what its pods can be given. instances.yaml has the numbers."""
+"""EC2 instance types: hardware, allocatable resources and prices, from instances.yaml."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -16,7 +15,7 @@ from tools.core.repo import nearest
 SOURCE = Path(__file__).parent / "instances.yaml"
 HYPERPOD_PREFIX = "ml."
 NVIDIA, NEURON, EFA = "nvidia.com/gpu", "aws.amazon.com/neuron", "vpc.amazonaws.com/efa"
-# Processes that one device of Neuron serves: its cores, as the Neuron runtime counts them by default.
+# Processes for each Neuron device: its cores, as the Neuron runtime counts them by default.
 NEURON_CORES = {"Trainium": 2, "Trainium2": 4}
 
 
@@ -28,46 +27,38 @@ class Instance:
     vcpus: int
     memory_mib: int
     allocatable_cpu_m: int
-    allocatable_memory_mib: int  # before hugepages are taken off
+    allocatable_memory_mib: int  # huge pages are not subtracted
     accelerator: str | None  # the card's name, such as "A10G"
     accelerators: int
-    accelerator_memory_mib: int  # of each
-    device_resource: str | None  # what the device plugin calls one accelerator
-    cores_per_accelerator: int  # processes that one accelerator serves
-    efa: int  # most interfaces
-    hugepages_2mi_mib: int  # set aside where the EFA driver is installed, else 0
+    accelerator_memory_mib: int  # of one accelerator
+    device_resource: str | None  # the resource name of the device plugin
+    cores_per_accelerator: int  # processes for each accelerator
+    efa: int  # largest number of interfaces
+    hugepages_2mi_mib: int  # reserved by the EFA driver, else 0
     nvme_gb: int
     network_mbps: int
     price_usd_per_hour: float | None  # None: unknown
-    architecture: str  # of the image: amd64 | arm64
+    architecture: str  # amd64 | arm64
 
     @property
     def node_names(self) -> tuple[str, str]:
-        """Return what the label `node.kubernetes.io/instance-type` can be: on EKS, and on HyperPod."""
+        """Return the values of the label `node.kubernetes.io/instance-type` on EKS and on HyperPod."""
         return self.name, HYPERPOD_PREFIX + self.name
 
     @property
     def processes(self) -> int:
-        """Return the trainer's processes a node: one for each accelerator core, one where there is none."""
+        """Return the trainer's processes per node: one for each accelerator core, at least one."""
         return max(1, self.accelerators * self.cores_per_accelerator)
 
 
 def instance(name: str) -> Instance:
-    """Return the instance type `name`, with or without HyperPod's prefix `ml.`.
-
-    Raises UserError with the nearest known name.
-    """
-    found = INSTANCES.get(name.removeprefix(HYPERPOD_PREFIX))
-    if found is None:
-        match = nearest(name.removeprefix(HYPERPOD_PREFIX), INSTANCES)
+    """Return the instance type `name`, with or without HyperPod's prefix `ml.`. Raises UserError."""
+    bare = name.removeprefix(HYPERPOD_PREFIX)
+    if bare not in INSTANCES:
+        match = nearest(bare, INSTANCES)
         hint = f"did you mean {match}?" if match else f"known: {', '.join(INSTANCES)}"
         raise UserError(f"unknown instance type {name}", hint)
-    return found
-
-
-def _load(path: Path) -> dict[str, Instance]:
-    rows: dict[str, dict[str, Any]] = YAML(typ="safe", pure=True).load(path)
-    return {name: _instance(name, row) for name, row in rows.items()}
+    return INSTANCES[bare]
 
 
 def _instance(name: str, row: dict[str, Any]) -> Instance:
@@ -79,4 +70,5 @@ def _instance(name: str, row: dict[str, Any]) -> Instance:
     return Instance(name=name, device_resource=resource, cores_per_accelerator=cores or 1, **values)
 
 
-INSTANCES: Mapping[str, Instance] = MappingProxyType(_load(SOURCE))
+_ROWS: dict[str, dict[str, Any]] = YAML(typ="safe", pure=True).load(SOURCE)
+INSTANCES: Mapping[str, Instance] = {name: _instance(name, row) for name, row in _ROWS.items()}

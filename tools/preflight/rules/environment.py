@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tools.core.verdict import Verdict, bad, good, unclear
-from tools.facts.environment import GUIDANCE, Guidance, Say
+from tools.facts.environment import Say, guidance
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Job, Subject, Template, title
 from tools.simulator.command_line import command, literals, script
@@ -194,8 +194,8 @@ def env_guidance(subject: Subject) -> Iterator[Verdict]:
     for template in subject.training():
         path, container = template.trainer()
         for name, value in literals(container).items():
-            item = _guidance(name, value, template)
-            if item is None:
+            item = guidance(name, value, template.selected.known)
+            if item is None or (name == "NCCL_SOCKET_IFNAME" and template.spec.get("hostNetwork")):
                 continue
             place = Place(template.object, f"{path}.env[{name}]", value)
             summary = f"{name}: {item.say.value}: {item.reason} ({item.source})"
@@ -212,16 +212,6 @@ def env_guidance(subject: Subject) -> Iterator[Verdict]:
 
 def _miscased(value: str, right: str | None) -> bool:
     return right is not None and value != right and value.lower() == right.lower()
-
-
-def _guidance(name: str, value: str, template: Template) -> Guidance | None:
-    known = template.selected.known
-    for item in GUIDANCE:
-        if item.concerns(name, value) and (not known or any(item.applies(one) for one in known)):
-            if name == "NCCL_SOCKET_IFNAME" and template.spec.get("hostNetwork"):
-                return None
-            return item
-    return None
 
 
 @rule("efa-provider", "libfabric that must use EFA fails or falls back to TCP in a pod without EFA")
