@@ -294,7 +294,7 @@ def test_pod_asks_for_what_its_machine_has(
     assert gib(shm["sizeLimit"]) <= gib(container["resources"]["limits"]["memory"]) / 8
     given = {entry["name"]: entry.get("value") for entry in container["env"]}
     assert environment.variables(instance).items() <= given.items()
-    said = [environment.guidance(name, value, instance) for name, value in given.items()]
+    said = [environment.guidance(name, value, [instance]) for name, value in given.items()]
     assert {one.say for one in said if one is not None} <= {environment.Say.SET}
 
 
