@@ -1,4 +1,4 @@
-"""Rendered cells to plant situations in, and a stand-in for the cluster that they are in."""
+"""Rendered cells to plant situations in, a stand-in for the cluster, and `yard job` as a function."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.job.world import World
 from tools.cells import kustomize
+from tools.cli import invoke
 from tools.core import repo
 from tools.job.snapshot import kinds
 from tools.job.snapshot.snapshot import PREVIOUS
@@ -21,6 +23,43 @@ KINDS = {"cpu/llama-tiny": "m5.xlarge", "p5/llama-3-1-8b": "p5en.48xlarge", "g5/
 NewWorld = Callable[..., World]
 STAND_IN = Path(__file__).with_name("kubectl.py")
 Cluster = Callable[[World], Path]
+
+
+class Yard:
+    """`yard job` in this process: `yard("logs", code=3)` returns what the command prints."""
+
+    def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
+        self._capture = capture
+
+    def __call__(self, *words: str, code: int = 0) -> pytest.CaptureResult[str]:
+        self._capture.readouterr()
+        found = invoke(["job", *words])
+        printed = self._capture.readouterr()
+        assert found == code, printed
+        return printed
+
+    def out(self, *words: str, code: int = 0) -> str:
+        """Standard output."""
+        return self(*words, code=code).out
+
+    def err(self, *words: str, code: int) -> str:
+        """Standard error of a command that prints no result."""
+        printed = self(*words, code=code)
+        assert printed.out == ""
+        return printed.err
+
+    def json(self, *words: str, code: int = 0) -> Any:
+        """The answer to --json."""
+        return json.loads(self.out(*words, "--json", code=code))
+
+    def lines(self, *words: str, code: int = 0) -> list[Any]:
+        """The JSON lines that the command prints."""
+        return [json.loads(line) for line in self.out(*words, code=code).splitlines()]
+
+
+@pytest.fixture
+def yard(capsys: pytest.CaptureFixture[str]) -> Yard:
+    return Yard(capsys)
 
 
 @pytest.fixture(scope="session")
@@ -35,16 +74,12 @@ def rendered() -> dict[str, Manifests]:
 @pytest.fixture
 def world(rendered: dict[str, Manifests]) -> NewWorld:
     """A maker of healthy jobs: `world("p5/llama-3-1-8b", nodes=3)`."""
-
-    def make(name: str = "cpu/llama-tiny", nodes: int | None = None) -> World:
-        return World(rendered[name], KINDS[name], nodes)
-
-    return make
+    return lambda name="cpu/llama-tiny", nodes=None: World(rendered[name], KINDS[name], nodes)
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """A function that lets a world be what `yard` finds; returns the stand-in's directory."""
+    """A function that makes a world the cluster of `yard`; it returns the directory of the stand-in."""
     program = tmp_path / "bin/kubectl"
     program.parent.mkdir()
     program.write_text(

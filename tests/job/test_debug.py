@@ -1,16 +1,14 @@
-"""The way to the rendezvous, hop by hop: what the API server tells, what pods find, and what is concluded."""
+"""The path to the rendezvous, hop by hop: what the API server describes, what pods find, and the verdict."""
 
 from __future__ import annotations
 
-import json
 import socket
 from typing import Any
 
 import pytest
 
-from tests.job.conftest import Cluster, NewWorld
+from tests.job.conftest import Cluster, NewWorld, Yard
 from tests.job.world import World
-from tools.cli import invoke
 from tools.core.verdict import State, Verdict
 from tools.job import rendezvous_check
 
@@ -47,17 +45,10 @@ def test_what_the_api_server_tells_of_a_healthy_job(world: NewWorld) -> None:
     assert found == dict.fromkeys(("pod", "service", "endpoints", "policy"), State.PASS)
 
 
-@pytest.mark.parametrize(
-    ("hop", "slices"),
-    [
-        ("endpoints", points("10.0.0.9")),
-        ("endpoints", points(ADDRESS, ready=False)),
-        ("endpoints", []),
-    ],
-)
-def test_endpoints_that_lead_nowhere(hop: str, slices: list[dict[str, Any]], world: NewWorld) -> None:
+@pytest.mark.parametrize("slices", [points("10.0.0.9"), points(ADDRESS, ready=False), []])
+def test_endpoints_that_lead_nowhere(slices: list[dict[str, Any]], world: NewWorld) -> None:
     found = hops(with_addresses(world()), slices)
-    assert [name for name, state in found.items() if state is State.FAIL] == [hop]
+    assert [name for name, state in found.items() if state is State.FAIL] == ["endpoints"]
 
 
 def test_each_broken_hop_is_the_one_that_is_named(world: NewWorld) -> None:
@@ -95,10 +86,8 @@ def test_what_a_pod_finds_at_the_port_is_explained(state: str, said: str, world:
     assert found["name"] is State.FAIL, "a name that leads to another pod"
 
 
-def test_the_command_looks_from_every_pod_that_runs(
-    world: NewWorld, cluster: Cluster, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The stand-in runs what is sent to a pod on this machine: the meeting point is a port of it."""
+def test_the_command_checks_from_every_running_pod(world: NewWorld, cluster: Cluster, yard: Yard) -> None:
+    """The stand-in runs a pod's program on this machine: the rendezvous is a port of it."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         made = with_addresses(world())
         for index in (0, 1):
@@ -107,9 +96,8 @@ def test_the_command_looks_from_every_pod_that_runs(
             endpoint = f"localhost:{listening.getsockname()[1]}"
             environment.append({"name": "PET_RDZV_ENDPOINT", "value": endpoint})
         cluster(made)
-        assert invoke(["job", "debug", "--json"]) == 1, "no pod has that name"
-    said = json.loads(capfd.readouterr().out)
-    found = {(one["from"], one["hop"]): one["verdict"] for one in said["hops"]}
+        answer = yard.json("debug", code=1)  # no pod has that name
+    found = {(one["from"], one["hop"]): one["verdict"] for one in answer["hops"]}
     assert found[None, "pod"] == "FAIL"
     assert found[None, "endpoints"] == "CANNOT TELL", "the stand-in has no EndpointSlices"
     for index in (0, 1):
@@ -117,11 +105,11 @@ def test_the_command_looks_from_every_pod_that_runs(
         assert found[made.name(index), "port"] == "PASS"
 
 
-def test_nobody_to_look_from_is_said(
-    world: NewWorld, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+def test_without_a_running_pod_nothing_is_checked_from_there(
+    world: NewWorld, cluster: Cluster, yard: Yard
 ) -> None:
     made = with_addresses(world())
     made.pending(0, 1)
     cluster(made)
-    assert invoke(["job", "debug"]) == 1
-    assert "CANNOT TELL  look       no container is running to check from" in capsys.readouterr().out
+    printed = yard.out("debug", code=1)
+    assert "CANNOT TELL  look       no container is running to check from" in printed

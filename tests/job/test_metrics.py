@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from tools.cli import invoke
+from tests.job.conftest import Yard
 from tools.job.metrics import plot, series
 from tools.job.metrics.series import Gap, Record, RunMetrics
 from tools.job.snapshot import log_lines
 
-# Each from its trainer's documentation or source, character for character.
+# Each is copied from its trainer's documentation or source.
 FSDP = """\
 2024-06-12 00:08:25 I [train.py:102] Batch 979 Loss: 5.63272, Speed: 0.43 samples/sec, lr: 0.000091
 2024-06-12 00:08:44 I [train.py:102] Batch 980 Loss: 5.63327, Speed: 0.43 samples/sec, lr: 0.000091
@@ -49,60 +49,60 @@ def from_text(text: str) -> list[Record]:
     return series.from_log(log_lines.read(text))
 
 
-def test_fsdp_has_samples_per_second_and_no_tokens() -> None:
-    first, second = from_text(FSDP)
-    assert (first.step, first.loss, first.samples_per_s, first.lr) == (979, 5.63272, 0.43, 9.1e-05)
-    assert first.tokens_per_s is None
-    assert second.time is not None
-    assert first.time is not None
-    assert second.time - first.time == 19
-
-
-def test_berts_step_loss_and_throughput() -> None:
-    first, second = from_text(BERT)
-    assert (first.step, first.loss, first.samples_per_s, first.lr) == (14, 10.7011, 6449.36, 2.8e-06)
-    assert second.time is not None
-    assert first.time is not None
-    assert second.time - first.time == 5
-
-
-def test_dicts_take_their_step_from_the_bar_and_a_loss_may_be_nan() -> None:
-    first, second, third = from_text(DICTS)
-    assert (first.loss, first.lr, first.grad_norm, first.step, first.steps) == (
-        14.4461,
-        3.6e-05,
-        0.165,
-        10,
-        1000,
+def test_a_loss_that_is_not_a_number_is_kept() -> None:
+    assert [record.as_dict()["loss"] for record in from_text(DICTS)] == [14.4461, "nan", 2.25], (
+        "JSON has no NaN"
     )
-    assert second.loss is not None
-    assert math.isnan(second.loss)
-    assert second.as_dict()["loss"] == "nan", "JSON has no NaN"
-    assert (third.loss, third.epoch) == (2.25, 0.2)
 
 
-def test_our_line_and_kubectls_time() -> None:
-    (found,) = from_text(OURS)
-    assert (found.step, found.steps, found.loss, found.tokens_per_s, found.mfu) == (
-        12,
-        400,
-        3.214,
-        1234.0,
-        0.125,
-    )
-    assert found.time == 1795262401.5
-
-
-def test_mnist_has_an_epoch_and_no_step() -> None:
-    (found,) = from_text(MNIST)
-    assert (found.step, found.loss, found.epoch) == (None, 0.134, 1.01)
-
-
-# What other trainers print, from their sources and from logs that people have published with issues and
-# pages: awsome-distributed-ai, aws-neuron-samples, torchtitan, Megatron-LM, GPT-NeoX, DeepSpeed, NeMo,
-# Lightning, nanoGPT, llama-cookbook. None is a value that must not be there.
+# Lines of trainers, from their sources and from published logs: awsome-distributed-ai, aws-neuron-samples,
+# torchtitan, Megatron-LM, GPT-NeoX, DeepSpeed, NeMo, Lightning, nanoGPT, llama-cookbook. None is a value that
+# must be missing.
 TITAN = "[titan] 2026-02-24 19:46:17,508 - root - INFO - "
-OTHERS: dict[str, tuple[str, list[dict[str, Any]]]] = {
+TRAINERS: dict[str, tuple[str, list[dict[str, Any]]]] = {
+    "FSDP has samples/s and no tokens/s": (
+        FSDP,
+        [
+            {
+                "step": 979,
+                "loss": 5.63272,
+                "samples_per_s": 0.43,
+                "lr": 9.1e-5,
+                "tokens_per_s": None,
+                "time": 1718150905.0,
+            },
+            {"time": 1718150924.0},
+        ],
+    ),
+    "BERT's step_loss and throughput": (
+        BERT,
+        [
+            {"step": 14, "loss": 10.7011, "samples_per_s": 6449.36, "lr": 2.8e-6, "time": 1671583861.0},
+            {"time": 1671583866.0},
+        ],
+    ),
+    "dicts take their step from the bar": (
+        DICTS,
+        [
+            {"loss": 14.4461, "lr": 3.6e-5, "grad_norm": 0.165, "step": 10, "steps": 1000},
+            {"epoch": 0.1},
+            {"loss": 2.25, "epoch": 0.2},
+        ],
+    ),
+    "ours, with kubectl's time": (
+        OURS,
+        [
+            {
+                "step": 12,
+                "steps": 400,
+                "loss": 3.214,
+                "tokens_per_s": 1234.0,
+                "mfu": 0.125,
+                "time": 1795262401.5,
+            }
+        ],
+    ),
+    "MNIST has an epoch and no step": (MNIST, [{"step": None, "loss": 0.134, "epoch": 1.01}]),
     "FSDP below srun": (
         "0: 2025-06-10 13:29:17 I [train.py:103] Batch 34 Loss: 7.96630, Speed: 5.80 samples/sec, lr: 0.000100",
         [{"step": 34, "loss": 7.9663, "samples_per_s": 5.8, "time": 1749562157.0, "tokens_per_s": None}],
@@ -235,9 +235,9 @@ OTHERS: dict[str, tuple[str, list[dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_lines_of_other_trainers(name: str) -> None:
-    text, expected = OTHERS[name]
+@pytest.mark.parametrize("name", TRAINERS)
+def test_lines_of_trainers(name: str) -> None:
+    text, expected = TRAINERS[name]
     found = from_text(text)
     assert [
         {key: getattr(one, key) for key in row} for one, row in zip(found, expected, strict=False)
@@ -245,21 +245,17 @@ def test_lines_of_other_trainers(name: str) -> None:
     assert len(found) == len(expected), found
 
 
-def test_a_file_is_read_packed_cut_off_or_of_another_encoding(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_may_be_packed_cut_off_or_in_another_encoding(tmp_path: Path, yard: Yard) -> None:
     lines = "".join(f"step {n}/90  loss 3.0  lr 1e-3\r\n" + "x" * 200 + "\n" for n in range(90))
     packed = gzip.compress(random.Random(7).randbytes(4000) + b"\n" + lines.encode())
     (tmp_path / "whole.log.gz").write_bytes(packed)
     (tmp_path / "windows.log").write_text(lines, encoding="utf-16")
     for name in ("whole.log.gz", "windows.log"):
-        assert invoke(["job", "metrics", str(tmp_path / name)]) == 0
-        assert len(capsys.readouterr().out.splitlines()) == 90
+        assert len(yard.lines("metrics", str(tmp_path / name))) == 90
     (tmp_path / "cut.log.gz").write_bytes(packed[:-60])
-    assert invoke(["job", "metrics", str(tmp_path / "cut.log.gz")]) == 0
-    said = capsys.readouterr()
-    assert "cut off or damaged" in said.err
-    assert json.loads(said.out.splitlines()[0])["step"] == 0
+    printed = yard("metrics", str(tmp_path / "cut.log.gz"))
+    assert "cut off or damaged" in printed.err
+    assert json.loads(printed.out.splitlines()[0])["step"] == 0
 
 
 def test_lines_without_metrics_give_nothing() -> None:
@@ -328,33 +324,26 @@ def test_the_time_left_is_a_range_or_unknown() -> None:
     assert series.eta([Record(1.0, time=1.0)] * 9) is None
 
 
-def test_command_prints_json_lines_and_csv(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_every_source_gives_json_lines_and_csv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, yard: Yard
 ) -> None:
-    log = tmp_path / "bert.log"
+    log, run = tmp_path / "bert.log", tmp_path / "run"
     log.write_text(BERT)
-    run = tmp_path / "run"
     run.mkdir()
     (run / "metrics.jsonl").write_text('{"step": 14, "loss": 1.5}\n{"step": 15, "loss": 1.25}\n')
     for source in (log, run, run / "metrics.jsonl", "-"):
         with log.open() as stdin:
             monkeypatch.setattr(sys, "stdin", stdin)
-            assert invoke(["job", "metrics", str(source)]) == 0
-        rows: list[dict[str, Any]] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        assert [row["step"] for row in rows] == [14, 15], source
-    assert invoke(["job", "metrics", str(log), "--csv"]) == 0
-    head, first, _ = capsys.readouterr().out.splitlines()
+            assert [row["step"] for row in yard.lines("metrics", str(source))] == [14, 15], source
+    head, first, _ = yard.out("metrics", str(log), "--csv").splitlines()
     assert dict(zip(head.split(","), first.split(","), strict=True))["samples_per_s"] == "6449.36"
 
 
-def test_nothing_to_read_cannot_be_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", ["metrics", "plot"])
+def test_a_log_without_metrics_has_no_answer(command: str, tmp_path: Path, yard: Yard) -> None:
     log = tmp_path / "empty.log"
     log.write_text("starting\n")
-    for command in ("metrics", "plot"):
-        assert invoke(["job", command, str(log)]) == 3
-        said = capsys.readouterr()
-        assert "no line with metrics" in said.err
-        assert said.out == ""
+    assert "no line with metrics" in yard.err(command, str(log), code=3)
 
 
 def falling(name: str, start: float, restarted: bool = False) -> RunMetrics:
@@ -406,7 +395,7 @@ def test_any_numbers_can_be_plotted_at_any_width(losses: list[float], width: int
     assert len(list(tree.iter("{http://www.w3.org/2000/svg}circle"))) == (len(finite) == 1)
 
 
-def test_svg_is_xml_with_one_line_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_svg_is_xml_with_one_line_a_run(tmp_path: Path, yard: Yard) -> None:
     runs = [falling("a<b", 10.0), falling("two", 8.0, restarted=True)]
     tree = ElementTree.fromstring(plot.svg(runs, plot.known(runs)))
     space = "{http://www.w3.org/2000/svg}"
@@ -418,12 +407,11 @@ def test_svg_is_xml_with_one_line_a_run(tmp_path: Path, capsys: pytest.CaptureFi
     assert "a<b" in [one.text for one in tree.iter(f"{space}text")]
     log = tmp_path / "fsdp.log"
     log.write_text(FSDP)
-    assert invoke(["job", "plot", str(log), "--svg", str(tmp_path / "x.svg")]) == 0
+    yard("plot", str(log), "--svg", str(tmp_path / "x.svg"))
     assert ElementTree.parse(tmp_path / "x.svg").getroot().tag == f"{space}svg"
-    assert invoke(["job", "plot", str(log), "--svg", str(tmp_path / "no/x.svg")]) == 2
-    assert "no/x.svg: No such file or directory" in capsys.readouterr().err
-    assert invoke(["job", "plot", str(log), "--key", "loss", "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)["runs"]
-    assert set(told) == {"name", "curves", "restarts"}
-    assert len(told["curves"]["loss"]) > 1
-    assert all(len(point) == 2 for point in told["curves"]["loss"])
+    error = yard.err("plot", str(log), "--svg", str(tmp_path / "no/x.svg"), code=2)
+    assert "no/x.svg: No such file or directory" in error
+    (answer,) = yard.json("plot", str(log), "--key", "loss")["runs"]
+    assert set(answer) == {"name", "curves", "restarts"}
+    assert answer["curves"] == {"loss": [[979.0, 5.63272], [980.0, 5.63327]]}
+    assert "5.63┤*" in yard.out("plot", str(log), "--key", "loss")

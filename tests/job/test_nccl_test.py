@@ -1,4 +1,4 @@
-"""What an all-reduce log is worth: its sums, its network, its bandwidth at its message size."""
+"""The verdicts on an all-reduce log: its sums, its network, its bandwidth at its message size."""
 # ruff: noqa: E501 - other programs' lines are as long as they are
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.job.conftest import NewWorld
-from tools.cli import invoke
+from tests.job.conftest import NewWorld, Yard
 from tools.core.verdict import State
 from tools.facts.bandwidth import MEASURED
 from tools.facts.instances import INSTANCES
@@ -137,14 +136,13 @@ def test_every_measured_machine_is_one_of_the_table() -> None:
     assert all(one.source and one.nodes > 1 for one in MEASURED)
 
 
-def test_a_log_is_judged_without_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_is_checked_without_a_cluster(tmp_path: Path, yard: Yard) -> None:
     log = tmp_path / "log"
     log.write_text(f"{TCP}\n{NEW}")
-    assert invoke(["job", "nccl-test", "p5/llama-3-1-8b", "--log", str(log), "--json"]) == 1
-    said = json.loads(capsys.readouterr().out)
-    assert [one["verdict"] for one in said["verdicts"]] == ["PASS", "FAIL", "CANNOT TELL"]
-    assert said["rows"][1] == {"size": 2**34, "bus": 480.0, "right": True}
+    answer = yard.json("nccl-test", "p5/llama-3-1-8b", "--log", str(log), code=1)
+    assert [one["verdict"] for one in answer["verdicts"]] == ["PASS", "FAIL", "CANNOT TELL"]
+    assert answer["rows"][1] == {"size": 2**34, "bus": 480.0, "right": True}
     log.write_text("nothing\n")
-    assert invoke(["job", "nccl-test", "cpu/llama-tiny", "--log", str(log)]) == 3
-    assert "CANNOT TELL: the log has no measurement" in capsys.readouterr().out
-    assert invoke(["job", "nccl-test", "cpu/llama-tiny", "--log", str(tmp_path / "none")]) == 2
+    printed = yard.out("nccl-test", "cpu/llama-tiny", "--log", str(log), code=3)
+    assert "CANNOT TELL: the log has no measurement" in printed
+    yard.err("nccl-test", "cpu/llama-tiny", "--log", str(tmp_path / "none"), code=2)

@@ -1,4 +1,4 @@
-"""Logs merged and searched, rank 0, status, the snapshot as files, the look into a run directory."""
+"""Merged and searched logs, rank 0, status, saved snapshots, and the probe of a run directory."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 import click
 import pytest
 
-from tests.job.conftest import NewWorld
+from tests.job.conftest import NewWorld, Yard
 from tests.job.corpus import STEP
+from tests.job.world import World
 from tools import cli
-from tools.cli import invoke
 from tools.core import repo
 from tools.job import logs, status, stop
 from tools.job.diagnosis import admission, cause, exit_codes, failures, log_causes, log_patterns, startup
@@ -26,6 +26,7 @@ from tools.job.status import Status
 from training.pod.end_record import End
 from training.run.failure import CODES, Failure
 
+CONDITIONS = ("Created", "Running", "Restarting", "Suspended", "Succeeded", "Failed")
 EARLY, LATE = "2026-11-21T12:00:01.1Z", "2026-11-21T12:00:01.2Z"
 
 
@@ -35,19 +36,12 @@ def test_logs_are_merged_by_time_and_a_traceback_stays_together() -> None:
     assert [line.text for line in log_lines.merged([first, second])] == ["one", "two", "of its own", "three"]
 
 
-@pytest.mark.parametrize(
-    ("text", "rank"),
-    [
-        ("[rank3]: Traceback", 3),
-        ("[default12]:step 1", 12),
-        ("[0]:LOG x", 0),
-        ("rank 5: data: no", 5),
-        ("step 3", None),
-        ("[12:00:01]: x", None),
-    ],
-)
-def test_the_rank_that_a_line_names(text: str, rank: int | None) -> None:
-    assert log_lines.line_of(f"{EARLY} {text}").rank == rank
+def test_the_rank_that_a_line_names() -> None:
+    ranks = {
+        "[rank3]: Traceback": 3, "[default12]:step 1": 12, "[0]:LOG x": 0, "rank 5: data: no": 5,
+        "step 3": None, "[12:00:01]: x": None,
+    }  # fmt: skip
+    assert {text: log_lines.line_of(f"{EARLY} {text}").rank for text in ranks} == ranks
 
 
 def test_colours_and_overwritten_bars_are_dropped() -> None:
@@ -116,40 +110,27 @@ def test_every_class_of_failure_has_a_remedy() -> None:
     assert kinds <= set(cause.REMEDIES)
 
 
-def test_rank_zero_by_heartbeat(world: NewWorld) -> None:
+def test_rank_zero_is_known_by_heartbeat_or_log_and_guessed_by_label(world: NewWorld) -> None:
+    def found(made: World) -> tuple[int, bool, bool]:
+        first = rank_zero(made.snapshot())
+        assert first is not None
+        return first.pod.index, first.certain, "label" in first.how
+
     made = world()
+    assert found(made) == (0, False, True)
     made.training()
     assert made.run is not None
     beats = made.run["heartbeats"]
     beats["rank-00000.json"]["host"], beats["rank-00001.json"]["host"] = made.name(1), made.name(0)
-    found = rank_zero(made.snapshot())
-    assert found is not None
-    assert (found.pod.index, found.certain) == (1, True), "the rendezvous gave rank 0 to worker-1"
-
-
-def test_rank_zero_by_its_log_also_when_it_has_ended(world: NewWorld) -> None:
-    made = world()
-    made.ended(1, 0, *(STEP.format(n=n) for n in range(5)), reason="Completed")
-    made.ended(0, 0, "done", reason="Completed")
-    found = rank_zero(made.snapshot())
-    assert found is not None
-    assert (found.pod.index, found.certain) == (1, True)
-
-
-def test_rank_zero_by_label_alone_is_a_guess(world: NewWorld) -> None:
-    found = rank_zero(world().snapshot())
-    assert found is not None
-    assert (found.pod.index, found.certain) == (0, False)
-    assert "label" in found.how
-
-
-def test_two_logs_that_claim_rank_zero_decide_nothing(world: NewWorld) -> None:
-    made = world()
+    assert found(made) == (1, True, False), "the rendezvous assigned rank 0 to worker-1"
+    ended = world()
+    ended.ended(1, 0, *(STEP.format(n=n) for n in range(5)), reason="Completed")
+    ended.ended(0, 0, "done", reason="Completed")
+    assert found(ended) == (1, True, False), "by its log"
+    both = world()
     for index in (0, 1):
-        made.log(index, STEP.format(n=1))
-    found = rank_zero(made.snapshot())
-    assert found is not None
-    assert not found.certain
+        both.log(index, STEP.format(n=1))
+    assert found(both) == (0, False, True), "two logs with lines of rank 0 decide nothing"
 
 
 def test_status_says_what_is_known(world: NewWorld) -> None:
@@ -164,15 +145,9 @@ def test_status_says_what_is_known(world: NewWorld) -> None:
     assert training["seconds_left"] == [300, 300]
     assert [pod["ranks"] for pod in found["pods"]] == [list(range(8 * n, 8 * n + 8)) for n in range(4)]
     shown = "\n".join(status.lines(Status(made.snapshot())))
-    for part in (
-        "step 100/400",
-        "MFU 40.0%",
-        "tokens/s, MFU 40.0%, 5 min left",
-        "newest of step 50",
-        "24-31",
-        "90 s ago: Pulled",
-    ):
+    for part in ("step 100/400", "tokens/s, MFU 40.0%, 5 min left", "newest of step 50", "90 s ago: Pulled"):
         assert part in shown, shown
+    assert "24-31" in shown
     assert "uid-job" in shown
 
 
@@ -213,22 +188,11 @@ def test_a_pod_that_is_missing_is_missed(world: NewWorld) -> None:
     assert Status(made.snapshot()).as_dict()["pods_wanted"] == 4
 
 
-@pytest.mark.parametrize(
-    ("true", "state"),
-    [
-        ("", "New"),
-        ("Created", "Created"),
-        ("Created Running", "Running"),
-        ("Created Restarting", "Restarting"),
-        ("Created Suspended", "Suspended"),
-        ("Created Succeeded", "Succeeded"),
-        ("Created Failed", "Failed"),
-    ],
-)
-def test_the_state_is_the_decisive_condition(true: str, state: str) -> None:
-    """The operator keeps conditions that are over, as False."""
-    kinds = ("Created", "Running", "Restarting", "Suspended", "Succeeded", "Failed")
-    conditions = [{"type": kind, "status": str(kind in true.split())} for kind in kinds]
+@pytest.mark.parametrize("state", ["New", *CONDITIONS])
+def test_the_state_is_the_decisive_condition(state: str) -> None:
+    """The operator keeps earlier conditions as False, and Created as True."""
+    true = () if state == "New" else ("Created", state)
+    conditions = [{"type": kind, "status": str(kind in true)} for kind in CONDITIONS]
     assert status.state_of({"status": {"conditions": conditions}}) == state
     assert status.state_of({"status": {"conditions": conditions[::-1]}}) == state
 
@@ -250,9 +214,7 @@ def test_status_without_anything_seen_claims_nothing(world: NewWorld) -> None:
     assert "step" not in shown
 
 
-def test_a_kept_snapshot_gives_the_same_answer(
-    world: NewWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_saved_snapshot_gives_the_same_answer(world: NewWorld, tmp_path: Path, yard: Yard) -> None:
     made = world()
     made.crash_looping(1, 137, STEP.format(n=7), reason="OOMKilled")
     token = {"name": "WANDB_API_KEY", "value": "not-for-others"}
@@ -262,13 +224,12 @@ def test_a_kept_snapshot_gives_the_same_answer(
     assert explain(load(tmp_path / "kept")).causes == explain(snapshot).causes
     kept = "".join(path.read_text() for path in (tmp_path / "kept").iterdir())
     assert "not-for-others" not in kept
-    assert invoke(["job", "why", "--from", str(tmp_path / "kept"), "--json"]) == 1
-    said = json.loads(capsys.readouterr().out)
-    assert (said["cause"], said["uid"], said["verdict"]) == ("oom-host", "uid-job", "FAIL")
-    assert invoke(["job", "why", "--from", str(tmp_path / "none")]) == 2
-    (tmp_path / "kept/snapshot.json").write_text("{")
-    assert invoke(["job", "why", "--from", str(tmp_path / "kept")]) == 2
-    assert "incomplete snapshot" in capsys.readouterr().err
+    answer = yard.json("why", "--from", str(tmp_path / "kept"), code=1)
+    assert (answer["cause"], answer["uid"], answer["verdict"]) == ("oom-host", "uid-job", "FAIL")
+    assert "No such file" in yard.err("why", "--from", str(tmp_path / "none"), code=2)
+    for text in ("{", "{}", '{"taken": "2026-11-21T12:00:00+00:00", "what": 1}'):
+        (tmp_path / "kept/snapshot.json").write_text(text)
+        assert "incomplete snapshot" in yard.err("why", "--from", str(tmp_path / "kept"), code=2)
 
 
 def test_the_probe_reads_a_run_directory_and_skips_what_is_half_written(tmp_path: Path) -> None:
@@ -287,13 +248,8 @@ def test_the_probe_reads_a_run_directory_and_skips_what_is_half_written(tmp_path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     script = Path(remote_probe.__file__).read_text()
-    done = subprocess.run(
-        [sys.executable, "-I", "-", str(tmp_path / "run")],
-        input=script,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    words = [sys.executable, "-I", "-", str(tmp_path / "run")]
+    done = subprocess.run(words, input=script, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     assert list(found["heartbeats"]) == ["rank-00000.json"]
     assert found["failures"] == {"17-rank-00001.json": {"class": "nan"}}
@@ -302,8 +258,7 @@ def test_the_probe_reads_a_run_directory_and_skips_what_is_half_written(tmp_path
 
 
 def test_every_command_that_a_remedy_names_exists() -> None:
-    texts = [*cause.REMEDIES.values()]
-    for text in texts:
+    for text in cause.REMEDIES.values():
         for words in re.findall(r"yard ((?:[a-z0-9-]+ ?)+)", text):
             group: click.Command = cli.yard
             for word in words.split():
