@@ -80,7 +80,7 @@ def test_each_configuration_is_one_entry_points(given: tuple[str, ...], task: st
         (("bert", f"{BERT}\n{KV}", MASKING), "model.yaml:9: architecture bert has no num_key_value_heads;"
          " every head has its own"),
         (("bert", f"{BERT}\n  rms_norm_eps: 1.0e-5", MASKING), "model.yaml:9: architecture bert has no"
-         " rms_norm_eps; model.bert.layer_norm_eps is its like"),
+         " rms_norm_eps; use model.bert.layer_norm_eps"),
         (("bert", SHORT, MASKING), "model.yaml:10: sequence_length 32 is above"
          " model.bert.max_position_embeddings 16"),
         (("bert", BERT, "masking: {most: 33}"), "model.yaml:9: masking.most 33 is above sequence_length 32"),

@@ -219,7 +219,7 @@ def test_an_example_is_shown_with_what_is_learned(shared: Path, texts: Texts, tm
 def test_keys_of_examples_are_for_fine_tuning(setting: str, texts: Texts) -> None:
     """Pre-training does not read them, so it refuses them."""
     key = setting.partition("=")[0]
-    with pytest.raises(ConfigError, match=f"{key} is for fine-tuning only, and training.pretrain trains"):
+    with pytest.raises(ConfigError, match=f"{key} is for fine-tuning only, but this is for training.pretr"):
         load_texts(apply_override(texts, setting))
     other = apply_override(apply_override(texts, setting), "model.weights=/models/x")
     assert load_texts(other).task == "training.finetune"

@@ -246,7 +246,7 @@ def test_a_bert_run_ends_with_its_model_on_s3(
 
 
 def test_what_cannot_be_exported_is_refused_with_its_line(texts: Texts) -> None:
-    with pytest.raises(ConfigError, match=r"upload\.merge adds adapters to their base, and there is no lora"):
+    with pytest.raises(ConfigError, match=r"upload\.merge adds adapters to their base, but lora is missing"):
         load_texts(apply_override(apply_override(texts, "upload.to=s3://models/x"), "upload.merge=true"))
     with pytest.raises(ConfigError, match=r"cell\.yaml.*upload\.to: 'models/x' is not a prefix in a bucket"):
         load_texts(apply_override(texts, "upload.to=models/x"))

@@ -1,4 +1,4 @@
-"""The trainer's configuration: each key with its type, default and limits, and how files are read."""
+"""The trainer's configuration: each key with its type, default and limits, and the reader of its files."""
 
 from training.config.base import ConfigError, Section
 from training.config.config import BERT, FINETUNE, PRETRAIN, Config

@@ -78,7 +78,7 @@ class Config(Section):
         if bert is not None and self.device.attention == "flex_attention":
             raise wrong(
                 "device.attention",
-                "device.attention is flex_attention, which has no dropout and no masks for BERT; "
+                "device.attention is flex_attention, which has neither dropout nor masks for BERT; "
                 "nearest value: sdpa",
             )
         if self.masking is not None and self.masking.most > self.sequence_length:
@@ -87,7 +87,7 @@ class Config(Section):
                 f"masking.most {self.masking.most} is above sequence_length {self.sequence_length}",
             )
         if self.upload is not None and self.upload.merge and self.lora is None:
-            raise wrong("upload.merge", "upload.merge adds adapters to their base, and there is no lora")
+            raise wrong("upload.merge", "upload.merge adds adapters to their base, but lora is missing")
         if self.lora is None:
             return self
         if bert is not None:
@@ -109,7 +109,7 @@ class Config(Section):
             return self
         for key in ("packing", "overlong", "bad_rows", "chat_template"):
             if getattr(self.data, key) != Data.model_fields[key].default:
-                raise wrong(f"data.{key}", f"data.{key} is for fine-tuning only, and {self.task} trains this")
+                raise wrong(f"data.{key}", f"data.{key} is for fine-tuning only, but this is for {self.task}")
         return self
 
     @model_validator(mode="after")
@@ -118,7 +118,7 @@ class Config(Section):
         if stream is None:
             return self
         if self.task != PRETRAIN:
-            raise wrong("data.stream", f"data.stream is for {PRETRAIN} only, and this is for {self.task}")
+            raise wrong("data.stream", f"data.stream is for {PRETRAIN} only, but this is for {self.task}")
         if stream.lanes is not None and batch % stream.lanes:
             near = max(n for n in range(1, min(stream.lanes, batch) + 1) if batch % n == 0)
             raise wrong(

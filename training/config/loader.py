@@ -1,9 +1,9 @@
-"""Reading the trainer's configuration: three files, one owner per section, no unknown keys.
+"""Reads the trainer's configuration: three files, one owner per section, no unknown keys.
 
 A cell's configuration directory holds `model.yaml`, `hardware.yaml` and `cell.yaml` (one ConfigMap each
 on a cluster). Each top-level section belongs to exactly one of them, so no value is ever merged or
-shadowed. Everything that is wrong with a configuration ends in one `ConfigError` that names file, key,
-line and, for a misspelt key, the nearest known one. The sections themselves are in `training.config`.
+shadowed. Every mistake in a configuration is one `ConfigError` that names file, key, line and, for a
+misspelt key, the nearest known one. `training.config` defines the sections.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def load(directory: str | Path) -> Config:
     """Read and check the three files of a configuration directory.
 
     Raises:
-        ConfigError: a file is missing or anything in it is wrong.
+        ConfigError: a file is missing or wrong.
     """
     directory = Path(directory)
     texts = {}
@@ -65,7 +65,7 @@ def load(directory: str | Path) -> Config:
                 f"{path}: no such file; a configuration directory holds {', '.join(FILES)}.yaml"
             ) from None
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: cannot be read: {error}") from None
+            raise ConfigError(f"cannot read {path}: {error}") from None
     return load_texts(texts)
 
 
@@ -82,7 +82,7 @@ def load_texts(texts: Mapping[str, tuple[str, str]]) -> Config:
     try:
         return Config.model_validate(merged)
     except ValidationError as error:
-        # A misspelt key says more than the missing one it was meant to be.
+        # A misspelt key is a better message than the missing key it stands for.
         errors = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
         raise ConfigError(_message(errors[0], texts, lines)) from None
 
@@ -90,8 +90,7 @@ def load_texts(texts: Mapping[str, tuple[str, str]]) -> Config:
 def apply_override(texts: Mapping[str, tuple[str, str]], assignment: str) -> dict[str, tuple[str, str]]:
     """Set one key (`train.steps=50`) in the text of the file that owns it; comments are kept.
 
-    Values are read as YAML. Raises ConfigError when the assignment has no `=`, the key is unknown, or it
-    names a whole section.
+    The value is YAML. Raises ConfigError if the assignment has no `=`, or if the key is unknown or a section.
     """
     key, separator, value = assignment.partition("=")
     where = f"--set {assignment}"
@@ -120,10 +119,10 @@ def apply_override(texts: Mapping[str, tuple[str, str]], assignment: str) -> dic
 
 def _check_key(path: list[str], where: str) -> None:
     section: Any = Config
-    optional = False  # may the whole of it be set, to null
+    optional = False  # whether the section may be set to null
     for depth, part in enumerate(path):
         if section is None:
-            raise ConfigError(f"{where}: {'.'.join(path[:depth])} is a value and has no keys below it")
+            raise ConfigError(f"{where}: {'.'.join(path[:depth])} is a value and has no keys")
         known = section.model_fields
         if part not in known:
             raise ConfigError(
@@ -186,7 +185,7 @@ def _parse(layer: str, name: str, text: str) -> CommentedMap:
     if document is None:
         document = CommentedMap()
     if not isinstance(document, CommentedMap):
-        raise ConfigError(f"{name}:1: a mapping of sections is needed")
+        raise ConfigError(f"{name}:1: the file must be a mapping of sections")
     for key in document:
         line = document.lc.key(key)[0] + 1
         if key not in OWNER:
@@ -200,7 +199,7 @@ def _parse(layer: str, name: str, text: str) -> CommentedMap:
 
 
 def _plain(value: Any) -> Any:
-    """ruamel's round-trip types as plain ones, so that strict types can be checked."""
+    """ruamel's round-trip types as plain ones, which pydantic can check strictly."""
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -232,7 +231,7 @@ def _message(
     lines: Mapping[tuple[Any, ...], tuple[str, int]],
 ) -> str:
     loc = tuple(error["loc"])
-    if error["type"] == "key":  # it names its key itself, which may stand in another section
+    if error["type"] == "key":  # the error names its key, which may be in another section
         loc = tuple(error["ctx"]["key"].split("."))
     key = ".".join(str(part) for part in loc)
     if error["type"] == "missing":

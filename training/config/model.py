@@ -18,7 +18,7 @@ ModuleName = Literal[
 ]  # fmt: skip
 WEIGHTS = re.compile(r"/\S+|run:[a-z0-9][a-z0-9.-]*|[\w.-]+/[\w.-]+@[\w.-]+")
 NOT_IN_BERT = {
-    "rms_norm_eps": "model.bert.layer_norm_eps is its like",
+    "rms_norm_eps": "use model.bert.layer_norm_eps",
     "rope_theta": "its positions are learned",
     "rope_scaling": "its positions are learned",
     "num_key_value_heads": "every head has its own",

@@ -1,1 +1,1 @@
-"""From text to token shards on disk, and from a data position to batches; imports no torch."""
+"""Turns text into token shards on disk, and a data position into batches; imports no torch."""

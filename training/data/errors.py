@@ -1,4 +1,4 @@
-"""The one error of the data package, and the hint that goes into its message."""
+"""The data package's error, and hints for its message."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def reason(error: OSError) -> str:
-    """Return the operating system's words for `error`, without the path that the caller names anyway."""
+    """Return the operating system's message for `error`, without the path, which the caller names."""
     return error.strerror or str(error) or type(error).__name__

@@ -1,9 +1,9 @@
-"""Reading a file over HTTP as if it lay here: every failure that can pass is tried again where it broke off.
+"""Reads a file over HTTP like a local one. After a transient failure it continues where it stopped.
 
-A server that is busy (429, 503), a connection that breaks, a body that stops: the next request asks for the
-bytes that are still missing, after a pause that doubles, and not before the server's own `Retry-After`.
-Each byte is so delivered once, in order. What cannot pass (404, 403, another file under the same name) and
-patience that has run out end in a DataError that names the URL.
+Transient failures are a busy server (429, 503), a broken connection, a body that stops early. The next
+request asks for the missing bytes, after a pause that doubles each time and not before the server's
+`Retry-After`. So each byte is delivered once, in order. A permanent failure (404, 403, a file that changed)
+or too many failures in a row are a DataError with the URL.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from training.data.retries import Retries, describe
 
 
 class RemoteFile(io.RawIOBase):
-    """A file behind a URL, readable and seekable. `tell` gets a line for each attempt that failed."""
+    """A readable, seekable file behind a URL. The callback `tell` gets a line for each failed attempt."""
 
     def __init__(
         self,
@@ -52,13 +52,13 @@ class RemoteFile(io.RawIOBase):
 
     @property
     def size(self) -> int:
-        """Size of the whole file in bytes, as the server gives it. Raises DataError."""
+        """Size of the whole file in bytes, from the server. Raises DataError."""
         while self._size is None:
             self._attempt(self._open)
         return self._size
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move; the next read asks for the bytes from there on."""
+        """Move the position; the next read requests the bytes from there on."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position}.get(whence)
         target = (self.size if base is None else base) + offset
         if target != self._position:
@@ -81,13 +81,13 @@ class RemoteFile(io.RawIOBase):
         return 0
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._hang_up()
         self._client.close()
         super().close()
 
     def _attempt(self, action: Callable[[], bool]) -> bool:
-        """Do one thing over the network; False, after a pause, when it failed in a way that can pass."""
+        """Run one network action; False, after a pause, if it failed transiently."""
         try:
             done = action()
         except (httpx2.UnsupportedProtocol, httpx2.TooManyRedirects, httpx2.InvalidURL) as error:
@@ -101,7 +101,7 @@ class RemoteFile(io.RawIOBase):
         return done
 
     def _fill(self) -> bool:
-        """Have at least one byte in `_rest`."""
+        """Put at least one byte into `_rest`; False, after a pause, if the request failed transiently."""
         if self._rest:
             return True
         if self._answer is None and not self._open():
@@ -114,7 +114,7 @@ class RemoteFile(io.RawIOBase):
         return False
 
     def _open(self) -> bool:
-        """Ask for the bytes from the position on; False, after a pause, when the server is busy."""
+        """Request the bytes from the position on; False, after a pause, if the server is busy."""
         headers = dict(self._headers)
         if self._position:
             headers["Range"] = f"bytes={self._position}-"
@@ -130,20 +130,22 @@ class RemoteFile(io.RawIOBase):
         return True
 
     def _check_same(self, answer: Any) -> None:
-        """Remember size and validator at the first answer; refuse another file later."""
+        """Keep size and validator of the first answer; refuse a changed file later."""
         size, validator = _size(answer), answer.headers.get("ETag") or answer.headers.get("Last-Modified")
         if size is None:
-            raise DataError(f"{self.url}: the server does not say how large the file is")
+            raise DataError(f"{self.url}: the server does not give the file's size")
         if self._size is None:
             self._size, self._validator = size, validator
         elif (size, validator) != (self._size, self._validator):
             raise DataError(f"{self.url}: the file changed while it was read")
         first = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
         if answer.status_code == 206 and first != str(self._position):
-            raise DataError(f"{self.url}: the server sent other bytes than those from {self._position:,} on")
+            raise DataError(
+                f"{self.url}: the server sent bytes from another position than {self._position:,}"
+            )
 
     def _skip(self, count: int) -> None:
-        """Drop the first bytes of a server that sends whole files only."""
+        """Drop the first bytes, for a server that ignores the requested range."""
         while count > 0:
             data = next(self._body, b"")
             if not data:
@@ -157,7 +159,7 @@ class RemoteFile(io.RawIOBase):
 
 
 def _authorization(url: str) -> dict[str, str]:
-    """Return the hub's token for the hub's own URLs, and nothing for anybody else's."""
+    """Return the hub's token for the hub's URLs, and nothing for other servers."""
     import huggingface_hub
     from huggingface_hub import constants
 
@@ -170,7 +172,7 @@ def _authorization(url: str) -> dict[str, str]:
 
 
 def _size(answer: Any) -> int | None:
-    """Return the whole file's size from `Content-Range` or `Content-Length`, None where neither says it."""
+    """Return the whole file's size from `Content-Range` or `Content-Length`, None without them."""
     if answer.status_code == 206:
         total = answer.headers.get("Content-Range", "").rpartition("/")[2]
     else:

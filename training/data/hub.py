@@ -1,4 +1,4 @@
-"""What data needs of the Hugging Face hub: the files of a data set's split, tokenizers, patience."""
+"""Requests to the Hugging Face hub: the files of a data set's split, tokenizers, retries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Answer = TypeVar("_Answer")
 
 
 def asked(name: str, question: Callable[[], _Answer]) -> _Answer:
-    """Ask the hub; busy is asked again like a file, refusal and absence are one DataError with the name."""
+    """Call `question`, which asks the hub. A busy hub is asked again; every other failure is a DataError."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
@@ -28,10 +28,10 @@ def asked(name: str, question: Callable[[], _Answer]) -> _Answer:
         try:
             return question()
         except OfflineModeIsEnabled:
-            raise DataError(f"{name}: HF_HUB_OFFLINE is set, and the hub has to be asked") from None
+            raise DataError(f"{name}: needs the hub, but HF_HUB_OFFLINE is set") from None
         except HfHubHTTPError as error:
             retries.answered(error.response.status_code, error.response.headers)
-        except LocalEntryNotFoundError as error:  # the hub was not reached, and the file is not in the cache
+        except LocalEntryNotFoundError as error:  # the hub is not reachable and the file is not cached
             if isinstance(error.__cause__, HfHubHTTPError):
                 retries.answered(error.__cause__.response.status_code, error.__cause__.response.headers)
             else:
@@ -41,7 +41,7 @@ def asked(name: str, question: Callable[[], _Answer]) -> _Answer:
 
 
 def files_of_split(part: str, name: str, commit: str, split: str = "train") -> list[str]:
-    """Return the paths of a split's files in a data set's repository, as its own configuration says.
+    """Return the paths of a split's files in a data set's repository, from its own configuration.
 
     `part` names the source in messages. Raises DataError.
     """
@@ -49,7 +49,7 @@ def files_of_split(part: str, name: str, commit: str, split: str = "train") -> l
 
     try:
         builder = datasets.load_dataset_builder(name, revision=commit)
-    except Exception as error:  # the hub, configurations and their readers raise no common type
+    except Exception as error:  # the hub, configurations and their readers have no common error type
         first = str(error).strip().partition("\n")[0]
         raise DataError(f"data source {part}: {type(error).__name__}: {first}") from error
     splits: dict[str, Iterable[str]] = builder.config.data_files or {}
@@ -58,21 +58,21 @@ def files_of_split(part: str, name: str, commit: str, split: str = "train") -> l
     paths = sorted(str(file).partition(f"@{commit}/")[2] for file in splits[split])
     if others := [path for path in paths if not is_rows(PurePosixPath(path))]:
         raise DataError(
-            f"data source {part}: {others[0]} holds no rows that are read here: .jsonl, .jsonl.gz, .json.gz, "
-            "and .parquet do"
+            f"data source {part}: {others[0]} cannot be read as rows; "
+            "supported are .jsonl, .jsonl.gz, .json.gz and .parquet"
         )
     return paths
 
 
 def is_pinned(name: str) -> bool:
-    """Return whether a tokenizer's name is `<organisation>/<name>@<revision>`, and no path that exists."""
+    """Return whether a tokenizer's name is `<organisation>/<name>@<revision>` and not an existing path."""
     return _PINNED.fullmatch(name) is not None and not Path(name).exists()
 
 
 def fetch(name: str, files: Iterable[str], needed: str) -> dict[str, bytes]:
-    """Return those of `files` that a repository has at a commit, `needed` in any case; `name` is as above.
+    """Return those of `files` that a repository has at a commit; DataError if `needed` is not among them.
 
-    What is in the hub's cache is not asked for again. Raises DataError.
+    `name` is `<organisation>/<name>@<commit>`. Cached files are not requested again.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError

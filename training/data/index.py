@@ -1,8 +1,7 @@
-"""A dataset's index.json: what it says, and the checks of a dataset directory against it.
+"""A dataset's index.json, and checks of a dataset directory against it.
 
-A dataset directory holds, beside the index, for each split the token shards (flat little-endian integers),
-the documents' first positions in the split's token stream (`.npy`, uint64), and the tokenizer in
-`tokenizer/`.
+Beside the index a dataset directory holds the tokenizer in `tokenizer/` and, for each split, the token shards
+(flat little-endian integers) and the documents' first positions in the split's token stream (`.npy`, uint64).
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ class Split:
 
 @dataclass(frozen=True)
 class Index:
-    """What a dataset is. `vocabulary` is its tokenizer's largest id plus one.
+    """The content of index.json. `vocabulary` is the tokenizer's largest id plus one.
 
-    `unigram_nats` is the entropy of the distribution of the held-out tokens that are predicted (all but
-    bos): the held-out loss of a model that knows how frequent each token is, and nothing else.
+    `unigram_nats` is the entropy of the predicted held-out tokens (all except bos): the held-out loss of a
+    model that knows only how frequent each token is.
     """
 
     format: int
@@ -63,7 +62,7 @@ class Index:
     digest: str = ""
 
     def content_digest(self) -> str:
-        """Return the digest over all that is in the dataset, file digests included; settings do not count."""
+        """Return the digest of the dataset's content, file digests included, without the settings."""
         content = {key: value for key, value in asdict(self).items() if key not in ("settings", "digest")}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -74,7 +73,7 @@ class Index:
 
 
 def read_index(directory: Path) -> Index:
-    """Read index.json and check it against its own digest; DataError when it is not intact."""
+    """Read index.json and check it against its own digest; DataError if it is damaged."""
     path = directory / INDEX
     try:
         content = json.loads(path.read_bytes())
@@ -99,7 +98,7 @@ def read_index(directory: Path) -> Index:
 
 
 def check_sizes(directory: Path, index: Index) -> None:
-    """Raise DataError naming the first file that is missing or not of the size that the index says."""
+    """Raise DataError with the first file that is missing or has another size than the index says."""
     for name, entry in index.files.items():
         path = directory / name
         try:
@@ -111,7 +110,7 @@ def check_sizes(directory: Path, index: Index) -> None:
 
 
 def verify(directory: Path) -> Index:
-    """Check every file of a dataset, sizes, then digests; return its index. DataError names the bad file."""
+    """Check sizes and digests of all files of a dataset; return its index. DataError names the bad file."""
     index = read_index(directory)
     check_sizes(directory, index)
     for name, entry in index.files.items():
@@ -122,7 +121,7 @@ def verify(directory: Path) -> Index:
 
 
 def digest_of(path: Path) -> str:
-    """Return the sha256 of a file, read in blocks; DataError when it cannot be read."""
+    """Return the sha256 of a file; DataError if it cannot be read."""
     digest = hashlib.sha256()
     try:
         with path.open("rb") as stream:
@@ -134,4 +133,4 @@ def digest_of(path: Path) -> str:
 
 
 def _remedy(directory: Path) -> str:
-    return f"remove {directory} to have it prepared anew"
+    return f"remove {directory} to have it prepared again"

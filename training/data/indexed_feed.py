@@ -1,4 +1,4 @@
-"""A feed over prepared datasets: which samples a step reads is arithmetic, so a position is all its state."""
+"""A feed over prepared datasets. Arithmetic gives the samples of a step, so its only state is a position."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Samples(Protocol):
     def tokens(self) -> int: ...
     def __len__(self) -> int: ...
     def batch(self, indices: npt.ArrayLike, epochs: npt.ArrayLike) -> Batch:
-        """The samples of these indices, each as in its epoch, [samples]; PADDING is a row without labels."""
+        """The samples of these indices, [samples], each as in its epoch; PADDING is a row without labels."""
         ...
 
 
 class IndexedFeed:
-    """A training and a held-out split, shared out over ranks by position."""
+    """A training and a held-out split, divided over ranks by position."""
 
     def __init__(
         self, train: Samples, heldout: Samples, config: Config, ranks: Ranks, reference: dict[str, float]
@@ -53,7 +53,7 @@ class IndexedFeed:
         return f"{self.train.tokens:,} training tokens in {len(self.train):,} samples of {length}"
 
     def batches(self, position: int) -> list[Batch]:
-        """Read the step that starts at `position`; an epoch's samples come in an order of its own."""
+        """Read the step that starts at `position`; every epoch has its own order of samples."""
         recipe, ranks = self._config.train, self._ranks
         steps = micro_batches(
             position, recipe.global_batch_size, self._config.parallel.micro_batch_size,
@@ -63,7 +63,7 @@ class IndexedFeed:
         return [self.train.batch(samples_at(places, recipe.seed, size), places // size) for places in steps]
 
     def heldout(self, sequences: int) -> Iterator[Batch]:
-        """Read the held-out samples, always as they are in epoch 0."""
+        """Read the held-out samples, always as in epoch 0."""
         ranks = self._ranks
         for indices in heldout_batches(
             sequences, self._config.parallel.micro_batch_size, ranks.rank, ranks.world_size,
@@ -75,7 +75,7 @@ class IndexedFeed:
         return {}
 
     def restore(self, position: int, writers: int, state_of: Callable[[int], dict[str, Any]]) -> None:
-        """Nothing to do: every position is equally near."""
+        """Nothing to do: a position needs no other state."""
 
     def close(self) -> None:
-        """Mapped files close with the process."""
+        """Nothing to do: mapped files close with the process."""

@@ -1,4 +1,4 @@
-"""What is in a prepared dataset, in numbers: documents, tokens, lengths, and what packing leaves unused."""
+"""Statistics of a prepared dataset: documents, tokens, lengths, and the share that packing leaves unused."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class SplitReport:
 
     histogram: pairs (n, documents of n/2 < length <= n) for powers of two, from the shortest to the longest.
     samples: samples of the sequence length.
-    waste: share of the samples' places that hold no token, or of the tokens that no sample holds. Of sentence
-    pairs it is that of pairs in their documents' order; second sentences from elsewhere are as long, or less.
-    padded: share of places that would be empty if each document had rows of its own.
+    waste: share of the samples' positions that hold no token, or of the tokens that no sample holds. For
+    sentence pairs it counts consecutive sentences; a second sentence from elsewhere is at most as long.
+    padded: share of positions that would be empty if each document had its own rows.
     """
 
     documents: int
@@ -41,7 +41,7 @@ class SplitReport:
 
 @dataclass(frozen=True)
 class Report:
-    """A dataset: what it was made of, with which settings, and its splits."""
+    """A dataset: its index with source and settings, and its splits."""
 
     index: Index
     sequence_length: int
@@ -49,15 +49,15 @@ class Report:
 
 
 def inspect(directory: Path, sequence_length: int | None = None) -> Report:
-    """Read a dataset's index and its documents' starts; shards are not read.
+    """Read a dataset's index and its documents' starts, but no shards.
 
-    `sequence_length` is needed where the dataset was not made for one. Raises DataError.
+    `sequence_length` is used if the dataset was not made for one. Raises DataError.
     """
     index = read_index(directory)
     check_sizes(directory, index)
     made_for = index.settings.get("sequence_length")
     if made_for and sequence_length and made_for != sequence_length:
-        raise DataError(f"dataset {directory} was made for a sequence length of {made_for}, no other")
+        raise DataError(f"dataset {directory} was made for a sequence length of {made_for} only")
     length = made_for or sequence_length or 1024
     try:
         splits = {name: _split(directory, index, name, length) for name in index.splits}
@@ -88,9 +88,9 @@ def _split(directory: Path, index: Index, name: str, length: int) -> SplitReport
 
 
 def _packing(directory: Path, index: Index, name: str, length: int) -> tuple[int, float]:
-    """Return the number of samples, and the waste."""
+    """Return the number of samples and the waste."""
     split, kind = index.splits[name], index.settings.get("kind")
-    if f"{name}-samples.npy" in index.files:  # examples, laid into samples beforehand
+    if f"{name}-samples.npy" in index.files:  # examples, already packed into samples
         samples = len(np.load(directory / f"{name}-samples.npy", mmap_mode="r")) - 1
         return samples, 1 - split.tokens / (samples * length)
     if kind == MASKED:

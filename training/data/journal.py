@@ -1,4 +1,4 @@
-"""What a preparation has done so far, so that one that was killed is taken up again; and its remote files."""
+"""The progress of a preparation on disk, so that a killed one can be continued; and its remote files."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from training.data.retries import Stopped
 from training.data.sources import Source, SourceFile
 from training.data.staging import JOURNAL
 
-# Seconds of work that a kill may cost.
+# Seconds of work that a kill may lose.
 EVERY = 10.0
 _AT_ONCE = 4
 _FETCHED, _PART = "fetched", ".part"
 
 
 class Journal:
-    """journal.json in a staging directory. `saved` is what an earlier maker wrote, empty without one."""
+    """journal.json in a staging directory. `saved` is the entry of an earlier process, empty without one."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -41,11 +41,11 @@ class Journal:
         self.saved: dict[str, Any] = content if isinstance(content, dict) else {}
 
     def due(self) -> bool:
-        """Whether enough work was done since the last entry."""
+        """Whether EVERY seconds have passed since the last entry."""
         return time.monotonic() - self._written >= EVERY
 
     def write(self, content: dict[str, Any]) -> None:
-        """Replace the entry, whole or not at all. Raises OSError."""
+        """Replace the entry atomically. Raises OSError."""
         temporary = self._path.with_suffix(".tmp")
         with temporary.open("w") as stream:
             json.dump(content, stream)
@@ -55,19 +55,22 @@ class Journal:
         self._written = time.monotonic()
 
     def forget(self) -> None:
-        """Remove what an earlier maker left, but for the files it had fetched. Raises OSError."""
+        """Remove an earlier process's work except the files it fetched. Raises OSError."""
         self.saved = {}
         for path in self._directory.iterdir():
             if path.name not in (_FETCHED, JOURNAL):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def close(self) -> None:
-        """Remove the journal and what was fetched: the dataset is whole. Raises OSError."""
+        """Remove the journal and the fetched files: the dataset is complete. Raises OSError."""
         self._path.unlink(missing_ok=True)
         shutil.rmtree(self._directory / _FETCHED, ignore_errors=True)
 
     def fetch(self, source: Source, reporter: Reporter) -> Source:
-        """Return the source with its remote files in the staging directory. Raises DataError, OSError."""
+        """Fetch the source's remote files into the staging directory; return the source with local paths.
+
+        Raises DataError, OSError.
+        """
         folder = self._directory / _FETCHED
         folder.mkdir(exist_ok=True)
         self.write(self.saved)
@@ -96,7 +99,7 @@ class Journal:
         return replace(source, files=tuple(future.result() for future in futures))
 
     def first_part(self, source: Source, size: int, reporter: Reporter) -> Source:
-        """Return a source of the first documents, up to `size` bytes of text, in the staging directory."""
+        """Copy the first documents, `size` bytes of text, to the staging directory as a source."""
         folder = self._directory / _FETCHED
         folder.mkdir(exist_ok=True)
         path = folder / "first.jsonl"
@@ -126,7 +129,7 @@ def _telling(place: Place, tell: Callable[[str], None], stop: threading.Event) -
 def _fetched(
     file: SourceFile, target: Path, stop: threading.Event, tell: Callable[[str], None]
 ) -> SourceFile:
-    """Return a file as one that lies here; a local one does already."""
+    """Fetch a remote file and return it with its local path; return a local one unchanged."""
     if not isinstance(file.path, RemotePlace):
         return file
     if not target.exists():
@@ -137,6 +140,6 @@ def _fetched(
                 out.flush()
                 os.fsync(out.fileno())
         except Stopped:
-            raise DataError(f"{file.path}: not fetched, for another file failed") from None
+            raise DataError(f"{file.path}: not fetched, because another file failed") from None
         os.replace(part, target)
     return replace(file, path=target, size=target.stat().st_size)

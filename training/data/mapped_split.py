@@ -1,4 +1,4 @@
-"""What every opened split of a prepared dataset has."""
+"""The part that all opened splits of a prepared dataset have in common."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from training.data.token_shards import TokenShards
 
 
 class MappedSplit:
-    """One split of a dataset directory; its files are mapped, not read. Raises OSError, ValueError."""
+    """One split of a dataset directory. Its files are memory-mapped. Raises OSError, ValueError."""
 
     def __init__(self, directory: Path, index: Index, split: str) -> None:
         self.directory = directory
@@ -18,10 +18,10 @@ class MappedSplit:
 
     @property
     def digest(self) -> str:
-        """Digest of the dataset's whole content: equal on resume, or the data is another."""
+        """Digest of the dataset's content; on resume a different digest means different data."""
         return self._index.digest
 
     @property
     def tokens(self) -> int:
-        """Tokens of the split as it is stored, each document's bos and eos included where it has them."""
+        """Stored tokens of the split, including each document's bos and eos if it has them."""
         return self._split.tokens

@@ -1,9 +1,9 @@
-"""From documents to a dataset directory: scan, tokenizer, tokens, index, one rename.
+"""Turns documents into a dataset directory: scan, tokenizer, tokens, index, one rename.
 
-The bytes of a dataset depend on its documents and settings only: no times, paths or thread counts enter, so
-two machines that prepare the same text hold the same dataset. Its directory's name is made from the
-settings and the names, sizes and times of the source's files, so that a dataset that is there already is
-found without reading.
+The bytes of a dataset depend only on its documents and settings, not on times, paths or thread counts, so
+two machines that prepare the same text get the same dataset. The directory's name is derived from the
+settings and the names, sizes and times of the source's files, so an existing dataset is found without
+reading the source.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from training.data.workers import encoding, processors
 
 __all__ = ["prepare_tokens", "verify"]
 
-# The vocabulary of a few thousand tokens hardly moves beyond this much text; training time and memory would.
+# More text than this hardly changes a vocabulary of a few thousand tokens, but takes more time and memory.
 TOKENIZER_BYTES = 64 * 1024 * 1024
 _SLICE_CHARACTERS = 1 << 14
 _BATCH_CHARACTERS = 1 << 20
-# Below this much text processes would take longer to start than they save.
+# With less text than this, starting processes takes longer than they save.
 PROCESSES_BYTES = 64 * 1024 * 1024
 _SCALE = 1 << 64
 Batch = tuple[str, list[int]]
@@ -61,7 +61,7 @@ Batch = tuple[str, list[int]]
 
 @dataclass(frozen=True)
 class _Plan:
-    """A preparation that has been decided on: nothing of the documents' content is read yet."""
+    """What will be prepared; no document has been read yet."""
 
     path: str
     source: Source
@@ -74,7 +74,7 @@ class _Plan:
 
 @dataclass(frozen=True)
 class Scan:
-    """The first pass: what there is, and where the line between the splits lies in the documents' hashes."""
+    """The result of the first pass: counts, and the hash below which documents are held out."""
 
     counts: Counts
     heldout_below: int
@@ -95,13 +95,13 @@ def prepare_tokens(
     first_bytes: int | None = None,
     workers: int | None = None,
 ) -> Path:
-    """Return the dataset directory under `root` for this source and these settings, made if not there yet.
+    """Return the dataset directory under `root` for this source and these settings; create it if missing.
 
     `tokenizer` is "train", or a directory or tokenizer.json. `progress` gets lines of text, at least one
-    every two seconds of work. With `first_bytes` only the source's first documents are taken, that many bytes
-    of text. `workers` is the number of processes that tokenise a large source; one a processor without it.
-    Raises DataError; a preparation that fails or is killed leaves nothing that reads as a dataset, and one
-    that was killed goes on where it was.
+    every two seconds of work. With `first_bytes` only the source's first documents are used, that many bytes
+    of text. `workers` is the number of processes that tokenise a large source, by default one per processor.
+    Raises DataError. A preparation that fails or is killed leaves nothing that can be read as a dataset; a
+    killed one is continued by the next call.
     """
     root = Path(root)
     plan = _plan(source, text_field, heldout_fraction, tokenizer, vocab_size, first_bytes, workers)
@@ -110,7 +110,7 @@ def prepare_tokens(
 
 
 def made_once(target: Path, make: Callable[[], None]) -> Path:
-    """Return the dataset directory `target`, made if it is not there; DataError when it cannot be written."""
+    """Return the dataset directory `target`; create it if it is missing. Raises DataError."""
     try:
         sweep(target.parent)
         if not target.exists():
@@ -123,12 +123,12 @@ def made_once(target: Path, make: Callable[[], None]) -> Path:
 
 
 def refuse_inside(source: str, root: Path) -> None:
-    """Refuse a directory as source that holds `root`: each dataset would be part of the next one's text."""
+    """Refuse a source directory that contains `root`: each dataset would be part of the next one's text."""
     for part in source.split("\n"):
         local = part and part != STDLIB and not is_remote(part)
         if local and root.resolve().is_relative_to(path_of(part).resolve()):
             raise DataError(
-                f"data source {part} holds the datasets' own directory {root}; name a directory below it"
+                f"data source {part} contains the datasets' directory {root}; name a directory below it"
             )
 
 
@@ -144,7 +144,7 @@ def _make(plan: _Plan, root: Path, reporter: Reporter) -> None:
             raise DataError(f"data source {plan.path} changed while it was read; start again")
         journal.close()
         if not commit(directory, root / plan.name):
-            summary = "another preparation of the same dataset was first; using its result"
+            summary = "another process finished the same dataset first; using its result"
     reporter.say(f"{plan.name}: {summary}")
 
 
@@ -177,21 +177,21 @@ def _plan(
 
 
 def directory_name(source: Source, settings: dict[str, Any]) -> str:
-    """Return the name of the dataset that these settings make of this source as it is now."""
+    """Return the name of the dataset for these settings and the source's present files."""
     key = json.dumps([FORMAT, settings, source.fingerprint()], sort_keys=True)
     stem = re.sub(r"[^a-z0-9]+", "-", source.name.lower()).strip("-")[:40] or "data"
     return f"{stem}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
 
 
 def _build(plan: _Plan, directory: Path, journal: Journal, reporter: Reporter) -> str:
-    """Fill `directory` with the whole dataset, index last; return a summary in words."""
+    """Write the dataset into `directory`, the index last; return a summary in words."""
     begun = time.monotonic()
     reporter.say(f"reading {plan.source.describe()}")
     source = _at_hand(plan, journal, reporter)
     try:
         scan, tokenizer, writers = _resumed(plan, directory, journal.saved)
-        reporter.say(f"going on after {sum(journal.saved['documents'].values()):,} documents")
-    except (KeyError, ValueError, TypeError, OSError, DataError):  # nothing was done, or it was damaged since
+        reporter.say(f"continuing after {sum(journal.saved['documents'].values()):,} documents")
+    except (KeyError, ValueError, TypeError, OSError, DataError):  # nothing to continue, or it is damaged
         journal.forget()
         scan = scan_source(source, plan.settings["heldout_fraction"], reporter)
         scanned = time.monotonic()
@@ -216,7 +216,7 @@ def _build(plan: _Plan, directory: Path, journal: Journal, reporter: Reporter) -
 
 
 def _at_hand(plan: _Plan, journal: Journal, reporter: Reporter) -> Source:
-    """Return the source as files that lie here, for they are read more than once."""
+    """Return the source as local files, because they are read more than once."""
     first = plan.settings.get("first_bytes")
     if first is not None:
         return journal.first_part(plan.source, first, reporter)
@@ -231,11 +231,11 @@ def _writers(directory: Path, tokenizer: tokenizers_.TextTokenizer) -> dict[str,
 def _resumed(
     plan: _Plan, directory: Path, saved: dict[str, Any]
 ) -> tuple[Scan, tokenizers_.TextTokenizer, dict[str, SplitWriter]]:
-    """Take up what a killed preparation has done. Raises when there is nothing, or it is not as it was."""
+    """Load the state of a killed preparation. Raises if there is none, or if it has changed."""
     scan = Scan(Counts(**saved["scan"]["counts"]), saved["scan"]["below"], saved["scan"]["heldout"])
     files = tokenizers_.given_files(str(directory / TOKENIZER))
     if tokenizers_.fingerprint(files) != saved["tokenizer"]:
-        raise ValueError("the tokenizer is not what was written")
+        raise ValueError("the tokenizer has changed")
     tokenizer = tokenizers_.load(plan.tokenizer, files, plan.settings["vocab_size"])
     writers = _writers(directory, tokenizer)
     for name, writer in writers.items():
@@ -244,10 +244,11 @@ def _resumed(
 
 
 def scan_source(source: Source, heldout_fraction: float, reporter: Reporter) -> Scan:
-    """Read everything once, so that every bad row is found early, and draw the line between the splits.
+    """Read everything once, so that bad rows are found early, and choose the hash that divides the splits.
 
-    A document is held out when its hash is below the fraction of the hashes' range. A small source may have
-    none there, or all: then the document of the smallest hash is held out, or that of the largest is not.
+    A document is held out if its hash is below `heldout_fraction` of the hashes' range. In a small source
+    that may be no document or all of them: then the one with the smallest hash is held out, or the one with
+    the largest is not.
     """
     counts = Counts()
     below = int(heldout_fraction * _SCALE)
@@ -263,7 +264,7 @@ def scan_source(source: Source, heldout_fraction: float, reporter: Reporter) -> 
     if least == most:
         found = "one document" if counts.documents == 1 else "only copies of one document"
         raise DataError(
-            f"data source {source.name}: {found}{skipped}; two are needed, one of them to hold out"
+            f"data source {source.name}: {found}{skipped}; at least two are needed, because one is held out"
         )
     if heldout == 0:
         below, heldout = least + 1, 1
@@ -277,7 +278,7 @@ def scan_source(source: Source, heldout_fraction: float, reporter: Reporter) -> 
 
 
 def document_digest(document: Document) -> bytes:
-    """Return the digest of what a document says: equal ones fall on the same side of the held-out line."""
+    """Return the digest of a document's text; equal documents are in the same split."""
     return hashlib.sha256(document.data).digest()
 
 
@@ -301,7 +302,7 @@ def trained_tokenizer(
     train: Callable[[Callable[[], Iterator[str]], int], tokenizers_.TextTokenizer],
     reporter: Reporter,
 ) -> tokenizers_.TextTokenizer:
-    """Return what `train` makes of the training documents' texts (or enough of them) and the vocabulary."""
+    """Train a tokenizer with `train` on the training documents' texts, or on a sample of TOKENIZER_BYTES."""
     share = min(1.0, TOKENIZER_BYTES / scan.counts.bytes)
     of_what = "the training documents" if share == 1 else f"{share:.1%} of the training documents"
     stopped: list[bool] = []
@@ -323,7 +324,7 @@ def trained_tokenizer(
 
 
 def slices_of(text: str, digest: bytes, share: float) -> Iterator[str]:
-    """Yield evenly spaced slices, `share` of the text in all; its hash decides which ones."""
+    """Yield evenly spaced slices, `share` of the text in total; the digest decides which ones."""
     if share == 1:
         yield text
         return
@@ -383,7 +384,7 @@ def _write_tokens(
 def _entry(
     scan: Scan, tokenizer: tokenizers_.TextTokenizer, writers: dict[str, SplitWriter], done: int, batches: int
 ) -> dict[str, Any]:
-    """Bring the writers' files to disk and return what `_resumed` needs."""
+    """Flush the writers' files to disk and return what `_resumed` needs."""
     splits = {name: writer.checkpoint() for name, writer in writers.items()}
     return {
         "scan": {
@@ -404,7 +405,7 @@ def keyed(batches: Iterator[tuple[str, list[Document]]]) -> Iterator[tuple[Batch
 
 
 def split_batches(source: Source, scan: Scan) -> Iterator[tuple[str, list[Document]]]:
-    """Yield each split's documents, in order, in batches large enough to keep every core busy."""
+    """Yield each split's documents in order, in batches large enough to keep every core busy."""
     waiting: dict[str, list[Document]] = {TRAIN: [], HELDOUT: []}
     characters = {TRAIN: 0, HELDOUT: 0}
     for document in source.documents():
@@ -418,6 +419,6 @@ def split_batches(source: Source, scan: Scan) -> Iterator[tuple[str, list[Docume
 
 
 def entropy(counts: np.ndarray[Any, np.dtype[np.int64]]) -> float:
-    """Return the entropy in nats of the distribution that these counts show, to six digits."""
+    """Return the entropy in nats of the distribution of these counts, to six digits."""
     shares = counts[counts > 0] / counts.sum()
     return round(float(-(shares * np.log(shares)).sum()), 6)

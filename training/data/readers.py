@@ -1,4 +1,4 @@
-"""How one file becomes documents: whole, cut into pieces, or by rows of JSON lines and Parquet."""
+"""Turns one file into documents: as a whole, in pieces, or by rows of JSON lines and Parquet."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LEAST_PIECE, _MOST_PIECE, _PIECES = 2 * 1024, 64 * 1024, 128
 
 
 class Place(Protocol):
-    """What a reader needs of a file; a `Path` is one. As text it says where the file is."""
+    """What a reader needs of a file, such as a `Path`. Its text says where the file is."""
 
     @property
     def name(self) -> str: ...
@@ -39,7 +39,7 @@ class Place(Protocol):
 
 
 class Named(Protocol):
-    """What has a file's name."""
+    """Anything with a file's name."""
 
     @property
     def name(self) -> str: ...
@@ -53,24 +53,24 @@ class Document(NamedTuple):
 
 
 def is_rows(path: Named) -> bool:
-    """Return whether the file's name says that it holds one document a row."""
+    """Return whether the file holds one document per row, by its name."""
     return path.name.lower().endswith(_JSON_LINES + _JSON_LINES_GZIP + _PARQUET)
 
 
 def is_parquet(path: Place) -> bool:
-    """Return whether the file's name says that it is a Parquet table."""
+    """Return whether the file is a Parquet table, by its name."""
     return path.name.lower().endswith(_PARQUET)
 
 
 def rows_of(path: Place, text_field: str) -> Iterator[Document]:
-    """Yield the documents of a JSON lines or Parquet file; DataError names the first row that is not one."""
+    """Yield the documents of a JSON lines or Parquet file; DataError names the first unusable row."""
     if is_parquet(path):
         return _parquet_rows(path, text_field)
     return _json_rows(path, text_field)
 
 
 def read_file_as_document(path: Place) -> Document | None:
-    """Return the whole file as one document, or None when it is not UTF-8 text."""
+    """Return the whole file as one document, or None if it is not UTF-8 text."""
     try:
         with path.open("rb") as stream:
             data = stream.read()
@@ -88,9 +88,8 @@ def read_file_as_document(path: Place) -> Document | None:
 def pieces_of(path: Place) -> Iterator[Document]:
     """Yield one long text as documents, so that some of it can be held out.
 
-    About 128 pieces of 2 to 64 KiB each. A piece ends at the first blank line after its target size, or,
-    where a text has none, at a line's end after twice that size. All pieces together are the file, byte for
-    byte.
+    There are about 128 pieces of 2 to 64 KiB each. A piece ends at the first blank line after its target size
+    or, without one, at a line's end after twice that size. All pieces together are the file, byte for byte.
     """
     try:
         with path.open("rb") as stream:
@@ -116,7 +115,7 @@ def _cut(path: Place, stream: IO[bytes], target: int) -> Iterator[Document]:
 
 
 def _lines(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield lines, cutting those longer than the largest piece at a character's border."""
+    """Yield lines; lines longer than the largest piece are cut between two characters."""
     rest = b""
     while data := stream.readline(_MOST_PIECE):
         data = rest + data
@@ -129,7 +128,7 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def _character_border(data: bytes) -> int:
-    """Return the length of `data` without a UTF-8 character that its end cuts in two."""
+    """Return the length of `data` without an incomplete UTF-8 character at its end."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0b1100_0000 != 0b1000_0000:
@@ -157,7 +156,7 @@ def _json_rows(path: Place, text_field: str) -> Iterator[Document]:
 
 
 def json_lines(path: Place) -> Iterator[tuple[str, bytes]]:
-    """Yield each line that is not blank, with the words that name it in a message."""
+    """Yield each line that is not blank, after its place for messages."""
     line = 0
     try:
         with path.open("rb") as file, _lines_in(path, file) as stream:
@@ -176,7 +175,7 @@ def _lines_in(path: Place, file: IO[bytes]) -> AbstractContextManager[Iterable[b
 
 
 def json_object(where: str, data: bytes, wanted: str) -> dict[str, Any]:
-    """Return the object that a line holds; DataError, which names the `wanted` fields, when it holds none."""
+    """Return the object in a line; a DataError names the `wanted` fields if there is none."""
     try:
         row = json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -194,7 +193,7 @@ def _parquet_rows(path: Place, text_field: str) -> Iterator[Document]:
 
 
 def parquet_rows(path: Place, text_field: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each row as an object, with the words that name it; of `text_field` only, where one is given."""
+    """Yield each row as an object, after its place for messages; only `text_field` is read if it is given."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -237,12 +236,12 @@ def _document(where: str, value: object, text_field: str) -> Document:
 
 
 def no_field(text_field: str, known: list[str]) -> str:
-    """Return that a row lacks the field, which ones it has, and the nearest of them."""
+    """Return a message: the row lacks the field, the fields it has, and the nearest of them."""
     shown = ", ".join(known[:_SHOWN_FIELDS]) + (", ..." if len(known) > _SHOWN_FIELDS else "")
     hint = nearest(text_field, known)
     return f"no field '{text_field}' (fields: {shown or 'none'}){hint}"
 
 
 def kind_of(value: object) -> str:
-    """Return the kind of a value as JSON names it, with its article."""
+    """Return JSON's name for the kind of a value, with its article."""
     return "null" if value is None else _KINDS.get(type(value), type(value).__name__)

@@ -1,8 +1,8 @@
-"""Files that are read over HTTP: which URLs a source stands for, and each of them as a place to read from.
+"""Files read over HTTP: the URLs that a source stands for, and each of them as a place to read from.
 
 https://host/c4-train.{00000..01023}-of-01024.json.gz   a range of URLs; {en,de} names alternatives
 hf://datasets/<organisation>/<name>@<commit>/<pattern>  files of a data set of the hub, at a pinned commit
-hf://datasets/<organisation>/<name>@<commit>            those of its train split, as its configuration says
+hf://datasets/<organisation>/<name>@<commit>            the files of its train split, by its configuration
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_URLS = 1_000_000
 
 @dataclass(frozen=True)
 class RemotePlace:
-    """A file behind a URL. `tell` gets a line for each failed attempt; setting `stop` ends every wait."""
+    """A file behind a URL. `tell` gets a line for each failed attempt; setting `stop` ends all waiting."""
 
     url: str
     tell: Callable[[str], None] = field(default=lambda line: None, compare=False)
@@ -37,14 +37,14 @@ class RemotePlace:
 
     @property
     def name(self) -> str:
-        """The file's name, by which readers know its kind."""
+        """The file's name, which gives readers its kind."""
         return PurePosixPath(urllib.parse.urlsplit(self.url).path).name
 
     def __str__(self) -> str:
         return self.url
 
     def open(self, mode: str) -> IO[bytes]:
-        """Open it for reading; bytes come over the network as they are asked for."""
+        """Open it for reading; bytes are requested over the network when they are read."""
         import io
 
         from training.data.http import RemoteFile
@@ -59,7 +59,7 @@ def is_remote(part: str) -> bool:
 
 
 def title_of(part: str) -> str:
-    """Return a short name for what a remote part names, for messages and directories."""
+    """Return a short name of a remote part, for messages and directories."""
     if hub := _HUB.fullmatch(part):
         return hub["id"]
     stem = re.split(r"[{*?\[]", PurePosixPath(urllib.parse.urlsplit(part).path).name)[0]
@@ -67,7 +67,7 @@ def title_of(part: str) -> str:
 
 
 def urls_of(part: str) -> list[str]:
-    """Return the URLs that a remote part stands for, in order; the hub is asked where it must list files.
+    """Return the URLs that a remote part stands for, in order; asks the hub to list files if necessary.
 
     Raises DataError.
     """
@@ -78,13 +78,13 @@ def urls_of(part: str) -> list[str]:
         raise DataError(f"data source {part}: the URL names no host")
     if _MAGIC.search(split.path):
         raise DataError(
-            f"data source {part}: a web server cannot list its files; write a range, as in part-{{00..07}}"
+            f"data source {part}: a web server cannot list its files; write a range such as part-{{00..07}}"
         )
     return _expand(part)
 
 
 def _expand(text: str) -> list[str]:
-    """Return what the braces of `text` stand for, as a shell would; text without braces stands for itself."""
+    """Expand the braces in `text` as a shell does; text without braces stands for itself."""
     pieces = _BRACES.split(text)
     choices = [_choices(text, piece) if index % 2 else [piece] for index, piece in enumerate(pieces)]
     count = 1
@@ -103,7 +103,7 @@ def _choices(text: str, inside: str) -> list[str]:
         raise DataError(f"data source {text}: {{{inside}}} is neither a range {{00..07}} nor a list {{a,b}}")
     first, last = found[1], found[2]
     if int(last) < int(first) or int(last) - int(first) >= _MOST_URLS:
-        raise DataError(f"data source {text}: {{{inside}}} is no range of at most {_MOST_URLS:,} numbers")
+        raise DataError(f"data source {text}: {{{inside}}} is not a range of at most {_MOST_URLS:,} numbers")
     width = len(first) if first.startswith("0") or len(first) == len(last) else 0
     return [str(number).zfill(width) for number in range(int(first), int(last) + 1)]
 

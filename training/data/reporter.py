@@ -1,4 +1,4 @@
-"""Progress lines: one a second at most, at least one while a long call runs."""
+"""Progress lines: at most one per second, and also during a long call."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ _Result = TypeVar("_Result")
 
 
 class Reporter:
-    """Says what is going on through `tell`, a function that takes one line of text."""
+    """Reports progress through `tell`, a function that takes one line of text."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
         self._last = time.monotonic()
 
     def say(self, text: str) -> None:
-        """Tell `text` now."""
+        """Report `text` now."""
         self._last = time.monotonic()
         self._tell(text)
 
     def tick(self, text: Callable[[], str]) -> None:
-        """Tell `text()` when nothing has been told for INTERVAL seconds."""
+        """Report `text()` if nothing was reported for INTERVAL seconds."""
         if time.monotonic() - self._last >= INTERVAL:
             self.say(text())
 
     def during(
         self, call: Callable[[], _Result], text: Callable[[], str], stop: Callable[[], None]
     ) -> _Result:
-        """Run `call` in a thread and tell `text()` every INTERVAL seconds until it returns; its result.
+        """Run `call` in a thread, report `text()` every INTERVAL seconds, and return the call's result.
 
-        For calls into native code that take long and let other threads run. An interrupt of the caller
-        invokes `stop`, then waits for the thread: one inside native code must not outlive the interpreter.
+        This is for long calls into native code that let other threads run. An interrupt of the caller calls
+        `stop` and waits for the thread: a thread inside native code must not outlive the interpreter.
         """
         with ThreadPoolExecutor(max_workers=1) as pool:
             future = pool.submit(call)

@@ -1,4 +1,4 @@
-"""The tokenizer of a run: that of the dataset it was trained on."""
+"""The tokenizer of a run, which is that of its dataset."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from training.run.directory import RunDir
 
 
 def load_tokenizer(checkpoint: Checkpoint, run: RunDir) -> PreTrainedTokenizerBase:
-    """The tokenizer of the dataset that the run was trained on."""
     directory = dataset_directory(checkpoint.meta, run)
     return PreTrainedTokenizerFast.from_pretrained(directory / "tokenizer")
 
 
 def dataset_directory(meta: dict[str, Any], run: RunDir) -> Path:
-    """Where the run's dataset is now: where it was, or beside the run (a volume may be mounted elsewhere)."""
+    """The run's dataset: at its recorded path, or beside the run if the volume is mounted elsewhere now."""
     recorded = Path(meta["dataset_directory"])
     beside = run.path.resolve().parent.parent / "data" / recorded.name
     for directory in (recorded, beside):
@@ -31,9 +30,9 @@ def dataset_directory(meta: dict[str, Any], run: RunDir) -> Path:
 
 
 def prompt_ids(dataset: Path, tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
-    """Token ids of a prompt, begun as the dataset's documents are, or asked as its chats ask.
+    """Token ids of a prompt, framed like the beginning of the dataset's documents, or as a user's message.
 
-    Raises DataError when `dataset` is no intact dataset.
+    Raises DataError if `dataset` is not an intact dataset.
     """
     index = read_index(dataset)
     if index.source.get("chat"):

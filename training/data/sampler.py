@@ -1,9 +1,8 @@
-"""Which samples a step reads, as a pure function of (seed, epoch, global sample index).
+"""The samples that a step reads, as a pure function of (seed, epoch, global sample index).
 
-Position p counts samples since the start of training: its epoch is p // n and its place in the epoch's
-order is p % n, for a dataset of n samples. Every epoch has an order of its own, computed one index at a
-time, so that a resumed job, of whatever world size, continues at any position without reading what came
-before.
+Position p counts samples since the start of training. For a dataset of n samples its epoch is p // n, and its
+place in the epoch's order is p % n. Every epoch has its own order, computed one index at a time. So a resumed
+job of any world size continues at any position without reading the samples before it.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def permute(indices: Indices, n: int, seed: int, epoch: int) -> Indices:
-    """Return where the epoch's permutation of range(n) sends each index; shape kept, O(1) memory an index.
+    """Return where the epoch's permutation of range(n) sends each index; same shape, O(1) memory per index.
 
     A Feistel network over pairs (left, right) with left < a, right < b and n <= a * b < n + a, where a is
-    about sqrt(n); the few results of n or more walk on along their cycle until they fall below n. `seed`
-    and `epoch` are not negative.
+    about sqrt(n). A result of n or more is permuted again until it is below n. `seed` and `epoch` must not be
+    negative.
     """
     if n < 1:
         raise ValueError(f"cannot permute {n} samples")
@@ -64,7 +63,7 @@ def _feistel(
 
 
 def samples_at(positions: Indices, seed: int, n: int) -> Indices:
-    """Return the samples that stand at these positions, across epochs; shape kept, one dimension."""
+    """Return the samples at these positions, [positions], across epochs."""
     epochs = positions // n
     result = np.empty_like(positions)
     for epoch in np.unique(epochs).tolist():
@@ -76,15 +75,15 @@ def samples_at(positions: Indices, seed: int, n: int) -> Indices:
 def micro_batches(
     position: int, global_batch_size: int, micro_batch_size: int, rank: int, world_size: int
 ) -> list[Indices]:
-    """Return the positions that `rank` reads in the step from `position` on: an array per accumulation.
+    """Return the positions that `rank` reads in the step from `position` on: one array per micro batch.
 
     Micro batch m of a rank covers the positions from position + (m * world_size + rank) * micro_batch_size
-    on. The global batch, and the order of the micro batches in it, so does not depend on the world size.
+    on. So the global batch and the order of its micro batches do not depend on the world size.
     """
     share, rest = divmod(global_batch_size, micro_batch_size * world_size)
     if rest or share < 1:
         raise DataError(
-            f"global batch size {global_batch_size} is no multiple of micro batch size {micro_batch_size} "
+            f"global batch size {global_batch_size} is not a multiple of micro batch size {micro_batch_size} "
             f"x world size {world_size}"
         )
     firsts = position + (np.arange(share, dtype=np.int64) * world_size + rank) * micro_batch_size
@@ -92,12 +91,11 @@ def micro_batches(
 
 
 def heldout_batches(count: int, micro_batch_size: int, rank: int, world_size: int, n: int) -> list[Indices]:
-    """Return what `rank` reads of `count` (at most n) held-out samples: an array per batch.
+    """Return the share of `rank` of `count` (at most n) held-out samples: one array per batch.
 
-    The samples are evenly spaced over the split, so that few of them still stand for all its documents, and
-    the same at every world size. Every rank gets equally many batches of equal shape, as collectives and
-    compiled code need; what is missing is filled with PADDING, which a dataset turns into rows without
-    labels.
+    The samples are the same at every world size, and evenly spaced over the split, so that a few of them
+    represent all its documents. Every rank gets equally many batches of equal shape, as collectives and
+    compiled code require. The rest is filled with PADDING, which a dataset turns into rows without labels.
     """
     count = min(count, n)
     batches = -(-count // (micro_batch_size * world_size))

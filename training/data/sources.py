@@ -1,8 +1,8 @@
-"""Where documents come from: which files a `data.source` stands for, and the documents in them.
+"""Sources of documents: the files that a `data.source` stands for, and the documents in them.
 
-The kind of a file follows from its name: `.jsonl`, `.jsonl.gz`, `.json.gz` (JSON lines) and `.parquet` hold
-one document a row, in `text_field`; every other file is UTF-8 text. A source may be several, one a line:
-paths, globs, URLs with ranges, files of the hub (`training.data.remote_files`).
+The name of a file gives its kind: `.jsonl`, `.jsonl.gz`, `.json.gz` (JSON lines) and `.parquet` hold one
+document per row, in `text_field`; every other file is UTF-8 text. A source may have several lines: paths,
+globs, URLs with ranges, files of the hub (`training.data.remote_files`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _MAGIC = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a source: where it is, its name inside the source, its size in bytes, when it changed.
+    """One file of a source: its place, its name inside the source, its size in bytes, its time of change.
 
-    A remote one has its URL as name, and no size or time: its URL stands for the same bytes always.
+    The name of a remote file is its URL. It has no size or time: a URL always stands for the same bytes.
     """
 
     path: Place
@@ -41,7 +41,7 @@ class SourceFile:
 
 @dataclass
 class Counts:
-    """What one pass over a source met. `bytes` counts the UTF-8 bytes of the documents that were kept."""
+    """Counts of one pass over a source. `bytes` are the UTF-8 bytes of the documents that were kept."""
 
     documents: int = 0
     bytes: int = 0
@@ -50,18 +50,17 @@ class Counts:
     not_text: int = 0
 
     def skipped(self) -> str:
-        """Return what was left out and why, as words for a message; empty when nothing was."""
+        """Return what was left out and why, in words; empty if nothing was."""
         parts = [(self.duplicates, "duplicate"), (self.empty, "empty"), (self.not_text, "not UTF-8 text")]
         return ", ".join(f"{count:,} {what}" for count, what in parts if count)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A source that was found: its files in a fixed order, nothing read yet.
+    """A source whose files were found, in a fixed order; nothing is read yet.
 
-    `single` says that the source is one file, whose defects are errors instead of reasons to skip it, and
-    which, when it is plain text, is cut into documents. `distinct` says that identical documents are
-    dropped.
+    `single` means that the source is one file: its defects are errors instead of reasons to skip it, and
+    plain text in it is cut into documents. `distinct` means that identical documents are dropped.
     """
 
     name: str
@@ -77,7 +76,7 @@ class Source:
 
     @property
     def remote(self) -> bool:
-        """Whether any file is read over the network."""
+        """Whether some file is read over the network."""
         return any(isinstance(file.path, RemotePlace) for file in self.files)
 
     def describe(self) -> str:
@@ -86,13 +85,13 @@ class Source:
         return f"{self.name}: {files}, {'over HTTP' if self.remote else f'{self.size / 1e6:,.1f} MB'}"
 
     def fingerprint(self) -> list[list[object]]:
-        """Return name, size and time of change of each file: cheap, and another when the data changed."""
+        """Return name, size and time of change of each file, which differ if the data changed."""
         return [[file.name, file.size, file.mtime_ns] for file in self.files]
 
     def documents(self, counts: Counts | None = None) -> Iterator[Document]:
-        """Yield the documents in a fixed order, reading files only as they are reached.
+        """Yield the documents in a fixed order; each file is read when its turn comes.
 
-        Fills `counts` while going. Raises DataError at the first row or file that cannot be used.
+        Updates `counts`. Raises DataError at the first row or file that cannot be used.
         """
         counts = Counts() if counts is None else counts
         seen: set[bytes] = set()
@@ -127,7 +126,7 @@ class Source:
 def open_source(source: str, text_field: str = "text") -> Source:
     """Find the files of `source`: `python-stdlib`, a directory, a glob, one file, URLs, or several of them.
 
-    Only names, sizes and times are read here. Raises DataError when nothing is there to be read.
+    Only names, sizes and times are read here. Raises DataError if there is nothing to read.
     """
     parts = [part for part in source.split("\n") if part]
     if len(parts) > 1:
@@ -160,7 +159,7 @@ def open_source(source: str, text_field: str = "text") -> Source:
 
 
 def _with_origin(file: SourceFile, part: str) -> SourceFile:
-    """Return the file under a name that says which of several sources it is from."""
+    """Return the file with a name that includes which of several sources it is from."""
     return file if is_remote(part) else replace(file, name=f"{Path(part).name}:{file.name}")
 
 
@@ -170,7 +169,7 @@ def _from_urls(source: str, text_field: str) -> Source:
 
 
 def path_of(source: str) -> Path:
-    """Return the path that a source or tokenizer key names; `~` stands for the home directory."""
+    """Return the path in a source or tokenizer key; `~` is the home directory."""
     return Path(os.path.expanduser(source))
 
 
@@ -218,7 +217,7 @@ def _walk(root: Path, suffix: str = "", without: frozenset[str] = frozenset()) -
         paths = (Path(folder, name) for name in wanted)
         files += (file for path in paths if (file := _stat_file(path, path.relative_to(root).as_posix())))
     if not files:
-        raise DataError(f"data source {root} holds no {suffix or 'readable'} files")
+        raise DataError(f"data source {root} contains no {suffix or 'readable'} files")
     return _in_order(files)
 
 
@@ -227,7 +226,7 @@ def _in_order(files: list[SourceFile]) -> tuple[SourceFile, ...]:
 
 
 def _stat_file(path: Path, name: str) -> SourceFile | None:
-    """Return the file at `path`, or None for what is not a regular file (a pipe, a link to nothing)."""
+    """Return the file at `path`, or None if it is not a regular file (a pipe, a dangling link)."""
     try:
         status = path.stat()
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Directories that appear whole or not at all, however the process that makes them ends.
+"""Directories that appear as a whole or not at all, however the process that creates them ends.
 
-A directory is made as `.<name>.<random>.preparing` beside its final place and renamed when complete. Its
-maker holds an advisory lock on it; the kernel drops the lock with the process, so an unlocked one is a dead
-leftover. One that holds a journal of what is done in it can be taken up by the next maker.
+A directory is created as `.<name>.<random>.preparing` beside its final place and renamed when complete. Its
+process holds an advisory lock on it. The kernel releases the lock when the process ends, so an unlocked
+directory is a leftover. A leftover with a journal can be continued by the next process.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from pathlib import Path
 JOURNAL = "journal.json"
 _SUFFIX = ".preparing"
 _ATTEMPTS = 20
-# On a file system without such locks a leftover is told from live work by its age only.
+# On a file system without locks only the age tells a leftover from live work.
 _UNLOCKABLE_AGE_S = 24 * 3600
 _RESUMABLE_AGE_S = 7 * 24 * 3600
 
 
 @contextlib.contextmanager
 def staging(root: Path, name: str, adopt: bool = False) -> Iterator[Path]:
-    """Make a locked directory under `root` in which `name` can be built; remove it if it is not committed.
+    """Create a locked directory under `root` in which `name` can be built; remove it if it is not committed.
 
-    With `adopt` a dead maker's directory for the same name is taken up where there is one with a journal, and
-    Ctrl-C leaves such a one behind. Removes other leftovers of dead makers first. Raises OSError.
+    With `adopt`, a dead process's directory for the same name is reused if it has a journal, and Ctrl-C keeps
+    such a directory. Other leftovers are removed first. Raises OSError.
     """
     root.mkdir(parents=True, exist_ok=True)
     sweep(root)
@@ -48,7 +48,7 @@ def staging(root: Path, name: str, adopt: bool = False) -> Iterator[Path]:
 
 
 def _adopted(root: Path, name: str) -> tuple[Path, int] | None:
-    """Lock and return a dead maker's directory for `name` that holds a journal."""
+    """Lock and return a dead process's directory for `name` with a journal, if there is one."""
     for path in sorted(root.glob(f".{name}.*{_SUFFIX}")):
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -59,7 +59,7 @@ def _adopted(root: Path, name: str) -> tuple[Path, int] | None:
 
 
 def commit(directory: Path, target: Path) -> bool:
-    """Move a complete staging directory to `target`, durably; False when another one is there already."""
+    """Move a complete staging directory to `target`, durably; False if `target` exists already."""
     for folder, _, names in os.walk(directory):
         for name in names:
             _sync(Path(folder, name))
@@ -75,9 +75,9 @@ def commit(directory: Path, target: Path) -> bool:
 
 
 def sweep(root: Path) -> None:
-    """Remove the staging directories under `root` whose makers are dead and whose work nobody can take up."""
+    """Remove the staging directories under `root` whose processes are dead and that cannot be continued."""
     for path in root.glob(f".*{_SUFFIX}"):
-        with contextlib.suppress(OSError):  # gone already, or not ours to remove
+        with contextlib.suppress(OSError):  # already removed, or not ours
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 if _is_dead(path, descriptor) and not _resumable(path):
@@ -87,7 +87,7 @@ def sweep(root: Path) -> None:
 
 
 def _resumable(path: Path) -> bool:
-    """Whether a dead maker's work is still wanted: journaled, not too old, not done since."""
+    """Whether a dead process's work can be continued: it has a journal, is recent, and was not done since."""
     with contextlib.suppress(FileNotFoundError):
         age = time.time() - (path / JOURNAL).stat().st_mtime
         name = path.name[1:].removesuffix(_SUFFIX).rpartition(".")[0]
@@ -96,7 +96,7 @@ def _resumable(path: Path) -> bool:
 
 
 def _make(root: Path, name: str) -> tuple[Path, int]:
-    """Make and lock a new directory; again under another name if a sweep took it between the two."""
+    """Create and lock a new directory; retry under another name if a sweep removed it in between."""
     for _ in range(_ATTEMPTS):
         path = root / f".{name}.{secrets.token_hex(4)}{_SUFFIX}"
         path.mkdir()
@@ -105,11 +105,11 @@ def _make(root: Path, name: str) -> tuple[Path, int]:
             if _lock(descriptor) is not False and _still_at(path, descriptor):
                 return path, descriptor
             os.close(descriptor)
-    raise OSError(errno.EAGAIN, "new directories are being removed by someone else", str(root))
+    raise OSError(errno.EAGAIN, "another process keeps removing new directories", str(root))
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Return True when the lock was taken, False when another holds it, None where there are no locks."""
+    """Return True if the lock was taken, False if another process holds it, None without locks here."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Reading a prepared dataset: sample i is the tokens [i*T, i*T + T) of a split, its labels one further."""
+"""Reads a prepared dataset: sample i is the tokens [i*T, i*T + T) of a split, its labels one further."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _Array = npt.NDArray[np.int64]
 class Batch:
     """Arrays of int64, all [samples, sequence length].
 
-    labels: the next token; NO_LABEL where that is the first of another document, and in all of a padding row.
+    labels: the next token; NO_LABEL if that begins another document, and in a padding row.
     position_ids: count from 0 at each document's start and at the sample's start.
-    document_ids: 0, 1, 2, ... within the sample; tokens may attend to earlier ones of the same number.
+    document_ids: 0, 1, 2, ... within the sample; tokens may attend to earlier ones with the same number.
     """
 
     input_ids: _Array
@@ -51,7 +51,7 @@ class Batch:
 
 
 class TokenDataset(MappedSplit):
-    """One split of a prepared dataset as samples of a fixed length; the files are mapped, not read."""
+    """One split of a prepared dataset as samples of a fixed length. Its files are memory-mapped."""
 
     def __init__(self, directory: Path, index: Index, split: str, sequence_length: int) -> None:
         super().__init__(directory, index, split)
@@ -62,7 +62,7 @@ class TokenDataset(MappedSplit):
     def open(cls, directory: Path, split: str, sequence_length: int) -> TokenDataset:
         """Open the split "train" or "heldout" of a dataset directory; checks the index and the files' sizes.
 
-        Raises DataError when the directory is no intact dataset or the split is shorter than one sample.
+        Raises DataError if the directory is not an intact dataset or the split is shorter than one sample.
         """
         directory = Path(directory)
         index = read_index(directory)
@@ -73,7 +73,7 @@ class TokenDataset(MappedSplit):
         if sequence_length < 1 or tokens < sequence_length + 1:
             raise DataError(
                 f"dataset {directory}: split '{split}' has {tokens:,} tokens, too few for one sample of "
-                f"{sequence_length:,} and its last label"
+                f"{sequence_length:,} tokens and its last label"
             )
         try:
             return cls(directory, index, split, sequence_length)
@@ -82,7 +82,7 @@ class TokenDataset(MappedSplit):
             raise DataError(f"dataset {directory}: cannot map split '{split}': {why}") from error
 
     def __len__(self) -> int:
-        """Number of samples; the tail shorter than a sample and its last label is left out."""
+        """Number of samples, without the rest that is shorter than a sample and its last label."""
         return (self._split.tokens - 1) // self.sequence_length
 
     @property
@@ -92,13 +92,13 @@ class TokenDataset(MappedSplit):
 
     @property
     def unigram_nats(self) -> float:
-        """Entropy in nats of the held-out tokens' own distribution, whichever split this is."""
+        """Entropy in nats of the held-out tokens, also for the training split."""
         return self._index.unigram_nats
 
     def batch(self, indices: npt.ArrayLike, _epochs: npt.ArrayLike | None = None) -> Batch:
-        """Read the samples of these indices, [samples]; PADDING stands for a row without labels.
+        """Read the samples of these indices, [samples]; PADDING gives a row without labels.
 
-        They are the same in every epoch.
+        A sample is the same in every epoch.
         """
         chosen = np.asarray(indices, dtype=np.int64)
         if np.any((chosen < PADDING) | (chosen >= len(self))):
@@ -109,7 +109,7 @@ class TokenDataset(MappedSplit):
         first = np.maximum(chosen, 0) * length
         tokens = np.stack([self.read(start, length + 1) for start in first.tolist()])
         offsets = first[:, None] + np.arange(length + 1)
-        # In the starts' own type: with another one numpy converts them all, at every call.
+        # With another type than the starts' own, numpy would convert all of them at every call.
         documents = np.searchsorted(self._starts, offsets.astype(self._starts.dtype), side="right") - 1
         begins = np.maximum(self._starts[documents[:, :-1]].astype(np.int64), first[:, None])
         unlabelled = (documents[:, 1:] != documents[:, :-1]) | (chosen < 0)[:, None]
@@ -121,10 +121,10 @@ class TokenDataset(MappedSplit):
         )
 
     def document(self, number: int) -> tuple[int, int]:
-        """Return a document's first position in the split's token stream, and the one behind its last."""
+        """Return a document's first position in the split's token stream, and the position after its last."""
         start, end = self._starts[number], self._starts[number + 1 : number + 2]
         return int(start), int(end[0]) if len(end) else self.tokens
 
     def read(self, start: int, count: int) -> _Array:
-        """Return the tokens [start, start + count) of the split, across shards where need be."""
+        """Return the tokens [start, start + count) of the split, from one or more shards."""
         return self._shards.read(start, count)

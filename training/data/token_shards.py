@@ -1,4 +1,4 @@
-"""A split's tokens as shards of bounded size: writing them, and reading them at random."""
+"""A split's tokens as shards of bounded size: a writer and a random-access reader."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def token_dtype(vocabulary: int) -> str:
 class SplitWriter:
     """Appends documents to a split's token stream, shard by shard. Raises OSError.
 
-    `checkpoint` says how far it has come; a new writer goes on from there with `resume`, to the same bytes.
+    `checkpoint` returns its state; with `resume` a new writer continues from there and writes the same bytes.
     """
 
     def __init__(self, directory: Path, split: str, dtype: str, vocabulary: int) -> None:
@@ -50,7 +50,7 @@ class SplitWriter:
             self._stream.close()
 
     def append(self, lengths: Sequence[int], tokens: npt.NDArray[Any], size: int) -> None:
-        """Append whole documents of these lengths (bos and eos included) that are `size` bytes of text."""
+        """Append documents of these lengths in tokens (bos and eos included), in all `size` bytes of text."""
         counts = np.array(lengths, dtype=np.uint64)
         self._starts.append(np.uint64(self._tokens) + np.cumsum(counts) - counts)
         tokens = tokens.astype(self._dtype, copy=False)
@@ -62,7 +62,7 @@ class SplitWriter:
             tokens = tokens[self._write(tokens) :]
 
     def checkpoint(self) -> dict[str, Any]:
-        """Bring all that was appended to disk, and return what `resume` needs."""
+        """Flush everything to disk, and return what `resume` needs."""
         with (self._directory / self._starts_name).open("ab") as stream:
             for starts in self._starts[self._starts_kept :]:
                 stream.write(starts.astype("<u8").tobytes())
@@ -82,9 +82,9 @@ class SplitWriter:
         }
 
     def resume(self, saved: dict[str, Any]) -> None:
-        """Take up a writer that ended after `checkpoint`: later bytes are cut off, earlier ones checked.
+        """Continue after a `checkpoint`: check the bytes before it, and cut off later ones.
 
-        Raises ValueError when what lies there is not what was written.
+        Raises ValueError if the files have changed.
         """
         self._shards, self._documents = list(saved["shards"]), saved["documents"]
         self._bytes, self._tokens = saved["bytes"], saved["tokens"]
@@ -99,15 +99,15 @@ class SplitWriter:
             _cut_to(self._directory / name, count * self._dtype.itemsize)
             digest = self._count(self._directory / name)
             if digest.hexdigest() != (saved["open"] if last else self.files[name].sha256):
-                raise ValueError(f"{name} is not what was written")
+                raise ValueError(f"{name} has changed")
             if last:
                 self._digest = digest
                 self._stream = (self._directory / name).open("ab")
         if len(self._starts[0]) != self._documents or sum(self._shards) != self._tokens:
-            raise ValueError(f"{self._split} is not what was written")
+            raise ValueError(f"{self._split} has changed")
 
     def _count(self, path: Path) -> Any:
-        """Count the tokens of a shard that is there already; return its running digest."""
+        """Count the tokens of an existing shard; return its running digest."""
         digest = hashlib.sha256()
         with path.open("rb") as stream:
             while block := stream.read(_BLOCK):
@@ -117,7 +117,7 @@ class SplitWriter:
         return digest
 
     def _write(self, tokens: npt.NDArray[Any]) -> int:
-        """Write what still fits into the open shard, and return how many tokens that was."""
+        """Write as many tokens as fit into the open shard, and return their number."""
         if self._stream is None:
             self._stream = (self._directory / self._shard_name(len(self._shards))).open("wb")
             self._digest = hashlib.sha256()
@@ -144,7 +144,7 @@ class SplitWriter:
         return f"{self._split}-{number:05d}.bin"
 
     def finish(self) -> Split:
-        """Write what is open and the documents' starts; return the split's description."""
+        """Close the open shard, write the documents' starts, and return the split's description."""
         self._close_shard()
         starts = f"{self._split}-starts.npy"
         np.save(self._directory / starts, np.concatenate(self._starts).astype("<u8"))
@@ -155,14 +155,14 @@ class SplitWriter:
 
 
 class TokenShards:
-    """A split's token stream, read at random; the files are mapped, not read. Raises OSError, ValueError."""
+    """A split's token stream with random access. Its files are memory-mapped. Raises OSError, ValueError."""
 
     def __init__(self, directory: Path, split: Split, dtype: str) -> None:
         self._shards = [np.memmap(directory / name, dtype, "r") for name in split.shards]
         self._ends = np.cumsum(split.shard_tokens)
 
     def read(self, start: int, count: int) -> npt.NDArray[np.int64]:
-        """Return the tokens [start, start + count) of the split, across shards where need be."""
+        """Return the tokens [start, start + count) of the split, from one or more shards."""
         result = np.empty(count, dtype=np.int64)
         shard = int(np.searchsorted(self._ends, start, side="right"))
         filled = 0
@@ -176,12 +176,12 @@ class TokenShards:
 
 
 def _cut_to(path: Path, size: int) -> None:
-    """Drop what was written after `size` bytes; ValueError where there are fewer."""
+    """Truncate a file to `size` bytes; ValueError if it is shorter."""
     if path.stat().st_size < size:
-        raise ValueError(f"{path.name} is shorter than what was written")
+        raise ValueError(f"{path.name} is shorter than before")
     os.truncate(path, size)
 
 
 def entry_of(path: Path) -> FileEntry:
-    """Return the index entry of a file that is complete on disk."""
+    """Return the index entry of a complete file."""
     return FileEntry(size=path.stat().st_size, sha256=digest_of(path))

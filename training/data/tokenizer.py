@@ -1,4 +1,4 @@
-"""The dataset's tokenizer: trained on its documents, or a given one that the model's vocabulary can hold."""
+"""The dataset's tokenizer: trained on its documents, or a given one that fits the model's vocabulary."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _USUAL_EOS = (EOS, "<|endoftext|>", "</s>", "[SEP]")
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """A tokenizer ready to encode documents, and the files that make it loadable by transformers.
+    """A tokenizer ready to encode documents, and its files, which transformers can load.
 
-    `bos` and `eos` are the ids put around each document, `vocabulary` is the largest id plus one.
+    `bos` and `eos` are the ids around each document; `vocabulary` is the largest id plus one.
     """
 
     tokenizer: Tokenizer
@@ -42,9 +42,9 @@ class TextTokenizer:
     files: dict[str, bytes]
 
     def encode(self, texts: Sequence[str], dtype: str) -> list[npt.NDArray[Any]]:
-        """Return one array of token ids a text, framed by bos and eos, which no text can produce itself.
+        """Return one array of token ids per text, framed by bos and eos.
 
-        Raises DataError when a tokenizer makes them from plain text all the same.
+        Raises DataError if plain text in a document becomes one of these two tokens.
         """
         frame_left, frame_right = np.array([self.bos], dtype), np.array([self.eos], dtype)
         bodies = self._bodies(texts, dtype)
@@ -57,8 +57,8 @@ class TextTokenizer:
     def _bodies(self, texts: Sequence[str], dtype: str) -> list[npt.NDArray[Any]]:
         words = self._words
         if words is None:
-            found = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-            return [np.array(one.ids, dtype) for one in found]
+            encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+            return [np.array(encoding.ids, dtype) for encoding in encodings]
         pieces = [parts_of(text) for text in texts]
         others = [piece for own in pieces for piece in own if not piece.isascii()]
         encoded = iter(self.tokenizer.encode_batch_fast(others, add_special_tokens=False) if others else ())
@@ -84,7 +84,7 @@ class TextTokenizer:
 def document_encoder(
     files: dict[str, bytes], vocabulary: int, dtype: str
 ) -> Callable[[Sequence[str]], tuple[list[int], npt.NDArray[Any]]]:
-    """Return a function from texts to the documents' lengths and all their tokens in one array."""
+    """Return a function that turns texts into the documents' lengths and all their tokens in one array."""
     tokenizer = load("of the dataset", files, vocabulary)
 
     def encode(texts: Sequence[str]) -> tuple[list[int], npt.NDArray[Any]]:
@@ -97,7 +97,7 @@ def document_encoder(
 def train(texts: Iterator[str], vocab_size: int) -> TextTokenizer:
     """Train a byte-level BPE tokenizer of at most `vocab_size` tokens, 256 bytes and 2 special ones included.
 
-    The result depends on the texts only. Few texts may give fewer tokens than asked for.
+    The result depends on the texts only. A short text may give fewer tokens.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -122,9 +122,9 @@ def train(texts: Iterator[str], vocab_size: int) -> TextTokenizer:
 
 
 def given_files(tokenizer: str) -> dict[str, bytes]:
-    """Read the files of a given tokenizer; DataError when there is none.
+    """Read the files of a tokenizer: a directory, a tokenizer.json, or `<organisation>/<name>@<commit>`.
 
-    It is a directory, a tokenizer.json, or `<organisation>/<name>@<commit>` of the hub.
+    Raises DataError if it does not exist.
     """
     if hub.is_pinned(tokenizer):
         return hub.fetch(tokenizer, _CARRIED, _TOKENIZER)
@@ -136,7 +136,7 @@ def given_files(tokenizer: str) -> dict[str, bytes]:
         files |= {name: (path / name).read_bytes() for name in names if (path / name).is_file()}
     except FileNotFoundError:
         hint = (
-            "it must be 'train', a directory with a tokenizer.json, such a file, "
+            "use 'train', a directory with a tokenizer.json, such a file, "
             "or <organisation>/<name>@<commit> of the hub"
         )
         raise DataError(f"tokenizer {tokenizer}: {main} does not exist; {hint}") from None
@@ -152,14 +152,14 @@ def fingerprint(files: dict[str, bytes]) -> str:
 
 
 def load(name: str, files: dict[str, bytes], vocab_size: int) -> TextTokenizer:
-    """Make the given tokenizer ready; DataError when it is damaged, too large, or names no end-of-text token.
+    """Load a given tokenizer; DataError if it is damaged, too large, or has no end-of-text token.
 
-    A tokenizer without a bos token (GPT-2, Qwen) gets its eos token in that place.
+    A tokenizer without a bos token (GPT-2, Qwen) uses its eos token instead.
     """
     try:
         tokenizer = Tokenizer.from_str(files[_TOKENIZER].decode("utf-8"))
     except Exception as error:  # tokenizers raises no narrower type
-        raise DataError(f"tokenizer {name}: {_TOKENIZER} cannot be loaded ({_first_line(error)})") from error
+        raise DataError(f"tokenizer {name}: cannot load {_TOKENIZER} ({_first_line(error)})") from error
     vocabulary = _vocabulary(tokenizer)
     if vocabulary > vocab_size:
         raise DataError(
@@ -169,7 +169,7 @@ def load(name: str, files: dict[str, bytes], vocab_size: int) -> TextTokenizer:
     bos = _special(name, files, tokenizer, "bos_token", _USUAL_BOS) or eos
     if eos is None or bos is None:
         usual = ", ".join(_USUAL_EOS)
-        raise DataError(f"tokenizer {name} names no eos_token in {CONFIG} and has none of {usual}")
+        raise DataError(f"tokenizer {name} has neither an eos_token in {CONFIG} nor one of {usual}")
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": bos, "eos_token": eos}
     files = {CONFIG: (json.dumps(names, indent=2, sort_keys=True) + "\n").encode(), **files}
     return TextTokenizer(
@@ -180,20 +180,20 @@ def load(name: str, files: dict[str, bytes], vocab_size: int) -> TextTokenizer:
 def _special(
     name: str, files: dict[str, bytes], tokenizer: Tokenizer, key: str, usual: tuple[str, ...]
 ) -> str | None:
-    """Return the token that the tokenizer's files call `key`, else the first usual one that it has."""
+    """Return the token that the tokenizer's files give for `key`, else the first of the usual ones it has."""
     for file in (CONFIG, SPECIAL):
         token = json_object(name, file, files.get(file, b"{}")).get(key)
         token = token.get("content") if isinstance(token, dict) else token
         if token is None:
             continue
         if tokenizer.token_to_id(token) is None:
-            raise DataError(f"tokenizer {name}: {file} names the {key} {token!r}, which {_TOKENIZER} lacks")
+            raise DataError(f"tokenizer {name}: {file} names {key} {token!r}, which is not in {_TOKENIZER}")
         return str(token)
     return next((token for token in usual if tokenizer.token_to_id(token) is not None), None)
 
 
 def json_object(name: str, file: str, data: bytes) -> dict[str, Any]:
-    """Return the JSON object of a tokenizer's file; DataError when it is none."""
+    """Return the JSON object in a tokenizer's file; DataError if there is none."""
     try:
         content = json.loads(data)
     except ValueError as error:
@@ -215,7 +215,7 @@ def _vocabulary(tokenizer: Tokenizer) -> int:
 
 
 def _for_encoding(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a copy that cuts and pads nothing and reads the names of special tokens as plain text."""
+    """Return a copy without truncation and padding that reads the names of special tokens as plain text."""
     copy = Tokenizer.from_str(tokenizer.to_str())
     copy.no_truncation()
     copy.no_padding()

@@ -1,8 +1,8 @@
-"""A faster way through the commonest kind of tokenizer, with the same result: each word is encoded once.
+"""Speeds up the most common kind of tokenizer, with the same result: each word is encoded only once.
 
-A byte-level BPE tokenizer in GPT-2's manner first cuts text into words by a regular expression, then encodes
-each word by itself. For ASCII text Python's `re` cuts exactly so, and what a word becomes can be remembered;
-of other text the lines that are ASCII are encoded so.
+A byte-level BPE tokenizer like GPT-2's first cuts text into words by a regular expression, then encodes each
+word by itself. For ASCII text Python's `re` makes the same cuts, so the tokens of a word can be cached. In
+other text only the ASCII lines are encoded this way.
 """
 
 from __future__ import annotations
@@ -18,17 +18,14 @@ from tokenizers import Tokenizer
 
 # The expression of ByteLevel's `use_regex` (tokenizers, pre_tokenizers/byte_level.rs), for ASCII.
 _WORD = re.compile(r"'(?:s|t|re|ve|m|ll|d)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+", re.ASCII)
-# A word ends before a line's end that follows what is no space, whatever else the text holds.
+# A word always ends before a line's end that follows a visible ASCII character.
 _LINE_END = re.compile(r"(?<=[!-~])(?=\n)")
-# Memory that what is remembered may take, in bytes of words and of their tokens.
+# Upper limit of the cache, in bytes of words and of their tokens.
 _MOST_BYTES = 1 << 28
 
 
 class WordCache:
-    """What words become, as bytes of little-endian 32-bit token ids; new words are asked of the tokenizer.
-
-    Threads may share one.
-    """
+    """Maps words to little-endian 32-bit token ids; the tokenizer encodes new words. Threads may share it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -56,7 +53,7 @@ class WordCache:
 
 
 def parts_of(text: str) -> list[str]:
-    """Cut a text where words end, so that as much of it as may be lies in parts of ASCII."""
+    """Cut a text at words' ends so that as much of it as possible is in ASCII parts."""
     if text.isascii():
         return [text]
     lines = itertools.groupby(_LINE_END.split(text), str.isascii)
@@ -64,7 +61,7 @@ def parts_of(text: str) -> list[str]:
 
 
 def word_cache_of(tokenizer: Tokenizer) -> WordCache | None:
-    """Return the memory for a tokenizer of the kind that allows it, else None."""
+    """Return a cache for a tokenizer of the right kind, else None."""
     settings = json.loads(tokenizer.to_str())
     before, model = settings["pre_tokenizer"] or {}, settings["model"]
     plain = (

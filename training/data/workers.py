@@ -1,6 +1,6 @@
-"""Processes that tokenise, one a processor; what they return is in the order of what they were given.
+"""Processes that tokenise, one per processor; results come in the order of the inputs.
 
-`python -m training.data.workers DESCRIPTOR` is one of them. It ends when its maker does.
+`python -m training.data.workers DESCRIPTOR` is one of them. It ends when its parent does.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from training.data.reporter import INTERVAL, Reporter
 _Key = TypeVar("_Key")
 _Answer = TypeVar("_Answer")
 Encode = Callable[[Sequence[str]], _Answer]
-"""What is made of a batch of texts."""
+"""Turns a batch of texts into an answer."""
 Batches = Iterable[tuple[_Key, Sequence[str]]]
 
 
 def processors() -> int:
-    """Return the processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -37,10 +37,10 @@ def processors() -> int:
 def encoding(
     make: Callable[[], Encode[_Answer]], count: int, reporter: Reporter
 ) -> Iterator[Callable[[Batches[_Key], Callable[[], str]], Iterator[tuple[_Key, _Answer]]]]:
-    """Give a function that encodes batches in order: here, or in `count` processes if that is more than one.
+    """Yield a function that encodes batches in order, in this process or, if `count` > 1, in `count` others.
 
-    `make` makes the encoder where it is used, so it can be pickled. The function takes batches with a key
-    each, and the line of progress that is said meanwhile.
+    `make` creates the encoder in the process that uses it, so it must be picklable. The function takes
+    batches with a key each, and a function that gives the line of progress.
     """
     if count == 1:
         encode = make()
@@ -54,7 +54,7 @@ def encoding(
 
 
 class Workers(Generic[_Answer]):
-    """`count` processes with an encoder each. Raises DataError when one of them ends too early."""
+    """`count` processes with an encoder each. Raises DataError if one of them ends early."""
 
     def __init__(self, make: Callable[[], Encode[_Answer]], count: int) -> None:
         self._count = count
@@ -77,7 +77,7 @@ class Workers(Generic[_Answer]):
         return ours
 
     def encode(self, batches: Batches[_Key], tick: Callable[[], None]) -> Iterator[tuple[_Key, _Answer]]:
-        """Yield what is made of each batch, in order; `tick` is called while it waits."""
+        """Yield each batch's key and answer, in order; `tick` is called while waiting."""
         waiting: deque[tuple[_Key, Future[_Answer]]] = deque()
         pool = ThreadPoolExecutor(self._count)
         try:
@@ -96,7 +96,7 @@ class Workers(Generic[_Answer]):
             connection.send(list(texts))
             answer, refusal = connection.recv()
         except (EOFError, OSError):
-            raise DataError("a process that tokenises ended early; is there too little memory?") from None
+            raise DataError("a tokenising process ended early; check whether memory is short") from None
         finally:
             self._idle.put(connection)
         if refusal:
@@ -104,7 +104,6 @@ class Workers(Generic[_Answer]):
         return cast(_Answer, answer)
 
     def close(self) -> None:
-        """End the processes."""
         for process in self._processes:
             process.kill()
             process.wait()

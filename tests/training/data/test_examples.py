@@ -159,7 +159,7 @@ def test_a_tokenizer_without_template_gets_the_plain_one(prepared: Prepared, tmp
     [
         (FORGETFUL, ("hi", "<think>the</think>cat", "why", "mat"), "not prefix-stable: message 1"),
         (ASKS_OTHERWISE, ("hi", "cat"), "not prefix-stable: message 1"),
-        (CHATML.replace("message['content']", "message['content'] | upper"), ("hi", "cat"), "as it is"),
+        (CHATML.replace("message['content']", "message['content'] | upper"), ("hi", "cat"), "changes mess"),
         (CHATML + "{{ raise_exception('no systems here') }}", ("hi", "cat"), "no systems here"),
         (MARKED.replace("{% if message['role'] == 'assistant' %}", "{% if loop.last %}"),
          ("hi", "cat", "why", "mat"), "marks 1 turns of the assistant, the messages have 2"),
@@ -185,14 +185,14 @@ GOOD = [chat("hi", say(3, start)) for start in range(4)]
         ('{"messages": [', "not JSON"),
         ("[1]", "a row must be an object with messages, or prompt and completion, or text, not a list"),
         ({"mesages": []}, "no field 'text' (fields: mesages)"),
-        ({"prompt": "a"}, "there is a prompt, but no field 'completion'"),
+        ({"prompt": "a"}, "has a prompt, but no field 'completion'"),
         ({"messages": "hi"}, "field 'messages' is a string, not a list of messages"),
         ({"messages": []}, "field 'messages' is an empty list"),
         ({"messages": ["hi"]}, "messages[0] is a string, not an object with role and content"),
         ({"messages": [{"role": "user", "contents": "hi"}]}, "did you mean 'contents'?"),
         ({"messages": [{"role": "bot", "content": "hi"}]}, "the role is 'bot', not one of system,"),
         ({"messages": [{"role": "user", "content": None}]}, "field 'content' is null, not a string"),
-        (chat("hi"), "no message of the assistant"),
+        (chat("hi"), "no message from the assistant"),
         (chat("hi", " "), "field 'content' is empty"),
         (chat("hi", "a <|im_end|> b"), "messages[1] holds the special token '<|im_end|>'"),
         ({"prompt": [], "completion": "a"}, "field 'prompt' is a list, not a string"),
@@ -220,15 +220,15 @@ def test_a_bad_row_is_one_error_or_left_out_and_counted(
 @pytest.mark.parametrize(
     ("rows", "changed", "why"),
     [
-        ([GOOD[0]], {}, "only one example, or copies of one; two are needed, one of them to hold out"),
+        ([GOOD[0]], {}, "only one example, or copies of one; at least two are needed"),
         ([GOOD[0], GOOD[0]], {}, "only one example, or copies of one"),
         (["x"], {"bad_rows": "skip"}, "no example (1 bad rows left out)"),
         (
             [chat(say(99), "a"), chat(say(98), "b")],
             {},
-            "no train example is left (2 chats, 2 too long and cut",
+            "no train example is left (2 chats, 2 too long and truncated",
         ),
-        (GOOD, {"sequence_length": 1}, "sequence_length 1 holds no token and its next one"),
+        (GOOD, {"sequence_length": 1}, "sequence_length 1 is too short for a token and its label"),
         (GOOD, {"vocab_size": 300}, "more than the model's vocab_size of 300"),
         (GOOD, {"chat_template": "/nowhere.jinja"}, "data.chat_template /nowhere.jinja: No such file"),
         (
@@ -350,7 +350,10 @@ def test_what_lies_beside_rows_is_no_example(prepared: Prepared, tmp_path: Path)
     (tmp_path / "set" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in GOOD))
     assert len(list(examples(prepared(tmp_path / "set")))) == len(GOOD)
     (tmp_path / "set" / "rows.jsonl").rename(tmp_path / "set" / "rows.json")
-    with pytest.raises(DataError, match=r"rows\.json: rows are read from \.jsonl, \.jsonl\.gz and \.parquet"):
+    with pytest.raises(
+        DataError,
+        match=r"rows\.json: cannot be read as rows; convert it to \.jsonl, \.jsonl\.gz or \.parquet",
+    ):
         prepared(tmp_path / "set")
 
 

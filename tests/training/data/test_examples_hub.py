@@ -186,5 +186,5 @@ def test_a_data_set_without_paths_and_a_tokenizer_of_the_hub(hub: str, tmp_path:
     assert refused.startswith(f"tokenizer someone/secret@{COMMIT}: ")
     assert none == f"tokenizer someone/texts@{COMMIT}: someone/texts has no tokenizer.json at this commit"
     assert no_rows.startswith(
-        f"data source hf://datasets/someone/words@{COMMIT}: tokenizer.json holds no rows"
+        f"data source hf://datasets/someone/words@{COMMIT}: tokenizer.json cannot be read as rows"
     )

@@ -131,7 +131,7 @@ def test_a_killed_preparation_is_taken_up_to_the_same_bytes(
     assert contents(again) == contents(whole)
     assert [path.name for path in (tmp_path / "data").iterdir()] == [again.name]
     documents = sum(done["documents"].values())
-    assert f"going on after {documents:,} documents" in lines
+    assert f"continuing after {documents:,} documents" in lines
     assert not any(line.startswith("training a tokenizer") for line in lines)
     total = sum(split.documents for split in read_index(again).splits.values())
     assert sum(encoded) == total - documents, "what was done is not done again"
@@ -189,7 +189,7 @@ def test_ctrl_c_keeps_what_can_be_taken_up(
     assert [path.suffix for path in (tmp_path / "data").iterdir()] == [".preparing"]
     lines: list[str] = []
     verify(prepared(progress=lines.append))
-    assert any(line.startswith("going on after") for line in lines)
+    assert any(line.startswith("continuing after") for line in lines)
 
 
 def test_a_process_that_ends_early_is_one_error(
@@ -203,7 +203,7 @@ def test_a_process_that_ends_early_is_one_error(
         return original(self, texts)
 
     monkeypatch.setattr(workers.Workers, "_ask", killed)
-    with pytest.raises(DataError, match="a process that tokenises ended early"):
+    with pytest.raises(DataError, match="a tokenising process ended early"):
         prepared(workers=1 + 1)
     assert list((tmp_path / "data").iterdir()) == []
 

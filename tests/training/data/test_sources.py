@@ -189,7 +189,7 @@ def test_missing_and_empty_sources(tmp_path: Path) -> None:
     )
     assert "does not exist" in error_of(tmp_path / "corpus.txt" / "below")
     assert error_of(tmp_path / "corpus.txt").endswith("is empty")
-    assert "holds no" in error_of(tmp_path / "nothing")
+    assert "contains no" in error_of(tmp_path / "nothing")
     assert "is not a path" in error_of("")
     assert "is not a path" in error_of("a\0b")
     os.mkfifo(tmp_path / "pipe")

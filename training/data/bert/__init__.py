@@ -1,1 +1,1 @@
-"""What BERT reads: sentence pairs with words to guess, from documents or from the recipes' HDF5 shards."""
+"""BERT's data: sentence pairs with masked words, from documents or from the recipes' HDF5 shards."""

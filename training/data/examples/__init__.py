@@ -1,1 +1,1 @@
-"""Examples to fine-tune on, from chats, prompts or text to packed samples; imports no torch."""
+"""Examples for fine-tuning: turns chats, prompts or text into packed samples; imports no torch."""

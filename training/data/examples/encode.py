@@ -1,4 +1,4 @@
-"""Examples as token ids, and which of the tokens are learned."""
+"""Examples as token ids, and the tokens among them that are learned."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from training.data.tokenizer import TextTokenizer
 
 @dataclass(frozen=True)
 class Encoded:
-    """One example: token ids and, for each, whether a model learns to write it; both [tokens].
+    """One example: token ids and, for each, whether it is learned; both [tokens].
 
-    `size` is its text in UTF-8 bytes. `border` counts the tokens that are the assistant's only in part.
+    `size` is its text in UTF-8 bytes. `border` counts the tokens that only partly belong to the assistant.
     """
 
     tokens: npt.NDArray[Any]
@@ -32,9 +32,9 @@ class Encoded:
 class Encoder:
     """Encodes examples with one tokenizer and, for chats, one template.
 
-    In chats the template's special tokens are tokens, and a message that holds the name of one is refused: it
-    could end a turn that it is part of. In text and in prompts such names are plain text, and the example is
-    framed by the tokenizer's begin-of-text token, if it has one, and its end-of-text token.
+    In chats the template's special tokens are tokens, and a message with the name of one is refused, because
+    it could end its own turn. In text and in prompts such names are plain text, and the example is framed by
+    the tokenizer's begin-of-text token, if it has one, and its end-of-text token.
     """
 
     def __init__(self, tokenizer: TextTokenizer, template: ChatTemplate, dtype: str) -> None:
@@ -44,7 +44,7 @@ class Encoder:
         self._special = sorted(token.content for token in added if token.special)
 
     def encode(self, examples: Sequence[Example]) -> list[Encoded | BadRow]:
-        """Return each example encoded, or the reason why it cannot be, in their order."""
+        """Return each example encoded, or the reason why it cannot be encoded, in order."""
         chats = iter(self._chats([example for example in examples if example.messages]))
         framed = iter(self._framed([example for example in examples if not example.messages]))
         return [next(chats if example.messages else framed) for example in examples]
@@ -72,7 +72,7 @@ class Encoder:
             return error
 
     def _framed(self, examples: Sequence[Example]) -> Iterator[Encoded | BadRow]:
-        """Encode pieces one by one, for a prompt is encoded without what comes behind it."""
+        """Encode pieces one by one, because at inference a prompt is encoded without its completion."""
         texts = [text for example in examples for text, _ in example.pieces]
         encodings = iter(self._text.tokenizer.encode_batch_fast(texts, add_special_tokens=False))
         for example in examples:
@@ -91,7 +91,7 @@ class Encoder:
 
 
 def _learned(encoding: Encoding, spans: list[Span]) -> tuple[npt.NDArray[np.bool_], int]:
-    """Mark the tokens that share a character with a span; count those that lie only partly in it."""
+    """Mark the tokens that share a character with a span; count those that are only partly in it."""
     offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
     learned, border = np.zeros(len(offsets), dtype=bool), 0
     for start, end in spans:
@@ -102,7 +102,7 @@ def _learned(encoding: Encoding, spans: list[Span]) -> tuple[npt.NDArray[np.bool
 
 
 def _with_exact_offsets(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a copy that reads special tokens as such, with offsets that hold a token's leading space too."""
+    """Return a copy that recognises special tokens and includes a token's leading space in its offsets."""
     copy = Tokenizer.from_str(json.dumps(_untrimmed(json.loads(tokenizer.to_str()))))
     copy.encode_special_tokens = False
     return copy

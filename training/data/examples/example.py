@@ -1,4 +1,4 @@
-"""One example: what is read from a row, which parts of it are learned, and what makes a row a bad one."""
+"""One example: what is read from a row, which parts are learned, and which rows are bad."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Message = dict[str, Any]
 
 
 class BadRow(DataError):
-    """A row that no example can be made of; `data.bad_rows` says whether that ends the preparation."""
+    """A row that is not a usable example; `data.bad_rows` says whether that ends the preparation."""
 
 
 @dataclass(frozen=True)
 class Example:
     """Either messages, whose assistant turns from number `learned_from` on are learned, or pieces of text.
 
-    `pieces` are (text, learned) in their order. `where` names the row in messages to people.
+    `pieces` are (text, learned) in order. `where` names the row in error messages.
     """
 
     where: str
@@ -35,7 +35,7 @@ class Example:
     pieces: tuple[tuple[str, bool], ...] = ()
 
     def digest(self) -> bytes:
-        """Return the digest of what the row says: equal rows fall on the same side of the held-out line."""
+        """Return the digest of the row's content; equal rows are in the same split."""
         content = [self.messages, self.learned_from, self.pieces]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest()
 
@@ -53,7 +53,7 @@ def example_of(where: str, row: dict[str, Any], text_field: str) -> Example:
         return Example(where, "text", pieces=((_text(where, text_field, row[text_field]), True),))
     for field, other in ((PROMPT, COMPLETION), (COMPLETION, PROMPT)):
         if field in row:
-            raise BadRow(f"{where}: there is a {field}, but {no_field(other, list(row))}")
+            raise BadRow(f"{where}: has a {field}, but {no_field(other, list(row))}")
     raise BadRow(
         f"{where}: neither {MESSAGES}, nor {PROMPT} and {COMPLETION}; {no_field(text_field, list(row))}"
     )
@@ -69,7 +69,7 @@ def _pair(where: str, prompt: object, completion: object) -> Example:
 
 def _chat(where: str, messages: tuple[Message, ...], learned_from: int) -> Example:
     if not any(message["role"] == ASSISTANT for message in messages[learned_from:]):
-        raise BadRow(f"{where}: no message of the assistant, so there is nothing to learn")
+        raise BadRow(f"{where}: no message from the assistant, so there is nothing to learn")
     return Example(where, "chat", messages=messages, learned_from=learned_from)
 
 
@@ -82,7 +82,7 @@ def _messages(where: str, field: str, value: object) -> tuple[Message, ...]:
 
 
 def _message(where: str, value: object) -> Message:
-    """Check one message; keys that are null, as Parquet fills in where another row has them, are left out."""
+    """Check one message; leave out null keys, which Parquet adds when another row has them."""
     if not isinstance(value, dict):
         raise BadRow(f"{where} is {kind_of(value)}, not an object with role and content")
     for key in ("role", "content"):

@@ -1,4 +1,4 @@
-"""Reading prepared examples: a sample is the examples laid into it, each a document of its own."""
+"""Reads prepared examples: a sample contains one or more examples, each a separate document."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ExampleBatch(Batch):
-    """A batch of examples: labels stand where the next token is learned; `read` tokens are no padding."""
+    """A batch of examples: a label means that the next token is learned; `read` tokens are not padding."""
 
     read: int
 
     def tokens(self) -> int:
-        """Tokens of examples, learned or not."""
+        """Tokens of the examples, learned or not."""
         return self.read
 
     def counts(self) -> tuple[int, ...]:
@@ -32,7 +32,7 @@ class ExampleBatch(Batch):
 
 
 class ExampleDataset:
-    """One split of prepared examples as samples of a fixed length; the files are mapped, not read."""
+    """One split of prepared examples as samples of a fixed length. Its files are memory-mapped."""
 
     def __init__(self, stream: TokenDataset, split: str, sequence_length: int) -> None:
         self._stream, self.sequence_length = stream, sequence_length
@@ -46,31 +46,30 @@ class ExampleDataset:
     def open(cls, directory: Path, split: str, sequence_length: int) -> ExampleDataset:
         """Open the split "train" or "heldout" of a dataset directory; checks the index and the files' sizes.
 
-        Raises DataError when the directory is no intact dataset of examples.
+        Raises DataError if the directory is not an intact dataset of examples.
         """
         stream = TokenDataset.open(directory, split, 1)
         try:
             return cls(stream, split, sequence_length)
         except (OSError, ValueError) as error:
-            raise DataError(f"dataset {directory}: split '{split}' holds no examples: {error}") from error
+            raise DataError(f"dataset {directory}: split '{split}' has no examples: {error}") from error
 
     def __len__(self) -> int:
-        """Number of samples."""
         return len(self._samples) - 1
 
     @property
     def digest(self) -> str:
-        """Digest of the dataset's whole content: equal on resume, or the data is another."""
+        """Digest of the dataset's content; on resume a different digest means different data."""
         return self._stream.digest
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of the split's examples."""
+        """Number of tokens in the split's examples."""
         return self._stream.tokens
 
     @property
     def unigram_nats(self) -> float:
-        """Entropy in nats of the held-out learned tokens' own distribution, whichever split this is."""
+        """Entropy in nats of the held-out learned tokens, also for the training split."""
         return self._stream.unigram_nats
 
     def examples(self, index: int) -> list[tuple[_Array, npt.NDArray[np.bool_]]]:
@@ -81,7 +80,7 @@ class ExampleDataset:
     def _example(self, number: int) -> tuple[_Array, npt.NDArray[np.bool_]]:
         start, end = self._stream.document(number)
         learned = np.zeros(end - start, dtype=bool)
-        # A key of the array's own type: any other would have the whole array converted.
+        # With a key of another type numpy would convert the whole array.
         span = int(np.searchsorted(self._learned[1], np.uint64(start), side="right"))
         while span < self._learned.shape[1] and self._learned[0, span] < end:
             first, last = self._learned[:, span].tolist()
@@ -90,9 +89,9 @@ class ExampleDataset:
         return self._stream.read(start, end - start), learned
 
     def batch(self, indices: npt.ArrayLike, _epochs: npt.ArrayLike | None = None) -> ExampleBatch:
-        """Read the samples of these indices, [samples]; PADDING stands for a row without labels.
+        """Read the samples of these indices, [samples]; PADDING gives a row without labels.
 
-        They are the same in every epoch. What is left of a sample is a document of its own without labels.
+        A sample is the same in every epoch. The rest of a sample is a separate document without labels.
         """
         chosen = np.asarray(indices, dtype=np.int64)
         if np.any((chosen < PADDING) | (chosen >= len(self))):

@@ -1,4 +1,4 @@
-"""Examples cut to length, and laid together into samples of a fixed length."""
+"""Cuts examples to length, and packs them into samples of a fixed length."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Overlong = Literal["truncate", "drop", "split", "error"]
 
 
 def cut(where: str, example: Encoded, length: int, overlong: Overlong) -> list[Encoded]:
-    """Return what is left of an example of more than `length` tokens: its begin, nothing, or all its pieces.
+    """Return the rest of an example of more than `length` tokens: its beginning, nothing, or all its pieces.
 
-    Pieces overlap by one token, so that each token but the first is guessed exactly once. Raises DataError
-    where `overlong` is "error".
+    Pieces overlap by one token, so that each token except the first is predicted exactly once. Raises
+    DataError if `overlong` is "error".
     """
     count = len(example.tokens)
     if overlong == "error":
@@ -34,11 +34,11 @@ def _part(example: Encoded, start: int, end: int) -> Encoded:
 
 
 def pack(lengths: Sequence[int] | npt.NDArray[np.int64], length: int) -> list[list[int]]:
-    """Lay examples of these lengths into samples of at most `length` tokens; return each sample's examples.
+    """Pack examples of these lengths into samples of at most `length` tokens; return each sample's examples.
 
-    Best-fit decreasing: the longest first, each into the fullest sample that still holds it (Ding et al.
-    2024, Fewer Truncations Improve Language Modeling, section 3). Free room is a whole number up to `length`,
-    so samples are kept by it, and the bits of one integer say which rooms there are.
+    Best-fit decreasing: the longest first, each into the fullest sample with enough room (Ding et al. 2024,
+    Fewer Truncations Improve Language Modeling, section 3). Room is an integer up to `length`, so samples are
+    grouped by it, and bit n of one integer says whether some sample has room n.
     """
     samples: list[list[int]] = []
     with_room: dict[int, list[int]] = {}
@@ -61,5 +61,5 @@ def pack(lengths: Sequence[int] | npt.NDArray[np.int64], length: int) -> list[li
 
 
 def alone(count: int) -> Iterator[list[int]]:
-    """Lay each example into a sample of its own."""
+    """Put each example into its own sample."""
     return ([example] for example in range(count))

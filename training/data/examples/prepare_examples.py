@@ -1,8 +1,8 @@
-"""From rows to a dataset of samples: scan, encode, cut, pack, index, one rename.
+"""Turns rows into a dataset of samples: scan, encode, cut, pack, index, one rename.
 
-The dataset holds, for each split, the examples' tokens and first positions as every dataset does, and beside
-them which tokens are learned and which examples make up each sample. Its bytes depend on rows and settings
-only. Rows are read twice, one at a time; lengths and spans are kept in memory.
+For each split the dataset holds the examples' tokens and first positions, as every dataset does, and also
+which tokens are learned and which examples make up each sample. Its bytes depend only on rows and settings.
+Rows are read twice, one at a time; lengths and spans are kept in memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SCALE = 1 << 64
 
 @dataclass(frozen=True)
 class ExampleSettings:
-    """What a dataset of examples is made of; `tokenizer` is a directory or a tokenizer.json."""
+    """The settings of a dataset of examples; `tokenizer` is a directory or a tokenizer.json."""
 
     source: str
     text_field: str
@@ -53,7 +53,7 @@ class ExampleSettings:
 
 @dataclass(frozen=True)
 class Plan:
-    """A preparation that has been decided on: nothing of the rows is read yet."""
+    """What will be prepared; no row has been read yet."""
 
     settings: ExampleSettings
     rows: Rows
@@ -64,7 +64,7 @@ class Plan:
     name: str
 
     def examples(self, counts: Counter[str]) -> Iterator[Example]:
-        """Yield the rows' examples; a bad row ends it, or is counted."""
+        """Yield the rows' examples; a bad row raises DataError or is counted."""
         for row in self.rows.read():
             try:
                 if isinstance(row, BadRow):
@@ -74,17 +74,17 @@ class Plan:
                 self.bad(error, counts)
 
     def bad(self, error: BadRow, counts: Counter[str]) -> None:
-        """Count a bad row, or raise DataError, as `data.bad_rows` says."""
+        """Count a bad row or raise DataError, depending on `data.bad_rows`."""
         if self.settings.bad_rows == "error":
             raise DataError(f"{error} (data.bad_rows: skip leaves such rows out)") from None
         counts["bad_rows"] += 1
 
 
 def prepare_examples(settings: ExampleSettings, root: Path, progress: Callable[[str], None]) -> Path:
-    """Return the dataset directory under `root` for these settings, made if it is not there yet.
+    """Return the dataset directory under `root` for these settings; create it if it is missing.
 
-    `progress` gets lines of text, at least one every two seconds of work. Raises DataError; a preparation
-    that fails or is killed leaves nothing that reads as a dataset.
+    `progress` gets lines of text, at least one every two seconds of work. Raises DataError. A preparation
+    that fails or is killed leaves nothing that can be read as a dataset.
     """
     root, plan = Path(root), plan_of(settings)
     refuse_inside(settings.source, root)
@@ -92,9 +92,9 @@ def prepare_examples(settings: ExampleSettings, root: Path, progress: Callable[[
 
 
 def plan_of(settings: ExampleSettings) -> Plan:
-    """Find source, tokenizer and template; raises DataError where one of them cannot be used."""
+    """Find source, tokenizer and template; DataError if one of them cannot be used."""
     if settings.sequence_length < 2:
-        raise DataError(f"sequence_length {settings.sequence_length} holds no token and its next one")
+        raise DataError(f"sequence_length {settings.sequence_length} is too short for a token and its label")
     rows = open_rows(settings.source, settings.text_field)
     given = tokenizers_.given_files(settings.tokenizer)
     tokenizer = tokenizers_.load(settings.tokenizer, given, settings.vocab_size)
@@ -126,12 +126,12 @@ def _make(plan: Plan, root: Path, reporter: Reporter) -> None:
         if plan.fingerprint != plan.rows.fingerprint():
             raise DataError(f"data source {plan.settings.source} changed while it was read; start again")
         if not commit(directory, root / plan.name):
-            summary = "another preparation of the same dataset was first; using its result"
+            summary = "another process finished the same dataset first; using its result"
     reporter.say(f"{plan.name}: {summary}")
 
 
 def _build(plan: Plan, directory: Path, reporter: Reporter) -> str:
-    """Fill `directory` with the whole dataset, index last; return a summary in words."""
+    """Write the dataset into `directory`, the index last; return a summary in words."""
     reporter.say(f"reading {plan.rows.about}")
     heldout_below = _scan(plan, reporter)
     counts: Counter[str] = Counter()
@@ -154,7 +154,7 @@ def _build(plan: Plan, directory: Path, reporter: Reporter) -> str:
         length, packing = plan.settings.sequence_length, plan.settings.packing
         splits = reporter.during(
             lambda: {name: writer.finish(length, packing) for name, writer in writers.items()},
-            lambda: "laying the examples into samples",
+            lambda: "packing the examples into samples",
             stop=lambda: None,
         )
     files = {**writers[TRAIN].files, **writers[HELDOUT].files}
@@ -183,7 +183,7 @@ def _build(plan: Plan, directory: Path, reporter: Reporter) -> str:
 
 
 def _shape(writers: dict[str, ExampleWriter], settings: ExampleSettings) -> str:
-    """Return what the samples are made of, in words."""
+    """Return the number and size of the samples in words."""
     train, heldout = writers[TRAIN], writers[HELDOUT]
     tokens = train.tokens + heldout.tokens
     room = (train.samples + heldout.samples) * settings.sequence_length
@@ -197,8 +197,8 @@ def _shape(writers: dict[str, ExampleWriter], settings: ExampleSettings) -> str:
 def _scan(plan: Plan, reporter: Reporter) -> int:
     """Read all rows once, so that bad ones are found early; return the hash below which rows are held out.
 
-    As with documents: a small source may have no hash below the fraction, or all: then the row of the
-    smallest is held out, or that of the largest is not.
+    In a small source the fraction may hold out no row or all of them: then the row with the smallest hash is
+    held out, or the one with the largest is not.
     """
     counts: Counter[str] = Counter()
     below = int(plan.settings.heldout_fraction * _SCALE)
@@ -212,7 +212,8 @@ def _scan(plan: Plan, reporter: Reporter) -> int:
         found = "no example" if most < 0 else "only one example, or copies of one"
         left_out = f" ({counts['bad_rows']:,} bad rows left out)" if counts["bad_rows"] else ""
         raise DataError(
-            f"data source {plan.settings.source}: {found}{left_out}; two are needed, one of them to hold out"
+            f"data source {plan.settings.source}: {found}{left_out}; at least two are needed, "
+            "because one is held out"
         )
     return min(max(below, least + 1), most)
 
@@ -251,14 +252,14 @@ _NAMES = {
     "pair": "prompts with completion",
     "text": "texts",
     "bad_rows": "bad rows left out",
-    "overlong_truncate": "too long and cut short",
+    "overlong_truncate": "too long and truncated",
     "overlong_drop": "too long and left out",
     "overlong_split": "too long and split",
     "nothing_to_learn": "without a token to learn",
-    "border_tokens": "tokens only partly the assistant's",
+    "border_tokens": "tokens that only partly belong to the assistant",
 }
 
 
 def _words(counts: Counter[str]) -> str:
-    """Return what was met and what was left out, as words for a message."""
+    """Return in words how many rows of each kind there were, and what was left out."""
     return ", ".join(f"{counts[key]:,} {name}" for key, name in _NAMES.items() if counts[key])

@@ -1,9 +1,8 @@
-"""The demonstration's data: what this Python says about itself, as questions and answers.
+"""The demonstration's data: questions and answers from this Python's own help.
 
-Questions ask for the help of a topic of the language reference (`pydoc_data.topics`, what `help("for")`
-prints) or for what a function of the standard library does, by its signature; answers are the topic's
-sections and the first paragraph of the docstring. Nothing is imported or run but the topics: signatures and
-docstrings are read from the library's sources.
+A question asks about a topic of the language reference (`pydoc_data.topics`, the text of `help("for")`), or
+what a function of the standard library does. The answer is a section of the topic or the first paragraph of
+the docstring. Only the topics are imported; signatures and docstrings are read from the library's sources.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ _HEADING = re.compile(r"\n\n\n")
 
 
 def fingerprint() -> list[list[object]]:
-    """Return name, size and time of change of each source file, the topics' own file among them."""
+    """Return name, size and time of change of each source file, including that of the topics."""
     return open_source(STDLIB).fingerprint()
 
 
 @functools.cache
 def chats() -> tuple[tuple[str, list[Message]], ...]:
-    """Return (place, messages) in a fixed order: the topics, then the library's modules; some 2 MB."""
+    """Return (place, messages) in a fixed order: the topics, then the library's modules; about 2 MB."""
     files = [file for file in open_source(STDLIB).files if not _TESTS.search(file.name)]
     return *_topics(), *(chat for file in files for chat in _module(file))
 
@@ -58,7 +57,7 @@ def _module(file: SourceFile) -> Iterator[tuple[str, list[Message]]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)
             tree = ast.parse(document.text)
-    except SyntaxError:  # the library carries templates and samples that are no modules
+    except SyntaxError:  # the library contains templates and samples that are not modules
         return
     yield from _definitions(tree, module, module)
 

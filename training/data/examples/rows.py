@@ -1,4 +1,4 @@
-"""Where examples come from: files of rows, texts, a data set of the hub, or Python's own help."""
+"""Sources of examples: files of rows, texts, a data set of the hub, or Python's own help."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Row:
 class Rows:
     """A source of rows that was found; nothing is read yet.
 
-    `fingerprint` is another when the content is. `read` yields rows in a fixed order, or the BadRow that
-    stands in a row's place, and raises DataError where it cannot go on.
+    `fingerprint` changes with the content. `read` yields rows in a fixed order, or a BadRow in a row's place;
+    it raises DataError if it cannot continue.
     """
 
     name: str
@@ -53,14 +53,14 @@ class Rows:
 def open_rows(source: str, text_field: str) -> Rows:
     """Find `source`: `python-help`, a file, a directory, a glob, or `<organisation>/<name>@<commit>[:split]`.
 
-    Raises DataError when nothing is there to be read.
+    Raises DataError if there is nothing to read.
     """
     if source == PYTHON_HELP:
         return Rows(source, source, python_help.fingerprint, _python_help)
     if found := _HUB.fullmatch(source):
         return _hub(source, found["name"], found["revision"], found["split"] or "train")
     files, left_out = _with_rows(open_source(source, text_field))
-    about = files.describe() + (f"; {left_out:,} without rows left out" if left_out else "")
+    about = files.describe() + (f"; {left_out:,} files without rows left out" if left_out else "")
     return Rows(
         files.name,
         about,
@@ -70,9 +70,9 @@ def open_rows(source: str, text_field: str) -> Rows:
 
 
 def _with_rows(source: Source) -> tuple[Source, int]:
-    """Keep the files of rows where there are some, for what lies beside them is about them; else all.
+    """Keep only the files of rows, if there are any: the files beside them describe them. Else keep all.
 
-    Returns also how many were left out. Raises DataError for tables of another format, which are no text.
+    Also returns how many were left out. Raises DataError for tables in another format, which are not text.
     """
     rows = tuple(file for file in source.files if is_rows(file.path))
     if rows:
@@ -80,7 +80,7 @@ def _with_rows(source: Source) -> tuple[Source, int]:
     for file in source.files:
         if file.name.lower().endswith(_OTHER_TABLES):
             raise DataError(
-                f"{file.path}: rows are read from .jsonl, .jsonl.gz and .parquet files; convert it"
+                f"{file.path}: cannot be read as rows; convert it to .jsonl, .jsonl.gz or .parquet"
             )
     return source, 0
 
@@ -119,7 +119,7 @@ def _hub(source: str, name: str, revision: str, split: str) -> Rows:
     if not _COMMIT.fullmatch(revision):
         raise DataError(
             f"data source {source}: {revision!r} is a branch or a tag, which can move; "
-            f"name a commit of {name}, seven hexadecimal digits or more"
+            f"name a commit of {name} with at least seven hexadecimal digits"
         )
 
     def read() -> Iterator[Row]:
@@ -130,11 +130,11 @@ def _hub(source: str, name: str, revision: str, split: str) -> Rows:
 
 
 def _hub_rows(source: str, name: str, revision: str, split: str) -> Iterator[dict[str, Any]]:
-    """Read a split row by row; what the library raises becomes one sentence that names the source."""
+    """Read a split row by row; the library's errors become a DataError with the source."""
     import datasets
 
     try:
         yield from datasets.load_dataset(name, revision=revision, split=split, streaming=True)
-    except Exception as error:  # the hub, its files and their readers raise no common type
+    except Exception as error:  # the hub, its files and their readers have no common error type
         first = str(error).strip().partition("\n")[0]
         raise DataError(f"data source {source}: {type(error).__name__}: {first}") from error

@@ -1,9 +1,9 @@
-"""A tokenizer's chat template: messages as one text, and where in it the assistant speaks.
+"""A tokenizer's chat template: turns messages into one text with the positions of the assistant's turns.
 
-Templates are rendered by transformers' own code, in its sandbox. Where a template marks what the assistant
-says (`{% generation %}`), that is taken. Elsewhere the text of an assistant's turn is what a rendering with
-it has more than the prompt that asks for it (`add_generation_prompt`); so whatever a model is asked to
-continue, it learned to continue exactly there.
+transformers' own code renders the templates, in its sandbox. If a template marks the assistant's turns
+(`{% generation %}`), these marks are used. Otherwise an assistant's turn is the difference between the
+rendering with it and the prompt that asks for it (`add_generation_prompt`). So a model learns to continue
+exactly where it will be asked to.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from training.data.examples.example import ASSISTANT, BadRow, Message
 from training.data.sources import path_of
 from training.data.tokenizer import CONFIG, SPECIAL, TEMPLATE, TextTokenizer, json_object
 
-# For tokenizers without a template of their own. It needs no token but the tokenizer's end of text.
+# For tokenizers without a template. It needs only the tokenizer's end-of-text token.
 PLAIN = (
     "{% for message in messages %}"
     "### {{ message['role'] }}{{ '\n' }}{{ message['content'] }}"
@@ -27,7 +27,7 @@ PLAIN = (
     "{% endfor %}"
     "{% if add_generation_prompt %}### assistant{{ '\n' }}{% endif %}"
 )
-# The date that Llama 3.1's template writes where none is given; a date of today would be other data tomorrow.
+# The date that Llama 3.1's template writes by default. With the current date the data would change every day.
 DATE = "26 Jul 2024"
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -36,37 +36,37 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A Jinja template and the special tokens that it may name (`bos_token`, `eos_token`, ...)."""
+    """A Jinja template and the special tokens that it may use (`bos_token`, `eos_token`, ...)."""
 
     text: str
     special: dict[str, str]
 
     def digest(self) -> str:
-        """Return a digest of the template and of the tokens that it may name."""
+        """Return a digest of the template and of the tokens that it may use."""
         content = "\0".join([self.text, *(f"{key}={self.special[key]}" for key in sorted(self.special))])
         return hashlib.sha256(content.encode()).hexdigest()
 
     def check(self) -> None:
-        """Raise DataError when the template says something else on another day, or is none."""
+        """Raise DataError if the template is not valid or its text depends on the current date."""
         if "strftime_now" in self.text and "date_string" not in self.text:
-            raise DataError("the chat template writes today's date; give one without in data.chat_template")
+            raise DataError("the chat template writes today's date; give another in data.chat_template")
         try:
             self.render([{"role": "user", "content": "a"}], add_generation_prompt=True)
         except BadRow as error:
             raise DataError(str(error)) from None
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
-        """Return the messages as one text; BadRow when the template refuses them."""
+        """Return the messages as one text; BadRow if the template refuses them."""
         return self._rendered(messages, add_generation_prompt=add_generation_prompt)[0]
 
     def render_learned(
         self, where: str, messages: Sequence[Message], learned_from: int
     ) -> tuple[str, list[Span]]:
-        """Return the text, and where in it the assistant's turns from message `learned_from` on stand.
+        """Return the text and the spans of the assistant's turns from message `learned_from` on.
 
-        A turn's span holds its end-of-turn token, and no white space after that. Raises BadRow when the
-        template refuses the messages, changes what the assistant says, or writes a turn otherwise when
-        others follow: then it is not what the model would be asked to write.
+        A turn's span includes its end-of-turn token, but no white space after it. Raises BadRow if the
+        template refuses the messages, changes what the assistant says, or changes a turn when others follow:
+        then it is not what the model would be asked to write.
         """
         try:
             if _MARKED.search(self.text):
@@ -94,17 +94,17 @@ class ChatTemplate:
             turn = self.render(messages[: number + 1]) if number + 1 < len(messages) else text
             if not turn.startswith(prompt) or not text.startswith(turn):
                 raise BadRow(
-                    f"the chat template is not prefix-stable: message {number} is written otherwise than it "
-                    "is asked for, or changes when others follow; give another in data.chat_template"
+                    f"the chat template is not prefix-stable: message {number} differs from its generation "
+                    "prompt, or changes when others follow; give another in data.chat_template"
                 )
             said = turn[len(prompt) :]
             if message["content"].strip() not in said:
-                raise BadRow(f"the chat template does not write message {number} as it is")
+                raise BadRow(f"the chat template changes message {number}")
             spans.append((len(prompt), len(prompt) + len(self._without_tail(said, message["content"]))))
         return text, spans
 
     def _without_tail(self, said: str, content: str) -> str:
-        """Cut white space behind the end-of-turn token: a model stops at that token."""
+        """Cut white space after the end-of-turn token, because a model stops at that token."""
         tail = said[said.rindex(content.strip()) + len(content.strip()) :]
         return said.rstrip() if tail.strip() else said
 
@@ -117,14 +117,14 @@ class ChatTemplate:
             texts, spans = render_jinja_template([list(messages)], chat_template=self.text, **how, **tokens)
         except (TemplateError, TypeError, ValueError) as error:
             first = str(error).partition("\n")[0]
-            raise BadRow(f"the chat template cannot write these messages: {first}") from None
+            raise BadRow(f"the chat template cannot render these messages: {first}") from None
         return texts[0], [(start, end) for start, end in spans[0]] if spans else []
 
 
 def template_of(name: str, tokenizer: TextTokenizer, chosen: str) -> ChatTemplate:
-    """Return the template that `chosen` names: a file, or "auto": the tokenizer's own, and PLAIN without one.
+    """Return the template in the file `chosen`; for "auto" the tokenizer's own, or PLAIN without one.
 
-    Raises DataError when the file, or the tokenizer's configuration, is damaged; `name` is the tokenizer's.
+    `name` is the tokenizer's. Raises DataError if the file or the tokenizer's configuration is damaged.
     """
     files, special = tokenizer.files, {"eos_token": str(tokenizer.tokenizer.id_to_token(tokenizer.eos))}
     if tokenizer.bos != tokenizer.eos:

@@ -1,4 +1,4 @@
-"""Writing one split of examples: their tokens, which of them are learned, and the samples they make up."""
+"""Writes one split of examples: their tokens, the learned ones among them, and the packed samples."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from training.data.token_shards import SplitWriter, entry_of
 
 
 def learned_file(split: str) -> str:
-    """Name of the learned spans, uint64 [2, spans]: first and end positions in the split's token stream."""
+    """Name of the file of learned spans, uint64 [2, spans]: first and end in the split's token stream."""
     return f"{split}-learned.npy"
 
 
 def order_file(split: str) -> str:
-    """Name of the examples' numbers in the order of the samples that hold them, uint64 [examples]."""
+    """Name of the file of the examples' numbers in the order of their samples, uint64 [examples]."""
     return f"{split}-order.npy"
 
 
 def samples_file(split: str) -> str:
-    """Name of where each sample begins in the order, uint64 [samples + 1]."""
+    """Name of the file of each sample's first place in that order, uint64 [samples + 1]."""
     return f"{split}-samples.npy"
 
 
@@ -53,16 +53,14 @@ class ExampleWriter:
 
     @property
     def examples(self) -> int:
-        """Number of examples so far."""
         return len(self._lengths)
 
     @property
     def tokens(self) -> int:
-        """Number of tokens so far."""
         return self._position
 
     def append(self, examples: Sequence[Encoded]) -> None:
-        """Append examples, at least one."""
+        """Append at least one example."""
         lengths = [len(example.tokens) for example in examples]
         tokens = np.concatenate([example.tokens for example in examples])
         self._tokens.append(lengths, tokens, sum(example.size for example in examples))
@@ -76,7 +74,7 @@ class ExampleWriter:
         self.label_counts += np.bincount(labels, minlength=len(self.label_counts))
 
     def finish(self, sequence_length: int, packing: bool) -> Split:
-        """Lay the examples into samples and write what is open; return the split's description."""
+        """Pack the examples into samples and write all files; return the split's description."""
         split = self._tokens.finish()
         samples = pack(self._lengths, sequence_length) if packing else list(alone(self.examples))
         self.samples = len(samples)

@@ -1,1 +1,1 @@
-"""Documents that are read while training goes on: over HTTP, by rank, shuffled, packed, exact on resume."""
+"""Documents read during training: over HTTP, split over ranks, shuffled, packed, exact on resume."""

@@ -1,4 +1,4 @@
-"""The feed of a stream: each rank reads its lanes in threads of their own, ahead of the steps."""
+"""The feed of a stream: each rank reads its lanes in threads, ahead of the steps."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from training.distributed.ranks import Ranks
     from training.task import Batch
 
-# More lanes are more connections and more blocks to read again on a resume; more ranks than this are rare.
+# More lanes mean more connections and more blocks to read again on a resume; more ranks than this are rare.
 MOST_LANES = 64
-# Few files are read in parts, so that a machine's ranks can share them.
+# If there are few files they are read in parts, so that a machine's ranks can share them.
 FEWEST_LANES = 8
 _AHEAD_STEPS = 2
 _KEPT_STATES = 4
@@ -40,10 +40,10 @@ _CLOSING_S = 5.0
 
 
 def lanes_for(config: Config, files: int, world_size: int) -> int:
-    """Return the stream's number of lanes: `data.stream.lanes`, or one that follows from batch and files.
+    """Return the stream's number of lanes: `data.stream.lanes`, or one derived from batch size and files.
 
-    It does not depend on the number of ranks, so that another number reads the same samples. Raises DataError
-    when the ranks cannot share the lanes evenly.
+    It does not depend on the number of ranks, so that any number of ranks reads the same samples. Raises
+    DataError if the ranks cannot share the lanes evenly.
     """
     assert config.data.stream is not None
     batch = config.train.global_batch_size
@@ -53,12 +53,12 @@ def lanes_for(config: Config, files: int, world_size: int) -> int:
         fitting = [n for n in range(1, batch + 1) if batch % n == 0 and n % world_size == 0]
         near = min(fitting, key=lambda n: abs(n - lanes), default=None)
         hint = f"; nearest data.stream.lanes: {near}, for a new run" if near else ""
-        raise DataError(f"the stream's {lanes} lanes cannot be shared by {world_size} ranks evenly{hint}")
+        raise DataError(f"{world_size} ranks cannot share the stream's {lanes} lanes evenly{hint}")
     return lanes
 
 
 class _LaneThread:
-    """Makes one lane's samples ahead of need."""
+    """Reads one lane's samples ahead of need."""
 
     def __init__(self, plan: Plan, lane: int, state: State | None, ahead: int, stop: threading.Event) -> None:
         self._queue: queue.Queue[Sample | Exception] = queue.Queue(ahead)
@@ -73,7 +73,7 @@ class _LaneThread:
                     return
         except Stopped:
             return
-        except Exception as error:  # noqa: BLE001 - raised again where the sample is asked for
+        except Exception as error:  # noqa: BLE001 - `take` raises it again
             self._put(error)
 
     def _put(self, item: Sample | Exception) -> bool:
@@ -86,7 +86,7 @@ class _LaneThread:
         return False
 
     def take(self, waiting: Callable[[], None]) -> Sample:
-        """Return the next sample; `waiting` is called now and then while there is none."""
+        """Return the next sample; `waiting` is called every _SAY_AFTER seconds until there is one."""
         while True:
             try:
                 item = self._queue.get(timeout=_SAY_AFTER)
@@ -102,10 +102,10 @@ class _LaneThread:
 
 
 class StreamFeed:
-    """A stream shared out over ranks by lanes. Rank r reads the lanes r, r + ranks, ...
+    """A stream divided over ranks by lanes. Rank r reads the lanes r, r + ranks, ...
 
-    A step takes equally many samples of every lane, so the global batch is the same at every number of ranks.
-    `first` is the dataset made of the stream's first part: its tokenizer and the held-out documents.
+    A step takes equally many samples of every lane, so the global batch is the same for any number of ranks.
+    `first` is the dataset prepared from the stream's first part: its tokenizer and the held-out documents.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class StreamFeed:
 
     @property
     def digest(self) -> str:
-        """Digest of what defines the stream: its files' names, its split and order, its first part."""
+        """Digest of the stream's definition: its files' names, its split and order, its first part."""
         plan = self._plan
         content = [
             [place.name for place in plan.files], plan.text_field, plan.lanes, plan.seed, plan.block,
@@ -141,20 +141,19 @@ class StreamFeed:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def describe(self) -> str:
-        """The stream in words."""
         plan = self._plan
         parts = f", each in {plan.parts} parts" if plan.parts > 1 else ""
         return (
             f"a stream of {len(plan.files):,} files{parts} in {plan.lanes} lanes, {len(self._lanes)} a rank, "
-            f"shuffled by {plan.block:,} documents"
+            f"shuffled in blocks of {plan.block:,} documents"
         )
 
     def batches(self, position: int) -> list[Batch]:
-        """Read this rank's part of the step that starts at `position`, the next one or the last one again."""
+        """Read this rank's part of the step at `position`, which is the next step or the last one again."""
         if self._last is not None and self._last[0] == position:
             return self._last[1]
         if position != self._position:
-            raise DataError(f"the stream stands at sample {self._position:,}, not at {position:,}")
+            raise DataError(f"the stream is at sample {self._position:,}, not at {position:,}")
         batch = self._config.train.global_batch_size
         rounds = batch // self._plan.lanes
         self._start(rounds)
@@ -184,7 +183,7 @@ class StreamFeed:
         )
 
     def heldout(self, sequences: int) -> Iterator[Batch]:
-        """Read this rank's share of the held-out documents, which no lane yields."""
+        """Read this rank's share of the held-out documents, which are in no lane."""
         for indices in heldout_batches(
             sequences, self._config.parallel.micro_batch_size, self._ranks.rank, self._ranks.world_size,
             len(self._heldout),
@@ -192,28 +191,28 @@ class StreamFeed:
             yield self._heldout.batch(indices, np.zeros_like(indices))
 
     def state(self) -> dict[str, Any]:
-        """This rank's lanes at the last few positions: a save may come before or after a step's batches."""
+        """This rank's lanes at the last positions: a save may come before or after the next step's read."""
         return {
             str(position): {str(lane): state for lane, state in lanes.items()}
             for position, lanes in self._states.items()
         }
 
     def restore(self, position: int, writers: int, state_of: Callable[[int], dict[str, Any]]) -> None:
-        """Go on at a position of a checkpoint, whatever number of ranks wrote it. Raises DataError."""
+        """Continue at a checkpoint's position, whatever number of ranks wrote it. Raises DataError."""
         lanes: dict[int, State | None] = {}
         for writer in range(writers):
             saved = state_of(writer).get(str(position), {})
             lanes |= {int(lane): state for lane, state in saved.items()}
         missing = [lane for lane in self._lanes if lane not in lanes]
         if missing:
-            raise DataError(f"the checkpoint does not say where lane {missing[0]} is at sample {position:,}")
+            raise DataError(f"the checkpoint has no state of lane {missing[0]} at sample {position:,}")
         self.close()
         self._stop.clear()
         self._threads, self._last, self._position = {}, None, position
         self._states = {position: {lane: lanes[lane] for lane in self._lanes}}
 
     def close(self) -> None:
-        """End the threads, which takes seconds; one that waits for an answer ends with it or the process."""
+        """Stop the threads and wait some seconds; one that waits for a server ends with the process."""
         self._stop.set()
         last = time.monotonic() + _CLOSING_S
         for thread in self._threads.values():
@@ -221,7 +220,7 @@ class StreamFeed:
 
 
 def _batch(rows: list[Sample]) -> TokenBatch:
-    """Put samples together: labels and positions end at each document's border."""
+    """Collate samples; labels and positions do not cross documents' borders."""
     tokens = np.stack([row.tokens for row in rows])
     documents = np.stack([row.documents for row in rows])
     places = np.arange(tokens.shape[1] - 1)

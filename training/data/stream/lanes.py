@@ -1,10 +1,10 @@
 """One lane of a stream: its share of the documents, shuffled, as tokens, packed into samples.
 
-A stream is split into a fixed number of lanes, whatever the number of ranks. In each epoch the files come in
-an order of their own and lane l reads every L-th of them, so that the lanes together read each document of an
-epoch exactly once. What a lane yields depends on (source, seed, lane) only, and where it stands is a few
-numbers: where its present block of documents begins, and how far into the block's shuffled order it is. A
-resume reads that block again, and nothing before it.
+A stream is split into a fixed number of lanes, whatever the number of ranks. Each epoch has its own order of
+files, and lane l reads every L-th of them. So all lanes together read each document of an epoch exactly once.
+A lane's samples depend on (source, seed, lane) only. Its state is a few numbers: where its current block of
+documents begins, and the position in the block's shuffled order. A resume reads that block again, and nothing
+before it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from training.data.errors import DataError
 from training.data.readers import Place, rows_of
 
 State = dict[str, Any]
-# Documents tokenised in one call: enough for the tokenizer's threads, little beside a block.
+# Documents tokenised in one call: enough for the tokenizer's threads, few compared with a block.
 _TOGETHER = 16
 
 
@@ -31,8 +31,8 @@ _TOGETHER = 16
 class Plan:
     """What all lanes of a stream have in common.
 
-    `files` are read in parts when there are fewer of them than lanes: lane rows i, i + parts, ... of a file.
-    Documents whose hash is below `heldout_below` are held out: no lane yields them. `encode` turns texts into
+    If there are fewer `files` than lanes, each is read in parts: rows i, i + parts, ... for one lane.
+    Documents with a hash below `heldout_below` are held out: no lane yields them. `encode` turns texts into
     token ids, framed by bos and eos. `block` is the number of documents that are shuffled together.
     """
 
@@ -47,18 +47,18 @@ class Plan:
 
     @property
     def parts(self) -> int:
-        """Into how many parts each file is split."""
+        """Number of parts that each file is split into."""
         return -(-self.lanes // len(self.files))
 
     def units(self, lane: int, epoch: int) -> list[int]:
-        """Return what a lane reads in an epoch, in order: file number x parts + part."""
+        """Return a lane's units in an epoch, in order; a unit is file number x parts + part."""
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.files) * self.parts)
         return [int(unit) for unit in order[lane :: self.lanes]]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample: sequence length + 1 tokens, each one's document's number in it, and the lane after it."""
+    """One sample: sequence length + 1 tokens, the document number of each, and the lane's state after it."""
 
     tokens: npt.NDArray[np.int64]
     documents: npt.NDArray[np.int64]
@@ -79,7 +79,7 @@ class _Reader:
             self._begin(state["epoch"], state["rows"])
 
     def state(self) -> State:
-        """Return where the next document is read."""
+        """Return the place of the next document."""
         return {"epoch": self._epoch, "rows": self._unread or self._dataset.state_dict()}
 
     def fill(self, block: list[str], count: int) -> None:
@@ -93,7 +93,7 @@ class _Reader:
                 block.append(row["text"])
 
     def next_epoch(self) -> None:
-        """Go on with the next epoch. Raises DataError when a whole one held no document."""
+        """Begin the next epoch. Raises DataError if a whole epoch had no document."""
         if self._epoch >= 0 and self._fresh and not self._found:
             units = self._plan.units(self._lane, self._epoch)
             names = ", ".join(str(self._plan.files[unit // self._plan.parts]) for unit in units[:3])
@@ -105,10 +105,10 @@ class _Reader:
         from datasets.iterable_dataset import ExamplesIterable
 
         self._epoch, self._fresh, self._found, self.ended = epoch, rows is None, 0, False
-        # `from_generator` would hash and cache what may not be pickled: open connections' callbacks.
+        # `from_generator` would pickle its arguments, but callbacks of open connections cannot be pickled.
         share = {"units": self._plan.units(self._lane, epoch), "plan": self._plan}
         self._dataset = IterableDataset(ExamplesIterable(_rows_of_units, share))
-        # A dataset tells a state that it was given only once it has been read from.
+        # A dataset returns a state that it was given only after something was read from it.
         self._unread = rows
         if rows is not None:
             self._dataset.load_state_dict(rows)
@@ -127,10 +127,10 @@ def _rows_of_units(units: list[int], plan: Plan) -> Iterator[tuple[str, dict[str
 
 
 def samples(plan: Plan, lane: int, state: State | None = None) -> Iterator[Sample]:
-    """Yield a lane's samples without end, from its start or from the state that a sample carries.
+    """Yield a lane's samples without end, from its start or from the state in a sample.
 
-    Sample i is the tokens [i*T, i*T + T] of the lane's documents put one after the other: as in a prepared
-    dataset, each token is an input once and a label at most once. Raises DataError.
+    Sample i is the tokens [i*T, i*T + T] of the lane's documents in sequence. As in a prepared dataset, each
+    token is an input once and a label at most once. Raises DataError.
     """
     length = plan.sequence_length
     held: deque[tuple[State, npt.NDArray[Any]]] = deque()
@@ -149,7 +149,7 @@ def samples(plan: Plan, lane: int, state: State | None = None) -> Iterator[Sampl
 
 
 def _shuffled(plan: Plan, lane: int, state: State | None) -> Iterator[tuple[State, str]]:
-    """Yield documents in shuffled order, each with its place: block by block, reading ahead bit by bit."""
+    """Yield documents in shuffled order, each with its place; the next block is read gradually meanwhile."""
     reader = _Reader(plan, lane, state and state["reader"])
     number, skip = (state["block"], state["document"]) if state else (0, 0)
     start, block = reader.state(), list[str]()

@@ -1,4 +1,4 @@
-"""A configuration's stream: its first part prepared, its files split into lanes."""
+"""Opens a configuration's stream: prepares its first part and splits its files into lanes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MB = 1_000_000
 
 
 def prepare_first(config: Config, root: Path, progress: Callable[[str], None]) -> Path:
-    """Return the dataset of the stream's first part, made when it is not there yet. Raises DataError."""
+    """Return the dataset of the stream's first part; create it if it is missing. Raises DataError."""
     data = config.data
     assert data.stream is not None
     _files(config)
@@ -40,7 +40,7 @@ def prepare_first(config: Config, root: Path, progress: Callable[[str], None]) -
 
 
 def open_stream(config: Config, first: Path, ranks: Ranks, say: Callable[[str], None]) -> StreamFeed:
-    """Return this rank's feed of the stream whose first part is prepared. Raises DataError."""
+    """Return this rank's feed of a stream whose first part is prepared. Raises DataError."""
     data = config.data
     assert data.stream is not None
     files = _files(config)
@@ -60,7 +60,7 @@ def open_stream(config: Config, first: Path, ranks: Ranks, say: Callable[[str], 
 
 
 def _files(config: Config) -> tuple[Place, ...]:
-    """Return the stream's files; DataError where one holds no rows."""
+    """Return the stream's files; DataError if one does not hold rows."""
     files = tuple(file.path for file in open_source(config.data.source, config.data.text_field).files)
     for place in files:
         if not is_rows(place):

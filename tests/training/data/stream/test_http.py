@@ -175,9 +175,9 @@ def test_ranges_and_lists_of_urls() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("https://h/*.jsonl", "a web server cannot list its files; write a range, as in part-{00..07}"),
+        ("https://h/*.jsonl", "a web server cannot list its files; write a range such as part-{00..07}"),
         ("https://h/{a}.jsonl", "{a} is neither a range"),
-        ("https://h/{5..2}.jsonl", "{5..2} is no range"),
+        ("https://h/{5..2}.jsonl", "{5..2} is not a range"),
         ("https:///x.jsonl", "names no host"),
         ("https://h/{0..99999}{0..99999}", "stands for 10,000,000,000 files"),
         ("hf://datasets/allenai/c4/en/x.json.gz", "the revision (none) is not a commit"),

@@ -204,9 +204,9 @@ def test_the_same_step_can_be_read_again_and_no_other(
     (feed,) = feeds(stream_config(shard_directory))
     assert rows(feed.batches(0)) == rows(feed.batches(0))
     feed.batches(BATCH)
-    with pytest.raises(DataError, match=f"the stream stands at sample {2 * BATCH}, not at {5 * BATCH}"):
+    with pytest.raises(DataError, match=f"the stream is at sample {2 * BATCH}, not at {5 * BATCH}"):
         feed.batches(5 * BATCH)
-    with pytest.raises(DataError, match="the checkpoint does not say where lane 0 is at sample 999"):
+    with pytest.raises(DataError, match="the checkpoint has no state of lane 0 at sample 999"):
         feed.restore(999, 1, lambda rank: feed.state())
 
 
@@ -317,7 +317,7 @@ def test_lanes_follow_from_batch_and_files(
     set_ = stream_config(shard_directory, "data.stream.lanes=6")
     assert lanes_for(set_, files=9, world_size=3) == 6
     with pytest.raises(
-        DataError, match=r"6 lanes cannot be shared by 4 ranks evenly; nearest .*: 4, for a new run"
+        DataError, match=r"4 ranks cannot share the stream's 6 lanes evenly; nearest .*: 4, for a new run"
     ):
         lanes_for(set_, files=9, world_size=4)
     assert math.gcd(6, BATCH) == 6
@@ -334,7 +334,7 @@ def test_lanes_follow_from_batch_and_files(
         (["data.stream.first_mb=0"], "data.stream.first_mb is 0"),
         (
             ["model.weights=run:other"],
-            "data.stream is for training.pretrain only, and this is for training.finetune",
+            "data.stream is for training.pretrain only, but this is for training.finetune",
         ),
     ],
 )
