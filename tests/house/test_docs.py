@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -13,7 +15,7 @@ import pytest
 
 from docs import generate
 from tests.house import printed
-from tests.house.test_makefile import make
+from tests.house.test_makefile import make, recipes
 from tools import cli
 from tools.cli import invoke
 from tools.core import repo
@@ -152,26 +154,75 @@ def test_every_yard_command_of_a_page_parses() -> None:
     assert wrong == {}
 
 
+def _unknown(line: str) -> list[str]:
+    """Return the options, or the command, that a mention such as `yard job submit CELL --resume` gets wrong."""
+    command: click.Command = cli.yard
+    words = re.split(r" \||\| | -- ", line)[0].split()[1:]
+    while isinstance(command, click.Group) and words and re.fullmatch(r"[a-z0-9-]+", words[0]):
+        found = command.get_command(click.Context(command), words[0])
+        if found is None:
+            return [words[0]]
+        command = found
+        del words[0]
+    options = {name for parameter in command.params for name in parameter.opts} | {"--", "--help"}
+    names = [word.partition("=")[0] for word in words if word.startswith("--")]
+    return [] if isinstance(command, click.Group) else [name for name in names if name not in options]
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("yard job submit CELL --resume", []),
+        ("yard job submit CELL --nmae x", ["--nmae"]),
+        ("yard jbo why", ["jbo"]),
+        ("yard platform X | kubectl apply --server-side", []),
+    ],
+)
+def test_control_an_unknown_command_or_option_is_found(line: str, wrong: list[str]) -> None:
+    assert _unknown(line) == wrong
+
+
 def test_every_command_and_option_named_in_a_sentence_exists() -> None:
-    """`yard job submit CELL --resume` in a sentence names a command and its options."""
     wrong = []
+    targets = recipes()
     for page in generate.pages(ROOT):
-        text = generate.FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
-        for code in CODE.findall(text):
-            if not re.match(r"(?:\.venv/bin/)?yard [a-z]", code):
-                continue
-            command: click.Command = cli.yard
-            words = code.partition("|")[0].split()[1:]
-            while isinstance(command, click.Group) and words and re.fullmatch(r"[a-z0-9-]+", words[0]):
-                found = command.get_command(click.Context(command), words.pop(0))
-                if found is None:
-                    wrong.append(f"{page}: {code}")
-                    break
-                command = found
-            options = {name for parameter in command.params for name in parameter.opts}
-            wrong += [
-                f"{page}: {code}" for word in words if word.startswith("--") and word not in {*options, "--"}
-            ]
+        for code in CODE.findall(generate.FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))):
+            if re.match(r"(?:\.venv/bin/)?yard [a-z]", code) and _unknown(code):
+                wrong.append(f"{page}: {code}")
+            target = re.match(r"make ([a-z-]+)", code)
+            if target and target[1] not in targets and not target[1].startswith("job-"):
+                wrong.append(f"{page}: {code}")
+    assert wrong == []
+
+
+def _strings(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the texts of a module with their lines; what an f-string fills in is X."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    parts = {
+        id(value) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for value in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            values = [str(value.value) if isinstance(value, ast.Constant) else "X" for value in node.values]
+            yield node.lineno, "".join(values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            yield node.lineno, node.value
+
+
+def test_messages_name_commands_options_and_pages_that_exist() -> None:
+    """Every text in tools/ and training/: errors, hints, remedies, help texts and docstrings."""
+    wrong = []
+    for path in (file for top in ("tools", "training") for file in (ROOT / top).rglob("*.py")):
+        for number, text in _strings(path):
+            where = f"{path.relative_to(ROOT)}:{number}"
+            for mark, line in re.findall(r"(^|  |`|/)(yard [a-z][^`'\";:,()\n]*)", text, re.MULTILINE):
+                wrong += [f"{where}: {mark}{line}: {name}" for name in _unknown(line)]
+            for page, anchor in re.findall(
+                r"\b((?:docs|base|overlays|clusters)/[\w/-]+\.md)(?:#([\w-]+))?", text
+            ):
+                there = (ROOT / page).read_text(encoding="utf-8") if (ROOT / page).is_file() else None
+                if there is None or (anchor and anchor not in generate.anchors(there)):
+                    wrong.append(f"{where}: {page}#{anchor}")
     assert wrong == []
 
 
