@@ -1,8 +1,7 @@
-"""The renderers to test with, and copies of the manifests to break."""
+"""The renderers to test with, and copies of the manifests to change."""
 
 from __future__ import annotations
 
-import functools
 import shutil
 import sys
 from collections.abc import Callable
@@ -16,13 +15,13 @@ from tools.cells import kustomize, matrix
 from tools.core import repo
 from tools.core.go_build import Unusable
 
-NONE_HERE = "no kustomize or kubectl on PATH: run `make setup`, or install kustomize 5.4 or newer"
-OLDEST = "5.4.2"  # what kubectl 1.31 carries
+NONE_HERE = "no kustomize or kubectl on PATH: install kustomize 5.4 or kubectl 1.31, or newer"
+OLDEST = "5.4.2"  # what kubectl 1.31 contains
 Objects = dict[tuple[str, str], dict[str, Any]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give time to whichever test asks first for the versions that may have to be built."""
+    """Give more time to the tests that may have to build a version first."""
     for item in items:
         if "builder" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timeout(900))
@@ -39,29 +38,13 @@ def builder(request: pytest.FixtureRequest) -> kustomize.Renderer:
         if found is None:
             pytest.skip(NONE_HERE)
         return found
-    reason = _get_versions()
-    program = _program(request.param)
-    if not program.exists():
-        pytest.skip(f"kustomize {request.param} cannot be had here ({reason}): install Go 1.24 or newer")
-    return kustomize.Renderer((str(program), "build"), request.param, "got for the tests")
-
-
-@functools.cache
-def _get_versions() -> str | None:
-    """Get the oldest and newest versions into the cache, about 40 s once; return why that failed."""
-    versions = {_program(version).name: version for version in (OLDEST, kustomize.VERSION)}
-    missing = {name: version for name, version in versions.items() if not _program(version).exists()}
-    if not missing:
-        return None
+    program = kustomize.place(repo.root(), request.param)
     try:
-        kustomize.go_install(repo.root(), _note, missing)
+        if not program.exists():
+            kustomize.go_install(repo.root(), _note, request.param)
     except Unusable as reason:
-        return str(reason)
-    return None
-
-
-def _program(version: str) -> Path:
-    return repo.root() / ".cache" / "bin" / f"kustomize-{version}"
+        pytest.skip(f"kustomize {request.param} is not available ({reason}): install Go 1.24 or newer")
+    return kustomize.Renderer((str(program), "build"), request.param, "built for the tests")
 
 
 def _note(line: str) -> None:

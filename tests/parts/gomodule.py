@@ -101,7 +101,9 @@ def _build(source: Path, module: Module, target: Path, progress: Progress) -> No
             for folder, (path, version, inside) in module.fetched.items():
                 fetched = go_build.module(path, version, environment, progress)
                 shutil.copytree(fetched / inside, work / folder)
-            go_build.build(source, list(module.packages), work / "bin", environment, progress, module.ldflags)
+            flags = ["-v", "-trimpath", "-mod=readonly", "-buildvcs=false", f"-ldflags={module.ldflags}"]
+            command = ["go", "build", "-C", str(source), *flags, "-o", f"{work / 'bin'}/", *module.packages]
+            go_build.run(command, environment, progress)
             for folder, (path, inside) in module.folders.items():
                 found = json.loads(_output(["go", "list", "-m", "-json", path], source, environment))
                 shutil.copytree(Path(found["Dir"]) / inside, work / folder)

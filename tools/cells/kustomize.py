@@ -1,18 +1,14 @@
-"""Finds a program that renders Kustomize directories, or gets one into the checkout.
+"""Find a program that renders Kustomize directories, or install one in the checkout.
 
-    python -m tools.cells.kustomize
-
-In this order: kustomize on PATH, kubectl on PATH (it carries a kustomize), one that was got before in
-`.cache/bin`, `go install` of a pinned version, a pinned release archive checked by its digest. Nothing is
-written outside the checkout. Only the standard library is used.
+In this order: kustomize on PATH, kubectl on PATH (it contains a kustomize), the pinned one in `.cache/bin`.
+Without them, the pinned version is built with `go install`, or downloaded and checked by its digest.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import http.client
-import json
+import io
 import os
 import platform
 import re
@@ -21,26 +17,22 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from tools.core import go_build
 from tools.core.errors import UserError
 from tools.core.go_build import Progress, Unusable
 from tools.core.repo import shown
 
-VERSION = "5.8.1"  # what is got when the machine has none: February 2026
-MINIMUM = (5, 4)  # 5.1 changed the order of generators and Components; 5.4.2 is what kubectl 1.31 carries
-MINIMUM_KUBECTL = (1, 31)
+VERSION = "5.8.1"  # what is installed when the machine has none: February 2026
+MINIMUM = (5, 4)  # 5.1 changed the order of generators and Components; kubectl 1.31 contains 5.4.2
 MODULE = "sigs.k8s.io/kustomize/kustomize/v5"
 RELEASES = "https://github.com/kubernetes-sigs/kustomize/releases/download"
 
-# SHA-256 of kustomize_v5.8.1_<os>_<arch>.tar.gz, as in the release's checksums.txt.
+# SHA-256 of kustomize_v5.8.1_<os>_<arch>.tar.gz, from the release's checksums.txt.
 DIGESTS = {
     "linux_amd64": "029a7f0f4e1932c52a0476cf02a0fd855c0bb85694b82c338fc648dcb53a819d",
     "linux_arm64": "0953ea3e476f66d6ddfcd911d750f5167b9365aa9491b2326398e289fef2c142",
@@ -50,8 +42,6 @@ DIGESTS = {
 
 PROBE_SECONDS = 20
 NETWORK_SECONDS = 30
-PROGRESS_SECONDS = 2
-LARGEST_ARCHIVE = 64 * 2**20  # bytes; the real ones are about 6 MiB
 MESSAGE_CHARACTERS = 400
 
 
@@ -59,16 +49,16 @@ MESSAGE_CHARACTERS = 400
 class Renderer:
     """A program that renders a Kustomize directory."""
 
-    argv: tuple[str, ...]  # the command, to be followed by a directory
-    version: str  # of kustomize, also where kubectl carries it: "5.5.0"
-    source: str  # where it was found, for a person
+    argv: tuple[str, ...]  # the command without its last argument, the directory
+    version: str  # of kustomize, also of the one in kubectl: "5.5.0"
+    source: str  # where it was found, for messages
 
     def build(self, path: Path) -> str:
         """Return the YAML that `path` renders to, with the default load restrictions.
 
-        Raises UserError with kustomize's own message, made short, when it cannot be rendered.
+        Raises UserError with kustomize's message, shortened, if it does not render.
         """
-        # A remote base that asks for a password would wait for ever.
+        # Without this, a remote base that asks for a password would wait for ever.
         environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
         try:
             done = subprocess.run(
@@ -94,129 +84,85 @@ class Renderer:
 
 
 def find(root: Path) -> Renderer | None:
-    """Return the first renderer that is new enough, or None. Gets nothing; takes about 0.1 s."""
-    return _look(root, [])
+    """Return the first renderer that is new enough, or None. Installs nothing; takes about 0.1 s."""
+    return _first(root, [])
 
 
 def ensure(root: Path, progress: Progress) -> Renderer:
-    """Return a renderer; where the machine has none, get one into `root/.cache/bin`.
+    """Return a renderer; if the machine has none, install one in `root/.cache/bin`.
 
-    `progress` is given one line at a time. Raises UserError that says what was tried and what to install.
+    `progress` receives one line at a time. Raises UserError with what was tried and what to install.
     """
     reasons: list[str] = []
-    found = _look(root, reasons)
+    found = _first(root, reasons)
     if found is not None:
         return found
-    for get in (go_install, download):
+    for install in (go_install, download):
         try:
-            return _kustomize(get(root, progress) / "kustomize", "got into the checkout")
+            return _probe(install(root, progress), "installed in the checkout")
         except Unusable as reason:
             reasons.append(str(reason))
     raise UserError(
-        "nothing here renders Kustomize directories: " + "; ".join(reasons),
+        "nothing on this machine renders Kustomize directories: " + "; ".join(reasons),
         "install kustomize 5.4 or newer, or kubectl 1.31 or newer, and run this again "
         "(https://kubectl.docs.kubernetes.io/installation/kustomize/)",
     )
 
 
-def go_install(root: Path, progress: Progress, versions: Mapping[str, str] | None = None) -> Path:
-    """Build kustomize with the machine's Go; return the directory of the programs, `root/.cache/bin`.
+def place(root: Path, version: str = VERSION) -> Path:
+    """Return the path of an installed version."""
+    return root / ".cache" / "bin" / f"kustomize-{version}"
 
-    `versions` maps a program's name there to its version; without it `kustomize` is the pinned one. Module
-    cache, build cache and temporary files stand below `root/.cache` and are removed afterwards (300 MB).
-    Raises Unusable.
-    """
-    programs = root / ".cache" / "bin"
+
+def go_install(root: Path, progress: Progress, version: str = VERSION) -> Path:
+    """Build a version of kustomize with the machine's Go; return its place. Raises Unusable."""
     with go_build.workshop(root) as environment:
-        for name, version in (versions or {"kustomize": VERSION}).items():
-            progress(f"building kustomize {version} with {shutil.which('go')}: about half a minute, once")
-            built = go_build.install(MODULE, "kustomize", version, environment, progress)
-            try:
-                programs.mkdir(exist_ok=True)
-                _put(built, programs / name)
-            except OSError as problem:
-                raise Unusable(f"go install: {problem}") from problem
-    return programs
+        progress(f"building kustomize {version} with {shutil.which('go')}: about half a minute, once")
+        built = go_build.install(MODULE, "kustomize", version, environment, progress)
+        try:
+            return _put(built.read_bytes(), place(root, version))
+        except OSError as problem:
+            raise Unusable(f"go install: {problem}") from problem
 
 
 def download(root: Path, progress: Progress) -> Path:
-    """Fetch the pinned release archive, check its digest; return its program's directory, `root/.cache/bin`.
-
-    Raises Unusable when this platform has no known digest, the network fails or the digest is another.
-    """
-    target = _platform()
+    """Download the pinned release, check its digest and return its place. Raises Unusable."""
+    machine = platform.machine().lower()
+    target = f"{platform.system().lower()}_{({'x86_64': 'amd64', 'aarch64': 'arm64'}).get(machine, machine)}"
     if target not in DIGESTS:
         raise Unusable(f"no kustomize {VERSION} with a known digest for {target}")
     url = f"{RELEASES}/kustomize%2Fv{VERSION}/kustomize_v{VERSION}_{target}.tar.gz"
-    progress(f"downloading {url}")
-    directory = root / ".cache" / "bin"
-    directory.mkdir(parents=True, exist_ok=True)
+    progress(f"downloading {url} (6 MiB)")
     try:
-        with tempfile.TemporaryFile(dir=directory) as archive:
-            digest = _fetch(url, archive, progress)
-            if digest != DIGESTS[target]:
-                raise Unusable(f"{url}: its SHA-256 is {digest}, not {DIGESTS[target]}; it was thrown away")
-            with tempfile.TemporaryDirectory(dir=directory) as unpacked:
-                _put(_unpack(archive, Path(unpacked)), directory / "kustomize")
-    except (OSError, http.client.HTTPException, tarfile.TarError) as problem:
-        reason = problem.reason if isinstance(problem, urllib.error.URLError) else problem
-        raise Unusable(f"{url}: {reason}") from problem
-    return directory
+        with urllib.request.urlopen(url, timeout=NETWORK_SECONDS) as answer:
+            archive = answer.read()
+        digest = hashlib.sha256(archive).hexdigest()
+        if digest != DIGESTS[target]:
+            raise Unusable(f"{url}: its SHA-256 is {digest}, not {DIGESTS[target]}")
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            member = tar.extractfile("kustomize")
+            return _put(member.read() if member else b"", place(root))
+    except (OSError, http.client.HTTPException, tarfile.TarError, KeyError) as problem:
+        raise Unusable(f"{url}: {problem}") from problem
 
 
-def _look(root: Path, reasons: list[str]) -> Renderer | None:
-    """Return the first usable renderer; add to `reasons` why each other is not."""
-    for probe in _probes(root):
+def _first(root: Path, reasons: list[str]) -> Renderer | None:
+    """Return the first usable renderer; add the reasons against the others to `reasons`."""
+    on_path = [(name, shutil.which(name), "on PATH") for name in ("kustomize", "kubectl")]
+    for name, program, source in [*on_path, ("", str(place(root)), "in the checkout")]:
         try:
-            return probe()
+            if program is None:
+                raise Unusable(f"no {name} on PATH")
+            return _probe(Path(program), source)
         except Unusable as reason:
             reasons.append(str(reason))
     return None
 
 
-def _probes(root: Path) -> Iterator[Callable[[], Renderer]]:
-    yield lambda: _kustomize(_on_path("kustomize"), "on PATH")
-    yield lambda: _kubectl(_on_path("kubectl"))
-    own = root / ".cache" / "bin" / "kustomize"
-    if own.exists():
-        yield lambda: _kustomize(own, "in the checkout")
-
-
-def _on_path(name: str) -> Path:
-    found = shutil.which(name)
-    if found is None:
-        raise Unusable(f"no {name} on PATH")
-    return Path(found)
-
-
-def _kustomize(program: Path, source: str) -> Renderer:
-    answer = _ask([str(program), "version"])
-    version = _numbers(answer)
-    if version is None:
-        raise Unusable(f"{program} does not say its version")
-    if version < MINIMUM:
-        raise Unusable(f"{program} is kustomize {_dotted(version)}, older than {_dotted(MINIMUM)}")
-    return Renderer((str(program), "build"), _dotted(version), source)
-
-
-def _kubectl(program: Path) -> Renderer:
-    try:
-        answer = json.loads(_ask([str(program), "version", "--client", "--output=json"]))
-        client, carried = answer["clientVersion"]["gitVersion"], answer.get("kustomizeVersion", "")
-    except (ValueError, KeyError, TypeError, AttributeError) as problem:
-        raise Unusable(f"{program} does not say its version") from problem
-    version = _numbers(str(client))  # may carry a vendor's suffix: v1.32.4-dispatcher
-    if version is None:
-        raise Unusable(f"{program} does not say its version")
-    if version < MINIMUM_KUBECTL:
-        raise Unusable(f"{program} is kubectl {_dotted(version)}, older than {_dotted(MINIMUM_KUBECTL)}")
-    kustomize = _numbers(str(carried))
-    if kustomize is None or kustomize < MINIMUM:
-        raise Unusable(f"{program} carries kustomize {carried or 'of no known version'}")
-    return Renderer((str(program), "kustomize"), _dotted(kustomize), f"in kubectl {_dotted(version)} on PATH")
-
-
-def _ask(command: list[str]) -> str:
+def _probe(program: Path, source: str) -> Renderer:
+    """Ask kustomize or kubectl for its version. Raises Unusable if it does not run or is too old."""
+    kubectl = program.name == "kubectl"
+    command = [str(program), "version", *(["--client", "--output=json"] if kubectl else [])]
     try:
         done = subprocess.run(
             command,
@@ -227,74 +173,35 @@ def _ask(command: list[str]) -> str:
             check=False,
         )
     except OSError as problem:
-        raise Unusable(f"{command[0]} does not run: {problem.strerror}") from problem
+        raise Unusable(f"{program} does not run: {problem.strerror}") from problem
     except (subprocess.TimeoutExpired, UnicodeDecodeError) as problem:
-        raise Unusable(f"{command[0]} gives no answer") from problem
+        raise Unusable(f"{program} does not answer") from problem
     if done.returncode != 0:
-        raise Unusable(f"{command[0]} does not run: exit code {done.returncode}")
-    return done.stdout
+        raise Unusable(f"{program} does not run: exit code {done.returncode}")
+    version = re.search(r'(?:^|"kustomizeVersion": *")v?(\d+)\.(\d+)\.(\d+)', done.stdout)
+    if version is None:
+        raise Unusable(f"{program} does not print a version of kustomize")
+    dotted = ".".join(version.groups())
+    if (int(version[1]), int(version[2])) < MINIMUM:
+        raise Unusable(f"{program} is kustomize {dotted}, older than {'.'.join(map(str, MINIMUM))}")
+    return Renderer((str(program), "kustomize" if kubectl else "build"), dotted, source)
 
 
-def _numbers(text: str) -> tuple[int, ...] | None:
-    match = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
-    return tuple(int(number) for number in match.groups(default="0")) if match else None
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(str(number) for number in version)
-
-
-def _platform() -> str:
-    machine = platform.machine().lower()
-    architecture = {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
-    return f"{platform.system().lower()}_{architecture}"
-
-
-def _fetch(url: str, archive: IO[bytes], progress: Progress) -> str:
-    """Copy `url` into `archive`; return the SHA-256 of what came. Raises Unusable, OSError, HTTPException."""
-    digest, size, told = hashlib.sha256(), 0, time.monotonic()
-    with urllib.request.urlopen(url, timeout=NETWORK_SECONDS) as answer:
-        expected = int(answer.headers.get("Content-Length") or 0)
-        while block := answer.read(2**16):
-            archive.write(block)
-            digest.update(block)
-            size += len(block)
-            if size > LARGEST_ARCHIVE:
-                raise Unusable(f"{url}: more than {LARGEST_ARCHIVE} bytes")
-            if time.monotonic() - told > PROGRESS_SECONDS:
-                progress(f"  {size / 2**20:.1f} MiB" + (f" of {expected / 2**20:.1f}" if expected else ""))
-                told = time.monotonic()
-    if expected and size != expected:
-        raise Unusable(f"{url}: the connection ended after {size} of {expected} bytes")
-    return digest.hexdigest()
-
-
-def _unpack(archive: IO[bytes], directory: Path) -> Path:
-    """Take the one file `kustomize` out of the archive. Raises Unusable, TarError."""
-    archive.seek(0)
-    with tarfile.open(fileobj=archive, mode="r:gz") as tar, contextlib.suppress(KeyError):
-        member = tar.extractfile("kustomize")
-        if member is not None:
-            program = directory / "kustomize"
-            with member, program.open("wb") as file:
-                shutil.copyfileobj(member, file)
-            return program
-    raise Unusable("the release archive holds no file kustomize")
-
-
-def _put(program: Path, target: Path) -> None:
-    """Move a program that runs to its place in one step, so that nobody ever runs half of it."""
-    if not program.is_file():
-        raise Unusable(f"{program.name} was not made")
-    program.chmod(0o755)
-    _ask([str(program), "version"])
-    program.replace(target)
+def _put(program: bytes, target: Path) -> Path:
+    """Write a program that runs to its place in one step, so that an incomplete one is never run."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as directory:
+        fresh = Path(directory) / target.name
+        fresh.write_bytes(program)
+        fresh.chmod(0o755)
+        _probe(fresh, "")
+        return fresh.replace(target)
 
 
 def _short(stderr: str, path: Path) -> str:
-    """Return kustomize's error in one line: no logger's frame, paths relative to the overlays' parent."""
+    """Return kustomize's error in one line, without a log frame, and with paths relative to the checkout."""
     text = " ".join(line.strip() for line in stderr.splitlines() if line.strip())
-    # Some kubectls log what others print.
+    # Some versions of kubectl log what others print.
     framed = re.search(r'err=(?:"((?:[^"\\]|\\.)*)"|<(.*)>)', text)
     if framed:
         text = (framed[1] or framed[2]).replace('\\"', '"').strip()
@@ -305,18 +212,3 @@ def _short(stderr: str, path: Path) -> str:
     if len(text) > MESSAGE_CHARACTERS:
         text = "..." + text[-MESSAGE_CHARACTERS:]
     return text or "no message"
-
-
-def main() -> int:
-    """Make sure of a renderer and print it; return the exit code."""
-    root = Path(__file__).resolve().parents[2]
-    try:
-        print(ensure(root, lambda line: print(line, file=sys.stderr, flush=True)))
-    except UserError as problem:
-        print(f"error: {problem.message}\n  hint: {problem.hint}", file=sys.stderr)
-        return problem.code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
