@@ -13,7 +13,7 @@ from tools.job.diagnosis.resources import name_of, shown
 from tools.job.snapshot.kinds import QUEUE_LABEL
 from tools.job.snapshot.snapshot import Snapshot, event_time
 from tools.kube.manifests import Object
-from tools.kube.quantity import amount, pod_requests
+from tools.kube.quantity import amounts, pod_requests
 
 TOGETHER = 5.0  # seconds in which the operator creates all pods of a job
 PATIENCE = 30.0  # seconds after which operator and scheduler must have reacted
@@ -98,7 +98,9 @@ def refused(snapshot: Snapshot) -> Iterator[Cause]:
     if not events:
         return
     message = str(events[-1].get("message", ""))
-    kind, summary = _refusal(message)
+    kind, summary = next(
+        (kind, summary) for pattern, kind, summary in REFUSALS if re.search(pattern, message)
+    )
     if kind != "quota" or not computed:
         yield Cause(kind, Layer.JOB, summary, [short(f"event: {message}")], at=event_time(events[-1]))
 
@@ -127,10 +129,6 @@ REFUSALS = (
 )  # fmt: skip
 
 
-def _refusal(message: str) -> tuple[str, str]:
-    return next((kind, summary) for pattern, kind, summary in REFUSALS if re.search(pattern, message))
-
-
 def quota(snapshot: Snapshot) -> Iterator[Cause]:
     """A ResourceQuota has no room for one more pod of the job."""
     wanted = _wanted(snapshot)
@@ -141,8 +139,7 @@ def quota(snapshot: Snapshot) -> Iterator[Cause]:
             continue  # which pods it counts, only the API server knows
         hard, used = status.get("hard") or {}, status.get("used") or {}
         for key, most in sorted(hard.items()):
-            need = wanted.get(key)
-            left = (amount(most) or Decimal(0)) - (amount(used.get(key, 0)) or Decimal(0))
+            need, left = wanted.get(key), amounts(hard)[key] - amounts(used).get(key, Decimal(0))
             if need is not None and need > left:
                 resource = key.removeprefix("requests.").removeprefix("limits.")
                 evidence = [
@@ -160,11 +157,17 @@ def _wanted(snapshot: Snapshot) -> dict[str, Decimal]:
     most: dict[str, Decimal] = {"pods": Decimal(1), "count/pods": Decimal(1)}
     for replica in specs:
         spec = (replica.get("template") or {}).get("spec") or {}
-        limits = [(one.get("resources") or {}).get("limits") or {} for one in spec.get("containers") or []]
+        limits = [
+            amounts((container.get("resources") or {}).get("limits") or {})
+            for container in spec.get("containers") or []
+        ]
         for resource, value in pod_requests(spec).items():
             for key in (f"requests.{resource}", resource):
                 most[key] = max(most.get(key, Decimal(0)), value)
         for resource in ("cpu", "memory"):
-            total = sum((amount(one.get(resource, 0)) or Decimal(0) for one in limits), Decimal(0))
-            most[f"limits.{resource}"] = max(most.get(f"limits.{resource}", Decimal(0)), total)
+            key, total = (
+                f"limits.{resource}",
+                sum((one.get(resource, Decimal(0)) for one in limits), Decimal(0)),
+            )
+            most[key] = max(most.get(key, Decimal(0)), total)
     return most

@@ -21,21 +21,15 @@ GONE = 60.0  # seconds after which a NodeClaim that does not exist has failed
 NODE_CLAIM = re.compile(r"nodeclaim/([\w.-]+)")
 # Remedies by the autoscaler's message.
 ADVICE = (
-    (
-        r"(?i)insufficient ?(?:instance ?)?capacity|in backoff after failed scale-up"
-        r"|ReservationCapacityExceeded|unfulfillable",
-        "use another zone or type, or reserve capacity (ODCR, Capacity Blocks)",
-    ),
-    (
-        r"(?i)max (?:node group size|limit) reached|max cluster (?:cpu|memory) limit|would exceed.{0,40}limit"
-        r"|exceed limits for nodepool",
-        "raise the node group's maximum or the NodePool's limits",
-    ),
-    (
-        r"(?i)VcpuLimitExceeded|MaxSpotInstanceCountExceeded|quota",
-        "have the account's quota for these machines raised (Service Quotas)",
-    ),
-)
+    (r"(?i)insufficient ?(?:instance ?)?capacity|in backoff after failed scale-up"
+     r"|ReservationCapacityExceeded|unfulfillable",
+     "use another zone or type, or reserve capacity (ODCR, Capacity Blocks)"),
+    (r"(?i)max (?:node group size|limit) reached|max cluster (?:cpu|memory) limit|would exceed.{0,40}limit"
+     r"|exceed limits for nodepool",
+     "raise the node group's maximum or the NodePool's limits"),
+    (r"(?i)VcpuLimitExceeded|MaxSpotInstanceCountExceeded|quota",
+     "have the account's quota for these machines raised (Service Quotas)"),
+)  # fmt: skip
 
 
 def promised(snapshot: Snapshot, pod: JobPod) -> str | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 from tools.core import output
 from tools.job.snapshot.snapshot import Snapshot
@@ -68,10 +68,7 @@ class Cause:
         }
 
 
-class Rule(Protocol):
-    """Finds causes of one family in a snapshot."""
-
-    def __call__(self, snapshot: Snapshot) -> Iterator[Cause]: ...
+Rule = Callable[[Snapshot], Iterator[Cause]]  # finds causes of one family
 
 
 def short(text: str) -> str:

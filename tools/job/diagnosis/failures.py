@@ -112,18 +112,13 @@ def current_records(snapshot: Snapshot) -> Iterator[Failure]:
 
 
 def _record(item: Object) -> Failure | None:
+    """Return a failure record, None for one that is not complete."""
     try:
         return Failure(
-            kind=str(item["class"]),
-            rank=int(item["rank"]),
-            host=str(item["host"]),
-            pid=int(item.get("pid") or 0),
-            step=item.get("step"),
-            message=str(item["message"]),
-            exception=str(item.get("exception") or ""),
-            time=float(item["time"]),
-            phase=item.get("phase"),
-        )
+            kind=str(item["class"]), rank=int(item["rank"]), host=str(item["host"]),
+            pid=int(item.get("pid") or 0), step=item.get("step"), message=str(item["message"]),
+            exception=str(item.get("exception") or ""), time=float(item["time"]), phase=item.get("phase"),
+        )  # fmt: skip
     except (KeyError, TypeError, ValueError):
         return None
 

@@ -30,8 +30,9 @@ def lost_nodes(snapshot: Snapshot) -> Iterator[Cause]:
             fact = f"{pod.short} is on {pod.node}, which the cluster no longer has"
             yield _lost(snapshot, pod, f"the node of {pod.short} is gone", fact)
             return
-        ready = _condition(node or {}, "Ready")
-        at = moment((ready or {}).get("lastTransitionTime"))
+        conditions = ((node or {}).get("status") or {}).get("conditions") or []
+        ready: Object = next((one for one in conditions if one["type"] == "Ready"), {})
+        at = moment(ready.get("lastTransitionTime"))
         if ready and ready.get("status") != "True" and not _heard_since(snapshot, pod, at):
             fact = f"{pod.short} is on {pod.node}: Ready is {ready['status']}: {ready.get('message', '')}"
             yield _lost(snapshot, pod, f"the node of {pod.short} does not answer", fact, at)
@@ -67,11 +68,6 @@ def bad_nodes(snapshot: Snapshot) -> Iterator[Cause]:
             summary = node_health.SUMMARIES[kind].format(node=pod.node)
             yield Cause(kind, Layer.BLOCKED, summary, evidence, pod.name)
             return
-
-
-def _condition(node: Object, kind: str) -> Object | None:
-    conditions = (node.get("status") or {}).get("conditions") or []
-    return next((one for one in conditions if one["type"] == kind), None)
 
 
 def network(snapshot: Snapshot) -> Iterator[Cause]:
@@ -136,9 +132,7 @@ def hang(snapshot: Snapshot) -> Iterator[Cause]:
             f" {max((beat.step or 0) for beat in others)}: {_ranks(others)}"
         )
     summary = f"rank {behind.rank} hangs while {behind.phase}"
-    yield Cause(
-        "hang", Layer.HUNG, summary, evidence, behind.host, behind.rank, epoch(behind.time),
-    )  # fmt: skip
+    yield Cause("hang", Layer.HUNG, summary, evidence, behind.host, behind.rank, epoch(behind.time))
 
 
 def of_this_try(beat: Beat, running: list[JobPod]) -> bool:

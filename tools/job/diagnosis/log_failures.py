@@ -89,6 +89,11 @@ _CHILD = re.compile(
 )
 _ASKED = re.compile(r"SignalException: Process \d+ got signal|Received (?:15|Signals\.SIGTERM) death signal")
 
+# The keys of JSON logs: structlog, Python's logging, zap and others.
+_LEVELS = ("level", "levelname", "severity", "lvl")
+_MESSAGES = ("message", "msg", "event", "error")
+_TRACEBACKS = ("exc_info", "exception", "stack_trace", "traceback")
+
 
 def of(lines: Iterable[Line]) -> list[Report]:
     """Return the reports of a log, or of several merged by time, without those that were survived."""
@@ -137,14 +142,8 @@ def _reports(lines: list[Line]) -> Iterator[Report]:
         message = list(_message(following, prefix, body.endswith(":"))) if exception else []
         read = index + 1 + len(message)
         child = _CHILD.search(body) if weight is Weight.CHILD else None
-        yield Report(
-            line,
-            " ".join([body, *message]),
-            weight,
-            exception,
-            abs(int(child[child.lastindex or 0])) if child else 0,
-            place if exception else "",
-        )
+        signal = abs(int(child[child.lastindex or 0])) if child else 0
+        yield Report(line, " ".join([body, *message]), weight, exception, signal, place if exception else "")
 
 
 def _collectors(lines: list[Line]) -> set[str]:
@@ -154,12 +153,8 @@ def _collectors(lines: list[Line]) -> set[str]:
         match = _TRACEBACK.search(line.text)
         before = line.text[: match.start()] if match else ""
         own = before[len(_prefix(before, set())) :].strip("|")
-        if (
-            own
-            and not _BRANCH.fullmatch(own)
-            and len(before) <= LONGEST
-            and following.text.startswith(before)
-        ):
+        repeated = len(before) <= LONGEST and following.text.startswith(before)
+        if own and repeated and not _BRANCH.fullmatch(own):
             found.add(before)
     return found
 
@@ -225,16 +220,13 @@ def _unfolded(line: Line) -> Iterator[Line]:
     except ValueError:
         yield line
         return
-    level = next((str(value[key]) for key in ("level", "levelname", "severity", "lvl") if key in value), None)
+    level = next((str(value[key]) for key in _LEVELS if key in value), None)
     if level is None:
         yield line
-        return
-    if level.upper() not in ("ERROR", "FATAL", "CRITICAL"):
-        return
-    said = [str(value[key]) for key in ("message", "msg", "event", "error") if value.get(key)]
-    traced = [
-        str(value[key]) for key in ("exc_info", "exception", "stack_trace", "traceback") if value.get(key)
-    ]
-    for number, text in enumerate([*said, *traced]):
-        for words in text.splitlines():
-            yield replace(line, text=f"ERROR {words}" if number < len(said) else words)
+    elif level.upper() in ("ERROR", "FATAL", "CRITICAL"):
+        messages = [str(value[key]) for key in _MESSAGES if value.get(key)]
+        tracebacks = [str(value[key]) for key in _TRACEBACKS if value.get(key)]
+        for text in messages:
+            yield from (replace(line, text=f"ERROR {words}") for words in text.splitlines())
+        for text in tracebacks:
+            yield from (replace(line, text=words) for words in text.splitlines())

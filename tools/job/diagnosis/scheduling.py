@@ -95,12 +95,13 @@ def _unbound(snapshot: Snapshot, pod: JobPod, claim: Object) -> Iterator[Cause]:
     said = [short(f"event: {event.get('message', '')}") for event in events[-1:]]
     classes = {item["metadata"]["name"]: item for item in snapshot.of("StorageClass")}
     wanted = _class_of(snapshot, claim)
+    later = (classes.get(wanted or "") or {}).get("volumeBindingMode") == "WaitForFirstConsumer"
     if snapshot.saw("StorageClass") and wanted is None and not claim["spec"].get("volumeName"):
         fact = f"claim {name} names no storage class, and the cluster has no default class"
     elif snapshot.saw("StorageClass") and wanted and wanted not in classes:
         fact = f"claim {name} asks for storage class {wanted}, which does not exist"
         fact += f"; existing: {', '.join(sorted(classes)) or 'none'}"
-    elif not said and (_binds_later(classes.get(wanted or "")) or provisioning(snapshot, name)):
+    elif not said and (later or provisioning(snapshot, name)):
         return
     else:
         fact = f"claim {name} of class {wanted or 'none'} is Pending"
@@ -118,10 +119,6 @@ def _class_of(snapshot: Snapshot, claim: Object) -> str | None:
     )
     wanted: str | None = claim["spec"].get("storageClassName")
     return next(default, None) if wanted is None else wanted
-
-
-def _binds_later(kind: Object | None) -> bool:
-    return (kind or {}).get("volumeBindingMode") == "WaitForFirstConsumer"
 
 
 def provisioning(snapshot: Snapshot, claim: str) -> bool:

@@ -22,40 +22,50 @@ PASSING = re.compile(r"no relationship found between node|object \S+ not registe
 # Other complaints about new pods and nodes pass too, when a driver has registered or an address is attached.
 PASSES = 30.0  # seconds that a pod has been on its node
 TRIES = 4  # within those seconds
+DISK_FULL = "free space on the node's disk, or start nodes with a larger one"
 # Answers of registries and container runtimes, the specific ones first.
 PULL_ANSWERS = (
-    (
-        "image-rate-limit",
-        r"(?i)toomanyrequests|rate limit|429 too many",
-        "the registry's rate limit is reached",
-    ),
-    (
-        "image-architecture",
-        r"(?i)no match for platform|no matching manifest|does not match the specified platform",
-        "the image is not built for the node's processor",
-    ),
-    (
-        "image-auth",
-        r"(?i)unauthorized|authentication required|access denied|403 forbidden|no basic auth"
-        r"|authorization failed|denied: |requires? 'docker login'|insufficient_scope|402 payment required"
-        r"|is not authorized to perform",
-        "the registry denies the image to the node: it is private, or does not exist",
-    ),
-    (
-        "image-registry",
-        r"(?i)no such host|i/o timeout|connection refused|dial tcp|\btls\b|x509|deadline exceeded|EOF$"
-        r"|no route to host|temporary failure in name resolution|server gave HTTP response"
-        r"|5\d\d (?:internal|bad|service)",
-        "the node does not reach the registry",
-    ),
-    ("storage-full", r"(?i)no space left on device", "the node's disk has no room for the image"),
-    (
-        "image-name",
-        r"(?i)not found|manifest unknown|name unknown|did not resolve to an alias|does not exist"
-        r"|invalid reference|couldn't parse",
-        "the registry does not have the image",
-    ),
-)
+    ("image-rate-limit", r"(?i)toomanyrequests|rate limit|429 too many",
+     "the registry's rate limit is reached"),
+    ("image-architecture", r"(?i)no match for platform|no matching manifest"
+     r"|does not match the specified platform",
+     "the image is not built for the node's architecture"),
+    ("image-auth", r"(?i)unauthorized|authentication required|access denied|403 forbidden|no basic auth"
+     r"|authorization failed|denied: |requires? 'docker login'|insufficient_scope|402 payment required"
+     r"|is not authorized to perform",
+     "the registry denies the image to the node: it is private, or does not exist"),
+    ("image-registry", r"(?i)no such host|i/o timeout|connection refused|dial tcp|\btls\b|x509"
+     r"|deadline exceeded|EOF$|no route to host|temporary failure in name resolution"
+     r"|server gave HTTP response|5\d\d (?:internal|bad|service)",
+     "the node does not reach the registry"),
+    ("storage-full", r"(?i)no space left on device",
+     "the node's disk has no room for the image"),
+    ("image-name", r"(?i)not found|manifest unknown|name unknown|did not resolve to an alias|does not exist"
+     r"|invalid reference|couldn't parse",
+     "the registry does not have the image"),
+)  # fmt: skip
+# Messages of the kubelet about a container's configuration and volumes.
+CONFIG_ERRORS = (
+    ("config-missing", r"(?i)configmaps? \"([^\"]+)\" not found|couldn't find key .* in ConfigMap"
+     r"|non-existent config key"),
+    ("secret-missing", r"(?i)secrets? \"([^\"]+)\" not found|couldn't find key .* in Secret"
+     r"|non-existent secret key"),
+    ("run-as-root", r"(?i)runAsNonRoot|run as root|cannot verify user is non-root"),
+    ("volume", r"(?i)subPath"),
+)  # fmt: skip
+# Messages of containerd, runc and the NVIDIA runtime about a container that they could not start.
+RUN_ERRORS = (
+    ("image-architecture", r"(?i)exec format error"),
+    ("image-accelerator", r"unsatisfied condition: (?:cuda|driver|brand|arch)"),
+    ("device", r"(?i)nvidia-container-cli|CDI devices|nvml error"),
+    ("storage-full", r"(?i)no space left on device"),
+    ("volume", r"(?i)error mounting|subPath"),
+    ("command", r"(?i)executable file not found|no such file or directory|permission denied"
+     r"|not found in \$PATH|no command specified"),
+    ("oom-host", r"(?i)cannot allocate memory|memory limit"),
+    ("run-as-root", r"(?i)unable to find user|runAsNonRoot"),
+    ("volume", r"(?i)mount"),
+)  # fmt: skip
 
 
 def blocked(snapshot: Snapshot) -> list[JobPod]:
@@ -84,11 +94,7 @@ def images(snapshot: Snapshot) -> Iterator[Cause]:
         said = _pull_answer(snapshot, pod, message)
         kind, summary = _pull_kind(reason, said)
         evidence = [f"image {image}", short(f"{pod.short} on {pod.node}: {reason}: {said}")]
-        advice = (
-            "free space on the node's disk, or start nodes with a larger one"
-            if kind == "storage-full"
-            else None
-        )
+        advice = DISK_FULL if kind == "storage-full" else None
         yield Cause(kind, Layer.BLOCKED, summary, evidence, pod.name, at=pod.created, advice=advice)
         return
 
@@ -138,38 +144,13 @@ def _missing(snapshot: Snapshot, kind: str, name: str, key: str | None) -> str |
     return f"the {label} {name} has no key {key}, it has {', '.join(sorted(keys)) or 'none'}"
 
 
-CONFIG_ERRORS = (
-    (
-        "config-missing",
-        r"(?i)configmaps? \"([^\"]+)\" not found|couldn't find key .* in ConfigMap|non-existent config key",
-    ),
-    (
-        "secret-missing",
-        r"(?i)secrets? \"([^\"]+)\" not found|couldn't find key .* in Secret|non-existent secret key",
-    ),
-    ("run-as-root", r"(?i)runAsNonRoot|run as root|cannot verify user is non-root"),
-    ("volume", r"(?i)subPath"),
-)
-RUN_ERRORS = (
-    ("image-architecture", r"(?i)exec format error"),
-    ("image-accelerator", r"unsatisfied condition: (?:cuda|driver|brand|arch)"),
-    ("device", r"(?i)nvidia-container-cli|CDI devices|nvml error"),
-    ("storage-full", r"(?i)no space left on device"),
-    ("volume", r"(?i)error mounting|subPath"),
-    (
-        "command",
-        r"(?i)executable file not found|no such file or directory|permission denied|not found in \$PATH"
-        r"|no command specified",
-    ),
-    ("oom-host", r"(?i)cannot allocate memory|memory limit"),
-    ("run-as-root", r"(?i)unable to find user|runAsNonRoot"),
-    ("volume", r"(?i)mount"),
-)
-
-
 def start_error(message: str) -> str:
     """Return the kind of cause for a runtime's message about a container that it could not start."""
-    return next((kind for kind, pattern in RUN_ERRORS if re.search(pattern, message)), "command")
+    return _first(RUN_ERRORS, message, "command")
+
+
+def _first(table: tuple[tuple[str, str], ...], message: str, default: str) -> str:
+    return next((kind for kind, pattern in table if re.search(pattern, message)), default)
 
 
 def container_errors(snapshot: Snapshot) -> Iterator[Cause]:
@@ -179,7 +160,7 @@ def container_errors(snapshot: Snapshot) -> Iterator[Cause]:
         if reason not in ("CreateContainerConfigError", "CreateContainerError", "RunContainerError"):
             continue
         table = CONFIG_ERRORS if reason == "CreateContainerConfigError" else RUN_ERRORS
-        kind = next((kind for kind, pattern in table if re.search(pattern, message)), "refused")
+        kind = _first(table, message, "refused")
         evidence = [short(f"{pod.short} on {pod.node}: {reason}: {message}")]
         summary = "the container cannot be created from the pod's spec"
         yield Cause(kind, Layer.BLOCKED, summary, evidence, pod.name, at=pod.created)
@@ -200,9 +181,7 @@ def mounts(snapshot: Snapshot) -> Iterator[Cause]:
             if _passes(snapshot, pod, event):
                 break
             if reason in ("FailedMount", "FailedAttachVolume", "FailedMapVolume"):
-                kind = next(
-                    (kind for kind, pattern in CONFIG_ERRORS if re.search(pattern, message)), "volume"
-                )
+                kind = _first(CONFIG_ERRORS, message, "volume")
                 yield Cause(kind, Layer.BLOCKED, "a volume cannot be mounted", evidence, pod.name, at=at)
                 return
             if reason in ("FailedCreatePodSandBox", "NetworkNotReady"):
