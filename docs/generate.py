@@ -38,7 +38,7 @@ from training.config import OWNER, Config  # noqa: E402
 DOCS = "docs"
 INDEX, README, CHANGELOG = f"{DOCS}/index.md", "README.md", "CHANGELOG.md"
 COMMANDS, CONFIGURATION = f"{DOCS}/reference/commands.md", f"{DOCS}/reference/configuration.md"
-PREFLIGHT, OPERATING, IMAGES = f"{DOCS}/preflight.md", f"{DOCS}/operating.md", f"{DOCS}/images.md"
+PREFLIGHT, IMAGES = f"{DOCS}/preflight.md", f"{DOCS}/images.md"
 SITE_CONFIG, SITE_PAGES, STYLE = "zensical.toml", "build/docs", "site.css"
 
 COMMANDS_HEAD = """\
@@ -112,15 +112,17 @@ What a job needs and does not bring along (claims, Secrets) is listed as such.
 def outputs(root: Path) -> dict[str, str]:
     """Return every file that holds generated text, path to the text it should have."""
     cells = job_outputs.rendered()
-    texts = {name: (root / name).read_text(encoding="utf-8") for name in (README, OPERATING, IMAGES)}
+    texts = {page: (root / page).read_text(encoding="utf-8") for page in (README, IMAGES)}
     texts[README] = with_block(texts[README], "cells", cells_table(root))
     texts[README] = with_block(texts[README], "picture", picture(root))
     texts[IMAGES] = with_block(texts[IMAGES], "image-rules", image_rules())
     texts[IMAGES] = with_block(texts[IMAGES], "torch-releases", torch_table())
-    for name in (README, OPERATING):
-        texts[name] = job_outputs.written(texts[name], cells)
-    pages = {COMMANDS: commands_page(), CONFIGURATION: configuration_page(), PREFLIGHT: preflight_page()}
-    return texts | pages
+    for page in pages(root):
+        text = texts.get(page) or (root / page).read_text(encoding="utf-8")
+        if "<!-- situation: " in text:
+            texts[page] = job_outputs.written(text, cells)
+    references = {COMMANDS: commands_page(), CONFIGURATION: configuration_page(), PREFLIGHT: preflight_page()}
+    return texts | references
 
 
 def with_block(text: str, name: str, content: str) -> str:

@@ -45,7 +45,8 @@ def copy(tmp_path: Path) -> Path:
             if (ROOT / name).is_file():
                 (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, tmp_path / name)
-    shutil.copy(ROOT / generate.SITE_CONFIG, tmp_path)
+    for name in (generate.SITE_CONFIG, f"{generate.DOCS}/{generate.STYLE}"):
+        shutil.copy(ROOT / name, tmp_path / name)
     assert generate.problems(tmp_path) == []
     return tmp_path
 
@@ -87,6 +88,12 @@ def test_links_of_the_site_stay_in_it(tmp_path: Path) -> None:
         text = (tmp_path / page).read_text(encoding="utf-8")
         for link in filter(lambda link: not generate.is_external(link), generate.links(text)):
             assert generate.target(page, link)[0] in pages, f"{page}: {link}"
+
+
+def test_the_site_builds_without_a_warning(copy: Path) -> None:
+    assert generate.build_site(copy) == 0
+    page = (copy / "build/site/architecture/index.html").read_text(encoding="utf-8")
+    assert '<pre class="mermaid">' in page
 
 
 def test_every_block_has_a_kind() -> None:
@@ -155,7 +162,7 @@ def test_every_yard_command_of_a_page_parses() -> None:
 
 
 def _unknown(line: str) -> list[str]:
-    """Return the options, or the command, that a mention such as `yard job submit CELL --resume` gets wrong."""
+    """Return the command or the options that a mention such as `yard job stop X --delete` gets wrong."""
     command: click.Command = cli.yard
     words = re.split(r" \||\| | -- ", line)[0].split()[1:]
     while isinstance(command, click.Group) and words and re.fullmatch(r"[a-z0-9-]+", words[0]):
