@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.capture import CaptureResult
 
 from tests.job.world import World
 from tools.cells import kustomize
@@ -31,7 +32,7 @@ class Yard:
     def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
         self._capture = capture
 
-    def __call__(self, *words: str, code: int = 0) -> pytest.CaptureResult[str]:
+    def __call__(self, *words: str, code: int = 0) -> CaptureResult[str]:
         self._capture.readouterr()
         found = invoke(["job", *words])
         printed = self._capture.readouterr()

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Stands in for kubectl where what `yard` does with its answers is tested; the real one is in tests/cluster.
+"""A stand-in for kubectl with prepared answers; tests/cluster uses the real one.
 
-STAND_IN names a directory: objects.json holds objects by plural kind, <pod>.log what a pod has written, and
-commands run here, in a directory that plays the pod's volume. What was asked is noted in asked.txt.
+STAND_IN names a directory: objects.json holds objects by plural kind, <pod>.log a pod's log. A command in a
+pod runs on this machine with the directory `volume` as its volume. Each question is added to asked.txt.
 """
 
 import json
@@ -19,23 +19,22 @@ def main() -> int:
     with open(f"{HOME}/asked.txt", "a") as asked:
         asked.write(" ".join(sys.argv[1:]) + "\n")
     answers = {"get": get, "logs": logs, "exec": execute, "port-forward": forward}
-    if WORDS[0] not in answers:  # it renders cells too: that is the real one's
+    if WORDS[0] not in answers:  # the real one renders cells
         os.environ["PATH"] = os.environ["PATH"].partition(os.pathsep)[2]
         os.execvp("kubectl", ["kubectl", *sys.argv[1:]])
     return answers[WORDS[0]](WORDS[1:])
 
 
 def get(words: "list[str]") -> int:
-    """Objects of some kinds, or some of one kind by name."""
+    """Print the objects of some kinds, or objects of one kind by name."""
     with open(f"{HOME}/objects.json") as file:
         objects = json.load(file)
     kinds, *names = [word for word in words if not word.startswith("-")]
     found = []
     for kind in kinds.split(","):
         if kind not in objects and f"{kind}s" not in objects:
-            print(
-                f'Error from server (Forbidden): {kind} is forbidden: User "a" cannot list', file=sys.stderr
-            )
+            error = f'Error from server (Forbidden): {kind} is forbidden: User "a" cannot list'
+            print(error, file=sys.stderr)
             return 1
         found += objects.get(kind, objects.get(f"{kind}s"))
     chosen = [one for one in found if not names or one["metadata"]["name"] in names]
@@ -49,24 +48,21 @@ def get(words: "list[str]") -> int:
 
 
 def logs(words: "list[str]") -> int:
-    """A pod's log."""
-    if not os.path.exists(f"{HOME}/{words[0]}.log"):
-        print(
-            f'Error from server (BadRequest): container in pod "{words[0]}" is waiting to start',
-            file=sys.stderr,
-        )
+    """Print a pod's log."""
+    pod = words[0]
+    if not os.path.exists(f"{HOME}/{pod}.log"):
+        error = f'Error from server (BadRequest): container in pod "{pod}" is waiting to start'
+        print(error, file=sys.stderr)
         return 1
-    before = (
-        "previous." if "--previous" in words and os.path.exists(f"{HOME}/{words[0]}.previous.log") else ""
-    )
-    with open(f"{HOME}/{words[0]}.{before}log") as file:
+    previous = "--previous" in words and os.path.exists(f"{HOME}/{pod}.previous.log")
+    with open(f"{HOME}/{pod}.{'previous.' if previous else ''}log") as file:
         for line in file.read().splitlines():
             print(line if "--timestamps" in words else line.partition(" ")[2])
     return 0
 
 
 def forward(words: "list[str]") -> int:
-    """A port-forward: what answers on this side is what TensorBoard would say; with `mute` nobody does."""
+    """Answer on the forwarded port as TensorBoard does; with `mute` fail."""
     import http.server
 
     class Answer(http.server.BaseHTTPRequestHandler):
@@ -84,7 +80,7 @@ def forward(words: "list[str]") -> int:
 
 
 def execute(words: "list[str]") -> int:
-    """A command in the pod: it runs here. `break` holds how many bytes of its output come through, once."""
+    """Run a command here. `break` holds the number of bytes after which the output ends, once."""
     command = words[words.index("--") + 1 :]
     environment = {**os.environ, "TRAINYARD_RUN": f"{HOME}/volume", "POD": words[0]}
     if not os.path.exists(f"{HOME}/break"):

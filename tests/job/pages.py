@@ -1,4 +1,4 @@
-"""Writes the outputs that docs/operating.md shows: `python -m tests.job.pages`."""
+"""Writes the outputs in docs/operating.md: `python -m tests.job.pages`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ BLOCK = re.compile(r"<!-- situation: (\w+) -->\n(?:```text\n.*?```\n)?", re.DOTA
 
 
 def rendered() -> dict[str, Manifests]:
-    """The cells that situations are planted in, by name."""
+    """The cells of the situations, by name."""
     renderer = kustomize.ensure(repo.root(), print)
     return {name: parse(renderer.build(repo.root() / "overlays" / name), name) for name in KINDS}
 
 
 def output_of(name: str, cells: dict[str, Manifests]) -> str:
-    """What `yard job why` prints in a situation of the corpus."""
+    """The output of `yard job why` in a situation of the corpus."""
     one = next(each for each in SITUATIONS if each.name == name)
     world = World(cells[one.cell], KINDS[one.cell])
     one.plant(world)
@@ -39,7 +39,7 @@ def output_of(name: str, cells: dict[str, Manifests]) -> str:
 
 
 def written(text: str, cells: dict[str, Manifests]) -> str:
-    """The page with every output as it is now."""
+    """The page with the present outputs."""
     block = "{}\n```text\n$ yard job why\n{}```\n"
     return BLOCK.sub(lambda found: block.format(found[0].splitlines()[0], output_of(found[1], cells)), text)
 

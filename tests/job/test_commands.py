@@ -150,7 +150,8 @@ def test_cp_copies_complete_files_and_survives_a_broken_stream(
     assert "the stream was cut short: attempt 1 of 3" in printed.err, "control: the stream was cut"
     assert "2 files, 10,242 bytes" in printed.out
     assert (out / "checkpoints/step-00000010/weights.bin").read_bytes() == (step / "weights.bin").read_bytes()
-    digests = dict(reversed(line.split("  ")) for line in (out / "SHA256SUMS").read_text().splitlines())
+    lines = (line.split("  ") for line in (out / "SHA256SUMS").read_text().splitlines())
+    digests = {name: digest for digest, name in lines}
     names = [f"checkpoints/step-00000010/{name}" for name in ("MANIFEST.json", "weights.bin")]
     assert list(digests) == names
     assert digests[names[1]] == hashlib.sha256((step / "weights.bin").read_bytes()).hexdigest()

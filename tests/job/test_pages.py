@@ -1,4 +1,4 @@
-"""docs/operating.md shows what the commands print, and names no command that there is not."""
+"""docs/operating.md shows the present output of the commands, and names only commands that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pod that reads a job's volume: fit for a restricted namespace, read-only, and of the job's own run."""
+"""The pod that reads a job's volume: restricted, read-only, with the job's own run directory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tools.job import volume_reader
 from tools.kube.kubectl import Kubectl
 
 
-def test_it_sees_the_jobs_run_and_writes_nothing(world: NewWorld) -> None:
+def test_it_reads_the_jobs_run_and_writes_nothing(world: NewWorld) -> None:
     job = world("p5/llama-3-1-8b").job
     pod = volume_reader.manifest(job)
     (container,) = pod["spec"]["containers"]
@@ -22,24 +22,26 @@ def test_it_sees_the_jobs_run_and_writes_nothing(world: NewWorld) -> None:
         "/shared/runs/$(JOB_NAME)",
     )
     order = [one["name"] for one in container["env"]]
-    assert order.index("JOB_NAME") < order.index("TRAINYARD_RUN"), "$(NAME) sees only what stands above it"
+    assert order.index("JOB_NAME") < order.index("TRAINYARD_RUN"), "$(NAME) refers only to variables above it"
     mounts = {one["name"]: one for one in container["volumeMounts"]}
     assert set(mounts) == {one["name"] for one in pod["spec"]["volumes"]}
     assert mounts["shared"]["readOnly"]
     assert container["securityContext"]["readOnlyRootFilesystem"]
     assert pod["spec"]["securityContext"]["runAsNonRoot"]
     assert "limits" in container["resources"]
-    assert "nvidia.com/gpu" not in container["resources"]["limits"], "it takes no device from anybody"
+    assert "nvidia.com/gpu" not in container["resources"]["limits"], "it uses no device"
     labels = pod["metadata"]["labels"]
-    assert labels.get("training.kubeflow.org/job-name") != job["metadata"]["name"], "it is no pod of the job"
+    assert labels.get("training.kubeflow.org/job-name") != job["metadata"]["name"], (
+        "it is not a pod of the job"
+    )
 
 
-def test_a_pod_that_runs_is_taken_first(world: NewWorld, cluster: Cluster) -> None:
+def test_a_running_pod_is_used_first(world: NewWorld, cluster: Cluster) -> None:
     made = world()
     home = cluster(made)
     with volume_reader.reading(Kubectl(), made.snapshot(), lambda _: None) as pod:
         assert pod.name == made.name(0)
-    assert not (home / "asked.txt").exists(), "the cluster is not even asked"
+    assert not (home / "asked.txt").exists(), "no question to the cluster"
 
 
 def test_a_job_without_a_claim_has_nothing_to_read(world: NewWorld) -> None:

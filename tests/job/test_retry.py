@@ -1,4 +1,4 @@
-"""Whether another try can help, what it changes, and how often: by the cause of the failure."""
+"""Whether another attempt can help, what it changes, and how often: by the cause of the failure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PEER = "RuntimeError: Connection closed by peer [10.0.1.7]:31337"
 
 @pytest.fixture
 def planned(cluster: Cluster, rendered: dict[str, Manifests]) -> Planned:
-    """A function that plans the next try of a world's job, whose ConfigMaps are those of its cell."""
+    """A function that plans the next attempt of a world's job with the ConfigMaps of its cell."""
 
     def make(made: World, cell: str = "cpu/llama-tiny", most: int = 3) -> NextAttempt:
         home: Path = cluster(made)
@@ -40,20 +40,20 @@ def planned(cluster: Cluster, rendered: dict[str, Manifests]) -> Planned:
 
 
 def failed(made: World, *lines: str, code: int = 1) -> World:
-    """The job has failed, and every pod has said so."""
+    """Let the job and all its pods fail."""
     made.end("Failed")
     for index in range(len(made.pods)):
         made.ended(index, code, *lines)
     return made
 
 
-def micro(plan: NextAttempt) -> list[str]:
-    """The lines of the configuration that say the micro batch."""
-    texts = [text for item in plan.objects.of_kind("ConfigMap") for text in item["data"].values()]
+def micro(manifests: Manifests) -> list[str]:
+    """The lines of the configuration that set the micro batch."""
+    texts = [text for item in manifests.of_kind("ConfigMap") for text in item["data"].values()]
     return [line.strip() for text in texts for line in text.splitlines() if "micro_batch_size:" in line]
 
 
-def test_a_lost_peer_is_tried_again_as_it_was(world: NewWorld, planned: Planned) -> None:
+def test_a_lost_peer_is_retried_unchanged(world: NewWorld, planned: Planned) -> None:
     made = failed(world(), PEER)
     made.job["metadata"] |= {"resourceVersion": "7", "managedFields": [], "generation": 2}
     plan = planned(made)
@@ -72,31 +72,21 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_global_one(
 ) -> None:
     made = failed(world(cell), "torch.OutOfMemoryError: CUDA out of memory", code=160)
     before = {item["metadata"]["name"] for item in rendered[cell].of_kind("ConfigMap")}
-    was = next(
-        line.strip()
-        for item in rendered[cell].of_kind("ConfigMap")
-        for text in item["data"].values()
-        for line in text.splitlines()
-        if "micro_batch_size:" in line
-    )
-    size = int(was.rpartition(" ")[2])
+    size = int(micro(rendered[cell])[0].rpartition(" ")[2])
     if size == 1:
         with pytest.raises(UserError, match="cannot be halved"):
             planned(made, cell)
         return
     plan = planned(made, cell)
-    assert micro(plan) == [f"micro_batch_size: {size // 2}"]
+    assert micro(plan.objects) == [f"micro_batch_size: {size // 2}"]
     assert plan.last.changed == f"parallel.micro_batch_size {size} -> {size // 2}; the global batch stays"
-    renamed = {item["metadata"]["name"] for item in plan.objects.of_kind("ConfigMap")} - before
-    (name,) = renamed
+    (name,) = {item["metadata"]["name"] for item in plan.objects.of_kind("ConfigMap")} - before
     assert name.endswith("-retry1")
     assert name in json.dumps(plan.objects.job()["spec"]), "the job's pods mount it"
     assert name.removesuffix("-retry1") not in json.dumps(plan.objects.job()["spec"]).replace(name, "")
 
 
-def test_memory_of_the_host_beside_accelerators_is_no_matter_of_the_batch(
-    world: NewWorld, planned: Planned
-) -> None:
+def test_host_memory_beside_accelerators_does_not_halve_the_batch(world: NewWorld, planned: Planned) -> None:
     made = world("g5/llama-2-7b")
     made.end("Failed")
     for index in range(4):
@@ -115,7 +105,7 @@ def test_memory_of_the_host_beside_accelerators_is_no_matter_of_the_batch(
         ("huggingface_hub.errors.GatedRepoError: 401 Client Error. Cannot access gated repo", "hub-auth"),
     ],
 )
-def test_what_would_fail_again_is_refused_with_its_remedy(
+def test_a_permanent_cause_is_refused_with_its_remedy(
     line: str, kind: str, world: NewWorld, planned: Planned
 ) -> None:
     with pytest.raises(UserError, match=f"in the same way: {kind}") as refused:
@@ -128,10 +118,10 @@ def attempts(*causes: str) -> dict[str, Any]:
     return {LEDGER: json.dumps([vars(FailedAttempt("u", "t", kind, "e", "nothing")) for kind in causes])}
 
 
-def test_tries_are_bounded_in_all_and_for_one_cause(world: NewWorld, planned: Planned) -> None:
+def test_attempts_are_limited_in_total_and_for_one_cause(world: NewWorld, planned: Planned) -> None:
     made = failed(world(), PEER)
     made.job["metadata"]["annotations"] = attempts("lost-peer", "hang")
-    assert len(planned(made).ledger) == 3, "control: a third try of two causes"
+    assert len(planned(made).ledger) == 3, "control: a third attempt after two causes"
     made.job["metadata"]["annotations"] = attempts("lost-peer", "hang", "lost-peer")
     with pytest.raises(UserError, match="3 are allowed"):
         planned(made)
@@ -147,7 +137,7 @@ def test_tries_are_bounded_in_all_and_for_one_cause(world: NewWorld, planned: Pl
         planned(made)
 
 
-def test_what_has_not_failed_or_is_gits_is_left_alone(world: NewWorld, planned: Planned) -> None:
+def test_a_job_that_has_not_failed_or_belongs_to_git_is_left_alone(world: NewWorld, planned: Planned) -> None:
     healthy = world()
     healthy.training()
     with pytest.raises(UserError, match="has not failed"):
@@ -163,12 +153,12 @@ def test_what_has_not_failed_or_is_gits_is_left_alone(world: NewWorld, planned: 
     assert explain(unclear.snapshot()).state is State.CANNOT_TELL
     with pytest.raises(UserError, match="unknown whether") as unseen:
         planned(unclear)
-    assert unseen.value.code == 3, "what is not seen has not failed"
+    assert unseen.value.code == 3, "missing data is not a failure"
     owned = failed(world(), PEER)
     owned.job["metadata"]["labels"] = {"kustomize.toolkit.fluxcd.io/name": "team"}
     with pytest.raises(UserError, match="reconciled from git"):
         planned(owned)
 
 
-def test_every_cause_that_is_tried_again_is_one_that_why_names() -> None:
+def test_why_names_every_cause_that_is_retried() -> None:
     assert set(retry.MOST) - {retry.UNKNOWN} <= set(cause.REMEDIES)

@@ -1,4 +1,4 @@
-"""What `yard job tensorboard` applies for a job, and that it says a URL only when something answers there."""
+"""The objects that `yard job tensorboard` applies, and the URL that it prints only if something answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_it_has_the_jobs_image_and_claim(world: NewWorld) -> None:
 
 
 def test_a_url_is_one_that_answers(world: NewWorld, cluster: Cluster) -> None:
-    """The stand-in answers as TensorBoard does, until it is ended; with `mute` it ends at once."""
+    """The stand-in answers as TensorBoard does until it is stopped. With `mute` it ends at once."""
     home = cluster(world())
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -60,7 +60,7 @@ def test_exposed_only_the_proxy_is_reached(world: NewWorld) -> None:
     board, proxy = deployment["spec"]["template"]["spec"]["containers"]
     assert board["image"] == made.container(0)["image"] != proxy["image"]
     assert "--host=127.0.0.1" in board["args"]
-    assert "readinessProbe" not in board, "the kubelet does not get to the loopback"
+    assert "readinessProbe" not in board, "the kubelet does not reach the loopback"
     (port,) = proxy["ports"]
     assert (port["containerPort"], proxy["readinessProbe"]["httpGet"]["scheme"]) == (
         tensorboard.HTTPS,
