@@ -291,13 +291,11 @@ def _row(schema: dict[str, Any], path: str, field: dict[str, Any], required: boo
 
 def _shape(schema: dict[str, Any], field: dict[str, Any]) -> dict[str, Any]:
     """Return the schema that a field refers to, without the `null` of an optional one."""
-    for choice in field.get("anyOf", [field]):
-        if "$ref" in choice:
-            found: dict[str, Any] = schema["$defs"][choice["$ref"].rpartition("/")[2]]
-            return found
-        if choice.get("type") != "null":
-            return choice
-    raise AssertionError(field)
+    choices: list[dict[str, Any]] = field.get("anyOf", [field])
+    shape = next(choice for choice in choices if choice.get("type") != "null")
+    name: str = shape.get("$ref", "").rpartition("/")[2]
+    found: dict[str, Any] = schema["$defs"][name] if name else shape
+    return found
 
 
 def _type(schema: dict[str, Any], field: dict[str, Any]) -> str:
