@@ -1,6 +1,6 @@
-"""What `why` says of every situation, held against what is the case: `python -m tests.job.confusion`
+"""The confusion table of `why` over all situations: `python -m tests.job.confusion`
 
-Exit code 1 where it is right in less than 95 of 100, or calls a healthy job anything else.
+The exit code is 1 if less than 95 % of the answers are right, or if a healthy job is not called healthy.
 """
 
 from __future__ import annotations
@@ -26,26 +26,25 @@ class Confusion:
 
     @property
     def right(self) -> float:
-        """Return the share of situations whose cause came first."""
+        """The share of situations whose cause came first."""
         return sum(number for (meant, said), number in self.counts.items() if meant == said) / self.total
 
     @property
     def total(self) -> int:
-        """Return the number of situations."""
         return sum(self.counts.values())
 
     @property
     def alarms(self) -> int:
-        """Return how many healthy jobs were not called healthy."""
+        """The number of healthy jobs that were not called healthy."""
         return sum(n for (meant, said), n in self.counts.items() if meant == HEALTHY != said)
 
     @property
     def good(self) -> bool:
-        """Say whether it is right often enough, and lets every healthy job be."""
+        """Whether enough answers are right, and every healthy job is called healthy."""
         return self.right >= LEAST and not self.alarms
 
     def table(self) -> str:
-        """Return one line for each cause: how many situations, how many of them right, what else was said."""
+        """Return a line for each cause: its situations, the right answers, and the wrong ones."""
         lines = [f"{'cause':<42} {'n':>3} {'right':>5}  taken for"]
         for cause in sorted({meant for meant, _ in self.counts}):
             answers = {said: number for (meant, said), number in self.counts.items() if meant == cause}
@@ -67,7 +66,7 @@ def said(found: Explanation) -> str:
 def confusion(
     world: Callable[[str], World], situations: Iterable[Situation] = tuple(SITUATIONS)
 ) -> Confusion:
-    """Plant every situation in a world of its own (`world` makes one by the cell's name) and ask `why`."""
+    """Plant every situation in its own world (`world` makes one by the cell's name) and ask `why`."""
     counts: Counter[tuple[str, str]] = Counter()
     for one in situations:
         made = world(one.cell)
@@ -77,7 +76,6 @@ def confusion(
 
 
 def main() -> int:
-    """Print the table."""
     from tests.job.conftest import KINDS
     from tests.job.pages import rendered
 

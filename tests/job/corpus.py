@@ -1,7 +1,7 @@
 """The corpus of `why`: situations planted in a healthy job, each with the cause that must come first.
 
-`healthy` and `cannot tell` are answers too. The words of registries, kubelets, the operator, NCCL and torch
-are theirs, as they print them. The situations stand in tests/job/situations, a file for each family of causes.
+`healthy` and `cannot tell` are also answers. Messages of registries, kubelets, the operator, NCCL and torch are
+as these programs print them. tests/job/situations has a file for each family of causes.
 """
 # ruff: noqa: E501 - other programs' lines are as long as they are
 
@@ -18,7 +18,7 @@ HEALTHY, CANNOT_TELL = "healthy", "cannot tell"
 
 @dataclass(frozen=True)
 class Situation:
-    """A change to a healthy job's world, and what `why` must say of it."""
+    """A change to a healthy job's world, and the answer that `why` must give."""
 
     name: str
     cell: str

@@ -1,4 +1,4 @@
-"""The class of a failed container's log is that of its first failure, whatever stands around it."""
+"""The class of a failed container's log is that of its first failure, whatever else is in the log."""
 
 from __future__ import annotations
 
@@ -92,6 +92,6 @@ def test_every_pattern_has_a_source_and_a_log() -> None:
         assert any(regex.search(text) for text in logs), f"{section}, {kind}: no log has {one['match']}"
 
 
-def test_every_pattern_is_there_once() -> None:
+def test_no_pattern_occurs_twice() -> None:
     counts = Counter((section, one["match"]) for section, _, one in patterns())
     assert [match for match, number in counts.items() if number > 1] == []

@@ -17,7 +17,7 @@ from tools.kube import kubectl
 
 
 def answer(one: Situation, world: NewWorld) -> tuple[str, str]:
-    """What `why` says of a situation: the cause's kind or the state, and all of it for a failing test."""
+    """The answer to a situation (a kind or a state), and all of it for the message of a failing test."""
     made = world(one.cell)
     one.plant(made)
     found = explain(made.snapshot())
@@ -34,7 +34,7 @@ def test_the_right_cause_comes_first(one: Situation, world: NewWorld) -> None:
 EVIDENCE = {
     "the_local_queue_is_not_active": "LocalQueue team-a is not active: ClusterQueueIsInactive",
     "the_cluster_queue_lacks_its_flavor": "ClusterQueue research is not active: FlavorNotFound",
-    "somebody_holds_the_queue": "stopPolicy Hold",
+    "the_queue_is_on_hold": "stopPolicy Hold",
     "the_admission_check_waits_for_machines": "admission check prov: Pending",
     "the_workload_was_deactivated": "spec.active is false",
     "kueue_does_not_know_this_kind_of_job": "Kueue has not created a Workload",
@@ -93,7 +93,7 @@ def test_what_kubectl_itself_lacks_is_said(complaint: str, hint: str) -> None:
 
 
 def test_what_a_job_has_to_do_with_is_asked_for(world: NewWorld, cluster: Cluster) -> None:
-    """Queues, groups, claimed devices and machines on their way, each only where the job names it."""
+    """Queues, groups, claimed devices and starting machines, each only if the job names it."""
     made = world()
     made.pending(1)
     made.job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team-a"}

@@ -1,4 +1,4 @@
-"""A made-up cluster around one rendered cell: what its API server says, changed by one thing at a time."""
+"""An invented cluster around one rendered cell: the API server's objects, changed one at a time."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from tools.simulator import operator_pods
 Object = dict[str, Any]
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 NAMESPACE = "team-a"
-AGE = 900.0  # seconds that the job is old
+AGE = 900.0  # seconds since the job was created
 
 
 def ago(seconds: float) -> str:
-    """A moment before the snapshot, as the API writes it."""
+    """A time before the snapshot, in the API's format."""
     return (NOW - timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def stamp(seconds: float) -> str:
-    """A moment before the snapshot, as kubectl writes it before a log line."""
+    """A time before the snapshot, in the format of kubectl's log lines."""
     return (NOW - timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S.000000000Z")
 
 
 def node(name: str, kind: str, *, zone: str = "eu-west-1a", taints: list[Object] | None = None) -> Object:
-    """A node of an instance type, with what its pods can be given by the fact table."""
+    """A node of an instance type, with its allocatable resources from the fact table."""
     fact = INSTANCES[kind]
     memory = fact.allocatable_memory_mib - fact.hugepages_2mi_mib
     allocatable = {
@@ -62,7 +62,7 @@ def node(name: str, kind: str, *, zone: str = "eu-west-1a", taints: list[Object]
 
 
 class World:
-    """A job in good health, its nodes and what belongs to it; methods plant what goes wrong."""
+    """A healthy job, its nodes and objects. The methods plant faults."""
 
     def __init__(self, cell: Manifests, kind: str, nodes: int | None = None) -> None:
         self.job = copy.deepcopy(cell.job())
@@ -125,11 +125,9 @@ class World:
         }
 
     def name(self, index: int) -> str:
-        """The name of a pod."""
         return str(self.pods[index]["metadata"]["name"])
 
     def container(self, index: int) -> Object:
-        """The spec of a pod's training container."""
         found: Object = self.pods[index]["spec"]["containers"][0]
         return found
 
@@ -142,7 +140,7 @@ class World:
         """The job has not run yet."""
         self.job["status"]["conditions"] = [self._condition("Created", AGE)]
 
-    # what a pod does
+    # states of a pod
 
     def running(self, index: int, seconds: float = 800, restarts: int = 0) -> None:
         """The pod's container runs."""
@@ -159,7 +157,7 @@ class World:
         return {"name": "pytorch", "state": state, "lastState": {}, "restartCount": restarts, "ready": ready}
 
     def pending(self, *indices: int, seconds: float = 600, asked: bool = True, message: str = "") -> None:
-        """The pods have no node; `asked`: the scheduler has looked at them, and says `message`."""
+        """The pods have no node. `asked`: the scheduler has tried to place them, and wrote `message`."""
         self.only_created()
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
         for index in indices:
@@ -182,7 +180,7 @@ class World:
         seconds: float = 60,
         message: str = "",
     ) -> None:
-        """The pod's container has ended with these last lines, one a second."""
+        """The pod's container has ended with these last lines, one each second."""
         self.running(index)
         ended = {"exitCode": code, "reason": reason, "finishedAt": ago(seconds), "message": message}
         phase = "Failed" if code else "Succeeded"
@@ -203,19 +201,18 @@ class World:
         self.pods[index]["status"]["phase"] = "Running"
 
     def disrupted(self, index: int, reason: str, message: str) -> None:
-        """Somebody or something has ended the pod."""
+        """The pod was ended from outside."""
         self.ended(
             index, 143, "step 12/400  loss 3.000  lr 1.00e-03  900 tokens/s  MFU unknown  1.0 GiB  ETA 1:00"
         )
         condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
         self.pods[index]["status"]["conditions"].append(condition)
 
-    # what is said
+    # events and logs
 
     def event(
         self, kind: str, name: str, reason: str, message: str, *, warning: bool = True, seconds: float = 30
     ) -> None:
-        """An event about an object."""
         self.events.append(
             {
                 "metadata": {"name": f"event-{len(self.events)}"},
@@ -228,7 +225,7 @@ class World:
         )
 
     def log(self, index: int, *lines: str, seconds: float = 60, which: str = CURRENT) -> None:
-        """Lines of a pod's log, one a second, from `seconds` before the snapshot on."""
+        """Lines of a pod's log, one each second, beginning `seconds` before the snapshot."""
         stamped = [f"{stamp(seconds - number)} {line}" for number, line in enumerate(lines)]
         self.logs.setdefault((self.name(index), which), []).extend(stamped)
 
@@ -257,7 +254,7 @@ class World:
         phase: str = "training",
         rows: list[Object] | None = None,
     ) -> None:
-        """Heartbeats and metrics of a run that has come to `steps`, `silent` seconds before the snapshot."""
+        """Heartbeats and metrics of a run that took its last step `silent` seconds before the snapshot."""
         world = ranks or len(self.pods)
         last = NOW.timestamp() - silent
         records = [
@@ -296,13 +293,12 @@ class World:
         }
 
     def beat(self, rank: int, world: int, phase: str, step: int | None, time: float) -> Object:
-        """One rank's heartbeat."""
         host = self.name(rank * len(self.pods) // world)
         values = {"rank": rank, "phase": phase, "step": step, "time": time, "host": host}
         return {**values, "pid": 10 + rank, "attempt": "a", "beats": 50, "longest_s": 1.5, "count": 30}
 
     def stop_rank(self, rank: int, seconds: float, **changed: Any) -> None:
-        """A rank has been silent for so long; the others too, but for a moment more."""
+        """A rank has been silent for `seconds`, the others for 3 seconds less."""
         assert self.run is not None
         for number in range(self.run["world_size"]):
             beat = self.run["heartbeats"][f"rank-{number:05d}.json"]
@@ -328,7 +324,7 @@ class World:
         }  # fmt: skip
 
     def snapshot(self) -> Snapshot:
-        """What a tool would see."""
+        """The snapshot that a tool would take."""
         objects = {
             "Pod": self.pods,
             "Node": self.nodes,

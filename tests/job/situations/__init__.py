@@ -1,4 +1,4 @@
-"""All situations of the corpus: importing the families adds them."""
+"""All situations of the corpus. Importing the modules adds them."""
 
 from importlib import import_module
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Situations without pods: suspended, queued, refused, or nobody there to make them."""
+"""Situations without pods: suspended, queued, refused, or no operator to create them."""
 # ruff: noqa: E501 - other programs' lines are as long as they are
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def quota_of_gpus_used_up(world: World) -> None:
     )
 
 
-# ---- from what users of such systems report
+# ---- from reports of users of such systems
 
 
 @situation("queue", P5)
@@ -123,7 +123,7 @@ def kueue_has_preempted_the_running_job(world: World) -> None:
 
 @situation("refused")
 def service_name_is_too_long(world: World) -> None:
-    """Names of Services end at 63 characters, and nobody says so before the operator makes one."""
+    """A Service's name has at most 63 characters. The first error comes when the operator creates one."""
     world.only_created()
     world.pods = []
     message = 'Error creating: Service "x" is invalid: metadata.name: Invalid value: "x": must be no more than 63 characters'

@@ -1,4 +1,4 @@
-"""Situations of ranks that do not find or do not hear each other: names, ports, networks, EFA."""
+"""Situations of ranks that cannot reach each other: names, ports, networks, EFA."""
 # ruff: noqa: E501 - other programs' lines are as long as they are
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def collective_timed_out_everywhere(world: World) -> None:
 
 @situation("node-lost")
 def rendezvous_host_went_with_its_node(world: World) -> None:
-    """The survivor's connection is refused: a consequence."""
+    """The other pod's refused connection is a consequence."""
     world.ended(0, 137)
     world.pods[0]["status"] |= {"phase": "Failed", "reason": "NodeLost", "message": "Node is gone"}
     text = "RendezvousConnectionError: The connection to the C10d store has failed. See inner exception for details."

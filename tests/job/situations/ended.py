@@ -1,4 +1,4 @@
-"""Situations of pods that the cluster has ended or taken away: what is left of them must do."""
+"""Situations of pods that the cluster ended or deleted: the answer uses what is left of them."""
 # ruff: noqa: E501 - other programs' lines are as long as they are
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _exit_event(world: World, index: int, code: int, words: str, seconds: float 
 
 
 def _gone(world: World) -> None:
-    """The restarts are used up, and the operator has taken the pods away."""
+    """All restarts are used, and the operator has deleted the pods."""
     name = world.job["metadata"]["name"]
     world.end("Failed", f"Job {name} has failed because it has reached the specified backoff limit")
 
@@ -89,7 +89,7 @@ NOT_STARTED = (
 
 @situation("command")
 def program_is_not_there_between_two_starts(world: World) -> None:
-    """The words are the runtime's, as containerd 1.6 has them, and no program's: nothing of ours is missing."""
+    """The message is containerd 1.6's: no file of the training program is missing."""
     message = NOT_STARTED.format(program="no-such-program", problem="executable file not found in $PATH")
     for index in (0, 1):
         world.crash_looping(index, 128, reason="StartError", message=message)
@@ -106,7 +106,7 @@ def program_was_not_there_and_the_pods_are_gone(world: World) -> None:
 
 @situation("backoff")
 def another_jobs_program_was_not_there(world: World) -> None:
-    """Its name begins as ours."""
+    """The other job's name begins with this job's name."""
     world.pods = []
     _gone(world)
     message = NOT_STARTED.format(program="run", problem="no such file or directory")
@@ -116,7 +116,7 @@ def another_jobs_program_was_not_there(world: World) -> None:
 
 @situation("config")
 def wrong_key_and_the_pods_are_gone(world: World) -> None:
-    """As on real nodes: the job has failed, its pods are deleted, and the operator's events are left."""
+    """As on real nodes: the job has failed, its pods are deleted, and only the operator's events are left."""
     end = "entrypoint: config: rank 1 on x-worker-1: /etc/trainyard/model.yaml:32: unknown key train.lerning_rate (exit code 78)"
     for index in (0, 1):
         _exit_event(world, index, 78, f"traceback\n{end}\n")
@@ -126,7 +126,7 @@ def wrong_key_and_the_pods_are_gone(world: World) -> None:
 
 @situation("oom-host")
 def only_exit_codes_are_left_of_the_pods(world: World) -> None:
-    """The victims' ends, and before them that of the one whose memory was used up."""
+    """Events of the victims, and before them that of the pod that ran out of memory."""
     _exit_event(world, 1, 160, "", seconds=90)
     _exit_event(world, 0, 164, "", seconds=75)
     _gone(world)
@@ -135,7 +135,7 @@ def only_exit_codes_are_left_of_the_pods(world: World) -> None:
 
 @situation("backoff")
 def an_old_failure_is_not_why_it_ended(world: World) -> None:
-    """It was cured an hour before the job failed."""
+    """The pod recovered an hour before the job failed."""
     _exit_event(world, 1, 160, "", seconds=3600)
     _gone(world)
     world.pods = []
@@ -158,7 +158,7 @@ def spot_node_was_taken_back(world: World) -> None:
 
 @situation("killed")
 def the_liveness_probe_has_failed(world: World) -> None:
-    """torchrun passes the kubelet's SIGTERM on: nobody has drained the node."""
+    """torchrun reports the kubelet's SIGTERM, but the node was not drained."""
     world.crash_looping(
         1,
         1,

@@ -1,4 +1,4 @@
-"""Situations of programs that have failed: the first failure must be named, not its victims."""
+"""Situations of failed programs: `why` must name the first failure, not its victims."""
 # ruff: noqa: E501 - other programs' lines are as long as they are
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from tests.job.world import World
 
 @situation("oom-device", G5)
 def every_pod_concludes_with_the_same_rank(world: World) -> None:
-    """As training.entrypoint ends a pod: with the first failure of the whole job, from the records of all."""
+    """training.entrypoint ends every pod with the first failure of the whole job, from all ranks' records."""
     world.end("Failed")
     end = "entrypoint: out of memory: rank 19 on g5-llama-2-7b-train-worker-2 at step 100: CUDA out of memory (exit code 160)"
     for index in range(4):

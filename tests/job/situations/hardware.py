@@ -1,4 +1,4 @@
-"""Situations of machines that have too little, or break: memory, cards, drivers, volumes."""
+"""Situations of hardware: memory, GPUs, drivers, volumes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def card_fell_off_the_bus(world: World) -> None:
 
 @situation("oom-host", P5)
 def out_of_memory_that_looks_like_efa(world: World) -> None:
-    """awsome-distributed-ai #312: 8 GB of memory for the pod, and the other pods' errors are libfabric's."""
+    """awsome-distributed-ai #312: one pod has only 8 GB of memory, and the others report libfabric errors."""
     world.crash_looping(1, 137, "node:1:1 [0] NCCL INFO NET/OFI Selected provider is efa", reason="OOMKilled")
     for index in (0, 2, 3):
         world.crash_looping(
@@ -73,7 +73,7 @@ def out_of_memory_that_looks_like_efa(world: World) -> None:
 
 @situation("device", P5)
 def the_nodes_agent_has_seen_an_xid(world: World) -> None:
-    """Everybody's collective times out; EKS' node monitoring agent says whose card it was."""
+    """The collective times out on all ranks. EKS' node monitoring agent reports the broken GPU."""
     world.end("Failed")
     text = (
         "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 600000ms"

@@ -1,4 +1,4 @@
-"""Jobs in good health, some with words in their logs that only look like failures."""
+"""Healthy jobs. Some have lines in their logs that only look like failures."""
 # ruff: noqa: E501 - other programs' lines are as long as they are
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def one_worker_has_ended_and_the_other_writes_its_report(world: World) -> None:
 
 @situation(HEALTHY)
 def restarted_and_training_again(world: World) -> None:
-    """A cured failure is history."""
+    """The job has recovered from the failure."""
     world.running(1, seconds=300, restarts=1)
     ended = {"exitCode": 1, "reason": "Error", "finishedAt": ago(310)}
     world.pods[1]["status"]["containerStatuses"][0]["lastState"] = {"terminated": ended}
@@ -54,7 +54,7 @@ def restarted_and_training_again(world: World) -> None:
 
 @situation(HEALTHY)
 def resuming_after_one_restart(world: World) -> None:
-    """It has just come back and not taken a step yet."""
+    """The pod has just restarted and has not taken a step yet."""
     world.running(0, seconds=20, restarts=1)
     ended = {"exitCode": 1, "reason": "Error", "finishedAt": ago(25)}
     world.pods[0]["status"]["containerStatuses"][0]["lastState"] = {"terminated": ended}
@@ -66,7 +66,7 @@ def resuming_after_one_restart(world: World) -> None:
 
 @situation(HEALTHY)
 def resumed_and_its_last_steps_were_slow(world: World) -> None:
-    """What slowed the run before it was suspended says nothing of the pods that are loading now."""
+    """The slow steps are from before the suspension, not from the pods that are loading now."""
     _resumed(world, {"tokens_per_s": 500.0, "data_wait_s": 0.6, "rank_step_s": [0.9, 0.4]})
 
 
@@ -76,7 +76,7 @@ def resumed_behind_steps_without_a_loss(world: World) -> None:
 
 
 def _resumed(world: World, last: dict[str, object]) -> None:
-    """New pods are loading; the last steps of those before them were like this."""
+    """New pods are loading; the last steps of the earlier pods had the values `last`."""
     world.training(steps=200, silent=60, phase="loading", rows=[last] * 30)
     assert world.run is not None
     for index in (0, 1):
@@ -108,7 +108,7 @@ def compiling_for_ten_minutes(world: World) -> None:
 
 @situation(HEALTHY)
 def evaluating_for_two_minutes(world: World) -> None:
-    """A long evaluation is no hang."""
+    """A long evaluation is not a hang."""
     world.training(silent=120, phase="evaluating")
 
 
@@ -124,7 +124,7 @@ def preparing_data(world: World) -> None:
 
 @situation(HEALTHY)
 def words_that_only_look_like_failures(world: World) -> None:
-    """A config file not found, and errors that were handled, in the log of a job that trains."""
+    """A missing optional file and handled errors in the log of a job that makes progress."""
     lines = [
         "INFO config file not found, using defaults",
         "WARNING image pull secret not configured for the dataset cache: not found",
@@ -154,12 +154,12 @@ def an_old_mount_event_of_a_running_pod(world: World) -> None:
     world.training(ranks=32)
 
 
-# ---- from what users of such systems report
+# ---- from reports of users of such systems
 
 
 @situation(HEALTHY, G5)
 def hub_is_asked_again(world: World) -> None:
-    """Retries that succeeded, in the log of a job that trains."""
+    """Successful retries in the log of a job that makes progress."""
     lines = [
         "WARNING:huggingface_hub.utils._http:HTTP Error 429 thrown while requesting GET https://huggingface.co/x",
         "WARNING:huggingface_hub.utils._http:Retrying in 1s [Retry 1/5].",
@@ -182,14 +182,14 @@ def bootstrap_goes_over_tcp_and_data_over_efa(world: World) -> None:
 
 @situation(HEALTHY)
 def status_could_not_be_asked_and_the_log_shows_steps(world: World) -> None:
-    """skypilot #10155: a time-out of the question is no failure of the job."""
+    """skypilot #10155: a request that times out is not a failure of the job."""
     world.unseen |= {"Event": "no answer from the cluster for 60 s", "run directory": "exec timed out"}
     world.log(0, *(STEP.format(n=n) for n in range(1, 60)), seconds=61)
 
 
 @situation(HEALTHY)
 def a_long_evaluation_between_two_steps(world: World) -> None:
-    """dlrover #1727: no step for some minutes is an evaluation and no hang."""
+    """dlrover #1727: some minutes without a step are an evaluation, not a hang."""
     steps = [STEP.format(n=n) for n in range(1, 60)]
     world.log(0, *steps, seconds=200)
     world.log(0, "***** Running Evaluation *****", "Num examples = 40000", seconds=139)
@@ -213,7 +213,7 @@ def loading_a_seventy_billion_checkpoint(world: World) -> None:
 
 @situation(HEALTHY)
 def python_reads_torch_from_a_slow_disk(world: World) -> None:
-    """Two minutes without a word, as on a busy machine."""
+    """Two minutes without output, as on a busy machine."""
     for index in (0, 1):
         world.running(index, seconds=120)
 
@@ -229,5 +229,5 @@ def a_node_condition_of_an_agent_that_is_content(world: World) -> None:
 
 @situation(HEALTHY, G5)
 def its_clock_is_ahead(world: World) -> None:
-    """The pods' clock is half a minute ahead of ours."""
+    """The pods' clock is half a minute ahead."""
     world.training(ranks=32, silent=-30)

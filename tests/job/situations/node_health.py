@@ -1,4 +1,4 @@
-"""Situations of jobs whose node was not well: what agents, labels and events of the node say of it."""
+"""Situations of unhealthy nodes, as their conditions, labels and events show them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ XID = "NVRM: Xid (PCI:0000:53:00): 79, GPU has fallen off the bus."
 
 
 def _silent(world: World, index: int) -> None:
-    """The node's kubelet has gone silent, and the job with it."""
+    """The node's kubelet and the job have stopped reporting."""
     said = {
         "status": "Unknown",
         "message": "Kubelet stopped posting node status.",
@@ -118,7 +118,7 @@ def a_spot_node_is_taken_back(world: World) -> None:
 
 @situation("oom-device", P5)
 def a_rank_out_of_memory_on_a_node_with_a_warning(world: World) -> None:
-    """What the process itself says outweighs what its node has met."""
+    """The process's own error outranks an event of its node."""
     world.end("Failed")
     world.ended(
         1, 1, "[rank9]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", *TORCHRUN

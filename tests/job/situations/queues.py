@@ -1,4 +1,4 @@
-"""Situations of jobs that a queue, a gang scheduler or an autoscaler keeps waiting."""
+"""Situations of jobs that wait for a queue, a gang scheduler or an autoscaler."""
 # ruff: noqa: E501 - other programs' lines are as long as they are
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Object = dict[str, Any]
 def _queued(
     world: World, *conditions: Object, spec: Object | None = None, checks: Object | None = None
 ) -> None:
-    """Kueue holds the job; its queue and ClusterQueue are well."""
+    """Kueue holds the job; its LocalQueue and ClusterQueue are active."""
     world.job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team-a"}
     world.job["spec"].setdefault("runPolicy", {})["suspend"] = True
     world.pods = []
@@ -45,7 +45,7 @@ def the_cluster_queue_lacks_its_flavor(world: World) -> None:
 
 
 @situation("queue", P5)
-def somebody_holds_the_queue(world: World) -> None:
+def the_queue_is_on_hold(world: World) -> None:
     _queued(world)
     world.objects["LocalQueue"][0]["spec"]["stopPolicy"] = "Hold"
 
@@ -93,7 +93,7 @@ def pods_are_gated_by_kueues_topology(world: World) -> None:
 
 
 def _gang(world: World, scheduler: str, group: Object, **labels: str) -> None:
-    """All pods are there, and none has a node, although all of them would fit."""
+    """All pods exist and would fit, but none has a node."""
     world.pending(*range(4))
     for pod in world.pods:
         pod["spec"]["schedulerName"] = scheduler
@@ -147,7 +147,7 @@ def the_volcano_queue_is_well_and_the_nodes_are_full(world: World) -> None:
 
 @situation(HEALTHY, G5)
 def the_gang_was_placed_after_all(world: World) -> None:
-    """KAI-Scheduler #1888: the condition stays although the pods run."""
+    """KAI-Scheduler #1888: the condition remains although the pods run."""
     _volcano(world, queue="training")
     world.objects["PodGroup"][0]["status"]["phase"] = "Running"
     for index in range(4):
@@ -187,7 +187,7 @@ def the_kai_queue_does_not_exist(world: World) -> None:
 
 @situation("queue", G5)
 def the_kai_queue_is_a_parent(world: World) -> None:
-    """KAI-Scheduler #621: pods of a queue that has others below it are never placed."""
+    """KAI-Scheduler #621: pods of a queue that has child queues are never placed."""
     _kai(world, "all", _kai_queue("all"), _kai_queue("team-a", "all"), told=False)
 
 
@@ -212,7 +212,7 @@ def the_coscheduling_group_waits(world: World) -> None:
 
 
 def _full(world: World, *events: tuple[str, str, float]) -> None:
-    """All cards are taken, and an autoscaler has said this: reason, message, seconds ago."""
+    """All GPUs are used. `events` are an autoscaler's: reason, message, seconds ago."""
     world.pending(*range(4), seconds=1000)
     for index in range(4):
         world.hold(f"node-{index}", f"notebook-{index}", gpu="8")
@@ -241,7 +241,7 @@ def the_nodeclaims_own_condition_says_so(world: World) -> None:
 
 @situation("unschedulable/nvidia.com/gpu", G5)
 def karpenter_tries_again_and_again(world: World) -> None:
-    """karpenter-provider-aws #5578: a new NodeClaim every two minutes, and none becomes a node."""
+    """karpenter-provider-aws #5578: a new NodeClaim every two minutes, but no node."""
     _full(
         world,
         ("Nominated", "Pod should schedule on: nodeclaim/g5-mf7bc", 420),

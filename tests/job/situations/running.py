@@ -1,4 +1,4 @@
-"""Situations of jobs that run and do not get on, or less fast than they could."""
+"""Situations of jobs that run, but hang, diverge or are slow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def one_rank_hangs_in_training(world: World) -> None:
 
 @situation("hang")
 def the_pods_allow_less_than_the_default(world: World) -> None:
-    """The same silence as of a healthy evaluation, with a shorter limit in the pods."""
+    """As silent as a healthy evaluation, but the pods set a shorter limit."""
     for index in (0, 1):
         world.container(index)["env"].append({"name": hang_limits.STEP_VARIABLE, "value": "60"})
     world.training(silent=120, phase="evaluating")
@@ -62,12 +62,12 @@ def slower_than_it_was(world: World) -> None:
     world.training(steps=200, rows=[{"tokens_per_s": 500.0} for _ in range(30)])
 
 
-# ---- from what users of such systems report
+# ---- from reports of users of such systems
 
 
 @situation("nan", G5)
 def loss_is_nan_and_the_trainer_goes_on(world: World) -> None:
-    """Another trainer does not stop: it burns its nodes, and every other sign is good."""
+    """A foreign trainer does not stop, and nothing else shows the problem."""
     lines = []
     for step in range(1, 60):
         lines.append(f"{step}/900 [00:10<00:50,  1.00it/s]")
@@ -78,7 +78,7 @@ def loss_is_nan_and_the_trainer_goes_on(world: World) -> None:
 
 @situation("slow", P5)
 def steady_and_at_a_twentieth_of_the_cards(world: World) -> None:
-    """4.8 % MFU on H100s was published for the FSDP example: nothing is broken, and it is slow."""
+    """4.8 % MFU on H100s was published for the FSDP example: slow, but nothing is broken."""
     world.training(ranks=32, rows=[{"mfu": 0.048} for _ in range(100)])
 
 
@@ -115,7 +115,7 @@ def streaming_from_afar(world: World) -> None:
 
 @situation("device", P5)
 def a_card_hangs_and_the_node_says_why(world: World) -> None:
-    """All ranks wait for each other; the node of one of them has a card with an error."""
+    """All ranks wait for each other; one of their nodes reports a GPU error."""
     world.training(ranks=32)
     world.stop_rank(9, 700, step=99)
     world.nodes[1]["status"]["conditions"].append(

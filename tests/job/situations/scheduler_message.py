@@ -1,4 +1,4 @@
-"""Situations of pods that have room by our arithmetic: the scheduler's message says what excludes the nodes."""
+"""Situations of pods that have room by our arithmetic, but that the scheduler does not place."""
 # ruff: noqa: E501 - other programs' lines are as long as they are
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def only_an_event_has_the_message(world: World) -> None:
 
 @situation(CANNOT_TELL, G5)
 def karpenter_is_not_the_scheduler(world: World) -> None:
-    """Karpenter's events have the same reason, and are about nodes that do not exist yet."""
+    """Karpenter's events have the same reason, but are about nodes that do not exist yet."""
     world.pending(3)
     world.event("Pod", world.name(3), "FailedScheduling", f"would violate: {SPREAD}")
     world.events[-1]["source"] = {"component": "karpenter"}
@@ -28,7 +28,7 @@ def karpenter_is_not_the_scheduler(world: World) -> None:
 
 @situation(HEALTHY, G5)
 def the_scheduler_tries_a_new_pod_again(world: World) -> None:
-    """The message may be about a pod of the try before, which is gone by now."""
+    """The message may be about a pod of the previous attempt, which is gone by now."""
     world.pending(
         3, seconds=6, message="0/4 nodes are available: 4 node(s) didn't match pod anti-affinity rules."
     )
@@ -36,7 +36,7 @@ def the_scheduler_tries_a_new_pod_again(world: World) -> None:
 
 @situation("unschedulable/nvidia.com/gpu", G5)
 def apart_and_the_last_node_is_taken(world: World) -> None:
-    """GPUs are missing on every node: that is computed, and comes before the scheduler's message."""
+    """No node has enough GPUs. What is computed comes before the scheduler's message."""
     world.pending(
         3,
         message="0/4 nodes are available: 1 Insufficient nvidia.com/gpu, 3 node(s) didn't match pod anti-affinity rules.",
@@ -46,13 +46,13 @@ def apart_and_the_last_node_is_taken(world: World) -> None:
 
 @situation(CANNOT_TELL, G5)
 def the_message_names_a_rule_that_is_computed(world: World) -> None:
-    """The scheduler's state is behind, or a plugin of its own counts otherwise."""
+    """The scheduler's message is outdated, or a plugin counts in another way."""
     world.pending(3, message="0/4 nodes are available: 4 Insufficient nvidia.com/gpu.")
 
 
 @situation("unschedulable/apart", G5)
 def a_gang_waits_for_nodes_without_the_others(world: World) -> None:
-    """Volcano quotes the same plugins; its PodGroup says only that the group waits."""
+    """Volcano uses the same plugins. Its PodGroup only says that the group waits."""
     world.pending(
         *range(4), message="all nodes are unavailable: 4 node(s) didn't match pod anti-affinity rules."
     )
@@ -66,7 +66,7 @@ def a_gang_waits_for_nodes_without_the_others(world: World) -> None:
     world.objects["PodGroup"] = [{"metadata": metadata, "spec": {"minMember": 4}, "status": status}]
 
 
-# ---- ResourceClaims that do not exist: kube-scheduler does not try such a pod, and writes no message
+# ---- ResourceClaims that do not exist: kube-scheduler writes no message about such a pod
 
 
 def _claimed(world: World, *existing: str, **named: str) -> None:
@@ -89,7 +89,7 @@ def the_template_of_the_claim_was_never_made(world: World) -> None:
 
 @situation("unschedulable/cpu", G5)
 def the_claim_is_not_allocated_because_the_pod_has_no_room(world: World) -> None:
-    """The scheduler allocates when it has found a node: here the processors are what is missing."""
+    """The scheduler allocates devices once it has found a node, but CPUs are missing."""
     _claimed(world, "eight-gpus", resourceClaimTemplateName="eight-gpus")
     world.pending(*range(4), message="0/4 nodes are available: 4 Insufficient cpu.")
     for pod in world.pods:

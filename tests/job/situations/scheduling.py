@@ -1,5 +1,4 @@
 """Situations of pods that have no node."""
-# ruff: noqa: E501 - other programs' lines are as long as they are
 
 from __future__ import annotations
 
@@ -124,7 +123,7 @@ def cluster_scaled_to_zero(world: World) -> None:
 
 @situation("unschedulable/nvidia.com/gpu", G5)
 def one_rank_pending_and_the_others_wait_at_the_rendezvous(world: World) -> None:
-    """The rendezvous that times out is the victim of the pod that has no node."""
+    """The rendezvous times out because one pod has no node."""
     world.pending(3)
     world.hold("node-3", "other-job-worker-0", gpu="8")
     for index in range(3):
@@ -178,12 +177,12 @@ def pods_are_gated(world: World) -> None:
         pod["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
 
 
-# ---- from what users of such systems report
+# ---- from reports of users of such systems
 
 
 @situation("unschedulable/nvidia.com/gpu", P5)
 def every_node_has_lost_one_card(world: World) -> None:
-    """aicr #1858: the device plugin counts 7 of 8, and a job that wants 8 waits for ever."""
+    """aicr #1858: the device plugin reports 7 of 8 GPUs, and a job that requests 8 waits forever."""
     world.pending(*range(4))
     for one in world.nodes:
         one["status"]["allocatable"]["nvidia.com/gpu"] = "7"
@@ -191,7 +190,7 @@ def every_node_has_lost_one_card(world: World) -> None:
 
 @situation("unschedulable/nvidia.com/gpu", G5)
 def a_gang_waits_for_its_last_card(world: World) -> None:
-    """Three of four pods would fit; a gang scheduler places all or none."""
+    """Three of four pods would fit, but a gang scheduler places all or none."""
     world.pending(*range(4))
     for pod in world.pods:
         pod["spec"]["schedulerName"] = "volcano"
@@ -211,7 +210,7 @@ def a_gang_waits_for_its_last_card(world: World) -> None:
 
 @situation("unschedulable/nvidia.com/gpu", G5)
 def the_claim_waits_for_the_pod_and_the_pod_for_a_card(world: World) -> None:
-    """A class that binds with the first consumer: the claim is Pending because the pod is, and not the reverse."""
+    """A class with WaitForFirstConsumer: the claim is Pending because the pod is, not the reverse."""
     world.pending(*range(4))
     for index in range(4):
         world.hold(f"node-{index}", f"inference-{index}", gpu="8")
@@ -224,7 +223,7 @@ def the_claim_waits_for_the_pod_and_the_pod_for_a_card(world: World) -> None:
 
 @situation("unschedulable/vpc.amazonaws.com/efa", G5)
 def the_small_machine_of_the_family_has_no_efa(world: World) -> None:
-    """Many guides ask one interface of a g5.4xlarge, which has none."""
+    """Many guides request an interface of a g5.4xlarge, which has none."""
     world.pending(*range(4))
     world.nodes = [node(f"node-{index}", "g5.4xlarge") for index in range(4)]
     for index in range(4):
@@ -235,7 +234,7 @@ def the_small_machine_of_the_family_has_no_efa(world: World) -> None:
 
 @situation("unschedulable/selector", P5)
 def hyperpod_has_taken_the_nodes_out(world: World) -> None:
-    """HyperPod's health agent relabels a node that it will replace; jobs select the healthy ones."""
+    """HyperPod's health agent relabels nodes that it will replace, and jobs select healthy ones."""
     world.pending(*range(4))
     label = "sagemaker.amazonaws.com/node-health-status"
     for pod in world.pods:
@@ -246,7 +245,7 @@ def hyperpod_has_taken_the_nodes_out(world: World) -> None:
 
 @situation("unschedulable/affinity", P5)
 def no_capacity_for_that_type(world: World) -> None:
-    """karpenter #2159: only nodes of other types are there, and the event of no capacity is on no pod."""
+    """karpenter #2159: only nodes of other types exist, and no pod has an event about capacity."""
     world.pending(*range(4))
     world.nodes = [node(f"node-{index}", "m5.4xlarge") for index in range(3)]
     for index in range(4):
@@ -273,7 +272,7 @@ def scratch_disk_is_larger_than_the_nodes(world: World) -> None:
 
 @situation("unschedulable/zone")
 def one_zone_has_room_and_the_volume_is_in_the_other(world: World) -> None:
-    """The nodes of the volume's zone are full, those of the other zone are empty."""
+    """Only nodes of another zone than the volume's have room."""
     world.pending(0, 1)
     world.nodes = [node(f"free-{index}", "m5.xlarge", zone="eu-west-1b") for index in range(2)]
     expression = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["eu-west-1a"]}
@@ -293,7 +292,7 @@ def the_nodes_have_no_network_yet(world: World) -> None:
 
 
 def _one_zone(world: World, **term: Any) -> None:
-    """Every pod must be in a zone of the job's other pods; the last node is in another one."""
+    """Every pod must be in a zone of the job's other pods. The last node is in another zone."""
     world.nodes[-1]["metadata"]["labels"][ZONE] = "eu-west-1b"
     labels = {"matchLabels": {"training.kubeflow.org/job-name": world.job["metadata"]["name"]}}
     rule = {
@@ -307,14 +306,14 @@ def _one_zone(world: World, **term: Any) -> None:
 
 @situation("unschedulable/together", G5)
 def all_of_a_job_in_one_zone_and_the_zone_is_out_of_nodes(world: World) -> None:
-    """The node that is free is in the other zone; in the first one all are the job's own."""
+    """The only free node is in the other zone; the job itself uses all nodes of the first zone."""
     world.pending(3)
     _one_zone(world)
 
 
 @situation(CANNOT_TELL, G5)
 def the_first_of_a_series_that_wants_its_like(world: World) -> None:
-    """No pod of the job runs: the first may be anywhere."""
+    """No pod of the job runs, so the first pod may be anywhere."""
     world.pending(*range(4))
     _one_zone(world)
 
@@ -329,7 +328,7 @@ def the_zone_of_the_cache_is_full(world: World) -> None:
 
 @situation("unschedulable/together", G5)
 def the_cache_of_the_zone_is_in_another_namespace(world: World) -> None:
-    """A term without namespaces is about the pod's own."""
+    """A term without namespaces means the pod's own namespace."""
     world.pending(3)
     world.hold("node-3", "cache", cpu="1")
     world.others[-1]["metadata"]["labels"] = {"app": "cache"}
@@ -346,7 +345,7 @@ def the_cache_is_in_the_namespace_that_is_named(world: World) -> None:
 
 @situation(CANNOT_TELL, G5)
 def affinity_by_labels_of_namespaces_is_the_schedulers(world: World) -> None:
-    """The snapshot has no namespaces, so that this rule is not computed."""
+    """The snapshot has no namespaces, so this rule is not computed."""
     world.pending(3)
     _one_zone(world, namespaceSelector={"matchLabels": {"team": "a"}})
 
@@ -356,7 +355,7 @@ def affinity_by_labels_of_namespaces_is_the_schedulers(world: World) -> None:
 
 @situation("unschedulable/zone")
 def the_storage_class_makes_volumes_in_another_zone(world: World) -> None:
-    """Not bound yet: the class says where it may be made."""
+    """The claim is not bound yet; its class restricts where the volume can be created."""
     world.pending(0, 1)
     claim = world.objects["PersistentVolumeClaim"][0]
     claim["spec"], claim["status"] = {"storageClassName": "gp3"}, {"phase": "Pending"}
@@ -364,7 +363,7 @@ def the_storage_class_makes_volumes_in_another_zone(world: World) -> None:
     world.objects["StorageClass"][0]["allowedTopologies"] = terms
 
 
-# ---- slices of cards
+# ---- MIG slices
 
 
 def _cut(world: World, name: str, number: str) -> None:
@@ -410,7 +409,7 @@ def the_slices_are_of_another_size_and_cpus_are_short_too(world: World) -> None:
 
 @situation("unschedulable/memory")
 def the_pod_as_a_whole_asks_for_more(world: World) -> None:
-    """spec.resources stands instead of the containers' sum."""
+    """spec.resources replaces the sum of the containers."""
     world.pending(0, 1)
     for pod in world.pods:
         pod["spec"]["resources"] = {"requests": {"memory": "900Gi"}}

@@ -1,4 +1,4 @@
-"""Situations of pods that have a node and whose container does not start."""
+"""Situations of pods that have a node, but whose container does not start."""
 # ruff: noqa: E501 - other programs' lines are as long as they are
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def secret_missing(world: World) -> None:
 
 @situation("secret-missing")
 def secret_missing_and_secrets_not_seen(world: World) -> None:
-    """Most users may not look at secrets; the kubelet's words are left."""
+    """Most users may not read secrets; the kubelet's message is left."""
     world.unseen["Secret"] = "forbidden"
     world.only_created()
     for index in (0, 1):
@@ -63,7 +63,7 @@ def driver_not_on_the_node(world: World) -> None:
 
 @situation("volume")
 def the_kubelet_may_not_have_the_claim(world: World) -> None:
-    """What passes within seconds elsewhere stands for minutes here."""
+    """A complaint that usually passes within seconds has lasted for minutes."""
     world.only_created()
     world.waiting(1, "ContainerCreating")
     world.event("Pod", world.name(1), "FailedMount", TOO_EARLY, seconds=40)
@@ -94,12 +94,12 @@ def device_was_given_away(world: World) -> None:
     world.pods[1]["status"].pop("containerStatuses")
 
 
-# ---- from what users of such systems report
+# ---- from reports of users of such systems
 
 
 @situation("volume", P5)
 def lustre_does_not_mount_and_it_looks_like_a_slow_pull(world: World) -> None:
-    """skypilot #7925: a volume that does not mount was reported as an image that is being pulled."""
+    """skypilot #7925: a volume that does not mount was reported as an image pull."""
     world.only_created()
     for index in range(4):
         world.waiting(index, "ContainerCreating")
@@ -166,7 +166,7 @@ def an_init_container_has_no_such_program(world: World) -> None:
 
 @situation("rendezvous-dns")
 def the_masters_name_never_resolves(world: World) -> None:
-    """The operator's own init container looks for it, and gives up."""
+    """The operator's init container looks the name up, and gives up."""
     _init(world, 1, "Error")
     for pod in world.pods:
         pod["status"]["initContainerStatuses"][0]["name"] = "init-pytorch"

@@ -1,4 +1,4 @@
-"""Situations that pass by themselves, or have passed, and beside them those that only look so."""
+"""Transient situations, and next to them those that only look transient."""
 # ruff: noqa: E501 - other programs' lines are as long as they are
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NO_DRIVER = (
 
 
 def _new(world: World, index: int, seconds: float) -> None:
-    """The pod has been on its node for so long."""
+    """The pod has been on its node for `seconds`."""
     world.only_created()
     world.waiting(index, "ContainerCreating")
     world.pods[index]["metadata"]["creationTimestamp"] = ago(seconds)
@@ -25,7 +25,7 @@ def _new(world: World, index: int, seconds: float) -> None:
 
 @situation(HEALTHY)
 def the_network_plugin_has_no_address_at_once(world: World) -> None:
-    """amazon-vpc-cni-k8s #3066 and #3494: every pod meets it, and has its address a second later."""
+    """amazon-vpc-cni-k8s #3066 and #3494: every pod gets this event, and its address a second later."""
     _new(world, 1, seconds=6)
     world.event("Pod", world.name(1), "FailedCreatePodSandBox", NO_ADDRESS, seconds=4)
 
@@ -55,7 +55,7 @@ def the_driver_never_registers(world: World) -> None:
     world.event("Pod", world.name(1), "FailedMount", NO_DRIVER, seconds=8)
 
 
-# ---- nodes and volumes on their way
+# ---- nodes that are starting and volumes that are being created
 
 
 def _waits_for_a_node(world: World, reason: str, message: str, seconds: float) -> None:
@@ -98,7 +98,7 @@ def pods_of_lower_priority_make_room(world: World) -> None:
 
 @situation(HEALTHY)
 def the_file_system_is_being_made(world: World) -> None:
-    """FSx for Lustre takes some ten minutes."""
+    """FSx for Lustre takes about ten minutes."""
     world.pending(0, 1, seconds=200)
     world.objects["StorageClass"].append({"metadata": {"name": "fsx"}, "volumeBindingMode": "Immediate"})
     claim = world.objects["PersistentVolumeClaim"][0]
@@ -116,7 +116,7 @@ def a_pull_secret_is_missing_and_the_image_is_public(world: World) -> None:
         world.event("Pod", world.name(index), "FailedToRetrieveImagePullSecret", message, seconds=400)
 
 
-# ---- refusals that are over, or are none
+# ---- refusals that have passed, or are not refusals
 
 
 def _was_refused(world: World, message: str, seconds: float) -> None:
@@ -149,7 +149,7 @@ def a_quota_counts_pods_of_another_priority(world: World) -> None:
     world.objects["ResourceQuota"] = [quota]
 
 
-# ---- jobs that train although something is not as it should be
+# ---- jobs that make progress although something is wrong
 
 
 @situation(HEALTHY)
@@ -209,18 +209,18 @@ def the_first_gradients_overflow(world: World) -> None:
 
 @situation("nan")
 def there_are_no_gradients_any_more(world: World) -> None:
-    """Half precision with transformers.Trainer: the loss is then printed as 0."""
+    """With half precision, transformers.Trainer prints the loss as 0."""
     world.training(rows=[{"grad_norm": float("nan"), "loss": 0.0} for _ in range(30)])
 
 
 @situation(CANNOT_TELL)
 def a_pod_does_not_go(world: World) -> None:
-    """Deleted half an hour ago, its node is well: a finalizer, or a mount that does not come loose."""
+    """Deleted half an hour ago on a healthy node: a finalizer, or a mount that cannot be released."""
     world.pods[0]["metadata"]["deletionTimestamp"] = ago(1800)
     world.waiting(0, "ContainerCreating")
 
 
-# ---- what another try has left in the run directory
+# ---- traces of an earlier attempt in the run directory
 
 
 @situation(HEALTHY)
@@ -242,7 +242,7 @@ def a_rank_of_another_size_of_the_job_left_its_heartbeat(world: World) -> None:
 
 @situation(CANNOT_TELL)
 def no_heartbeat_since_the_restart(world: World) -> None:
-    """It has had the time to write one."""
+    """The pods have had time to write a heartbeat."""
     world.training(silent=700)
     for index in (0, 1):
         world.running(index, seconds=600)
