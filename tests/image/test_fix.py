@@ -13,7 +13,7 @@ from tools.image.fix import REPAIRS, fix
 from tools.image.rules.evaluate import Target
 
 CORPUS = Path(__file__).parent / "corpus"
-EXPECTED = re.compile(r"# finds: ([a-z-]+)@")
+EXPECTED = re.compile(r"# finds: ([\w-]+)@")
 BAD = sorted((CORPUS / "bad").glob("*.Dockerfile"))
 # No words tell which program a shell script should be replaced by, or what a wrong signal was meant for.
 BEYOND = {"entrypoint-script-without-exec", "stopsignal-kill"}
@@ -145,7 +145,7 @@ def test_a_missing_package_is_installed_as_the_lock_has_it(tmp_path: Path) -> No
     )
     assert fixed.diff.count("datasets==") == fixed.diff.count("pyyaml==") == 1
     assert [one.summary for one in fixed.left] == [
-        "no_such_module cannot be imported, and no version of no-such-module is known here"
+        "no_such_module cannot be imported, and requirements.lock has no no-such-module"
     ]
 
 

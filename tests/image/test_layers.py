@@ -90,7 +90,7 @@ def test_our_own_images_are_judged_good_and_have_one_user() -> None:
         "toolbox",
     }
     for name in evaluate.names():
-        found = evaluate.judge(evaluate.find(name))
+        found = evaluate.evaluate(evaluate.find(name))
         assert found.state is State.PASS, [
             one.summary for one in found.verdicts if one.state is not State.PASS
         ]
@@ -106,10 +106,10 @@ def test_our_own_images_are_judged_good_and_have_one_user() -> None:
 def test_the_cuda_image_runs_on_the_cards_of_its_cells(machine: str) -> None:
     """A10G, A100, H100, H200 and L40S; with a driver that serves its CUDA, and not with an older one."""
     target = evaluate.find("trainer-cuda")
-    assert evaluate.judge(target, {}, instance(machine), driver=580).state is State.PASS
+    assert evaluate.evaluate(target, {}, instance(machine), driver=580).state is State.PASS
     assert [
         one.details["rule"]
-        for one in evaluate.judge(target, {}, instance(machine), driver=550).of(State.FAIL)
+        for one in evaluate.evaluate(target, {}, instance(machine), driver=550).of(State.FAIL)
     ] == ["driver"]
 
 

@@ -36,7 +36,7 @@ def git(root: Path, *words: str) -> None:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository of one commit."""
+    """A repository with one commit."""
     git(tmp_path, "init", "-q")
     (tmp_path / "train.py").write_text("1\n")
     git(tmp_path, "add", "-A")
@@ -65,7 +65,7 @@ def test_tags_follow_the_repository(repository: Path) -> None:
     assert tags.revision(repository) == tags.revision(repository).removesuffix("-dirty")
 
 
-def test_without_a_repository_only_the_time_is_left(tmp_path: Path) -> None:
+def test_without_a_repository_only_the_time_is_a_tag(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--tag-from describe: not a git repository"):
         tags.tag("describe", tmp_path)
     assert tags.valid(tags.tag("time", tmp_path)) == tags.tag("time", tmp_path)[:15]
@@ -80,6 +80,9 @@ def test_without_a_repository_only_the_time_is_left(tmp_path: Path) -> None:
         ("registry.example.com:443/a/b_c:v1.2", "registry.example.com:443/a/b_c", "v1.2"),
         (f"{ECR}/team/train@{DIGEST}", f"{ECR}/team/train", DIGEST),
         (f"a/b:1@{DIGEST}", "a/b", DIGEST),
+        ("a/b:1", "a/b", "1"),
+        ("127.0.0.1:5000/a/b:1", "127.0.0.1:5000/a/b", "1"),
+        ("127.0.0.1:5000/a/b", "127.0.0.1:5000/a/b", ""),
     ],
 )
 def test_a_name_is_split_as_the_registry_reads_it(name: str, repository: str, tag: str) -> None:
@@ -90,14 +93,14 @@ def test_a_name_is_split_as_the_registry_reads_it(name: str, repository: str, ta
     ("words", "message"),
     [
         (["pin", "trainer-cp"], "did you mean trainer-cpu?"),
-        (["pin", "trainer-cpu", "a/b@sha256:12"], "'sha256:12' is no digest"),
+        (["pin", "trainer-cpu", "a/b@sha256:12"], "'sha256:12' is not a digest"),
         (["overlay", ".", "--on", "Team/X:1"], "team/x: lower case"),
-        (["push", "trainer-cpu", "--to", "a/b:1 2"], "'1 2' is no tag"),
+        (["push", "trainer-cpu", "--to", "a/b:1 2"], "'1 2' is not a tag"),
         (["build", "trainer-cpu", "--repository", "a/b:1"], "a name without a tag"),
         (["build", "trainer-cpu", "--platform", "arm64"], "not OS/ARCH"),
     ],
 )
-def test_a_wrong_name_is_said_before_any_engine_is_asked(
+def test_a_wrong_name_is_an_error_without_an_engine(
     words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere.sock")
@@ -107,8 +110,8 @@ def test_a_wrong_name_is_said_before_any_engine_is_asked(
     assert said.out == ""
 
 
-def test_a_huge_context_is_stopped_with_its_largest_parts(tmp_path: Path) -> None:
-    """Ten GiB in a sparse file; with .dockerignore it is small again."""
+def test_a_huge_context_is_refused_with_its_largest_parts(tmp_path: Path) -> None:
+    """Ten GiB in a sparse file. Control: .dockerignore excludes it."""
     (tmp_path / "data/imagenet").mkdir(parents=True)
     with (tmp_path / "data/imagenet/train.bin").open("wb") as file:
         file.truncate(10 * context.GIB)
@@ -142,7 +145,7 @@ def test_dockerignore(rules: str, sent: set[str], tmp_path: Path) -> None:
 
 
 def test_a_link_is_sent_as_a_link(tmp_path: Path) -> None:
-    """To a directory too, which is not walked into; one that leaves the context is named."""
+    """Also a link to a directory. Links that leave the context are listed."""
     tree = tmp_path / "tree"
     (tree / "runs").mkdir(parents=True)
     (tree / "runs/a.bin").write_bytes(b"x" * 9000)
@@ -161,7 +164,7 @@ def test_a_link_is_sent_as_a_link(tmp_path: Path) -> None:
 
 
 def test_our_own_context_is_code_and_the_lock() -> None:
-    """No run, no data, no environment: what a build of trainyard's images sends is small."""
+    """The context of our images has no runs, no data and no environment, and is small."""
     found = context.measure(repo.root(), dockerignore.read(repo.root()))
     assert 100 < found.files < 3000
     assert found.size < 32 * 2**20, found.largest
@@ -179,23 +182,9 @@ def test_a_secret_as_build_argument_is_refused(arguments: dict[str, str]) -> Non
     refuse_secrets({"BASE": "python:3.12", "TOKENIZERS_PARALLELISM": "false"})
 
 
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        ("a/b:1", ("a/b", "1")),
-        ("127.0.0.1:5000/a/b:1", ("127.0.0.1:5000/a/b", "1")),
-        ("127.0.0.1:5000/a/b", ("127.0.0.1:5000/a/b", "")),
-        (f"r.example/a@{DIGEST}", ("r.example/a", DIGEST)),
-    ],
-)
-def test_names_of_images(name: str, parts: tuple[str, str]) -> None:
-    assert registry.split(name) == parts
-
-
-def test_without_docker_nothing_is_said_to_be_built(
+def test_without_docker_the_build_is_one_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No docker at all, and no engine behind it."""
     (tmp_path / "Dockerfile").write_text("FROM scratch\n")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert invoke(["image", "build", str(tmp_path)]) == 2
@@ -213,7 +202,7 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_an_ecr_repository_is_made_once_and_well(aws: None) -> None:
+def test_an_ecr_repository_is_created_once_with_our_settings(aws: None) -> None:
     import boto3
 
     said: list[str] = []
@@ -221,16 +210,18 @@ def test_an_ecr_repository_is_made_once_and_well(aws: None) -> None:
     ecr.ensure(session, "123456789012", "team/train", said.append)
     (found,) = boto3.client("ecr", region_name="us-east-1").describe_repositories()["repositories"]
     assert {key: found[key] for key in ecr.SETTINGS} == ecr.SETTINGS
-    assert "made the repository team/train" in said[0]
+    assert "created the repository team/train" in said[0]
     ecr.ensure(session, "123456789012", "team/train", said.append)
     assert len(said) == 1
     boto3.client("ecr", region_name="us-east-1").create_repository(repositoryName="old")
     ecr.ensure(session, "123456789012", "old", said.append)
-    assert any("imageTagMutability MUTABLE" in line and "left as it is" in line for line in said)
+    assert any("imageTagMutability MUTABLE" in line and "it was not changed" in line for line in said)
 
 
 def test_another_accounts_repository_is_one_error(aws: None) -> None:
-    with pytest.raises(UserError, match="is of account 123456789012, and the repository of 999999999999"):
+    with pytest.raises(
+        UserError, match="belongs to account 123456789012, and the repository to 999999999999"
+    ):
         ecr.ensure(Session("us-east-1"), "999999999999", "team/train", print)
 
 
@@ -247,11 +238,11 @@ TRAIN = "arn:aws:ecr:us-east-1:123456789012:repository/team/train"
         ("ecr", "get_authorization_token", "", "*", r"permission: ecr:GetAuthorizationToken on \*"),
     ],
 )
-def test_what_aws_refuses_is_named_with_action_and_resource(
+def test_a_refusal_of_aws_names_action_and_resource(
     aws: None, monkeypatch: pytest.MonkeyPatch,
     service: str, operation: str, code: str, text: str, said: str,
 ) -> None:  # fmt: skip
-    """moto allows everything: the answer is the Stubber's, and what is asked before it is moto's."""
+    """moto allows everything, so the refusal comes from the Stubber, and the calls before it from moto."""
     session = Session("us-east-1")
     monkeypatch.setattr(ecr, "Session", lambda region: session)
     action = f"ecr:{session.client(service).meta.method_to_api_mapping[operation]}"
@@ -271,9 +262,9 @@ def test_what_aws_refuses_is_named_with_action_and_resource(
 @pytest.mark.parametrize(
     "name", [ECR, f"{ECR[1:]}/team/train", "123456789012.dkr.ecr.amazonaws.com/team/train"]
 )
-def test_a_slip_in_ecrs_form_is_named(name: str) -> None:
-    """Without a name, an account of eleven digits, without a region; control: other registries pass."""
-    with pytest.raises(UserError, match="is no name of an ECR repository") as caught:
+def test_an_invalid_name_of_ecr_is_an_error(name: str) -> None:
+    """No name, an account of eleven digits, no region. Control: other registries pass."""
+    with pytest.raises(UserError, match="is not the name of an ECR repository") as caught:
         ecr.prepare(name, Engine("no-such-docker"), print)
     assert caught.value.hint == ecr.FORM
     assert not ecr.prepare("public.ecr.aws/docker/library/python", Engine("no-such-docker"), print)
@@ -284,12 +275,12 @@ def test_a_slip_in_ecrs_form_is_named(name: str) -> None:
     [
         ("denied: requested access to the resource is denied", "refuses the push"),
         ("no basic auth credentials", "refuses the push"),
-        ("tag invalid: The image tag '1' already exists and cannot be overwritten: immutable", "be moved"),
+        ("tag invalid: The image tag '1' already exists and cannot be overwritten: immutable", "to move"),
         ("Get http://127.0.0.1:5000/v2/: dial tcp: connect: connection refused", "does not answer"),
         ("write /var/lib/docker/tmp/x: no space left on device", "the disk is full"),
     ],
 )  # fmt: skip
-def test_why_a_push_failed(said: str, part: str) -> None:
+def test_the_cause_of_a_failed_push(said: str, part: str) -> None:
     problem = push.refusal("r.example/a:1", f"The push refers to repository [r.example/a]\n{said}\n")
     assert part in problem.message
     assert problem.code == 1
@@ -309,7 +300,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_a_pinned_digest_is_what_the_cell_renders(checkout: Path) -> None:
-    """One entry for each name; the same pin again changes nothing; another one replaces it."""
+    """Each name has one entry. The same pin changes nothing; another pin replaces it."""
     diff = pin.pin("trainer-cpu", "registry.example/team/trainer-cpu", DIGEST, checkout)
     assert f"+    digest: {DIGEST}" in diff
     assert pin.pin("trainer-cpu", "registry.example/team/trainer-cpu", DIGEST, checkout) == ""
@@ -329,7 +320,7 @@ def test_a_pinned_digest_is_what_the_cell_renders(checkout: Path) -> None:
     assert NAMESPACE not in rendered
 
 
-def test_what_no_cell_runs_is_not_pinned() -> None:
+def test_only_images_of_cells_are_pinned() -> None:
     with pytest.raises(UserError, match="no cell or service runs an image trainer-gpu") as caught:
         pin.pin("trainer-gpu", "r.example/x", DIGEST)
     assert "did you mean trainer-cpu?" in str(caught.value.hint)
@@ -348,8 +339,8 @@ def test_a_pinned_digest_is_what_a_service_renders(service: str, image: str, tmp
     assert f"image: registry.example/team/{image}@{DIGEST}\n" in renderer.build(path)
 
 
-def test_a_submitted_job_runs_the_image_that_is_given() -> None:
-    """What `make job DEV=1` does with the overlay's digest; control: the cell's own image before."""
+def test_a_submitted_job_runs_the_given_image() -> None:
+    """`make job DEV=1` submits the overlay's digest. Control: the cell's image before."""
     if kustomize.find(repo.root()) is None:
         pytest.skip("no kustomize or kubectl on PATH: run `make setup`")
     manifests = lookup.rendered("cpu/llama-tiny")

@@ -1,7 +1,7 @@
-"""Builds on CodeBuild: what is made, what a build may do, how failures are told apart, what is left behind.
+"""Builds on CodeBuild: resources, permissions, causes of failures, cleanup.
 
-moto keeps S3, IAM, ECR, the logs and CodeBuild's projects; its builds end at once and well, so the answers of
-builds that last or fail are those of botocore's Stubber.
+moto has S3, IAM, ECR, the logs and CodeBuild's projects. Its builds succeed at once, so that botocore's
+Stubber answers for builds that take time or fail.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tools.cli import invoke
 from tools.core import repo
 from tools.core.errors import UserError
 from tools.image import codebuild, remote_build
-from tools.image.build import BuildFailed, Wish
-from tools.image.codebuild import Place
+from tools.image.build import BuildFailed, Request
+from tools.image.codebuild import Project
 from tools.image.rules.evaluate import Target
 
 ACCOUNT, REGION = "123456789012", "us-west-2"
@@ -38,7 +38,6 @@ DIGEST = "sha256:" + "cd" * 32
 
 @pytest.fixture(autouse=True)
 def _no_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Logs of builds go to another place than the checkout's own."""
     monkeypatch.setattr(repo, "local", lambda: tmp_path / "local")
 
 
@@ -52,28 +51,30 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
 
 
 @pytest.fixture
-def wish(tmp_path: Path) -> Wish:
+def build_request(tmp_path: Path) -> Request:
     (tmp_path / "data").mkdir()
     (tmp_path / "data/big.bin").write_bytes(b"x" * 4096)
     (tmp_path / "run.sh").write_text("#!/bin/sh\n")
     (tmp_path / "run.sh").chmod(0o755)
     (tmp_path / ".dockerignore").write_text("data\n")
     (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY run.sh /\nUSER 1000\n")
-    return Wish(Target(tmp_path / "Dockerfile", tmp_path), (f"{REPOSITORY}:1",), {"NOTE": "two words; $HOME"})
+    return Request(
+        Target(tmp_path / "Dockerfile", tmp_path), (f"{REPOSITORY}:1",), {"NOTE": "two words; $HOME"}
+    )
 
 
 @pytest.fixture
-def place() -> Place:
-    return Place.of(REPOSITORY)
+def project() -> Project:
+    return Project.of(REPOSITORY)
 
 
-def test_the_archive_is_the_context_and_the_same_for_the_same_files(wish: Wish) -> None:
-    root = wish.target.context
+def test_the_archive_is_the_context_and_the_same_for_the_same_files(build_request: Request) -> None:
+    root = build_request.target.context
     said: list[str] = []
     (root / "latest").symlink_to("data")
     (root / "hosts").symlink_to("../../etc/hosts")
-    archive = remote_build.pack(root, wish.target.dockerfile, said.append)
-    assert archive == remote_build.pack(root, wish.target.dockerfile, print)
+    archive = remote_build.pack(root, build_request.target.dockerfile, said.append)
+    assert archive == remote_build.pack(root, build_request.target.dockerfile, print)
     assert [line.partition(": ")[2] for line in said] == ["hosts -> ../../etc/hosts"]
     with zipfile.ZipFile(io.BytesIO(archive)) as found:
         modes = {one.filename: stat.filemode(one.external_attr >> 16) for one in found.infolist()}
@@ -88,51 +89,53 @@ def test_the_archive_is_the_context_and_the_same_for_the_same_files(wish: Wish) 
         assert found.read("latest") == b"data"
 
 
-def test_a_role_may_read_contexts_write_its_log_and_push_to_one_repository(place: Place) -> None:
-    """Held as text: nothing with a star but the login, which knows no resource."""
-    said = codebuild.policy(place)["Statement"]
+def test_a_role_may_read_contexts_write_its_log_and_push_to_one_repository(project: Project) -> None:
+    """Only the login, which has no resource, allows all resources."""
+    said = codebuild.policy(project)["Statement"]
     everywhere = [one["Action"] for one in said if "*" in one["Resource"]]
     assert everywhere == [["ecr:GetAuthorizationToken"]]
     assert not any("*" in action for one in said for action in one["Action"])
     (push,) = (one for one in said if "ecr:PutImage" in one["Action"])
     assert push["Resource"] == [f"arn:aws:ecr:{REGION}:{ACCOUNT}:repository/team/train"]
-    assert codebuild.trust(place)["Statement"][0]["Condition"] == {
+    assert codebuild.trust(project)["Statement"][0]["Condition"] == {
         "StringEquals": {"aws:SourceAccount": ACCOUNT}
     }
 
 
-def test_everything_is_made_once_listed_and_removed(session: Session, place: Place) -> None:
-    """A second build makes nothing; the control is a bucket without our tag, which is nobody's to remove."""
-    made = codebuild.ensure(session, place, print)
+def test_resources_are_created_once_listed_and_removed(session: Session, project: Project) -> None:
+    """A second build creates nothing. A bucket without our tag is not removed."""
+    made = codebuild.ensure(session, project, print)
     assert [one.split()[0] for one in made] == ["bucket", "log", "role", "project"]
-    assert codebuild.ensure(session, place, print) == []
-    closed = session.call("s3", "get_public_access_block", Bucket=place.bucket)
+    assert codebuild.ensure(session, project, print) == []
+    closed = session.call("s3", "get_public_access_block", Bucket=project.bucket)
     assert set(closed["PublicAccessBlockConfiguration"].values()) == {True}
-    (project,) = session.call("codebuild", "batch_get_projects", names=[place.name])["projects"]
-    assert project["serviceRole"] == place.role_arn
-    session.call("s3", "put_object", Bucket=place.bucket, Key=f"{place.name}/1.zip", Body=b"x")
-    removed = codebuild.cleanup(session, place, print)
+    (found,) = session.call("codebuild", "batch_get_projects", names=[project.name])["projects"]
+    assert found["serviceRole"] == project.role_arn
+    session.call("s3", "put_object", Bucket=project.bucket, Key=f"{project.name}/1.zip", Body=b"x")
+    removed = codebuild.cleanup(session, project, print)
     assert [one.split()[0] for one in removed] == ["project", "role", "log", "1", "bucket"]
-    assert codebuild.cleanup(session, place, print) == []
+    assert codebuild.cleanup(session, project, print) == []
     session.call(
-        "s3", "create_bucket", Bucket=place.bucket, CreateBucketConfiguration={"LocationConstraint": REGION}
+        "s3", "create_bucket", Bucket=project.bucket, CreateBucketConfiguration={"LocationConstraint": REGION}
     )
     session.call(
-        "s3", "put_bucket_tagging", Bucket=place.bucket, Tagging={"TagSet": [{"Key": "a", "Value": "b"}]}
+        "s3", "put_bucket_tagging", Bucket=project.bucket, Tagging={"TagSet": [{"Key": "a", "Value": "b"}]}
     )
     with pytest.raises(UserError, match="is not trainyard's"):
-        codebuild.cleanup(session, place, print)
+        codebuild.cleanup(session, project, print)
 
 
-def test_another_repositorys_contexts_keep_the_bucket(session: Session, place: Place) -> None:
-    codebuild.ensure(session, place, print)
-    session.call("s3", "put_object", Bucket=place.bucket, Key="trainyard-image-other/1.zip", Body=b"x")
-    assert f"bucket {place.bucket}" not in codebuild.cleanup(session, place, print)
-    assert session.call("s3", "list_objects_v2", Bucket=place.bucket)["KeyCount"] == 1
+def test_another_repositorys_contexts_keep_the_bucket(session: Session, project: Project) -> None:
+    codebuild.ensure(session, project, print)
+    session.call("s3", "put_object", Bucket=project.bucket, Key="trainyard-image-other/1.zip", Body=b"x")
+    assert f"bucket {project.bucket}" not in codebuild.cleanup(session, project, print)
+    assert session.call("s3", "list_objects_v2", Bucket=project.bucket)["KeyCount"] == 1
 
 
-def test_arguments_reach_docker_as_they_are(wish: Wish) -> None:
-    spec = YAML(typ="safe").load(remote_build.buildspec(wish.names[0], wish.arguments, "linux/amd64"))
+def test_arguments_reach_docker_as_they_are(build_request: Request) -> None:
+    spec = YAML(typ="safe").load(
+        remote_build.buildspec(build_request.names[0], build_request.arguments, "linux/amd64")
+    )
     (command,) = spec["phases"]["build"]["commands"]
     assert "--build-arg 'NOTE=two words; $HOME'" in command
     assert command.endswith(" .")
@@ -184,7 +187,7 @@ def _events(token: str, *lines: str) -> dict[str, Any]:
         ("FAULT", "QUEUED", "internal", [], "CodeBuild failed"),
     ],
 )
-def test_failures_are_told_apart_by_their_phase(
+def test_the_phase_decides_the_cause_of_a_failure(
     session: Session, status: str, phase: str, message: str, lines: list[str], kind: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -204,15 +207,15 @@ def test_failures_are_told_apart_by_their_phase(
     assert said[-len(lines) :] == lines or not lines
 
 
-def test_a_build_that_went_well_ends_with_ecrs_digest(
-    session: Session, wish: Wish, place: Place, monkeypatch: pytest.MonkeyPatch
+def test_a_successful_build_ends_with_the_digest_of_ecr(
+    session: Session, build_request: Request, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without an image in ECR the same build is no success; with the tag there before, none is begun."""
+    """Without the image at ECR the build fails. If the tag exists before, no build starts."""
     monkeypatch.setattr(remote_build, "follow", lambda *_: None)
     with pytest.raises(UserError, match="ECR does not have"):
-        remote_build.build(wish, session, print)
-    (context,) = session.call("s3", "list_objects_v2", Bucket=place.bucket)["Contents"]
-    assert context["Key"].startswith(f"{place.name}/")
+        remote_build.build(build_request, session, print)
+    (context,) = session.call("s3", "list_objects_v2", Bucket=project.bucket)["Contents"]
+    assert context["Key"].startswith(f"{project.name}/")
     manifest = json.dumps(
         {"schemaVersion": 2, "mediaType": "application/vnd.docker.distribution.manifest.v2+json"}
     )
@@ -221,24 +224,24 @@ def test_a_build_that_went_well_ends_with_ecrs_digest(
         session.call("ecr", "put_image", repositoryName="team/train", imageManifest=manifest, imageTag="1")
 
     monkeypatch.setattr(remote_build, "follow", push)
-    built = remote_build.build(wish, session, print)
-    assert built.digest == remote_build.digest(session, place, "1")
+    built = remote_build.build(build_request, session, print)
+    assert built.digest == remote_build.digest(session, project, "1")
     assert built.made == []
-    with pytest.raises(UserError, match="is there already"):
-        remote_build.build(wish, session, print)
+    with pytest.raises(UserError, match="already exists"):
+        remote_build.build(build_request, session, print)
 
 
-def test_the_command_builds_once_lists_what_it_made_and_takes_it_away(
-    wish: Wish, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_command_builds_once_lists_its_resources_and_removes_them(
+    build_request: Request, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """AWS behind HTTP. moto's builds run no buildspec: this one pushes, as the buildspec says.
+    """AWS over HTTP. moto runs no buildspec, so the test pushes in its place.
 
-    Control: before it does, the build that ended well is no success.
+    Control: before that, a successful build without an image at ECR is an error.
     """
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.setenv(name, "testing")
     monkeypatch.delenv("AWS_PROFILE", raising=False)
-    words = ["image", "build", str(wish.target.context), "--repository", REPOSITORY, "--json"]
+    words = ["image", "build", str(build_request.target.context), "--repository", REPOSITORY, "--json"]
     manifest = json.dumps(
         {"schemaVersion": 2, "mediaType": "application/vnd.docker.distribution.manifest.v2+json"}
     )
@@ -252,16 +255,16 @@ def test_the_command_builds_once_lists_what_it_made_and_takes_it_away(
     with server() as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
         assert invoke([*words, "--remote"]) == 1
-        assert "the build ended well, and ECR does not have" in capsys.readouterr().err
+        assert "the build succeeded, but ECR does not have" in capsys.readouterr().err
         assert invoke([*words, "--cleanup"]) == 0
         assert len(json.loads(capsys.readouterr().out)["removed"]) == 5
         monkeypatch.setattr(CodeBuildBackend, "start_build", build)
         assert invoke([*words, "--remote"]) == 0
         said = json.loads(capsys.readouterr().out)
-        assert said["digest"] == remote_build.digest(Session(REGION), Place.of(REPOSITORY), __version__)
+        assert said["digest"] == remote_build.digest(Session(REGION), Project.of(REPOSITORY), __version__)
         assert [one.split()[0] for one in said["made"]] == ["bucket", "log", "role", "project"]
         assert invoke([*words, "--remote"]) == 1
-        assert "is there already" in capsys.readouterr().err
+        assert "already exists" in capsys.readouterr().err
         assert invoke([*words, "--cleanup"]) == 0
         removed = json.loads(capsys.readouterr().out)["removed"]
         assert [one.split()[0] for one in removed] == ["project", "role", "log", "1", "bucket"]
@@ -269,7 +272,9 @@ def test_the_command_builds_once_lists_what_it_made_and_takes_it_away(
         assert json.loads(capsys.readouterr().out) == {"removed": []}
         words[words.index(REPOSITORY)] = REPOSITORY.replace(ACCOUNT, "999999999999")
         assert invoke([*words, "--cleanup"]) == 2
-        assert "is of account 123456789012, and the repository of 999999999999" in capsys.readouterr().err
+        assert (
+            "belongs to account 123456789012, and the repository to 999999999999" in capsys.readouterr().err
+        )
 
 
 def test_an_interrupted_build_is_stopped(session: Session) -> None:
@@ -288,5 +293,5 @@ def test_an_interrupted_build_is_stopped(session: Session) -> None:
 
 
 def test_only_ecr_is_pushed_to() -> None:
-    with pytest.raises(UserError, match="no repository of it"):
-        Place.of("registry.example/team/train")
+    with pytest.raises(UserError, match="is not an ECR repository"):
+        Project.of("registry.example/team/train")

@@ -1,4 +1,4 @@
-"""Build an image with the engine, and believe it only when the engine has it."""
+"""Build an image with the Docker engine, and check that the engine has it."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from tools.image.dockerfile import context, dockerignore
 from tools.image.engine import Engine, Image, Say
 from tools.image.rules.evaluate import Target
 
-NAMESPACE = "localhost/trainyard"  # the names that cells have; no public registry is asked for them
+NAMESPACE = "localhost/trainyard"  # as in cells; docker asks no public registry for these names
 ATTEMPTS = 3
 WAIT = 5.0  # seconds before the second attempt, twice as long before the third
-FULL = 1 << 30  # bytes; below that a build that ends without a word ran out of space
+FULL = 1 << 30  # bytes; with less free space, a failure without a message is a full disk
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What is to be built, and how."""
+class Request:
+    """What to build, and how."""
 
     target: Target
     names: tuple[str, ...]  # with their tags
     arguments: Mapping[str, str] = field(default_factory=dict)
-    secrets: tuple[str, ...] = ()  # as --secret of docker build takes them
+    secrets: tuple[str, ...] = ()  # in the syntax of docker build --secret
     platform: str | None = None
     limit: int = context.LIMIT
 
 
 @dataclass
 class Record:
-    """What is kept of a build, in local/images/<name>.json."""
+    """A build, as stored in local/images/<name>.json."""
 
     name: str
     tags: list[str]
@@ -53,20 +53,18 @@ class Record:
     built: str
     builder: str
     attempts: int
-    digests: dict[str, str] = field(default_factory=dict)  # repository -> digest, read back from a registry
+    digests: dict[str, str] = field(default_factory=dict)  # repository -> digest at the registry
 
-    def save(self) -> Path:
-        """Write the record and return its path."""
+    def save(self) -> None:
         path = record_path(self.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
         temporary.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
         temporary.replace(path)
-        return path
 
 
 class BuildFailed(Exception):
-    """A build that failed: its cause, and where all of its output is."""
+    """A failed build: its cause, and the file with its whole output."""
 
     def __init__(self, found: Cause, log: Path, attempts: int) -> None:
         super().__init__(found.kind)
@@ -74,7 +72,6 @@ class BuildFailed(Exception):
 
 
 def record_path(name: str) -> Path:
-    """Return where the record of the image `name` is."""
     return repo.local() / "images" / f"{name}.json"
 
 
@@ -87,44 +84,44 @@ def load_record(name: str) -> Record | None:
 
 
 def refuse_secrets(arguments: Mapping[str, str]) -> None:
-    """Raise UserError where a build argument is a secret: its value would stand in the image's history."""
+    """Raise UserError if a build argument is a secret, because the image's history would show its value."""
     for name, value in arguments.items():
         found = secret_patterns.find(f"{name}={value}")
         named = secret_patterns.is_secret_name(name)
         if found or named:
-            kind = f"by its name, {name}, a secret" if named else found[0].kind
+            kind = "a secret, by its name" if named else found[0].kind
             raise UserError(
                 f"--build-arg {name}: the value is {kind}, and would stay in the image's history",
                 f"--secret id={name.lower()},env={name}, and RUN --mount=type=secret,id={name.lower()}",
             )
 
 
-def build(wish: Wish, engine: Engine, say: Say) -> tuple[Record, Image]:
-    """Build an image and return its record, written, and the image as the engine has it.
+def build(request: Request, engine: Engine, say: Say) -> tuple[Record, Image]:
+    """Build an image, write its record, and return the record and the image.
 
-    Raises BuildFailed with the cause; UserError where nothing was begun: no engine, a context that is too
-    large, a secret as an argument. A cause that a retry can cure is tried again, at most ATTEMPTS times.
+    Raises BuildFailed with the cause, and UserError if the build did not start: no engine, a context that is
+    too large, a secret as an argument. After a network failure it tries again, ATTEMPTS times in all.
     """
-    refuse_secrets(wish.arguments)
-    ignore = dockerignore.read(wish.target.context, wish.target.dockerfile)
-    sent = context.guard(wish.target.context, ignore, wish.limit)
+    refuse_secrets(request.arguments)
+    ignore = dockerignore.read(request.target.context, request.target.dockerfile)
+    sent = context.guard(request.target.context, ignore, request.limit)
     versions = engine.check()
-    name = wish.target.name
+    name = request.target.name
     log = repo.local() / "images" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     builder, head, variables = _builder(engine, versions["client"])
     say(f"building {name} with {builder}: {sent.files:,} files, {context.shown(sent.size)} of context")
     for text in sent.warnings():
         say(text)
-    if wish.secrets and builder == "classic":
+    if request.secrets and builder == "classic":
         raise UserError(
-            "--secret needs BuildKit, and this engine has the classic builder only", "install buildx"
+            "--secret needs BuildKit, and this engine only has the classic builder", "install buildx"
         )
     began = time.monotonic()
     for attempt in range(1, ATTEMPTS + 1):
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / "id"
-            words = [*head, *_options(wish, file), str(wish.target.context)]
+            words = [*head, *_options(request, file), str(request.target.context)]
             code, said = engine.stream(words, say, variables)
             log.write_text(said, encoding="utf-8")
             identity = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
@@ -136,15 +133,15 @@ def build(wish: Wish, engine: Engine, say: Say) -> tuple[Record, Image]:
         wait = WAIT * 2 ** (attempt - 1)
         say(f"{found.kind}: {found.line}; trying again in {wait:.0f} s ({attempt} of {ATTEMPTS})")
         time.sleep(wait)
-    image = _read_back(wish, engine, identity)
+    image = _read_back(request, engine, identity)
     record = Record(
         name=name,
-        tags=list(wish.names),
+        tags=list(request.names),
         id=image.id,
         size=image.size,
         layers=len(image.layers),
         architecture=image.architecture,
-        revision=wish.arguments.get("REVISION", "unknown"),
+        revision=request.arguments.get("REVISION", "unknown"),
         seconds=round(time.monotonic() - began, 1),
         built=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         builder=builder,
@@ -155,15 +152,15 @@ def build(wish: Wish, engine: Engine, say: Say) -> tuple[Record, Image]:
 
 
 def labels(target: Target) -> dict[str, str]:
-    """Return the build arguments that say what an image was made from."""
+    """Return the build arguments that name an image's commit and version."""
     return {"REVISION": tags.revision(target.context), "VERSION": __version__}
 
 
 def _builder(engine: Engine, client: str) -> tuple[str, list[str], dict[str, str]]:
-    """Return the builder's name, the words that start it and its variables.
+    """Return the builder's name, its command and its environment variables.
 
-    buildx where it is installed, the BuildKit that clients before 23 have built in, else the classic builder.
-    DOCKER_BUILDKIT=0 asks for the classic one.
+    buildx if it is installed, else the built-in BuildKit of clients before 23, else the classic builder.
+    DOCKER_BUILDKIT=0 selects the classic one.
     """
     wanted = os.environ.get("DOCKER_BUILDKIT")
     if wanted != "0":
@@ -174,59 +171,59 @@ def _builder(engine: Engine, client: str) -> tuple[str, list[str], dict[str, str
     return "classic", ["build"], {"DOCKER_BUILDKIT": "0"}
 
 
-def _options(wish: Wish, identity: Path) -> list[str]:
-    words = ["--file", str(wish.target.dockerfile), "--iidfile", str(identity)]
-    for name in wish.names:
+def _options(request: Request, identity: Path) -> list[str]:
+    words = ["--file", str(request.target.dockerfile), "--iidfile", str(identity)]
+    for name in request.names:
         words += ["--tag", name]
-    for name, value in wish.arguments.items():
+    for name, value in request.arguments.items():
         words += ["--build-arg", f"{name}={value}"]
-    for text in wish.secrets:
+    for text in request.secrets:
         words += ["--secret", text]
-    if wish.platform:
-        words += ["--platform", wish.platform]
+    if request.platform:
+        words += ["--platform", request.platform]
     return words
 
 
 def _cause(said: str, engine: Engine) -> Cause:
-    """Return the cause; a build that only says that a command failed is asked whether the disk is full."""
+    """Return the cause. If the output only says that a command failed, check for a full disk."""
     found = cause(said)
     if not found.kind.startswith(("a command", "unknown")):
         return found
     root = engine.data_root()
     if root and Path(root).is_dir() and (free := shutil.disk_usage(root).free) < FULL:
-        remedy = "docker builder prune and docker image prune give space back"
+        remedy = "free space with docker builder prune and docker image prune"
         line = f"{root} has {context.shown(free)} left; {found.line}"
         return Cause("no space", line, remedy, step=found.step)
     return found
 
 
-def _read_back(wish: Wish, engine: Engine, identity: str) -> Image:
-    """Return the image that was built, as the engine has it under each of its names. Raises UserError."""
+def _read_back(request: Request, engine: Engine, identity: str) -> Image:
+    """Return the built image. Raises UserError unless the engine has it under each of its names."""
     image = engine.image(identity)
     if image is None:
-        raise UserError(f"the builder ended well, and the engine does not have {identity}", code=1)
-    for name in wish.names:
+        raise UserError(f"the builder succeeded, but the engine does not have {identity}", code=1)
+    for name in request.names:
         tagged = engine.image(name)
         if tagged is None or tagged.id != image.id:
             has = tagged.id if tagged else "nothing"
-            raise UserError(f"{name} is {has}, and not {image.id}, which was just built", code=1)
-    wanted = (wish.platform or "linux/amd64").split("/")[1]
+            raise UserError(f"{name} is {has}, not {image.id}, which was just built", code=1)
+    wanted = (request.platform or "linux/amd64").split("/")[1]
     if image.architecture != wanted:
         raise UserError(
             f"the image is for {image.architecture}, and the nodes are {wanted}",
-            f"--platform linux/{wanted}, with buildx and emulation; or build on AWS",
+            f"--platform linux/{wanted}, with buildx and emulation; or --remote",
             code=1,
         )
     return image
 
 
 def summary(record: Record) -> list[tuple[str, str]]:
-    """Return a record as a table."""
-    took = f"{record.seconds:.1f} s" + (f", {record.attempts} attempts" if record.attempts > 1 else "")
+    """Return a record as rows of a table."""
+    attempts = f", {record.attempts} attempts" if record.attempts > 1 else ""
     return [
         ("image", ", ".join(record.tags)),
         ("id", record.id),
         ("size", f"{context.shown(record.size)} in {output.count(record.layers, 'layer')}"),
         ("commit", record.revision),
-        ("built", f"in {took} with {record.builder}"),
+        ("built", f"in {record.seconds:.1f} s{attempts} with {record.builder}"),
     ]

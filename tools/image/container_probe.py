@@ -1,11 +1,11 @@
-"""Runs inside of an image, by its own Python, and prints one JSON object: what `yard image test` asks for.
+"""Runs in a container with the image's own Python, and prints one JSON object for `yard image test`.
 
-    python - versions NAME ...     imports each module, and says its version or why it is not there
-    python - rights                 the user, and which directories it can write to
-    python - device                 a multiplication on each device that torch finds
-    python - environment            variables, packages, devices
+    python - versions NAME ...     imports each module: its version, or the error
+    python - rights                the user, and the directories that it can write to
+    python - device                a multiplication on each device that torch finds
+    python - environment           variables, packages, devices
 
-Standard library only until a module is asked for; sent as text, so the image needs nothing of ours.
+It is passed as text and only needs the standard library, so that the image needs nothing of ours.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ OFF = ("/proc", "/sys", "/dev")
 
 
 def versions(names: list[str]) -> dict[str, Any]:
-    """Import every module of `names`."""
     found, failed = {"python": platform.python_version()}, {}
     for name in names:
         try:
             module = importlib.import_module(name)
-        except (Exception, SystemExit) as problem:  # noqa: BLE001  whatever a library does, it is not there
+        except (Exception, SystemExit) as problem:  # noqa: BLE001  an import may raise anything
             failed[name] = f"{type(problem).__name__}: {problem}".splitlines()[0][:300]
         else:
             found[name] = str(getattr(module, "__version__", "")) or "there"
@@ -35,7 +34,6 @@ def versions(names: list[str]) -> dict[str, Any]:
 
 
 def rights(_: list[str]) -> dict[str, Any]:
-    """Say who runs, and list the directories that this user can write to."""
     writable = []
     for directory, names, _files in os.walk("/"):
         names[:] = [name for name in names if os.path.join(directory, name) not in OFF]
@@ -46,7 +44,6 @@ def rights(_: list[str]) -> dict[str, Any]:
 
 
 def device(_: list[str]) -> dict[str, Any]:
-    """Multiply matrices wherever torch can."""
     import torch
 
     places = ["cpu"] + [f"cuda:{number}" for number in range(torch.cuda.device_count())]
@@ -66,22 +63,11 @@ def device(_: list[str]) -> dict[str, Any]:
 
 
 def environment(_: list[str]) -> dict[str, Any]:
-    """Return variables, packages and devices."""
     packages = {one.metadata["Name"]: one.version for one in importlib.metadata.distributions()}
-    return {
-        "variables": dict(os.environ),
-        "packages": dict(sorted(packages.items())),
-        "devices": sorted(
-            name for name in os.listdir("/dev") if name.startswith(("nvidia", "neuron", "infini"))
-        ),
-    }
+    devices = sorted(name for name in os.listdir("/dev") if name.startswith(("nvidia", "neuron", "infini")))
+    return {"variables": dict(os.environ), "packages": dict(sorted(packages.items())), "devices": devices}
 
 
 if __name__ == "__main__":
-    ask: dict[str, Any] = {
-        "versions": versions,
-        "rights": rights,
-        "device": device,
-        "environment": environment,
-    }
-    print("\n" + json.dumps(ask[sys.argv[1]](sys.argv[2:])))
+    probes: dict[str, Any] = {one.__name__: one for one in (versions, rights, device, environment)}
+    print("\n" + json.dumps(probes[sys.argv[1]](sys.argv[2:])))

@@ -1,4 +1,4 @@
-"""Amazon ECR: a repository that is made when it is missing, and a login by the current identity."""
+"""Amazon ECR: create a missing repository, and log docker in with the current identity."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tools.core.errors import UserError
 from tools.image.engine import Engine, Say
 
 HOST = re.compile(r"^(\d{12})\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/(.+)$")
-LIKE = re.compile(r"^[^/]*\.ecr[.-][^/]*amazonaws\.com")  # what was meant to be one of them
+LIKE = re.compile(r"^[^/]*\.ecr[.-][^/]*amazonaws\.com")  # a name that looks like one of ECR
 FORM = "<account, 12 digits>.dkr.ecr.<region>.amazonaws.com/<name>"
-# What a repository that we make has; what somebody made otherwise is left as it is, and said.
+# The settings of new repositories. An existing one is not changed; differences are printed.
 SETTINGS: dict[str, Any] = {
     "imageTagMutability": "IMMUTABLE",
     "imageScanningConfiguration": {"scanOnPush": True},
@@ -22,15 +22,15 @@ SETTINGS: dict[str, Any] = {
 
 
 def prepare(repository: str, engine: Engine, say: Say) -> bool:
-    """Make `repository` where it is missing, and log docker in; return whether it is one of ECR's.
+    """Create `repository` if it is missing, and log docker in; return whether it is on ECR.
 
-    Raises UserError where the name is a slip of ECR's form, or another account's credentials are in use, and
-    AwsError where AWS refuses.
+    Raises UserError if the name looks like ECR but is invalid, or if the credentials belong to another
+    account, and AwsError.
     """
     match = HOST.match(repository)
     if match is None:
         if LIKE.match(repository):
-            raise UserError(f"{repository} is no name of an ECR repository", FORM)
+            raise UserError(f"{repository} is not the name of an ECR repository", FORM)
         return False
     account, region, name = match.groups()
     session = Session(region)
@@ -43,27 +43,27 @@ def prepare(repository: str, engine: Engine, say: Say) -> bool:
 
 
 def ensure(session: Session, account: str, name: str, say: Say) -> None:
-    """Make the repository where it is missing: immutable tags, scan on push, encryption.
+    """Create the repository if it is missing: immutable tags, scan on push, encryption.
 
-    An existing one is not changed; what it has otherwise is said. Raises UserError, AwsError.
+    Raises UserError, AwsError.
     """
     same_account(session, account)
     found = _found(session, name)
     if found is None:
         session.call("ecr", "create_repository", repositoryName=name, **SETTINGS)
-        say(f"made the repository {name} in {session.region}: immutable tags, scan on push, encrypted")
+        say(f"created the repository {name} in {session.region}: immutable tags, scan on push, encrypted")
         return
     for key, wanted in SETTINGS.items():
         if found.get(key) != wanted:
-            say(f"the repository {name} has {key} {found.get(key)}, not {wanted}; it is left as it is")
+            say(f"the repository {name} has {key} {found.get(key)}, not {wanted}; it was not changed")
 
 
 def same_account(session: Session, account: str) -> None:
-    """Raise UserError where the current identity is of another account than the repository."""
-    own = session.identity()["account"]
-    if own != account:
-        text = f"the current AWS identity is of account {own}, and the repository of {account}"
-        raise UserError(text, "AWS_PROFILE chooses another identity")
+    """Raise UserError unless the current identity belongs to the repository's account."""
+    current = session.identity()["account"]
+    if current != account:
+        text = f"the current AWS identity belongs to account {current}, and the repository to {account}"
+        raise UserError(text, "AWS_PROFILE selects another identity")
 
 
 def _found(session: Session, name: str) -> dict[str, Any] | None:

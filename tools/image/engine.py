@@ -1,6 +1,6 @@
-"""The Docker engine as this project runs it: the user's own `docker` command, JSON answers, one error each.
+"""The Docker engine, through the user's own `docker` command.
 
-The command and not a client library, because it knows the user's contexts, credential helpers and builders.
+A client library does not know the user's contexts, credential helpers and builders.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from tools.core.errors import UserError
 
-SECONDS = 60  # of any single question
+SECONDS = 60  # for one command
 CANNOT_SEE = 3
 UNREACHABLE = (
     "Cannot connect to the Docker daemon",
@@ -27,11 +27,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Image:
-    """An image as the engine has it. `id` is the digest of its configuration; sizes are in bytes."""
+    """An image of the engine. `id` is the digest of its configuration; sizes are in bytes."""
 
     id: str
     tags: tuple[str, ...]
-    digests: tuple[str, ...]  # <repository>@sha256:..., once it was pushed or pulled
+    digests: tuple[str, ...]  # <repository>@sha256:..., after a push or pull
     size: int
     layers: tuple[str, ...]
     architecture: str
@@ -40,22 +40,22 @@ class Image:
     labels: Mapping[str, str]
 
     def digest(self, repository: str) -> str | None:
-        """Return the manifest's digest in `repository`, or None."""
+        """Return the digest of the manifest in `repository`, or None."""
         return next((one.split("@")[1] for one in self.digests if one.split("@")[0] == repository), None)
 
 
 @dataclass(frozen=True)
 class Engine:
-    """The engine that `docker` on PATH speaks to."""
+    """The engine of `docker` on PATH."""
 
     program: str = "docker"
 
     def run(
         self, *words: str, seconds: float | None = SECONDS, variables: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run docker and return what it said, whatever its exit code.
+        """Run docker and return its result, also after a failure.
 
-        Raises UserError where there is no docker, and, with exit code 3, where it does not end in `seconds`.
+        Raises UserError without docker, and with exit code 3 if it does not end within `seconds`.
         """
         try:
             return subprocess.run(
@@ -71,17 +71,17 @@ class Engine:
         except FileNotFoundError:
             raise missing() from None
         except subprocess.TimeoutExpired:
-            raise UserError(f"docker {words[0]}: no answer for {seconds} s", code=CANNOT_SEE) from None
+            raise UserError(f"docker {words[0]}: no answer within {seconds} s", code=CANNOT_SEE) from None
 
     def text(self, *words: str, seconds: float | None = SECONDS) -> str:
-        """Return docker's output; UserError with its complaint where it fails."""
+        """Return docker's output. Raises UserError with docker's error."""
         done = self.run(*words, seconds=seconds)
         if done.returncode != 0:
             raise failure(words[0], done.stderr)
         return done.stdout
 
     def check(self) -> dict[str, str]:
-        """Return the versions of client and server. Raises UserError where no engine answers."""
+        """Return the versions of client and server. Raises UserError if no engine answers."""
         found = json.loads(self.text("version", "--format", "{{json .}}"))
         if not found.get("Server"):
             raise failure("version", "Cannot connect to the Docker daemon")
@@ -94,7 +94,7 @@ class Engine:
     def stream(
         self, words: Sequence[str], say: Say, variables: Mapping[str, str] | None = None
     ) -> tuple[int, str]:
-        """Run docker, give each line to `say` when it comes, and return its exit code and all it said."""
+        """Run docker, pass each line to `say`, and return the exit code and the whole output."""
         try:
             process = subprocess.Popen(
                 [self.program, *words],
@@ -148,21 +148,20 @@ class Engine:
             raise failure("login", done.stderr)
 
     def data_root(self) -> str:
-        """Return the directory in which the engine keeps its images, or an empty text."""
+        """Return the directory of the engine's images, or an empty text."""
         done = self.run("info", "--format", "{{.DockerRootDir}}")
         return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def missing() -> UserError:
-    """Return the error of a machine without docker."""
-    hint = "install Docker (https://docs.docker.com/engine/install/), or build on AWS instead"
+    hint = "install Docker (https://docs.docker.com/engine/install/), or build on AWS (--remote)"
     return UserError("no docker on PATH, and nothing was built", hint)
 
 
 def failure(what: str, stderr: str) -> UserError:
-    """Return docker's last complaint as one error; exit code 3 where no engine was reached."""
+    """Return docker's last line as an error, with exit code 3 if no engine answered."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    message = (lines or [f"docker {what} failed without a word"])[-1]
+    message = (lines or [f"docker {what} failed without a message"])[-1]
     if any(sign in stderr for sign in UNREACHABLE):
         hint = "start it (systemctl start docker), or set DOCKER_HOST (docker context ls)"
         return UserError(f"no Docker engine answers: {message}", hint, CANNOT_SEE)

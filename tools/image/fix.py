@@ -1,6 +1,6 @@
-"""The smallest change that cures a finding of `yard image check`, one finding after the other.
+"""The smallest change that removes a finding of `yard image check`, one finding at a time.
 
-Each repair takes the texts as they are and returns them changed, or None where it does not know how.
+Each repair changes the texts in place and returns whether it could.
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Mapping
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,16 +20,16 @@ from packaging.utils import canonicalize_name
 from tools.core import repo
 from tools.core.verdict import State, Verdict
 from tools.facts import compatibility
-from tools.image.dockerfile import parse
+from tools.image.dockerfile import dockerignore, parse
 from tools.image.dockerfile.packages import Package, cuda_version, entries, requirement
 from tools.image.rules import versions
 from tools.image.rules.evaluate import Target, subject, verdicts
 from tools.image.rules.rule import Subject
 from tools.image.rules.runtime import exec_form, with_exec
 
-ATTEMPTS = 8  # repairs of one file; each cures one finding
+ATTEMPTS = 8  # repairs of one file, each of one finding
 USER = "USER 1000:1000"
-# Where a module's name is not its package's.
+# Modules whose package has another name.
 PACKAGES = {
     "yaml": "pyyaml", "PIL": "pillow", "cv2": "opencv-python-headless", "sklearn": "scikit-learn",
     "ruamel": "ruamel-yaml", "dateutil": "python-dateutil", "google": "protobuf",
@@ -38,7 +41,7 @@ Repair = Callable[[Subject, Texts, Path, Verdict], bool]
 
 @dataclass
 class Fixed:
-    """What was changed, what is left, and what each repair did."""
+    """The files before and after, what each repair did, and the findings that are left."""
 
     before: Texts
     after: Texts
@@ -47,7 +50,7 @@ class Fixed:
 
     @property
     def diff(self) -> str:
-        """Return all changes as one unified diff."""
+        """All changes as one unified diff."""
         parts: list[str] = []
         for path, text in self.after.items():
             if text != self.before[path]:
@@ -66,46 +69,72 @@ class Fixed:
 
 
 def fix(target: Target, given: Mapping[str, str] | None = None, missing: tuple[str, ...] = ()) -> Fixed:
-    """Return a repaired copy of a Dockerfile and its requirement files; nothing is written.
+    """Return a repaired copy of a Dockerfile and its requirement files. Nothing is written.
 
-    `missing` are modules that could not be imported in the built image. A repair that leaves its finding, or
-    makes another one, is taken back. Raises UserError where the Dockerfile cannot be read.
+    `missing` are modules that could not be imported in the built image. A repair that does not remove its
+    finding, or causes another one, is undone. Raises UserError if the Dockerfile cannot be read.
     """
-    looked_at = subject(target, given)
-    files = {target.dockerfile: looked_at.dockerfile.text, **_requirement_files(looked_at)}
+    read = subject(target, given)
+    files = {target.dockerfile: read.dockerfile.text, **_requirement_files(read)}
     result = Fixed(dict(files), dict(files))
     for module in missing:
-        problem = _add(looked_at, result.after, target.dockerfile, module)
+        problem = _add(read, result.after, target.dockerfile, module)
         if problem is None:
             result.done.append(f"{module}: installed")
         else:
             result.left.append(problem)
     given_up: set[tuple[str, str]] = set()
     for _ in range(ATTEMPTS):
-        found = _failures(looked_at, result.after, target.dockerfile, given)
+        found = _failures(read, result.after, target.dockerfile, given)
         todo = next(
             (one for one in found if _key(one) not in given_up and one.details["rule"] in REPAIRS), None
         )
         if todo is None:
             break
         tried = dict(result.after)
-        now = _seen(looked_at, tried, target.dockerfile, given)
+        now = _now(read, tried, target.dockerfile, given)
         if REPAIRS[todo.details["rule"]](now, tried, target.dockerfile, todo):
-            left = {_key(one) for one in _failures(looked_at, tried, target.dockerfile, given)}
+            left = {_key(one) for one in _failures(read, tried, target.dockerfile, given)}
             if _key(todo) not in left and left <= {_key(one) for one in found}:
                 result.after = tried
                 result.done.append(f"{todo.details['rule']}: {todo.summary}")
                 continue
         given_up.add(_key(todo))
-    result.left += _failures(looked_at, result.after, target.dockerfile, given)
+    result.left += _failures(read, result.after, target.dockerfile, given)
     return result
 
 
-def _with_endings(before: str, after: str) -> str:
-    """Return `after`, whose lines end in \\n, with the ends that the lines of `before` have.
+@contextmanager
+def repaired(target: Target, fixed: Fixed) -> Iterator[Target]:
+    """Yield a temporary copy of the context with the repairs; without a repair, the target itself.
 
-    A new line gets the end that most of them have.
+    The directory keeps its name, because the image's name comes from it.
     """
+    if not fixed.diff:
+        yield target
+        return
+    with tempfile.TemporaryDirectory(prefix="yard-fix-") as scratch:
+        root = Path(scratch) / "context" / target.context.name
+        ignore = dockerignore.read(target.context, target.dockerfile)
+        for name, _ in dockerignore.files(target.context, ignore):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(target.context / name, root / name, follow_symlinks=False)
+        for path, text in fixed.after.items():
+            place = _in_copy(path, target, root)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text, encoding="utf-8")
+        yield Target(_in_copy(target.dockerfile, target, root), root)
+
+
+def _in_copy(path: Path, target: Target, root: Path) -> Path:
+    """Return the path of a file's copy; a Dockerfile may be outside the context."""
+    if path.resolve().is_relative_to(target.context):
+        return root / path.resolve().relative_to(target.context)
+    return root.parent.parent / "file" / path.parent.name / path.name
+
+
+def _with_endings(before: str, after: str) -> str:
+    """Return `after`, whose lines end in \\n, with the line ends of `before`, also for new lines."""
     old = re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$", before)
     new = re.findall(r"[^\n]*\n|[^\n]+$", after)
     if "\r" not in before:
@@ -119,14 +148,15 @@ def _with_endings(before: str, after: str) -> str:
     return "".join(lines)
 
 
-def _seen(one: Subject, texts: Texts, path: Path, given: Mapping[str, str] | None) -> Subject:
-    """Return the subject as it is with the texts of now."""
+def _now(one: Subject, texts: Texts, path: Path, given: Mapping[str, str] | None) -> Subject:
     parsed = parse.parse(texts[path], one.source, given)
     return replace(one, dockerfile=parsed, texts={name.resolve(): text for name, text in texts.items()})
 
 
 def _failures(one: Subject, texts: Texts, path: Path, given: Mapping[str, str] | None) -> list[Verdict]:
-    return [verdict for verdict in verdicts(_seen(one, texts, path, given)) if verdict.state is State.FAIL]
+    """Return the failures, and hadolint's verdict if it is missing."""
+    found = verdicts(_now(one, texts, path, given))
+    return [each for each in found if each.state is State.FAIL or each.details["rule"] == "hadolint"]
 
 
 def _key(verdict: Verdict) -> tuple[str, str]:
@@ -142,8 +172,8 @@ def _requirement_files(one: Subject) -> Texts:
 
 
 def _base(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
-    """Put a base with the right CUDA in FROM, or the right CUDA in the index's name."""
-    found, torch = one.package("torch"), versions.torch_version(one)
+    """Change the CUDA of the base image in FROM, or of the package index."""
+    found, torch = one.package("torch"), _torch_version(one)
     stage = one.dockerfile.final.lineage()[0]
     row = compatibility.torch(torch) if torch else None
     if row is None:
@@ -165,14 +195,14 @@ def _base(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
 
 
 def _index(texts: Texts, path: Path, wanted: str) -> bool:
-    """Put `wanted`, such as cu128, for the CUDA in the name of an index, a local version or uv's backend."""
+    """Change the CUDA in the name of an index, a local version or uv's backend to `wanted`, such as cu128."""
     changed = re.sub(r"(/whl/|\+|--torch-backend[= ])cu\d+", rf"\g<1>{wanted}", texts[path])
     found, texts[path] = changed != texts[path], changed
     return found
 
 
 def _put_base(one: Subject, texts: Texts, path: Path, image: str) -> bool:
-    """Change the base image: the default of the build argument that it differs by, else what FROM says."""
+    """Change the base image: in the default of the build argument that differs, or else in FROM."""
     stage = one.dockerfile.final.lineage()[0]
     lines = texts[path].split("\n")
     at = stage.start.line - 1
@@ -202,18 +232,23 @@ def _put_base(one: Subject, texts: Texts, path: Path, image: str) -> bool:
     return True
 
 
+def _torch_version(one: Subject) -> str | None:
+    torch = versions.find_torch(one)
+    return torch.version if torch else None
+
+
 def _torchvision(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
-    torch = versions.torch_version(one)
+    torch = _torch_version(one)
     release = compatibility.torchvision_release(torch) if torch else None
     return _pin(one, texts, path, "torchvision", release)
 
 
 def _torchaudio(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
-    return _pin(one, texts, path, "torchaudio", versions.torch_version(one))
+    return _pin(one, texts, path, "torchaudio", _torch_version(one))
 
 
 def _exec(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
-    """Give ENTRYPOINT or CMD its exec form, or the command line of its shell an `exec`."""
+    """Write ENTRYPOINT or CMD in exec form, or put `exec` into the command line of its shell."""
     lines = texts[path].split("\n")
     line = int(verdict.details["line"])
     found = next((each for _, each in one.dockerfile.instructions() if each.line == line), None)
@@ -234,23 +269,21 @@ def _exec(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
 
 
 def _with_exec(words: list[str]) -> str | None:
-    """Return an exec form whose only command line ends in `exec`, or None where it has none."""
+    """Return an exec form whose command line ends in `exec`, or None if no word is a command line."""
     at = next((number for number, word in enumerate(words) if re.search(r"\s", word)), None)
     text = with_exec(words[at]) if at is not None else None
-    return (
-        None
-        if at is None or text is None
-        else json.dumps([*words[:at], text, *words[at + 1 :]], ensure_ascii=False)
-    )
+    if at is None or text is None:
+        return None
+    return json.dumps([*words[:at], text, *words[at + 1 :]], ensure_ascii=False)
 
 
 def _user(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
-    """Change the last USER, or put one behind the last instruction that needs root."""
+    """Change the last USER, or add one after the last instruction that needs root."""
     lines = texts[path].split("\n")
     final = one.dockerfile.final
     last = next((each for each in reversed(final.instructions) if each.name == "USER"), None)
     needs = [each for each in final.instructions if each.name in ("RUN", "COPY", "ADD", "WORKDIR")]
-    after = max([final.start.end, *(each.end + _bodies(each) for each in needs)])
+    after = max([final.start.end, *(each.last for each in needs)])
     if last is not None and last.line > after:
         lines[last.line - 1 : last.end] = [USER]
     else:
@@ -263,18 +296,14 @@ REPAIRS: dict[str, Repair] = {
     "torch-cuda": _base,
     "torchvision": _torchvision,
     "torchaudio": _torchaudio,
+    "DL3025": _exec,
     "signals": _exec,
     "user": _user,
 }
 
 
-def _bodies(one: parse.Instruction) -> int:
-    """Return how many lines the heredocs of an instruction take."""
-    return sum(body.count("\n") + 2 if body else 1 for body in one.heredocs)
-
-
 def _pin(one: Subject, texts: Texts, path: Path, name: str, release: str | None) -> bool:
-    """Change the version of a package where it stands: in the Dockerfile, or in a requirements file."""
+    """Change the version of a package in the Dockerfile or the requirements file that pins it."""
     found = one.package(name)
     if found is None or release is None or found[1].exact is None:
         return False
@@ -283,19 +312,15 @@ def _pin(one: Subject, texts: Texts, path: Path, name: str, release: str | None)
     if place not in texts:
         return False
     lines = texts[place].split("\n")
-    at = package.line - 1
-    changed = re.sub(
-        rf"({re.escape(name)}\s*={{1,3}}\s*){re.escape(package.exact or '')}", rf"\g<1>{release}", lines[at]
-    )
-    if changed == lines[at]:
-        return False
-    lines[at] = changed
+    before = lines[package.line - 1]
+    pin = rf"({re.escape(name)}\s*={{1,3}}\s*){re.escape(package.exact or '')}"
+    lines[package.line - 1] = re.sub(pin, rf"\g<1>{release}", before)
     texts[place] = "\n".join(lines)
-    return True
+    return lines[package.line - 1] != before
 
 
 def _add(one: Subject, texts: Texts, path: Path, module: str) -> Verdict | None:
-    """Install what a module is in, pinned as our own lock has it; return what is left otherwise."""
+    """Install the package of a module, pinned as in requirements.lock; return a finding if that fails."""
     name = canonicalize_name(PACKAGES.get(module.split(".")[0], module.split(".")[0]))
     lock = (repo.root() / "requirements.lock").read_text(encoding="utf-8")
     packages = (requirement(text.split(" ")[0], "", line) for line, text in entries(lock))
@@ -303,7 +328,7 @@ def _add(one: Subject, texts: Texts, path: Path, module: str) -> Verdict | None:
     installs = [each for each in one.shipped if each.tool != "conda"]
     if exact is None or not installs:
         remedy = f"add {name}==<version> to the image's requirements"
-        what = f"no version of {name} is known here" if exact is None else "nothing installs packages here"
+        what = f"requirements.lock has no {name}" if exact is None else "nothing installs packages here"
         details = {"rule": "imports", "file": one.source, "line": one.dockerfile.final.line}
         return Verdict(State.FAIL, f"{module} cannot be imported, and {what}", [module], remedy, details)
     pinned = f"{name}=={exact}"

@@ -1,4 +1,4 @@
-"""A working tree as one thin layer on an image that is there: what a developer runs before a release."""
+"""A working tree as one layer on an existing image, for development."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DIGITS = 12
 
 @dataclass(frozen=True)
 class Overlay:
-    """An overlay: its name with the content's tag, the image as the engine has it, whether it is old."""
+    """An overlay: its name with a tag of the content, its image, and whether it existed before."""
 
     name: str
     image: Image
@@ -29,43 +29,40 @@ class Overlay:
 
 
 def lay(tree: Path, on: str, engine: Engine, say: Say, limit: int = context.LIMIT) -> Overlay:
-    """Copy what of `tree` .dockerignore lets through into the working directory of the image `on`.
+    """Copy `tree`, filtered by .dockerignore, into the working directory of the image `on`.
 
-    The tag is `dev-` and a digest of the files and of `on`: an equal tree is not built again. Raises
-    UserError where the engine has no such image, it has no working directory, or the tree is empty or larger
-    than `limit` bytes; BuildFailed.
+    The tag is `dev-` and a digest of the files and of `on`, so that an equal tree is not built again. Raises
+    BuildFailed, and UserError if the engine does not have the image, the image has no working directory, or
+    the tree is empty or larger than `limit` bytes.
     """
     registry.split(on)
     engine.check()
     below = engine.image(on)
     if below is None:
-        raise UserError(f"the engine has no image {on}", f"docker pull {on}, or yard image build makes one")
+        raise UserError(f"the engine has no image {on}", f"docker pull {on}, or yard image build")
     place = engine.text("image", "inspect", "--format", "{{.Config.WorkingDir}}", below.id).strip()
     if place in ("", "/"):
-        raise UserError(
-            f"{on} has no working directory, so nothing says where the code belongs", "WORKDIR /app"
-        )
+        raise UserError(f"{on} has no working directory, so the code has no place", "WORKDIR /app")
     ignore = dockerignore.read(tree)
     if context.guard(tree, ignore, limit).files == 0:
-        raise UserError(f"{tree}: no file to lay on {on}", ".dockerignore holds everything back")
+        raise UserError(f"{tree}: no file to add to {on}", ".dockerignore excludes everything")
     name = f"{registry.split(on)[0]}:dev-{content(tree, ignore, below.id)}"
-    there = engine.image(name)
-    if there is not None:
-        return Overlay(name, there, old=True)
+    existing = engine.image(name)
+    if existing is not None:
+        return Overlay(name, existing, old=True)
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / NAME / "Dockerfile"
         file.parent.mkdir()
         file.write_text(_dockerfile(on, tree, below), encoding="utf-8")
         ignored = tree / ".dockerignore"
-        if ignored.is_file():  # the engine looks for it beside the Dockerfile first
+        if ignored.is_file():  # the engine first looks beside the Dockerfile
             file.with_name("Dockerfile.dockerignore").write_bytes(ignored.read_bytes())
-        wish = build.Wish(Target(file, tree), (name,), limit=limit)
-        _, image = build.build(wish, engine, say)
+        _, image = build.build(build.Request(Target(file, tree), (name,), limit=limit), engine, say)
     return Overlay(name, image, old=False)
 
 
 def content(tree: Path, ignore: dockerignore.Ignore, on: str) -> str:
-    """Return a digest of what is laid on what: paths, which of them are programs, bytes, the image below."""
+    """Return a digest of an overlay: paths, executable bits, contents, and the image below."""
     found = hashlib.sha256(on.encode())
     for name, _ in sorted(dockerignore.files(tree, ignore)):
         path = tree / name

@@ -1,4 +1,4 @@
-"""Write an image's digest into overlays/images, the one file that all cells read their images from."""
+"""Write an image's digest into overlays/images, where all cells read their images from."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ FILE = Path("overlays/images/kustomization.yaml")
 
 def known() -> list[str]:
     """Return the names of the images that cells and services run."""
-    places = [
-        *(repo.root() / "overlays/hardware").glob("*/*.yaml"),
-        *(repo.root() / "base/services").glob("*/*.yaml"),
+    files = [
+        path
+        for part in ("overlays/hardware", "base/services")
+        for path in (repo.root() / part).glob("*/*.yaml")
     ]
     named = re.compile(rf"(?m)^ *(?:- )?(?:newName|image): {re.escape(NAMESPACE)}/([a-z0-9-]+)")
-    return sorted({name for path in places for name in named.findall(path.read_text(encoding="utf-8"))})
+    return sorted({name for path in files for name in named.findall(path.read_text(encoding="utf-8"))})
 
 
 def pin(name: str, repository: str, digest: str, root: Path | None = None) -> str:
-    """Make cells and services run `name` as `repository@digest`; return the change as a diff, or nothing.
+    """Make cells and services run `name` as `repository@digest`; return the diff, empty without a change.
 
-    The file is replaced in one step. Raises UserError where nothing runs an image of that name.
+    The file is replaced atomically. Raises UserError if nothing runs an image of that name.
     """
     require(name)
     path = (root or repo.root()) / FILE
@@ -56,10 +57,10 @@ def pin(name: str, repository: str, digest: str, root: Path | None = None) -> st
 
 
 def require(name: str) -> None:
-    """Raise UserError where no cell or service runs an image of that name."""
+    """Raise UserError if no cell or service runs an image of that name."""
     if name not in known():
         match = repo.nearest(name, known())
-        hint = f"did you mean {match}?" if match else f"they run {', '.join(known())}"
+        hint = f"did you mean {match}?" if match else f"images: {', '.join(known())}"
         raise UserError(f"no cell or service runs an image {name}", hint)
 
 

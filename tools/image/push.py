@@ -1,4 +1,4 @@
-"""Push an image, and believe it only when the registry has its digest."""
+"""Push an image, and check that the registry has its digest."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tools.image.build import load_record
 from tools.image.engine import Engine, Say
 
 SAID = re.compile(r"digest: (sha256:[0-9a-f]{64}) size: \d+")
-IMMUTABLE = "a tag names one image for ever: push under another one (--tag-from)"
+IMMUTABLE = "a tag names one image forever; use another tag (--tag-from)"
 REFUSALS = (
-    (re.compile(r"tag invalid|immutable", re.I), "the registry does not let the tag be moved", IMMUTABLE),
+    (re.compile(r"tag invalid|immutable", re.I), "the registry does not allow to move the tag", IMMUTABLE),
     (
         re.compile(r"denied|unauthorized|no basic auth|forbidden", re.I),
         "the registry refuses the push",
@@ -22,7 +22,7 @@ REFUSALS = (
     (
         re.compile(r"connection refused|no such host|timeout|EOF|connection reset|broken pipe", re.I),
         "the registry does not answer",
-        "is it up, and its address right? what was uploaded is not lost: push again",
+        "is the registry up, and its address right? Push again: uploaded layers are kept",
     ),
 )
 
@@ -30,8 +30,8 @@ REFUSALS = (
 def push(name: str, target: str, engine: Engine, say: Say) -> str:
     """Push the local image `name` as `target` (repository and tag) and return its digest.
 
-    The digest is what the registry answers for the tag, the same that the engine has and that the push said.
-    Raises UserError: 1 where the push failed or the digests differ, 3 where the registry cannot be asked.
+    The digests of the push, the engine and the registry must be equal. Raises UserError with exit code 1 if
+    the push failed or the digests differ, and 3 if the registry does not answer.
     """
     repository, tag = registry.split(target)
     if not tag or "@" in target:
@@ -42,25 +42,26 @@ def push(name: str, target: str, engine: Engine, say: Say) -> str:
         raise UserError(f"the engine has no image {name}", "yard image build makes one")
     ecr.prepare(repository, engine, say)
     known = image.digest(repository)
-    there = registry.digest(engine, target)
-    if there is not None:
-        if there == known:
-            say(f"{target} is there already, with this digest")
-            return there
-        raise UserError(f"{target} is another image: {there}; it is not overwritten", IMMUTABLE, 1)
+    existing = registry.digest(engine, target)
+    if existing is not None:
+        if existing == known:
+            say(f"{target} already exists with this digest")
+            return existing
+        raise UserError(f"{target} is another image: {existing}; it is not overwritten", IMMUTABLE, 1)
     if name != target:
         engine.text("tag", image.id, target)
     code, said = engine.stream(["push", target], say)
     match = SAID.search(said)
     if code != 0 or match is None:
         raise refusal(target, said)
-    return verified(engine, target, match[1])
+    verify(engine, target, match[1])
+    return match[1]
 
 
 def refusal(target: str, said: str) -> UserError:
-    """Return why a push failed, as one error."""
+    """Return the error of a failed push."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    last = lines[-1] if lines else "docker push said nothing"
+    last = lines[-1] if lines else "docker push printed nothing"
     for pattern, what, remedy in REFUSALS:
         line = next((line for line in reversed(lines) if pattern.search(line)), None)
         if line:
@@ -69,25 +70,23 @@ def refusal(target: str, said: str) -> UserError:
 
 
 def remember(name: str, repository: str, digest: str) -> None:
-    """Add a digest that was read back to the record of the image's build, where there is one."""
+    """Add a digest to the record of the image's build, if there is one."""
     record = load_record(name)
     if record is not None:
         record.digests[repository] = digest
         record.save()
 
 
-def verified(engine: Engine, target: str, said: str) -> str:
-    """Return the digest when push, engine and registry agree on it. Raises UserError."""
+def verify(engine: Engine, target: str, pushed: str) -> None:
+    """Raise UserError if push, engine and registry have different digests."""
     repository, _ = registry.split(target)
     image = engine.image(target)
     found = {
-        "the push": said,
+        "the push": pushed,
         "the engine": image.digest(repository) if image else None,
         "the registry": registry.digest(engine, target),
     }
-    if set(found.values()) != {said}:
+    if set(found.values()) != {pushed}:
         shown = ", ".join(f"{who} {what or 'nothing'}" for who, what in found.items())
-        raise UserError(
-            f"the digests of {target} differ: {shown}", "somebody else pushed this tag: push again", 1
-        )
-    return said
+        hint = "another push of this tag at the same time? Push again"
+        raise UserError(f"the digests of {target} differ: {shown}", hint, 1)

@@ -1,4 +1,4 @@
-"""What a registry has under a name, asked for by the user's own docker with its credentials."""
+"""Names of images, and their digests at a registry, read with the credentials of the user's docker."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ABSENT = ("no such manifest", "manifest unknown", "name unknown", "not found", "
 
 
 def split(name: str) -> tuple[str, str]:
-    """Return repository and tag (or digest) of an image's name; an empty tag where it has none.
+    """Return repository and tag (or digest) of an image's name; the tag may be empty.
 
-    Raises UserError where it is no name by the rules of the OCI distribution specification.
+    Raises UserError for a name that the OCI distribution specification does not allow.
     """
     named, at, digest = name.partition("@")
     head, _, last = named.rpartition("/")
@@ -30,25 +30,26 @@ def split(name: str) -> tuple[str, str]:
     repository = f"{head}/{base}" if head else base
     if not REPOSITORY.fullmatch(repository):
         nearest = re.sub(r"[^a-z0-9._/:-]+", "-", repository.lower()).strip("-/")
-        raise UserError(f"{name}: {repository!r} is no repository", f"{nearest}: lower case, without spaces")
-    if (colon and not TAG.fullmatch(tag)) or (at and not DIGEST.fullmatch(digest)):
-        wrong, right = (
-            (digest, "sha256: and 64 hexadecimal digits") if at else (tag, "letters, digits, . _ -")
+        raise UserError(
+            f"{name}: {repository!r} is not a repository", f"{nearest}: lower case, without spaces"
         )
-        raise UserError(f"{name}: {wrong!r} is no {'digest' if at else 'tag'}", right)
+    if (colon and not TAG.fullmatch(tag)) or (at and not DIGEST.fullmatch(digest)):
+        if at:
+            raise UserError(f"{name}: {digest!r} is not a digest", "sha256: and 64 hexadecimal digits")
+        raise UserError(f"{name}: {tag!r} is not a tag", "letters, digits, . _ -")
     return repository, digest or tag
 
 
 def host(repository: str) -> str:
-    """Return the registry of a repository, as docker understands its name."""
+    """Return the registry of a repository, by docker's rules."""
     first, slash, _ = repository.partition("/")
     return first if slash and (":" in first or "." in first or first == "localhost") else "docker.io"
 
 
 def digest(engine: Engine, name: str) -> str | None:
-    """Return the digest that the registry has under a tag or digest, or None where it has none.
+    """Return the digest of a tag or digest at its registry, or None if the registry does not have it.
 
-    Raises UserError with exit code 3 where the registry does not answer, or does not let us look.
+    Raises UserError with exit code 3 if the registry does not answer or refuses access.
     """
     options = ["--insecure"] if LOOPBACK.match(name) else []
     done = engine.run("manifest", "inspect", "--verbose", *options, name)
@@ -56,9 +57,9 @@ def digest(engine: Engine, name: str) -> str | None:
         if any(sign in done.stderr.lower() for sign in ABSENT):
             return None
         said = done.stderr.strip().splitlines() or ["no answer"]
-        raise UserError(f"{host(name)}: {said[-1]}", "docker login, or is the registry up?", CANNOT_SEE)
+        raise UserError(f"{host(name)}: {said[-1]}", "docker login; or is the registry down?", CANNOT_SEE)
     found = json.loads(done.stdout)
     entry = found[0] if isinstance(found, list) and len(found) == 1 else found
     if not isinstance(entry, dict):
-        raise UserError(f"{name} is an index of several platforms, which is not what was pushed", code=1)
+        raise UserError(f"{name} is an index of several platforms, not the pushed image", code=1)
     return str(entry["Descriptor"]["digest"])

@@ -1,9 +1,10 @@
-"""Build and push an image on AWS CodeBuild: where no engine is, or the laptop is another architecture."""
+"""Build and push an image on AWS CodeBuild: without an engine, or from another architecture."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import math
 import os
 import shlex
 import stat
@@ -17,24 +18,27 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from tools.aws.session import AwsError, Session
-from tools.core import repo
+from tools.core import repo, wait
 from tools.core.errors import UserError
 from tools.image import codebuild, ecr
-from tools.image.build import BuildFailed, Wish, refuse_secrets
+from tools.image.build import BuildFailed, Request, refuse_secrets
 from tools.image.build_failures import Cause, cause
-from tools.image.codebuild import Place
+from tools.image.codebuild import Project
 from tools.image.dockerfile import context, dockerignore
 from tools.image.engine import Say
-from tools.image.push import refusal
+from tools.image.push import IMMUTABLE, refusal
 from tools.image.registry import split
 
-EVERY = 5.0  # seconds between two looks
-DOCKERFILE = ".trainyard.Dockerfile"  # its name in the archive, wherever it stood
-EPOCH = (1980, 1, 1, 0, 0, 0)  # of every file in the archive: an equal context is an equal archive
-# What a failed phase says (CodeBuild user guide, build phases). BUILD and POST_BUILD are told by their logs.
+EVERY = 5.0  # seconds between two polls
+DOCKERFILE = ".trainyard.Dockerfile"  # its name in the archive
+EPOCH = (1980, 1, 1, 0, 0, 0)  # of every file in the archive, so that equal contexts give equal archives
+# The causes of failed phases (CodeBuild user guide, build phases). For BUILD and POST_BUILD the log has them.
 PHASES = {
-    "QUEUED": ("no build machine", "the account's limit of builds at a time: Service Quotas, CodeBuild"),
-    "PROVISIONING": ("no build machine", "try again; the message says whether image or network is at fault"),
+    "QUEUED": ("no build machine", "the account's limit of concurrent builds: Service Quotas, CodeBuild"),
+    "PROVISIONING": (
+        "no build machine",
+        "try again; the message names the image or the network as the cause",
+    ),
     "DOWNLOAD_SOURCE": ("the context was not fetched", "may the project's role read the bucket?"),
     "INSTALL": ("the build machine has no docker", "codebuild.MACHINE names its image"),
     "PRE_BUILD": ("no login to the registry", "may the project's role call ecr:GetAuthorizationToken?"),
@@ -43,7 +47,7 @@ PHASES = {
 
 @dataclass(frozen=True)
 class Built:
-    """A build that ended well: its id, the digest that ECR has, and what was made for it."""
+    """A successful build: its id, the digest at ECR, and the resources that were created for it."""
 
     id: str
     name: str
@@ -52,42 +56,41 @@ class Built:
     made: list[str] = field(default_factory=list)
 
 
-def build(wish: Wish, session: Session, say: Say) -> Built:
-    """Build `wish` on CodeBuild, follow it, and return the digest that ECR has under its name.
+def build(request: Request, session: Session, say: Say) -> Built:
+    """Build on CodeBuild, follow the build, and return the digest at ECR.
 
-    Raises BuildFailed with the phase's cause; UserError where nothing was begun; AwsError.
+    Raises BuildFailed with the phase's cause, UserError if the build did not start, and AwsError.
     """
-    refuse_secrets(wish.arguments)
-    (name,) = wish.names
+    refuse_secrets(request.arguments)
+    (name,) = request.names
     repository, tag = split(name)
-    place = Place.of(repository)
-    ecr.ensure(session, place.account, place.repository, say)
-    if (there := digest(session, place, tag)) is not None:
-        hint = "a tag names one image for ever: another one, --tag-from"
-        raise UserError(f"{name} is there already: {there}", hint, 1)
-    archive = pack(wish.target.context, wish.target.dockerfile, say, wish.limit)
-    made = codebuild.ensure(session, place, say)
-    key = f"{place.name}/{hashlib.sha256(archive).hexdigest()}.zip"
-    session.call("s3", "put_object", Bucket=place.bucket, Key=key, Body=archive)
-    say(f"uploaded {context.shown(len(archive))} to s3://{place.bucket}/{key}")
+    project = Project.of(repository)
+    ecr.ensure(session, project.account, project.repository, say)
+    if (existing := digest(session, project, tag)) is not None:
+        raise UserError(f"{name} already exists: {existing}", IMMUTABLE, 1)
+    archive = pack(request.target.context, request.target.dockerfile, say, request.limit)
+    made = codebuild.ensure(session, project, say)
+    key = f"{project.name}/{hashlib.sha256(archive).hexdigest()}.zip"
+    session.call("s3", "put_object", Bucket=project.bucket, Key=key, Body=archive)
+    say(f"uploaded {context.shown(len(archive))} to s3://{project.bucket}/{key}")
     began = time.monotonic()
     started = session.call(
         "codebuild", "start_build",
-        projectName=place.name, sourceTypeOverride="S3", sourceLocationOverride=f"{place.bucket}/{key}",
-        buildspecOverride=buildspec(name, wish.arguments, wish.platform or "linux/amd64"),
+        projectName=project.name, sourceTypeOverride="S3", sourceLocationOverride=f"{project.bucket}/{key}",
+        buildspecOverride=buildspec(name, request.arguments, request.platform or "linux/amd64"),
     )["build"]  # fmt: skip
-    say(f"build {started['id']} has begun")
-    follow(session, started["id"], wish.target.name, say)
-    found = digest(session, place, tag)
+    say(f"started build {started['id']}")
+    follow(session, started["id"], request.target.name, say)
+    found = digest(session, project, tag)
     if found is None:
-        raise UserError(f"the build ended well, and ECR does not have {name}", code=1)
+        raise UserError(f"the build succeeded, but ECR does not have {name}", code=1)
     return Built(started["id"], name, found, round(time.monotonic() - began, 1), made)
 
 
 def pack(root: Path, dockerfile: Path, say: Say, limit: int = context.LIMIT) -> bytes:
-    """Return the context as a zip, as .dockerignore lets it through, with the Dockerfile as DOCKERFILE.
+    """Return the context, filtered by .dockerignore, as a zip, with the Dockerfile as DOCKERFILE.
 
-    Links are links in it, as Info-ZIP writes them. Raises UserError beyond `limit` bytes.
+    Links stay links, as Info-ZIP writes them. Raises UserError beyond `limit` bytes.
     """
     ignore = dockerignore.read(root, dockerfile)
     for text in context.guard(root, ignore, limit).warnings():
@@ -106,13 +109,13 @@ def pack(root: Path, dockerfile: Path, say: Say, limit: int = context.LIMIT) -> 
 
 
 def buildspec(name: str, arguments: Mapping[str, str], platform: str) -> str:
-    """Return CodeBuild's instructions, one phase for each thing that can fail by itself."""
+    """Return CodeBuild's instructions, with one phase for each step that can fail."""
     host = name.partition("/")[0]
     words = ["docker", "build", "--file", DOCKERFILE, "--platform", platform, "--tag", name]
     for key, value in arguments.items():
         words += ["--build-arg", f"{key}={value}"]
     login = f"aws ecr get-login-password | docker login --username AWS --password-stdin {shlex.quote(host)}"
-    # A phase after a failed one runs all the same: without the test a failed build would end in its push.
+    # CodeBuild runs post_build also after a failed build: the test keeps it from pushing then.
     push = f'test "$CODEBUILD_BUILD_SUCCEEDING" = 1 && docker push {shlex.quote(name)}'
     commands = {
         "install": "docker version",
@@ -127,24 +130,25 @@ def buildspec(name: str, arguments: Mapping[str, str], platform: str) -> str:
 
 
 def follow(session: Session, build_id: str, name: str, say: Say) -> None:
-    """Give phases and log lines to `say` until the build is over. Raises BuildFailed where it failed.
+    """Print phases and log lines until the build ends. Raises BuildFailed.
 
-    Interrupted, it stops the build, so that nothing is paid for that nobody waits for.
+    Ctrl-C stops the build, so that nobody pays for it.
     """
     log = Log(session)
-    told: dict[str, str] = {}
+    statuses: dict[str, str] = {}
+
+    def ended() -> dict[str, Any] | None:
+        found: dict[str, Any] = session.call("codebuild", "batch_get_builds", ids=[build_id])["builds"][0]
+        for phase in found.get("phases", []):
+            status = phase.get("phaseStatus", "")
+            if status and statuses.get(phase["phaseType"]) != status:
+                statuses[phase["phaseType"]] = status
+                say(f"{phase['phaseType']} {status} in {phase.get('durationInSeconds', 0)} s")
+        log.read(found.get("logs") or {}, say)
+        return found if found.get("buildComplete") or found["buildStatus"] != "IN_PROGRESS" else None
+
     try:
-        while True:
-            found = session.call("codebuild", "batch_get_builds", ids=[build_id])["builds"][0]
-            for phase in found.get("phases", []):
-                status = phase.get("phaseStatus", "")
-                if status and told.get(phase["phaseType"]) != status:
-                    told[phase["phaseType"]] = status
-                    say(f"{phase['phaseType']} {status} in {phase.get('durationInSeconds', 0)} s")
-            log.read(found.get("logs") or {}, say)
-            if found.get("buildComplete") or found["buildStatus"] != "IN_PROGRESS":
-                break
-            time.sleep(EVERY)
+        found = wait.until(ended, math.inf, EVERY) or {}
     except KeyboardInterrupt:
         session.call("codebuild", "stop_build", id=build_id)
         say(f"stopped {build_id}")
@@ -157,7 +161,7 @@ def follow(session: Session, build_id: str, name: str, say: Say) -> None:
 
 
 class Log:
-    """A build's lines in CloudWatch, as far as they have been read."""
+    """A build's lines in CloudWatch, as far as they were read."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -165,7 +169,7 @@ class Log:
         self._token: str | None = None
 
     def read(self, logs: Mapping[str, Any], say: Say) -> None:
-        """Read what is new; nothing where CodeBuild has not opened the stream yet."""
+        """Read new lines. CodeBuild opens the stream some time after the start."""
         if not logs.get("groupName") or not logs.get("streamName"):
             return
         wanted = {
@@ -190,33 +194,33 @@ class Log:
 
 
 def why(found: Mapping[str, Any], lines: list[str]) -> Cause:
-    """Return the one cause of a build that did not succeed: its first failed phase, and what that said."""
+    """Return the cause of a failed build: its first failed phase, with that phase's message."""
     status = found["buildStatus"]
     phases: list[dict[str, Any]] = found.get("phases", [])
     failed = next((one for one in phases if one.get("phaseStatus") not in (None, "", "SUCCEEDED")), {})
     phase = failed.get("phaseType", "unknown phase")
     said = "; ".join(str(one.get("message") or one.get("statusCode")) for one in failed.get("contexts") or [])
-    if status == "STOPPED":
-        return Cause("stopped", said or "somebody stopped the build", "start it again", step=phase)
-    if status == "TIMED_OUT":
-        return Cause(
-            "too slow", said or f"more than {codebuild.MINUTES} minutes", "a smaller image", step=phase
-        )
-    if status == "FAULT":
-        return Cause("CodeBuild failed", said or status, "start it again", step=phase)
+    ended = {
+        "STOPPED": ("stopped", "the build was stopped", "start it again"),
+        "TIMED_OUT": ("too slow", f"more than {codebuild.MINUTES} minutes", "a smaller image"),
+        "FAULT": ("CodeBuild failed", status, "start it again"),
+    }
+    if status in ended:
+        kind, message, remedy = ended[status]
+        return Cause(kind, said or message, remedy, step=phase)
     if phase == "BUILD":
         inside = cause("\n".join(lines))
         return Cause(inside.kind, inside.line, inside.remedy, step=inside.step or phase)
     if phase == "POST_BUILD":
         problem = refusal("the image", "\n".join(lines))
-        return Cause("not pushed", problem.message, problem.hint or "the log says why", step=phase)
-    kind, remedy = PHASES.get(phase, (f"{phase} failed", "the log says why"))
+        return Cause("not pushed", problem.message, problem.hint or "see the log", step=phase)
+    kind, remedy = PHASES.get(phase, (f"{phase} failed", "see the log"))
     return Cause(kind, said or (lines[-1] if lines else status), remedy, step=phase)
 
 
-def digest(session: Session, place: Place, tag: str) -> str | None:
-    """Return the digest that ECR has under a tag, or None. Raises AwsError."""
-    wanted = {"repositoryName": place.repository, "imageIds": [{"imageTag": tag}]}
+def digest(session: Session, project: Project, tag: str) -> str | None:
+    """Return the digest of a tag at ECR, or None. Raises AwsError."""
+    wanted = {"repositoryName": project.repository, "imageIds": [{"imageTag": tag}]}
     try:
         found = session.call("ecr", "describe_images", **wanted)["imageDetails"]
     except AwsError as problem:

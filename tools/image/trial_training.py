@@ -1,7 +1,7 @@
-"""A real, tiny training in two containers of one image: one is killed, the run goes on from its checkpoint.
+"""A tiny training in two containers of one image: one is killed, and the run continues from its checkpoint.
 
-The same run is made first without a kill. What went on must have exactly that run's losses: a run that had
-begun anew, or went on with other data or another optimizer state, could not.
+The same run is made first without a kill. The continued run must have exactly its losses, which needs the
+same data and the same state of the optimizer.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import io
 import json
 import re
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,17 +18,18 @@ from ruamel.yaml import YAML
 
 from tools.core import repo
 from tools.core.verdict import State, Verdict
+from tools.core.wait import until
 from tools.image.engine import Engine, Image, Say
 
 RANKS = 2
 STEPS, EVERY, KILL_AFTER = 30, 5, 8
-SECONDS = 600  # for each of the three starts, on a slow machine
+SECONDS, POLL = 600, 0.25  # for each of the three starts, on a slow machine
 FILES = {
     "model.yaml": "overlays/model/llama-tiny/model.yaml",
     "hardware.yaml": "overlays/hardware/cpu/hardware.yaml",
     "cell.yaml": "overlays/cpu/llama-tiny/cell.yaml",
 }
-# The first cell's configuration, small, and with steps that are long enough for a kill between two of them.
+# A small configuration of cpu/llama-tiny, with steps that are long enough for a kill between two of them.
 CHANGES: dict[str, dict[str, object]] = {
     "model": {"vocab_size": 512},
     "data": {"source": "/shared/config/text.jsonl", "heldout_fraction": 0.1},
@@ -44,45 +44,35 @@ CHANGES: dict[str, dict[str, object]] = {
 CONTINUES = re.compile(r"continuing from step (\d+)")
 
 
-def wait_for(done: Callable[[], bool], seconds: float) -> bool:
-    """Poll until `done`; return whether it was within `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.25)
-    return True
+def run(engine: Engine, image: Image, say: Say) -> Iterator[Verdict]:
+    """Train, kill one of two containers, and continue; yield a verdict for each part. Removes everything.
 
-
-def rehearse(engine: Engine, image: Image, say: Say) -> Iterator[Verdict]:
-    """Train, kill one of two containers, and train on; yield what was seen. Leaves nothing behind.
-
-    Ends at the first verdict that is not PASS. Raises UserError where the engine cannot do its part.
+    Ends at the first verdict that is not PASS. Raises UserError if the engine fails.
     """
-    stage = Stage(engine, image, say)
+    training = TrialTraining(engine, image, say)
     try:
-        stage.prepare()
-        for act in (stage.control, stage.kill, stage.resume):
-            verdict = act()
+        training.prepare()
+        for part in (training.control, training.kill, training.resume):
+            verdict = part()
             yield verdict
             if verdict.state is not State.PASS:
                 return
     finally:
-        stage.clear()
+        training.clear()
 
 
-class Stage:
-    """The network, the volume and the containers of one rehearsal."""
+class TrialTraining:
+    """The network, the volume and the containers of one trial."""
 
     def __init__(self, engine: Engine, image: Image, say: Say) -> None:
         self.engine, self.image, self.say = engine, image, say
         self.name = f"yard-test-{uuid.uuid4().hex[:8]}"
         self.nodes = [f"{self.name}-worker-{rank}" for rank in range(RANKS)]
-        self.expected: dict[int, float] = {}  # step -> loss of the run that was not killed
-        self.committed: list[str] = []  # checkpoints that were whole after the kill
+        self.expected: dict[int, float] = {}  # step -> loss of the run without a kill
+        self.committed: list[str] = []  # complete checkpoints after the kill
 
     def prepare(self) -> None:
-        """Make the network and the volume, with configuration and text in it, owned by the image's user."""
+        """Create the network, and the volume with configuration and text, owned by the image's user."""
         self.engine.text("network", "create", self.name)
         self.engine.text("volume", "create", self.name)
         mount = ["--volume", f"{self.name}:/shared"]
@@ -92,10 +82,8 @@ class Stage:
             self.engine.text("create", "--name", holder, *mount, self.image.id)
             self.engine.text("cp", f"{scratch}/.", f"{holder}:/shared/config")
         self.engine.text("rm", holder)
-        give = f"chown -R {self.image.user or '0'} /shared"
-        self.engine.text(
-            "run", "--rm", "--user", "0", *mount, "--entrypoint", "/bin/sh", self.image.id, "-c", give
-        )
+        words = ["run", "--rm", "--user", "0", *mount, "--entrypoint", "/bin/sh", self.image.id, "-c"]
+        self.engine.text(*words, f"chown -R {self.image.user or '0'} /shared")
 
     def control(self) -> Verdict:
         """Train to the end without a kill."""
@@ -114,35 +102,34 @@ class Stage:
         return _pass(f"training: {RANKS} containers found each other by name", evidence)
 
     def kill(self) -> Verdict:
-        """Train again, kill one container in the middle, and look at what is on the volume."""
+        """Train again, kill one container, and look for checkpoints on the volume."""
         self._start("killed")
-        wait_for(lambda: self._step() >= KILL_AFTER or len(self._running()) < RANKS, SECONDS)
+        until(lambda: self._step() >= KILL_AFTER or len(self._running()) < RANKS, SECONDS, POLL)
         reached = self._step()
         self.engine.text("kill", self.nodes[1])
         self.say(f"killed {self.nodes[1]} at step {reached}")
-        ended = wait_for(lambda: not self._running(), SECONDS)
+        ended = until(lambda: not self._running(), SECONDS, POLL)
         code = self._code(self.nodes[0])
         if reached < KILL_AFTER or not ended or code == 0:
-            return self._fail(
-                f"kill: step {reached}; the other container {f'ended with {code}' if ended else 'runs on'}"
-            )
+            other = f"ended with {code}" if ended else "is still running"
+            return self._fail(f"kill: step {reached}; the other container {other}")
         self.committed = self._checkpoints()
         if not self.committed:
-            return self._fail("checkpoint: none is whole on the volume")
+            return self._fail("checkpoint: the volume has no complete checkpoint")
         if _step_of(self.committed[-1]) == STEPS:
-            return Verdict(State.CANNOT_TELL, "kill: it came when the last step was done", self.committed)
+            return Verdict(State.CANNOT_TELL, "kill: it came after the last step", self.committed)
         self._remove()
         evidence = [f"killed at step {reached}; the other ended with {code}; {', '.join(self.committed)}"]
         return _pass("checkpoint: on the volume after the kill", evidence)
 
     def resume(self) -> Verdict:
-        """Start both again, and hold the whole curve against the run that was not killed."""
+        """Start both again, and compare every loss with the run without a kill."""
         problem = self._to_the_end("killed")
         logs = self._logs()
         match = CONTINUES.search(logs)
         step = _step_of(self.committed[-1])
         if problem is None and (match is None or int(match[1]) != step):
-            problem = f"it did not go on from step {step}"
+            problem = f"it did not continue from step {step}"
         if problem is not None:
             return self._fail(f"resume: {problem}")
         losses = self._losses("killed")
@@ -150,23 +137,19 @@ class Stage:
         if differ:
             here, there = losses.get(differ[0]), self.expected[differ[0]]
             return self._fail(f"resume: the loss of step {differ[0]} is {here}, and {there} without the kill")
-        evidence = [
-            f"from step {step} to {STEPS}, every loss equal to that of the run without a kill,"
-            f" the last one {losses[STEPS]!r}"
-        ]
-        return _pass("resume: as if it had not been killed", evidence)
+        text = f"steps {step} to {STEPS}: every loss equals that of the run without a kill, the last is"
+        return _pass("resume: the same losses as without a kill", [f"{text} {losses[STEPS]!r}"])
 
     def clear(self) -> None:
-        """Remove what was made."""
         self._remove()
         self.engine.run("rm", "--force", f"{self.name}-holder")
         self.engine.run("network", "rm", self.name)
         self.engine.run("volume", "rm", "--force", self.name)
 
     def _to_the_end(self, run: str) -> str | None:
-        """Train to the end; return what went wrong, or None."""
+        """Train to the end; return the problem, or None."""
         self._start(run)
-        if not wait_for(lambda: not self._running(), SECONDS):
+        if not until(lambda: not self._running(), SECONDS, POLL):
             return f"it did not end within {SECONDS} s"
         codes = [self._code(node) for node in self.nodes]
         return f"the containers ended with {codes}" if any(codes) else None
@@ -198,7 +181,6 @@ class Stage:
         return int(self.engine.text("inspect", "--format", "{{.State.ExitCode}}", node).strip())
 
     def _step(self) -> int:
-        """Return the last step that the running job has logged."""
         said = self.engine.run("exec", self.nodes[0], "cat", "/shared/runs/killed/metrics.jsonl").stdout
         return max(_parsed(said), default=0)
 
@@ -206,14 +188,14 @@ class Stage:
         return _parsed(self._look(f"cat /shared/runs/{run}/metrics.jsonl"))
 
     def _checkpoints(self) -> list[str]:
-        """Return the names of the checkpoints that have a manifest, the oldest first."""
+        """Return the checkpoints with a manifest, oldest first."""
         said = self._look("ls -d /shared/runs/killed/checkpoints/step-*/MANIFEST.json")
         names = [line.split("/")[-2] for line in said.split()]
         whole = [name for name in names if name.removeprefix("step-").isdigit()]
         return sorted(whole, key=_step_of)
 
     def _look(self, script: str) -> str:
-        """Return what a shell says that sees the volume and nothing else."""
+        """Return the output of a shell script that sees only the volume."""
         mount = ["--volume", f"{self.name}:/shared:ro", "--network", "none"]
         words = ["run", "--rm", *mount, "--entrypoint", "/bin/sh", self.image.id, "-c", script]
         return self.engine.run(*words).stdout
@@ -231,13 +213,13 @@ def _step_of(checkpoint: str) -> int:
 
 
 def _parsed(lines: str) -> dict[int, float]:
-    """Return the losses by step of a run's metrics.jsonl, whose last line may be half written."""
+    """Return loss by step from the lines of metrics.jsonl. The last line may be incomplete."""
     whole = [json.loads(line) for line in lines.splitlines() if line.startswith("{") and line.endswith("}")]
     return {int(one["step"]): float(one["loss"]) for one in whole if "loss" in one}
 
 
 def _configuration(directory: Path) -> None:
-    """Write the first cell's three files, made small, and a text: the sections of our own documentation."""
+    """Write the files of cpu/llama-tiny with CHANGES, and a text: the sections of our documentation."""
     yaml = YAML(typ="rt")
     for name, source in FILES.items():
         data = yaml.load((repo.root() / source).read_text(encoding="utf-8"))

@@ -1,14 +1,31 @@
-"""What several commands of `yard image` are told in the same way."""
+"""Options that several commands of `yard image` share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import click
+
+from tools import __version__
+from tools.core import output
 from tools.core.errors import UserError
+from tools.core.verdict import Verdict, worst
+from tools.image import smoke, tags
+from tools.image.build import NAMESPACE, load_record
+from tools.image.engine import Engine
+
+CONTEXT = click.option(
+    "--context", "root", metavar="DIR", help="The directory that is sent to the engine (default: WHAT's)."
+)
+BUILD_ARG = click.option(
+    "--build-arg", "given", multiple=True, metavar="NAME=VALUE", help="A build argument, as in docker build."
+)
+
+TAG_FROM = click.option("--tag-from", type=click.Choice(tags.POLICIES), help="Where the tag comes from.")
 
 
 def arguments(given: Sequence[str]) -> dict[str, str]:
-    """Return NAME=VALUE options as a dictionary. Raises UserError where one has no `=`."""
+    """Return NAME=VALUE options as a dictionary. Raises UserError if one has no `=`."""
     found = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -16,3 +33,30 @@ def arguments(given: Sequence[str]) -> dict[str, str]:
             raise UserError(f"--build-arg {text}: not NAME=VALUE")
         found[name] = value
     return found
+
+
+def local_name(name: str) -> str:
+    """Return the engine's name of an image; a short name means the image of the last build."""
+    if ":" in name:
+        return name
+    record = load_record(name) if "/" not in name else None
+    if record is not None:
+        return record.tags[0]
+    return name if "/" in name else f"{NAMESPACE}/{name}:{__version__}"
+
+
+def run_tests(image: str, level: str, modules: tuple[str, ...], quiet: bool) -> list[Verdict]:
+    """Test an image and print each verdict when it is known, unless `quiet`."""
+    found = []
+    for verdict in smoke.run(image, level, Engine(), output.note, modules):
+        found.append(verdict)
+        if not quiet:
+            output.verdict(verdict)
+    return found
+
+
+def exit_with(verdicts: list[Verdict]) -> None:
+    """End with the exit code of the worst verdict, if that is not 0."""
+    code = worst(verdict.state for verdict in verdicts).exit_code
+    if code:
+        raise click.exceptions.Exit(code)

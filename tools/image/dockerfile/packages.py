@@ -1,4 +1,4 @@
-"""The Python packages that a Dockerfile installs: from its commands, and from the files that it copies."""
+"""The Python packages that a Dockerfile installs, read from its commands and the files that it copies."""
 
 from __future__ import annotations
 
@@ -25,72 +25,37 @@ LOCAL = re.compile(r"^cu(\d{2,3})$")
 WHEEL = re.compile(r"([A-Za-z0-9_.]+)-(\d[^-]*)-.*\.whl")
 WITH_VALUE = frozenset(
     [
-        "-r",
-        "--requirement",
-        "-c",
-        "--constraint",
-        "-i",
-        "--index-url",
-        "--extra-index-url",
-        "-f",
-        "--find-links",
-        "-t",
-        "--target",
-        "--prefix",
-        "--root",
-        "--platform",
-        "--python-version",
-        "--python",
-        "-p",
-        "--cache-dir",
-        "--timeout",
-        "--retries",
-        "--proxy",
-        "--trusted-host",
-        "--cert",
-        "--progress-bar",
-        "--no-binary",
-        "--only-binary",
-        "--upgrade-strategy",
-        "--index-strategy",
-        "--group",
-        "--torch-backend",
-        "--default-index",
-        "--index",
-        "--log",
+        *("-r", "--requirement", "-c", "--constraint", "-i", "--index-url", "--extra-index-url", "-f"),
+        *("--find-links", "-t", "--target", "--prefix", "--root", "--platform", "--python-version"),
+        *("--python", "-p", "--cache-dir", "--timeout", "--retries", "--proxy", "--trusted-host"),
+        *("--cert", "--progress-bar", "--no-binary", "--only-binary", "--upgrade-strategy"),
+        *("--index-strategy", "--group", "--torch-backend", "--default-index", "--index", "--log"),
     ]
 )
 CONSTRAINTS = {"-c", "--constraint", "--constraints"}
-REQUIREMENTS, INDEXES = (
-    {"-r", "--requirement"},
-    {"-i", "--index-url", "--extra-index-url", "--default-index", "--index"},
-)
+REQUIREMENTS = {"-r", "--requirement"}
+INDEXES = {"-i", "--index-url", "--extra-index-url", "--default-index", "--index"}
 CONDA = {"pytorch": "torch", "pytorch-cuda": "pytorch-cuda"}
 CONDA_VERBS = ("env", "install", "create", "update")
 CONDAS = ("conda", "mamba", "micromamba")
-LOCKS = {
-    "uv": "uv.lock",
-    "poetry": "poetry.lock",
-    "pdm": "pdm.lock",
-}  # what a project's own tool installs from
+LOCKS = {"uv": "uv.lock", "poetry": "poetry.lock", "pdm": "pdm.lock"}  # what these tools install from
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The build context, and the texts that some of its files have for now."""
+    """The build context, and texts that replace those of some of its files."""
 
     root: Path
     texts: Mapping[Path, str] = field(default_factory=dict)
 
     def read(self, path: Path) -> str:
-        """Return a file's text."""
         known = self.texts.get(path.resolve())
         return path.read_text(encoding="utf-8", errors="replace") if known is None else known
 
 
 @dataclass(frozen=True)
 class Package:
-    """One package that is asked for, and where. `exact` is its version where it is pinned to one."""
+    """One required package, and where it is named. `exact` is its version if it is pinned to one."""
 
     name: str
     text: str
@@ -98,7 +63,7 @@ class Package:
     line: int
     exact: str | None
     hashed: bool = False
-    local: str = ""  # the part of the version behind a plus sign: cu121
+    local: str = ""  # the part of the version after the plus sign: cu121
 
 
 @dataclass
@@ -111,13 +76,13 @@ class Install:
     flags: set[str] = field(default_factory=set)
     packages: list[Package] = field(default_factory=list)
     places: list[str] = field(default_factory=list)  # directories, archives and repositories
-    cuda: str | None = None  # of the index that is named: cu121, cpu
-    missing: list[str] = field(default_factory=list)  # requirement files that are not to be found
-    limits: dict[str, Package] = field(default_factory=dict)  # what constraint files pin
+    cuda: str | None = None  # of the index: cu121, cpu
+    missing: list[str] = field(default_factory=list)  # requirement files that were not found
+    limits: dict[str, Package] = field(default_factory=dict)  # the pins of constraint files
 
 
 def installs(dockerfile: Dockerfile, context: Sources, source: str) -> list[Install]:
-    """Return every installation of Python packages, in their order."""
+    """Return every installation of Python packages, in order."""
     found = []
     for stage, one in dockerfile.instructions():
         if one.name != "RUN":
@@ -137,14 +102,15 @@ def cuda_version(text: str) -> str | None:
 
 
 def _place(install: Install, lines: list[str], source: str) -> None:
-    """Give each package that the instruction itself names the line that it stands on."""
+    """Give each package that the instruction itself names its line."""
     one = install.instruction
-    last = one.end + sum(body.count("\n") + 2 for body in one.heredocs)
     for number, package in enumerate(install.packages):
         if package.file != source:
             continue
         words = (package.text, package.name)
-        found = (at for word in words for at in range(one.line, last + 1) if word in lines[at - 1 : at][0])
+        found = (
+            at for word in words for at in range(one.line, one.last + 1) if word in lines[at - 1 : at][0]
+        )
         install.packages[number] = replace(package, line=next(found, one.line))
 
 
@@ -156,7 +122,7 @@ def _install(
         name, rest = rest[1], rest[2:]
     if name == "uv" and rest[:1] == ["pip"] and rest[1:2] and rest[1] in ("install", "sync"):
         install = Install(stage, one, "uv")
-        files = rest[1] == "sync"  # whose words are requirement files
+        files = rest[1] == "sync"  # its words are requirement files
         rest = [f"-r{word}" if files and word.endswith((".txt", ".lock")) else word for word in rest[2:]]
     elif name in LOCKS and rest[:1] and rest[0] in ("sync", "install"):
         install = Install(stage, one, name, {word.partition("=")[0] for word in rest if word[0] == "-"})
@@ -209,14 +175,12 @@ def _pip(install: Install, words: list[str], context: Sources, source: str) -> N
 
 
 def _limited(one: Package, limit: Package | None) -> Package:
-    """Return a package with the version that a constraint gives it."""
     if one.exact or limit is None or limit.exact is None:
         return one
     return replace(one, exact=limit.exact, local=limit.local)
 
 
 def _limits(install: Install, name: str, context: Sources) -> None:
-    """Read the pins of a constraints file."""
     path = _in_context(name, install, context.root)
     for line, text in entries(context.read(path)) if path else ():
         found = requirement(re.split(r"\s--hash=", text)[0].strip(), path.name if path else name, line)
@@ -225,7 +189,7 @@ def _limits(install: Install, name: str, context: Sources) -> None:
 
 
 def _project(install: Install, context: Sources) -> None:
-    """Read what a project's tool installs: its lock, where that is copied, else nothing that is pinned."""
+    """Read the lock that a project's tool installs from. Without a copied lock nothing is pinned."""
     name = LOCKS[install.tool]
     path, project = (_in_context(one, install, context.root) for one in (name, "pyproject.toml"))
     if path is None:
@@ -274,7 +238,7 @@ def _conda(install: Install, words: list[str], context: Sources, source: str) ->
 
 
 def _conda_package(install: Install, text: str, file: str, line: int) -> None:
-    """Add what conda calls a match specification: numpy, numpy=1.26, conda-forge::numpy==1.26.4=build."""
+    """Add a match specification of conda: numpy, numpy=1.26, conda-forge::numpy==1.26.4=build."""
     match = re.match(r"([A-Za-z0-9_.-]+)\s*={1,2}\s*([0-9][^=\s*,|<>]*)(?:=\S+)?$", text.split("::")[-1])
     bare = re.split(r"[\s=<>!~\[]", text.split("::")[-1], maxsplit=1)[0]
     name = CONDA.get(bare, bare)
@@ -285,7 +249,7 @@ def _conda_package(install: Install, text: str, file: str, line: int) -> None:
 
 
 def _environment_file(install: Install, name: str, context: Sources) -> None:
-    """Read an environment file of conda: its packages, and those under `pip:`."""
+    """Read the packages of an environment file of conda, and those under `pip:`."""
     path = _in_context(name, install, context.root)
     try:
         data: Any = YAML(typ="rt").load(context.read(path)) if path else None
@@ -311,9 +275,9 @@ def _environment_file(install: Install, name: str, context: Sources) -> None:
 
 
 def requirement(text: str, file: str, line: int, hashed: bool = False) -> Package | None:
-    """Return one requirement as a package, or None where it is a path, an address or no requirement.
+    """Return one requirement as a package, or None for a path, an address or other text.
 
-    A wheel's address is a package of exactly its version.
+    The address of a wheel is a package of exactly its version.
     """
     wheel = WHEEL.search(PurePosixPath(text.split("#")[0]).name) if "://" in text else None
     if wheel:
@@ -332,18 +296,13 @@ def requirement(text: str, file: str, line: int, hashed: bool = False) -> Packag
 
 
 def applies(found: Requirement) -> bool:
-    """Say whether a requirement is for a Linux machine of a cluster."""
+    """Return whether a requirement's marker holds on a Linux node."""
     if found.marker is None:
         return True
-    machine = {
-        "sys_platform": "linux",
-        "platform_system": "Linux",
-        "platform_machine": "x86_64",
-        "os_name": "posix",
-    }
+    machine = {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64"}
     try:
         values = {key: str(value) for key, value in default_environment().items()}
-        return found.marker.evaluate({**values, **machine})
+        return found.marker.evaluate({**values, **machine, "os_name": "posix"})
     except UndefinedEnvironmentName:
         return True
 
@@ -387,9 +346,9 @@ def _file(install: Install, name: str, context: Sources, depth: int = 0) -> None
 
 
 def _copied_lock(install: Install, context: Path) -> Path | None:
-    """Return the lock that a file made in the build can only be a part of: the one copied into its stage.
+    """Return the lock copied into the stage: a file that the build makes can only be a part of it.
 
-    Only where pip is told to refuse what has no hash.
+    Only with --require-hashes, which makes pip refuse packages without a hash.
     """
     if "--require-hashes" not in install.flags:
         return None
@@ -402,7 +361,7 @@ def _copied_lock(install: Install, context: Path) -> Path | None:
 
 
 def _in_context(name: str, install: Install, context: Path) -> Path | None:
-    """Return the file of the context that `name` is in the image: where COPY or a bind mount took it from."""
+    """Return the file of the context that COPY or a bind mount makes available as `name`."""
     base = PurePosixPath(name).name
     tried = [context / name.lstrip("/"), context / base]
     for one in install.stage.layers():
@@ -412,11 +371,9 @@ def _in_context(name: str, install: Install, context: Path) -> Path | None:
                 tried.insert(0, context / sources[0])
             tried = [context / entry for entry in sources if PurePosixPath(entry).name == base] + tried
             tried += [context / entry / base for entry in sources if not entry.startswith("http")]
-    for key, value in install.instruction.flags:
-        options = dict(part.partition("=")[::2] for part in value.split(",")) if key == "mount" else {}
-        origin = options.get("source") or options.get("src") or "."
-        target = next((options[name] for name in ("target", "dst", "destination") if name in options), "")
-        if target:
-            below = name.removeprefix(target.rstrip("/")).lstrip("/") if name.startswith(target) else base
-            tried.insert(0, context / origin / below if below else context / origin)
+    for mount in install.instruction.mounts:
+        if mount.target:
+            inside = name.startswith(mount.target)
+            below = name.removeprefix(mount.target.rstrip("/")).lstrip("/") if inside else base
+            tried.insert(0, context / mount.source / below)
     return next((path for path in tried if path.is_file()), None)

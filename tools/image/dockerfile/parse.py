@@ -1,7 +1,7 @@
 """A Dockerfile as stages and instructions, with line numbers and the values of ARG and ENV filled in.
 
-Lines and continuations are read by dockerfile-parse. It knows no heredocs, so their bodies are taken out
-before, and it fills in variables in other places than the builder does, so that is done here.
+dockerfile-parse reads lines and continuations. It does not know heredocs, so their bodies are removed before.
+It does not fill in variables everywhere the builder does, so that is done here.
 """
 
 from __future__ import annotations
@@ -18,39 +18,33 @@ from tools.core.errors import UserError
 
 KNOWN = frozenset(
     [
-        "ADD",
-        "ARG",
-        "CMD",
-        "COPY",
-        "ENTRYPOINT",
-        "ENV",
-        "EXPOSE",
-        "FROM",
-        "HEALTHCHECK",
-        "LABEL",
-        "MAINTAINER",
-        "ONBUILD",
-        "RUN",
-        "SHELL",
-        "STOPSIGNAL",
-        "USER",
-        "VOLUME",
-        "WORKDIR",
+        *("ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL"),
+        *("MAINTAINER", "ONBUILD", "RUN", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR"),
     ]
 )
-# A heredoc is a whole word of the shell, as in BuildKit's parser: neither `<<<` nor what stands in quotes.
+# A heredoc is a whole word of the shell, as in BuildKit's parser: neither `<<<` nor text in quotes.
 WORD = re.compile(r"(?:[^\s\"'\\]|\\.|\"(?:[^\"\\]|\\.)*\"|'[^']*')+")
 HEREDOC = re.compile(r"\d*<<(-?)([\"']?)([^\s<\"']+)\2")
 WITH_HEREDOC = re.compile(r"^\s*(RUN|COPY|ADD)\b", re.IGNORECASE)
 FLAG = re.compile(r"\s*--([a-z-]+)(?:=(\S+))?(?=\s|$)")
 VARIABLE = re.compile(r"\\\$|\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?([-+])((?:[^{}]|\{[^{}]*\})*))?\})")
 PAIR = re.compile(r"([A-Za-z_][\w.-]*)=(\"(?:[^\"\\]|\\.)*\"|'[^']*'|(?:[^\s\"'\\]|\\.)*)")
-# What the builder leaves to the shell, or to nobody, and does not fill variables into.
-LITERAL = frozenset(["CMD", "ENTRYPOINT", "SHELL", "HEALTHCHECK"])
-# What BuildKit sets by itself; the target platform's are known only when it is built.
+LITERAL = frozenset(
+    ["CMD", "ENTRYPOINT", "SHELL", "HEALTHCHECK"]
+)  # the builder fills no variables into these
+# Arguments that BuildKit sets. The target platform's are known only during a build.
 PLATFORM_ARGS = frozenset(
     ["TARGETPLATFORM", "TARGETOS", "TARGETARCH", "BUILDPLATFORM", "BUILDOS", "BUILDARCH"]
 )
+
+
+@dataclass(frozen=True)
+class Mount:
+    """One --mount of a RUN."""
+
+    type: str
+    source: str
+    target: str
 
 
 @dataclass(frozen=True)
@@ -65,13 +59,27 @@ class Instruction:
     flags: tuple[tuple[str, str], ...] = ()
     heredocs: tuple[str, ...] = ()
 
+    @property
+    def last(self) -> int:
+        """The last line, with the heredocs that follow."""
+        return self.end + sum(body.count("\n") + 2 if body else 1 for body in self.heredocs)
+
     def flag(self, name: str) -> str | None:
-        """Return the value of the flag `--name`, or None."""
         return next((value for key, value in self.flags if key == name), None)
 
     @property
+    def mounts(self) -> list[Mount]:
+        found = []
+        for text in (value for key, value in self.flags if key == "mount"):
+            options = dict(part.partition("=")[::2] for part in text.split(","))
+            target = options.get("target") or options.get("dst") or options.get("destination") or ""
+            source = options.get("source") or options.get("src") or "."
+            found.append(Mount(options.get("type", "bind"), source, target))
+        return found
+
+    @property
     def words(self) -> list[str] | None:
-        """Return the words of an exec form (a JSON list), or None where it is shell form."""
+        """The words of an exec form (a JSON list), or None for the shell form."""
         try:
             found = json.loads(self.value)
         except ValueError:
@@ -80,7 +88,7 @@ class Instruction:
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Return the NAME=value pairs of ENV, LABEL or ARG; an ARG without a value has an empty one."""
+        """The NAME=value pairs of ENV, LABEL or ARG; an ARG without a value has an empty one."""
         if self.name == "ENV" and "=" not in self.value.split(maxsplit=1)[0]:
             name, _, value = self.value.partition(" ")
             return [(name, value.strip())]
@@ -107,21 +115,26 @@ class Stage:
     environment: dict[str, str] = field(default_factory=dict)
 
     def lineage(self) -> list[Stage]:
-        """Return the stages that this one is built on, the first one first, and itself."""
+        """Return the stages that this one is built on, first to last, and itself."""
         return [*(self.parent.lineage() if self.parent else []), self]
 
     def layers(self) -> Iterator[Instruction]:
-        """Yield every instruction that the image has: its own and those of the stages below it."""
+        """Yield the instructions of this stage and of the stages below it."""
         for stage in self.lineage():
             yield from stage.instructions
 
     def last(self, name: str) -> Instruction | None:
-        """Return the instruction of that name that counts: the last one."""
+        """Return the instruction of that name that takes effect: the last one."""
         return next((one for one in reversed(list(self.layers())) if one.name == name), None)
+
+    def variables(self) -> dict[str, str]:
+        """Return the values of ENV and ARG that a RUN sees."""
+        arguments = (pair for one in self.layers() if one.name == "ARG" for pair in one.pairs)
+        return self.environment | {name: value for name, value in arguments if value}
 
     @property
     def image(self) -> str:
-        """Return the image at the bottom of the lineage."""
+        """The image at the bottom of the lineage."""
         return self.lineage()[0].base
 
 
@@ -132,11 +145,10 @@ class Dockerfile:
     text: str
     stages: list[Stage]
     arguments: dict[str, str]  # those before the first FROM, with the values given
-    unknown: list[Instruction]  # what is no instruction
 
     @property
     def final(self) -> Stage:
-        """Return the stage that becomes the image."""
+        """The stage that becomes the image."""
         return self.stages[-1]
 
     def stage(self, name: str) -> Stage | None:
@@ -148,7 +160,6 @@ class Dockerfile:
         return self.final.lineage()
 
     def instructions(self) -> Iterator[tuple[Stage, Instruction]]:
-        """Yield every instruction with its stage."""
         for stage in self.stages:
             for one in stage.instructions:
                 yield stage, one
@@ -157,10 +168,10 @@ class Dockerfile:
 def parse(text: str, source: str, given: Mapping[str, str] | None = None) -> Dockerfile:
     """Return the Dockerfile in `text`; `given` are the values of build arguments.
 
-    Raises UserError where it has no FROM, or one that cannot be read.
+    Raises UserError if it has no FROM, or one that cannot be read.
     """
     if re.match(r"(?is)^(?:#[^\n]*\n)*?#\s*escape\s*=\s*`", text):
-        raise UserError(f"{source}: uses ` as its escape character, which is not understood here", code=3)
+        raise UserError(f"{source}: the escape character ` is not supported", code=3)
     plain, heredocs = _without_heredocs(text.removeprefix("\ufeff"), source)
     reader = _Reader(source, dict(given or {}), heredocs)
     parser = DockerfileParser(fileobj=io.BytesIO(plain.encode()), cache_content=True)
@@ -169,11 +180,11 @@ def parse(text: str, source: str, given: Mapping[str, str] | None = None) -> Doc
             reader.take(found)
     if not reader.stages:
         raise UserError(f"{source}: has no FROM", "a Dockerfile begins with FROM <image>")
-    return Dockerfile(text, reader.stages, reader.arguments, reader.unknown)
+    return Dockerfile(text, reader.stages, reader.arguments)
 
 
 def substitute(text: str, values: Mapping[str, str]) -> str:
-    """Return `text` with `$NAME`, `${NAME}`, `${NAME:-x}` and `${NAME:+x}` filled in where NAME is known."""
+    """Return `text` with known variables filled in: `$NAME`, `${NAME}`, `${NAME:-x}` and `${NAME:+x}`."""
 
     def value(match: re.Match[str]) -> str:
         name, operator, word = match[1] or match[2], match[3], match[4] or ""
@@ -196,13 +207,12 @@ def unresolved(text: str) -> str | None:
 
 
 class _Reader:
-    """Takes the instructions one after the other, as the builder does."""
+    """Reads instructions in order, as the builder does."""
 
     def __init__(self, source: str, given: dict[str, str], heredocs: dict[int, list[str]]) -> None:
         self.source, self.given, self.heredocs = source, given, heredocs
         self.stages: list[Stage] = []
         self.arguments: dict[str, str] = {}
-        self.unknown: list[Instruction] = []
         self._values: dict[str, str] = {}  # ARG and ENV of the current stage
 
     def take(self, found: Mapping[str, object]) -> None:
@@ -214,13 +224,13 @@ class _Reader:
         filled = tuple((key, substitute(value, known)) for key, value in flags)
         value = rest if name in LITERAL else substitute(rest, known)
         one = Instruction(name, value, raw, line, end, filled, bodies)
-        if name not in KNOWN:
-            self.unknown.append(one)
-        elif name == "FROM":
+        if name == "FROM":
             self._from(one)
-        elif not self.stages and name != "ARG":
-            raise UserError(f"{self.source}:{line}: {name} before the first FROM", "only ARG may stand there")
-        else:
+        elif name in KNOWN and not self.stages and name != "ARG":
+            raise UserError(
+                f"{self.source}:{line}: {name} before the first FROM", "only ARG may come before FROM"
+            )
+        elif name in KNOWN:  # hadolint reports the others
             self._inside(one)
 
     def _from(self, one: Instruction) -> None:
@@ -258,7 +268,7 @@ class _Reader:
 
 
 def _without_heredocs(text: str, source: str) -> tuple[str, dict[int, list[str]]]:
-    """Return the text with heredocs as empty lines, and their bodies by their instruction's first line.
+    """Return the text with heredocs as empty lines, and their bodies by the first line of the instruction.
 
     An empty line inside an instruction, which the builder skips, becomes a continuation.
     """
@@ -292,7 +302,7 @@ def _without_heredocs(text: str, source: str) -> tuple[str, dict[int, list[str]]
 
 
 def _marks(instruction: str) -> list[tuple[bool, str]]:
-    """Return the ends of the heredocs that an instruction opens, each with whether tabs before it count."""
+    """Return the end marks of an instruction's heredocs, and whether tabs before each are ignored."""
     if "<<" not in instruction or not WITH_HEREDOC.match(instruction):
         return []
     found = [HEREDOC.fullmatch(word) for word in WORD.findall(instruction)]

@@ -1,4 +1,4 @@
-"""The simple commands of a shell script, as far as they can be told without running it."""
+"""The simple commands of a shell script, as far as they are known without running it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,8 @@ from tools.simulator.torchrun import SHELLS
 SEPARATORS = frozenset({"&&", "||", ";", "|", "&", "(", ")", "{", "}", "\n", ";;"})
 KEYWORDS = frozenset(
     [
-        "if",
-        "then",
-        "else",
-        "elif",
-        "fi",
-        "do",
-        "done",
-        "while",
-        "until",
-        "for",
-        "in",
-        "case",
-        "esac",
-        "!",
-        "time",
+        *("if", "then", "else", "elif", "fi", "do", "done", "while", "until", "for", "in", "case"),
+        *("esac", "!", "time"),
     ]
 )
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
@@ -35,7 +22,7 @@ PREFIXES = frozenset({"sudo", "exec", "command", "env", "nice", "nohup"})
 
 
 def script(instruction: Instruction) -> str:
-    """Return the shell script that a RUN runs: its own text, or the heredoc that is given to a shell."""
+    """Return the shell script of a RUN: its own text, or the heredoc that a shell reads."""
     words = instruction.words
     if words is not None:
         return shlex.join(words)
@@ -47,7 +34,7 @@ def script(instruction: Instruction) -> str:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """Yield the simple commands of a script, each as its words, without assignments before it."""
+    """Yield the words of each simple command of a script, without the assignments before it."""
     words: list[str] = []
     for token in _tokens(text):
         if token in SEPARATORS:
@@ -74,6 +61,6 @@ def _tokens(text: str) -> Iterator[str]:
         lexer.commenters = "#"
         try:
             yield from list(lexer)
-        except ValueError:  # a quote that is closed on another line
+        except ValueError:  # a quote that closes on another line
             yield from line.split()
         yield "\n"

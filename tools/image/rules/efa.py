@@ -18,18 +18,16 @@ PLUGIN = re.compile(r"aws-ofi-nccl[-/@ ](?:.*?[^\d.])??v?(\d+\.\d+\.\d+)")
 LIBFABRIC = re.compile(r"libfabric[-/](?:.*?[^\d.])??v?(\d+\.\d+\.\d+)")
 SKIPS_KERNEL = re.compile(r"efa_installer\.sh\b[^&;|\n]*(?:--skip-kmod|\s-[a-z]*k)")
 RUNS = re.compile(r"efa_installer\.sh")
-ARG_NAMES = {"installer": "EFA_INSTALLER_VERSION", "plugin": "AWS_OFI_NCCL_VERSION"}
 
 
 @rule(
     "efa",
-    "with a libfabric, plugin and NCCL that do not go together NCCL falls back to TCP, or does not start",
+    "if libfabric, plugin and NCCL do not match, NCCL falls back to TCP or does not start",
 )
 def efa(subject: Subject) -> Iterator[Verdict]:
-    """The versions that are installed against the fact table: what an installer brings, the libfabric that
-    aws-ofi-nccl is compiled with, the NCCL that it serves.
+    """The EFA installer, libfabric, aws-ofi-nccl and NCCL match by the table of releases.
 
-    In a container the installer must leave out the kernel module (--skip-kmod): that is the node's.
+    In a container the installer must skip the kernel module (--skip-kmod), which belongs to the node.
     """
     for _, one in subject.dockerfile.instructions():
         text = f"{one.value}\n{script(one)}" if one.name in ("RUN", "ADD", "COPY") else ""
@@ -53,12 +51,11 @@ def _installer(subject: Subject, one: Instruction, version: str) -> Iterator[Ver
 
 def _options(subject: Subject, one: Instruction, text: str) -> Iterator[Verdict]:
     if SKIPS_KERNEL.search(text):
-        yield good(at(subject, one), "the installer leaves out the kernel module, which is the node's")
+        yield good(at(subject, one), "the installer skips the kernel module, which belongs to the node")
     else:
         remedy = "efa_installer.sh -y --skip-kmod --skip-limit-conf --no-verify"
-        yield bad(
-            at(subject, one), "the installer builds a kernel module, which fails in a container", remedy
-        )
+        text = "the installer builds a kernel module, which fails in a container"
+        yield bad(at(subject, one), text, remedy)
 
 
 def _plugin(subject: Subject, one: Instruction, version: str) -> Iterator[Verdict]:
@@ -68,35 +65,29 @@ def _plugin(subject: Subject, one: Instruction, version: str) -> Iterator[Verdic
         return
     libfabric = LIBFABRIC.search(script(one)) if one.name == "RUN" else None
     if libfabric and Version(libfabric[1]) < Version(plugin.libfabric):
-        yield bad(
-            at(subject, one),
-            f"aws-ofi-nccl {version} needs libfabric {plugin.libfabric} or newer, not {libfabric[1]}",
-            f"libfabric {plugin.libfabric} or newer",
-        )
+        text = f"aws-ofi-nccl {version} needs libfabric {plugin.libfabric} or newer, not {libfabric[1]}"
+        yield bad(at(subject, one), text, f"libfabric {plugin.libfabric} or newer")
         return
     nccl = _nccl(subject)
     if nccl is None:
         return
     if Version(nccl) < Version(plugin.nccl):
-        yield bad(
-            at(subject, one),
-            f"aws-ofi-nccl {version} serves NCCL {plugin.nccl} and newer, and torch brings {nccl}",
-            "an older plugin, or a newer torch",
-        )
+        text = f"aws-ofi-nccl {version} supports NCCL {plugin.nccl} and newer, and torch brings {nccl}"
+        yield bad(at(subject, one), text, "an older plugin, or a newer torch")
     elif Version(nccl) <= max(map(Version, plugin.tested_nccl)):
-        yield good(at(subject, one), f"aws-ofi-nccl {version} serves NCCL {nccl}, which torch brings")
+        yield good(at(subject, one), f"aws-ofi-nccl {version} supports NCCL {nccl}, which torch brings")
     else:
         newest = max(plugin.tested_nccl, key=Version)
         text = f"aws-ofi-nccl {version} was tested up to NCCL {newest}, and torch brings {nccl}"
-        yield unclear(at(subject, one), text, "a newer plugin, or a run of nccl-tests on two nodes")
+        yield unclear(at(subject, one), text, "a newer plugin, or nccl-tests on two nodes")
 
 
 def _nccl(subject: Subject) -> str | None:
-    """Return the NCCL that is used: the package's own pin, else what torch brings."""
+    """Return the NCCL in use: that of a pinned package, else that of torch."""
     for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12"):
-        own = subject.package(name)
-        if own and own[1].exact:
-            return own[1].exact
+        found = subject.package(name)
+        if found and found[1].exact:
+            return found[1].exact
     torch = subject.package("torch")
     row = compatibility.torch(torch[1].exact) if torch and torch[1].exact else None
     return row.nccl if row else None

@@ -9,51 +9,50 @@ from pathlib import Path
 
 from tools.core import repo
 from tools.core.errors import UserError
-from tools.core.verdict import State, Verdict
+from tools.core.verdict import State, Verdict, worst
 from tools.facts.instances import Instance
 from tools.image.dockerfile import dockerignore
 from tools.image.dockerfile.parse import parse
 from tools.image.rules import hadolint
 from tools.image.rules.rule import RULES, Rule, Subject
 
-MODULES = ("runtime", "layers", "secrets", "versions", "efa")
+MODULES = ("runtime", "hadolint", "layers", "secrets", "versions", "efa")
 
 
 @dataclass(frozen=True)
 class Target:
-    """A Dockerfile and the directory that is sent to the engine with it."""
+    """A Dockerfile and its context: the directory that is sent to the engine."""
 
     dockerfile: Path
     context: Path
 
     @property
     def shown(self) -> str:
-        """Return the Dockerfile's path as a user would type it."""
+        """The Dockerfile's path as a user would type it."""
         return repo.shown(self.dockerfile)
 
     @property
     def name(self) -> str:
-        """Return the image's name: that of its directory, or what stands behind `Dockerfile.`."""
-        own = self.dockerfile.name.partition("Dockerfile.")[2]
-        return (own or self.dockerfile.parent.resolve().name).lower()
+        """The image's name: that of its directory, or what follows `Dockerfile.`."""
+        suffix = self.dockerfile.name.partition("Dockerfile.")[2]
+        return (suffix or self.dockerfile.parent.resolve().name).lower()
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """The verdicts on one Dockerfile, in the order of the rules; hadolint's notes (None: not installed)."""
+class Result:
+    """The verdicts on one Dockerfile, in the order of the rules."""
 
     source: str
     verdicts: list[Verdict]
-    notes: list[hadolint.Note] | None
+    notes: list[hadolint.Note] | None  # all findings of hadolint; None if it did not run
+    remarks: list[hadolint.Note]  # the notes that no verdict states
 
     def of(self, state: State) -> list[Verdict]:
-        """Return the verdicts of one state."""
         return [verdict for verdict in self.verdicts if verdict.state is state]
 
     @property
     def state(self) -> State:
-        """Return FAIL where anything failed, CANNOT TELL where anything could not be told, else PASS."""
-        return next((state for state in (State.FAIL, State.CANNOT_TELL) if self.of(state)), State.PASS)
+        return worst(verdict.state for verdict in self.verdicts)
 
 
 def names() -> list[str]:
@@ -64,13 +63,13 @@ def names() -> list[str]:
 def find(text: str, context: str | None = None) -> Target:
     """Return what `text` names: an image under images/, a directory with a Dockerfile, or a Dockerfile.
 
-    The context is the one given, for our own images the checkout, else the Dockerfile's directory.
+    The default context is the checkout for an image under images/, else the Dockerfile's directory.
     Raises UserError.
     """
-    own = repo.root() / "images" / text / "Dockerfile"
+    named = repo.root() / "images" / text / "Dockerfile"
     path = Path(text).expanduser()
-    if "/" not in text and own.is_file() and not path.exists():
-        path = own
+    if "/" not in text and named.is_file() and not path.exists():
+        path = named
     elif path.is_dir():
         path = path / "Dockerfile"
     if not path.is_file():
@@ -81,7 +80,7 @@ def find(text: str, context: str | None = None) -> Target:
     ours = path.is_relative_to(repo.root() / "images")
     root = Path(context).expanduser() if context else repo.root() if ours else path.parent
     if not root.is_dir():
-        raise UserError(f"the context {context} is no directory")
+        raise UserError(f"the context {context} is not a directory")
     return Target(path, root.resolve())
 
 
@@ -98,7 +97,7 @@ def subject(
     machine: Instance | None = None,
     driver: int | None = None,
 ) -> Subject:
-    """Return what the rules look at. Raises UserError where the Dockerfile cannot be read."""
+    """Return what the rules read; `given` are build arguments. Raises UserError if it cannot be read."""
     try:
         text = target.dockerfile.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as problem:
@@ -108,29 +107,23 @@ def subject(
     return Subject(target.shown, parsed, target.context, ignore, machine, driver)
 
 
-def judge(
+def evaluate(
     target: Target,
     given: Mapping[str, str] | None = None,
     machine: Instance | None = None,
     driver: int | None = None,
-) -> Judgement:
-    """Apply every rule to a Dockerfile; hadolint's errors count as failures, the rest of its notes do not."""
-    found = verdicts(subject(target, given, machine, driver))
-    notes = hadolint.notes(target.dockerfile)
-    found += [_failure(target, note) for note in notes or [] if note.level == "error"]
-    return Judgement(target.shown, found, notes)
+) -> Result:
+    """Apply every rule to a Dockerfile. Raises UserError if it cannot be read."""
+    read = subject(target, given, machine, driver)
+    found = verdicts(read)
+    remarks = hadolint.remarks(read.dockerfile, found)
+    return Result(target.shown, found, hadolint.notes(read.dockerfile), remarks)
 
 
-def verdicts(looked_at: Subject) -> list[Verdict]:
-    """Return what our own rules say of a Dockerfile, in their order."""
+def verdicts(read: Subject) -> list[Verdict]:
+    """Return what the rules find in a Dockerfile, in their order."""
     return [
         replace(verdict, details={"rule": one.id, **verdict.details})
         for one in rules().values()
-        for verdict in one.check(looked_at)
+        for verdict in one.check(read)
     ]
-
-
-def _failure(target: Target, note: hadolint.Note) -> Verdict:
-    evidence = [f"{target.shown}:{note.line}: {note.code}"]
-    details = {"rule": "hadolint", "file": target.shown, "line": note.line, "code": note.code}
-    return Verdict(State.FAIL, note.message, evidence, None, details)

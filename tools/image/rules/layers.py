@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+from tools.core.output import count
 from tools.core.verdict import State, Verdict, bad, good, unclear
 from tools.image.dockerfile.dockerignore import files
 from tools.image.dockerfile.packages import Install
-from tools.image.dockerfile.parse import Dockerfile, Instruction, Stage, unresolved
+from tools.image.dockerfile.parse import Instruction, Stage, unresolved
 from tools.image.dockerfile.shell_script import commands, program, script
-from tools.image.rules.rule import Subject, at, of, rule
+from tools.image.rules.rule import Location, Subject, at, of, rule
 
 DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
 MOVING = re.compile(
@@ -20,8 +21,10 @@ MOVING = re.compile(
     r"|rolling|canary"
 )
 COMMIT = re.compile(r"@[0-9a-f]{7,40}(?:#|$)|@v?\d+(?:\.\d+)+(?:#|$)")
-TOOLS = frozenset({"pip", "setuptools", "wheel", "uv", "build", "ninja"})  # none of them is in what runs
-# By tool: the variable and the options that switch the cache off, and the variable that says where it is.
+TOOLS = frozenset(
+    {"pip", "setuptools", "wheel", "uv", "build", "ninja"}
+)  # the running program uses none of them
+# By tool: the variable and the options that turn the cache off, and the variable with its directory.
 # Sources: pip's cmdoptions.py (any value of PIP_NO_CACHE_DIR does it, also 0), the others' documentation.
 NO_CACHE = {
     "pip": ("PIP_NO_CACHE_DIR", ("--no-cache-dir",), "PIP_CACHE_DIR"),
@@ -31,84 +34,88 @@ NO_CACHE = {
 }
 OFF = ("", "0", "false", "off", "no", "f", "n")
 REMOVED = re.compile(r"\brm\s+((?:[^;&|\n]|\\\n)*)")
-APT_LISTS = re.compile(r"/var/lib/(?:apt\b|\{[^}]*\bapt\b)|apt-get dist-?clean")
+# By package manager: its programs, what it leaves, what removes that, the target of a cache mount, the fix.
+SYSTEM = (
+    (
+        {"apt-get", "apt"}, "apt's package lists",
+        re.compile(r"/var/lib/(?:apt\b|\{[^}]*\bapt\b)|apt-get dist-?clean"), "/apt",
+        "&& rm -rf /var/lib/apt/lists/*, in the same RUN",
+    ),
+    (
+        {"yum", "dnf", "microdnf"}, "yum's cache", re.compile(r"clean all|/var/cache"), "/var/cache",
+        "&& dnf clean all, in the same RUN",
+    ),
+    (
+        {"apk"}, "apk's index", re.compile(r"--no-cache|/var/cache/apk|apk cache clean"), "/apk",
+        "apk add --no-cache",
+    ),
+)  # fmt: skip
 LATEST = re.compile(r"[/_.-]latest(?:[/_.-]|$)")
 SHOWN = 4
 
 
-@rule("base", "a tag that moves makes another image of the same commit, and nobody sees when")
+@rule("base", "a tag that moves gives a different image for the same commit")
 def base(subject: Subject) -> Iterator[Verdict]:
-    """Every image that FROM and COPY --from name: `latest` and no tag at all fail. A digest is what cannot
-    move; a tag with a version is passed, and said.
-    """
-    seen = set()
-    for place, name in _images(subject):
-        if name in seen:
-            continue
-        seen.add(name)
-        hole = unresolved(name)
+    """The images that FROM and COPY --from name have a digest, or a tag with a version."""
+    images: dict[str, Location] = {}
+    for source, name in _images(subject):
+        images.setdefault(name, at(subject, source))
+    for name, place in images.items():
         if name == "scratch" or DIGEST.search(name):
-            yield good(
-                at(subject, place), f"{name.split('@')[0]} is pinned by digest" if "@" in name else name
-            )
-        elif hole:
-            yield unclear(
-                at(subject, place),
-                f"the image depends on the build argument {hole}, which has no default",
-                f"ARG {hole}=<image>@sha256:... before the first FROM",
-            )
+            yield good(place, f"{name.split('@')[0]} is pinned by digest" if "@" in name else name)
+        elif hole := unresolved(name):
+            text = f"the image depends on the build argument {hole}, which has no default"
+            yield unclear(place, text, f"ARG {hole}=<image>@sha256:... before the first FROM")
         elif "@" in name:
-            yield bad(
-                at(subject, place), f"{name}: the digest is not 64 hexadecimal digits", "look it up again"
-            )
+            yield bad(place, f"{name}: the digest is not 64 hexadecimal digits", "look up the digest again")
         elif ":" not in name.rsplit("/", 1)[-1] or MOVING.fullmatch(name.rpartition(":")[2]):
-            yield bad(
-                at(subject, place),
-                f"{name} is another image tomorrow",
-                f"{re.sub(r':[^:/]*$', '', name)}:<version>@sha256:<digest>",
-            )
+            remedy = f"{re.sub(r':[^:/]*$', '', name)}:<version>@sha256:<digest>"
+            yield bad(place, f"{name} can be a different image at the next build", remedy)
         else:
-            yield good(at(subject, place), f"{name}: a version's tag, which can be moved; a digest cannot")
+            yield good(place, f"{name}: a tag with a version, which can be moved; a digest cannot")
 
 
-@rule("pins", "an unpinned package is another one at the next build, and the first to hear of it is a run")
+@rule(
+    "pins", "an unpinned package can be another release at the next build, and training is the first to fail"
+)
 def pins(subject: Subject) -> Iterator[Verdict]:
-    """Python packages that the image ships: each pinned with `==`, or in a lock file with hashes; a
-    repository by its commit or tag. pip's own tools are left out. What ADD, curl and git clone fetch: a
-    release, not what is the latest.
+    """Python packages are pinned with `==` or a lock with hashes, downloads and repositories to a release.
+
+    Only packages that the image ships count, and not the tools of pip itself.
     """
     for install in subject.shipped:
+        place = at(subject, install.instruction)
         for name in install.missing:
-            text = f"{name} is not in the context, so what it asks for cannot be told"
-            yield unclear(at(subject, install.instruction), text, "give the context with --context")
+            text = f"{name} is not in the context, so its packages are unknown"
+            yield unclear(place, text, "give the context with --context")
         loose = [one for one in install.packages if one.exact is None and one.name not in TOOLS]
         moving = [
-            one for one in install.places if re.match(r"(?:git\+|https?://)", one) and not COMMIT.search(one)
+            one
+            for one in install.places
+            if re.match(r"(?:git\+|https?://)", one)
+            and not COMMIT.search(one)
+            and not re.search(r"\d+\.\d+", one.rsplit("/", 1)[-1])
         ]
-        moving = [one for one in moving if not re.search(r"\d+\.\d+", one.rsplit("/", 1)[-1])]
         if loose:
             names = ", ".join(one.text.split(";")[0].strip() for one in loose[:SHOWN])
             more = f" and {len(loose) - SHOWN} more" if len(loose) > SHOWN else ""
             remedy = "name==version, or a lock: pip install --require-hashes -r requirements.lock"
             yield bad(of(loose[0]), f"no exact version: {names}{more}", remedy)
         if moving:
-            remedy = "git+https://...@<commit>"
-            yield bad(at(subject, install.instruction), f"{moving[0]} is what it is today", remedy)
+            yield bad(place, f"{moving[0]} can change at any time", "git+https://...@<commit>")
         if install.packages and not loose:
-            hashed = all(one.hashed for one in install.packages)
-            count = f"{len(install.packages)} package" + "s" * (len(install.packages) != 1)
-            text = f"{count} pinned" + (" with hashes" if hashed else "")
-            yield good(at(subject, install.instruction), text)
+            hashed = " with hashes" if all(one.hashed for one in install.packages) else ""
+            yield good(place, f"{count(len(install.packages), 'package')} pinned{hashed}")
     for _, one in subject.dockerfile.instructions():
-        moving_source = _moving(one)
-        if moving_source:
-            yield bad(at(subject, one), f"{moving_source[0]} is what it is today", moving_source[1])
+        if moving_source := _moving(one):
+            yield bad(at(subject, one), f"{moving_source[0]} can change at any time", moving_source[1])
 
 
-@rule("caches", "a package manager's cache is shipped to every node and read by nobody")
+@rule("caches", "a package manager's cache in a layer is downloaded by every node and never used")
 def caches(subject: Subject) -> Iterator[Verdict]:
-    """pip, uv, Poetry, PDM, conda, apt, yum and apk leave caches in the layer they run in: switched off,
-    removed in the same RUN, or on a cache mount. Only in stages whose layers the image has.
+    """The caches of pip, uv, Poetry, PDM, conda, apt, yum and apk are off, removed or on a cache mount.
+
+    They are removed in the RUN that fills them. Only stages whose layers the image has count.
     """
     stages = subject.dockerfile.shipped()
     seen: set[tuple[int, str, State]] = set()
@@ -121,40 +128,37 @@ def caches(subject: Subject) -> Iterator[Verdict]:
     for stage in stages:
         for one in stage.instructions:
             if one.name == "RUN":
-                yield from _system_cache(subject, one)
+                yield from _system_caches(subject, one)
 
 
-@rule("copy", "a COPY of what is not in the context ends the build, after minutes")
+@rule("copy", "a COPY of a missing file fails the build, after minutes")
 def copy(subject: Subject) -> Iterator[Verdict]:
-    """The sources of COPY and ADD in the context: there, and not held back by .dockerignore."""
+    """The sources of COPY and ADD are in the context, and .dockerignore does not exclude them."""
     sent: list[str] | None = None
     for _, one in subject.dockerfile.instructions():
         if one.name not in ("COPY", "ADD") or one.flag("from") is not None:
             continue
-        sources = [word for word in (one.words or one.value.split())[:-1] if not word.startswith("<<")]
-        for source in sources:
-            if "://" in source or source.startswith("git@") or unresolved(source):
+        for source in (one.words or one.value.split())[:-1]:
+            if "://" in source or source.startswith(("<<", "git@")) or unresolved(source):
                 continue
             if sent is None:
                 sent = [name for name, _ in files(subject.context, subject.ignore)]
-            problem = _not_there(subject.context, source, sent)
-            if problem:
+            if problem := _missing(subject.context, source, sent):
                 yield bad(at(subject, one), *problem)
 
 
 def _moving(one: Instruction) -> tuple[str, str] | None:
-    """Return what a RUN or ADD fetches that is not the same tomorrow, and what to do, or None."""
+    """Return what a RUN or ADD downloads that can change, and the fix, or None."""
     if one.name == "ADD" and one.flag("from") is None and one.flag("checksum") is None:
         sources = [word for word in (one.words or one.value.split())[:-1] if "://" in word]
         found = next((word for word in sources if not unresolved(word) and not _versioned(word)), None)
-        if found is None:
-            return None
-        return found, "a release's address and --checksum=sha256:..., or for a repository .git#<commit>"
+        remedy = "a release's address and --checksum=sha256:..., or for a repository .git#<commit>"
+        return (found, remedy) if found else None
     if one.name != "RUN":
         return None
     text = script(one)
     for words in commands(text):
-        if program(words) == "git" and "clone" in words[:4] and not _held(words, text):
+        if program(words) == "git" and "clone" in words[:4] and not _fixed_clone(words, text):
             address = next((word for word in words if "://" in word or "git@" in word), "git clone")
             return address, "git clone --branch <tag>, or git checkout <commit> after it"
         newest = next((word for word in words if "://" in word and LATEST.search(word)), None)
@@ -169,13 +173,10 @@ def _versioned(address: str) -> bool:
     return bool(re.search(r"\d+\.\d+|[0-9a-f]{40}|\d{8}", address.split("://", 1)[1].partition("/")[2]))
 
 
-def _held(words: list[str], text: str) -> bool:
-    """Say whether a clone is of one tag, or is put on one commit after it."""
-    if re.search(
-        r"git\s+(?:-C\s+\S+\s+)?(?:checkout|reset --hard|switch|submodule|fetch)\b[^;&|\n]*\s\S*[\d$]", text
-    ):
-        return True
-    if any("://" in word and re.search(r"\d\.\d", word) for word in words):
+def _fixed_clone(words: list[str], text: str) -> bool:
+    """Return whether a clone is of one tag, or a later command checks out one commit."""
+    later = r"git\s+(?:-C\s+\S+\s+)?(?:checkout|reset --hard|switch|submodule|fetch)\b[^;&|\n]*\s\S*[\d$]"
+    if re.search(later, text) or any("://" in word and re.search(r"\d\.\d", word) for word in words):
         return True
     branch = next((after for word, after in pairwise(words) if word in ("-b", "--branch")), "")
     branch = branch or next((word.partition("=")[2] for word in words if word.startswith("--branch=")), "")
@@ -189,12 +190,8 @@ def _images(subject: Subject) -> Iterator[tuple[Instruction | Stage, str]]:
             yield stage, stage.base
     for _, one in dockerfile.instructions():
         name = one.flag("from")
-        if one.name in ("COPY", "RUN", "ADD") and name and not _is_stage(dockerfile, name):
+        if one.name in ("COPY", "RUN", "ADD") and name and dockerfile.stage(name) is None:
             yield one, name
-
-
-def _is_stage(dockerfile: Dockerfile, name: str) -> bool:
-    return dockerfile.stage(name) is not None
 
 
 def _python_cache(subject: Subject, install: Install) -> Iterator[Verdict]:
@@ -206,82 +203,57 @@ def _python_cache(subject: Subject, install: Install) -> Iterator[Verdict]:
         remedy = "&& conda clean -afy, in the same RUN"
     else:
         variable, options, place = NO_CACHE[install.tool]
-        environment = _environment(install.stage)
+        environment = install.stage.variables()
         directory = environment.get(place) or ".cache"
-        cleaned = bool(install.flags & set(options)) or _switched_off(install, variable, environment, text)
+        cleaned = bool(install.flags & set(options)) or _turned_off(install, variable, environment, text)
         cleaned |= any(directory in words or place in words for words in REMOVED.findall(text))
-        cleaned |= "cache purge" in text or "uv cache clean" in text or "poetry cache clear" in text
+        cleaned |= bool(re.search(r"cache purge|uv cache clean|poetry cache clear", text))
         cleaned |= _mounted(one, directory, "cache")
-        also = f", or ENV {variable}=1" if variable else ""
-        remedy = f"{options[0]}{also}, or RUN --mount=type=cache"
+        remedy = f"{options[0]}{f', or ENV {variable}=1' if variable else ''}, or RUN --mount=type=cache"
     if cleaned:
-        yield good(at(subject, one), f"{install.tool}'s cache is not in the layer")
+        yield good(at(subject, one), f"the layer does not keep {install.tool}'s cache")
     else:
-        yield bad(at(subject, one), f"{install.tool}'s cache stays in the layer", remedy)
+        yield bad(at(subject, one), f"the layer keeps {install.tool}'s cache", remedy)
 
 
-def _switched_off(install: Install, variable: str, environment: dict[str, str], text: str) -> bool:
-    """Say whether a variable or pip's own configuration switches the cache off."""
+def _turned_off(install: Install, variable: str, environment: dict[str, str], text: str) -> bool:
+    """Return whether a variable or pip's own configuration turns the cache off."""
     if not variable:
         return False
     inline = re.search(rf"\b{variable}=[\"']?([\w.-]+)", text)
     value = inline[1] if inline else environment.get(variable, "")
     if install.tool != "pip":
         return value.lower() not in OFF
-    before = "\n".join(script(each) for each in install.stage.layers() if each.name == "RUN")
-    return bool(value) or bool(
-        re.search(r"config\s+(?:--\w+\s+)?set\s+(?:global|install)\.no-cache-dir", before)
-    )
+    earlier = "\n".join(script(each) for each in install.stage.layers() if each.name == "RUN")
+    configured = re.search(r"config\s+(?:--\w+\s+)?set\s+(?:global|install)\.no-cache-dir", earlier)
+    return bool(value or configured)
 
 
 def _mounted(one: Instruction, *parts: str) -> bool:
-    """Say whether a cache mount's target has one of `parts` in its path, other than apt's."""
-    for key, value in one.flags:
-        options = dict(part.partition("=")[::2] for part in value.split(",")) if key == "mount" else {}
-        target = next((options[name] for name in ("target", "dst", "destination") if name in options), "")
-        if options.get("type") == "cache" and "/apt" not in target and any(part in target for part in parts):
-            return True
-    return False
+    """Return whether a cache mount's target has one of `parts` in its path. Mounts of apt do not count."""
+    targets = (mount.target for mount in one.mounts if mount.type == "cache" and "/apt" not in mount.target)
+    return any(part in target for target in targets for part in parts)
 
 
-def _system_cache(subject: Subject, one: Instruction) -> Iterator[Verdict]:
-    """Judge what apt, yum and apk leave in the layer of a RUN."""
+def _system_caches(subject: Subject, one: Instruction) -> Iterator[Verdict]:
     text = script(one)
-    managers = {program(words) for words in commands(text) if {"install", "update", "add"} & set(words)}
-    mounts = [value for key, value in one.flags if key == "mount" and "type=cache" in value]
-    if managers & {"apt-get", "apt"}:
-        if APT_LISTS.search(text) or any("/apt" in value for value in mounts):
-            yield good(at(subject, one), "apt's lists are not in the layer")
-        else:
-            remedy = "&& rm -rf /var/lib/apt/lists/*, in the same RUN"
-            yield bad(at(subject, one), "apt's lists stay in the layer", remedy)
-    yum = managers & {"yum", "dnf", "microdnf"}
-    if (
-        yum
-        and not re.search(r"clean all|/var/cache", text)
-        and not any("/var/cache" in each for each in mounts)
-    ):
-        yield bad(at(subject, one), "yum's cache stays in the layer", "&& dnf clean all, in the same RUN")
-    apk = "apk" in managers and not any("/apk" in value for value in mounts)
-    if apk and not re.search(r"--no-cache|/var/cache/apk|apk cache clean", text):
-        yield bad(at(subject, one), "apk's index stays in the layer", "apk add --no-cache")
+    used = {program(words) for words in commands(text) if {"install", "update", "add"} & set(words)}
+    for managers, what, removal, mount, remedy in SYSTEM:
+        if managers & used:
+            mounted = any(each.type == "cache" and mount in each.target for each in one.mounts)
+            if mounted or removal.search(text):
+                yield good(at(subject, one), f"the layer does not keep {what}")
+            else:
+                yield bad(at(subject, one), f"the layer keeps {what}", remedy)
 
 
-def _environment(stage: Stage) -> dict[str, str]:
-    values = dict(stage.environment)
-    for one in stage.layers():
-        if one.name == "ARG":
-            values.update({name: value for name, value in one.pairs if value})
-    return values
-
-
-def _not_there(context: Path, source: str, sent: list[str]) -> tuple[str, str] | None:
-    """Return what is wrong with a source, and what to do, or None."""
+def _missing(context: Path, source: str, sent: list[str]) -> tuple[str, str] | None:
+    """Return what is wrong with a source, and the fix, or None."""
     name = source.strip("/").removeprefix("./")
     if name in ("", "."):
         return None
     if ".." in name.split("/"):
-        return f"{source} lies outside of the context", "build from the directory above, with -f"
+        return f"{source} is outside the context", "build from the directory above it, with -f"
     if any(sign in name for sign in "*?["):
         found = [path.relative_to(context).as_posix() for path in context.glob(name)]
     else:
@@ -292,4 +264,4 @@ def _not_there(context: Path, source: str, sent: list[str]) -> tuple[str, str] |
         return None
     if all((context / one).is_dir() and not any((context / one).iterdir()) for one in found):
         return None
-    return f"{source} is held back by .dockerignore", f"!{name} in .dockerignore"
+    return f"{source} is excluded by .dockerignore", f"!{name} in .dockerignore"

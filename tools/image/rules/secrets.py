@@ -1,4 +1,4 @@
-"""The rule on secrets: what is in ARG, ENV, RUN or a copied file stays in the image for whoever pulls it."""
+"""The rule on secrets: everyone who pulls an image can read its ARG, ENV, RUN and copied files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tools.core import secret_patterns
 from tools.core.verdict import Verdict, bad, good
 from tools.image.dockerfile.dockerignore import files
 from tools.image.dockerfile.parse import Instruction
-from tools.image.rules.rule import Place, Subject, at, rule
+from tools.image.rules.rule import Location, Subject, at, rule
 
-# What a command is given in words: only literal values, none that a variable or a file holds.
+# Secrets in the words of a command. Only literal values count, not variables or files.
 SPOKEN = {
     "a password for .netrc": re.compile(r"\bmachine\s+\S+\s+login\s+\S+\s+password\s+[^\s$'\"]{3,}"),
     "an authorization header": re.compile(r"(?i)authorization:\s*(?:bearer|basic|token)\s+[^\s$'\"]{8,}"),
@@ -24,7 +24,7 @@ SPOKEN = {
     ),
     "an AWS secret key": re.compile(r"(?i)aws_secret_access_key\s*(?:=|\s)\s*[\"']?[A-Za-z0-9/+]{20,}"),
 }
-# A secret's mount ends with its RUN; what is written elsewhere does not.
+# A secret's mount ends with its RUN. A copy of the secret stays in the layer.
 KEPT = re.compile(r"(?:\bcat\s+/run/secrets/\S+\s*>>?\s*|\bcp\s+(?:-\S+\s+)*/run/secrets/\S+\s+)(\S+)")
 ASSIGNED = re.compile(r"(?:^|[\s;&|(])(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;&|]+)")
 FILES = (
@@ -56,38 +56,29 @@ FILES = (
 )
 DIRECTORIES = frozenset({".aws", ".ssh", ".kube", ".docker", ".gnupg", ".huggingface", ".kaggle"})
 HARMLESS = (
-    "*.pub",
-    "*.example",
-    "*.sample",
-    "*.template",
-    "example.env",
-    "sample.env",
-    "template.env",
-    "*.crt.pem",
-    "ca*.pem",
-    "cert.pem",
+    *("*.pub", "*.example", "*.sample", "*.template", "example.env", "sample.env", "template.env"),
+    *("*.crt.pem", "ca*.pem", "cert.pem"),
 )
 EMPTY = re.compile(r"^$|^\$|^<|^(?:changeme|none|null|false|true|0|1|unset)$", re.IGNORECASE)
-REMEDY = "RUN --mount=type=secret,id=NAME at build time, a Secret of the cluster at run time"
+REMEDY = "RUN --mount=type=secret,id=NAME at build time, a Kubernetes Secret at run time"
 
 
-@rule("secrets", "what is in ARG, ENV or a layer is read from the image's history by whoever pulls it")
+@rule("secrets", "everyone who pulls the image can read its ARG, ENV and layers")
 def secrets(subject: Subject) -> Iterator[Verdict]:
-    """Names and values of ARG and ENV, literal tokens anywhere, and files that hold credentials: copied by
-    name, or with a directory that .dockerignore does not keep them out of; and tokens in the text of copied
-    files, where they are no examples. Values are never printed.
+    """ARG, ENV, commands and copied files hold no secret. Values are never printed.
+
+    A file with credentials is found by its name, also if a COPY of its directory takes it. Tokens are found
+    by their shape anywhere in the Dockerfile, and in copied files if they are not examples.
     """
-    found = False
-    for one in [*_before(subject), *(one for _, one in subject.dockerfile.instructions())]:
-        for verdict in _instruction(subject, one):
-            found = True
-            yield verdict
+    every = [*_before(subject), *(one for _, one in subject.dockerfile.instructions())]
+    found = [verdict for one in every for verdict in _instruction(subject, one)]
+    yield from found
     if not found:
         yield good(at(subject, subject.dockerfile.stages[0]), "no secret in ARG, ENV, RUN or a copied file")
 
 
 def _before(subject: Subject) -> list[Instruction]:
-    """Return the ARGs before the first FROM, which belong to no stage."""
+    """Return the ARGs before the first FROM."""
     first = subject.dockerfile.stages[0].line
     found = []
     for number, line in enumerate(subject.dockerfile.text.splitlines()[: first - 1], 1):
@@ -98,48 +89,44 @@ def _before(subject: Subject) -> list[Instruction]:
 
 
 def _instruction(subject: Subject, one: Instruction) -> Iterator[Verdict]:
-    hidden = Place(subject.source, one.line, f"{one.name} {secret_patterns.mask(one.raw)}")
+    hidden = Location(subject.source, one.line, f"{one.name} {secret_patterns.mask(one.raw)}")
     if one.name in ("ARG", "ENV"):
         for name, value in one.pairs:
             if not secret_patterns.is_secret_name(name) or (one.name == "ENV" and EMPTY.match(value)):
                 continue
-            yield bad(hidden, f"{one.name} {name}: its value stays in the image's history", REMEDY)
+            place = Location(subject.source, one.line, f"{one.name} {name}=***")
+            yield bad(place, f"{one.name} {name}: the value stays in the image's history", REMEDY)
             return
-    secrets_in = secret_patterns.find("\n".join([one.raw, *one.heredocs]))
+    text = "\n".join([one.raw, *one.heredocs])
+    secrets_in = secret_patterns.find(text)
     if secrets_in:
-        yield bad(hidden, f"{secrets_in[0].kind} stands in the file", f"revoke it, and {REMEDY}")
-    elif one.name == "RUN" and (said := _said("\n".join([one.raw, *one.heredocs]))):
-        yield bad(Place(subject.source, one.line, one.name), said, REMEDY)
+        yield bad(hidden, f"{secrets_in[0].kind} in the Dockerfile", f"revoke it, and {REMEDY}")
+    elif one.name == "RUN" and (problem := _in_words(text)):
+        yield bad(Location(subject.source, one.line, one.name), problem, REMEDY)
     if one.name in ("COPY", "ADD"):
         yield from _copied(subject, one)
 
 
-def _said(text: str) -> str | None:
-    """Return what secret a command is given in words, or leaves in the layer; None where there is none."""
+def _in_words(text: str) -> str | None:
+    """Return the secret that a command has in its words or leaves in the layer, or None."""
     kind = next((kind for kind, pattern in SPOKEN.items() if pattern.search(text)), None)
     if kind:
-        return f"{kind} stands in the file"
+        return f"{kind} in the Dockerfile"
     for name, value in ASSIGNED.findall(text):
         bare = value.strip("\"'")
-        if (
-            name.isupper()
-            and secret_patterns.is_secret_name(name)
-            and len(bare) > 3
-            and not EMPTY.match(bare)
-            and bare[:1] != "`"
-        ):
-            return f"the value of {name} stands in the file"
-    kept = next(
-        (path for path in KEPT.findall(text) if not re.search(rf"\brm\b[^;&|]*{re.escape(path)}", text)), None
-    )
-    return f"a secret is copied from its mount to {kept}, which is in the layer" if kept else None
+        literal = len(bare) > 3 and not EMPTY.match(bare) and bare[:1] != "`"
+        if literal and name.isupper() and secret_patterns.is_secret_name(name):
+            return f"the value of {name} in the Dockerfile"
+    kept = (path for path in KEPT.findall(text) if not re.search(rf"\brm\b[^;&|]*{re.escape(path)}", text))
+    path = next(kept, None)
+    return f"a secret is copied from its mount to {path}, which stays in the layer" if path else None
 
 
 def _copied(subject: Subject, one: Instruction) -> Iterator[Verdict]:
     sources = [word.strip("/").removeprefix("./") for word in (one.words or one.value.split())[:-1]]
     named = [word for word in sources if _credentials(word)]
     if named:
-        yield bad(at(subject, one), f"{named[0]} holds credentials, and is copied into a layer", REMEDY)
+        yield bad(at(subject, one), f"{named[0]} holds credentials and is copied into a layer", REMEDY)
         return
     if one.flag("from") is not None:
         return
@@ -152,24 +139,19 @@ def _copied(subject: Subject, one: Instruction) -> Iterator[Verdict]:
     for name in sent:
         if any(fnmatchcase(PurePosixPath(name).name, pattern) for pattern in HARMLESS):
             continue
-        for leak in secret_patterns.in_file(subject.context / name):
-            text = f"{leak.kind} stands in {name}, which {one.name} in line {one.line} puts into a layer"
-            remedy = f"revoke it, and {REMEDY}"
-            yield bad(Place(name, leak.line, leak.text), text, remedy)
+        for secret in secret_patterns.in_file(subject.context / name):
+            text = f"{secret.kind} in {name}, which {one.name} in line {one.line} copies into a layer"
+            yield bad(Location(name, secret.line, secret.text), text, f"revoke it, and {REMEDY}")
 
 
 def _sent(subject: Subject, sources: list[str]) -> list[str]:
-    """Return the files of the context that a COPY takes: those below its sources, by name or by pattern."""
+    """Return the files of the context that a COPY takes."""
     every = [name for name, _ in files(subject.context, subject.ignore)]
-    found: dict[str, None] = {}
-    for source in sources:
-        whole = source in ("", ".")
-        found |= {name: None for name in every if whole or _below(name, source)}
-    return list(found)
+    return [name for name in every if any(source in ("", ".") or _below(name, source) for source in sources)]
 
 
 def _below(name: str, source: str) -> bool:
-    """Say whether a file is what `source` names, or lies in a directory that it names."""
+    """Return whether a file is what `source` names, or is in a directory that it names."""
     parts, wanted = name.split("/"), source.split("/")
     return len(parts) >= len(wanted) and all(map(fnmatchcase, parts, wanted))
 

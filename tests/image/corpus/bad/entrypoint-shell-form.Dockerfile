@@ -1,4 +1,4 @@
-# finds: signals@3
+# finds: DL3025@3
 FROM python:3.12-slim-bookworm@sha256:1111111111111111111111111111111111111111111111111111111111111111
 ENTRYPOINT torchrun --nproc-per-node=8 train.py
 USER 1000
