@@ -1,4 +1,4 @@
-"""A base image without a registry: debootstrap into a directory, kept as a tar for `docker import`."""
+"""A base image without a registry: the output of debootstrap, cached as a tar for `docker import`."""
 
 from __future__ import annotations
 
@@ -21,25 +21,21 @@ SECONDS = 900
 SOURCES = Path("/etc/apt/sources.list.d")
 URI = re.compile(r"(?m)^(?:URIs:|deb(?: \[[^\]]*\])?) *(https?://\S+)")
 LITTER = (
-    "var/cache/apt",
-    "var/lib/apt/lists",
-    "usr/share/doc",
-    "usr/share/man",
-    "usr/share/locale",
-    "var/log",
+    *("var/cache/apt", "var/lib/apt/lists", "var/log"),
+    *("usr/share/doc", "usr/share/man", "usr/share/locale"),
 )
 
 
 def ensure(packages: Packages) -> Path:
-    """Return the archive of the base image's files; make it where it is not there. Raises CannotStart.
+    """Return the archive of the base image's files, and create it if it is missing. Raises CannotStart.
 
-    A change of what is wanted makes another file. Nothing of this machine is in it: no mirror, no host name.
+    Its name has a digest of its contents. It has no mirror and no host name of this machine.
     """
     target = cache() / f"base-{SUITE}-{_digest()}.tar.zst"
     if target.is_file():
         return target
     if os.geteuid() != 0 or shutil.which("zstd") is None:
-        raise CannotStart("a base image is made with debootstrap as root, and zstd (apt-get install zstd)")
+        raise CannotStart("the base image needs root for debootstrap, and zstd (apt-get install zstd)")
     work = Path(tempfile.mkdtemp(prefix="base-", dir=cache()))
     try:
         root = work / "root"
@@ -47,7 +43,7 @@ def ensure(packages: Packages) -> Path:
         command = [str(program), "--variant=minbase", f"--include={WANTED}", SUITE, str(root), mirror()]
         scripts = str(packages.root / "usr/share/debootstrap")
         variables = {**packages.environment, "DEBOOTSTRAP_DIR": scripts}
-        variables.pop("LD_LIBRARY_PATH")  # its chroot has libraries of its own
+        variables.pop("LD_LIBRARY_PATH")  # the chroot has its own libraries
         with (work / "log").open("wb") as log:
             done = subprocess.run(
                 command, env=variables, stdout=log, stderr=log, timeout=SECONDS, check=False
@@ -64,7 +60,7 @@ def ensure(packages: Packages) -> Path:
 
 
 def mirror() -> str:
-    """Return the mirror that this machine's own apt uses."""
+    """Return the mirror of this machine's apt."""
     files = [Path("/etc/apt/sources.list"), *sorted(SOURCES.glob("*"))]
     found = [match for path in files if path.is_file() for match in URI.findall(path.read_text())]
     plain = [uri for uri in found if "security" not in uri and uri.rstrip("/").endswith("debian")]

@@ -1,4 +1,4 @@
-"""buildx, built from its pinned module: Debian 12 has no package of it."""
+"""buildx, built from its pinned Go module: Debian 12 has no package."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ MODULE = Module(
 
 
 def ensure(progress: Progress) -> Path:
-    """Return the program; build it where it is not there yet (minutes, once). Raises CannotBuild."""
+    """Return the program, and build it the first time (minutes). Raises CannotBuild."""
     return gomodule.ensure(SOURCE, MODULE, gomodule.cache("images"), progress) / "bin/buildx"

@@ -1,4 +1,4 @@
-"""The engine as a fixture. `make test-images` runs these tests; `make test` passes them by."""
+"""The engine as a fixture. `make test-images` runs these tests, `make test` does not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.parts.gomodule import Progress
 
 @pytest.fixture(scope="session")
 def engine(say: Progress) -> Iterator[Harness]:
-    """A private engine with a registry; skipped, with the reason, where none can be had."""
+    """A private engine with a registry, or a skip with the reason."""
     try:
         harness = Harness(say)
     except (CannotStart, Unsupported) as problem:
@@ -29,7 +29,7 @@ def engine(say: Progress) -> Iterator[Harness]:
 
 @pytest.fixture
 def small(engine: Harness, tmp_path: Path) -> Callable[..., Path]:
-    """Writes a directory with a small image: Python and one file. `tail` ends its Dockerfile."""
+    """A function that writes a directory with a small image. `tail` ends its Dockerfile."""
 
     def make(tail: str = "", text: str = "print('step 1')\n", name: str = "small") -> Path:
         directory = tmp_path / name
@@ -46,5 +46,5 @@ def small(engine: Harness, tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def registry() -> str:
-    """Where the registry is, as images are named for it."""
+    """The registry in the names of images."""
     return REGISTRY

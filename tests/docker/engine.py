@@ -1,8 +1,8 @@
-"""A private Docker engine and registry, in namespaces that end with the process that made them.
+"""A private Docker engine and registry, in namespaces that end with the process that created them.
 
-The sandbox is that of the test cluster. Its network has no uplink; slirp4netns gives it one, without a rule
-or an address on the machine itself, so that a build reaches the package index. Clients run inside, where the
-registry is 127.0.0.1:5000, and `yard` from a copy of the tree, so that no record is left in the checkout.
+The sandbox is that of the test cluster. slirp4netns connects its network to the package index, without rules
+or addresses on the machine. Clients run inside, where the registry is 127.0.0.1:5000. `yard` runs from a copy
+of the tree, so that its records do not go to the checkout.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -21,17 +20,18 @@ from tests.docker import base, packages
 from tests.docker.packages import CannotStart
 from tests.parts import tree
 from tools.core import processes
+from tools.core.wait import until
 
 REGISTRY = "127.0.0.1:5000"
-CLOSED = "127.0.0.1:5001"  # a registry that wants a login
+CLOSED = "127.0.0.1:5001"  # a registry with a login
 LOGIN = ("team", "open-sesame")
 LOGIN_HASH = "$2y$05$trainyardtrainyardtrae3SWrdDQDaQBSnQeQX3e7PNugEo/y4lm"  # bcrypt
-# Amazon ECR of moto's account: behind the name is a registry here, which takes moto's login only.
+# Amazon ECR of moto's account: the name leads to a local registry with moto's login.
 ECR = "123456789012.dkr.ecr.us-east-1.amazonaws.com"
 ECR_LOGIN = ("AWS", "123456789012-auth-token")
 ECR_HASH = "$2y$05$trainyardtrainyardtraeofGs3WQr90Xl/TwFfz7hG1NbebL7/YW"
 MOTO = "127.0.0.1:5002"
-KEEP = "TRAINYARD_TEST_DOCKER_ROOT"  # a directory: the engine's images are kept there from run to run
+KEEP = "TRAINYARD_TEST_DOCKER_ROOT"  # a directory that keeps the engine's images between runs
 READY_SECONDS = 90
 DNS = "10.0.2.3"  # slirp4netns' own
 _TLS = {"certificate": "crt", "key": "key"}
@@ -39,7 +39,7 @@ CERTIFICATES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUND
 
 
 class Harness:
-    """One engine with a registry. Leave it with close()."""
+    """One engine with a registry, ended by close()."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         if not is_root():
@@ -49,7 +49,9 @@ class Harness:
         self.packages = packages.ensure(say)
         self.archive = base.ensure(self.packages)
         self.sandbox = Sandbox()
-        login = {"DOCKER_CONFIG": str(self.sandbox.root / "docker")}  # none of this machine, none left on it
+        login = {
+            "DOCKER_CONFIG": str(self.sandbox.root / "docker")
+        }  # does not use or change the logins of this machine
         self.environment = self.packages.environment | login
         self.socket = self.sandbox.root / "docker.sock"
         self.trusted = self.sandbox.root / "certificates.crt"
@@ -70,7 +72,7 @@ class Harness:
         return self._daemon("dockerd", Path(keep) if keep else self.sandbox.root / "data", self.socket)
 
     def second_daemon(self, size: str) -> str:
-        """Start another dockerd whose images lie on a file system of `size`; return its address."""
+        """Start another dockerd with its images on a file system of `size`; return its address."""
         room, socket = self.sandbox.root / "room", self.sandbox.root / "second.sock"
         room.mkdir()
         self.sandbox.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", room])
@@ -82,14 +84,14 @@ class Harness:
         return self._registry("registry", REGISTRY, {}, 200)
 
     def closed_registry(self) -> str:
-        """Start another registry, which lets nobody but LOGIN in; return its address."""
+        """Start a registry that only accepts LOGIN; return its address."""
         (self.sandbox.root / "htpasswd").write_text(f"{LOGIN[0]}:{LOGIN_HASH}\n")
         access = {"htpasswd": {"realm": "team", "path": str(self.sandbox.root / "htpasswd")}}
         self._registry("closed", CLOSED, {"auth": access}, 401)
         return CLOSED
 
     def start_ecr(self) -> dict[str, str]:
-        """Start moto, and the registry that ECR's name leads to; return the variables of a client of both."""
+        """Start moto and the registry behind ECR's name; return the variables of their clients."""
         (self.sandbox.root / "ecr.htpasswd").write_text(f"{ECR_LOGIN[0]}:{ECR_HASH}\n")
         access = {"htpasswd": {"realm": "ecr", "path": str(self.sandbox.root / "ecr.htpasswd")}}
         tls = {name: str(self.sandbox.root / f"ecr.{end}") for name, end in _TLS.items()}
@@ -102,17 +104,17 @@ class Harness:
         return {"AWS_ENDPOINT_URL": f"http://{MOTO}", "SSL_CERT_FILE": str(self.trusted), **keys}
 
     def docker(self, *words: str, check: bool = True) -> str:
-        """Run docker and return what it said on standard output; AssertionError where it fails."""
+        """Run docker and return its output. Raises AssertionError if it fails."""
         done = self.run(["docker", *words])
         assert not check or done.returncode == 0, done.stderr
         return done.stdout
 
     def yard(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run `yard image` inside of the network."""
+        """Run `yard image` inside the network."""
         return self.run([*self._yard(), *words], variables)
 
     def begin(self, *words: str, **variables: str) -> subprocess.Popen[str]:
-        """Start `yard image` inside of the network, and leave it running."""
+        """Start `yard image` inside the network."""
         return subprocess.Popen(
             self.words(*self._yard(), *words),
             env=self.environment | self._own() | variables,
@@ -124,7 +126,7 @@ class Harness:
     def run(
         self, words: Sequence[str], variables: Mapping[str, str] | None = None, seconds: float = 1500
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program inside of the network, with this engine as docker's."""
+        """Run a program inside the network, with this engine."""
         return subprocess.run(
             self.words(*words),
             env=self.environment | self._own() | dict(variables or {}),
@@ -135,13 +137,13 @@ class Harness:
         )
 
     def words(self, *words: str) -> list[str]:
-        """Return the words that run a command inside, in the copy of the tree."""
+        """Return the words that run a command inside the network, in the copy of the tree."""
         return [*self.sandbox.enter(), "env", "-C", str(self.tree), *words]
 
     def get(
         self, path: str, method: str = "GET", host: str = REGISTRY, scheme: str = "http", login: str = ""
     ) -> tuple[int, dict[str, str]]:
-        """Ask the registry without docker; return status and headers, names in lower case."""
+        """Ask the registry without docker; return status and headers with lower-case names."""
         accept = "application/vnd.docker.distribution.manifest.v2+json"
         command = ["curl", "-s", "-o", "/dev/null", "-D", "-", "-H", f"Accept: {accept}", "--max-time", "5"]
         command += ["-I"] if method == "HEAD" else []
@@ -155,9 +157,9 @@ class Harness:
         return int(lines[0].split()[1]), {name.lower(): value for name, value in headers.items()}
 
     def base(self) -> str:
-        """Return the name of the base image; import it where the engine does not have it.
+        """Return the name of the base image, and import it if it is missing.
 
-        This machine's certificates and package index are in it, and so in no image that is shipped.
+        It has this machine's certificates and package index, so it is never shipped.
         """
         if self.docker("image", "ls", "--quiet", base.NAME).strip():
             return base.NAME
@@ -185,7 +187,7 @@ class Harness:
         return base.NAME
 
     def base_with_apt(self) -> str:
-        """Return the name of a base whose apt knows this machine's mirror; make it where it is not there."""
+        """Return the name of a base whose apt uses this machine's mirror, and build it if it is missing."""
         if not self.docker("image", "ls", "--quiet", base.WITH_APT).strip():
             here = self.sandbox.root / "apt"
             here.mkdir()
@@ -207,7 +209,7 @@ class Harness:
         return [str(Path(sys.executable).with_name("yard")), "image"]
 
     def _own(self) -> dict[str, str]:
-        """Return the variables that lead to this engine, and to the modules of the copy."""
+        """Return the variables with this engine, and the modules of the copy."""
         return {"DOCKER_HOST": f"unix://{self.socket}", "PYTHONPATH": str(self.tree)}
 
     def _daemon(self, name: str, data: Path, socket: Path) -> Process:
@@ -229,21 +231,15 @@ class Harness:
         return process
 
     def _containerd(self, name: str, data: Path) -> Path:
-        """Return the socket of an engine's containerd, which outlives it: its own has 15 s to start."""
+        """Return the socket of an engine's containerd. dockerd's own would have 15 s to start."""
         root, address = self.sandbox.root, self.sandbox.root / f"{name}-containerd.sock"
         if any(one.name == f"{name}-containerd" and one.alive() for one in self.sandbox.processes):
             return address
         (root / f"{name}-containerd.toml").write_text(
             'version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
         )
-        words: list[str | Path] = [
-            "containerd",
-            "--config",
-            root / f"{name}-containerd.toml",
-            "--address",
-            address,
-        ]
-        words += ["--root", data / "containerd", "--state", root / f"{name}-containerd"]
+        words: list[str | Path] = ["containerd", "--config", root / f"{name}-containerd.toml"]
+        words += ["--address", address, "--root", data / "containerd", "--state", root / f"{name}-containerd"]
         process = self.sandbox.start(f"{name}-containerd", words, self.environment)
         self.sandbox.wait(f"{name}-containerd", address.exists, READY_SECONDS, [process])
         return address
@@ -264,7 +260,7 @@ class Harness:
         return process
 
     def _name_ecr(self) -> None:
-        """Let ECR's name lead to this network, with a certificate that is trusted in it."""
+        """Make ECR's name lead to this network, with a certificate that is trusted in it."""
         root = self.sandbox.root
         words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
         words += ["-subj", "/CN=ecr", "-addext", f"subjectAltName=DNS:{ECR}"]
@@ -284,13 +280,11 @@ class Harness:
             self._slirp = processes.start(words, self.environment, self.sandbox.root, file, file)
         (self.sandbox.root / "resolv.conf").write_text(f"nameserver {DNS}\n")
         self.sandbox.run(["mount", "--bind", self.sandbox.root / "resolv.conf", "/etc/resolv.conf"])
-        deadline = time.monotonic() + READY_SECONDS
-        while (
-            "tap0"
-            not in subprocess.run(
-                self.words("ip", "route"), capture_output=True, text=True, check=False
-            ).stdout
-        ):
-            if self._slirp.poll() is not None or time.monotonic() > deadline:
-                raise CannotStart(f"slirp4netns: {log.read_text(errors='replace')[-300:]}")
-            time.sleep(0.1)
+        route = self.words("ip", "route")
+
+        def ended() -> bool:
+            done = subprocess.run(route, capture_output=True, text=True, check=False)
+            return "tap0" in done.stdout or self._slirp.poll() is not None
+
+        if not until(ended, READY_SECONDS, 0.1) or self._slirp.poll() is not None:
+            raise CannotStart(f"slirp4netns: {log.read_text(errors='replace')[-300:]}")

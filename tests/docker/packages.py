@@ -1,4 +1,4 @@
-"""What the engine and its parts need from Debian, unpacked into the cache: nothing is installed."""
+"""The Debian packages of the engine and its parts, unpacked into the cache and not installed."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ NAMES = (
 
 
 class CannotStart(Exception):
-    """The engine cannot be had on this machine. The message says why and what would help."""
+    """The engine cannot run on this machine. The message has the reason and a fix."""
 
 
 def cache() -> Path:
-    """Return the directory that is kept between runs."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "trainyard" / "images"
 
 
 def ensure(say: Callable[[str], None]) -> Packages:
-    """Return the packages; fetch and unpack them where they are not there yet. Raises CannotStart."""
+    """Return the packages; download and unpack missing ones. Raises CannotStart."""
     try:
         return debian.ensure(NAMES, cache(), say)
     except debian.Unobtainable as problem:

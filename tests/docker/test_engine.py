@@ -1,4 +1,4 @@
-"""`yard image` on a real engine and a real registry, with small images: what is said is what is there."""
+"""`yard image` with a real engine and a real registry, and small images."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 from tests.docker import buildx
 from tests.docker.engine import ECR, ECR_LOGIN, LOGIN, Harness
 from tests.parts.gomodule import CannotBuild, Progress
-from tools.image.trial_training import wait_for
+from tools.core.wait import until
 
 Make = Callable[..., Path]
 
 
 @pytest.fixture(autouse=True)
 def _records(engine: Harness) -> Iterator[None]:
-    """Take away the records of the test's own images."""
+    """Remove the records of the test's images."""
     yield
     for path in (engine.tree / "local/images").glob("small*"):
         path.unlink()
@@ -33,7 +33,7 @@ def built(engine: Harness, directory: Path, *words: str, **variables: str) -> di
 
 
 def python(engine: Harness, code: str, **variables: str) -> str:
-    """Run Python inside of the network, with this project's modules."""
+    """Run Python inside the network, with this project's modules."""
     done = engine.run([sys.executable, "-c", code], variables)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -41,7 +41,7 @@ def python(engine: Harness, code: str, **variables: str) -> str:
 
 @pytest.fixture(params=["buildx", "BuildKit", "classic"])
 def builder(request: pytest.FixtureRequest, engine: Harness, say: Progress) -> Iterator[str]:
-    """One of the three builders, and the first of them is installed only for its own tests."""
+    """One of the three builders. buildx is only installed for its own tests."""
     plugin = engine.sandbox.root / "docker/cli-plugins/docker-buildx"
     if request.param == "buildx":
         try:
@@ -55,12 +55,12 @@ def builder(request: pytest.FixtureRequest, engine: Harness, say: Progress) -> I
 
 
 def chosen(builder: str) -> str:
-    """Return what DOCKER_BUILDKIT must be for a builder."""
+    """Return the DOCKER_BUILDKIT of a builder."""
     return "0" if builder == "classic" else "1"
 
 
-def test_what_is_built_is_what_the_engine_has(engine: Harness, small: Make, builder: str) -> None:
-    """With each builder; a changed file makes another image under the same name."""
+def test_the_record_is_the_image_of_the_engine(engine: Harness, small: Make, builder: str) -> None:
+    """With each builder. A changed file gives another image under the same name."""
     first = built(engine, small(), DOCKER_BUILDKIT=chosen(builder))
     assert first["builder"] == builder
     there = json.loads(engine.docker("image", "inspect", first["tags"][0]))[0]
@@ -96,7 +96,7 @@ def test_a_failed_build_has_one_cause_and_no_record(
 def test_a_secret_as_argument_is_refused_because_the_history_would_show_it(
     engine: Harness, small: Make
 ) -> None:
-    """Control: docker itself takes it, and shows it to whoever has the image."""
+    """Control: docker accepts it, and shows it in the history."""
     directory = small("ARG HF_TOKEN\nRUN true\n")
     done = engine.yard("build", str(directory), "--build-arg", "HF_TOKEN=hf_secretsecretsecretsecret")
     assert done.returncode == 2
@@ -108,8 +108,8 @@ def test_a_secret_as_argument_is_refused_because_the_history_would_show_it(
     assert "hf_secretsecretsecretsecret" in engine.docker("history", "--no-trunc", "control")
 
 
-def test_pushed_is_what_the_registry_has_and_comes_back(engine: Harness, small: Make, registry: str) -> None:
-    """The digest by three ways, an equal push again, another image under that tag, a pull by digest."""
+def test_a_pushed_image_has_one_digest_and_can_be_pulled(engine: Harness, small: Make, registry: str) -> None:
+    """The digest from three sources, an equal push, another image under that tag, a pull by digest."""
     first = built(engine, small())
     target = f"{registry}/team/small:1"
     done = engine.yard("push", "small", "--to", target, "--json")
@@ -132,19 +132,19 @@ def test_pushed_is_what_the_registry_has_and_comes_back(engine: Harness, small: 
     assert engine.docker("run", "--rm", f"{registry}/team/small@{digest}").strip() == "step 1"
 
 
-def test_a_tag_that_somebody_else_moved_is_a_mismatch(engine: Harness, small: Make, registry: str) -> None:
-    """Between push and check another image gets the tag; control: without that the digests agree."""
+def test_a_moved_tag_is_a_mismatch(engine: Harness, small: Make, registry: str) -> None:
+    """Another image gets the tag between push and check. Control: before that the digests are equal."""
     built(engine, small())
     target = f"{registry}/team/raced:1"
     assert engine.yard("push", "small", "--to", target).returncode == 0
     digest = engine.get("/v2/team/raced/manifests/1", "HEAD")[1]["docker-content-digest"]
     code = (
-        "from tools.image.engine import Engine; from tools.image.push import verified;"
+        "from tools.image.engine import Engine; from tools.image.push import verify;"
         "from tools.core.errors import UserError\n"
-        f"try:\n    print(verified(Engine(), {target!r}, {digest!r}))\n"
+        f"try:\n    verify(Engine(), {target!r}, {digest!r})\n    print('equal')\n"
         "except UserError as problem:\n    print(problem)"
     )
-    assert python(engine, code) == digest
+    assert python(engine, code) == "equal"
     other = built(engine, small(text="print('other')\n"))
     engine.docker("tag", other["id"], f"{registry}/team/raced:other")
     engine.docker("push", f"{registry}/team/raced:other")
@@ -167,8 +167,8 @@ def test_pin_asks_the_registry_first(engine: Harness, registry: str) -> None:
     assert (engine.tree / "overlays/images/kustomization.yaml").read_text() == before
 
 
-def test_a_registry_that_is_down_is_said(engine: Harness, small: Make, registry: str) -> None:
-    """And what was built is still there, and goes when the registry is back."""
+def test_a_registry_that_is_down_is_an_error(engine: Harness, small: Make, registry: str) -> None:
+    """The image is still there, and is pushed once the registry is back."""
     built(engine, small())
     engine.kill(engine.registry)
     try:
@@ -181,8 +181,8 @@ def test_a_registry_that_is_down_is_said(engine: Harness, small: Make, registry:
     assert engine.yard("push", "small", "--to", f"{registry}/team/down:1").returncode == 0
 
 
-def test_a_registry_that_refuses_is_said(engine: Harness, small: Make) -> None:
-    """One that wants a login; control: the same push after it."""
+def test_a_registry_that_refuses_is_an_error(engine: Harness, small: Make) -> None:
+    """The registry needs a login. Control: the same push after the login."""
     built(engine, small())
     host = engine.closed_registry()
     done = engine.yard("push", "small", "--to", f"{host}/team/small:1")
@@ -193,15 +193,15 @@ def test_a_registry_that_refuses_is_said(engine: Harness, small: Make) -> None:
     assert engine.yard("push", "small", "--to", f"{host}/team/small:1").returncode == 0
 
 
-def test_a_repository_of_ecr_is_made_logged_in_to_and_pushed_to(engine: Harness, small: Make) -> None:
-    """From the command line, with moto for AWS. Control: the registry behind the name lets nobody else in."""
+def test_a_repository_of_ecr_is_created_and_pushed_to(engine: Harness, small: Make) -> None:
+    """From the command line, with moto for AWS. Control: the registry refuses other logins."""
     built(engine, small())
     aws = engine.start_ecr()
     target = f"{ECR}/team/small:1"
     assert engine.get("/v2/team/small/manifests/1", "HEAD", ECR, "https")[0] == 401
     done = engine.yard("push", "small", "--to", target, "--json", **aws)
     assert done.returncode == 0, done.stderr
-    assert "made the repository team/small in us-east-1" in done.stderr
+    assert "created the repository team/small in us-east-1" in done.stderr
     digest = json.loads(done.stdout)["digest"]
     status, headers = engine.get(
         "/v2/team/small/manifests/1", "HEAD", ECR, "https", login=":".join(ECR_LOGIN)
@@ -214,15 +214,15 @@ def test_a_repository_of_ecr_is_made_logged_in_to_and_pushed_to(engine: Harness,
     assert "'encryptionType': 'AES256'" in said
     done = engine.yard("push", "small", "--to", target, **aws)
     assert done.returncode == 0, done.stderr
-    assert "is there already, with this digest" in done.stderr
+    assert "already exists with this digest" in done.stderr
     built(engine, small(text="print('another')\n"))
     done = engine.yard("push", "small", "--to", target, **aws)
     assert done.returncode == 1
     assert "is another image" in done.stderr
 
 
-def test_a_context_of_10_gb_reaches_no_engine(engine: Harness, small: Make) -> None:
-    """A sparse file; named with its directory. With .dockerignore the same build goes."""
+def test_a_context_of_10_gib_is_not_sent(engine: Harness, small: Make) -> None:
+    """A sparse file. With .dockerignore the same build succeeds."""
     directory = small()
     (directory / "runs").mkdir()
     with (directory / "runs/checkpoint.bin").open("wb") as file:
@@ -235,10 +235,10 @@ def test_a_context_of_10_gb_reaches_no_engine(engine: Harness, small: Make) -> N
     built(engine, directory)
 
 
-def test_fix_builds_a_repaired_copy_and_push_needs_what_was_tested(
+def test_fix_builds_a_repaired_copy_and_push_needs_passed_tests(
     engine: Harness, small: Make, registry: str
 ) -> None:
-    """Root and a missing module are repaired; your own file stays; without --fix nothing is pushed."""
+    """Root and a missing module are repaired in the copy only. Without --fix nothing is pushed."""
     directory = small()
     text = (directory / "Dockerfile").read_text().replace("USER 1000:1000\n", "")
     text = text.replace(
@@ -248,7 +248,7 @@ def test_fix_builds_a_repaired_copy_and_push_needs_what_was_tested(
     (directory / "Dockerfile").write_text(text)
     words = [
         "--repository",
-        f"{registry}/team/mended",
+        f"{registry}/team/fixed",
         "--test",
         "quick",
         "--module",
@@ -259,13 +259,13 @@ def test_fix_builds_a_repaired_copy_and_push_needs_what_was_tested(
     done = engine.yard("build", str(directory), *words)
     assert done.returncode == 1
     assert json.loads(done.stdout)["pushed"] == {}
-    assert engine.get("/v2/team/mended/manifests/0.1.0", "HEAD")[0] == 404
+    assert engine.get("/v2/team/fixed/manifests/0.1.0", "HEAD")[0] == 404
     done = engine.yard("build", str(directory), *words, "--fix")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert (
-        said["pushed"][f"{registry}/team/mended"]
-        == engine.get("/v2/team/mended/manifests/0.1.0", "HEAD")[1]["docker-content-digest"]
+        said["pushed"][f"{registry}/team/fixed"]
+        == engine.get("/v2/team/fixed/manifests/0.1.0", "HEAD")[1]["docker-content-digest"]
     )
     assert "+USER 1000:1000" in said["repaired"]["diff"]
     assert json.loads(engine.docker("image", "inspect", said["id"]))[0]["Config"]["User"] == "1000:1000"
@@ -273,7 +273,7 @@ def test_fix_builds_a_repaired_copy_and_push_needs_what_was_tested(
 
 
 def test_a_full_disk_is_the_cause(engine: Harness, small: Make) -> None:
-    """A second engine whose images lie on a small file system."""
+    """A second engine whose images are on a small file system."""
     socket = engine.second_daemon("64m")
     directory = small()
     (directory / "big").write_bytes(bytes(96 * 2**20))
@@ -284,14 +284,14 @@ def test_a_full_disk_is_the_cause(engine: Harness, small: Make) -> None:
 
 
 def test_an_engine_that_dies_in_a_build_is_the_cause(engine: Harness, small: Make) -> None:
-    """And nothing is said to be built; the engine comes back, and builds."""
+    """There is no record. Once the engine is back, it builds."""
     directory = small("RUN sleep 300\n")
     with engine.begin("build", str(directory), "--json", DOCKER_BUILDKIT="0") as process:
         assert process.stderr is not None
         for line in process.stderr:
             if "RUN sleep" in line:
                 break
-        assert wait_for(lambda: bool(engine.docker("ps", "--quiet").strip()), 60)
+        assert until(lambda: bool(engine.docker("ps", "--quiet").strip()), 60)
         engine.kill(engine.daemon)
         out, _ = process.communicate(timeout=120)
     engine.daemon = engine.start_daemon()
@@ -301,8 +301,8 @@ def test_an_engine_that_dies_in_a_build_is_the_cause(engine: Harness, small: Mak
     built(engine, small())
 
 
-def test_what_is_tried_can_fail(engine: Harness, small: Make) -> None:
-    """Modules that are missing are named, and what fix would install for them."""
+def test_a_missing_module_fails_the_test(engine: Harness, small: Make) -> None:
+    """It is named, and fix would install its package."""
     directory = small()
     name = built(engine, directory)["tags"][0]
     done = engine.yard("test", name, "--level", "quick", "--module", "json", "--module", "yaml")
@@ -320,7 +320,7 @@ def test_what_is_tried_can_fail(engine: Harness, small: Make) -> None:
 def test_an_overlay_is_one_layer_by_its_content(
     engine: Harness, small: Make, registry: str, tmp_path: Path
 ) -> None:
-    """A changed tree is another image, an equal one the same; what .dockerignore holds back stays out."""
+    """A changed tree is another image, an equal one the same. .dockerignore excludes files."""
     name = f"{registry}/team/below:1"
     built(engine, small("WORKDIR /app\n"), "--repository", f"{registry}/team/below")
     engine.docker("tag", f"{registry}/team/below:0.1.0", name)

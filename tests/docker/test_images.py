@@ -1,4 +1,4 @@
-"""Our own images, really built: what they are for works in them. The last test takes away what was built."""
+"""Our own images, built and used. The last test removes them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,10 @@ import pytest
 from tests.docker.engine import LOGIN, LOGIN_HASH, Harness
 from tools.cells import kustomize
 from tools.core import repo
+from tools.core.wait import until
 from tools.image.rules import evaluate
-from tools.image.trial_training import wait_for
+from tools.image.smoke import RESTRICTED
 
-# What base/ gives their containers.
-RESTRICTED = [
-    "--read-only",
-    "--tmpfs",
-    "/tmp:mode=1777",
-    "--cap-drop",
-    "ALL",
-    "--security-opt",
-    "no-new-privileges",
-]
 UV = str(Path(sys.executable).with_name("uv"))
 
 
@@ -39,12 +30,12 @@ def image(engine: Harness, name: str, base: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def trainer(engine: Harness) -> dict[str, Any]:
-    """trainer-cpu, the record of its build."""
+    """The record of trainer-cpu."""
     return image(engine, "trainer-cpu", engine.base())
 
 
-def test_a_killed_training_goes_on_as_if_it_had_not_been(engine: Harness, trainer: dict[str, Any]) -> None:
-    """Level full, which has the others in it; the control is in it: the same run without a kill."""
+def test_a_killed_training_continues_with_the_same_losses(engine: Harness, trainer: dict[str, Any]) -> None:
+    """Level full includes the other levels, and its control: the same run without a kill."""
     done = engine.yard("test", trainer["tags"][0], "--level", "full", "--json")
     found = json.loads(done.stdout)
     assert done.returncode == 0, found
@@ -78,8 +69,8 @@ def test_a_change_of_the_code_builds_one_layer(
     assert layers[0][-1] != layers[1][-1]
 
 
-def test_tensorboard_is_reached_with_a_password_and_by_tls_only(engine: Harness, tmp_path: Path) -> None:
-    """Both containers as a pod has them: one network, read-only, no capabilities."""
+def test_tensorboard_needs_a_password_and_tls(engine: Harness, tmp_path: Path) -> None:
+    """Two containers as in a pod: one network, read-only, no capabilities."""
     made = image(engine, "tensorboard", engine.base_with_apt())
     words = [
         "openssl",
@@ -95,27 +86,15 @@ def test_tensorboard_is_reached_with_a_password_and_by_tls_only(engine: Harness,
     ]
     words += ["-keyout", str(tmp_path / "tls.key"), "-out", str(tmp_path / "tls.crt")]
     subprocess.run(words, capture_output=True, check=True)
-    (tmp_path / "tls.key").chmod(0o644)  # the container's user is another one
+    (tmp_path / "tls.key").chmod(0o644)  # for the container's user
     (tmp_path / "htpasswd").write_text(f"{LOGIN[0]}:{LOGIN_HASH}\n")
     for path in (tmp_path, *tmp_path.parents[:2]):
         path.chmod(0o755)
-    mounts = [
-        "--volume",
-        f"{tmp_path}:/etc/trainyard/tls:ro",
-        "--volume",
-        f"{tmp_path}:/etc/trainyard/login:ro",
-    ]
+    mounts = [f"--volume={tmp_path}:/etc/trainyard/{name}:ro" for name in ("tls", "login")]
     board = ["--logdir=/tmp", "--host=127.0.0.1", "--port=6006"]
     engine.docker("run", "--detach", "--name", "board", *RESTRICTED, made["id"], *board)
-    proxy = [
-        "--network",
-        "container:board",
-        "--entrypoint",
-        "nginx",
-        made["id"],
-        "-c",
-        "/etc/trainyard/proxy.conf",
-    ]
+    proxy = ["--network", "container:board", "--entrypoint", "nginx", made["id"]]
+    proxy += ["-c", "/etc/trainyard/proxy.conf"]
     engine.docker("run", "--detach", "--name", "proxy", *RESTRICTED, *mounts, *proxy)
     address = engine.docker("inspect", "--format", "{{.NetworkSettings.IPAddress}}", "board").strip()
 
@@ -125,7 +104,7 @@ def test_tensorboard_is_reached_with_a_password_and_by_tls_only(engine: Harness,
 
     try:
         login = ["--user", ":".join(LOGIN)]
-        assert wait_for(lambda: status(f"https://{address}:8443/", *login) == "200", 120)
+        assert until(lambda: status(f"https://{address}:8443/", *login) == "200", 120)
         assert status(f"https://{address}:8443/") == "401"
         assert status(f"https://{address}:8443/", "--user", f"{LOGIN[0]}:wrong") == "401"
         assert status(f"https://{address}:8443/healthz") == "204"
@@ -134,7 +113,7 @@ def test_tensorboard_is_reached_with_a_password_and_by_tls_only(engine: Harness,
         engine.docker("rm", "--force", "proxy", "board")
 
 
-def test_the_toolbox_looks_around_and_prepares_without_torch(engine: Harness) -> None:
+def test_the_toolbox_has_its_programs_and_prepares_without_torch(engine: Harness) -> None:
     made = image(engine, "toolbox", engine.base_with_apt())
     script = "dig -v && ss -V && curl --version && jq --version && nc -h && python -m training.prepare --help"
     said = engine.docker("run", "--rm", *RESTRICTED, "--entrypoint", "sh", made["id"], "-c", script)
@@ -147,10 +126,10 @@ def test_the_toolbox_looks_around_and_prepares_without_torch(engine: Harness) ->
     ("name", "lock"),
     [("trainer-cuda", "requirements.lock"), ("trainer-neuron", "tests/neuron/requirements.lock")],
 )
-def test_the_locks_of_images_that_cannot_be_built_here_resolve_for_their_platform(
+def test_the_locks_of_images_that_were_not_built_resolve_for_their_platform(
     name: str, lock: str, tmp_path: Path
 ) -> None:
-    """On the Python and the C library of their bases, Ubuntu 24.04's; no wheel is missing, no hash wrong."""
+    """For the Python and the C library of their base, Ubuntu 24.04: every wheel exists with its hash."""
     assert f"COPY {lock} " in evaluate.find(name).dockerfile.read_text()
     subprocess.run([sys.executable, "images/layers.py", lock, str(tmp_path)], cwd=repo.root(), check=True)
     parts = ["rest"] if name == "trainer-neuron" else ["nvidia", "torch", "rest"]
@@ -177,9 +156,9 @@ def test_the_locks_of_images_that_cannot_be_built_here_resolve_for_their_platfor
 def test_pushed_pulled_by_its_digest_and_rendered_with_it(
     engine: Harness, trainer: dict[str, Any], registry: str
 ) -> None:
-    """Gone from the engine in between, with all that was built: what comes back is the registry's.
+    """The engine's image and cache are removed in between, so that the registry's image comes back.
 
-    In git one file has changed, and in the rendered cell one line.
+    One file changes in git, and one line in the rendered cell.
     """
 
     def git(*words: str) -> str:
