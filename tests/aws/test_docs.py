@@ -25,6 +25,7 @@ from tools.core import repo
 
 # The whole road in one test: half a minute, and a busy machine has less for it.
 pytestmark = pytest.mark.timeout(600)
+ROOT = repo.root()
 PAGE = "docs/clusters.md"
 TUTORIALS = ("README.md", *(f"docs/tutorials/{name}.md" for name in ("eks", "hyperpod", "trainium")))
 PAGES = (PAGE, *(pytest.param(page, marks=pytest.mark.long) for page in TUTORIALS))
@@ -46,8 +47,8 @@ SAID = {
     "yard cluster kubeconfig cpu-demo": "context cpu-demo written",
     "yard cluster access cpu-demo --dry-run": "+ access entry",
     "yard cluster identity cpu-demo --apply --irsa --dry-run": "+ identity provider oidc.eks",
-    "yard cluster cost cpu-demo": "a month",
-    "yard cluster down cpu-demo --yes": "none with our tag is left",
+    "yard cluster cost cpu-demo": "per month",
+    "yard cluster down cpu-demo --yes": "nothing with our tag is left",
     "yard cluster stack gpu": "AWS::EC2::LaunchTemplate",
     "yard cluster adopt gpu-hyperpod --dry-run": "eksctl create accessentry",
 }
@@ -111,12 +112,16 @@ def test_every_command_of_the_page_runs(
     page: str, road: None, yard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("cpu-demo\n"))  # what `down` asks for
-    lines = commands(page)
+    lines, said = commands(page), ""
     assert lines, "the page has lost its commands"
     for line in lines:
         ran = yard(*shlex.split(line)[2:])
         assert ran.code == CODES.get(line, 0), f"{line}: {ran.code}\n{ran.out}\n{ran.err}"
         assert SAID.get(line, "") in ran.out, f"{line}\n{ran.out}"
+        said += ran.out + ran.err
+    for kind, text in printed.fences(ROOT / page) if "tutorials" in page else ():
+        if kind == "text":
+            assert [shown for shown in text.splitlines() if shown not in said.splitlines()] == [], page
 
 
 def test_every_command_that_is_expected_is_printed() -> None:
