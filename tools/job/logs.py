@@ -95,10 +95,3 @@ def first_failure(lines: Iterable[Line]) -> tuple[list[Line], log_causes.Found] 
     of_pod = [line for line in everything if line.pod == found.line.pod]
     at = next(index for index, line in enumerate(of_pod) if line is found.line)
     return of_pod[max(0, at - BEFORE) : at + AFTER], found
-
-
-def prefixed(line: Line, pods: dict[str, JobPod], width: int) -> str:
-    """Return a line with the name of its pod."""
-    pod = pods.get(line.pod)
-    name = pod.short if pod else line.pod
-    return f"{name:<{width}} | {line.text}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 
 from tools.core import output
 from tools.core.timestamps import duration, moment
@@ -16,6 +15,7 @@ from tools.job.snapshot.snapshot import Snapshot, event_time
 from tools.kube.manifests import Object
 
 SILENT, SILENT_STEPS = 120.0, 10  # seconds, and step times, without a step: the remaining time is unknown
+SPEEDS = ("tokens_per_s", "samples_per_s", "mfu")
 STATES = ("Succeeded", "Failed", "Suspended", "Restarting", "Running", "Created")
 
 
@@ -24,10 +24,6 @@ class Status:
     """The status of a job. Unknown values are None, empty lists or `-`."""
 
     snapshot: Snapshot
-
-    @property
-    def made(self) -> datetime | None:
-        return moment(self.snapshot.job["metadata"].get("creationTimestamp"))
 
     @property
     def state(self) -> str:
@@ -47,9 +43,7 @@ class Status:
             "step": now.step,
             "steps": steps,
             "loss": series.plain(last.loss) if last else None,
-            "tokens_per_s": series.plain(series.median(present, "tokens_per_s")),
-            "samples_per_s": series.plain(series.median(present, "samples_per_s")),
-            "mfu": series.plain(series.median(present, "mfu")),
+            **{key: series.plain(series.median(present, key)) for key in SPEEDS},
             "seconds_left": [round(seconds) for seconds in left] if left else None,
             "moved_seconds_ago": round((now.now - moved).total_seconds()) if moved else None,
             "checkpoints": [one["step"] for one in run.get("checkpoints") or []],
@@ -97,12 +91,13 @@ class Status:
     def as_dict(self) -> Object:
         """Return the status for JSON."""
         seen = self.snapshot
+        made = moment(seen.job["metadata"].get("creationTimestamp"))
         return {
             "job": seen.name,
             "namespace": seen.namespace,
             "uid": seen.uid,
             "state": self.state,
-            "age_s": round(seen.age(self.made) or 0),
+            "age_s": round(seen.age(made) or 0),
             "training": self.training(),
             "pods_wanted": seen.replicas,
             "pods": self.pods(),

@@ -19,13 +19,10 @@ Examples:
 JOB is a job's name or a cell. It may be omitted if the namespace has only one job."""
 
 
-@click.group(
-    name="job",
-    cls=LazyGroup,
-    directory=Path(__file__).resolve().parent,
-    package=__name__,
-    epilog=EPILOG,
-)
+HERE = Path(__file__).resolve().parent
+
+
+@click.group(name="job", cls=LazyGroup, directory=HERE, package=__name__, epilog=EPILOG)
 def command() -> None:
     """Jobs on a cluster, from submit to why."""
     for stream in (sys.stdout, sys.stderr):  # the terminal's encoding may lack characters of a log

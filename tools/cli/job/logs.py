@@ -125,10 +125,10 @@ def _json(line: Line, rank: int | None = None) -> str:
 
 
 def _print_all(lines: Iterable[Line], pods: list[JobPod], as_json: bool) -> None:
-    by_name = {pod.name: pod for pod in pods}
-    width = max(len(pod.short) for pod in pods)
+    names = {pod.name: pod.short for pod in pods}
+    width = max(map(len, names.values()))
     for line in lines:
-        output.line(_json(line) if as_json else logs.prefixed(line, by_name, width))
+        output.line(_json(line) if as_json else f"{names[line.pod]:<{width}} | {line.text}")
 
 
 def _print_failure(lines: Iterable[Line], pods: list[JobPod], as_json: bool) -> None:

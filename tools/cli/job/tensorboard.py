@@ -43,13 +43,7 @@ from tools.kube.kubectl import Kubectl
 @click.option("--no-forward", is_flag=True, help="Return once it is Ready.")
 @_options.as_json
 def command(
-    kubectl: Kubectl,
-    job: str | None,
-    port: int,
-    expose: bool,
-    stop: bool,
-    no_forward: bool,
-    as_json: bool,
+    kubectl: Kubectl, job: str | None, port: int, expose: bool, stop: bool, no_forward: bool, as_json: bool
 ) -> None:
     here = lookup.in_namespace(kubectl)
     if stop:

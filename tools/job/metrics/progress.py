@@ -31,9 +31,7 @@ class Progress:
 
     @property
     def step(self) -> int | None:
-        last, steps = self.last, [beat.step for beat in self.beats if beat.step is not None]
-        own = last.step if last and last.step is not None else None
-        return max([*steps, *([own] if own is not None else [])], default=None)
+        return max((one.step for one in self._signs if one.step is not None), default=None)
 
     @property
     def phase(self) -> str | None:
@@ -43,10 +41,12 @@ class Progress:
     @property
     def moved(self) -> datetime | None:
         """The time of the newest step or heartbeat."""
-        times = [beat.time for beat in self.beats]
-        last = self.last
-        times += [last.time] if last and last.time is not None else []
+        times = [one.time for one in self._signs if one.time is not None]
         return epoch(max(times)) if times else None
+
+    @property
+    def _signs(self) -> list[Beat | Record]:
+        return [*self.beats, *([self.last] if self.last else [])]
 
 
 def of(snapshot: Snapshot) -> Progress:

@@ -13,7 +13,7 @@ from tools.job.snapshot import log_lines, lookup, pod_exec
 from tools.job.snapshot.kinds import CLAIMS, GANGS, GLOBAL, KUEUE, NAMESPACED, QUEUE_LABEL
 from tools.job.snapshot.pod import JobPod, claim_names, template_specs
 from tools.job.snapshot.references import needed
-from tools.job.snapshot.snapshot import CURRENT, PREVIOUS, Log, Snapshot, own_pods
+from tools.job.snapshot.snapshot import CURRENT, PREVIOUS, Log, Snapshot
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Object, name_of
 
@@ -55,9 +55,8 @@ def collect(kubectl: Kubectl, name: str, *, logs: bool = True, run: bool = True)
     ]
     objects["Event"] = [*objects.get("Event", []), *about_nodes]
     others = objects.pop("others", [])
-    objects["Pod"] = own_pods(objects.get("Pod", []), name)
-    own = {pod["metadata"]["uid"] for pod in objects["Pod"]}
-    pods = [JobPod(pod) for pod in objects["Pod"]]
+    pods = [JobPod(pod) for pod in objects.setdefault("Pod", [])]
+    own = {pod.uid for pod in pods}
     queries.ask(_further(job, pods, objects), ())
     _keep_bound(objects, pods)
     _references(here, job, pods, queries)

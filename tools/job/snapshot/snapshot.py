@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +18,6 @@ from tools.core.errors import UserError
 from tools.core.timestamps import moment
 from tools.job.snapshot.pod import JobPod, replicas
 from tools.kube.manifests import Object
-from tools.simulator.operator_pods import LABEL
 
 FILE = "snapshot.json"
 CURRENT, PREVIOUS = "current", "previous"
@@ -154,11 +152,6 @@ def _without_secrets(value: Any) -> Any:
 def _log(path: Path) -> Log:
     pod, _, which = path.stem.rpartition(".")
     return Log(pod, which, path.read_text(encoding="utf-8", errors="replace"))
-
-
-def own_pods(pods: Iterable[Object], job: str) -> list[Object]:
-    """Return the pods that the operator created for `job`."""
-    return [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(f"{LABEL}job-name") == job]
 
 
 def event_time(event: Object) -> datetime | None:
