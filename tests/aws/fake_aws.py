@@ -20,8 +20,8 @@ KEYS = ("clusters", "users", "contexts")
 def main(words: list[str]) -> int:
     """Write a cluster into the file of KUBECONFIG that has it, else into the first."""
     if log := os.environ.get("FAKE_AWS_LOG"):
-        with Path(log).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(words) + "\n")
+        with Path(log).open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(words) + "\n")
     parser = argparse.ArgumentParser(prog="aws", allow_abbrev=False)
     parser.add_argument("service", choices=["eks"])
     parser.add_argument("operation", choices=["update-kubeconfig"])

@@ -16,10 +16,10 @@ from tools.aws import policies
 from tools.aws.session import AwsError, Session
 from tools.cluster import access, identity, inventory, service_accounts
 from tools.cluster import spec as specs
-from tools.cluster.finding import Level
 from tools.cluster.spec import Spec
 from tools.core import repo
 from tools.core.errors import UserError
+from tools.core.verdict import State
 
 REGION, ROLE = "us-west-2", "arn:aws:iam::123456789012:role/team"
 
@@ -71,9 +71,12 @@ def test_the_access_command_shows_then_does(
     assert "+ access entry arn:aws:iam::123456789012:role/ours/team" in dry.out
     done = yard("access", "gpu", caller)
     assert (done.code, list(entries.entries)) == (0, ["arn:aws:iam::123456789012:role/ours/team"])
-    assert "holds already" in yard("access", "gpu", caller).out
+    assert "exists already" in yard("access", "gpu", caller).out
     uncertain = yard("access", "gpu", "arn:aws:sts::123456789012:assumed-role/gone/jane")
-    assert (uncertain.code, "the path of role gone is not known" in uncertain.err) == (3, True)
+    assert (
+        uncertain.code,
+        "the path of the role gone, which an access entry needs, is unknown" in uncertain.err,
+    ) == (3, True)
 
 
 def evaluate(policy: dict[str, Any], action: str, resource: str, context: dict[str, str]) -> bool:
@@ -142,9 +145,9 @@ def test_external_secrets_reads_the_teams_secrets_only(
         one for one in service_accounts.of(specs.load(checkout, "gpu")) if one.name == "external-secrets"
     ]
     found = identity.simulate(session, account)
-    assert (found.level, "4 questions" in found.summary) == (Level.PASS, True)
+    assert (found.state, "4 simulations" in found.summary) == (State.PASS, True)
     account.policy["Statement"][0]["Resource"] = ["arn:aws:secretsmanager:*:*:secret:*"]
-    assert identity.simulate(session, account).level is Level.FAIL
+    assert identity.simulate(session, account).state is State.FAIL
 
 
 def test_a_policy_has_room_in_a_role(change: Callable[..., Spec]) -> None:
@@ -156,14 +159,14 @@ def test_a_policy_has_room_in_a_role(change: Callable[..., Spec]) -> None:
     fits = service_accounts.of(change("gpu", S3_BUCKET="bucket", **longest))
     assert all(policies.size(one.policy) <= policies.MOST_CHARACTERS for one in fits)
     too_long = {"S3_PREFIX": "a" * 3_000 + "/", "S3_RUNS_PREFIX": "b" * 3_000 + "/"}
-    with pytest.raises(UserError, match=r"cluster\.env: the policy of .* a role takes 10,240"):
+    with pytest.raises(UserError, match=r"cluster\.env: the policy of .* the limit is 10,240"):
         service_accounts.of(change("gpu", S3_BUCKET="bucket", **too_long))
 
 
 def test_policies_allow_what_they_should_and_nothing_else(simulator: None, session: Session) -> None:
     found = [identity.simulate(session, one) for one in gpu_accounts()]
     assert len(found) == 6
-    assert {one.level for one in found} == {Level.PASS}, found
+    assert {one.state for one in found} == {State.PASS}, found
 
 
 @pytest.mark.parametrize(
@@ -182,7 +185,7 @@ def test_a_policy_that_is_too_wide_or_too_narrow_is_found(
     write["Resource"] = [resource]
     monkeypatch.setattr(identity, "expectations", lambda policy, partition: iter(expected))
     found = identity.simulate(session, account)
-    assert found.level is Level.FAIL
+    assert found.state is State.FAIL
     assert any(wrong in line for line in found.evidence), found.evidence
 
 
@@ -211,7 +214,7 @@ def test_roles_are_made_once_and_follow_the_facts(
     assert yard("identity", "cpu-demo", "--apply").code == 0
     names = {row["serviceAccount"] for row in rows.values()}
     assert names == {"cpu-llama-tiny-train", "trainyard-pruner", "fsx-csi-controller-sa"}
-    assert "all as the facts want it" in yard("identity", "cpu-demo", "--apply").out
+    assert "up to date" in yard("identity", "cpu-demo", "--apply").out
     assert yard("identity", "cpu-demo", "--apply", "--dry-run").code == 0
     change("cpu-demo", S3_RUNS_PREFIX="other/")
     changed = yard("identity", "cpu-demo", "--apply")
@@ -250,9 +253,9 @@ def test_irsa_trusts_one_service_account_of_one_cluster(
     }
     line = f"serviceaccount cpu-llama-tiny-train eks.amazonaws.com/role-arn={role['Arn']}"
     assert f"next: kubectl annotate --overwrite --field-manager=yard --namespace=training {line}" in ran.err
-    assert "all as the facts want it" in yard("identity", "cpu-demo", "--apply", "--irsa").out
+    assert "up to date" in yard("identity", "cpu-demo", "--apply", "--irsa").out
     back = yard("identity", "cpu-demo", "--apply")
-    assert "~ who may be trainyard-cpu-demo-trainyard-pruner" in back.out
+    assert "~ trust of trainyard-cpu-demo-trainyard-pruner" in back.out
     assert len(rows) == 3
     providers = [one.kind for one in inventory.owned(session, one_cell) if one.kind == "identity provider"]
     assert providers == ["identity provider"]
@@ -274,7 +277,7 @@ def test_a_role_that_something_else_narrows_is_found(
     denied = {"EvaluationResults": [{"EvalActionName": "s3:GetObject", "EvalDecision": "implicitDeny"}]}
     gaps["iam", "simulate_principal_policy"] = denied
     ran = yard("identity", "cpu-demo", "--apply")
-    assert (ran.code, "IAM reads the policy otherwise" in ran.out) == (1, True)
+    assert (ran.code, "IAM does not evaluate the policy as expected" in ran.out) == (1, True)
     gaps["iam", "simulate_principal_policy"] = refusal("AccessDenied", "not authorized", 403)
     ran = yard("identity", "cpu-demo", "--apply")
     assert (ran.code, "CANNOT TELL" in ran.out) == (0, True)

@@ -12,7 +12,8 @@ import pytest
 from tests.aws.account import make_network, make_nodes
 from tools.aws.session import Session
 from tools.cluster import capacity, offers
-from tools.cluster.finding import Finding, Level
+from tools.cluster.finding import Finding
+from tools.core.verdict import State
 from tools.facts.instances import INSTANCES, instance
 
 P_CODE = "L-417A185B"
@@ -55,24 +56,24 @@ def world(gaps: Any, refusal: Callable[..., Exception], session: Session) -> Any
 
 def judged(session: Session, kind: str = "p5.48xlarge", count: int = 2, **options: Any) -> dict[str, Finding]:
     wanted = capacity.Wanted(instance(kind), count, **options)
-    found = capacity.judge(session, wanted)
+    found = capacity.check(session, wanted)
     return {one.name: one for one in [*found, capacity.verdict(found, wanted)]}
 
 
 def test_nothing_stands_in_the_way_is_no_yes(world: Any, session: Session) -> None:
     network = make_network(session, ["us-west-2a"])
     found = judged(session, vpc=network.vpc)
-    levels = {name: one.level for name, one in found.items()}
+    levels = {name: one.state for name, one in found.items()}
     assert levels == {
-        "offered": Level.PASS,
-        "addresses": Level.PASS,
-        "quota": Level.PASS,
-        "reservations": Level.CANNOT_TELL,
-        "permission": Level.PASS,
-        "capacity block": Level.CANNOT_TELL,
-        "capacity": Level.CANNOT_TELL,
+        "offered": State.PASS,
+        "addresses": State.PASS,
+        "quota": State.PASS,
+        "reservations": State.CANNOT_TELL,
+        "permission": State.PASS,
+        "capacity block": State.CANNOT_TELL,
+        "capacity": State.CANNOT_TELL,
     }
-    assert "only a launch tells" in found["capacity"].summary
+    assert "only a launch shows free capacity" in found["capacity"].summary
 
 
 def test_what_is_reserved_is_a_yes_whatever_the_quota(
@@ -82,21 +83,21 @@ def test_what_is_reserved_is_a_yes_whatever_the_quota(
     give_quota(world, refusal, 0.0, 0.0)
     network = make_network(session, ["us-west-2a"])
     found = judged(session, vpc=network.vpc)
-    assert found["quota"].level is Level.PASS
-    assert found["capacity"].level is Level.PASS
-    assert judged(session, count=3, vpc=network.vpc)["capacity"].level is Level.FAIL
-    assert judged(session, zone="us-west-2b", vpc=network.vpc)["capacity"].level is Level.FAIL
+    assert found["quota"].state is State.PASS
+    assert found["capacity"].state is State.PASS
+    assert judged(session, count=3, vpc=network.vpc)["capacity"].state is State.FAIL
+    assert judged(session, zone="us-west-2b", vpc=network.vpc)["capacity"].state is State.FAIL
 
 
 @pytest.mark.parametrize(
     ("row", "options", "level"),
     [
-        ({"InstanceMatchCriteria": "targeted"}, {}, Level.PASS),
-        ({"State": "scheduled", "StartDate": datetime(2027, 1, 1, tzinfo=UTC)}, {}, Level.CANNOT_TELL),
-        ({"InstancePlatform": "Windows"}, {}, Level.CANNOT_TELL),
-        ({"Tenancy": "dedicated"}, {}, Level.CANNOT_TELL),
-        ({"AvailabilityZone": "us-west-2b"}, {"zone": "us-west-2a"}, Level.CANNOT_TELL),
-        ({}, {"spot": True}, Level.CANNOT_TELL),
+        ({"InstanceMatchCriteria": "targeted"}, {}, State.PASS),
+        ({"State": "scheduled", "StartDate": datetime(2027, 1, 1, tzinfo=UTC)}, {}, State.CANNOT_TELL),
+        ({"InstancePlatform": "Windows"}, {}, State.CANNOT_TELL),
+        ({"Tenancy": "dedicated"}, {}, State.CANNOT_TELL),
+        ({"AvailabilityZone": "us-west-2b"}, {"zone": "us-west-2a"}, State.CANNOT_TELL),
+        ({}, {"spot": True}, State.CANNOT_TELL),
     ],
 )
 def test_a_reservation_counts_where_nodes_may_start_in_it(
@@ -105,7 +106,7 @@ def test_a_reservation_counts_where_nodes_may_start_in_it(
     refusal: Callable[..., Exception],
     row: dict[str, Any],
     options: dict[str, Any],
-    level: Level,
+    level: State,
 ) -> None:
     whole = {"InstancePlatform": "Linux/UNIX", "Tenancy": "default", "State": "active"}
     give_reservation(world, 4)
@@ -113,8 +114,8 @@ def test_a_reservation_counts_where_nodes_may_start_in_it(
     given |= whole | row
     give_quota(world, refusal, 0.0, 0.0)
     found = judged(session, **options)
-    assert found["reservations"].level is level
-    assert found["quota"].level is (Level.PASS if level is Level.PASS else Level.FAIL), "it needs no quota"
+    assert found["reservations"].state is level
+    assert found["quota"].state is (State.PASS if level is State.PASS else State.FAIL), "it needs no quota"
 
 
 def test_a_quota_that_is_too_small_is_a_no(
@@ -122,12 +123,12 @@ def test_a_quota_that_is_too_small_is_a_no(
 ) -> None:
     """192 vCPUs each: four fit 768, a fifth does not, and one that runs already counts."""
     network = make_network(session, ["us-west-2a"])
-    assert judged(session, count=4)["quota"].level is Level.PASS
-    assert judged(session, count=5)["quota"].level is Level.FAIL
+    assert judged(session, count=4)["quota"].state is State.PASS
+    assert judged(session, count=5)["quota"].state is State.FAIL
     make_nodes(session, "p5.48xlarge", 1, network, "us-west-2a")
     make_nodes(session, "m5.large", 3, network, "us-west-2a")
     found = judged(session, count=4)["quota"]
-    assert found.level is Level.FAIL
+    assert found.state is State.FAIL
     assert "192 in use" in found.evidence[0]
 
 
@@ -136,27 +137,27 @@ def test_the_default_quota_holds_where_none_is_applied(
 ) -> None:
     give_quota(world, refusal, None, 0.0)
     found = judged(session)["quota"]
-    assert (found.level, "default" in found.evidence[0]) == (Level.FAIL, True)
+    assert (found.state, "default" in found.evidence[0]) == (State.FAIL, True)
 
 
 def test_small_subnets_are_a_no(world: Any, session: Session) -> None:
     """A /24 has 251 addresses; a p5.48xlarge takes one for each of 32 interfaces."""
     network = make_network(session, ["us-west-2a", "us-west-2b"])
-    assert judged(session, count=7, vpc=network.vpc)["addresses"].level is Level.PASS
+    assert judged(session, count=7, vpc=network.vpc)["addresses"].state is State.PASS
     found = judged(session, count=8, vpc=network.vpc)["addresses"]
-    assert (found.level, "256 wanted" in found.summary) == (Level.FAIL, True)
+    assert (found.state, "256 needed" in found.summary) == (State.FAIL, True)
 
 
 def test_without_a_vpc_the_room_is_not_known(world: Any, session: Session) -> None:
-    assert judged(session)["addresses"].level is Level.CANNOT_TELL
+    assert judged(session)["addresses"].state is State.CANNOT_TELL
 
 
 def test_a_zone_without_the_type_is_a_no(world: Any, session: Session) -> None:
     there = {zone.name for zone in offers.offering(session, "trn1.32xlarge")}
     absent = next(zone.name for zone in offers.zones(session) if zone.name not in there)
     found = judged(session, "trn1.32xlarge", zone=absent)
-    assert found["offered"].level is Level.FAIL
-    assert found["capacity"].level is Level.FAIL
+    assert found["offered"].state is State.FAIL
+    assert found["capacity"].state is State.FAIL
 
 
 def test_a_dry_run_starts_nothing(world: Any, session: Session) -> None:

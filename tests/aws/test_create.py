@@ -70,7 +70,7 @@ def test_a_run_that_failed_goes_on(
 def test_eksctls_word_alone_proves_nothing(eks: Any, yard: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "bin" / "eksctl").write_text("#!/bin/sh\necho all done\n", encoding="utf-8")
     ran = yard("create", "cpu-demo")
-    assert (ran.code, "the cluster cpu-demo is not there" in ran.err) == (1, True)
+    assert (ran.code, "the cluster cpu-demo is missing" in ran.err) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_without_eksctl_it_says_where_to_get_it(
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     ran = yard("create", "cpu-demo")
-    assert (ran.code, "no eksctl on PATH" in ran.err, "installation" in ran.err) == (2, True, True)
+    assert (ran.code, "eksctl is not on PATH" in ran.err, "installation" in ran.err) == (2, True, True)
     assert yard("create", "cpu-demo", "--dry-run").code == 0
 
 
@@ -126,12 +126,12 @@ def test_a_stale_config_is_refused(
 ) -> None:
     change("cpu-demo", NODES_CPU="m5.4xlarge 2-2 us-west-2a")
     ran = yard("create", "cpu-demo")
-    assert (ran.code, "is not what the facts make" in ran.err, called(tmp_path)) == (2, True, [])
+    assert (ran.code, "is out of date" in ran.err, called(tmp_path)) == (2, True, [])
 
 
 def test_adopting_adds_and_makes_nothing(eks: Any, yard: Callable[..., Any], tmp_path: Path) -> None:
     absent = yard("adopt", "gpu-hyperpod", "--dry-run")
-    assert (absent.code, "there is no cluster gpu-hyperpod-eks to adopt" in absent.err) == (2, True)
+    assert (absent.code, "the cluster gpu-hyperpod-eks does not exist" in absent.err) == (2, True)
     eks.create_cluster(name="gpu-hyperpod-eks", roleArn=ROLE, resourcesVpcConfig={"subnetIds": ["a", "b"]})
     words = yard("adopt", "gpu-hyperpod", "--dry-run").out.splitlines()
     assert [line.split()[2] for line in words] == ["accessentry", "addon", "identity"]
@@ -160,7 +160,7 @@ def test_scale_within_bounds(eks: Any, yard: Callable[..., Any], change: Callabl
         0,
     )
     assert (yard("scale", "cpu-demo", "cpu", "3").code, desired()) == (0, 3)
-    assert "3 nodes already" in yard("scale", "cpu-demo", "cpu", "3", "--dry-run").out
+    assert "already 3 nodes" in yard("scale", "cpu-demo", "cpu", "3", "--dry-run").out
     less = yard("scale", "cpu-demo", "cpu", "2", "--dry-run", "--json")
     assert (less.code, json.loads(less.out)["changes"]) == (1, ["desiredSize: 3 -> 2"])
     assert yard("scale", "cpu-demo", "cpu", "4").code == 2

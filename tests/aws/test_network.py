@@ -11,8 +11,9 @@ import pytest
 from tests.aws.account import Network, make_cluster, make_group, make_network, make_nodes
 from tools.aws.session import Session
 from tools.cluster import network
-from tools.cluster.finding import Finding, Level
+from tools.cluster.finding import Finding
 from tools.cluster.spec import Spec
+from tools.core.verdict import State
 
 ZONES = ["us-west-2a", "us-west-2b"]
 
@@ -45,7 +46,7 @@ def spec(change: Callable[..., Spec]) -> Spec:
 
 
 def judged(session: Session, spec: Spec) -> dict[str, Finding]:
-    return {one.name: one for one in network.judge(session, spec)}
+    return {one.name: one for one in network.check(session, spec)}
 
 
 def allow(session: Session, group: str, *, egress: bool = False, **rule: Any) -> None:
@@ -56,7 +57,7 @@ def allow(session: Session, group: str, *, egress: bool = False, **rule: Any) ->
 def test_a_good_network_passes(net: Network, session: Session, spec: Spec) -> None:
     make_nodes(session, "p4d.24xlarge", 1, net, "us-west-2a", trainyard__cluster="gpu")
     found = judged(session, spec)
-    assert {one.level for one in found.values()} == {Level.PASS}, found
+    assert {one.state for one in found.values()} == {State.PASS}, found
     assert "every node has it" in found["itself"].summary
 
 
@@ -67,9 +68,9 @@ def test_nodes_without_a_group_open_to_itself(net: Network, session: Session, sp
     itself: dict[str, Any] = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": other}]}
     allow(session, other, **itself)
     session.call("ec2", "modify_instance_attribute", InstanceId=node, Groups=[other])
-    assert judged(session, spec)["itself"].level is Level.FAIL
+    assert judged(session, spec)["itself"].state is State.FAIL
     allow(session, other, egress=True, **itself)
-    assert judged(session, spec)["itself"].level is Level.PASS
+    assert judged(session, spec)["itself"].state is State.PASS
 
 
 @pytest.mark.parametrize(
@@ -77,40 +78,40 @@ def test_nodes_without_a_group_open_to_itself(net: Network, session: Session, sp
     [
         (
             {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]},
-            Level.FAIL,
+            State.FAIL,
         ),
         (
             {"IpProtocol": "tcp", "FromPort": 0, "ToPort": 65535, "Ipv6Ranges": [{"CidrIpv6": "::/0"}]},
-            Level.FAIL,
+            State.FAIL,
         ),
-        ({"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}, Level.FAIL),
+        ({"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}, State.FAIL),
         (
             {"IpProtocol": "tcp", "FromPort": 20, "ToPort": 25, "IpRanges": [{"CidrIp": "128.0.0.0/1"}]},
-            Level.FAIL,
+            State.FAIL,
         ),
         (
             {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "203.0.113.0/24"}]},
-            Level.PASS,
+            State.PASS,
         ),
         (
             {"IpProtocol": "udp", "FromPort": 0, "ToPort": 65535, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]},
-            Level.PASS,
+            State.PASS,
         ),
         (
             {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "10.0.0.0/8"}]},
-            Level.PASS,
+            State.PASS,
         ),
         (
             {"IpProtocol": "tcp", "FromPort": 443, "ToPort": 443, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]},
-            Level.PASS,
+            State.PASS,
         ),
     ],
 )
 def test_ssh_from_the_world(
-    net: Network, session: Session, spec: Spec, rule: dict[str, Any], level: Level
+    net: Network, session: Session, spec: Spec, rule: dict[str, Any], level: State
 ) -> None:
     allow(session, net.group, **rule)
-    assert judged(session, spec)["ssh"].level is level
+    assert judged(session, spec)["ssh"].state is level
 
 
 def test_ssh_from_the_world_through_a_prefix_list(
@@ -124,40 +125,40 @@ def test_ssh_from_the_world_through_a_prefix_list(
 
     office = [{"PrefixListId": listed("203.0.113.0/24")}]
     allow(session, net.group, IpProtocol="tcp", FromPort=22, ToPort=22, PrefixListIds=office)
-    assert judged(session, spec)["ssh"].level is Level.PASS
+    assert judged(session, spec)["ssh"].state is State.PASS
     world = [{"PrefixListId": listed("203.0.113.0/24", "0.0.0.0/0")}]
     allow(session, net.group, IpProtocol="tcp", FromPort=22, ToPort=22, PrefixListIds=world)
-    assert judged(session, spec)["ssh"].level is Level.FAIL
+    assert judged(session, spec)["ssh"].state is State.FAIL
     gaps["ec2", "get_managed_prefix_list_entries"] = refusal("UnauthorizedOperation", "no", 403)
-    assert judged(session, spec)["ssh"].level is Level.CANNOT_TELL
+    assert judged(session, spec)["ssh"].state is State.CANNOT_TELL
 
 
 def test_nodes_in_two_zones(net: Network, session: Session, spec: Spec) -> None:
     """A second zone is a fault where nodes speak EFA, and none where they do not."""
     for zone in ZONES:
         make_nodes(session, "m5.large", 1, net, zone, trainyard__cluster="gpu")
-    assert judged(session, spec)["zone"].level is Level.PASS
+    assert judged(session, spec)["zone"].state is State.PASS
     make_nodes(session, "p4d.24xlarge", 2, net, ZONES[0], trainyard__cluster="gpu")
-    assert judged(session, spec)["zone"].level is Level.WARN, "no placement group"
+    assert judged(session, spec)["zone"].state is State.WARN, "no placement group"
     make_nodes(session, "p4d.24xlarge", 1, net, ZONES[1], trainyard__cluster="gpu")
-    assert judged(session, spec)["zone"].level is Level.FAIL
+    assert judged(session, spec)["zone"].state is State.FAIL
 
 
 @pytest.mark.parametrize(
-    ("version", "level"), [("v1.18.4-eksbuild.9", Level.FAIL), ("v1.18.5-eksbuild.1", Level.PASS)]
+    ("version", "level"), [("v1.18.4-eksbuild.9", State.FAIL), ("v1.18.5-eksbuild.1", State.PASS)]
 )
 def test_an_old_cni(
-    net: Network, session: Session, spec: Spec, gaps: Any, version: str, level: Level
+    net: Network, session: Session, spec: Spec, gaps: Any, version: str, level: State
 ) -> None:
     Addon(gaps, version)
-    assert judged(session, spec)["cni"].level is level
+    assert judged(session, spec)["cni"].state is level
 
 
 def test_a_cni_that_is_no_addon_is_not_known(
     net: Network, session: Session, spec: Spec, gaps: Any, refusal: Callable[..., Exception]
 ) -> None:
     gaps["eks", "describe_addon"] = refusal("ResourceNotFoundException", "No addon", 404)
-    assert judged(session, spec)["cni"].level is Level.CANNOT_TELL
+    assert judged(session, spec)["cni"].state is State.CANNOT_TELL
 
 
 def test_lustre_ports(net: Network, session: Session, change: Callable[..., Spec], gaps: Any) -> None:
@@ -170,30 +171,30 @@ def test_lustre_ports(net: Network, session: Session, change: Callable[..., Spec
     gaps["fsx", "describe_file_systems"] = {"FileSystems": [row]}
     spec = change("gpu")
     closed = judged(session, spec)["lustre"]
-    assert (closed.level, "988, 1018-1023" in closed.summary) == (Level.FAIL, True)
+    assert (closed.state, "988, 1018-1023" in closed.summary) == (State.FAIL, True)
     nodes = [{"GroupId": net.group}]
     allow(session, group, IpProtocol="tcp", FromPort=988, ToPort=988, UserIdGroupPairs=nodes)
     half = judged(session, spec)["lustre"]
-    assert (half.level, "988" in half.summary.replace("1018-1023", "")) == (Level.FAIL, False)
+    assert (half.state, "988" in half.summary.replace("1018-1023", "")) == (State.FAIL, False)
     allow(session, group, IpProtocol="tcp", FromPort=1018, ToPort=1023, UserIdGroupPairs=nodes)
-    assert judged(session, spec)["lustre"].level is Level.PASS
+    assert judged(session, spec)["lustre"].state is State.PASS
     session.call("ec2", "revoke_security_group_ingress", GroupId=group, IpPermissions=ingress(session, group))
     make_nodes(session, "m5.large", 1, net, "us-west-2a", trainyard__cluster="gpu")
     for first, last in ((988, 988), (1018, 1020), (1021, 1023)):
-        assert judged(session, spec)["lustre"].level is Level.FAIL
+        assert judged(session, spec)["lustre"].state is State.FAIL
         subnets = [{"CidrIp": "10.0.0.0/16"}]
         allow(session, group, IpProtocol="tcp", FromPort=first, ToPort=last, IpRanges=subnets)
-    assert judged(session, spec)["lustre"].level is Level.PASS, "by the nodes' addresses"
+    assert judged(session, spec)["lustre"].state is State.PASS, "by the nodes' addresses"
     row["VpcId"] = "vpc-0fffffff"
     away = judged(session, spec)["lustre"]
-    assert (away.level, "is in vpc-0fffffff, and the nodes are in" in away.summary) == (Level.WARN, True)
+    assert (away.state, "is in vpc-0fffffff, but the nodes are in" in away.summary) == (State.WARN, True)
 
 
 def test_a_file_system_that_is_gone_is_a_fault(
     net: Network, session: Session, change: Callable[..., Spec], gaps: Any, refusal: Callable[..., Exception]
 ) -> None:
     gaps["fsx", "describe_file_systems"] = refusal("FileSystemNotFound", "no such", 400)
-    assert judged(session, change("gpu"))["lustre"].level is Level.FAIL
+    assert judged(session, change("gpu"))["lustre"].state is State.FAIL
 
 
 def ingress(session: Session, group: str) -> list[dict[str, Any]]:
@@ -216,14 +217,14 @@ def test_prefixes_on_and_off_again(
     addon = Addon(gaps)
     before = json.loads(addon.row["configurationValues"])
     on = yard("network", "gpu", "--prefix-delegation", "on")
-    assert "prefix delegation is on; nodes that start" in on.err
+    assert "prefix delegation is on for nodes that start" in on.err
     assert json.loads(addon.row["configurationValues"])["env"]["ENABLE_PREFIX_DELEGATION"] == "true"
     assert "with prefix delegation" in on.out
-    assert "on already" in yard("network", "gpu", "--prefix-delegation", "on").err
+    assert "already on" in yard("network", "gpu", "--prefix-delegation", "on").err
     yard("network", "gpu", "--prefix-delegation", "off")
     assert json.loads(addon.row["configurationValues"]) == before
 
 
 def test_no_cluster_is_no_verdict(session: Session, spec: Spec, yard: Callable[..., Any]) -> None:
     ran = yard("network", "gpu")
-    assert (ran.code, "there is no EKS cluster gpu" in ran.err) == (2, True)
+    assert (ran.code, "the EKS cluster gpu does not exist" in ran.err) == (2, True)

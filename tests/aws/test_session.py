@@ -40,7 +40,7 @@ DENIED = (
             400,
             "clock",
             3,
-            "clock is not AWS's (eks:DescribeCluster",
+            "differs from AWS's clock (eks:DescribeCluster",
         ),
         (
             "InvalidSignatureException",
@@ -130,7 +130,7 @@ def test_an_explicit_deny_is_told_apart(
     """Another policy would not help against it."""
     text = DENIED.partition(" because")[0] + " with an explicit deny in a service control policy"
     gaps["eks", "describe_cluster"] = refusal("AccessDeniedException", text, 403)
-    with pytest.raises(AwsError, match="an explicit deny forbids it"):
+    with pytest.raises(AwsError, match="denied explicitly"):
         session.call("eks", "describe_cluster", name="gpu")
 
 
@@ -204,10 +204,10 @@ credential_source = Ec2InstanceMetadat
 @pytest.mark.parametrize(
     ("profile", "kind", "said", "hint"),
     [
-        ("reserch", "credentials", "there is no profile reserch", "did you mean research?"),
-        ("nobody", "credentials", "there is no profile nobody", "list-profiles"),
+        ("reserch", "credentials", "the profile reserch does not exist", "did you mean research?"),
+        ("nobody", "credentials", "the profile nobody does not exist", "list-profiles"),
         ("research", "credentials", 'source_profile "bas"', "aws configure"),
-        ("careful", "credentials", "asks for an MFA code", "terminal"),
+        ("careful", "credentials", "needs an MFA code", "terminal"),
         ("round", "credentials", "Infinite loop", "aws configure"),
         ("login", "expired", "login has expired", "aws sso login --profile login"),
         ("program", "credentials", "/no/such/program", "credential_process"),
@@ -305,7 +305,7 @@ def test_a_federated_user_is_somebody_and_no_access_entry(session: Session, yard
     arn = "arn:aws:sts::123456789012:federated-user/jane"
     assert principals.resolve(session, arn).kind == "federated-user"
     ran = yard("access", "gpu", arn)
-    assert (ran.code, "an access entry is for a role or a user" in ran.err) == (2, True)
+    assert (ran.code, "is not a role or user, which an access entry needs" in ran.err) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -147,4 +147,4 @@ def test_without_a_vpc_nothing_is_created(session: Session, change: Callable[...
 
 def test_a_cluster_without_efa_needs_no_stack(yard: Callable[..., Any]) -> None:
     ran = yard("stack", "cpu-demo")
-    assert (ran.code, "no node group speaks EFA" in ran.err) == (2, True)
+    assert (ran.code, "no node group uses EFA" in ran.err) == (2, True)

@@ -342,7 +342,7 @@ def test_what_does_not_go_is_said(session: Session, spec: Spec, gaps: Any, yard:
     ]
     gaps["cloudformation", "describe_stack_events"] = {"StackEvents": events}
     ran = yard("down", "cpu-demo", "--yes")
-    assert (ran.code, "does not go: DELETE_FAILED: VPC: fs-0 has an interface in it" in ran.err) == (
+    assert (ran.code, "is not deleted: DELETE_FAILED: VPC: fs-0 has an interface in it" in ran.err) == (
         1,
         True,
     ), ran
@@ -372,9 +372,11 @@ def test_what_a_kept_file_system_holds_is_not_begun_with(
     assert planned.code == 1
     for name in ("stack eksctl-cpu-demo-cluster", f"security group {group}"):
         assert f"keep    {name}" in planned.out, planned.out
-    assert "fs-0123456789abcdef0 is in it" in planned.out
+    assert "used by fs-0123456789abcdef0" in planned.out
     ran = yard("down", "cpu-demo", "--yes")
-    assert (ran.code, "all but this is gone: stack eksctl-cpu-demo-cluster" in ran.err) == (1, True), ran
+    assert (ran.code, "everything else is deleted: stack eksctl-cpu-demo-cluster" in ran.err) == (1, True), (
+        ran
+    )
     kept = [(one.kind, one.id) for one in inventory.owned(session, spec)]
     assert kept == [("stack", "eksctl-cpu-demo-cluster"), ("security group", group)]
     gaps["fsx", "describe_file_systems"] = {"FileSystems": []}
@@ -429,4 +431,4 @@ def test_an_unknown_price_is_not_free(session: Session, spec: Spec, yard: Callab
     ran = yard("cost", "cpu-demo")
     assert ran.code == 3
     assert "unknown  instance" in ran.out
-    assert "0.096 $/h  an hour, and 1 resource without a price" in ran.out
+    assert "0.096 $/h  per hour, and 1 resource without a price" in ran.out

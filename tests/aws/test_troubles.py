@@ -33,8 +33,8 @@ from tools.aws.session import Session
 from tools.cells import kustomize
 from tools.cluster import create, teardown
 from tools.cluster.create import Step
+from tools.cluster.snapshot import ALL_NAMESPACES, CLUSTER_WIDE
 from tools.cluster.spec import Spec
-from tools.cluster.state import ALL_NAMESPACES, CLUSTER_WIDE
 
 pytestmark = pytest.mark.filterwarnings("ignore:Tried to parse AWS")
 REGION, ZONES = "us-west-2", ["us-west-2a", "us-west-2b"]
@@ -287,7 +287,7 @@ def test_what_takes_long_says_what_it_waits_for_and_has_an_end(
     wire: Wire, yard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each attempt takes a second here; all of them together no more than the time that there is."""
-    for name, seconds in (("QUIET_SECONDS", 0.0), ("SAY_SECONDS", 0.02), ("VAIN_SECONDS", 3.0)):
+    for name, seconds in (("QUIET_SECONDS", 0.0), ("SAY_SECONDS", 0.02), ("FAILED_SECONDS", 3.0)):
         monkeypatch.setattr(retry_budget, name, seconds)
     now = [0.0]
     monkeypatch.setattr("tools.aws.retry_budget.time.monotonic", lambda: now[0])

@@ -1,1 +1,1 @@
-"""The AWS account around a cluster: one session, what is in it, what it allows, what it costs."""
+"""Sessions, identities and policies of AWS."""

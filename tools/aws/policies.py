@@ -1,7 +1,7 @@
-"""IAM policies of a cluster's pods, each as small as its work: generated for one bucket and its prefixes.
+"""Least-privilege IAM policies for a cluster's pods, generated for one bucket and its prefixes.
 
-Actions and conditions: the IAM service authorization reference; of the FSx driver: its own policy example
-(kubernetes-sigs/aws-fsx-csi-driver v1.9.0, docs), narrowed to what trainyard's volumes are tagged with.
+Sources: the IAM service authorization reference; for the FSx driver the example in its documentation
+(kubernetes-sigs/aws-fsx-csi-driver v1.9.0, docs), restricted to the tag of trainyard's volumes.
 """
 
 from __future__ import annotations
@@ -11,21 +11,19 @@ from typing import Any
 
 Policy = dict[str, Any]
 VERSION = "2012-10-17"
-OWNER_TAG = "trainyard/cluster"  # what is ours carries it, with the cluster's name
-TEAM_TAG = "trainyard/team"  # what base/storage/fsx-dynamic tags file systems with
-
-
-# All inline policies of a role together, without white space (IAM user guide, quotas).
+OWNER_TAG = "trainyard/cluster"  # on everything that trainyard creates; the value is the cluster's name
+TEAM_TAG = "trainyard/team"  # on file systems of base/storage/fsx-dynamic
+# The limit of all inline policies of a role together, without white space (IAM user guide, quotas).
 MOST_CHARACTERS = 10_240
 
 
 def size(policy: Policy) -> int:
-    """Return how many characters of a role's quota a policy takes."""
+    """Return how many characters of MOST_CHARACTERS a policy uses."""
     return len(json.dumps(policy, separators=(",", ":")))
 
 
 def trainer(bucket: str, data: str, runs: str, partition: str = "aws") -> Policy:
-    """Return what a job may: read below `data`, read and write below `runs`; delete nothing."""
+    """Allow a job to read below `data`, and to read and write below `runs`, but not to delete."""
     return _policy(
         _listing(bucket, partition, data, runs),
         _objects("Read", ["s3:GetObject"], bucket, partition, data, runs),
@@ -34,7 +32,7 @@ def trainer(bucket: str, data: str, runs: str, partition: str = "aws") -> Policy
 
 
 def pruner(bucket: str, runs: str, partition: str = "aws") -> Policy:
-    """Return what pruning may: list, read and delete below `runs`; write nothing."""
+    """Allow the pruner to list, read and delete below `runs`, but not to write."""
     return _policy(
         _listing(bucket, partition, runs),
         _objects("ReadAndDelete", ["s3:GetObject", "s3:DeleteObject"], bucket, partition, runs),
@@ -42,26 +40,26 @@ def pruner(bucket: str, runs: str, partition: str = "aws") -> Policy:
 
 
 def reader(bucket: str, data: str, partition: str = "aws") -> Policy:
-    """Return what Mountpoint's read-only volume may: list and read below `data`."""
+    """Allow Mountpoint's read-only volume to list and read below `data`."""
     return _policy(
         _listing(bucket, partition, data), _objects("Read", ["s3:GetObject"], bucket, partition, data)
     )
 
 
 def secret_reader(team: str, partition: str = "aws") -> Policy:
-    """Return what External Secrets may: read the secrets whose names begin with `team` and a slash."""
+    """Allow External Secrets to read the secrets whose names begin with `team` and a slash."""
     actions = ["secretsmanager:GetSecretValue", "secretsmanager:DescribeSecret"]
     names = [f"arn:{partition}:secretsmanager:*:*:secret:{team}/*"]
     return _policy({"Sid": "Read", "Effect": "Allow", "Action": actions, "Resource": names})
 
 
 def fsx_driver(team: str, dynamic: bool, partition: str = "aws") -> Policy:
-    """Return what the FSx driver may: look; with `dynamic`, make and change file systems of `team` only."""
+    """Allow the FSx driver to describe file systems, and with `dynamic` to manage those of `team`."""
     look: Policy = {
         "Sid": "Look",
         "Effect": "Allow",
         "Action": ["fsx:DescribeFileSystems"],
-        "Resource": "*",  # the action knows no resource
+        "Resource": "*",  # the action has no resource
     }
     if not dynamic:
         return _policy(look)
@@ -100,7 +98,7 @@ def _policy(*statements: Policy) -> Policy:
 
 
 def _listing(bucket: str, partition: str, *prefixes: str) -> Policy:
-    """Return the right to list below prefixes; the condition is what keeps it from the rest of the bucket."""
+    """Allow listing below prefixes. The condition excludes the rest of the bucket."""
     wanted = [text for prefix in _unique(prefixes) for text in ((prefix, f"{prefix}*") if prefix else ("*",))]
     return {
         "Sid": "List",

@@ -1,4 +1,4 @@
-"""Who is calling: ARNs of STS and IAM, and the role behind a session."""
+"""The IAM role or user of an ARN, also of a session's ARN."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ASSUMED = re.compile(r"assumed-role/(?P<role>[\w+=,.@-]+)/(?P<session>.+)")
 
 @dataclass(frozen=True)
 class Principal:
-    """An IAM role or user. `certain` is False where a role's path could not be looked up."""
+    """An IAM role or user. `certain` is False where the path of a role is unknown."""
 
     arn: str
     kind: str  # role | user | root | federated-user
@@ -24,19 +24,19 @@ class Principal:
 
 
 def caller(session: Session) -> Principal:
-    """Return who the session's credentials are. Raises AwsError."""
+    """Return the owner of the session's credentials. Raises AwsError."""
     return resolve(session, session.identity()["arn"])
 
 
 def resolve(session: Session, arn: str) -> Principal:
-    """Return the role or user of any ARN: for an assumed role's session that is the role, with its path.
+    """Return the role or user of an ARN. For the session of an assumed role, this is the role with its path.
 
-    Access entries take the ARN with the path, sessions do not carry it, so IAM is asked. Raises UserError for
-    what is no ARN of a principal, AwsError where the role does not exist.
+    Access entries need the path, which the ARN of a session lacks, so it is read from IAM. Raises UserError
+    for an ARN that is not a principal, and AwsError.
     """
     found = ARN.fullmatch(arn)
     if not found:
-        raise UserError(f"{arn} is no ARN of an IAM principal", "such as arn:aws:iam::111122223333:role/NAME")
+        raise UserError(f"{arn} is not the ARN of a principal", "such as arn:aws:iam::111122223333:role/NAME")
     account, rest = found["account"], found["rest"]
     session_ = ASSUMED.fullmatch(rest)
     if session_:
@@ -44,7 +44,7 @@ def resolve(session: Session, arn: str) -> Principal:
     kind, _, path = rest.partition("/")
     if rest == "root" or (kind in ("role", "user", "federated-user") and path):
         return Principal(arn, kind, path.rpartition("/")[2] or "root", account)
-    raise UserError(f"{arn} is neither a role nor a user", "a role, a user, or the session of a role")
+    raise UserError(f"{arn} is neither a role nor a user", "use a role, a user, or the session of a role")
 
 
 def _role(session: Session, partition: str, account: str, name: str) -> Principal:
@@ -55,6 +55,6 @@ def _role(session: Session, partition: str, account: str, name: str) -> Principa
     except AwsError as problem:
         if problem.kind not in ("denied", "missing"):
             raise
-        # A missing role of this name may be one of another account, whose IAM cannot be asked.
+        # The role may be in another account, whose IAM cannot be read.
     plain = f"arn:{partition}:iam::{account}:role/{name}"
     return Principal(plain, "role", name, account, certain=False)

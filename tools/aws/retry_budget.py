@@ -1,7 +1,7 @@
-"""How long others are waited for: what is waited for is shown, and asking AWS again has an end for a command.
+"""Reports long waits, and limits the time that the failed requests of one command may take together.
 
-botocore bounds each question by itself. A command that asks ten of them, of a network that swallows packets
-or of a service that throttles, would still take minutes.
+botocore limits each request by itself. Without a limit for all of them, a command that sends ten requests
+into a network that drops packets, or to a service that throttles, would take minutes.
 """
 
 from __future__ import annotations
@@ -14,60 +14,88 @@ from typing import Any
 
 from tools.core import output
 
-# Seconds that questions which came to nothing may take together; from then on each is asked once.
-VAIN_SECONDS = 45.0
-# A command that waits less says nothing; one that waits says so as often, and less often the longer it takes.
+# Seconds that failed requests may take together. After that, no request is retried.
+FAILED_SECONDS = 45.0
+# A wait is reported after QUIET_SECONDS, then every SAY_SECONDS, and less often the longer it takes.
 QUIET_SECONDS, SAY_SECONDS, MOST_SECONDS = 2.0, 5.0, 30.0
-# Questions so close to one another are one piece of work.
+# Requests with shorter pauses between them count as one wait.
 PAUSE_SECONDS = 1.0
 
 
-class Patience:
-    """What is still waited for, of `whom`. `attempts` is how often botocore asks one question."""
+class Waiting:
+    """Reports on standard error what a command is waiting for."""
 
-    def __init__(self, whom: str, attempts: int = 1) -> None:
+    def __init__(self, whom: str) -> None:
         self._whom = whom
-        self._attempts = attempts
-        self._vain = 0.0
-        self._began = self._ended = self._busy_since = self._told = float("-inf")
-        self._attempt, self._questions = 1, 0
-
-    def watch(self, client: Any) -> None:
-        """Follow the attempts of a client, and end them where the time is spent."""
-        service = client.meta.service_model.service_id.hyphenize()
-        client.meta.events.register_first(f"before-call.{service}", self._starts)
-        client.meta.events.register_first(f"needs-retry.{service}", self._attempted)
+        self._busy_since = self._ended = self._told = float("-inf")
+        self._requests = 0
 
     @contextmanager
-    def during(self, asked: str) -> Iterator[None]:
-        """Count a question, and say that it is waited for where that takes long."""
-        self._starts()
-        if self._began - self._ended > PAUSE_SECONDS:
-            self._busy_since, self._questions = self._began, 0
-        self._questions += 1
+    def during(self, request: str) -> Iterator[None]:
+        now = time.monotonic()
+        if now - self._ended > PAUSE_SECONDS:
+            self._busy_since, self._requests = now, 0
+        self._requests += 1
         over = threading.Event()
-        # From another thread, for the one that asks is blocked.
-        threading.Thread(target=self._tell, args=(asked, over), daemon=True).start()
+        # The calling thread is blocked by the request, so another one reports.
+        threading.Thread(target=self._report, args=(request, over), daemon=True).start()
         try:
             yield
-        except Exception:
-            self._vain += time.monotonic() - self._began
-            raise
         finally:
             over.set()
             self._ended = time.monotonic()
 
-    def _starts(self, **_: Any) -> None:
-        self._began, self._attempt = time.monotonic(), 1
+    def _report(self, request: str, over: threading.Event) -> None:
+        while True:
+            now = time.monotonic()
+            interval = min(max(SAY_SECONDS, (now - self._busy_since) / 4), MOST_SECONDS)
+            due = max(self._busy_since + QUIET_SECONDS, self._told + interval)
+            if over.wait(max(0.0, due - now)):
+                return
+            self._told = time.monotonic()
+            count, busy = output.count(self._requests, "request"), self._told - self._busy_since
+            output.note(f"  waiting for {self._whom}: {request}{self._attempt()} ({count}, {busy:.0f} s)")
 
-    def _attempted(
+    def _attempt(self) -> str:
+        return ""
+
+
+class RetryBudget(Waiting):
+    """Ends the retries of botocore clients when the time for failed requests is spent."""
+
+    def __init__(self, whom: str, attempts: int) -> None:
+        super().__init__(whom)
+        self._attempts = attempts
+        self._number = 1
+        self._failed = self._began = 0.0
+
+    def watch(self, client: Any) -> None:
+        """Limit the retries of a client."""
+        service = client.meta.service_model.service_id.hyphenize()
+        client.meta.events.register_first(f"before-call.{service}", self._starts)
+        client.meta.events.register_first(f"needs-retry.{service}", self._failed_once)
+
+    @contextmanager
+    def during(self, request: str) -> Iterator[None]:
+        self._starts()
+        try:
+            with super().during(request):
+                yield
+        except Exception:
+            self._failed += time.monotonic() - self._began
+            raise
+
+    def _starts(self, **_: Any) -> None:
+        self._began, self._number = time.monotonic(), 1
+
+    def _failed_once(
         self, response: Any, operation: Any, attempts: int, caught_exception: Any, **_: Any
     ) -> None:
-        """Answer botocore's question whether to try again: no, by raising, where the time is spent."""
+        """Raise the error of the attempt, instead of a retry, when the time is spent."""
         from botocore.exceptions import ClientError
 
-        self._attempt = attempts + 1
-        if self._vain + time.monotonic() - self._began < VAIN_SECONDS:
+        self._number = attempts + 1
+        if self._failed + time.monotonic() - self._began < FAILED_SECONDS:
             return
         if caught_exception is not None:
             raise caught_exception
@@ -75,15 +103,5 @@ class Patience:
             response[1].setdefault("ResponseMetadata", {})["RetryAttempts"] = attempts - 1
             raise ClientError(response[1], operation.name)
 
-    def _tell(self, asked: str, over: threading.Event) -> None:
-        """Print what is waited for until it is over."""
-        while True:
-            now = time.monotonic()
-            often = min(max(SAY_SECONDS, (now - self._busy_since) / 4), MOST_SECONDS)
-            due = max(self._busy_since + QUIET_SECONDS, self._told + often)
-            if over.wait(max(0.0, due - now)):
-                return
-            self._told = time.monotonic()
-            again = f", attempt {self._attempt} of {self._attempts}" if self._attempt > 1 else ""
-            count, busy = output.count(self._questions, "question"), self._told - self._busy_since
-            output.note(f"  waiting for {self._whom}: {asked}{again} ({count}, {busy:.0f} s)")
+    def _attempt(self) -> str:
+        return f", attempt {self._number} of {self._attempts}" if self._number > 1 else ""

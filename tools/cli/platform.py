@@ -1,4 +1,4 @@
-"""Print what a cluster needs around its jobs: plugins, storage and queues, with the cluster's facts."""
+"""Print the platform of a cluster: plugins, storage and queues with the cluster's facts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from tools.kube import manifests
 @click.command(
     name="platform",
     epilog="\b\nExamples:\n  yard platform example/storage\n"
-    "  yard platform example | kubectl apply --server-side -f -",
+    "  yard platform example | kubectl apply --server-side -f -\n\n"
+    "\b\nExit codes: 0 success, 2 no such cluster or part, or a fact is missing.",
 )
 @click.argument("name", metavar="CLUSTER")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of the objects.")
 def command(name: str, as_json: bool) -> None:
-    """Print the platform of CLUSTER, a directory under clusters/, or one PART of it: CLUSTER/PART.
+    """Print the platform of CLUSTER, a directory under clusters/, or one part of it.
 
-    Parts are plugins, storage and queues. Each ${NAME} is replaced by its value in
-    clusters/CLUSTER/cluster.env, as Flux does in strict mode; an unset or empty name is an error.
+    The parts are CLUSTER/plugins, CLUSTER/storage and CLUSTER/queues. Each ${NAME} is replaced by its value
+    in cluster.env, as Flux does in strict mode. An unset or empty name is an error.
     """
     found = platform.load(repo.root(), name)
     renderer = kustomize.ensure(repo.root(), output.note)
@@ -30,4 +31,4 @@ def command(name: str, as_json: bool) -> None:
         output.data(manifests.parse(text, name).objects)
         return
     click.echo(text, nl=False)
-    output.note(f"apply it with: yard platform {name} | kubectl apply --server-side -f -")
+    output.note(f"to apply it: yard platform {name} | kubectl apply --server-side -f -")

@@ -1,9 +1,10 @@
-"""Who may talk to a cluster's API server: EKS access entries and their policies."""
+"""Access to a cluster's API server: EKS access entries and their policies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tools.aws.policies import OWNER_TAG
 from tools.aws.session import AwsError, Session
@@ -16,24 +17,23 @@ POLICIES = {
 
 
 def policy_arn(partition: str, policy: str) -> str:
-    """Return the ARN of a policy of POLICIES."""
     return f"arn:{partition}:eks::aws:cluster-access-policy/{POLICIES[policy]}"
 
 
 @dataclass(frozen=True)
 class Grant:
-    """A policy for a principal: in some namespaces, or with none of them named in the whole cluster."""
+    """A policy for a principal in some namespaces, or in the whole cluster if none is named."""
 
     principal: str
     policy: str  # a key of POLICIES
     namespaces: tuple[str, ...] = ()
 
     def arn(self) -> str:
-        """Return the policy's ARN, in the principal's partition; its account is `aws` in every one."""
+        """Return the ARN of the policy, in the partition of the principal."""
         return policy_arn(self.principal.split(":")[1], self.policy)
 
-    def scope(self) -> dict[str, object]:
-        """Return the scope as EKS spells it."""
+    def scope(self) -> dict[str, Any]:
+        """Return the scope in EKS's format."""
         if self.namespaces:
             return {"type": "namespace", "namespaces": list(self.namespaces)}
         return {"type": "cluster"}
@@ -41,7 +41,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class Change:
-    """One call that is still to be made, and the line that says what it does."""
+    """A call that makes one change, and the line that describes it."""
 
     line: str
     operation: str
@@ -49,7 +49,7 @@ class Change:
 
 
 def difference(session: Session, cluster: str, grant: Grant) -> list[Change]:
-    """Return what has to change so that `grant` holds; nothing where it does already. Raises AwsError."""
+    """Return the changes that are needed for `grant`; none where it exists already. Raises AwsError."""
     who = {"clusterName": cluster, "principalArn": grant.principal}
     try:
         session.call("eks", "describe_access_entry", **who)
@@ -77,17 +77,16 @@ def difference(session: Session, cluster: str, grant: Grant) -> list[Change]:
 
 
 def apply(session: Session, changes: list[Change]) -> None:
-    """Make the changes. Raises AwsError."""
     for change in changes:
         session.call("eks", change.operation, **change.parameters)
 
 
-def _same(old: dict[str, object], new: dict[str, object]) -> bool:
-    names = [sorted(map(str, one.get("namespaces") or [])) for one in (old, new)]  # type: ignore[call-overload]
-    return old.get("type") == new.get("type") and names[0] == names[1]
+def _same(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    names = [sorted(one.get("namespaces") or []) for one in (old, new)]
+    return bool(old.get("type") == new.get("type") and names[0] == names[1])
 
 
-def _words(grant: Grant, scope: dict[str, object]) -> str:
+def _words(grant: Grant, scope: dict[str, Any]) -> str:
     names = scope.get("namespaces") or []
-    where = f"in {', '.join(map(str, names))}" if names else "in the whole cluster"  # type: ignore[call-overload]
+    where = f"in {', '.join(names)}" if names else "in the whole cluster"
     return f"{POLICIES[grant.policy]} {where}"

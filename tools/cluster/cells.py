@@ -1,4 +1,4 @@
-"""The cells that a cluster is for, as its fact CELLS names them, and whether its node groups hold them."""
+"""The cells in the fact CELLS of a cluster, and whether its node groups have the nodes for them."""
 
 from __future__ import annotations
 
@@ -27,19 +27,18 @@ def of(spec: Spec) -> list[Cell]:
 
 
 def check(spec: Spec) -> None:
-    """Raise UserError for a cell whose machines no node group has, or not as many as the cell has pods."""
+    """Raise UserError for a cell that needs more nodes of its instance type than any node group has."""
     for cell in of(spec):
-        if cell.instance is None:  # any node with room will do
+        if cell.instance is None:  # runs on any node
             continue
         kind = cell.instance.name
         groups = [group for group in spec.groups if group.instance.name == kind]
         most = max((group.most for group in groups), default=0)
         if most < cell.nodes:
-            there = f"{groups[0].at} has at most {most}" if groups else "no node group has them"
-            hint = f"a group of {kind} 0-{cell.nodes}, or take the cell out of CELLS"
-            raise UserError(
-                f"{spec.at('CELLS')}: the cell {cell.name} wants {cell.nodes} of {kind}, and {there}", hint
-            )
+            there = f"{groups[0].at} has at most {most}" if groups else "no node group has this type"
+            hint = f"add a group of {kind} 0-{cell.nodes}, or remove the cell from CELLS"
+            message = f"the cell {cell.name} needs {cell.nodes} of {kind}, but {there}"
+            raise UserError(f"{spec.at('CELLS')}: {message}", hint)
 
 
 @cache

@@ -1,7 +1,7 @@
-"""Makes a cluster with eksctl, or adds to an adopted one: command by command, each one repeatable.
+"""Creates a cluster with eksctl, or adds to an adopted one. Each command can be repeated.
 
-What exists is looked up in AWS before each command, and what came of it is looked up behind it: eksctl's word
-alone proves nothing. Flags: eksctl v0.230.0, pkg/ctl/create.
+What exists is read from AWS before the commands, and the result is read from AWS after them: the exit code of
+eksctl alone proves nothing. Flags: eksctl v0.230.0, pkg/ctl/create.
 """
 
 from __future__ import annotations
@@ -21,35 +21,37 @@ from tools.cluster.spec import SYSTEM, Spec
 from tools.core import repo
 from tools.core.errors import UserError
 from tools.core.repo import shown
+from tools.kube.manifests import Object
 
 INSTALL = "https://docs.aws.amazon.com/eks/latest/eksctl/installation.html"
-# The plugins are ours (clusters/<name>/plugins): two of one resource fight over the kubelet's registration.
+# clusters/<name>/plugins installs the plugins: two for one resource would conflict in the kubelet.
 OWN_PLUGINS = ("--install-nvidia-plugin=false", "--install-neuron-plugin=false")
 LAST_LINES = 5
-ACTIVE_SECONDS = 1800  # a control plane takes a quarter of an hour
+ACTIVE_SECONDS = 1800  # a control plane takes about 15 minutes
+AGAIN = "repeat the command to continue"
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One command, of eksctl or yard, and what it is for."""
+    """A command of eksctl or yard, and its purpose."""
 
     title: str
     words: tuple[str, ...]
 
 
 def steps(spec: Spec, exists: bool) -> list[Step]:
-    """Return the commands that make the cluster whole; eksctl passes over what is there already."""
+    """Return the commands that complete the cluster. eksctl skips what exists."""
     file = f"--config-file={shown(spec.directory / FILE)}"
     if not exists:
         words = ("eksctl", "create", "cluster", file, "--write-kubeconfig=false", *OWN_PLUGINS)
         return [Step("control plane, nodes, add-ons and identities: about 20 minutes", words)]
     added = [
-        Step("who may talk to it", ("eksctl", "create", "accessentry", file)),
+        Step("access entries", ("eksctl", "create", "accessentry", file)),
         Step("add-ons", ("eksctl", "create", "addon", file)),
-        # eksctl fails on an association that is there; ours brings it to what is wanted.
-        Step("what its pods may", ("yard", "cluster", "identity", spec.title, "--apply")),
+        # eksctl fails on an existing association; this command corrects it.
+        Step("roles of pods", ("yard", "cluster", "identity", spec.title, "--apply")),
     ]
     if spec.adopted:
         return added
@@ -57,37 +59,36 @@ def steps(spec: Spec, exists: bool) -> list[Step]:
 
 
 def check(session: Session, spec: Spec) -> bool:
-    """Return whether the cluster exists. Raises UserError where it is not ours to make or to add to."""
+    """Return whether the cluster exists. Raises UserError where it is not ours to create or to change."""
     row = describe_cluster(session, spec)
     if row is None and spec.adopted:
-        raise UserError(
-            f"{spec.source}: there is no cluster {spec.name} to adopt", "yard cluster facts --hyperpod"
-        )
+        message = f"{spec.source}: the cluster {spec.name} does not exist, so it cannot be adopted"
+        raise UserError(message, "yard cluster facts --hyperpod NAME --write")
     if row is not None and not spec.adopted and (row.get("tags") or {}).get(OWNER_TAG) != spec.name:
-        hint = f"ADOPTED=true in {spec.source} adds to it, and yard cluster adopt does"
+        hint = f"to add to it, set ADOPTED=true in {spec.source} and run yard cluster adopt"
         raise UserError(f"the cluster {spec.name} exists and is not tagged {OWNER_TAG}={spec.name}", hint)
     return row is not None
 
 
 def settle(session: Session, spec: Spec, say: Say) -> None:
-    """Wait for a control plane that an earlier run began. Raises UserError (1) where it does not come up."""
+    """Wait for a control plane that an earlier run started. Raises UserError (1) where it does not start."""
     status = str((describe_cluster(session, spec) or {}).get("status"))
     if status in ("CREATING", "UPDATING", "PENDING"):
-        say(f"the cluster {spec.name} is {status}: waited for")
+        say(f"waiting for the cluster {spec.name}, which is {status}")
         session.wait("eks", "cluster_active", "DescribeCluster", ACTIVE_SECONDS, name=spec.name)
         status = str((describe_cluster(session, spec) or {}).get("status"))
     if status != "ACTIVE":
-        hint = f"yard cluster down {spec.title}, then again" if status == "FAILED" else "wait, then again"
+        hint = f"yard cluster down {spec.title}, then repeat" if status == "FAILED" else "wait, then repeat"
         raise UserError(f"the cluster {spec.name} is {status}", hint, 1)
 
 
 def run(step: Step, title: str, say: Say) -> None:
-    """Run a command and pass on its lines; UserError with what it complained of where it fails."""
+    """Run a command and print its output. Raises UserError with its last error where it fails."""
     words = step.words
     if words[0] == "yard":
         words = (sys.executable, "-m", "tools.cli", *words[1:])
     elif shutil.which("eksctl") is None:
-        raise UserError("no eksctl on PATH", f"install eksctl 0.230 or newer: {INSTALL}")
+        raise UserError("eksctl is not on PATH", f"install eksctl 0.230 or newer: {INSTALL}")
     last: deque[str] = deque(maxlen=LAST_LINES)
     process = subprocess.Popen(
         words,
@@ -109,34 +110,29 @@ def run(step: Step, title: str, say: Say) -> None:
     if process.returncode != 0:
         said = [line for line in reversed(last) if line]
         errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
-        cause = next(iter((*errors, *said)), "it said nothing")
-        hint = f"repeat the command: it goes on; yard cluster down {title} starts over"
-        # What yard could not tell stays that; eksctl's code says nothing but that it failed.
+        cause = next(iter((*errors, *said)), "no output")
+        hint = f"{AGAIN}; yard cluster down {title} deletes the cluster"
+        # The exit codes of yard keep their meaning.
         code = process.returncode if step.words[0] == "yard" and process.returncode in (2, 3) else 1
         raise UserError(f"{' '.join(step.words[:3])} failed: {cause}", hint, code)
 
 
 def proof(session: Session, spec: Spec) -> list[str]:
-    """Return what AWS says of the finished cluster; UserError (1) where it is not what was asked for."""
+    """Return the state of the finished cluster in AWS. Raises UserError (1) where it is incomplete."""
     row = describe_cluster(session, spec)
-    if row is None or row.get("status") != "ACTIVE":
-        found = "not there" if row is None else row.get("status")
-        raise UserError(f"the cluster {spec.name} is {found}", "repeat the command: it goes on", 1)
+    _need_active(f"the cluster {spec.name}", row)
+    assert row is not None
     lines = [f"cluster {spec.name}: ACTIVE, Kubernetes {row.get('version')}, {row['arn']}"]
-    if spec.adopted:
-        return lines
-    names = set(session.pages("eks", "list_nodegroups", "nodegroups", clusterName=spec.name))
-    for name in (SYSTEM, *(group.name for group in spec.groups)):
-        if name not in names:
-            raise UserError(f"the node group {name} is not there", "repeat the command: it goes on", 1)
-        group = session.call("eks", "describe_nodegroup", clusterName=spec.name, nodegroupName=name)[
-            "nodegroup"
-        ]
-        if group.get("status") != "ACTIVE":
-            raise UserError(
-                f"the node group {name} is {group.get('status')}", "repeat the command: it goes on", 1
-            )
-        lines.append(
-            f"node group {name}: ACTIVE, {(group.get('scalingConfig') or {}).get('desiredSize')} nodes"
-        )
+    for name in () if spec.adopted else (SYSTEM, *(group.name for group in spec.groups)):
+        found = session.find("eks", "describe_nodegroup", clusterName=spec.name, nodegroupName=name)
+        group = found["nodegroup"] if found else None
+        _need_active(f"the node group {name}", group)
+        nodes = ((group or {}).get("scalingConfig") or {}).get("desiredSize")
+        lines.append(f"node group {name}: ACTIVE, {nodes} nodes")
     return lines
+
+
+def _need_active(title: str, found: Object | None) -> None:
+    status = "missing" if found is None else found.get("status")
+    if status != "ACTIVE":
+        raise UserError(f"{title} is {status}", AGAIN, 1)

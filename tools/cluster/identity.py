@@ -1,15 +1,15 @@
-"""Roles of a cluster's service accounts, one each: by Pod Identity or IRSA, the policy proved by simulation.
+"""Creates an IAM role for each service account of a cluster, and checks its policy with IAM's simulator.
 
-Pod Identity takes an association and the agent on each node; IRSA (IAM roles for service accounts) takes the
-cluster's issuer as an identity provider of the account and an annotation of the service account, and works
-where no agent can run. Trust policies: EKS user guide, Pod Identity role, IAM role for a service account.
+A role is used through Pod Identity, which needs an association and an agent on each node, or through IRSA
+(IAM roles for service accounts), which needs the cluster's issuer as an identity provider of the account and
+an annotation of the service account, but no agent. Trust policies: EKS user guide, Pod Identity role, IAM
+role for a service account.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +17,12 @@ from typing import Any
 from tools.aws import policies
 from tools.aws.policies import OWNER_TAG
 from tools.aws.session import AwsError, Session
-from tools.cluster.finding import Finding, Level, bad, good, look
-from tools.cluster.inventory import DIGEST_LENGTH, ROLE_LENGTH, describe_cluster
+from tools.cluster.finding import Finding, bad, good, run
+from tools.cluster.inventory import DIGEST_LENGTH, ROLE_LENGTH, need_cluster
 from tools.cluster.service_accounts import ServiceAccount
 from tools.cluster.spec import Spec
+from tools.core import wait
+from tools.core.verdict import State
 
 ANNOTATION = "eks.amazonaws.com/role-arn"
 AUDIENCE = "sts.amazonaws.com"
@@ -35,13 +37,13 @@ POD_IDENTITY_TRUST: policies.Policy = {
     ],
 }
 POLICY_NAME = "trainyard"
-# IAM shows a new role everywhere within seconds.
-SETTLE_TRIES, SETTLE_SECONDS = 5, 3.0
+# A new role is visible everywhere in IAM within seconds.
+SETTLE_SECONDS, SETTLE_POLL = 12.0, 3.0
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """An action on a resource that a policy has to allow, or must not."""
+    """An action on a resource that a policy must allow, or must not allow."""
 
     action: str
     resource: str
@@ -50,7 +52,7 @@ class Expectation:
 
 
 def role_name(cluster: str, account: ServiceAccount) -> str:
-    """Return the name of a service account's role, shortened by a digest where it would be too long."""
+    """Return the name of a service account's role, with a digest at its end where it would be too long."""
     name = f"trainyard-{cluster}-{account.name}"
     if len(name) <= ROLE_LENGTH:
         return name
@@ -58,25 +60,27 @@ def role_name(cluster: str, account: ServiceAccount) -> str:
 
 
 def simulate(session: Session, account: ServiceAccount) -> Finding:
-    """Ask IAM what an account's policy allows, within its prefixes and outside of them."""
+    """Ask IAM what the policy of a service account allows, inside and outside its prefixes."""
     asked = {"PolicyInputList": [json.dumps(account.policy)]}
-    return look(account.name, lambda: _simulate(session, account, "simulate_custom_policy", asked))
+    return run(account.name, lambda: _simulate(session, account, "simulate_custom_policy", asked))
 
 
 def simulate_role(session: Session, spec: Spec, account: ServiceAccount) -> Finding:
-    """Ask IAM the same of the role that was made, with whatever else the account puts on it."""
+    """Ask IAM what the created role allows, including other limits that the AWS account sets for it."""
 
     def ask() -> Finding:
         role = session.call("iam", "get_role", RoleName=role_name(spec.name, account))["Role"]
         asked = {"PolicySourceArn": role["Arn"]}
         return _simulate(session, account, "simulate_principal_policy", asked)
 
-    for _ in range(SETTLE_TRIES - 1):
-        found = look(account.name, ask)
-        if found.level is not Level.FAIL:
-            return found
-        time.sleep(SETTLE_SECONDS)
-    return look(account.name, ask)
+    found: list[Finding] = []
+
+    def settled() -> bool:
+        found.append(run(account.name, ask))
+        return found[-1].state is not State.FAIL
+
+    wait.until(settled, SETTLE_SECONDS, SETTLE_POLL)
+    return found[-1]
 
 
 def _simulate(session: Session, account: ServiceAccount, operation: str, subject: dict[str, Any]) -> Finding:
@@ -99,12 +103,13 @@ def _simulate(session: Session, account: ServiceAccount, operation: str, subject
         if (decision == "allowed") != one.allowed:
             wrong.append(f"{one.action} on {one.resource}: {decision}")
     if wrong:
-        return bad(account.name, "IAM reads the policy otherwise than it is meant", None, *wrong)
-    return good(account.name, f"{account.purpose}: {asked} questions to IAM's simulator, each as meant")
+        summary = "IAM does not evaluate the policy as expected"
+        return bad(account.name, summary, "check permissions boundaries and organization policies", *wrong)
+    return good(account.name, f"{account.purpose}: {asked} simulations by IAM, all as expected")
 
 
 def expectations(policy: policies.Policy, partition: str = "aws") -> Iterator[Expectation]:
-    """Yield what a policy has to allow and what it must not: each prefix, and the bucket around it."""
+    """Yield what a policy must allow, such as its prefixes, and what it must not, such as other prefixes."""
     for statement in policy["Statement"]:
         if statement["Action"][0].startswith("secretsmanager:"):
             secret = statement["Resource"][0].replace(":*:*:", ":us-west-2:111122223333:")
@@ -138,10 +143,10 @@ def expectations(policy: policies.Policy, partition: str = "aws") -> Iterator[Ex
 def ensure(
     session: Session, spec: Spec, account: ServiceAccount, issuer: str | None, change: bool
 ) -> list[str]:
-    """Bring role, trust, policy and association to what is wanted; return what differed, a line each.
+    """Create or correct role, trust, policy and association. Return the differences, a line each.
 
-    `issuer` is the cluster's, for IRSA; None is Pod Identity. With `change` False nothing is changed. Raises
-    AwsError, also for a role of that name without our tag.
+    `issuer` is the cluster's for IRSA, None for Pod Identity. With `change` False nothing is changed. Raises
+    AwsError, also for a role of this name without our tag.
     """
     name = role_name(spec.name, account)
     role = _role(session, name)
@@ -150,14 +155,16 @@ def ensure(
     if role is None:
         lines.append(f"+ role {name}")
         if change:
-            _make_role(session, spec, name, trusted)
+            tags = [{"Key": OWNER_TAG, "Value": spec.name}]
+            document = json.dumps(trusted)
+            session.call("iam", "create_role", RoleName=name, AssumeRolePolicyDocument=document, Tags=tags)
             role = _role(session, name)
     elif {"Key": OWNER_TAG, "Value": spec.name} not in (role.get("Tags") or []):
-        raise AwsError(
-            "refused", f"the role {name} exists and is not tagged {OWNER_TAG}={spec.name}", "rename it"
-        )
+        message = f"the role {name} exists and is not tagged {OWNER_TAG}={spec.name}"
+        raise AwsError("refused", message, "rename or delete that role")
     elif _document(role["AssumeRolePolicyDocument"]) != trusted:
-        lines.append(f"~ who may be {name}: {account.namespace}/{account.name} by {_way(issuer)}")
+        way = "IRSA" if issuer else "Pod Identity"
+        lines.append(f"~ trust of {name}: {account.namespace}/{account.name} by {way}")
         if change:
             document = json.dumps(trusted)
             session.call("iam", "update_assume_role_policy", RoleName=name, PolicyDocument=document)
@@ -171,7 +178,7 @@ def ensure(
 
 
 def ensure_provider(session: Session, spec: Spec, issuer: str, change: bool) -> list[str]:
-    """Make the cluster's issuer an identity provider of the account; return what differed."""
+    """Add the cluster's issuer to the account's identity providers. Return the differences."""
     listed = session.call("iam", "list_open_id_connect_providers")["OpenIDConnectProviderList"]
     if _provider(session, issuer) in {row["Arn"] for row in listed}:
         return []
@@ -184,25 +191,22 @@ def ensure_provider(session: Session, spec: Spec, issuer: str, change: bool) -> 
 
 def issuer(session: Session, spec: Spec) -> str:
     """Return the issuer of the cluster's service account tokens, without https://. Raises AwsError."""
-    cluster = describe_cluster(session, spec)
-    if cluster is None:
-        raise AwsError("missing", f"there is no EKS cluster {spec.name} in {session.region}", None)
+    cluster = need_cluster(session, spec)
     url = ((cluster.get("identity") or {}).get("oidc") or {}).get("issuer")
     if not url:
-        raise AwsError("refused", f"the cluster {spec.name} names no issuer", "leave out --irsa")
+        raise AwsError("refused", f"the cluster {spec.name} has no issuer", "leave out --irsa")
     return str(url).removeprefix("https://")
 
 
 def annotate_commands(session: Session, spec: Spec, accounts: list[ServiceAccount]) -> list[str]:
-    """Return the commands that give service accounts their roles under IRSA. Raises AwsError."""
+    """Return the commands that annotate service accounts with their roles for IRSA. Raises AwsError."""
     partition, account = _account(session)
     lines = []
     for one in accounts:
         arn = f"arn:{partition}:iam::{account}:role/{role_name(spec.name, one)}"
-        # By a manager of its own: Flux takes back what kubectl's has written on its objects.
+        # Flux reverts changes of its objects by kubectl's default field manager.
         words = f"kubectl annotate --overwrite --field-manager=yard --namespace={one.namespace}"
-        words = f"{words} serviceaccount {one.name}"
-        lines.append(f"{words} {ANNOTATION}={arn}")
+        lines.append(f"{words} serviceaccount {one.name} {ANNOTATION}={arn}")
     return lines
 
 
@@ -217,7 +221,7 @@ def _provider(session: Session, issuer: str) -> str:
 
 
 def _irsa_trust(session: Session, account: ServiceAccount, issuer: str) -> policies.Policy:
-    """Return the trust in this one service account of this one cluster."""
+    """Return a trust policy for one service account of one cluster."""
     subject = f"system:serviceaccount:{account.namespace}:{account.name}"
     statement = {
         "Effect": "Allow",
@@ -226,10 +230,6 @@ def _irsa_trust(session: Session, account: ServiceAccount, issuer: str) -> polic
         "Condition": {"StringEquals": {f"{issuer}:sub": subject, f"{issuer}:aud": AUDIENCE}},
     }
     return {"Version": policies.VERSION, "Statement": [statement]}
-
-
-def _way(issuer: str | None) -> str:
-    return "IRSA" if issuer else "Pod Identity"
 
 
 def _associate(
@@ -246,53 +246,25 @@ def _associate(
             parameters = {"clusterName": spec.name, **place, "roleArn": role["Arn"], "tags": tags}
             session.call("eks", "create_pod_identity_association", **parameters)
         return [f"+ {title}"]
-    number = rows[0]["associationId"]
-    found = session.call(
-        "eks", "describe_pod_identity_association", clusterName=spec.name, associationId=number
-    )["association"]
+    which = {"clusterName": spec.name, "associationId": rows[0]["associationId"]}
+    found = session.call("eks", "describe_pod_identity_association", **which)["association"]
     if role is not None and found.get("roleArn") == role["Arn"]:
         return []
     if change and role is not None:
-        session.call(
-            "eks",
-            "update_pod_identity_association",
-            clusterName=spec.name,
-            associationId=number,
-            roleArn=role["Arn"],
-        )
+        session.call("eks", "update_pod_identity_association", **which, roleArn=role["Arn"])
     return [f"~ {title}: {found.get('roleArn')}"]
 
 
 def _role(session: Session, name: str) -> dict[str, Any] | None:
-    try:
-        role: dict[str, Any] = session.call("iam", "get_role", RoleName=name)["Role"]
-    except AwsError as problem:
-        if problem.kind == "missing":
-            return None
-        raise
-    return role
-
-
-def _make_role(session: Session, spec: Spec, name: str, trusted: policies.Policy) -> None:
-    session.call(
-        "iam",
-        "create_role",
-        RoleName=name,
-        AssumeRolePolicyDocument=json.dumps(trusted),
-        Tags=[{"Key": OWNER_TAG, "Value": spec.name}],
-    )
+    found = session.find("iam", "get_role", RoleName=name)
+    return found["Role"] if found else None
 
 
 def _policy(session: Session, role: str) -> policies.Policy | None:
-    try:
-        answer = session.call("iam", "get_role_policy", RoleName=role, PolicyName=POLICY_NAME)
-    except AwsError as problem:
-        if problem.kind == "missing":
-            return None
-        raise
-    return _document(answer["PolicyDocument"])
+    found = session.find("iam", "get_role_policy", RoleName=role, PolicyName=POLICY_NAME)
+    return _document(found["PolicyDocument"]) if found else None
 
 
 def _document(value: Any) -> policies.Policy:
-    """Return a policy as IAM gives it: boto3 has read it already, other servers have not."""
+    """Return a policy as a dictionary. boto3 parses the policies of AWS, but not those of moto's server."""
     return json.loads(value) if isinstance(value, str) else dict(value)

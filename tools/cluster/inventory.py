@@ -1,13 +1,14 @@
-"""What a cluster consists of in its account, by our tag, in the order in which it can be deleted.
+"""What a cluster consists of in its AWS account, by tag, in the order in which it can be deleted.
 
-Ours is what carries the tag `trainyard/cluster` with the cluster's name: eksctl puts it on its stacks and
-groups, CloudFormation on what it makes. What belongs to the cluster without it is a leftover: it
-is listed with its price, and never deleted from here.
+Ours is what has the tag `trainyard/cluster` with the cluster's name: eksctl sets it on its stacks and groups,
+and CloudFormation on what they create. What belongs to the cluster without the tag is a leftover: it is
+listed with its price and never deleted from here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,13 +28,30 @@ INSTANCE_PRICES = "us-east-1, on demand, 2026-07-20"
 HOURS_A_MONTH = 730
 ROLE_LENGTH, DIGEST_LENGTH = 64, 9  # of an IAM role's name; of the digest and its hyphen
 STACK_TAG = "aws:cloudformation:stack-name"
-HOLDS = "foreign node group"  # what keeps a cluster from being deleted
+HOLDS = "foreign node group"  # EKS does not delete a cluster that has one
 LIVE = ("pending", "running", "stopping", "stopped")
+
+Tags = dict[str, str]
+Row = dict[str, Any]
+# Kinds of EC2 resources: key of the listing, key of the id, what is shown of a row, price, and whether a
+# resource in use is left out.
+EC2: dict[str, tuple[str, str, Callable[[Row], str], float | None, bool]] = {
+    "launch template": (
+        "LaunchTemplates",
+        "LaunchTemplateId",
+        lambda row: row["LaunchTemplateName"],
+        0.0,
+        False,
+    ),
+    "network interface": ("NetworkInterfaces", "NetworkInterfaceId", lambda row: "not attached", 0.0, True),
+    "volume": ("Volumes", "VolumeId", lambda row: f"{row['Size']} GiB, not attached", None, True),
+    "security group": ("SecurityGroups", "GroupId", lambda row: row["GroupName"], 0.0, False),
+}
 
 
 @dataclass(frozen=True)
 class Resource:
-    """One thing in the account. `price` is USD an hour; None is unknown. `why` is why it is not deleted."""
+    """A resource in the account. `price` is in USD an hour, None if unknown. `why` is why it is kept."""
 
     kind: str
     id: str
@@ -43,22 +61,22 @@ class Resource:
 
 
 def owned(session: Session, spec: Spec) -> list[Resource]:
-    """Return what is ours, in the order of deletion. Raises AwsError where AWS does not show all of it."""
+    """Return our resources in the order of deletion. Raises AwsError if AWS does not list all of them."""
     ours = {OWNER_TAG: spec.name}
-    own = (
-        _node_groups(session, spec, ours),
-        _instances(session, ours),
-        _clusters(session, spec, ours),
+    # With our own cluster, pod identities and access entries are deleted by EKS. An adopted one keeps its
+    # nodes.
+    first = (
+        (_pod_identities(session, spec, ours), _access_entries(session, spec, ours))
+        if spec.adopted
+        else (_node_groups(session, spec, ours), _instances(session, ours), _clusters(session, spec, ours))
     )
-    # With a cluster of our own these go by themselves; somebody else's keeps its nodes.
-    added = (_pod_identities(session, spec, ours), _access_entries(session, spec, ours))
     listings = (
-        *(added if spec.adopted else own),
+        *first,
         _stacks(session, spec, ours),
-        _launch_templates(session, ours),
-        _interfaces(session, ours),
-        _volumes(session, ours),
-        _groups(session, ours),
+        _ec2(session, "launch template", ours),
+        _ec2(session, "network interface", ours),
+        _ec2(session, "volume", ours),
+        _ec2(session, "security group", ours),
         _roles(session, spec, ours),
         _providers(session, ours),
     )
@@ -66,147 +84,161 @@ def owned(session: Session, spec: Spec) -> list[Resource]:
 
 
 def leftovers(session: Session, spec: Spec) -> list[Resource]:
-    """Return what belongs to the cluster's work and is not ours to delete: data, and what others made.
+    """Return what belongs to the cluster and is not ours to delete: data, and what others created.
 
-    Also what has our names and not our tag: somebody has taken it off, and means something by it.
+    That includes resources with our names and without our tag, because someone removed the tag on purpose.
     """
     found = [*_file_systems(session, spec), *_foreign_groups(session, spec), *_without_tag(session, spec)]
     mark = {f"kubernetes.io/cluster/{spec.name}": "owned"}
-    why = "made by a controller in the cluster: it deletes it with its object"
-    for one in (*_volumes(session, mark), *_interfaces(session, mark)):
-        found.append(Resource(one.kind, one.id, one.detail, one.price, why))
+    why = "created by a controller in the cluster, which deletes it with its object"
+    for kind in ("volume", "network interface"):
+        found += [replace(one, why=why) for one in _ec2(session, kind, mark)]
     return found
 
 
 def held(session: Session, spec: Spec, ours: list[Resource]) -> list[Resource]:
-    """Return those of `ours` that cannot go while something stays, each with why: nothing is begun with them.
+    """Return those of `ours` that cannot be deleted while something else is kept, each with the reason.
 
-    A kept file system holds its network's stack and its security groups; a cluster without our tag would go
-    with its stack. Raises AwsError.
+    A kept file system holds the stack of its network and its security groups. A cluster without our tag would
+    be deleted with its stack. Raises AwsError.
     """
     reasons: dict[str, str] = {}
     for row in _file_system_rows(session, spec):
-        for name in _holders(session, row):
-            reasons[name] = f"{row['FileSystemId']} is in it: delete that first, then yard cluster down again"
+        why = f"used by {row['FileSystemId']}: delete that first, then run yard cluster down again"
+        reasons |= dict.fromkeys(_holders(session, row), why)
     cluster = None if spec.adopted else describe_cluster(session, spec)
     if cluster is not None and OWNER_TAG not in (cluster.get("tags") or {}):
-        reasons[f"eksctl-{spec.name}-cluster"] = "the cluster would go with it, and lacks our tag"
+        reasons[f"eksctl-{spec.name}-cluster"] = "the cluster has lost our tag and would be deleted with it"
     return [replace(one, why=reasons[one.id]) for one in ours if one.id in reasons]
 
 
-def _holders(session: Session, row: dict[str, Any]) -> Iterator[str]:
-    """Yield the stacks of a file system's network, and its security groups with theirs."""
+def _holders(session: Session, row: Row) -> Iterator[str]:
+    """Yield the stack of a file system's network, and its security groups with their stacks."""
     if row.get("VpcId"):
-        filters = [{"Name": "vpc-id", "Values": [row["VpcId"]]}]
-        for vpc in session.pages("ec2", "describe_vpcs", "Vpcs", Filters=filters):
+        for vpc in _listed(session, "Vpcs", {"vpc-id": [row["VpcId"]]}):
             yield _tags(vpc).get(STACK_TAG, "")
-    filters = [{"Name": "network-interface-id", "Values": row.get("NetworkInterfaceIds") or ["none"]}]
-    rows = session.pages("ec2", "describe_network_interfaces", "NetworkInterfaces", Filters=filters)
+    filters = {"network-interface-id": row.get("NetworkInterfaceIds") or ["none"]}
+    rows = _listed(session, "NetworkInterfaces", filters)
     ids = sorted({group["GroupId"] for one in rows for group in one.get("Groups") or []})
-    filters = [{"Name": "group-id", "Values": ids or ["none"]}]
-    for group in session.pages("ec2", "describe_security_groups", "SecurityGroups", Filters=filters):
+    for group in _listed(session, "SecurityGroups", {"group-id": ids or ["none"]}):
         yield group["GroupId"]
         yield _tags(group).get(STACK_TAG, "")
 
 
 def gateways(session: Session, spec: Spec) -> list[Resource]:
-    """Return the NAT gateways with our tag, which go with their stack and cost until then."""
-    filters = [_tag_filter({OWNER_TAG: spec.name}), {"Name": "state", "Values": ["available", "pending"]}]
-    rows = session.pages("ec2", "describe_nat_gateways", "NatGateways", Filters=filters)
+    """Return the NAT gateways with our tag. They are deleted with their stack and have a price until then."""
+    filters = {**_tagged({OWNER_TAG: spec.name}), "state": ["available", "pending"]}
     return [
         Resource("NAT gateway", row["NatGatewayId"], row.get("VpcId", ""), PRICES["nat_gateway_hour"])
-        for row in rows
+        for row in _listed(session, "NatGateways", filters)
     ]
 
 
 def total(resources: list[Resource]) -> tuple[float, int]:
-    """Return USD an hour of what has a price, and how many resources have none."""
+    """Return the sum of the known prices in USD an hour, and the number of resources without a price."""
     known = sum(one.price for one in resources if one.price is not None)
     return known, sum(one.price is None for one in resources)
 
 
 def instance_price(kind: str, lifecycle: str = "") -> float | None:
-    """Return the on-demand price of a type in USD an hour, None where it is unknown or bought otherwise."""
+    """Return the on-demand price of a type in USD an hour, or None if it is unknown or bought otherwise."""
     found = INSTANCES.get(kind)
     return found.price_usd_per_hour if found and lifecycle not in ("spot", "capacity-block") else None
 
 
 def role_prefix(cluster: str) -> str:
-    """Return what the name of each role begins with that `yard cluster identity` makes for a cluster.
+    """Return the prefix of the roles that `yard cluster identity` creates for a cluster.
 
-    The name of a long one is cut, and ends in a digest: the tag tells whose it is.
+    A long name is shortened, so other clusters can share the prefix; the tag names the cluster.
     """
     return f"trainyard-{cluster}-"[: ROLE_LENGTH - DIGEST_LENGTH]
 
 
-def _tag_filter(tags: dict[str, str]) -> dict[str, Any]:
-    ((key, value),) = tags.items()
-    return {"Name": f"tag:{key}", "Values": [value]}
+def describe_cluster(session: Session, spec: Spec) -> Row | None:
+    """Return the cluster as EKS describes it, or None where it does not exist. Raises AwsError."""
+    found = session.find("eks", "describe_cluster", name=spec.name)
+    return found["cluster"] if found else None
 
 
-def _tags(row: dict[str, Any]) -> dict[str, str]:
-    return {one["Key"]: one["Value"] for one in row.get("Tags") or row.get("TagSet") or []}
-
-
-def describe_cluster(session: Session, spec: Spec) -> dict[str, Any] | None:
-    """Return the EKS cluster as EKS describes it, None where there is none. Raises AwsError."""
-    try:
-        found: dict[str, Any] = session.call("eks", "describe_cluster", name=spec.name)["cluster"]
-    except AwsError as problem:
-        if problem.kind == "missing":
-            return None
-        raise
+def need_cluster(session: Session, spec: Spec) -> Row:
+    """Return the cluster as EKS describes it. Raises AwsError, also where it does not exist."""
+    found = describe_cluster(session, spec)
+    if found is None:
+        raise AwsError("missing", f"the EKS cluster {spec.name} does not exist in {session.region}", None)
     return found
 
 
-def _node_groups(session: Session, spec: Spec, ours: dict[str, str]) -> Iterator[Resource]:
+def _tags(row: Row) -> Tags:
+    return {one["Key"]: one["Value"] for one in row.get("Tags") or row.get("TagSet") or []}
+
+
+def _listed(session: Session, key: str, filters: dict[str, list[str]]) -> Iterator[Row]:
+    """Yield EC2's resources of a kind that match filters."""
+    name = "Instances" if key == "Reservations" else key
+    operation = "describe" + re.sub("([A-Z])", r"_\1", name).lower()
+    rows = [{"Name": one, "Values": values} for one, values in filters.items()]
+    yield from session.pages("ec2", operation, key, Filters=rows)
+
+
+def _tagged(tags: Tags) -> dict[str, list[str]]:
+    return {f"tag:{name}": [value] for name, value in tags.items()}
+
+
+def _ec2(session: Session, kind: str, tags: Tags) -> Iterator[Resource]:
+    """Yield EC2's resources of a kind with a tag, except those that belong to a stack."""
+    key, id_, detail, price, only_unused = EC2[kind]
+    filters = _tagged(tags) | ({"status": ["available"]} if only_unused else {})
+    for row in _listed(session, key, filters):
+        if STACK_TAG not in _tags(row):
+            yield Resource(kind, row[id_], detail(row), price)
+
+
+def _group_names(session: Session, spec: Spec) -> list[str]:
+    """Return the names of all node groups of the cluster."""
     if describe_cluster(session, spec) is None:
-        return
-    for name in session.pages("eks", "list_nodegroups", "nodegroups", clusterName=spec.name):
-        row = session.call("eks", "describe_nodegroup", clusterName=spec.name, nodegroupName=name)[
-            "nodegroup"
-        ]
+        return []
+    return list(session.pages("eks", "list_nodegroups", "nodegroups", clusterName=spec.name))
+
+
+def _node_groups(session: Session, spec: Spec, ours: Tags) -> Iterator[Resource]:
+    for name in _group_names(session, spec):
+        answer = session.call("eks", "describe_nodegroup", clusterName=spec.name, nodegroupName=name)
+        row = answer["nodegroup"]
         if ours.items() <= (row.get("tags") or {}).items():
             detail = f"{row.get('status')}, {(row.get('scalingConfig') or {}).get('desiredSize')} nodes"
             yield Resource("node group", name, detail)
 
 
 def _foreign_groups(session: Session, spec: Spec) -> Iterator[Resource]:
-    """Yield node groups in our cluster that are not ours: EKS keeps a cluster that has one."""
-    if spec.adopted:
-        return
-    row = describe_cluster(session, spec)
+    """Yield node groups of others in our cluster: EKS does not delete a cluster that has one."""
+    row = None if spec.adopted else describe_cluster(session, spec)
     if row is None or (row.get("tags") or {}).get(OWNER_TAG) != spec.name:
         return
     ours = {one.id for one in _node_groups(session, spec, {OWNER_TAG: spec.name})}
-    for name in session.pages("eks", "list_nodegroups", "nodegroups", clusterName=spec.name):
+    for name in _group_names(session, spec):
         if name not in ours:
-            yield Resource(
-                HOLDS, name, "without our tag", None, "somebody else's, and the cluster stays with it"
-            )
+            why = "not created by trainyard; the cluster cannot be deleted while it exists"
+            yield Resource(HOLDS, name, "without our tag", None, why)
 
 
 def _without_tag(session: Session, spec: Spec) -> Iterator[Resource]:
-    """Yield the cluster, its stacks and its roles, by their names, where they are without our tag."""
-    why = "lacks our tag: put it back, or delete it by hand"
+    """Yield the cluster, its stacks and its roles, found by name, where they have no tag of ours."""
+    why = "has lost our tag: set it again, or delete the resource by hand"
     cluster = None if spec.adopted else describe_cluster(session, spec)
     if cluster is not None and OWNER_TAG not in (cluster.get("tags") or {}):
         price = _control_plane(str(cluster.get("version")))
         yield Resource("cluster", spec.name, str(cluster.get("status")), price, why)
-    starts = (f"eksctl-{spec.name}-cluster", f"eksctl-{spec.name}-nodegroup-", f"trainyard-{spec.name}")
+    names = re.compile(rf"(eksctl-{spec.name}-(cluster|nodegroup-.*)|trainyard-{spec.name})")
     for row in session.pages("cloudformation", "describe_stacks", "Stacks"):
-        name, gone = row["StackName"], row["StackStatus"] == "DELETE_COMPLETE"
-        own = name in (starts[0], starts[2]) or name.startswith(starts[1])
-        if own and not gone and OWNER_TAG not in _tags(row):
-            yield Resource("stack", name, row["StackStatus"], 0.0, why)
-    for row in session.pages("iam", "list_roles", "Roles"):
-        if row["RoleName"].startswith(role_prefix(spec.name)):
-            tags = _tags(session.call("iam", "list_role_tags", RoleName=row["RoleName"]))
-            if OWNER_TAG not in tags:
-                yield Resource("role", row["RoleName"], "of a service account", 0.0, why)
+        gone = row["StackStatus"] == "DELETE_COMPLETE"
+        if names.fullmatch(row["StackName"]) and not gone and OWNER_TAG not in _tags(row):
+            yield Resource("stack", row["StackName"], row["StackStatus"], 0.0, why)
+    for name, tags in _role_tags(session, spec):
+        if OWNER_TAG not in tags:
+            yield Resource("role", name, "of a service account", 0.0, why)
 
 
-def _clusters(session: Session, spec: Spec, ours: dict[str, str]) -> Iterator[Resource]:
+def _clusters(session: Session, spec: Spec, ours: Tags) -> Iterator[Resource]:
     row = describe_cluster(session, spec)
     if row is not None and ours.items() <= (row.get("tags") or {}).items():
         detail = f"{row.get('status')}, Kubernetes {row.get('version')}"
@@ -214,7 +246,7 @@ def _clusters(session: Session, spec: Spec, ours: dict[str, str]) -> Iterator[Re
 
 
 def _control_plane(version: str) -> float | None:
-    """Return the price of a control plane: extended support costs more, an unknown version has none."""
+    """Return the price of a control plane in USD an hour. Extended support costs more."""
     support = VERSIONS.get(version)
     if support is None:
         return None
@@ -222,20 +254,18 @@ def _control_plane(version: str) -> float | None:
     return float(PRICES["eks_cluster_hour"]["extended" if late else "standard"])
 
 
-def _instances(session: Session, ours: dict[str, str]) -> Iterator[Resource]:
-    filters = [_tag_filter(ours), {"Name": "instance-state-name", "Values": list(LIVE)}]
-    for reservation in session.pages("ec2", "describe_instances", "Reservations", Filters=filters):
+def _instances(session: Session, ours: Tags) -> Iterator[Resource]:
+    for reservation in _listed(session, "Reservations", {**_tagged(ours), "instance-state-name": list(LIVE)}):
         for row in reservation["Instances"]:
             kind, lifecycle = row["InstanceType"], row.get("InstanceLifecycle", "")
             state = row["State"]["Name"]
             price = instance_price(kind, lifecycle) if state in ("pending", "running") else 0.0
-            yield Resource(
-                "instance", row["InstanceId"], f"{kind} {lifecycle} {state}".replace("  ", " "), price
-            )
+            detail = " ".join(one for one in (kind, lifecycle, state) if one)
+            yield Resource("instance", row["InstanceId"], detail, price)
 
 
-def _stacks(session: Session, spec: Spec, ours: dict[str, str]) -> Iterator[Resource]:
-    """Yield our stacks: those of node groups and of pods' roles before the cluster's own."""
+def _stacks(session: Session, spec: Spec, ours: Tags) -> Iterator[Resource]:
+    """Yield our stacks, the cluster's own last."""
     rows = [
         row
         for row in session.pages("cloudformation", "describe_stacks", "Stacks")
@@ -246,48 +276,22 @@ def _stacks(session: Session, spec: Spec, ours: dict[str, str]) -> Iterator[Reso
         yield Resource("stack", row["StackName"], row["StackStatus"])
 
 
-def _launch_templates(session: Session, ours: dict[str, str]) -> Iterator[Resource]:
-    rows = session.pages("ec2", "describe_launch_templates", "LaunchTemplates", Filters=[_tag_filter(ours)])
-    for row in rows:
-        if STACK_TAG not in _tags(row):
-            yield Resource("launch template", row["LaunchTemplateId"], row["LaunchTemplateName"])
-
-
-def _interfaces(session: Session, tags: dict[str, str]) -> Iterator[Resource]:
-    filters = [_tag_filter(tags), {"Name": "status", "Values": ["available"]}]
-    for row in session.pages("ec2", "describe_network_interfaces", "NetworkInterfaces", Filters=filters):
-        if STACK_TAG not in _tags(row):
-            yield Resource("network interface", row["NetworkInterfaceId"], "attached to nothing")
-
-
-def _volumes(session: Session, tags: dict[str, str]) -> Iterator[Resource]:
-    filters = [_tag_filter(tags), {"Name": "status", "Values": ["available"]}]
-    for row in session.pages("ec2", "describe_volumes", "Volumes", Filters=filters):
-        if STACK_TAG not in _tags(row):
-            yield Resource("volume", row["VolumeId"], f"{row['Size']} GiB, attached to nothing", None)
-
-
-def _groups(session: Session, ours: dict[str, str]) -> Iterator[Resource]:
-    for row in session.pages(
-        "ec2", "describe_security_groups", "SecurityGroups", Filters=[_tag_filter(ours)]
-    ):
-        if STACK_TAG not in _tags(row):
-            yield Resource("security group", row["GroupId"], row["GroupName"])
-
-
-def _roles(session: Session, spec: Spec, ours: dict[str, str]) -> Iterator[Resource]:
-    """Yield the roles that `yard cluster identity` made; IAM lists roles without their tags."""
+def _role_tags(session: Session, spec: Spec) -> Iterator[tuple[str, Tags]]:
+    """Yield the roles that may be the cluster's with their tags, which IAM's listing leaves out."""
     for row in session.pages("iam", "list_roles", "Roles"):
-        name = row["RoleName"]
-        if not name.startswith(role_prefix(spec.name)):
-            continue
-        tags = session.call("iam", "list_role_tags", RoleName=name)
-        if ours.items() <= _tags(tags).items():
+        if row["RoleName"].startswith(role_prefix(spec.name)):
+            tags = session.call("iam", "list_role_tags", RoleName=row["RoleName"])
+            yield row["RoleName"], _tags(tags)
+
+
+def _roles(session: Session, spec: Spec, ours: Tags) -> Iterator[Resource]:
+    for name, tags in _role_tags(session, spec):
+        if ours.items() <= tags.items():
             yield Resource("role", name, "of a service account")
 
 
-def _providers(session: Session, ours: dict[str, str]) -> Iterator[Resource]:
-    """Yield the identity providers that `yard cluster identity --irsa` made."""
+def _providers(session: Session, ours: Tags) -> Iterator[Resource]:
+    """Yield the identity providers that `yard cluster identity --irsa` created."""
     for row in session.call("iam", "list_open_id_connect_providers")["OpenIDConnectProviderList"]:
         arn = row["Arn"]
         tags = session.call("iam", "list_open_id_connect_provider_tags", OpenIDConnectProviderArn=arn)
@@ -295,7 +299,7 @@ def _providers(session: Session, ours: dict[str, str]) -> Iterator[Resource]:
             yield Resource("identity provider", arn, "of a cluster's service accounts")
 
 
-def _pod_identities(session: Session, spec: Spec, ours: dict[str, str]) -> Iterator[Resource]:
+def _pod_identities(session: Session, spec: Spec, ours: Tags) -> Iterator[Resource]:
     if describe_cluster(session, spec) is None:
         return
     where = {"clusterName": spec.name}
@@ -306,7 +310,7 @@ def _pod_identities(session: Session, spec: Spec, ours: dict[str, str]) -> Itera
             yield Resource("pod identity", number, f"{row['namespace']}/{row['serviceAccount']}")
 
 
-def _access_entries(session: Session, spec: Spec, ours: dict[str, str]) -> Iterator[Resource]:
+def _access_entries(session: Session, spec: Spec, ours: Tags) -> Iterator[Resource]:
     if describe_cluster(session, spec) is None:
         return
     where = {"clusterName": spec.name}
@@ -317,18 +321,17 @@ def _access_entries(session: Session, spec: Spec, ours: dict[str, str]) -> Itera
 
 
 def _file_systems(session: Session, spec: Spec) -> Iterator[Resource]:
-    """Yield Lustre file systems of the cluster's team, or tagged ours: they hold data."""
     for row in _file_system_rows(session, spec):
         throughput = (row.get("LustreConfiguration") or {}).get("PerUnitStorageThroughput")
         rate = PRICES["lustre_gib_month"].get(throughput)
         price = None if rate is None else row["StorageCapacity"] * rate / HOURS_A_MONTH
         why = f"holds data: aws fsx delete-file-system --file-system-id {row['FileSystemId']}"
-        yield Resource(
-            "file system", row["FileSystemId"], f"Lustre, {row['StorageCapacity']} GiB", price, why
-        )
+        detail = f"Lustre, {row['StorageCapacity']} GiB"
+        yield Resource("file system", row["FileSystemId"], detail, price, why)
 
 
-def _file_system_rows(session: Session, spec: Spec) -> Iterator[dict[str, Any]]:
+def _file_system_rows(session: Session, spec: Spec) -> Iterator[Row]:
+    """Yield the Lustre file systems of the cluster's team, with our tag, or named in cluster.env."""
     for row in session.pages("fsx", "describe_file_systems", "FileSystems"):
         tags = _tags(row)
         ours = tags.get(OWNER_TAG) == spec.name

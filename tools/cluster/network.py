@@ -1,4 +1,4 @@
-"""Is the network of a cluster's nodes fit for a job: security groups, zones, placement, CNI, pods."""
+"""Checks the network of a cluster's nodes: security groups, zones, placement, CNI, pods per node."""
 
 from __future__ import annotations
 
@@ -7,30 +7,32 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from tools.aws.session import AwsError, Session
-from tools.cluster.finding import Finding, bad, good, look, unclear, warn
-from tools.cluster.inventory import LIVE, describe_cluster
+from tools.cluster.finding import Finding, bad, good, run, unknown, warn
+from tools.cluster.inventory import LIVE, need_cluster
 from tools.cluster.spec import Spec
 from tools.cluster.stack import LUSTRE_PORTS
 from tools.facts.instances import INSTANCES
 from tools.kube.manifests import Object
 
 SSH = 22
-# A public range this large is nobody's own: two halves of the internet are the world as well.
+# Ranges with a shorter prefix count as the whole internet, for it can also be opened in halves.
 WORLD_BITS = {4: 8, 6: 16}
-# EKS user guide, machine learning with EFA: from 1.18.5 on also interfaces that carry EFA only.
+# The first version that supports EFA-only interfaces (EKS user guide, machine learning with EFA).
 CNI_FOR_EFA = (1, 18, 5)
-FEW_PODS = 20  # a node's own daemons take up to a dozen
+FEW_PODS = 20  # daemons on a node take up to a dozen
 PREFIX_PODS = 16  # addresses of a /28 prefix
-# EKS user guide, choosing an instance type: what kubelet is told on machines of up to 30 vCPUs, and above.
+# The vCPUs up to which kubelet gets the first limit of pods, that limit, and the limit above (EKS user guide,
+# choosing an instance type).
 MOST_PODS = (30, 110, 250)
 PREFIX_ENV = {"ENABLE_PREFIX_DELEGATION": "true", "WARM_PREFIX_TARGET": "1"}
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The cluster as EKS has it, its nodes, and the nodes' security groups."""
+    """The cluster as EKS describes it, its nodes, and their security groups."""
 
     cluster: Object
     nodes: list[Object]
@@ -38,15 +40,12 @@ class Seen:
 
     @property
     def group_ids(self) -> set[str]:
-        """Return the ids of the nodes' security groups."""
         return {str(one["GroupId"]) for one in self.groups}
 
 
 def observe(session: Session, spec: Spec) -> Seen:
-    """Return what is there; before the first node, the cluster's own security groups. Raises AwsError."""
-    cluster = describe_cluster(session, spec)
-    if cluster is None:
-        raise AwsError("missing", f"there is no EKS cluster {spec.name} in {session.region}", None)
+    """Read cluster and nodes; without nodes, the security groups of the cluster. Raises AwsError."""
+    cluster = need_cluster(session, spec)
     keys = ("trainyard/cluster", "eks:cluster-name", "aws:eks:cluster-name")
     nodes: dict[str, Object] = {}
     for key in keys:
@@ -65,25 +64,25 @@ def observe(session: Session, spec: Spec) -> Seen:
     return Seen(cluster, list(nodes.values()), groups)
 
 
-def judge(session: Session, spec: Spec) -> list[Finding]:
-    """Return the findings. Raises AwsError where there is no such cluster, or nothing may be seen."""
+def check(session: Session, spec: Spec) -> list[Finding]:
+    """Return the findings. Raises AwsError where the cluster does not exist or AWS denies everything."""
     seen = observe(session, spec)
     found = [
-        look("itself", lambda: itself(seen)),
-        look("ssh", lambda: ssh(session, seen)),
-        look("zone", lambda: together(seen)),
-        look("cni", lambda: cni(session, spec)),
+        run("itself", lambda: itself(seen)),
+        run("ssh", lambda: ssh(session, seen)),
+        run("zone", lambda: zones(seen)),
+        run("cni", lambda: cni(session, spec)),
     ]
     if spec.get("FSX_FILE_SYSTEM_ID"):
-        found.append(look("lustre", lambda: lustre(session, spec, seen)))
+        found.append(run("lustre", lambda: lustre(session, spec, seen)))
     kinds = sorted({str(node["InstanceType"]) for node in seen.nodes})
-    return found + [look(f"pods {kind}", lambda kind=kind: pods(session, spec, kind)) for kind in kinds]  # type: ignore[misc]
+    return found + [run(f"pods {kind}", partial(pods, session, spec, kind)) for kind in kinds]
 
 
 def itself(seen: Seen) -> Finding:
-    """Judge whether nodes reach one another whole, in and out; that the world is open to them is not it."""
+    """Check for a security group, shared by all nodes, that allows all traffic to and from itself."""
     if not seen.groups:
-        return unclear("itself", "no security group of the nodes was found")
+        return unknown("itself", "the nodes have no security group")
     open_ = [
         one["GroupId"]
         for one in seen.groups
@@ -96,19 +95,17 @@ def itself(seen: Seen) -> Finding:
     ]
     names = ", ".join(sorted(seen.group_ids))
     if shared:
-        return good("itself", f"{shared[0]} lets everything pass from and to itself, and every node has it")
-    remedy = (
-        "allow all traffic from and to the group itself, in both directions (yard cluster stack makes one)"
-    )
+        return good("itself", f"{shared[0]} allows all traffic to and from itself, and every node has it")
+    summary = f"no shared security group allows all traffic to and from itself: {names}"
     return bad(
-        "itself", f"no security group that all nodes share is open to itself both ways: {names}", remedy
+        "itself", summary, "allow it in one group of all nodes (yard cluster stack creates such a group)"
     )
 
 
 def ssh(session: Session, seen: Seen) -> Finding:
-    """Judge whether the world may knock at port 22: by a range, or by one of a prefix list."""
+    """Check that port 22 is closed to the internet, in ranges and in prefix lists."""
     lines = [
-        f"{group['GroupId']}: {cidr} may reach {_ports(rule)}"
+        f"{group['GroupId']}: {cidr} can reach {_ports(rule)}"
         for group in seen.groups
         for rule in group["IpPermissions"]
         if _covers(rule, SSH, SSH)
@@ -116,21 +113,20 @@ def ssh(session: Session, seen: Seen) -> Finding:
         if _is_world(cidr)
     ]
     if lines:
-        return bad(
-            "ssh", "SSH is open to the world", "remove the rule: aws ssm start-session needs no port", *lines
-        )
-    return good("ssh", "no security group of the nodes lets the world in")
+        remedy = "remove the rule; aws ssm start-session needs no open port"
+        return bad("ssh", "SSH is open to the internet", remedy, *lines)
+    return good("ssh", "SSH is closed to the internet")
 
 
-def together(seen: Seen) -> Finding:
-    """Judge whether the nodes of each type that speaks EFA are in one zone and placed together."""
+def zones(seen: Seen) -> Finding:
+    """Check that the nodes of each type with EFA are in one zone and one placement group."""
     groups: dict[str, list[Object]] = {}
     for node in seen.nodes:
         found = INSTANCES.get(node["InstanceType"])
         if found and found.efa and found.accelerators:
             groups.setdefault(node["InstanceType"], []).append(node)
     if not groups:
-        return good("zone", "no node that speaks EFA runs")
+        return good("zone", "no running node uses EFA")
     lines, apart, loose = [], False, False
     for kind, nodes in sorted(groups.items()):
         zones = {str(node["Placement"].get("AvailabilityZone")) for node in nodes}
@@ -140,59 +136,46 @@ def together(seen: Seen) -> Finding:
         shown = ", ".join(sorted(places)) or "none"
         lines.append(f"{len(nodes)} of {kind}: {', '.join(sorted(zones))}; placement group {shown}")
     if apart:
-        return bad(
-            "zone",
-            "nodes that speak EFA are in several zones",
-            "EFA does not cross zones: one zone a group",
-            *lines,
-        )
+        remedy = "use one zone for each group; EFA does not cross zones"
+        return bad("zone", "nodes that use EFA are in several zones", remedy, *lines)
     if loose:
-        return warn(
-            "zone",
-            "nodes are not placed together: more hops between them",
-            "a cluster placement group",
-            *lines,
-        )
+        summary = "nodes do not share a placement group: more network hops between them"
+        return warn("zone", summary, "use a cluster placement group", *lines)
     return good("zone", "each type is in one zone", *lines)
 
 
 def cni(session: Session, spec: Spec) -> Finding:
-    """Judge the VPC CNI add-on's version, and say whether it gives out prefixes."""
+    """Check the version of the VPC CNI add-on."""
     addon = _cni(session, spec)
     if addon is None:
-        return unclear("cni", "the VPC CNI is no add-on of EKS here, so its version is not known from AWS")
+        return unknown("cni", "the VPC CNI is not an EKS add-on here, so AWS does not know its version")
     version = str(addon.get("addonVersion"))
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
     prefixes = "with prefix delegation" if _has_prefixes(addon) else "without prefix delegation"
     if any(group.efa for group in spec.groups) and numbers < CNI_FOR_EFA:
         wanted = ".".join(map(str, CNI_FOR_EFA))
-        return bad(
-            "cni", f"vpc-cni {version} is older than {wanted}, which EFA-only interfaces need", "update it"
-        )
+        summary = f"vpc-cni {version} is older than {wanted}, which EFA-only interfaces need"
+        return bad("cni", summary, "update the add-on")
     return good("cni", f"vpc-cni {version}, {prefixes}")
 
 
 def lustre(session: Session, spec: Spec, seen: Seen) -> Finding:
-    """Judge whether nodes reach the file system at Lustre's ports."""
+    """Check that nodes can reach the file system at the ports of Lustre."""
     number = spec.need("FSX_FILE_SYSTEM_ID")
-    try:
-        row = session.call("fsx", "describe_file_systems", FileSystemIds=[number])["FileSystems"][0]
-    except AwsError as problem:
-        if problem.kind != "missing":
-            raise
-        return bad("lustre", f"there is no file system {number}", f"yard cluster facts {spec.title}")
+    found = session.find("fsx", "describe_file_systems", FileSystemIds=[number])
+    if found is None:
+        return bad("lustre", f"the file system {number} does not exist", f"yard cluster facts {spec.title}")
+    (row,) = found["FileSystems"]
     interfaces = row.get("NetworkInterfaceIds") or []
     homes = [seen.cluster["resourcesVpcConfig"].get("vpcId"), *(one.get("VpcId") for one in seen.nodes)]
     home = next((one for one in homes if one), None)
     if home and row.get("VpcId", home) != home:
-        remedy = "a file system in the nodes' VPC, or a peering of both with routes and ports open"
-        return warn("lustre", f"{number} is in {row['VpcId']}, and the nodes are in {home}", remedy)
+        remedy = "use a file system in the nodes' VPC, or peer the VPCs with routes and open ports"
+        return warn("lustre", f"{number} is in {row['VpcId']}, but the nodes are in {home}", remedy)
     if not interfaces:
-        return unclear("lustre", f"{number} names no network interface")
-    rows = session.call("ec2", "describe_network_interfaces", NetworkInterfaceIds=interfaces)[
-        "NetworkInterfaces"
-    ]
-    ids = sorted({one["GroupId"] for found in rows for one in found["Groups"]})
+        return unknown("lustre", f"{number} has no network interface")
+    rows = session.call("ec2", "describe_network_interfaces", NetworkInterfaceIds=interfaces)
+    ids = sorted({one["GroupId"] for found in rows["NetworkInterfaces"] for one in found["Groups"]})
     groups = session.call("ec2", "describe_security_groups", GroupIds=ids)["SecurityGroups"]
     rules = [rule for group in groups for rule in group["IpPermissions"]]
     clients = [str(node["PrivateIpAddress"]) for node in seen.nodes if node.get("PrivateIpAddress")]
@@ -209,23 +192,23 @@ def lustre(session: Session, spec: Spec, seen: Seen) -> Finding:
 
 
 def pods(session: Session, spec: Spec, kind: str) -> Finding:
-    """Say how many pods a node of a type has addresses for, with prefixes and without."""
+    """Check how many pods a node of a type has addresses for."""
     row = session.call("ec2", "describe_instance_types", InstanceTypes=[kind])["InstanceTypes"][0]
     plain, prefixed = pod_counts(row)
     addon = _cni(session, spec)
     delegated = addon is not None and _has_prefixes(addon)
     count = prefixed if delegated else plain
     if count < FEW_PODS and not delegated:
-        remedy = f"yard cluster network {spec.title} --prefix-delegation on (off takes it back)"
-        return warn(f"pods {kind}", f"{count} pods a node; {prefixed} with prefix delegation", remedy)
-    return good(f"pods {kind}", f"{count} pods a node")
+        remedy = f"yard cluster network {spec.title} --prefix-delegation on"
+        return warn(f"pods {kind}", f"{count} pods per node; {prefixed} with prefix delegation", remedy)
+    return good(f"pods {kind}", f"{count} pods per node")
 
 
 def pod_counts(instance_type: Object) -> tuple[int, int]:
-    """Return how many pods a node has addresses for: one each, and with a prefix of 16 for each.
+    """Return how many pods a node has addresses for, without and with prefix delegation.
 
-    EKS user guide, choosing an instance type: interfaces times addresses but one, and 2 for pods on the
-    host's network; no more than kubelet is told.
+    One address of each interface is its own; 2 more pods use the host's network; kubelet has a limit (EKS
+    user guide, choosing an instance type).
     """
     network = instance_type["NetworkInfo"]
     slots = network["MaximumNetworkInterfaces"] * (network["Ipv4AddressesPerInterface"] - 1)
@@ -235,42 +218,33 @@ def pod_counts(instance_type: Object) -> tuple[int, int]:
 
 
 def set_prefixes(session: Session, spec: Spec, on: bool) -> str:
-    """Switch prefix delegation on or off in the add-on's configuration; everything else in it stays.
+    """Turn prefix delegation on or off in the configuration of the add-on and return the result.
 
-    Returns what changed. Raises AwsError where the CNI is no add-on.
+    Other values stay. Raises AwsError where the CNI is not an add-on.
     """
     addon = _cni(session, spec)
     if addon is None:
-        raise AwsError(
-            "refused",
-            "the VPC CNI is no add-on of EKS here",
-            "kubectl set env daemonset aws-node -n kube-system",
-        )
+        hint = "kubectl set env daemonset aws-node -n kube-system"
+        raise AwsError("refused", "the VPC CNI is not an EKS add-on here", hint)
     values = json.loads(addon.get("configurationValues") or "{}")
     env = {key: value for key, value in (values.get("env") or {}).items() if key not in PREFIX_ENV}
     env |= PREFIX_ENV if on else {}
     new = {key: value for key, value in values.items() if key != "env"} | ({"env": env} if env else {})
     if new == values:
-        return f"prefix delegation is {'on' if on else 'off'} already"
+        return f"prefix delegation is already {'on' if on else 'off'}"
     text = json.dumps(new)
     parameters = {"clusterName": spec.name, "addonName": "vpc-cni", "configurationValues": text}
     session.call("eks", "update_addon", **parameters, resolveConflicts="PRESERVE")
     found = json.loads((_cni(session, spec) or {}).get("configurationValues") or "{}")
     if found != new:
-        raise AwsError("refused", f"EKS took the change, and the add-on has {json.dumps(found)}", "repeat it")
-    return f"prefix delegation is {'on' if on else 'off'}; nodes that start from now on have it so"
+        message = f"EKS accepted the change, but the add-on has {json.dumps(found)}"
+        raise AwsError("refused", message, "repeat the command")
+    return f"prefix delegation is {'on' if on else 'off'} for nodes that start from now on"
 
 
 def _cni(session: Session, spec: Spec) -> Object | None:
-    try:
-        found: Object = session.call("eks", "describe_addon", clusterName=spec.name, addonName="vpc-cni")[
-            "addon"
-        ]
-    except AwsError as problem:
-        if problem.kind == "missing":
-            return None
-        raise
-    return found
+    found = session.find("eks", "describe_addon", clusterName=spec.name, addonName="vpc-cni")
+    return found["addon"] if found else None
 
 
 def _has_prefixes(addon: Object) -> bool:
@@ -289,9 +263,8 @@ def _from(rule: Object, groups: set[str]) -> bool:
 def _covers(rule: Object, first: int, last: int) -> bool:
     if rule.get("IpProtocol") == "-1":
         return True
-    return (
-        rule.get("IpProtocol") == "tcp" and rule.get("FromPort", 0) <= first and last <= rule.get("ToPort", 0)
-    )
+    is_tcp = rule.get("IpProtocol") == "tcp"
+    return bool(is_tcp and rule.get("FromPort", 0) <= first and last <= rule.get("ToPort", 0))
 
 
 def _cidrs(rule: Object) -> list[str]:
@@ -300,7 +273,7 @@ def _cidrs(rule: Object) -> list[str]:
 
 
 def _listed(session: Session, rule: Object) -> list[str]:
-    """Return the ranges in the prefix lists of a rule. Raises AwsError where they may not be seen."""
+    """Return the ranges in the prefix lists of a rule. Raises AwsError."""
     return [
         str(entry["Cidr"])
         for one in rule.get("PrefixListIds") or []
@@ -316,11 +289,11 @@ def _is_world(cidr: str) -> bool:
 
 
 def _has_all(cidrs: list[str], addresses: list[str]) -> bool:
-    """Say whether every address lies in one of the ranges; of no address it is not known."""
+    """Return whether there are addresses and each of them is in one of the ranges."""
     ranges = [ipaddress.ip_network(cidr, strict=False) for cidr in cidrs]
     found = [ipaddress.ip_address(one) for one in addresses]
     return bool(found) and all(any(one in network for network in ranges) for one in found)
 
 
 def _ports(rule: Object) -> str:
-    return "every port" if rule.get("IpProtocol") == "-1" else f"ports {rule['FromPort']}-{rule['ToPort']}"
+    return "all ports" if rule.get("IpProtocol") == "-1" else f"ports {rule['FromPort']}-{rule['ToPort']}"

@@ -1,4 +1,4 @@
-"""What AWS offers in a region: instance types by zone, Kubernetes versions, add-on versions."""
+"""What AWS offers in a region: zones, instance types, Kubernetes versions, add-on versions."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tools.facts.eks import ADDON_NAMES
 
 @dataclass(frozen=True)
 class Zone:
-    """An availability zone as this account names it; `id` is the same zone in every account."""
+    """An availability zone. The name differs between accounts, the id does not."""
 
     name: str
     id: str
 
 
 def zones(session: Session) -> list[Zone]:
-    """Return the region's availability zones that the account may use; local zones are left out."""
+    """Return the availability zones that the account can use, without local zones."""
     answer = session.call("ec2", "describe_availability_zones")
     return [
         Zone(one["ZoneName"], one.get("ZoneId", ""))
@@ -43,13 +43,12 @@ def offering(session: Session, kind: str) -> list[Zone]:
 
 
 def verify_zones(session: Session, spec: Spec) -> None:
-    """Raise UserError where a zone of the cluster does not exist, or does not offer its group's type."""
+    """Raise UserError where a zone does not exist or does not offer the instance type of its group."""
     existing = [zone.name for zone in zones(session)]
     for zone in spec.zones:
         if zone not in existing:
-            raise UserError(
-                f"{spec.at('ZONES')}: the account has no zone {zone}", f"it has {', '.join(existing)}", 1
-            )
+            hint = f"it has {', '.join(existing)}"
+            raise UserError(f"{spec.at('ZONES')}: the account has no zone {zone}", hint, 1)
     for group in spec.groups:
         kind = group.instance.name
         there = [zone.name for zone in offering(session, kind)]
@@ -60,24 +59,19 @@ def verify_zones(session: Session, spec: Spec) -> None:
 
 
 def verify_version(session: Session, spec: Spec) -> None:
-    """Raise UserError where EKS does not offer the Kubernetes version to new clusters."""
+    """Raise UserError where EKS does not offer the Kubernetes version for new clusters."""
     rows = list(session.pages("eks", "describe_cluster_versions", "clusterVersions"))
     offered = {row["clusterVersion"]: row for row in rows}
     found = offered.get(spec.version)
     status = str((found or {}).get("versionStatus") or (found or {}).get("status") or "")
     if found is None or status.upper() == "UNSUPPORTED":
-        good = sorted(
-            name for name, row in offered.items() if str(row.get("versionStatus")) == "STANDARD_SUPPORT"
-        )
-        raise UserError(
-            f"{spec.at('KUBERNETES_VERSION')}: EKS does not offer {spec.version}",
-            f"in standard support: {', '.join(good) or 'unknown'}",
-            1,
-        )
+        rows = [row for row in rows if row.get("versionStatus") == "STANDARD_SUPPORT"]
+        hint = f"in standard support: {', '.join(sorted(row['clusterVersion'] for row in rows)) or 'unknown'}"
+        raise UserError(f"{spec.at('KUBERNETES_VERSION')}: EKS does not offer {spec.version}", hint, 1)
 
 
 def addon_versions(session: Session, kubernetes: str) -> dict[str, str]:
-    """Return the version of each add-on that EKS takes by default for a Kubernetes version."""
+    """Return the default version of each add-on for a Kubernetes version. Raises AwsError."""
     found = {}
     for name in ADDON_NAMES:
         pages = session.pages(
@@ -98,7 +92,7 @@ def _is_default(version: dict[str, object], kubernetes: str) -> bool:
 
 
 def spare_addresses(session: Session, vpc: str | None) -> dict[str, int]:
-    """Return the free addresses of the subnets by zone, of one VPC or of all."""
+    """Return the free addresses of the subnets by zone, in one VPC or in all."""
     filters = [{"Name": "vpc-id", "Values": [vpc]}] if vpc else []
     spare: dict[str, int] = {}
     for subnet in session.pages("ec2", "describe_subnets", "Subnets", Filters=filters):

@@ -1,4 +1,4 @@
-"""Who in a cluster may what in AWS: each service account with its policy, from the cluster's facts alone."""
+"""The service accounts of a cluster that need AWS, each with its policy, from the cluster's facts alone."""
 
 from __future__ import annotations
 
@@ -18,29 +18,28 @@ FSX_ACCOUNT = ("kube-system", "fsx-csi-controller-sa")
 S3_ACCOUNT = ("kube-system", "s3-csi-driver-sa")
 SECRETS_ACCOUNT = ("external-secrets", "external-secrets")
 PRUNER = "trainyard-pruner"
-# S3's rules for names of buckets; and of prefixes what a policy does not take for a pattern or a variable.
+# S3's rules for names of buckets, and prefixes without the characters of IAM's patterns and variables.
 BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 PREFIX = re.compile(r"[\w!'().=+@:,-][\w!'().=+@:,/-]*/", re.ASCII)
-TRAINER_SUFFIX = "-train"  # base/pytorchjob's ServiceAccount, behind the cell's name
+TRAINER_SUFFIX = "-train"  # of base/pytorchjob's ServiceAccount, after the name of the cell
 
 
 @dataclass(frozen=True)
 class ServiceAccount:
-    """A Kubernetes service account, what it is for, and all that it may."""
+    """A Kubernetes service account, its purpose and its complete policy."""
 
     namespace: str
     name: str
     purpose: str
     policy: Policy
-    made_here: bool = False  # nobody else creates the service account
+    made_here: bool = False  # eksctl creates it, because no manifest does
 
 
 def of(spec: Spec, with_runs: bool = False) -> list[ServiceAccount]:
     """Return the service accounts of a cluster that need AWS.
 
-    Trainers are those of the cells in CELLS, and `with_runs` also those of the files in runs/. Without
-    S3_BUCKET nobody gets S3, and without FSx in its storage nobody gets FSx. Raises UserError for a cell that
-    does not exist.
+    Trainers are those of the cells in CELLS, and `with_runs` also those of the files in runs/. S3 needs the
+    fact S3_BUCKET, and FSx a base of the cluster's storage. Raises UserError.
     """
     found = []
     partition = spec.partition
@@ -55,34 +54,34 @@ def of(spec: Spec, with_runs: bool = False) -> list[ServiceAccount]:
         policy = policies.pruner(bucket, runs, partition)
         prunes = ServiceAccount(spec.namespace, PRUNER, "prunes runs in S3", policy, made_here=True)
         policy = policies.reader(bucket, data, partition)
-        reads = ServiceAccount(*S3_ACCOUNT, "mounts S3, read only", policy)
+        reads = ServiceAccount(*S3_ACCOUNT, "mounts S3 read-only", policy)
         found += [*trainers, prunes, *([reads] if "base/storage/s3" in bases else [])]
     if "base/plugins/external-secrets" in bases:
         policy = policies.secret_reader(spec.namespace, partition)
-        found.append(ServiceAccount(*SECRETS_ACCOUNT, "reads secrets of the team", policy))
+        found.append(ServiceAccount(*SECRETS_ACCOUNT, "reads the team's secrets", policy))
     dynamic = "base/storage/fsx-dynamic" in bases
     if dynamic or "base/storage/fsx-static" in bases:
         policy = policies.fsx_driver(spec.namespace, dynamic, partition)
-        found.append(ServiceAccount(*FSX_ACCOUNT, "makes and mounts FSx file systems", policy))
+        found.append(ServiceAccount(*FSX_ACCOUNT, "creates and mounts FSx file systems", policy))
     for one in found:
         if policies.size(one.policy) > policies.MOST_CHARACTERS:
             raise UserError(
                 f"{spec.source}: the policy of {one.namespace}/{one.name} has {policies.size(one.policy):,}"
-                f" characters, and a role takes {policies.MOST_CHARACTERS:,}",
-                "a shorter S3_PREFIX and S3_RUNS_PREFIX",
+                f" characters, but the limit is {policies.MOST_CHARACTERS:,}",
+                "use a shorter S3_PREFIX and S3_RUNS_PREFIX",
             )
     return found
 
 
 def trainer_names(spec: Spec) -> list[str]:
-    """Return the names of the trainers' service accounts: Pod Identity knows no patterns, so each is one."""
+    """Return the names of the trainers' service accounts. Pod Identity has no patterns, so each is listed."""
     return [one.name.replace("/", "-") + TRAINER_SUFFIX for one in cells.of(spec)]
 
 
 def run_names(spec: Spec) -> list[str]:
-    """Return the names of the service accounts of Flux's runs: the cell's, with the run's suffix.
+    """Return the names of the service accounts of Flux's runs: the cell's with the run's suffix.
 
-    Raises UserError for a file that is no YAML.
+    Raises UserError for a file that is not valid YAML.
     """
     found = []
     for path in sorted((spec.directory / "runs").glob("*.y*ml")):
@@ -98,17 +97,19 @@ def _prefix(spec: Spec, name: str) -> str:
     value = spec.need(name)
     if not value.endswith("/") or value.startswith("/"):
         raise UserError(
-            f"{spec.at(name)}: {name}={value} has to end in a slash, and begin with none",
-            "else it also names everything whose name only begins so",
+            f"{spec.at(name)}: {name}={value} must end with a slash and not start with one",
+            "otherwise it also matches other names that start with the same characters",
         )
     if not PREFIX.fullmatch(value) or ".." in value.split("/"):
-        hint = "letters, digits and !'().=+@:,_-/: IAM takes * and ? for any text, and ${...} for a variable"
-        raise UserError(f"{spec.at(name)}: {name}={value} is no prefix that a policy can name", hint)
+        hint = (
+            "use letters, digits and !'().=+@:,_-/; IAM treats * and ? as patterns and ${...} as a variable"
+        )
+        raise UserError(f"{spec.at(name)}: {name}={value} cannot be used in a policy", hint)
     return value
 
 
 def _bases(spec: Spec) -> set[str]:
-    """Return the folders of base/ that the cluster's parts take in, from the checkout's root on."""
+    """Return the folders of base/ that the cluster's plugins and storage use, such as base/storage/s3."""
     root = spec.directory.parents[1].resolve()
     parts = (spec.directory / part for part in ("plugins", "storage"))
     paths = (path for part in parts if part.is_dir() for path in reached(root, part))

@@ -1,15 +1,15 @@
-"""The CloudFormation template of what eksctl lacks: placement, launch templates with EFA, security groups.
+"""A CloudFormation template of what eksctl does not create: launch templates with EFA, security groups.
 
-One launch template and placement group for each node group that speaks EFA. Its interfaces: one a network
-card, card 0 as device 0 and every other as device 1 (EC2 user guide, EFA on instances with several cards).
-The nodes' security group lets everything pass from and to itself, as EFA needs, and nothing in from elsewhere
-but the control plane; the file system's lets in Lustre from the nodes.
+Each node group with EFA gets a launch template and a placement group. The launch template has one interface
+for each network card: card 0 is device 0, every other card is device 1 (EC2 user guide, EFA on instances with
+several cards). The security group of the nodes allows all traffic to and from itself, as EFA needs, and from
+the control plane. The security group of the file system allows Lustre from the nodes.
 
-eksctl.yaml does not use these launch templates: beside `launchTemplate` eksctl refuses instanceType,
-volumeSize, disablePodIMDS and overrideBootstrapCommand, which makes the disks a RAID (v0.230.0, pkg/apis,
-validation.go); and with efaEnabled it makes the same interfaces, group and placement itself (pkg/cfn/builder,
-managed_launch_template.go). They are for nodes that others make: Terraform, Karpenter, or
-`aws eks create-nodegroup`. The file system's security group is for every cluster.
+eksctl.yaml does not use these launch templates: with `launchTemplate`, eksctl refuses instanceType,
+volumeSize, disablePodIMDS and overrideBootstrapCommand, which sets up the RAID (v0.230.0, pkg/apis,
+validation.go). With efaEnabled it creates equal interfaces, group and placement itself (pkg/cfn/builder,
+managed_launch_template.go). They are for nodes that other tools create: Terraform, Karpenter or `aws eks
+create-nodegroup`. The security group of the file system is for every cluster.
 """
 
 from __future__ import annotations
@@ -26,24 +26,21 @@ from tools.kube.manifests import Object
 
 # FSx for Lustre user guide, file system access control: 988 and 1018-1023, between clients and servers.
 LUSTRE_PORTS = ((988, 988), (1018, 1023))
-# Their network card 0 has no EFA: 17 cards, 16 interfaces (DescribeInstanceTypes, as moto records it).
+# Families whose network card 0 has no EFA: 17 cards, 16 interfaces (DescribeInstanceTypes, recorded by moto).
 PLAIN_FIRST = ("p6-b300",)
 VOLUME_GIB = 200
 STACK_SECONDS = 900
 
 
 def name(spec: Spec) -> str:
-    """Return the stack's name."""
     return f"trainyard-{spec.name.replace('_', '-')}"
 
 
 def template(spec: Spec) -> Object:
-    """Return the template. Raises UserError where no group of the cluster speaks EFA."""
+    """Return the template. Raises UserError where no node group of the cluster has EFA."""
     groups = [group for group in spec.groups if group.efa]
     if not groups:
-        raise UserError(
-            f"{spec.source}: no node group speaks EFA", "eksctl.yaml holds all that such a cluster needs"
-        )
+        raise UserError(f"{spec.source}: no node group uses EFA", "such a cluster needs only eksctl.yaml")
     resources: Object = {**_security(spec)}
     outputs: Object = {
         "NodeSecurityGroup": {"Value": {"Ref": "NodeSecurityGroup"}},
@@ -51,7 +48,7 @@ def template(spec: Spec) -> Object:
     }
     for group in groups:
         key = "".join(part.capitalize() for part in group.name.split("-"))
-        if group.reservation is None:  # a reservation has its own place
+        if group.reservation is None:  # a reservation has its own placement
             resources[f"{key}PlacementGroup"] = {
                 "Type": "AWS::EC2::PlacementGroup",
                 "Properties": {"Strategy": "cluster", "Tags": _tags(spec)},
@@ -60,12 +57,12 @@ def template(spec: Spec) -> Object:
         outputs[f"{key}LaunchTemplate"] = {"Value": {"Ref": f"{key}LaunchTemplate"}}
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
-        "Description": f"What eksctl lacks for the cluster {spec.name} (trainyard)",
+        "Description": f"EFA launch templates and security groups of the cluster {spec.name} (trainyard)",
         "Parameters": {
             "VpcId": {"Type": "AWS::EC2::VPC::Id", "Description": "The cluster's VPC"},
             "ClusterSecurityGroupId": {
                 "Type": "AWS::EC2::SecurityGroup::Id",
-                "Description": "The security group that EKS made for the control plane",
+                "Description": "The security group that EKS created for the control plane",
             },
         },
         "Resources": resources,
@@ -74,12 +71,12 @@ def template(spec: Spec) -> Object:
 
 
 def text(spec: Spec) -> str:
-    """Return the template as JSON, which CloudFormation takes as it takes YAML."""
+    """Return the template as JSON."""
     return json.dumps(template(spec), indent=2) + "\n"
 
 
 def interfaces(machine: Instance, group: Any) -> list[Object]:
-    """Return the launch template's interfaces: EFA on each network card that has it, the first on card 0."""
+    """Return the interfaces of a launch template, one for each network card."""
     plain = machine.name.partition(".")[0] in PLAIN_FIRST
     return [
         {
@@ -95,7 +92,7 @@ def interfaces(machine: Instance, group: Any) -> list[Object]:
 
 
 def deploy(session: Session, spec: Spec) -> str:
-    """Create the stack, or update it, and wait for it; return its status. Raises AwsError, UserError."""
+    """Create or update the stack, wait for it, and return its status. Raises AwsError, UserError."""
     parameters = {
         "StackName": name(spec),
         "TemplateBody": text(spec),
@@ -120,14 +117,9 @@ def deploy(session: Session, spec: Spec) -> str:
 
 
 def status(session: Session, spec: Spec) -> str | None:
-    """Return the stack's status, None where there is none. Raises AwsError."""
-    try:
-        rows = session.call("cloudformation", "describe_stacks", StackName=name(spec))["Stacks"]
-    except AwsError as problem:
-        if "does not exist" in problem.message:
-            return None
-        raise
-    return str(rows[0]["StackStatus"])
+    """Return the stack's status, or None where it does not exist. Raises AwsError."""
+    found = session.find("cloudformation", "describe_stacks", StackName=name(spec))
+    return str(found["Stacks"][0]["StackStatus"]) if found else None
 
 
 def _wait(session: Session, spec: Spec, waiter: str) -> str:
@@ -135,7 +127,7 @@ def _wait(session: Session, spec: Spec, waiter: str) -> str:
         return str(status(session, spec))
     events = session.call("cloudformation", "describe_stack_events", StackName=name(spec))["StackEvents"]
     failed = [one for one in events if "FAILED" in one.get("ResourceStatus", "")]
-    reason = failed[-1].get("ResourceStatusReason", "no reason given") if failed else "it took too long"
+    reason = failed[-1].get("ResourceStatusReason", "no reason given") if failed else "timeout"
     raise UserError(f"the stack {name(spec)} is {status(session, spec)}: {reason}", None, 1)
 
 
@@ -162,7 +154,7 @@ def _security(spec: Spec) -> Object:
         "FileSystemSecurityGroup": _group(spec, "Lustre file system: its ports, from nodes and itself"),
     }
     for first, last in LUSTRE_PORTS:
-        # Nodes that eksctl makes have the control plane's group and not ours.
+        # Nodes created by eksctl have the control plane's group instead of ours.
         for title, source in (("Nodes", nodes), ("Cluster", cluster), ("Itself", files)):
             rule = _rule("Ingress", files, "tcp", first, last, Source=source)
             resources[f"Lustre{first}From{title}"] = rule
@@ -170,6 +162,7 @@ def _security(spec: Spec) -> Object:
 
 
 def _group(spec: Spec, description: str) -> Object:
+    # A changed description would replace the group, and with it the network of running nodes.
     return {
         "Type": "AWS::EC2::SecurityGroup",
         "Properties": {

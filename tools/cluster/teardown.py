@@ -1,54 +1,91 @@
-"""Deletes what a cluster consists of, thing by thing in the inventory's order, each until it is gone.
+"""Deletes the resources of a cluster one by one, and waits for each until it is gone.
 
-Nothing is remembered between runs: what is left is looked up anew, so a run that was killed is repeated.
+Nothing is stored between runs: each run lists again what is left, so an interrupted run can be repeated.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from tools.aws.session import AwsError, Session
 from tools.cluster.inventory import Resource
 from tools.cluster.spec import Spec
+from tools.core import wait
 from tools.core.errors import UserError
 
 POLL_SECONDS = 5.0
-MOST_SECONDS = 1800.0  # a node group drains, and eksctl's largest stack takes a quarter of an hour
+MOST_SECONDS = 1800.0  # a node group drains first; eksctl's largest stack takes 15 minutes
 IN_USE = ("DependencyViolation", "ResourceInUseException", "InvalidGroup.InUse", "VolumeInUse")
-IN_USE_SECONDS = 180.0  # interfaces of nodes that have ended go within a minute or two
+IN_USE_SECONDS = 180.0  # interfaces of terminated nodes are deleted within a minute or two
 SAY_SECONDS = 15.0
 GONE = "gone"
-GOING = ("DELETING", "DELETE_IN_PROGRESS", "shutting-down")
+DELETING = ("DELETING", "DELETE_IN_PROGRESS", "shutting-down")
 
 Say = Callable[[str], None]
 
 
 def delete(session: Session, spec: Spec, resource: Resource, say: Say) -> None:
-    """Delete one resource and wait until it is gone; one that is gone, or going, already is good.
+    """Delete a resource that may be gone or deleting already, and wait until it is gone.
 
-    Raises AwsError where AWS refuses, UserError (1) where it does not go.
+    Raises AwsError where AWS refuses, and UserError with exit code 1 where the resource stays.
     """
-    start, watch = _STEPS[resource.kind]
-    # EKS refuses to delete what an earlier run has told it to delete and what is still on its way.
-    if _state(watch, session, spec, resource.id) not in (GONE, *GOING):
-        _start(lambda: start(session, spec, resource.id), resource, say)
-    began = told = time.monotonic()
-    while (state := _state(watch, session, spec, resource.id)) != GONE:
-        now = time.monotonic()
-        # A state of before the deletion, such as CREATE_FAILED, may still be told for a moment.
-        if state == "DELETE_FAILED" or now - began > MOST_SECONDS:
-            reason = _reason(session, resource)
-            message = f"{resource.kind} {resource.id} does not go: {state}{reason}"
-            raise UserError(message, "look there, then repeat", 1)
-        if now - told > SAY_SECONDS:
-            say(f"  {resource.kind} {resource.id}: {state} for {now - began:.0f} s")
-            told = now
-        time.sleep(POLL_SECONDS)
+    title, say = f"{resource.kind} {resource.id}", wait.sparing(say, SAY_SECONDS)
+    state = _state(session, spec, resource)
+    # EKS refuses to delete what an earlier run has started to delete.
+    if state not in (GONE, *DELETING):
+        _start(session, spec, resource, say)
+
+    def is_over() -> bool:
+        nonlocal state
+        state = _state(session, spec, resource)
+        # Only this state is final. The state from before the deletion may be reported for a moment.
+        return state in (GONE, "DELETE_FAILED")
+
+    wait.until(
+        is_over, MOST_SECONDS, POLL_SECONDS, lambda waited: say(f"  {title}: {state} for {waited:.0f} s")
+    )
+    if state != GONE:
+        message = f"{title} is not deleted: {state}{_reason(session, resource)}"
+        raise UserError(message, "fix the cause in AWS, then repeat the command", 1)
+
+
+def _start(session: Session, spec: Spec, resource: Resource, say: Say) -> None:
+    """Request the deletion. Repeat it while something else, such as a node's interface, uses the resource."""
+    refusal: AwsError | None = None
+
+    def requested() -> bool:
+        nonlocal refusal
+        try:
+            STEPS[resource.kind].delete(session, spec, resource.id)
+        except AwsError as problem:
+            if problem.aws_code not in IN_USE and not problem.is_missing:
+                raise
+            refusal = None if problem.is_missing else problem
+            return problem.is_missing
+        return True
+
+    def report(waited: float) -> None:
+        say(f"  {resource.kind} {resource.id} is in use for {waited:.0f} of {IN_USE_SECONDS:.0f} s")
+
+    if not wait.until(requested, IN_USE_SECONDS, POLL_SECONDS, report) and refusal:
+        raise refusal
+
+
+def _state(session: Session, spec: Spec, resource: Resource) -> str:
+    """Return the state of a resource as AWS reports it, or GONE."""
+    step = STEPS[resource.kind]
+    found: Any = session.find(step.service, step.describe, **step.parameters(spec, resource.id))
+    for key in step.path:
+        if not found:
+            return GONE
+        found = found[key]
+    return GONE if not found or found in ("terminated", "DELETE_COMPLETE") else str(found)
 
 
 def _reason(session: Session, resource: Resource) -> str:
-    """Return why CloudFormation did not delete a stack, as its newest failure has it; of others nothing."""
+    """Return why CloudFormation did not delete a stack, from its newest failure."""
     if resource.kind != "stack":
         return ""
     try:
@@ -60,141 +97,68 @@ def _reason(session: Session, resource: Resource) -> str:
     return next((f": {part}" for part in parts), "")
 
 
-def _start(call: Callable[[], None], resource: Resource, say: Say) -> None:
-    """Ask for a deletion; what still hangs on the thing, such as a node's interface, is given time to go."""
-    began = told = time.monotonic()
-    while True:
-        try:
-            return call()
-        except AwsError as problem:
-            if problem.kind == "missing" or "does not exist" in problem.message:
-                return None
-            now = time.monotonic()
-            if problem.aws_code not in IN_USE or now - began > IN_USE_SECONDS:
-                raise
-            if told == began or now - told > SAY_SECONDS:
-                say(
-                    f"  {resource.kind} {resource.id} is still in use: asked again for {IN_USE_SECONDS:.0f} s"
-                )
-                told = now
-        time.sleep(POLL_SECONDS)
+@dataclass(frozen=True)
+class Step:
+    """The operations that delete a kind of resource and report its state."""
+
+    service: str
+    remove: str
+    id: str  # the parameter of the id
+    describe: str
+    state: str  # the path to the state in the answer of `describe`
+
+    @property
+    def path(self) -> list[str | int]:
+        return [int(key) if key.isdigit() else key for key in self.state.split(".")]
+
+    def parameters(self, spec: Spec, name: str) -> dict[str, Any]:
+        """Return the parameters of `describe`, which takes a list of ids in EC2."""
+        if self.service == "ec2":
+            return {f"{self.id.removesuffix('s')}s": [name]}
+        return {self.id: name, **self._cluster(spec)}
+
+    def delete(self, session: Session, spec: Spec, name: str) -> None:
+        if self.remove == "delete_role":
+            _empty_role(session, name)
+        ids = [name] if self.id.endswith("s") else name
+        session.call(self.service, self.remove, **{self.id: ids, **self._cluster(spec)})
+
+    def _cluster(self, spec: Spec) -> dict[str, str]:
+        return {"clusterName": spec.name} if self.service == "eks" and self.id != "name" else {}
 
 
-Watch = Callable[[Session, Spec, str], str]
-
-
-def _state(watch: Watch, session: Session, spec: Spec, name: str) -> str:
-    try:
-        return watch(session, spec, name)
-    except AwsError as problem:
-        if problem.kind == "missing" or "does not exist" in problem.message:
-            return GONE
-        raise
-
-
-def _delete_role(session: Session, spec: Spec, name: str) -> None:
-    attached = session.pages("iam", "list_attached_role_policies", "AttachedPolicies", RoleName=name)
-    for row in list(attached):
+def _empty_role(session: Session, name: str) -> None:
+    """Remove a role's policies, without which IAM does not delete it."""
+    for row in list(session.pages("iam", "list_attached_role_policies", "AttachedPolicies", RoleName=name)):
         session.call("iam", "detach_role_policy", RoleName=name, PolicyArn=row["PolicyArn"])
     for policy in session.call("iam", "list_role_policies", RoleName=name)["PolicyNames"]:
         session.call("iam", "delete_role_policy", RoleName=name, PolicyName=policy)
-    session.call("iam", "delete_role", RoleName=name)
 
 
-def _instance_state(session: Session, spec: Spec, name: str) -> str:
-    rows = session.call("ec2", "describe_instances", InstanceIds=[name])["Reservations"]
-    state = rows[0]["Instances"][0]["State"]["Name"] if rows else "terminated"
-    return GONE if state == "terminated" else str(state)
+def _ec2(noun: str, id_: str, key: str) -> Step:
+    """Return the step of an EC2 resource without a state: it exists, or it is gone."""
+    return Step("ec2", f"delete_{noun}", id_, f"describe_{noun}s", f"{key}.0.{id_}")
 
 
-def _stack_state(session: Session, spec: Spec, name: str) -> str:
-    state = str(session.call("cloudformation", "describe_stacks", StackName=name)["Stacks"][0]["StackStatus"])
-    return GONE if state == "DELETE_COMPLETE" else state
-
-
-def _exists(service: str, operation: str, parameter: str, key: str) -> Watch:
-    """Return a watch that lists one thing by its id."""
-
-    def watch(session: Session, spec: Spec, name: str) -> str:
-        return "there" if session.call(service, operation, **{parameter: [name]})[key] else GONE
-
-    return watch
-
-
-def _call(
-    service: str, operation: str, parameter: str, *cluster: str
-) -> Callable[[Session, Spec, str], None]:
-    """Return a call that takes an id, and the cluster's name where `cluster` says under which parameter."""
-
-    def start(session: Session, spec: Spec, name: str) -> None:
-        session.call(service, operation, **{parameter: name, **dict.fromkeys(cluster, spec.name)})
-
-    return start
-
-
-def _terminate(session: Session, spec: Spec, name: str) -> None:
-    session.call("ec2", "terminate_instances", InstanceIds=[name])
-
-
-def _role_state(session: Session, spec: Spec, name: str) -> str:
-    return str(session.call("iam", "get_role", RoleName=name)["Role"]["RoleName"])
-
-
-def _entry_state(session: Session, spec: Spec, name: str) -> str:
-    found = session.call("eks", "describe_access_entry", clusterName=spec.name, principalArn=name)
-    return str(found["accessEntry"]["principalArn"])
-
-
-def _association_state(session: Session, spec: Spec, name: str) -> str:
-    where = {"clusterName": spec.name, "associationId": name}
-    return str(
-        session.call("eks", "describe_pod_identity_association", **where)["association"]["associationId"]
-    )
-
-
-def _provider_state(session: Session, spec: Spec, name: str) -> str:
-    found = session.call("iam", "get_open_id_connect_provider", OpenIDConnectProviderArn=name)
-    return str(found.get("Url"))
-
-
-def _cluster_state(session: Session, spec: Spec, name: str) -> str:
-    return str(session.call("eks", "describe_cluster", name=name)["cluster"].get("status"))
-
-
-def _group_state(session: Session, spec: Spec, name: str) -> str:
-    found = session.call("eks", "describe_nodegroup", clusterName=spec.name, nodegroupName=name)["nodegroup"]
-    return str(found.get("status"))
-
-
-_STEPS: dict[str, tuple[Callable[[Session, Spec, str], None], Watch]] = {
-    "node group": (_call("eks", "delete_nodegroup", "nodegroupName", "clusterName"), _group_state),
-    "instance": (_terminate, _instance_state),
-    "cluster": (_call("eks", "delete_cluster", "name"), _cluster_state),
-    "stack": (_call("cloudformation", "delete_stack", "StackName"), _stack_state),
-    "launch template": (
-        _call("ec2", "delete_launch_template", "LaunchTemplateId"),
-        _exists("ec2", "describe_launch_templates", "LaunchTemplateIds", "LaunchTemplates"),
+STATE = "Reservations.0.Instances.0.State.Name"
+PROVIDER, IDENTITY = "open_id_connect_provider", "pod_identity_association"
+STEPS = {
+    "node group": Step("eks", "delete_nodegroup", "nodegroupName", "describe_nodegroup", "nodegroup.status"),
+    "instance": Step("ec2", "terminate_instances", "InstanceIds", "describe_instances", STATE),
+    "cluster": Step("eks", "delete_cluster", "name", "describe_cluster", "cluster.status"),
+    "stack": Step("cloudformation", "delete_stack", "StackName", "describe_stacks", "Stacks.0.StackStatus"),
+    "launch template": _ec2("launch_template", "LaunchTemplateId", "LaunchTemplates"),
+    "network interface": _ec2("network_interface", "NetworkInterfaceId", "NetworkInterfaces"),
+    "volume": _ec2("volume", "VolumeId", "Volumes"),
+    "security group": _ec2("security_group", "GroupId", "SecurityGroups"),
+    "role": Step("iam", "delete_role", "RoleName", "get_role", "Role.RoleName"),
+    "identity provider": Step(
+        "iam", f"delete_{PROVIDER}", "OpenIDConnectProviderArn", f"get_{PROVIDER}", "Url"
     ),
-    "network interface": (
-        _call("ec2", "delete_network_interface", "NetworkInterfaceId"),
-        _exists("ec2", "describe_network_interfaces", "NetworkInterfaceIds", "NetworkInterfaces"),
+    "access entry": Step(
+        "eks", "delete_access_entry", "principalArn", "describe_access_entry", "accessEntry.principalArn"
     ),
-    "volume": (
-        _call("ec2", "delete_volume", "VolumeId"),
-        _exists("ec2", "describe_volumes", "VolumeIds", "Volumes"),
-    ),
-    "security group": (
-        _call("ec2", "delete_security_group", "GroupId"),
-        _exists("ec2", "describe_security_groups", "GroupIds", "SecurityGroups"),
-    ),
-    "role": (_delete_role, _role_state),
-    "identity provider": (
-        _call("iam", "delete_open_id_connect_provider", "OpenIDConnectProviderArn"),
-        _provider_state,
-    ),
-    "access entry": (_call("eks", "delete_access_entry", "principalArn", "clusterName"), _entry_state),
-    "pod identity": (
-        _call("eks", "delete_pod_identity_association", "associationId", "clusterName"),
-        _association_state,
+    "pod identity": Step(
+        "eks", f"delete_{IDENTITY}", "associationId", f"describe_{IDENTITY}", "association.associationId"
     ),
 }

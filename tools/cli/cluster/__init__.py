@@ -1,4 +1,4 @@
-"""Look after a cluster: from AWS facts to a cluster, what it can do and costs, and back to nothing."""
+"""Create, check, scale, price and delete clusters on AWS."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Examples:
   yard cluster capacity p5.48xlarge 4 --region us-west-2
 
 \b
-CLUSTER is a directory under clusters/. Credentials, profile and endpoint are the AWS CLI's own."""
+CLUSTER is a directory under clusters/. Credentials, profile and endpoint are those of the AWS CLI."""
 
 
 @click.group(
@@ -26,4 +26,4 @@ CLUSTER is a directory under clusters/. Credentials, profile and endpoint are th
     epilog=EPILOG,
 )
 def command() -> None:
-    """Clusters on AWS, from nothing to training and back."""
+    """Create, check and delete clusters on AWS."""

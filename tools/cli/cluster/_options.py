@@ -1,4 +1,4 @@
-"""The options that `yard cluster` commands have in common."""
+"""Options shared by the `yard cluster` commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Command = Callable[..., Any]
 
 
 def _with(command: Command, wrapper: Command) -> Command:
-    """Give `wrapper` the name, help and options of `command`."""
+    """Give `wrapper` the help and options of `command`."""
     wrapper.__doc__ = command.__doc__
     own = getattr(wrapper, "__click_params__", [])
     wrapper.__click_params__ = [*getattr(command, "__click_params__", []), *own]  # type: ignore[attr-defined]
@@ -25,7 +25,9 @@ def _with(command: Command, wrapper: Command) -> Command:
 def account(command: Command) -> Command:
     """Add --region and --profile; the command gets `session`."""
 
-    @click.option("--region", metavar="NAME", help="The AWS region; else that of the environment or profile.")
+    @click.option(
+        "--region", metavar="NAME", help="The AWS region. Default: that of the environment or profile."
+    )
     @click.option("--profile", metavar="NAME", help="The profile in ~/.aws.")
     def with_session(region: str | None, profile: str | None, **options: Any) -> Any:
         return command(session=Session(region, profile), **options)
@@ -47,7 +49,7 @@ def cluster_and_account(command: Command) -> Command:
     """Add CLUSTER, --region and --profile; the command gets `spec` and `session`."""
 
     @click.argument("name", metavar="CLUSTER")
-    @click.option("--region", metavar="NAME", help="The AWS region; else the cluster's own.")
+    @click.option("--region", metavar="NAME", help="The AWS region. Default: that of the cluster.")
     @click.option("--profile", metavar="NAME", help="The profile in ~/.aws.")
     def with_both(name: str, region: str | None, profile: str | None, **options: Any) -> Any:
         found = spec.load(repo.root(), name)

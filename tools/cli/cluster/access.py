@@ -1,6 +1,6 @@
-"""Let a role or user talk to a cluster's API server; show the difference first, and change nothing twice.
+"""Give a role or user access to the cluster's API server with an EKS access entry.
 
-PRINCIPAL is any ARN, also that of an assumed role's session, which becomes its role's; without it, yourself.
+PRINCIPAL is the ARN of a role, a user, or the session of an assumed role. The default is your own.
 
 \b
 Examples:
@@ -8,7 +8,8 @@ Examples:
   yard cluster access gpu arn:aws:iam::111122223333:role/team --policy edit --namespace training
 
 \b
-Exit codes: 0 it holds, 1 with --dry-run: it does not hold yet, 3 AWS could not be asked.
+Exit codes: 0 access exists, 1 with --dry-run: a change is needed, 2 no such cluster or principal,
+3 AWS did not answer or denied access.
 """
 
 from __future__ import annotations
@@ -24,12 +25,24 @@ from tools.core import output
 from tools.core.errors import UserError
 
 
-@click.command(help=__doc__, short_help="who may talk to the API server")
+@click.command(help=__doc__, short_help="give access to the API server")
 @_options.cluster_and_account
 @click.argument("principal", required=False)
-@click.option("--policy", type=click.Choice(sorted(access.POLICIES)), default="admin", show_default=True)
-@click.option("--namespace", "namespaces", multiple=True, metavar="NAME", help="Only there; repeatable.")
-@click.option("--dry-run", is_flag=True, help="Show the difference only.")
+@click.option(
+    "--policy",
+    type=click.Choice(sorted(access.POLICIES)),
+    default="admin",
+    show_default=True,
+    help="The access policy of EKS.",
+)
+@click.option(
+    "--namespace",
+    "namespaces",
+    multiple=True,
+    metavar="NAME",
+    help="Limit access to this namespace. Repeatable.",
+)
+@click.option("--dry-run", is_flag=True, help="Show the changes without making them.")
 @_options.as_json
 def command(
     spec: Spec,
@@ -42,10 +55,10 @@ def command(
 ) -> None:
     who = principals.resolve(session, principal) if principal else principals.caller(session)
     if who.kind not in ("role", "user"):
-        raise UserError(f"{who.arn}: an access entry is for a role or a user", "take a role")
+        raise UserError(f"{who.arn} is not a role or user, which an access entry needs", "use a role")
     if not who.certain:
-        hint = "give its own ARN (aws iam get-role), or allow iam:GetRole"
-        raise UserError(f"the path of role {who.name} is not known, and access entries need it", hint, 3)
+        hint = "use the role's own ARN (aws iam get-role), or allow iam:GetRole"
+        raise UserError(f"the path of the role {who.name}, which an access entry needs, is unknown", hint, 3)
     grant = access.Grant(who.arn, policy, namespaces)
     changes = access.difference(session, spec.name, grant)
     lines = [line for change in changes for line in change.line.splitlines()]
@@ -53,12 +66,13 @@ def command(
         access.apply(session, changes)
         left = access.difference(session, spec.name, grant) if changes else []
         if left:
-            raise UserError(f"EKS took the change, and it does not hold: {left[0].line}", "repeat it", 1)
+            message = f"EKS accepted the change, but it is not in effect: {left[0].line}"
+            raise UserError(message, "repeat the command", 1)
     if as_json:
         output.data({"principal": who.arn, "changes": lines, "applied": bool(changes) and not dry_run})
     else:
         output.line(f"{spec.name}: {who.arn}")
-        for line in lines or [f"{access.POLICIES[policy]}: holds already"]:
+        for line in lines or [f"{access.POLICIES[policy]}: exists already"]:
             output.line(f"  {line}")
     if dry_run and changes:
         raise click.exceptions.Exit(1)

@@ -1,4 +1,4 @@
-"""Add to a cluster that somebody else made: who may talk to it, the Pod Identity agent, what its pods may.
+"""Add access entries, the Pod Identity agent and roles of pods to a cluster not created by trainyard.
 
 \b
 Examples:
@@ -7,7 +7,8 @@ Examples:
   yard cluster adopt gpu-hyperpod --dry-run
 
 \b
-Exit codes: 0 done, as AWS says, 1 eksctl failed, 2 a fact or eksctl is missing, 3 AWS could not be asked.
+Exit codes: 0 success, 1 eksctl failed, 2 a fact or eksctl is missing,
+3 AWS did not answer or denied access.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ import click
 
 from tools.aws.session import Session
 from tools.cli.cluster import _options
-from tools.cli.cluster.create import carry_out
+from tools.cli.cluster.create import execute
 from tools.cluster.spec import Spec
 from tools.core.errors import UserError
 
 
-@click.command(help=__doc__, short_help="add to a cluster that exists")
+@click.command(help=__doc__, short_help="add what jobs need to an existing cluster")
 @_options.cluster_and_account
-@click.option("--dry-run", is_flag=True, help="Print the commands only.")
+@click.option("--dry-run", is_flag=True, help="Print the commands without running them.")
 @_options.as_json
 def command(spec: Spec, session: Session, dry_run: bool, as_json: bool) -> None:
     if not spec.adopted:
-        hint = "ADOPTED=true, or yard cluster create for one of its own"
+        hint = "set it to add to an existing cluster, or use yard cluster create"
         raise UserError(f"{spec.source}: ADOPTED=true is not set", hint)
-    carry_out(spec, session, dry_run, as_json)
+    execute(spec, session, dry_run, as_json)

@@ -1,4 +1,4 @@
-"""Say whether N machines of a type can be had: by zone, subnet addresses, quota, reservation and permission.
+"""Check whether N instances of a type can be started: zone, subnet addresses, quota, reservation, permission.
 
 \b
 Examples:
@@ -7,8 +7,8 @@ Examples:
   yard cluster capacity g5.8xlarge 8 --spot
 
 \b
-Exit codes: 0 reserved and free, 1 a layer says no, 3 it is open: nothing known stands in the way, or not
-everything could be seen.
+Exit codes: 0 reserved and free, 1 a check failed, 2 unknown type or cluster, 3 unknown: no known obstacle,
+or AWS did not answer or denied access.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tools.core import output, repo
 from tools.facts.instances import instance
 
 
-@click.command(help=__doc__, short_help="can N machines of a type be had")
+@click.command(help=__doc__, short_help="check whether instances can be started")
 @click.argument("kind", metavar="TYPE")
 @click.argument("count", metavar="N", type=click.IntRange(1, 10_000))
 @click.option("--zone", metavar="NAME", help="Only in this zone.")
-@click.option("--vpc", metavar="ID", help="The VPC whose subnets count.")
-@click.option("--cluster", "name", metavar="NAME", help="Take region and VPC of a directory under clusters/.")
-@click.option("--spot", is_flag=True, help="Spot instances.")
+@click.option("--vpc", metavar="ID", help="Check the subnets of this VPC.")
+@click.option("--cluster", "name", metavar="NAME", help="Use region and VPC of a directory under clusters/.")
+@click.option("--spot", is_flag=True, help="Check spot instances.")
 @click.option("--region", metavar="NAME", help="The AWS region.")
 @click.option("--profile", metavar="NAME", help="The profile in ~/.aws.")
 @_options.as_json
@@ -48,11 +48,11 @@ def command(
     session = Session(region or (spec.get("AWS_REGION") if spec else None), profile)
     known = (spec.get("CLUSTER_VPC_ID") or spec.get("VPC_ID")) if spec else None
     wanted = capacity.Wanted(instance(kind), count, zone, vpc or known, spot)
-    findings = capacity.judge(session, wanted)
+    findings = capacity.check(session, wanted)
     answer = capacity.verdict(findings, wanted)
     if as_json:
         output.data({"verdict": finding.as_data([answer])[0], "layers": finding.as_data(findings)})
     else:
         finding.show(findings)
-        output.line(f"{answer.level.value}: {answer.summary}")
-    raise click.exceptions.Exit(finding.exit_code(answer.level))
+        output.line(f"{answer.state.value}: {answer.summary}")
+    raise click.exceptions.Exit(answer.state.exit_code)

@@ -1,16 +1,17 @@
-"""Write a cluster's eksctl.yaml from its facts and the tables; refuse what cannot work.
+"""Generate eksctl.yaml from the facts of the cluster, and refuse facts that cannot work.
 
-Without an account it checks types, zones, versions, reservations and prefixes by the tables. With --verify it
-also asks AWS: does the zone offer the type, does EKS still offer the version, and these add-on versions.
+Types, zones, versions, reservations and prefixes are checked offline. With --verify, AWS is asked which types
+the zones offer, and which Kubernetes and add-on versions EKS offers.
 
 \b
 Examples:
   yard cluster config gpu              write clusters/gpu/eksctl.yaml
-  yard cluster config gpu --check      fail when the file is not what the facts make
-  yard cluster config gpu --verify     ask AWS about zones, versions and add-ons first
+  yard cluster config gpu --check      fail if eksctl.yaml is out of date
+  yard cluster config gpu --verify     check zones, versions and add-ons with AWS first
 
 \b
-Exit codes: 0 good, 1 the file differs or AWS says no, 2 a fact is wrong, 3 AWS could not be asked.
+Exit codes: 0 success, 1 the file is out of date or AWS does not offer something, 2 a fact is wrong,
+3 AWS did not answer or denied access.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from tools.core.errors import UserError
 from tools.core.repo import shown
 
 
-@click.command(help=__doc__, short_help="write eksctl.yaml from the facts")
+@click.command(help=__doc__, short_help="generate eksctl.yaml from the facts")
 @_options.cluster_and_account
-@click.option("--check", is_flag=True, help="Write nothing; fail when the file differs.")
-@click.option("--verify", is_flag=True, help="Ask AWS about zones, versions and add-ons.")
+@click.option("--check", is_flag=True, help="Write nothing. Fail if the file is out of date.")
+@click.option("--verify", is_flag=True, help="Check zones, versions and add-ons with AWS.")
 @_options.as_json
 def command(spec: Spec, session: Session, check: bool, verify: bool, as_json: bool) -> None:
     remark = eksctl.support(spec, datetime.datetime.now(datetime.UTC).date())
@@ -46,11 +47,11 @@ def command(spec: Spec, session: Session, check: bool, verify: bool, as_json: bo
     path = spec.directory / eksctl.FILE
     same = path.is_file() and path.read_text(encoding="utf-8") == text
     if check and not same:
-        what = "is not what its facts make" if path.is_file() else "is not there"
-        raise UserError(f"{shown(path)} {what}", f"yard cluster config {spec.title}", 1)
+        what = "out of date" if path.is_file() else "missing"
+        raise UserError(f"{shown(path)} is {what}", f"yard cluster config {spec.title}", 1)
     if not same:
         path.write_text(text, encoding="utf-8")
     if as_json:
         output.data({"file": shown(path), "changed": not same, "remark": remark})
     else:
-        output.line(f"{shown(path)}: {'as the facts make it' if same else 'written'}")
+        output.line(f"{shown(path)}: {'up to date' if same else 'written'}")

@@ -1,8 +1,6 @@
-"""Say what a cluster costs an hour, for what runs now.
+"""Show what a cluster costs per hour now: nodes, control plane, NAT gateways, disks and file systems.
 
-Nodes, control plane, NAT gateways, disks and file systems.
-
-Prices are list prices with their date; what has none is counted as unknown and never as free.
+Prices are dated list prices. A resource without a known price is counted as unknown, never as free.
 
 \b
 Examples:
@@ -10,7 +8,8 @@ Examples:
   yard cluster cost gpu --json
 
 \b
-Exit codes: 0 all of it has a price, 3 some of it has none, or AWS could not be asked.
+Exit codes: 0 all prices are known, 2 no such cluster, 3 a price is unknown, or AWS did not answer or denied
+access.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from tools.cluster.spec import Spec
 from tools.core import output
 
 
-@click.command(help=__doc__, short_help="what runs now, in USD an hour")
+@click.command(help=__doc__, short_help="show the current cost per hour")
 @_options.cluster_and_account
 @_options.as_json
 def command(spec: Spec, session: Session, as_json: bool) -> None:
@@ -42,13 +41,12 @@ def command(spec: Spec, session: Session, as_json: bool) -> None:
     else:
         for one in found:
             output.line(f"{words(one.price):>12}  {one.kind} {one.id} ({one.detail})")
-        beside = f", and {output.count(unknown, 'resource')} without a price" if unknown else ""
-        output.line(f"{words(known):>12}  an hour{beside}; {known * inventory.HOURS_A_MONTH:,.0f} $ a month")
-        output.note(f"prices: machines {dates['machines']}; the rest {dates['other']}; yours may differ")
+        rest = f", and {output.count(unknown, 'resource')} without a price" if unknown else ""
+        output.line(f"{words(known):>12}  per hour{rest}; {known * inventory.HOURS_A_MONTH:,.0f} $ per month")
+        output.note(f"list prices: instances {dates['machines']}; others {dates['other']}; yours may differ")
     if unknown:
         raise click.exceptions.Exit(3)
 
 
 def words(price: float | None) -> str:
-    """Return a price as it is printed."""
     return "unknown" if price is None else f"{price:,.3f} $/h"

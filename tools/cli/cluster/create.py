@@ -1,13 +1,13 @@
-"""Make a cluster with eksctl from its eksctl.yaml, and go on where an earlier run stopped.
+"""Create a cluster with eksctl from its eksctl.yaml, or continue where an earlier run stopped.
 
 \b
 Examples:
-  yard cluster create cpu-demo --dry-run     the commands that would run
+  yard cluster create cpu-demo --dry-run     print the commands
   yard cluster create cpu-demo
 
 \b
-Exit codes: 0 there, as AWS says, 1 eksctl failed or something is missing, 2 a fact or eksctl is missing,
-3 AWS could not be asked.
+Exit codes: 0 AWS reports the cluster complete, 1 eksctl failed or the cluster is incomplete,
+2 a fact or eksctl is missing, 3 AWS did not answer or denied access.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from tools.core.errors import UserError
 from tools.core.repo import shown
 
 
-@click.command(help=__doc__, short_help="make the cluster with eksctl")
+@click.command(help=__doc__, short_help="create the cluster with eksctl")
 @_options.cluster_and_account
-@click.option("--dry-run", is_flag=True, help="Print the commands only.")
+@click.option("--dry-run", is_flag=True, help="Print the commands without running them.")
 @_options.as_json
 def command(spec: Spec, session: Session, dry_run: bool, as_json: bool) -> None:
     if spec.adopted:
-        raise UserError(f"{spec.source}: somebody else made it", f"yard cluster adopt {spec.title}")
-    carry_out(spec, session, dry_run, as_json)
+        hint = f"use yard cluster adopt {spec.title}"
+        raise UserError(f"{spec.source}: ADOPTED=true: not created by trainyard", hint)
+    execute(spec, session, dry_run, as_json)
 
 
-def carry_out(spec: Spec, session: Session, dry_run: bool, as_json: bool) -> None:
-    """Run what is still to be done for a cluster, and print AWS's proof."""
+def execute(spec: Spec, session: Session, dry_run: bool, as_json: bool) -> None:
+    """Run the remaining commands for a cluster, and print its state in AWS."""
     path = spec.directory / eksctl.FILE
     if not path.is_file() or path.read_text(encoding="utf-8") != eksctl.text(spec):
         hint = f"yard cluster config {spec.title}"
-        raise UserError(f"{shown(path)} is not what the facts make", hint)
+        raise UserError(f"{shown(path)} is out of date", hint)
     exists = create.check(session, spec)
     todo = create.steps(spec, exists)
     words = [" ".join(step.words) for step in todo]
     if dry_run:
-        _tell(words, [], as_json)
+        _report(words, [], as_json)
         return
     if exists:
         create.settle(session, spec, output.note)
     for number, step in enumerate(todo, start=1):
         output.note(f"[{number}/{len(todo)}] {step.title}")
         create.run(step, spec.title, output.note)
-    _tell(words, create.proof(session, spec), as_json)
+    _report(words, create.proof(session, spec), as_json)
     output.note(f"next: yard cluster kubeconfig {spec.title}")
 
 
-def _tell(words: list[str], proof: list[str], as_json: bool) -> None:
-    """Print the commands of a dry run, or the proof behind them."""
+def _report(words: list[str], proof: list[str], as_json: bool) -> None:
     if as_json:
         output.data({"commands": words, "proof": proof})
         return

@@ -1,8 +1,8 @@
-"""Delete what a cluster consists of: everything with our tag, in dependency order, and nothing else.
+"""Delete a cluster: everything with the tag trainyard/cluster=NAME, in dependency order, and nothing else.
 
-It lists first, with what it costs an hour and what will be left, and asks. Data is left: file systems are
-listed with the command that deletes them. A run that was stopped is repeated, and goes on. An adopted cluster
-keeps its control plane and nodes.
+The resources to delete and to keep are listed with their prices before you are asked to confirm. File systems
+are kept and listed with the command that deletes them. Repeat an interrupted run to continue it. An adopted
+cluster keeps its control plane and nodes.
 
 \b
 Examples:
@@ -11,7 +11,8 @@ Examples:
   yard cluster down cpu-demo --yes
 
 \b
-Exit codes: 0 gone, 1 something does not go, or with --dry-run: there is something, 3 AWS could not be asked.
+Exit codes: 0 everything is deleted, 1 something is not deleted, or with --dry-run: something would be, 2 not
+confirmed, 3 AWS did not answer or denied access.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from tools.core import output
 from tools.core.errors import UserError
 
 
-@click.command(help=__doc__, short_help="delete the cluster and what is tagged its own")
+@click.command(help=__doc__, short_help="delete the cluster")
 @_options.cluster_and_account
-@click.option("--dry-run", is_flag=True, help="List only.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="List the resources without deleting them.")
+@click.option("--yes", is_flag=True, help="Delete without confirmation.")
 @_options.as_json
 def command(spec: Spec, session: Session, dry_run: bool, yes: bool, as_json: bool) -> None:
     ours, left = inventory.owned(session, spec), inventory.leftovers(session, spec)
@@ -38,7 +39,7 @@ def command(spec: Spec, session: Session, dry_run: bool, yes: bool, as_json: boo
     ours, left = _without(ours, staying), [*left, *staying]
     account = session.identity()["account"]
     if as_json and not (yes or dry_run):
-        raise UserError("--json does not ask", "--yes or --dry-run with it")
+        raise UserError("--json cannot ask for confirmation", "add --yes or --dry-run")
     if not as_json:
         _show(spec, account, session.region, ours, left)
     if dry_run or not ours:
@@ -47,9 +48,8 @@ def command(spec: Spec, session: Session, dry_run: bool, yes: bool, as_json: boo
     held = [one.id for one in left if one.kind == inventory.HOLDS]
     if held:
         message = f"nothing was deleted: the cluster has node groups without our tag: {', '.join(held)}"
-        raise UserError(
-            message, f"aws eks delete-nodegroup --cluster-name {spec.name} --nodegroup-name NAME", 1
-        )
+        hint = f"aws eks delete-nodegroup --cluster-name {spec.name} --nodegroup-name NAME"
+        raise UserError(message, hint, 1)
     if not yes:
         _ask(spec)
     for number, one in enumerate(ours, start=1):
@@ -58,14 +58,14 @@ def command(spec: Spec, session: Session, dry_run: bool, yes: bool, as_json: boo
     again = _without(inventory.owned(session, spec), staying)
     if again:
         names = ", ".join(f"{one.kind} {one.id}" for one in again)
-        raise UserError(f"still there: {names}", f"yard cluster down {spec.title}", 1)
+        raise UserError(f"not deleted: {names}", f"yard cluster down {spec.title}", 1)
     _tell(ours, left, True, as_json)
     if staying:
         names = "; ".join(f"{one.kind} {one.id}: {one.why}" for one in staying)
-        raise UserError(f"all but this is gone: {names}", f"yard cluster down {spec.title}", 1)
+        raise UserError(f"everything else is deleted: {names}", f"yard cluster down {spec.title}", 1)
     if not as_json:
         gone = output.count(len(ours), "resource")
-        output.line(f"{spec.name}: {gone} deleted, and none with our tag is left")
+        output.line(f"{spec.name}: {gone} deleted; nothing with our tag is left")
 
 
 def _without(ours: list[inventory.Resource], staying: list[inventory.Resource]) -> list[inventory.Resource]:
@@ -76,7 +76,6 @@ def _without(ours: list[inventory.Resource], staying: list[inventory.Resource]) 
 def _tell(
     ours: list[inventory.Resource], left: list[inventory.Resource], deleted: bool, as_json: bool
 ) -> None:
-    """Print it as data, where that is asked for."""
     if as_json:
         rows = {"delete": [vars(one) for one in ours], "keep": [vars(one) for one in left]}
         output.data({**rows, "deleted": deleted})
@@ -105,4 +104,4 @@ def _ask(spec: Spec) -> None:
     except click.Abort:
         answer = ""
     if answer.strip() != spec.name:
-        raise UserError("nothing was deleted", "--yes does not ask", 2)
+        raise UserError("nothing was deleted", "--yes deletes without confirmation", 2)

@@ -1,22 +1,23 @@
-"""Show what each of a cluster's service accounts may in AWS, prove it by simulation, or make it so.
+"""Show, simulate or apply the IAM policies of a cluster's service accounts.
 
-The policies are made from the bucket's prefixes in cluster.env. eksctl.yaml holds them too, so a new cluster
-has them; --apply is for one that exists, for changed facts, and for the runs of Flux, each of which has a
-service account of its own. It asks IAM's simulator about each role that it made, where that may be asked.
+The policies are generated from the bucket and prefixes in cluster.env. A new cluster gets them from
+eksctl.yaml. --apply is for an existing cluster, for changed facts, and for the runs of Flux, each of which
+has its own service account. It then checks each role with IAM's simulator.
 
-Pods get their role by Pod Identity, or with --irsa by the cluster's own tokens (IRSA): for nodes where the
-Pod Identity agent does not run. The commands that then annotate the service accounts are printed.
+Pods get their role through Pod Identity, or with --irsa through tokens of the cluster (IRSA), for nodes
+without the Pod Identity agent. With --irsa, the commands that annotate the service accounts are printed.
 
 \b
 Examples:
-  yard cluster identity gpu                 the policies, as JSON with --json
-  yard cluster identity gpu --simulate      ask IAM whether they allow what they should, and nothing else
+  yard cluster identity gpu                 print the policies
+  yard cluster identity gpu --simulate      check with IAM that they allow what they should and nothing else
   yard cluster identity gpu --apply         roles and Pod Identity associations
   yard cluster identity gpu --apply --irsa  roles and the account's identity provider
   yard cluster identity gpu --apply --dry-run
 
 \b
-Exit codes: 0 good, 1 IAM reads a policy otherwise, or with --dry-run: something differs, 3 cannot tell.
+Exit codes: 0 success, 1 a simulation failed, or with --dry-run: a change is needed, 2 no such cluster or
+wrong options, 3 AWS did not answer or denied access.
 """
 
 from __future__ import annotations
@@ -29,20 +30,21 @@ from tools.cluster import finding, identity, service_accounts
 from tools.cluster.spec import Spec
 from tools.core import output
 from tools.core.errors import UserError
+from tools.core.verdict import State
 
 
-@click.command(help=__doc__, short_help="what pods may in AWS")
+@click.command(help=__doc__, short_help="show or apply the IAM policies of pods")
 @_options.cluster_and_account
-@click.option("--simulate", is_flag=True, help="Ask IAM's policy simulator.")
-@click.option("--apply", "change", is_flag=True, help="Make roles, policies and associations.")
-@click.option("--irsa", is_flag=True, help="With --apply: by the cluster's tokens, without an agent.")
-@click.option("--dry-run", is_flag=True, help="With --apply: show what differs, change nothing.")
+@click.option("--simulate", is_flag=True, help="Check the policies with IAM's simulator.")
+@click.option("--apply", "change", is_flag=True, help="Create or correct roles, policies and associations.")
+@click.option("--irsa", is_flag=True, help="With --apply: use IRSA instead of Pod Identity.")
+@click.option("--dry-run", is_flag=True, help="With --apply: show the changes without making them.")
 @_options.as_json
 def command(
     spec: Spec, session: Session, simulate: bool, change: bool, irsa: bool, dry_run: bool, as_json: bool
 ) -> None:
     if (simulate and change) or ((dry_run or irsa) and not change):
-        raise UserError("one of --simulate and --apply; --dry-run and --irsa go with --apply")
+        raise UserError("use --simulate or --apply; --dry-run and --irsa need --apply")
     accounts = service_accounts.of(spec, with_runs=True)
     if simulate:
         _simulated([identity.simulate(session, one) for one in accounts], as_json)
@@ -65,7 +67,7 @@ def _simulated(findings: list[finding.Finding], as_json: bool) -> None:
         output.data(finding.as_data(findings))
     else:
         finding.show(findings)
-    raise click.exceptions.Exit(finding.exit_code(finding.worst(findings)))
+    raise click.exceptions.Exit(finding.overall(findings).exit_code)
 
 
 def _applied(
@@ -86,10 +88,10 @@ def _applied(
         answer = {"changes": lines, "applied": bool(lines) and not dry_run, "annotate": commands}
         output.data(answer | {"simulation": finding.as_data(findings)})
     else:
-        for line in lines or ["all as the facts want it"]:
+        for line in lines or ["up to date"]:
             output.line(line)
-        finding.show([one for one in findings if one.level is not finding.Level.PASS])
+        finding.show([one for one in findings if one.state is not State.PASS])
         for line in commands:
             output.note(f"next: {line}")
-    if (dry_run and lines) or finding.worst(findings) is finding.Level.FAIL:
+    if (dry_run and lines) or finding.overall(findings) is State.FAIL:
         raise click.exceptions.Exit(1)

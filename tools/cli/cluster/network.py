@@ -1,13 +1,13 @@
-"""Judge the network of a cluster's nodes: groups, SSH, zones, placement, CNI, Lustre, room for pods.
+"""Check the network of a cluster's nodes: security groups, SSH, zones, placement, CNI, Lustre, pods per node.
 
 \b
 Examples:
   yard cluster network gpu
-  yard cluster network gpu --prefix-delegation on     more pods a node
-  yard cluster network gpu --prefix-delegation off    and back
+  yard cluster network gpu --prefix-delegation on     allow more pods per node
+  yard cluster network gpu --prefix-delegation off
 
 \b
-Exit codes: 0 fit for a job, 1 something is not, 2 no such cluster, 3 not everything could be seen.
+Exit codes: 0 passed, 1 a check failed, 2 no such cluster, 3 AWS did not answer or denied access.
 """
 
 from __future__ import annotations
@@ -21,19 +21,16 @@ from tools.cluster.spec import Spec
 from tools.core import output
 
 
-@click.command(help=__doc__, short_help="is the nodes' network fit for a job")
+@click.command(help=__doc__, short_help="check the network of the nodes")
 @_options.cluster_and_account
 @click.option(
-    "--prefix-delegation", "prefixes", type=click.Choice(["on", "off"]), help="Set it in the VPC CNI."
+    "--prefix-delegation",
+    "prefixes",
+    type=click.Choice(["on", "off"]),
+    help="Turn it on or off in the VPC CNI.",
 )
 @_options.as_json
 def command(spec: Spec, session: Session, prefixes: str | None, as_json: bool) -> None:
     if prefixes:
         output.note(network.set_prefixes(session, spec, prefixes == "on"))
-    findings = network.judge(session, spec)
-    level = finding.worst(findings)
-    if as_json:
-        output.data({"verdict": level.value, "findings": finding.as_data(findings)})
-    else:
-        finding.show(findings)
-    raise click.exceptions.Exit(finding.exit_code(level))
+    raise click.exceptions.Exit(finding.report(network.check(session, spec), as_json).exit_code)

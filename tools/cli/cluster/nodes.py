@@ -1,17 +1,18 @@
-"""Show a cluster's nodes: ready, instance, zone, devices and EFA used, pods, health by condition and label.
+"""Show the nodes of a cluster: readiness, type, zone, use of devices, EFA and pods, health.
 
-On HyperPod deep health checks run when instances are made or updated, where the cluster asks for them, and
-when somebody starts them: aws sagemaker start-cluster-health-check. Meanwhile a node takes no work.
+On HyperPod, deep health checks run when instances are created or updated, if the cluster enables them, and on
+demand: aws sagemaker start-cluster-health-check. A node takes no pods while they run.
 
 \b
 Examples:
   yard cluster nodes
   yard cluster nodes --context gpu --json
-  yard cluster nodes --save evidence/        keep what it was read from
-  yard cluster nodes --from evidence/        read it again, without a cluster
+  yard cluster nodes --save evidence/        save the snapshot
+  yard cluster nodes --from evidence/        read a saved snapshot
 
 \b
-Exit codes: 0 all are well, 1 a node is not ready or has a trouble, or there is none, 3 cannot be seen.
+Exit codes: 0 all nodes are healthy, 1 a node has a problem or there are no nodes, 2 no such context or
+snapshot, 3 the cluster did not answer or denied access.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ from pathlib import Path
 import click
 
 from tools.cli.cluster import _options
-from tools.cluster import nodes
-from tools.cluster import state as kube
+from tools.cluster import nodes, snapshot
 from tools.core import output
 from tools.core.errors import UserError
 from tools.kube.kubectl import Kubectl
@@ -30,30 +30,32 @@ from tools.kube.kubectl import Kubectl
 HEADS = ("node", "ready", "instance", "zone", "devices", "efa", "pods", "health")
 
 
-@click.command(help=__doc__, short_help="nodes, what is free on them, how they feel")
-@click.option("--context", metavar="NAME", help="The kubeconfig's context.")
-@click.option("--from", "recorded", type=click.Path(path_type=Path), metavar="DIR", help="A kept snapshot.")
-@click.option("--save", "keep", type=click.Path(path_type=Path), metavar="DIR", help="Keep the snapshot.")
+@click.command(help=__doc__, short_help="show type, free capacity and health of nodes")
+@click.option("--context", metavar="NAME", help="The context of the kubeconfig.")
+@click.option(
+    "--from", "recorded", type=click.Path(path_type=Path), metavar="DIR", help="Read a saved snapshot."
+)
+@click.option("--save", "keep", type=click.Path(path_type=Path), metavar="DIR", help="Save the snapshot.")
 @_options.as_json
 def command(context: str | None, recorded: Path | None, keep: Path | None, as_json: bool) -> None:
-    state = kube.load(recorded) if recorded else kube.collect(Kubectl(context), ("nodes", "pods"))
+    found = snapshot.load(recorded) if recorded else snapshot.collect(Kubectl(context), ("nodes", "pods"))
     if keep:
-        state.save(keep)
-    if "nodes" in state.unseen:
-        raise UserError(f"nodes cannot be seen: {state.unseen['nodes']}", None, 3)
-    rows = nodes.table(state)
+        found.save(keep)
+    if "nodes" in found.unseen:
+        raise UserError(f"the nodes are unknown: {found.unseen['nodes']}", None, 3)
+    rows = nodes.table(found)
     if as_json:
         output.data([one.as_data() for one in rows])
     else:
-        _show(rows, "pods" in state.unseen)
+        _show(rows, "pods" in found.unseen)
     if not rows:
-        raise UserError("the cluster has no node", "yard cluster scale CLUSTER GROUP N", 1)
+        raise UserError("the cluster has no nodes", "yard cluster scale CLUSTER GROUP N", 1)
     if any(one.troubles or not one.ready for one in rows):
         raise click.exceptions.Exit(1)
 
 
 def _show(rows: list[nodes.Node], hidden: bool) -> None:
-    """Print the table; without a right to see pods, what is used is a question mark."""
+    """Print the table. If pods may not be listed, used counts are question marks."""
     lines = [HEADS, *(_cells(one, hidden) for one in rows)]
     widths = [max(len(line[at]) for line in lines) for at in range(len(HEADS))]
     for line in lines:
@@ -74,5 +76,5 @@ def _cells(node: nodes.Node, hidden: bool) -> tuple[str, ...]:
         share(node.devices_used, node.devices),
         share(node.efa_used, node.efa),
         share(node.pods_used, node.pods),
-        "; ".join(node.troubles) or node.health or "well",
+        "; ".join(node.troubles) or node.health or "healthy",
     )

@@ -1,4 +1,4 @@
-"""Change how many nodes a node group has, within the bounds of cluster.env, and wait until EKS has taken it.
+"""Set the number of nodes of a node group, within the limits of cluster.env.
 
 \b
 Examples:
@@ -6,7 +6,8 @@ Examples:
   yard cluster scale gpu g5 0
 
 \b
-Exit codes: 0 so it is, 1 with --dry-run: it would change, 2 outside the bounds, 3 AWS could not be asked.
+Exit codes: 0 success, 1 with --dry-run: a change is needed, 2 no such group, or outside the limits,
+3 AWS did not answer or denied access.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from tools.core.errors import UserError
 from tools.core.repo import nearest
 
 
-@click.command(help=__doc__, short_help="how many nodes a group has")
+@click.command(help=__doc__, short_help="set the number of nodes of a group")
 @_options.cluster_and_account
 @click.argument("group")
 @click.argument("count", type=click.IntRange(0, 9999))
-@click.option("--dry-run", is_flag=True, help="Show the difference only.")
+@click.option("--dry-run", is_flag=True, help="Show the changes without making them.")
 @_options.as_json
 def command(spec: Spec, session: Session, group: str, count: int, dry_run: bool, as_json: bool) -> None:
     known = {one.name: one for one in spec.groups}
@@ -36,9 +37,8 @@ def command(spec: Spec, session: Session, group: str, count: int, dry_run: bool,
         raise UserError(f"{spec.source} has no node group {group}", hint)
     wanted = known[group]
     if not wanted.least <= count <= wanted.most:
-        raise UserError(
-            f"{wanted.at}: {count} is not within {wanted.least}-{wanted.most}", "change the fact first"
-        )
+        message = f"{wanted.at}: {count} is not within {wanted.least}-{wanted.most}"
+        raise UserError(message, "change the fact first")
     names = {"clusterName": spec.name, "nodegroupName": group}
     old = session.call("eks", "describe_nodegroup", **names)["nodegroup"]["scalingConfig"]
     new = {"minSize": wanted.least, "maxSize": wanted.most, "desiredSize": count}
@@ -46,13 +46,14 @@ def command(spec: Spec, session: Session, group: str, count: int, dry_run: bool,
     price = inventory.instance_price(wanted.instance.name, "spot" if wanted.market == "spot" else "")
     rate = "unknown $/h" if price is None else f"{price * count:,.2f} $/h"
     if not as_json:
-        shown = ", ".join(lines) or f"{count} nodes already"
+        shown = ", ".join(lines) or f"already {count} nodes"
         output.line(f"{spec.name}/{group}: {shown} ({rate} for its nodes)")
     if lines and not dry_run:
         session.call("eks", "update_nodegroup_config", **names, scalingConfig=new)
         now = session.call("eks", "describe_nodegroup", **names)["nodegroup"]["scalingConfig"]
         if now.get("desiredSize") != count:
-            raise UserError(f"EKS took the change, and says {now.get('desiredSize')} nodes", "repeat it", 1)
+            message = f"EKS accepted the change, but reports {now.get('desiredSize')} nodes"
+            raise UserError(message, "repeat the command", 1)
     if as_json:
         hourly = None if price is None else round(price * count, 4)
         output.data(

@@ -1,7 +1,8 @@
-"""Print the CloudFormation template of what eksctl lacks, or create and update its stack.
+"""Print or deploy a CloudFormation template of what eksctl does not create for nodes with EFA.
 
-Placement groups, launch templates with one EFA interface a network card, a security group that is open to
-itself and to nobody else, and the file system's own. `yard cluster facts CLUSTER --write` finds the VPC.
+The template has placement groups, launch templates with an EFA interface for each network card, a security
+group that allows all traffic to and from itself, and one for the file system. --deploy needs the facts of the
+VPC, which `yard cluster facts CLUSTER --write` finds.
 
 \b
 Examples:
@@ -9,7 +10,8 @@ Examples:
   yard cluster stack gpu --deploy
 
 \b
-Exit codes: 0 good, 1 the stack failed, 2 a fact is missing, 3 AWS could not be asked.
+Exit codes: 0 success, 1 the stack failed, 2 a fact is missing, or no group uses EFA,
+3 AWS did not answer or denied access.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from tools.cluster.spec import Spec
 from tools.core import output
 
 
-@click.command(help=__doc__, short_help="what eksctl lacks, as CloudFormation")
+@click.command(help=__doc__, short_help="print or deploy launch templates for EFA")
 @_options.cluster_and_account
-@click.option("--deploy", is_flag=True, help="Create the stack, or update it, and wait for it.")
+@click.option("--deploy", is_flag=True, help="Create or update the stack, and wait for it.")
 def command(spec: Spec, session: Session, deploy: bool) -> None:
     if not deploy:
         output.line(stack.text(spec).rstrip("\n"))
         return
-    output.note(f"deploying {stack.name(spec)}: a minute or two")
+    output.note(f"deploying {stack.name(spec)}: about two minutes")
     output.line(f"{stack.name(spec)}: {stack.deploy(session, spec)}")

@@ -1,8 +1,8 @@
-"""Judge whether a cluster has all that a job needs, by what nodes advertise and controllers serve.
+"""Check whether a cluster has everything that a job needs.
 
-Nodes, devices and EFA against the table of machines, the operator's API and webhook, DNS, FSx, the team's
-namespace and claim, health agents, room for pods, your rights, and whether a job would be taken. --fix makes
-what can be made from here, and looks again.
+Checked are nodes, devices and EFA against the table of instance types, the operator's API and webhook, DNS,
+FSx, the team's namespace and claim, health agents, room for pods, your permissions, and whether the API
+server accepts a job. --fix makes the changes that it can, and checks again.
 
 \b
 Examples:
@@ -12,7 +12,8 @@ Examples:
   yard cluster validate gpu --from evidence/
 
 \b
-Exit codes: 0 good (warnings too), 1 something is missing, 3 not everything could be seen.
+Exit codes: 0 passed, also with warnings, 1 a check failed, 2 no such cluster, context or snapshot, 3 some
+results are unknown.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ from pathlib import Path
 import click
 
 from tools.cli.cluster import _options
-from tools.cluster import finding, validate
-from tools.cluster import state as kube
+from tools.cluster import finding, snapshot, validate
 from tools.cluster.finding import Finding
 from tools.cluster.spec import Spec
 from tools.core import output
@@ -31,47 +31,40 @@ from tools.core.errors import UserError
 from tools.kube.kubectl import Kubectl
 
 
-@click.command(help=__doc__, short_help="has the cluster all that a job needs")
+@click.command(help=__doc__, short_help="check what a job needs in the cluster")
 @_options.cluster
-@click.option("--context", metavar="NAME", help="The kubeconfig's context.")
-@click.option("--fix", is_flag=True, help="Make what can be made, then look again.")
-@click.option("--from", "recorded", type=click.Path(path_type=Path), metavar="DIR", help="A kept snapshot.")
-@click.option("--save", "keep", type=click.Path(path_type=Path), metavar="DIR", help="Keep the snapshot.")
+@click.option("--context", metavar="NAME", help="The context of the kubeconfig.")
+@click.option("--fix", is_flag=True, help="Make the changes that can be made, then check again.")
+@click.option(
+    "--from", "recorded", type=click.Path(path_type=Path), metavar="DIR", help="Read a saved snapshot."
+)
+@click.option("--save", "keep", type=click.Path(path_type=Path), metavar="DIR", help="Save the snapshot.")
 @_options.as_json
 def command(
     spec: Spec, context: str | None, fix: bool, recorded: Path | None, keep: Path | None, as_json: bool
 ) -> None:
     if recorded and fix:
-        raise UserError("a kept snapshot cannot be fixed", "leave out --from or --fix")
-    kubectl = None if recorded else Kubectl(context)
-    findings = _look(spec, kubectl, recorded, keep)
-    if fix and kubectl:
-        findings = _fix(spec, kubectl, findings)
-    level = finding.worst(findings)
-    if as_json:
-        output.data({"verdict": level.value, "findings": finding.as_data(findings)})
-    else:
-        finding.show(findings)
-    raise click.exceptions.Exit(finding.exit_code(level))
-
-
-def _look(spec: Spec, kubectl: Kubectl | None, recorded: Path | None, keep: Path | None) -> list[Finding]:
-    state = kube.collect(kubectl) if kubectl else kube.load(recorded or Path())
+        raise UserError("a saved snapshot cannot be fixed", "leave out --from or --fix")
+    kubectl = Kubectl(context)
+    found = snapshot.load(recorded) if recorded else snapshot.collect(kubectl)
     if keep:
-        state.save(keep)
-    return validate.judge(spec, state) + (validate.ask(kubectl, spec) if kubectl else [])
+        found.save(keep)
+    findings = validate.check(spec, found) + ([] if recorded else validate.ask(kubectl, spec))
+    if fix:
+        findings = _fix(spec, kubectl, findings)
+    raise click.exceptions.Exit(finding.report(findings, as_json).exit_code)
 
 
 def _fix(spec: Spec, kubectl: Kubectl, findings: list[Finding]) -> list[Finding]:
-    """Make each change and say what came of it; return what is found afterwards."""
-    todo = validate.fixes(spec, findings)
-    if not todo:
-        output.note("nothing that can be fixed from here")
+    """Make the changes, report each, and return the findings afterwards."""
+    changes = validate.fixes(spec, findings)
+    if not changes:
+        output.note("nothing to fix from here")
         return findings
-    for one in todo:
-        reason = validate.carry_out(kubectl, one)
-        output.note(f"NOT fixed: {one.line}: {reason}" if reason else f"changed: {one.line}")
-    after = _look(spec, kubectl, None, None)
-    for one in validate.fixes(spec, after):
-        output.note(f"still so: {one.line}")
+    for change in changes:
+        reason = validate.apply(kubectl, change)
+        output.note(f"NOT fixed: {change.line}: {reason}" if reason else f"changed: {change.line}")
+    after = validate.check(spec, snapshot.collect(kubectl)) + validate.ask(kubectl, spec)
+    for change in validate.fixes(spec, after):
+        output.note(f"not in effect: {change.line}")
     return after

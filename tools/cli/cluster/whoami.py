@@ -1,4 +1,4 @@
-"""Say who AWS takes you for: account, role, region; or the reason why it takes you for nobody.
+"""Show the AWS identity in use: account, role or user, region; or why there is none.
 
 \b
 Examples:
@@ -6,7 +6,7 @@ Examples:
   yard cluster whoami --profile training --region us-east-2
 
 \b
-Exit codes: 0 known, 3 no credentials, expired, or AWS was not reached.
+Exit codes: 0 success, 2 no region is set, 3 no valid credentials, or AWS did not answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tools.cli.cluster import _options
 from tools.core import output
 
 
-@click.command(help=__doc__, short_help="who AWS takes you for")
+@click.command(help=__doc__, short_help="show the AWS identity in use")
 @_options.account
 @_options.as_json
 def command(session: Session, as_json: bool) -> None:
@@ -31,5 +31,5 @@ def command(session: Session, as_json: bool) -> None:
         return
     rows = [("account", identity["account"]), ("caller", identity["arn"]), (who.kind, who.arn)]
     if not who.certain:
-        rows.append(("", "its path is not known: that takes iam:GetRole, and access entries need it"))
+        rows.append(("", "its path, which access entries need, is unknown without iam:GetRole"))
     output.table([*rows, ("region", session.region)], indent="")

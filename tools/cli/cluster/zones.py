@@ -1,6 +1,6 @@
-"""Name the zones that really offer an instance type, those with most room in their subnets first.
+"""List the zones that offer an instance type, those with the most free subnet addresses first.
 
-A zone's letter differs between accounts, its id does not: both are printed.
+The letter of a zone differs between accounts, its id does not. Both are printed.
 
 \b
 Examples:
@@ -8,7 +8,7 @@ Examples:
   yard cluster zones trn1.32xlarge --vpc vpc-0123456789abcdef0
 
 \b
-Exit codes: 0 at least one zone, 1 none, 3 AWS could not be asked.
+Exit codes: 0 at least one zone, 1 none, 2 unknown type, 3 AWS did not answer or denied access.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tools.core.errors import UserError
 from tools.facts.instances import instance
 
 
-@click.command(help=__doc__, short_help="zones that offer an instance type")
+@click.command(help=__doc__, short_help="list zones that offer an instance type")
 @click.argument("kind", metavar="TYPE")
-@click.option("--vpc", metavar="ID", help="Count the free addresses of this VPC's subnets; else of all VPCs.")
+@click.option("--vpc", metavar="ID", help="Count free addresses in this VPC. Default: in all.")
 @_options.account
 @_options.as_json
 def command(kind: str, vpc: str | None, session: Session, as_json: bool) -> None:
@@ -37,6 +37,6 @@ def command(kind: str, vpc: str | None, session: Session, as_json: bool) -> None
         output.data([{"name": one.name, "id": one.id, "spare": spare.get(one.name, 0)} for one in rows])
     else:
         for one in rows:
-            output.line(f"{one.name}  {one.id}  {spare.get(one.name, 0):,} spare addresses")
+            output.line(f"{one.name}  {one.id}  {spare.get(one.name, 0):,} free addresses")
     if not rows:
-        raise UserError(f"no zone of {session.region} offers {name}", "try another --region", 1)
+        raise UserError(f"no zone of {session.region} offers {name}", "choose another --region", 1)

@@ -1,0 +1,89 @@
+"""What a cluster's API server reports about nodes and components at one moment. It can be saved to a file.
+
+Every check reads a Snapshot instead of the cluster, so that a verdict can be repeated from a saved one. A
+kind that could not be listed is in `unseen` with the reason, and no check concludes anything from its
+absence.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tools.aws.retry_budget import Waiting
+from tools.core.errors import UserError
+from tools.core.repo import shown
+from tools.kube.kubectl import Kubectl
+from tools.kube.manifests import Object
+
+FILE = "cluster.json"
+CRD, OPERATOR_WEBHOOK = "customresourcedefinitions.apiextensions.k8s.io", "validatingwebhookconfigurations"
+SLICES = "endpointslices.discovery.k8s.io"
+# Each kind is listed by itself: a missing permission hides one kind and not the rest.
+ALL_NAMESPACES = ("pods", SLICES, "persistentvolumeclaims")
+CLUSTER_WIDE = ("nodes", "namespaces", CRD, OPERATOR_WEBHOOK, "csidrivers", "csinodes")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Objects by kind, as CLUSTER_WIDE and ALL_NAMESPACES name them, and why other kinds are missing."""
+
+    objects: dict[str, list[Object]] = field(default_factory=dict)
+    unseen: dict[str, str] = field(default_factory=dict)
+
+    def of(self, kind: str) -> list[Object]:
+        """Return the objects of a kind, or none where it could not be listed."""
+        return self.objects.get(kind, [])
+
+    def find(self, kind: str, name: str, namespace: str | None = None) -> Object | None:
+        for one in self.of(kind):
+            metadata = one["metadata"]
+            if metadata["name"] == name and namespace in (None, metadata.get("namespace")):
+                return one
+        return None
+
+    def save(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        value = {"objects": self.objects, "unseen": self.unseen}
+        (directory / FILE).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def load(directory: Path) -> Snapshot:
+    """Read a saved snapshot. Raises UserError where the file is missing or incomplete."""
+    path = directory / FILE
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        return Snapshot(value["objects"], value["unseen"])
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise UserError(f"{shown(path)}: not a snapshot of a cluster: {problem}") from None
+
+
+def collect(kubectl: Kubectl, kinds: tuple[str, ...] = (*CLUSTER_WIDE, *ALL_NAMESPACES)) -> Snapshot:
+    """Read the cluster. Raises UserError where it does not answer."""
+    snapshot, waiting = Snapshot(), Waiting("the cluster")
+    for kind in kinds:
+        scope = ["--all-namespaces"] if kind in ALL_NAMESPACES else []
+        try:
+            with waiting.during(f"kubectl get {kind}"):
+                found = kubectl.items(kind, *scope)
+            snapshot.objects[kind] = [_reduced(one) for one in found]
+        except UserError as problem:
+            if "orbidden" not in problem.message and "resource type" not in problem.message:
+                raise
+            snapshot.unseen[kind] = problem.message
+    return snapshot
+
+
+def _reduced(item: Object) -> Object:
+    """Return an object without fields that no check reads, such as managed fields and values of variables."""
+    dropped = ("metadata", "spec", "data", "stringData")
+    rest = {key: value for key, value in item.items() if key not in dropped}
+    if "spec" in item:
+        spec = {} if item.get("kind") == "CustomResourceDefinition" else dict(item["spec"] or {})
+        for key in ("containers", "initContainers"):
+            if isinstance(spec.get(key), list):
+                spec[key] = [{name: one.get(name) for name in ("name", "resources")} for one in spec[key]]
+        rest["spec"] = spec
+    metadata = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
+    return {**rest, "metadata": metadata}
