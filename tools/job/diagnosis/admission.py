@@ -48,19 +48,16 @@ def gang(snapshot: Snapshot) -> Iterator[Cause]:
         return
     pods = snapshot.pods
     if len(pods) < snapshot.replicas or any(pod.node is None for pod in pods):
-        yield from queues.shut(snapshot, pods)
+        yield from queues.gang_queue(snapshot, pods)
     group = queues.group(snapshot)
     phase = ((group or {}).get("status") or {}).get("phase")
     if len(pods) < snapshot.replicas and group is not None and phase in (None, "Pending"):
         least = (group.get("spec") or {}).get("minMember")
         conditions = (group.get("status") or {}).get("conditions") or []
         said = [short(one["message"]) for one in conditions[-1:] if one.get("message")]
-        evidence = [
-            f"PodGroup {group['metadata']['name']}: phase {phase or 'none'}, minMember {least}",
-            *said,
-        ]
+        line = f"PodGroup {group['metadata']['name']}: phase {phase or 'none'}, minMember {least}"
         summary = f"the gang of {least} pods is not admitted to queue {group['spec'].get('queue', 'default')}"
-        yield Cause("queue", Layer.JOB, summary, evidence)
+        yield Cause("queue", Layer.JOB, summary, [line, *said])
 
 
 def operator(snapshot: Snapshot) -> Iterator[Cause]:
@@ -94,7 +91,7 @@ def refused(snapshot: Snapshot) -> Iterator[Cause]:
         return
     computed = list(quota(snapshot))
     yield from computed
-    events = [event for event in snapshot.events("PyTorchJob", snapshot.name) if _still(snapshot, event)]
+    events = [event for event in snapshot.events("PyTorchJob", snapshot.name) if _refuses(snapshot, event)]
     if not events:
         return
     message = str(events[-1].get("message", ""))
@@ -105,7 +102,7 @@ def refused(snapshot: Snapshot) -> Iterator[Cause]:
         yield Cause(kind, Layer.JOB, summary, [short(f"event: {message}")], at=event_time(events[-1]))
 
 
-def _still(snapshot: Snapshot, event: Object) -> bool:
+def _refuses(snapshot: Snapshot, event: Object) -> bool:
     """Return whether an event reports a refused pod that was not created since.
 
     A pod of the same name that is still being deleted is not a refusal.

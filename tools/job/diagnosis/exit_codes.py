@@ -72,7 +72,7 @@ def layer_of(kind: str) -> Layer:
     return Layer.VICTIM if victim else Layer.FAILED
 
 
-def what(kind: str, who: str) -> str:
+def summary_of(kind: str, who: str) -> str:
     """Return a failure in words. `who` is a rank or a pod."""
     return f"{who}: {SUMMARIES.get(kind, 'an error of an unknown class')}"
 
@@ -81,7 +81,7 @@ def failure(
     kind: str, who: str, evidence: list[str], pod: str, rank: int | None = None, at: datetime | None = None
 ) -> Cause:
     """Return the cause of a failed process. `who` is the rank or pod of the summary."""
-    return Cause(kind, layer_of(kind), what(kind, who), evidence, pod, rank, at)
+    return Cause(kind, layer_of(kind), summary_of(kind, who), evidence, pod, rank, at)
 
 
 def first_of_each(causes: Iterable[Cause]) -> Iterator[Cause]:

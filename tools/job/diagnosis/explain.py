@@ -31,7 +31,7 @@ RULES: tuple[Rule, ...] = (
     *(scheduling.claims, scheduling.gated, scheduling.scheduler, scheduling.unschedulable),
     *(startup.references, startup.images, startup.container_errors, startup.mounts),
     *(failures.failures, deleted_pods.ended),
-    *(hangs.lost_nodes, hangs.bad_nodes, hangs.network, hangs.hang, performance.not_finite),
+    *(hangs.lost_nodes, hangs.unhealthy_nodes, hangs.network, hangs.hang, performance.not_finite),
     *(performance.straggler, performance.data_wait, performance.slow_network, performance.slowdown),
     performance.low_use,  # last: only if none of the other causes of slowness is found
 )
@@ -116,7 +116,9 @@ def _starting(snapshot: Snapshot, waiting: list[JobPod]) -> str | None:
     for pod in waiting:
         age = snapshot.age(pod.created) or 0.0
         if pod.deleted:
-            return f"{pod.short} is being deleted and will be replaced" if _going(snapshot, pod) else None
+            # The deletionTimestamp includes the grace period.
+            late = snapshot.age(moment(pod.item["metadata"]["deletionTimestamp"])) or 0.0
+            return f"{pod.short} is being deleted and will be replaced" if late < NEW else None
         if pod.node is None:
             return _scheduling(snapshot, pod, age)
         if init := pod.running_init:
@@ -142,11 +144,6 @@ def _scheduling(snapshot: Snapshot, pod: JobPod, age: float) -> str | None:
     return f"{pod.short} has waited for a node for {duration(age)}" if age < NEW else None
 
 
-def _going(snapshot: Snapshot, pod: JobPod) -> bool:
-    """Return whether a deleted pod has time left. Its deletionTimestamp includes the grace period."""
-    return (snapshot.age(moment(pod.item["metadata"]["deletionTimestamp"])) or 0.0) < NEW
-
-
 def _moving(snapshot: Snapshot) -> str | None:
     """Return the evidence of progress of the containers that run now. Traces of earlier ones do not count."""
     now = progress.of(snapshot)
@@ -154,7 +151,7 @@ def _moving(snapshot: Snapshot) -> str | None:
     newest = max((pod.started for pod in pods if pod.started), default=None)
     age = snapshot.age(newest) or 0.0
     hosts = {pod.name for pod in snapshot.pods}
-    beats = [beat for beat in now.beats if beat.phase == "done" or hangs.of_this_try(beat, pods)]
+    beats = [beat for beat in now.beats if beat.phase == "done" or hangs.is_current(beat, pods)]
     missing = [beat for beat in now.beats if beat.host in hosts and beat not in beats]
     if beats and not (missing and age > IMPORTS):
         oldest = min(beats, key=lambda beat: beat.time)

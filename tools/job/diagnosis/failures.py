@@ -10,7 +10,7 @@ from datetime import datetime
 from tools.core.timestamps import epoch, moment
 from tools.job.diagnosis import exit_codes, log_causes, node_health, startup
 from tools.job.diagnosis.cause import Cause, Layer, short
-from tools.job.diagnosis.exit_codes import failure, layer_of, what
+from tools.job.diagnosis.exit_codes import failure, layer_of, summary_of
 from tools.job.diagnosis.resources import accelerators
 from tools.job.metrics.progress import last_moved
 from tools.job.snapshot import log_lines
@@ -84,12 +84,12 @@ def failed_pods(snapshot: Snapshot) -> list[Failed]:
             found.append(Failed(pod, broken[1], CURRENT, broken[0]))
         elif pod.phase == "Failed" or (pod.ended_for_good and end and end.code != 0):
             found.append(Failed(pod, end, CURRENT))
-        elif pod.waiting[0] == "CrashLoopBackOff" or (pod.restarts and end and _not_since(end, pod, moved)):
+        elif pod.waiting[0] == "CrashLoopBackOff" or (pod.restarts and end and _stuck(end, pod, moved)):
             found.append(Failed(pod, end, PREVIOUS if pod.restarts else CURRENT))
     return found
 
 
-def _not_since(end: End, pod: JobPod, moved: datetime | None) -> bool:
+def _stuck(end: End, pod: JobPod, moved: datetime | None) -> bool:
     """Return whether there is no sign of progress since a container ended and was restarted."""
     if end.code == 0 or end.at is None:
         return False
@@ -197,7 +197,7 @@ def _from_code(snapshot: Snapshot, failed: Failed) -> Cause | None:
     lines = [line for line in snapshot.log(pod.name, failed.which).splitlines() if line.strip()]
     last = f", last line: {lines[-1].strip()}" if lines else ", its log is empty or not seen"
     evidence = [short(f"{failed.where}: exit code {end.code} {end.reason}{last} {end.message}")]
-    summary = what(kind, pod.short) if kind != "crash" else f"{pod.short} failed with code {end.code}"
+    summary = summary_of(kind, pod.short) if kind != "crash" else f"{pod.short} failed with code {end.code}"
     # An exit code without a class may be the consequence of anything.
     layer = Layer.VICTIM if kind == "crash" else layer_of(kind)
     return Cause(kind, layer, summary, evidence, pod.name, at=end.at)

@@ -33,7 +33,7 @@ def lost_nodes(snapshot: Snapshot) -> Iterator[Cause]:
         conditions = ((node or {}).get("status") or {}).get("conditions") or []
         ready: Object = next((one for one in conditions if one["type"] == "Ready"), {})
         at = moment(ready.get("lastTransitionTime"))
-        if ready and ready.get("status") != "True" and not _heard_since(snapshot, pod, at):
+        if ready and ready.get("status") != "True" and not _heartbeats_since(snapshot, pod, at):
             fact = f"{pod.short} is on {pod.node}: Ready is {ready['status']}: {ready.get('message', '')}"
             yield _lost(snapshot, pod, f"the node of {pod.short} does not answer", fact, at)
             return
@@ -49,13 +49,13 @@ def _lost(snapshot: Snapshot, pod: JobPod, summary: str, fact: str, at: datetime
     return Cause(kind, Layer.FAILED, summary, evidence, pod.name, at=at)
 
 
-def _heard_since(snapshot: Snapshot, pod: JobPod, at: datetime | None) -> bool:
+def _heartbeats_since(snapshot: Snapshot, pod: JobPod, at: datetime | None) -> bool:
     """Return whether the pod's ranks wrote heartbeats after its node's kubelet went silent."""
     beats = [beat for beat in progress.of(snapshot).beats if beat.host == pod.name]
     return at is not None and bool(beats) and all(epoch(beat.time) > at for beat in beats)
 
 
-def bad_nodes(snapshot: Snapshot) -> Iterator[Cause]:
+def unhealthy_nodes(snapshot: Snapshot) -> Iterator[Cause]:
     """The job makes no progress, and one of its pods is on an unhealthy node."""
     stuck = any((snapshot.condition("Failed"), failures.failed_pods(snapshot), list(hang(snapshot))))
     if not stuck:
@@ -113,7 +113,7 @@ def hang(snapshot: Snapshot) -> Iterator[Cause]:
     if is_over(snapshot) or not running or not all(pod.running or pod.done for pod in snapshot.pods):
         return
     now = progress.of(snapshot)
-    beats = [beat for beat in now.beats if beat.phase != "done" and of_this_try(beat, running)]
+    beats = [beat for beat in now.beats if beat.phase != "done" and is_current(beat, running)]
     limits = progress.limits(snapshot)
     late = [beat for beat in beats if (now.now - epoch(beat.time)).total_seconds() > limits.for_(beat)]
     if not late:
@@ -135,7 +135,7 @@ def hang(snapshot: Snapshot) -> Iterator[Cause]:
     yield Cause("hang", Layer.HUNG, summary, evidence, behind.host, behind.rank, epoch(behind.time))
 
 
-def of_this_try(beat: Beat, running: list[JobPod]) -> bool:
+def is_current(beat: Beat, running: list[JobPod]) -> bool:
     """Return whether a heartbeat is from a container that runs now, not from an earlier one."""
     started = [pod.started for pod in running if pod.name == beat.host]
     return any(at is not None and epoch(beat.time) >= at for at in started)

@@ -101,7 +101,7 @@ def group(snapshot: Snapshot) -> Object | None:
     return None
 
 
-def shut(snapshot: Snapshot, pods: list[JobPod]) -> Iterator[Cause]:
+def gang_queue(snapshot: Snapshot, pods: list[JobPod]) -> Iterator[Cause]:
     """The gang's queue does not exist, is closed, or has allocated all its resources."""
     gang = group(snapshot) or {}
     name = _queue_name(gang, pods)
@@ -157,7 +157,7 @@ def _full(queue: Object, gang: Object) -> Iterator[str]:
         yield f"Queue {name}: all {shown('gpu', limit)} GPUs of its limit are allocated"
 
 
-def waits(snapshot: Snapshot) -> Iterator[Cause]:
+def gang_waits(snapshot: Snapshot) -> Iterator[Cause]:
     """The gang scheduler does not place the group, and the arithmetic does not show why."""
     gang = group(snapshot)
     if gang is None:

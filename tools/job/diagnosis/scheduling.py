@@ -174,7 +174,7 @@ def unschedulable(snapshot: Snapshot) -> Iterator[Cause]:
             yield _cause(snapshot, nodes, pod, fit, len(pods))
             return
     gang = list(_gang(snapshot, pods)) if len(pods) > 1 and is_gang(snapshot, pods[0]) else []
-    yield from gang or (not missing and _refused(snapshot, pods)) or queues.waits(snapshot)
+    yield from gang or (not missing and _refused(snapshot, pods)) or queues.gang_waits(snapshot)
 
 
 def _nodes_seen(snapshot: Snapshot) -> bool:
