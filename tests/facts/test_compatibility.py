@@ -1,4 +1,4 @@
-"""The table of releases that go together, against the wheels that are installed here and against itself."""
+"""The table of compatible releases agrees with the installed wheels and with itself."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from packaging.version import Version
 
 from tools.core import repo
 from tools.facts import compatibility
-from tools.facts.instances import INSTANCES
+from tools.facts.instances import INSTANCES, NVIDIA
 
 
-def test_the_installed_torch_is_what_the_table_says() -> None:
-    """Metadata of the installed wheel: its CUDA toolkit and its NCCL."""
+def test_the_table_agrees_with_the_installed_torch() -> None:
     row = compatibility.torch(version("torch"))
     assert row is not None
     asked = {requirement.name: requirement for requirement in map(Requirement, requires("torch") or [])}
@@ -24,7 +23,7 @@ def test_the_installed_torch_is_what_the_table_says() -> None:
     assert nccl.version == row.nccl
 
 
-def test_the_installed_transformers_goes_with_its_torch() -> None:
+def test_the_table_agrees_with_the_installed_transformers() -> None:
     wanted = compatibility.torch_for_transformers(version("transformers"))
     assert wanted is not None
     asked = [Requirement(text) for text in requires("transformers") or []]
@@ -33,7 +32,7 @@ def test_the_installed_transformers_goes_with_its_torch() -> None:
     assert Version(wanted) <= Version(version("torch"))
 
 
-def test_the_documents_table_is_this_one() -> None:
+def test_the_documents_have_the_same_table() -> None:
     """docs/images.md prints every series of torch with its CUDA, NCCL and torchvision."""
     page = (repo.root() / "docs/images.md").read_text(encoding="utf-8")
     for row in compatibility.TORCH.values():
@@ -42,22 +41,21 @@ def test_the_documents_table_is_this_one() -> None:
         assert f"| {row.series} | {row.cuda} | {others} | {row.nccl} | {vision} |" in page
 
 
-def test_rows_are_whole_and_in_order() -> None:
-    """Every CUDA that a torch was built for has a driver and a list of cards."""
+def test_rows_are_complete_and_in_order() -> None:
+    """Every CUDA version of a torch build has a driver and a list of capabilities."""
     names = list(compatibility.TORCH)
     assert names == sorted(names, key=Version)
     for row in compatibility.TORCH.values():
         for cuda in row.builds:
             assert compatibility.driver(cuda), cuda
             assert cuda in compatibility.CAPABILITIES, cuda
-    assert [Version(row.since) for row in compatibility.PLUGINS] == sorted(
-        Version(row.since) for row in compatibility.PLUGINS
-    )
+    since = [Version(row.since) for row in compatibility.PLUGINS]
+    assert since == sorted(since)
 
 
 def test_every_nvidia_card_of_the_instance_table_has_a_capability() -> None:
-    cards = {found.accelerator for found in INSTANCES.values() if found.device_resource == "nvidia.com/gpu"}
-    assert {card for card in cards if card} <= set(compatibility.GPUS)
+    cards = {one.accelerator for one in INSTANCES.values() if one.device_resource == NVIDIA}
+    assert cards <= set(compatibility.GPUS)
 
 
 @pytest.mark.parametrize(
@@ -79,10 +77,7 @@ def test_the_torchvision_for_a_torch_is_one_that_requires_it() -> None:
     for name in compatibility.TORCH:
         wanted = compatibility.torchvision_of(f"{name}.0")
         assert wanted is not None
-        assert compatibility.torch_of_torchvision(wanted.removesuffix(".*") if "*" in wanted else wanted) in (
-            name,
-            None,
-        )
+        assert compatibility.torch_of_torchvision(wanted.removesuffix(".*")) in (name, None)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +93,6 @@ def test_which_cards_a_binary_runs_on(card: str, built_for: tuple[str, ...], exp
     assert compatibility.runs_on(card, built_for) is expected
 
 
-def test_torchaudio_has_its_torchs_number_until_it_has_not() -> None:
+def test_torchaudio_requires_its_torch_up_to_2_10() -> None:
     assert compatibility.torch_of_torchaudio("2.9.1") == "2.9"
     assert compatibility.torch_of_torchaudio("2.11.0") is None

@@ -1,4 +1,4 @@
-"""What is said of variables: the verdicts that manifests are written and judged by."""
+"""Guidance on variables, which manifests are written and checked by."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tools.facts.instances import INSTANCES, instance
         ("m5.large", set()),
     ],
 )
-def test_what_each_machine_is_given(name: str, expected: set[str]) -> None:
+def test_variables_of_a_machine(name: str, expected: set[str]) -> None:
     assert set(variables(instance(name))) == expected
 
 
@@ -43,17 +43,16 @@ def test_verdicts(variable: str, value: str, say: Say | None) -> None:
     assert (found.say if found else None) is say
 
 
-def test_guidance_for_other_machines_is_silent() -> None:
-    assert guidance("NCCL_NET_PLUGIN", "ofi", [instance("p5.48xlarge")]) is not None
-    assert guidance("NCCL_NET_PLUGIN", "ofi", [instance("g5.xlarge")]) is None
-    assert guidance("NCCL_NET_PLUGIN", "ofi", [instance("trn1.32xlarge")]) is None
+def test_guidance_for_other_machines_does_not_apply() -> None:
+    for name, applies in (("p5.48xlarge", True), ("g5.xlarge", False), ("trn1.32xlarge", False)):
+        assert bool(guidance("NCCL_NET_PLUGIN", "ofi", [instance(name)])) is applies
 
 
-def test_entries_are_whole() -> None:
-    """Each has a reason and a source, what is set has its value, and nothing is told both ways."""
+def test_entries_are_complete() -> None:
+    """Each has a reason and a source, SET has a value, and no entries contradict each other."""
     assert all(item.reason and item.source for item in GUIDANCE)
     assert all(item.value for item in GUIDANCE if item.say is Say.SET)
-    for found in INSTANCES.values():
-        for variable, value in variables(found).items():
-            said = [item for item in GUIDANCE if item.applies(found) and item.concerns(variable, value)]
-            assert [item.say for item in said] == [Say.SET]
+    for machine in INSTANCES.values():
+        for variable, value in variables(machine).items():
+            entries = [one for one in GUIDANCE if one.applies(machine) and one.concerns(variable, value)]
+            assert [one.say for one in entries] == [Say.SET]

@@ -1,4 +1,4 @@
-"""The table of instance types: against what EC2 itself tells (moto's copy of it), and its look-ups."""
+"""The table of instance types agrees with the answers of EC2, of which moto has a copy."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from tools.core.errors import UserError
 from tools.facts.instances import EFA, INSTANCES, NEURON, NVIDIA, Instance, instance
 
 MOTO = "moto==5.2.1"
-# (instance, key): why the table says otherwise than moto.
+# (instance, key): why the table differs from moto.
 EXCEPTIONS = {
-    ("trn2.48xlarge", "accelerator_memory_mib"): "moto has 512 GiB a device; Neuron's documentation has 96",
+    ("trn2.48xlarge", "accelerator_memory_mib"): "moto has 512 GiB a device, Neuron's documentation 96",
     (
         "trn2.48xlarge",
         "cores_per_accelerator",
-    ): "moto has physical cores; two make one at the default setting",
-    ("g6e.48xlarge", "network_mbps"): "the sum of the cards' bandwidths; the machine's is 400 Gbit/s",
-    ("p6-b200.48xlarge", "network_mbps"): "the sum of the cards' bandwidths; the machine's is 3200 Gbit/s",
-    ("p6-b300.48xlarge", "network_mbps"): "the sum of the cards' bandwidths; the machine's is 6400 Gbit/s",
+    ): "moto has physical cores; by default two are one logical core",
+    ("g6e.48xlarge", "network_mbps"): "moto sums up the cards; the machine has 400 Gbit/s",
+    ("p6-b200.48xlarge", "network_mbps"): "moto sums up the cards; the machine has 3200 Gbit/s",
+    ("p6-b300.48xlarge", "network_mbps"): "moto sums up the cards; the machine has 6400 Gbit/s",
 }
 
 
 @pytest.fixture(scope="session")
-def told() -> dict[str, Any]:
-    """What DescribeInstanceTypes answers, as moto has recorded it: only its data file is used."""
+def answer() -> dict[str, Any]:
+    """The answer of DescribeInstanceTypes in moto's data file, which is all that is used of moto."""
     target = repo.root() / ".cache" / MOTO.replace("==", "-")
     data = target / "moto/ec2/resources/instance_types.json.gz"
     if not data.exists():
@@ -41,13 +41,15 @@ def told() -> dict[str, Any]:
         command = [str(uv), "pip", "install", "--quiet", "--no-deps", "--target", str(target), MOTO]
         got = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         if got.returncode:
-            pytest.skip(f"{MOTO} cannot be had here: {(got.stderr.splitlines() or ['no reason given'])[-1]}")
+            pytest.skip(
+                f"{MOTO} is not available here: {(got.stderr.splitlines() or ['no reason given'])[-1]}"
+            )
     types: dict[str, Any] = json.loads(gzip.decompress(data.read_bytes()))
     return types
 
 
 def numbers(row: dict[str, Any]) -> dict[str, Any]:
-    """Return EC2's answer about one type in the table's keys."""
+    """Return EC2's answer for one type with the table's keys."""
     network = row["NetworkInfo"]
     cards = [card.get("BaselineBandwidthInGbps") or 0 for card in network.get("NetworkCards", [])]
     found = [*row.get("GpuInfo", {}).get("Gpus", []), *row.get("NeuronInfo", {}).get("NeuronDevices", [])]
@@ -62,22 +64,20 @@ def numbers(row: dict[str, Any]) -> dict[str, Any]:
         "efa": network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0),
         "nvme_gb": row.get("InstanceStorageInfo", {}).get("TotalSizeInGB", 0),
         "network_mbps": sum(cards) * 1000,
-        "architecture": {"x86_64": "amd64", "arm64": "arm64"}[
-            row["ProcessorInfo"]["SupportedArchitectures"][0]
-        ],
+        "architecture": row["ProcessorInfo"]["SupportedArchitectures"][0].replace("x86_64", "amd64"),
     }
 
 
 @pytest.mark.parametrize("name", INSTANCES)
-def test_the_table_is_what_ec2_tells(name: str, told: dict[str, Any]) -> None:
-    expected = numbers(told[name])
+def test_the_table_agrees_with_ec2(name: str, answer: dict[str, Any]) -> None:
+    expected = numbers(answer[name])
     differing = {key for key, value in expected.items() if getattr(INSTANCES[name], key) != value}
     assert differing == {key for one, key in EXCEPTIONS if one == name}
 
 
-def test_the_comparison_can_fail(told: dict[str, Any]) -> None:
-    """Control: another machine's numbers are not these."""
-    assert numbers(told["p5.48xlarge"]) != numbers(told["p5en.48xlarge"])
+def test_the_comparison_can_fail(answer: dict[str, Any]) -> None:
+    """Control: another machine has other numbers."""
+    assert numbers(answer["p5.48xlarge"]) != numbers(answer["p5en.48xlarge"])
     assert {one for one, _ in EXCEPTIONS} <= set(INSTANCES)
 
 
@@ -92,7 +92,7 @@ def test_rows_make_sense(found: Instance) -> None:
     assert found.node_names == (found.name, f"ml.{found.name}")
 
 
-def test_prices_that_are_not_known_are_not_zero() -> None:
+def test_unknown_prices_are_not_zero() -> None:
     unknown = {name for name, found in INSTANCES.items() if found.price_usd_per_hour is None}
     assert unknown == {"p5e.48xlarge", "trn2.48xlarge"}
 
@@ -116,13 +116,13 @@ def test_look_ups() -> None:
         ("c7i.8xlarge", {"memory": "54Gi"}),
     ],
 )
-def test_what_a_pod_asks_for(name: str, limits: dict[str, str]) -> None:
-    """Worked by hand once; g5.xlarge has no EFA although many manifests ask for one."""
+def test_the_limits_of_a_pod(name: str, limits: dict[str, str]) -> None:
+    """Computed by hand. g5.xlarge has no EFA, although many manifests request one."""
     assert instance_patch.limits(instance(name)) == limits
 
 
 @pytest.mark.parametrize("found", INSTANCES.values(), ids=lambda one: one.name)
-def test_a_pod_leaves_room_for_the_nodes_own(found: Instance) -> None:
+def test_a_pod_leaves_room_for_daemons(found: Instance) -> None:
     assert instance_patch.cpus(found) * 1000 <= found.allocatable_cpu_m - 250
     taken = instance_patch.memory_mib(found) + found.hugepages_2mi_mib
     assert taken <= found.allocatable_memory_mib - instance_patch.DAEMON_MEMORY_MIB

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from tools.cells import kustomize, locate
 from tools.core import repo
 from tools.core.errors import UserError
+from tools.core.output import note
 from tools.kube import schemas
 from tools.kube.manifests import Manifests, parse
 
 
-def note(line: str) -> None:
-    """Print a line of progress."""
-    print(line, file=sys.stderr, flush=True)
-
-
 @pytest.fixture(scope="session")
 def known() -> schemas.Schemas:
-    """The schemas, built if they are not there yet."""
+    """The schemas, built if they are missing."""
     try:
         return schemas.ensure(repo.root(), note)
     except UserError as problem:
@@ -28,15 +22,21 @@ def known() -> schemas.Schemas:
 
 
 @pytest.fixture(scope="session")
-def rendered() -> dict[str, str]:
-    """Every cell's YAML by the cell's name, rendered once."""
-    renderer = kustomize.find(repo.root())
-    if renderer is None:
+def renderer() -> kustomize.Renderer:
+    """The renderer of the user's commands."""
+    found = kustomize.find(repo.root())
+    if found is None:
         pytest.skip("no kustomize or kubectl on PATH: run `make setup`, or install kustomize 5.4 or newer")
+    return found
+
+
+@pytest.fixture(scope="session")
+def rendered(renderer: kustomize.Renderer) -> dict[str, str]:
+    """The YAML of every cell by its name."""
     return {name: renderer.build(repo.root() / name) for name in locate.cells()}
 
 
 @pytest.fixture(scope="session")
 def cells(rendered: dict[str, str]) -> list[Manifests]:
-    """Every cell's objects."""
+    """The objects of every cell."""
     return [parse(text, name) for name, text in rendered.items()]

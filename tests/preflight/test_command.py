@@ -1,4 +1,4 @@
-"""`yard preflight`: exit codes, what it prints, JSON, and that it stays offline."""
+"""`yard preflight`: exit codes, output and JSON, without a connection."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNCLEAR = str(CORPUS / "good" / "command-substitution.yaml")
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch, known: Schemas) -> None:
-    """No connection may be made, to anything."""
+    """Let no test open a connection."""
 
     def refuse(*_: Any) -> None:
         raise AssertionError("preflight opened a connection")
@@ -51,15 +51,16 @@ def offline(monkeypatch: pytest.MonkeyPatch, known: Schemas) -> None:
 )
 def test_exit_codes(arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["preflight", *arguments]) == code
-    said = capsys.readouterr()
-    assert ("error: " in said.err) == (code == 2)
-    assert "Traceback" not in said.out + said.err
+    printed = capsys.readouterr()
+    assert ("error: " in printed.err) == (code == 2)
+    assert "Traceback" not in printed.out + printed.err
 
 
-def test_failures_come_first_with_evidence_reason_and_remedy(capsys: pytest.CaptureFixture[str]) -> None:
-    assert invoke(["preflight", "-f", BAD]) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"FAIL: {BAD}: 1 failed, 0 unknown, ")
+def test_failures_are_printed_with_evidence_reason_and_remedy(known: Schemas) -> None:
+    done = CliRunner().invoke(command, ["-"], input=Path(BAD).read_text(encoding="utf-8"))
+    assert done.exit_code == 1
+    lines = done.output.splitlines()
+    assert lines[0].startswith("FAIL: standard input: 1 failed, 0 unknown, ")
     assert lines[1].startswith("  FAIL wiring: it hangs: 2 pods wait in 2 places: a job without Master")
     assert any("two-trainings-worker-1" in line for line in lines)
     assert any(line.strip().startswith("why: ") for line in lines)
@@ -68,55 +69,47 @@ def test_failures_come_first_with_evidence_reason_and_remedy(capsys: pytest.Capt
     assert "  needs from the cluster: PersistentVolumeClaim fsx-team" in lines
 
 
-def test_what_passed_is_printed_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbose_prints_what_passed(capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["preflight", "-f", GOOD, "-v"]) == 0
-    said = capsys.readouterr().out
-    assert "  PASS wiring: mnist-cpu forms one world" in said
+    assert "  PASS wiring: mnist-cpu forms one world" in capsys.readouterr().out
     assert invoke(["preflight", "-f", GOOD]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
-def test_standard_input(known: Schemas) -> None:
-    done = CliRunner().invoke(command, ["-"], input=Path(BAD).read_text(encoding="utf-8"))
-    assert done.exit_code == 1
-    assert done.output.startswith("FAIL: standard input: 1 failed")
-
-
 def test_json_has_rule_object_path_value_and_evidence(capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["preflight", "-f", str(CORPUS / "bad" / "cpu-all-vcpus.yaml"), "--json"]) == 1
-    (one,) = json.loads(capsys.readouterr().out)
-    assert one["verdict"] == "FAIL"
-    (found,) = [item for item in one["verdicts"] if item["verdict"] == "FAIL"]
-    assert found["rule"] == "cpu-fits"
-    assert found["object"] == "PyTorchJob/qwen-g5"
-    assert found["value"] == "32000m"
-    assert "31850m" in found["summary"]
-    assert found["evidence"]
-    assert "31850m" in found["remedy"]
-    assert {item["rule"] for item in one["verdicts"]} <= set(rules())
+    (checked,) = json.loads(capsys.readouterr().out)
+    assert checked["verdict"] == "FAIL"
+    (verdict,) = [item for item in checked["verdicts"] if item["verdict"] == "FAIL"]
+    assert (verdict["rule"], verdict["object"]) == ("cpu-fits", "PyTorchJob/qwen-g5")
+    assert verdict["value"] == "32000m"
+    assert "31850m" in verdict["summary"]
+    assert verdict["evidence"]
+    assert "31850m" in verdict["remedy"]
+    assert {item["rule"] for item in checked["verdicts"]} <= set(rules())
 
 
 @pytest.mark.parametrize("name", ["token-in-env", "aws-key-in-args", "token-in-config-map", "wandb-key"])
 def test_a_secret_is_never_printed_whole(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = CORPUS / "bad" / f"{name}.yaml"
     assert invoke(["preflight", "-f", str(path), "-v", "--json"]) == 1
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     text = path.read_text(encoding="utf-8")
     secrets = ("AbCdEfGhIj", "AKIAIOSFODNN7", "q7RtYuIoPa", "0123456789abcdef")
     (secret,) = [one for one in secrets if one in text]
-    assert secret not in said
-    assert "characters)" in said
+    assert secret not in printed
+    assert "characters)" in printed
 
 
-def test_without_schemas_it_cannot_be_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_missing_schemas_are_reported_as_unknown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The schemas are not fetched behind the user's back; the way to get them is said."""
+    """Preflight does not download the schemas. It prints the command that does."""
     monkeypatch.setattr(schemas, "find", lambda root: None)
     assert invoke(["preflight", "-f", GOOD]) == 3
-    said = capsys.readouterr().out
-    assert "CANNOT TELL schema: the schemas are not built on this machine" in said
-    assert "fix: python -m tools.kube.schemas" in said
+    printed = capsys.readouterr().out
+    assert "CANNOT TELL schema: the schemas are not built on this machine" in printed
+    assert "fix: python -m tools.kube.schemas" in printed
 
 
 def test_every_rule_has_a_page_and_a_short_reason() -> None:
