@@ -21,7 +21,7 @@ Objects = dict[tuple[str, str], dict[str, Any]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give more time to the tests that may have to build a version first."""
+    """Give more time to the tests that may have to build the renderers."""
     for item in items:
         if "builder" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timeout(900))
@@ -32,7 +32,7 @@ BUILT = [pytest.param(version, marks=pytest.mark.long) for version in (OLDEST, k
 
 @pytest.fixture(scope="session", params=["found", *BUILT])
 def builder(request: pytest.FixtureRequest) -> kustomize.Renderer:
-    """Each renderer in turn: the one that a user's command takes, the oldest supported, the newest."""
+    """Each renderer in turn: the one of a user's command, the oldest supported, the newest."""
     if request.param == "found":
         found = kustomize.find(repo.root())
         if found is None:
@@ -53,7 +53,7 @@ def _note(line: str) -> None:
 
 @pytest.fixture(scope="session")
 def renderer() -> kustomize.Renderer:
-    """The renderer that a user's command takes, where one is enough."""
+    """The renderer of a user's command."""
     found = kustomize.find(repo.root())
     if found is None:
         pytest.skip(NONE_HERE)
@@ -65,7 +65,7 @@ FIRST_CELL = ("hardware/cpu", "model/llama-tiny", "cpu/llama-tiny", "images")
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of base/pytorchjob and of the first cell, with a matrix of that one cell, to change."""
+    """A copy of base/pytorchjob and of the first cell, with a matrix of that one cell."""
     root = tmp_path / "checkout"
     for name in ("base/pytorchjob", *(f"overlays/{part}" for part in FIRST_CELL)):
         shutil.copytree(repo.root() / name, root / name)
@@ -78,7 +78,7 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def whole_checkout(tmp_path: Path) -> Path:
-    """A copy of all of base/pytorchjob and overlays/ to change."""
+    """A copy of base/pytorchjob and overlays/."""
     root = tmp_path / "checkout"
     for name in ("base/pytorchjob", "overlays"):
         shutil.copytree(repo.root() / name, root / name)

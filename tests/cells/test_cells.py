@@ -35,39 +35,35 @@ CAPABILITIES = {"NET_BIND_SERVICE"}
 
 @pytest.fixture(scope="module", params=CELLS, ids=lambda cell: cell.name)
 def cell(request: pytest.FixtureRequest) -> matrix.Cell:
-    """Each cell of the matrix."""
     found: matrix.Cell = request.param
     return found
 
 
 @pytest.fixture(scope="module")
 def text(cell: matrix.Cell, renderer: Renderer) -> str:
-    """The cell as the renderer of a user's command writes it."""
+    """The cell as a user's command renders it."""
     return build_once(renderer, cell.name)
 
 
 @functools.cache
 def build_once(renderer: Renderer, name: str) -> str:
-    """Render a cell, however often pytest comes back to it."""
+    """Render a cell once for all tests."""
     return renderer.build(repo.root() / "overlays" / name)
 
 
 @pytest.fixture(scope="module")
 def rendered(text: str, objects: Parse) -> Objects:
-    """The cell's objects."""
     return objects(text)
 
 
 @pytest.fixture(scope="module")
 def job(rendered: Objects) -> dict[str, Any]:
-    """The cell's one PyTorchJob."""
     (found,) = (one for (kind, _), one in rendered.items() if kind == "PyTorchJob")
     return found
 
 
 @pytest.fixture(scope="module")
 def pod(job: dict[str, Any]) -> dict[str, Any]:
-    """The job's one pod template's spec."""
     (replica_spec,) = job["spec"]["pytorchReplicaSpecs"].values()
     spec: dict[str, Any] = replica_spec["template"]["spec"]
     return spec
@@ -75,7 +71,6 @@ def pod(job: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def container(pod: dict[str, Any]) -> dict[str, Any]:
-    """The pod's one container."""
     (found,) = pod["containers"]
     assert isinstance(found, dict)
     return found
@@ -86,7 +81,7 @@ def test_matrix_has_cells() -> None:
 
 
 def test_bytes_are_the_same_on_every_builder(cell: matrix.Cell, builder: Renderer, text: str) -> None:
-    """The user's own renderer a second time, the oldest and the newest."""
+    """The user's renderer a second time, the oldest and the newest."""
     assert builder.build(repo.root() / "overlays" / cell.name) == text
 
 
@@ -99,7 +94,7 @@ def test_cluster_facts_stay_out_of_jobs_and_cells(rendered: Objects) -> None:
 
 
 def test_job_is_one_world(job: dict[str, Any], cell: matrix.Cell, container: dict[str, Any]) -> None:
-    """Worker-only with c10d, one number of nodes, and no flag that wins over what the operator sets."""
+    """Worker-only with c10d, one number of nodes, and no flag that overrides the operator's variables."""
     spec = job["spec"]
     assert list(spec["pytorchReplicaSpecs"]) == ["Worker"]
     elastic = spec["elasticPolicy"]
@@ -168,7 +163,7 @@ def test_pod_security_is_restricted(pod: dict[str, Any], container: dict[str, An
 
 
 def test_restricted_check_sees_each_violation(pod: dict[str, Any]) -> None:
-    """Control: the same pod with one thing loosened at a time is not clean."""
+    """Control: the same pod with one rule violated at a time."""
 
     def own(it: dict[str, Any]) -> dict[str, Any]:
         context: dict[str, Any] = it["containers"][0]["securityContext"]
@@ -213,7 +208,7 @@ def test_only_the_jobs_own_pods_may_connect(rendered: Objects, job: dict[str, An
 
 
 def test_container_is_whole(pod: dict[str, Any], container: dict[str, Any]) -> None:
-    """Mounts and volumes belong together; each $(NAME) stands below the variable it names."""
+    """Mounts and volumes belong together. Each $(NAME) follows the variable that it names."""
     mounted = [mount["name"] for mount in container["volumeMounts"]]
     assert sorted(mounted) == sorted(volume["name"] for volume in pod["volumes"])
     seen: list[str] = []
@@ -241,7 +236,7 @@ def test_names_fit_the_services(job: dict[str, Any]) -> None:
 def test_configuration_is_the_trainers(
     rendered: Objects, cell: matrix.Cell, container: dict[str, Any], tmp_path: Path
 ) -> None:
-    """What the pod would read is a whole, valid configuration, and no section stands in two ConfigMaps."""
+    """The pod reads a complete, valid configuration, and no section is in two ConfigMaps."""
     maps = [one["data"] for (kind, _), one in rendered.items() if kind == "ConfigMap"]
     assert sorted(file for data in maps for file in data) == ["cell.yaml", "hardware.yaml", "model.yaml"]
     for data in maps:
@@ -260,7 +255,7 @@ def test_configuration_is_the_trainers(
 
 
 def test_wiring_is_right(rendered: Objects, job: dict[str, Any], cell: matrix.Cell) -> None:
-    """One rendezvous for all pods, and as many processes as the nodes have devices; nothing is started."""
+    """One rendezvous for all pods, and as many processes as the nodes have devices. Nothing is started."""
     manifests = Manifests(cell.name, list(rendered.values()))
     analysis = wiring.analyse(job, manifests)
     assert analysis.verdict.state is State.PASS, analysis.verdict.summary
@@ -272,7 +267,7 @@ def test_wiring_is_right(rendered: Objects, job: dict[str, Any], cell: matrix.Ce
 def test_pod_asks_for_what_its_machine_has(
     cell: matrix.Cell, job: dict[str, Any], pod: dict[str, Any], container: dict[str, Any]
 ) -> None:
-    """All devices and interfaces of one machine, and processors and memory that its pods can be given."""
+    """All devices and interfaces of one machine, and the processors and memory left for its pods."""
     instance = cell.instance
     assert instance is not None
     assert job["spec"]["nprocPerNode"] == str(instance.processes)
@@ -299,7 +294,7 @@ def test_pod_asks_for_what_its_machine_has(
 
 
 def check_amounts(instance: Instance, resources: dict[str, Any]) -> None:
-    """Hold requests and limits against the machine's numbers, read here once more from the fact table."""
+    """Compare requests and limits with the machine's numbers, read again from the fact table."""
     requests, limits = resources["requests"], resources["limits"]
     assert {key: value for key, value in requests.items() if key != "cpu"} == limits
     assert "cpu" not in limits
@@ -314,13 +309,12 @@ def check_amounts(instance: Instance, resources: dict[str, Any]) -> None:
 
 
 def gib(quantity: str) -> int:
-    """Return a quantity in Gi as a number."""
     assert quantity.endswith("Gi")
     return int(quantity.removesuffix("Gi"))
 
 
 def test_images_follow_the_hardware() -> None:
-    """Each kind of device has its image, under a name that no public registry is asked for."""
+    """Each kind of device has its image, under a name that no public registry has."""
     kinds = {None: "trainer-cpu", NVIDIA: "trainer-cuda", "aws.amazon.com/neuron": "trainer-neuron"}
     for hardware, default in matrix.read(repo.root()).machines.items():
         path = repo.root() / f"overlays/hardware/{hardware}/kustomization.yaml"

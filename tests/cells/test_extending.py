@@ -34,14 +34,13 @@ class Block:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """Yield a page's blocks in their order."""
     text = page.read_text(encoding="utf-8")
     for found in BLOCK.finditer(text):
         yield Block(found["path"], found["kind"], found["text"])
 
 
 def put_into_matrix(root: Path, text: str) -> None:
-    """Do as the page says: each hardware's lines below its line; a new hardware at the end."""
+    """Add lines as the page says: below their hardware; a new hardware at the end."""
     path = root / matrix.MATRIX
     lines = path.read_text(encoding="utf-8").splitlines()
     place = len(lines)
@@ -97,7 +96,7 @@ def test_the_page_does_what_it_says(
 
 
 def check_jobs(rendered: dict[str, Objects]) -> None:
-    """Hold the two rendered cells against what their machines are known to be."""
+    """Compare the two rendered cells with what is known of their machines."""
     jobs = {
         path: next(one["spec"] for (kind, _), one in built.items() if kind == "PyTorchJob")
         for path, built in rendered.items()

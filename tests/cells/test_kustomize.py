@@ -26,7 +26,6 @@ KUSTOMIZE = "#!/bin/sh\necho %s\n"
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty directory that is all of PATH."""
     directory = tmp_path / "path"
     directory.mkdir()
     monkeypatch.setenv("PATH", str(directory))
@@ -35,7 +34,6 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """An empty checkout."""
     directory = tmp_path / "checkout"
     directory.mkdir()
     return directory

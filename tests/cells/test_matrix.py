@@ -21,18 +21,17 @@ PARALLEL = "parallel: {micro_batch_size: 8}, checkpoint: {every: 50}"
 
 
 def write_matrix(root: Path, text: str) -> None:
-    """Put `text` in the place of the matrix."""
     (root / matrix.MATRIX).write_text(text, encoding="utf-8")
 
 
 def add_component(root: Path, kind: str, name: str) -> None:
-    """Add a hardware or model Component that is a copy of the first one."""
+    """Add a hardware or model Component: a copy of the first one."""
     source = {"hardware": "cpu", "model": "llama-tiny"}[kind]
     shutil.copytree(root / f"overlays/{kind}/{source}", root / f"overlays/{kind}/{name}")
 
 
 def refusal(act: Callable[[Path], object], root: Path) -> str:
-    """Return message and hint of the UserError that `act` ends in."""
+    """Return message and hint of the UserError that `act` raises."""
     with pytest.raises(UserError) as caught:
         act(root)
     assert caught.value.code == 2
@@ -41,7 +40,6 @@ def refusal(act: Callable[[Path], object], root: Path) -> str:
 
 
 def bytes_of(root: Path) -> dict[str, bytes]:
-    """Return every file below overlays/."""
     files = (path for path in (root / "overlays").rglob("*") if path.is_file())
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
 
@@ -96,7 +94,7 @@ def test_cells_that_left_the_matrix_are_removed_and_nothing_else(checkout: Path)
 
 
 def test_sizes_are_components_of_their_own(checkout: Path, renderer: Renderer) -> None:
-    """A size that a cell names is written beside its hardware, and removed when no cell names it any more."""
+    """A size that a cell names is written beside its hardware, and removed when no cell names it."""
     plain = f"cells: {{cpu: {{llama-tiny: {{nodes: 2, {PARALLEL}}}}}}}\n"
     write_matrix(checkout, plain.replace("nodes: 2", "nodes: 2, instance: c7i.8xlarge"))
     written = [change.path.relative_to(checkout).as_posix() for change in matrix.sync(checkout).changes]
@@ -256,7 +254,7 @@ def test_names_that_no_service_can_have(name: str, said: str, checkout: Path) ->
 
 
 def test_the_longest_name_is_taken(checkout: Path) -> None:
-    """Control: one character less than the refused one."""
+    """Control: one character less than the refused name."""
     name = "h" * 35
     entry = f"{{llama-tiny: {{nodes: 2, {PARALLEL}}}}}"
     add_component(checkout, "hardware", name)
@@ -266,7 +264,7 @@ def test_the_longest_name_is_taken(checkout: Path) -> None:
 
 
 def test_a_component_reached_twice_is_refused(checkout: Path, renderer: Renderer) -> None:
-    """Two Components that both include a third: kustomize applies it twice and says nothing."""
+    """Two Components that both include a third: kustomize applies it twice without a warning."""
     shared = checkout / "overlays/feature/debug"
     shared.mkdir(parents=True)
     path = "/spec/pytorchReplicaSpecs/Worker/template/spec/containers/0/env/-"

@@ -45,12 +45,11 @@ CELL = "parallel: {micro_batch_size: 1}\ncheckpoint: {every: 5}\n"
 
 
 def text_of(name: str) -> str:
-    """Return a model's configuration as it stands in its Component."""
     return (MODELS / name / "model.yaml").read_text(encoding="utf-8")
 
 
 def load(name: str) -> Config:
-    """Return a model's configuration with the least that hardware and cell must say."""
+    """Return a model's configuration with the minimum of hardware and cell."""
     texts = {"model": (name, text_of(name)), "hardware": ("hardware", ""), "cell": ("cell", CELL)}
     return load_texts(texts)
 
@@ -69,7 +68,7 @@ def test_counts(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "llama-tiny"])
 def test_the_head_of_the_file_gives_counts_and_sources(name: str) -> None:
-    """What a reader is told first is what the configuration makes, and where it comes from."""
+    """The comment at the top has the parameter count of the configuration, and its source."""
     head = text_of(name).partition("\nmodel:")[0]
     whole, trained = COUNTS[name]
     if name != "llama-tiny-lora":
@@ -92,7 +91,7 @@ def test_positions_heads_and_words_are_the_published_ones(name: str) -> None:
 
 
 def test_an_adapters_base_is_the_model_of_that_name() -> None:
-    """The tiny adapter goes on the tiny model's own run, the others on what they are named after."""
+    """The tiny adapter uses the tiny model's run; each other adapter uses the model it is named after."""
     for name in ("llama-tiny", "llama-3-1-8b", "llama-3-1-70b"):
         base, adapted = load(name).model, load(f"{name}-lora").model
         assert adapted.model_copy(update={"weights": None}) == base
@@ -100,7 +99,7 @@ def test_an_adapters_base_is_the_model_of_that_name() -> None:
 
 
 def test_phase_2_goes_on_with_phase_1() -> None:
-    """The same model from phase 1's run; sequences four times as long, with four times the guesses."""
+    """The same model from phase 1's run, with sequences four times as long and four times the guesses."""
     first, second = load("bert-large"), load("bert-large-phase2")
     assert second.model.model_copy(update={"weights": None}) == first.model
     assert second.model.weights == "run:trn1-bert-large-train"

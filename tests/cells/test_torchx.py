@@ -41,7 +41,6 @@ def test_names_of_volcanos_pods(recorded: Manifests) -> None:
 
 
 def changed(job: Object, variable: str, value: str) -> None:
-    """Set an environment variable in every task."""
     for task in job["spec"]["tasks"]:
         for entry in task["template"]["spec"]["containers"][0]["env"]:
             if entry["name"] == variable:
@@ -82,7 +81,6 @@ def test_preflight_counts_a_volcano_jobs_devices(recorded: Manifests, key: str, 
 
 
 def test_other_volcano_jobs_raise_no_alarm() -> None:
-    """Volcano runs more than training."""
     text = (
         "apiVersion: batch.volcano.sh/v1alpha1\nkind: Job\nmetadata: {name: spark}\n"
         "spec: {tasks: [{name: driver, template: {spec: {containers: [{name: x, image: spark:3}]}}}]}"

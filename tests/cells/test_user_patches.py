@@ -88,7 +88,7 @@ NEW_POD = """{containers: [{name: a, env: [{name: F, value: f}],
 
 
 def user(checkout: Path, text: str, **files: str) -> Path:
-    """Write a user's own kustomization beside the checkout's overlays and return its directory."""
+    """Write a user's kustomization beside the checkout's overlays and return its directory."""
     directory = checkout / "mine"
     directory.mkdir()
     (directory / "kustomization.yaml").write_text(text, encoding="utf-8")
@@ -98,7 +98,6 @@ def user(checkout: Path, text: str, **files: str) -> Path:
 
 
 def pod_of(one: dict[str, Any]) -> dict[str, Any]:
-    """Return the pod spec of a PyTorchJob."""
     spec: dict[str, Any] = one["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     return spec
 
@@ -139,7 +138,7 @@ def test_merge_patch_adds_and_keeps(checkout: Path, builder: Renderer, objects: 
 def test_without_the_schema_the_same_patch_loses_the_container(
     checkout: Path, builder: Renderer, objects: Parse
 ) -> None:
-    """Control: this is what openapi.json is for, and no renderer reports it."""
+    """Control: this is why openapi.json exists. No renderer reports the loss."""
     drop_openapi(checkout)
     (container,) = pod_of(objects(builder.build(patched(checkout)))["PyTorchJob", NAME])["containers"]
     assert "image" not in container
@@ -165,7 +164,7 @@ def test_a_schema_of_the_job_alone_loses_native_containers(
 def test_native_kinds_merge_as_without_us(
     kind: str, checkout: Path, renderer: Renderer, tmp_path: Path
 ) -> None:
-    """A merge patch of a native kind gives the same object with the cell in the build as alone."""
+    """A merge patch of a native kind gives the same object with and without the cell in the build."""
     version, shape = POD_KINDS[kind]
     head = f"apiVersion: {version}\nkind: {kind}\nmetadata: {{name: it}}\n"
     files = {"it": head + body(shape % OLD_POD), "patch": head + body(shape % NEW_POD)}
@@ -192,7 +191,7 @@ def test_json6902_patch_appends(checkout: Path, builder: Renderer, objects: Pars
 
 
 def test_names_images_and_replicas_follow_a_user(checkout: Path, builder: Renderer, objects: Parse) -> None:
-    """A prefix and suffix above the leaf reach every reference; one number sets all three of the job's."""
+    """A prefix and suffix above the leaf reach every reference. One number sets all three of the job's."""
     mine = user(
         checkout,
         "resources: [../overlays/cpu/llama-tiny]\n"
@@ -256,7 +255,7 @@ def test_a_users_secret_config_map_and_claim_are_followed(
 def test_without_the_name_references_the_config_dangles(
     checkout: Path, renderer: Renderer, objects: Parse
 ) -> None:
-    """Control: this is what kustomizeconfig.yaml is for, and no renderer reports it."""
+    """Control: this is why kustomizeconfig.yaml exists. No renderer reports the dangling reference."""
     path = checkout / "base/pytorchjob/kustomizeconfig.yaml"
     replicas = path.read_text(encoding="utf-8").partition("\nreplicas:")[2]
     path.write_text(f"replicas:{replicas}", encoding="utf-8")
@@ -285,19 +284,17 @@ def test_a_cell_is_a_remote_base(checkout: Path, builder: Renderer, tmp_path: Pa
 
 
 def names(entries: list[dict[str, Any]]) -> set[str]:
-    """Return the entries' names; each stands there once."""
+    """Return the entries' names. Each must be unique."""
     found = [entry["name"] for entry in entries]
     assert len(set(found)) == len(found)
     return set(found)
 
 
 def body(flow: str) -> str:
-    """Return a flow mapping as the rest of a document."""
     return flow.removeprefix("{").removesuffix("}") + "\n"
 
 
 def drop_openapi(checkout: Path) -> None:
-    """Take the schema out of the base."""
     path = checkout / "base/pytorchjob/kustomization.yaml"
     text = path.read_text(encoding="utf-8")
     assert "openapi:\n  path: openapi.json\n" in text

@@ -30,7 +30,7 @@ Yard = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def yard(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Yard:
-    """Run `yard data` in this process, with local/ in the test's own directory."""
+    """Run `yard data` in this process, with local/ in the test's directory."""
     monkeypatch.setattr("tools.core.repo.local", lambda: tmp_path / "local")
 
     def run(*arguments: object) -> tuple[int, str, str]:
@@ -51,7 +51,6 @@ def rows(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def dataset(yard: Yard, rows: Path) -> Path:
-    """A prepared dataset under local/data."""
     code, out, _ = yard("prepare", rows, "--vocab-size", 300, "--heldout-fraction", 0.2, "--json")
     assert code == 0
     return Path(json.loads(out)["directory"])
@@ -165,7 +164,7 @@ def test_sentence_pairs_are_counted_and_verified(yard: Yard, tmp_path: Path) -> 
 
 
 def assert_damage_is_found(yard: Yard, dataset: Path, file: str) -> None:
-    """A whole dataset is said to be whole; with one flipped bit the file is named."""
+    """A whole dataset is reported as whole. With one flipped bit the file is named."""
     code, out, _ = yard("verify", dataset)
     assert (code, out.startswith(f"PASS: {dataset} is whole")) == (0, True)
     data = bytearray((dataset / file).read_bytes())
@@ -223,7 +222,7 @@ def test_an_inspected_dataset_of_another_length(yard: Yard, dataset: Path) -> No
 
 @pytest.mark.long
 def test_the_benchmark_compares_equal_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a few documents: both ways come to the same tokens; speed is for `make bench-data` to say."""
+    """With a few documents, both ways give the same tokens. `make bench-data` measures speed."""
     monkeypatch.setattr(data_benchmark, "processors", lambda: 1)
     table = dict(data_benchmark.measure(tmp_path, documents=24))
     assert table["documents"] == "24"

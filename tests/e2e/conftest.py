@@ -66,14 +66,14 @@ SMALL = {
 
 
 class Clone:
-    """A copy of the tracked tree; `run` does in it what a shell line would."""
+    """A copy of the tracked tree. `run` runs a shell line in it."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.run_directory = root / "local" / "runs" / "cpu-llama-tiny-train"
 
     def shrink(self) -> None:
-        """Put the small numbers in."""
+        """Write the small numbers into the cells."""
         for name, changes in SMALL.items():
             text = (repo.root() / name).read_text()
             for old, new in changes.items():
@@ -82,7 +82,7 @@ class Clone:
             (self.root / name).write_text(text)
 
     def restore(self) -> None:
-        """Put the committed numbers back: the other cells of the same model need them."""
+        """Restore the committed numbers: the other cells of the same model need them."""
         for name in SMALL:
             shutil.copy2(repo.root() / name, self.root / name)
 
@@ -97,7 +97,7 @@ class Clone:
         )  # fmt: skip
 
     def run(self, line: str, timeout: float = 500) -> str:
-        """Run a line to its end and return what it printed; it must succeed."""
+        """Run a line and return its output. It must succeed."""
         process = self.start(line)
         output, _ = process.communicate(timeout=timeout)
         assert process.returncode == 0, f"{line} ended with {process.returncode}:\n{output[-3000:]}"
@@ -128,7 +128,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
 
 
 def _environment(root: Path) -> None:
-    """`.venv` as set-up makes it, but with this environment's packages instead of copies of them."""
+    """`.venv` as set-up makes it, with this environment's packages instead of copies of them."""
     venv.EnvBuilder(symlinks=True).create(root / ".venv")
     prefix, own = Path(sys.prefix), root / ".venv"
     packages = Path(sysconfig.get_path("purelib"))

@@ -25,7 +25,7 @@ def _steps(clone: Clone) -> list[int]:
 
 
 def _killed_when(clone: Clone, condition: Callable[[], object], what: str) -> None:
-    """`make train`, and SIGKILL to yard when the condition holds; nothing may live on."""
+    """Run `make train` and send SIGKILL to yard when the condition holds. No process may survive."""
     process = clone.start("make train")
     end = time.monotonic() + 300
     while not condition():

@@ -57,7 +57,9 @@ def _free_port() -> int:
 
 @pytest.fixture
 def make_job() -> MakeJob:
-    """Return a maker of PyTorchJobs: elastic workers, or with `master` one Master and the rest workers."""
+    """A function that makes PyTorchJobs: elastic workers, or with `master` one Master and the rest
+    workers.
+    """
 
     def make(
         name: str = "job",
@@ -93,13 +95,13 @@ def make_job() -> MakeJob:
 
 @dataclass
 class Checkout:
-    """A copy of the product with cells of its own; everything a run writes lies in it."""
+    """A copy of the product with its own cells. Everything that a run writes is in it."""
 
     root: Path
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def cell(self, *objects: Object) -> str:
-        """Write a cell that renders to `objects`, and return its path from the root."""
+        """Write a cell that renders to `objects` and return its path from the root."""
         directory = self.root / "overlays" / "test" / objects[0]["metadata"]["name"]
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / "objects.yaml").open("w") as file:
@@ -108,7 +110,7 @@ class Checkout:
         return directory.relative_to(self.root).as_posix()
 
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-        """Start `yard` with these arguments, and `variables` added to the user's environment."""
+        """Start `yard` with these arguments and with `variables` added to the user's environment."""
         process = subprocess.Popen(
             [sys.executable, "-m", "tools.cli", *arguments],
             cwd=self.root,
@@ -121,17 +123,15 @@ class Checkout:
         return process
 
     def yard(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run `yard` to its end."""
         process = self.start(*arguments, **variables)
         out, err = process.communicate(timeout=SECONDS)
         return subprocess.CompletedProcess(list(arguments), process.returncode, out, err)
 
     def run_directory(self, name: str) -> Path:
-        """Return where the run of job `name` lies."""
         return self.root / "local" / "runs" / name
 
     def processes(self) -> dict[int, str]:
-        """Return every live process that was started by a run of this checkout: its environment says so."""
+        """Return the live processes of this checkout's runs, found by their environment."""
         mark = f"{self.root}/local/".encode()
         found = {}
         for directory in Path("/proc").glob("[0-9]*"):
@@ -151,7 +151,7 @@ def _copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def checkout(_copied: Path) -> Iterator[Checkout]:
-    """Return a checkout without runs; whatever still runs at the end of the test is killed, and fails it."""
+    """A checkout without runs. A process that survives the test is killed and fails it."""
     if kustomize.find(repo.root()) is None:
         pytest.skip("no kustomize or kubectl on PATH: run `make setup`, or install kustomize 5.4 or newer")
     if not sys.platform.startswith("linux"):

@@ -17,7 +17,7 @@ POD = os.environ["HOSTNAME"]
 
 
 def main() -> int:
-    """Do what DO says; return the exit code."""
+    """Do what DO says and return the exit code."""
     RUN.mkdir(parents=True, exist_ok=True)
     (RUN / f"environment-{POD}.json").write_text(json.dumps(dict(os.environ)))
     # One write a line: torchrun starts its ranks unbuffered, and print's newline is a write of its own.
@@ -46,7 +46,7 @@ def fail() -> int:
 
 
 def fail_once() -> int:
-    """Fail at the first attempt, having made a step; succeed at the second."""
+    """Fail at the first attempt, after one step. Succeed at the second."""
     if (RUN / "metrics.jsonl").exists():
         return 0
     (RUN / "metrics.jsonl").write_text('{"step": 1}\n')
@@ -54,7 +54,7 @@ def fail_once() -> int:
 
 
 def record() -> int:
-    """Record a failure and one of its consequence, then exit with the code that CODE says."""
+    """Record a failure and its consequence, then exit with the code in CODE."""
     now = time.time()
     if "EARLIER" in os.environ:  # a failure that a restart has cured: the run has made a step since
         path = RUN / "failures" / f"{int(now * 1000)}-rank-00000.json"
@@ -89,7 +89,9 @@ def record() -> int:
 
 
 def wait() -> int:
-    """Wait for SIGTERM, leave a file that says so, and exit as a drained trainer does; has a child."""
+    """Wait for SIGTERM with a child process, write a file that says so, and exit as a drained trainer
+    does.
+    """
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD],
         start_new_session=True,
@@ -111,7 +113,7 @@ def wait() -> int:
 
 
 def orphan() -> int:
-    """Leave a child in a session of its own behind, as a killed torchrun leaves its workers."""
+    """Leave a child in its own session behind, as a killed torchrun leaves its workers."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     (RUN / f"orphan-{POD}").write_text(str(child.pid))
     os.kill(os.getpid(), signal.SIGKILL)
@@ -119,7 +121,6 @@ def orphan() -> int:
 
 
 def finish() -> int:
-    """Write the report of a finished run."""
     steps = int(os.environ.get("STEPS", "5"))
     report = {
         "step": steps,
@@ -138,7 +139,7 @@ def finish() -> int:
 
 
 def meet() -> int:
-    """Write down which pods are in one job with this one."""
+    """Record which pods are in one job with this one."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo")

@@ -23,7 +23,7 @@ Job = Callable[..., dict[str, Any]]
 
 
 def one_error(text: str) -> str:
-    """Return the message of the one error in `text`; fail when there are more, or a traceback."""
+    """Return the message of the one error in `text`. Fails for several errors or a traceback."""
     assert "Traceback" not in text
     errors = [line for line in text.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1, text
@@ -356,7 +356,6 @@ def test_a_wrong_cell_is_named(checkout: Any, make_job: Job) -> None:
 
 
 def config_map(name: str, source: str = "python-stdlib") -> dict[str, Any]:
-    """Return a ConfigMap with a trainer configuration of five steps."""
     model = f"""\
 model: {{architecture: llama, vocab_size: 512, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 1,
   num_attention_heads: 4, num_key_value_heads: 2}}
@@ -379,7 +378,6 @@ train:
 
 
 def mounting(job: dict[str, Any], configuration: dict[str, Any]) -> dict[str, Any]:
-    """Mount the configuration at /etc/trainyard in every pod of `job`."""
     for replica in job["spec"]["pytorchReplicaSpecs"].values():
         spec = replica["template"]["spec"]
         spec["volumes"].append({"name": "config", "configMap": {"name": configuration["metadata"]["name"]}})
@@ -410,14 +408,14 @@ def test_next_commands_keep_what_was_changed(checkout: Any, make_job: Job) -> No
     ],
 )
 def test_more_text_is_asked_for_as_the_model_can_give_it(tmp_path: Path, cell: str, prompt: str) -> None:
-    """BERT fills in words, and refuses a prompt without a [MASK]."""
+    """BERT fills in words and refuses a prompt without a [MASK]."""
     manifests = local_job.render(cell, lambda line: None)
     job = local_job.ready(manifests, local_job.Change(), tmp_path, repo.root())
     assert dict(report.next_commands(job))["more text"].endswith(f"--prompt {prompt}")
 
 
 def test_a_base_that_is_no_run_yet_is_named_with_the_command_that_makes_it(tmp_path: Path) -> None:
-    """The cell's own base by its make target, another cell's by `yard run`, any other by name only."""
+    """The cell's base by its make target, another cell's by `yard run`, any other by name only."""
     texts = local_job.config_texts(local_job.render("cpu/llama-tiny-lora", lambda line: None), repo.root())
     run_directory, source = tmp_path / "runs/tuned", "overlays/cpu/llama-tiny-lora"
     for base, remedy in (

@@ -47,7 +47,7 @@ OF_MODEL: dict[str, dict[str, Any]] = {
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without being asked for by name, what needs the large environment is skipped."""
+    """Skip the tests that need the large environment unless they are named."""
     if "neuron" in (config.option.markexpr or ""):
         return
     reason = "takes minutes, and an environment with torch_xla: make test-neuron"
@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class Ended(NamedTuple):
-    """One run of the trainer that has ended."""
+    """One finished run of the trainer."""
 
     code: int
     output: str
@@ -78,7 +78,6 @@ def python() -> Path:
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Documents of random sentences over a few words."""
     directory = tmp_path_factory.mktemp("text")
     rng = random.Random(1)
     for number in range(40):
@@ -88,7 +87,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_config(directory: Path, model: str, text: Path, given: Mapping[str, Any]) -> Path:
-    """Write the trn1 cell of `model`, made small, with `given` keys set; returns the directory."""
+    """Write the trn1 cell of `model`, made small, with the keys in `given`; return the directory."""
     sources = {
         "model": ROOT / f"overlays/model/{model}/model.yaml",
         "hardware": ROOT / "overlays/hardware/trn1/hardware.yaml",
@@ -133,7 +132,7 @@ def start(python: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def train(start: Trainer) -> Callable[..., Ended]:
-    """Run the trainer to its end; the arguments are those of `start`."""
+    """Run the trainer to its end. The arguments are those of `start`."""
 
     def trained(run: Path, *arguments: Any, **options: Any) -> Ended:
         process = start(run, *arguments, **options)

@@ -23,20 +23,19 @@ PYTHON = (3, 11), (3, 13)  # torch_xla 2.9 has builds for these
 
 
 def place(lock: Path) -> Path:
-    """Return the directory of a lock's environment, whether it is there or not."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     made_of = lock.read_bytes() + sys.version.encode() + sys.base_prefix.encode()
     return cache / "trainyard" / "neuron" / hashlib.sha256(made_of).hexdigest()[:16]
 
 
 def python(lock: Path) -> Path | None:
-    """Return the interpreter of a lock's environment, or None where it has not been made."""
+    """Return the interpreter of a lock's environment, or None if it does not exist."""
     found = place(lock) / "bin" / "python"
     return found if (place(lock) / "ready").exists() and found.exists() else None
 
 
 def make() -> int:
-    """Make the environments that are not there; return an exit code."""
+    """Create the missing environments and return an exit code."""
     if python(XLA) is not None and python(TORCHX) is not None:
         return 0
     if sys.platform != "linux" or not PYTHON[0] <= sys.version_info[:2] <= PYTHON[1]:

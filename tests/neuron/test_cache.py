@@ -68,7 +68,7 @@ def test_equal_graphs_have_one_cache_and_others_another() -> None:
 
 
 def test_the_compiler_is_pointed_at_the_cachesets_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once or twice, for a launcher does it before its ranks do."""
+    """Once or twice: a launcher does it before its ranks."""
     monkeypatch.setenv(neuron_cache.URL, "/shared/cache/neuron")
     for _ in range(2):
         assert neuron_cache.use(config("device.cacheset=mine")) == Path("/shared/cache/neuron/mine")
@@ -102,7 +102,7 @@ def test_another_job_is_refused_with_the_owners_name(cache: Path, holder: subpro
 
 
 def test_a_rank_of_the_same_job_shares_the_claim(cache: Path, holder: subprocess.Popen[str]) -> None:
-    """And does not give it up when it ends."""
+    """It does not release the claim when it ends."""
     with neuron_cache.claimed(cache, "first"):
         pass
     assert holder.poll() is None
@@ -138,7 +138,9 @@ def elsewhere(cache: Path, number: int, **changed: str) -> Path:
 def test_an_owner_on_another_machine_lives_while_it_touches_its_claim(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is known as soon as it is touched; one that stays silent for the lease's time is dead."""
+    """An owner is alive as soon as it touches the claim. An owner that is silent for the lease's time is
+    dead.
+    """
     monkeypatch.setattr(neuron_cache, "LOOK", 0.01)
     path, over = elsewhere(cache, 3), threading.Event()
 
@@ -161,7 +163,7 @@ def test_an_owner_on_another_machine_lives_while_it_touches_its_claim(
 
 
 def test_a_pod_started_anew_replaces_its_former_self(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its name is the same, its process name space another: nothing is waited for."""
+    """It has the same name and another process name space: it does not wait."""
     monkeypatch.setenv("HOSTNAME", "near-worker-0")
     monkeypatch.setattr(neuron_cache, "_server_time", lambda _: 0)  # as if the claim were fresh for ever
     elsewhere(cache, 1, job="near", host="near-worker-0")
@@ -170,7 +172,7 @@ def test_a_pod_started_anew_replaces_its_former_self(cache: Path, monkeypatch: p
 
 
 def test_an_owner_that_slept_too_long_stops(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It finds a higher number than its own, and asks itself to stop; it does not take the claim back."""
+    """It finds a higher number than its own and stops. It does not take the claim back."""
     monkeypatch.setattr(neuron_cache, "BEAT", 0.05)
     stopped = threading.Event()
     monkeypatch.setattr(os, "kill", lambda _pid, _number: stopped.set())
@@ -190,7 +192,7 @@ def _race(cache: str, job: str, queue: multiprocessing.Queue[str]) -> None:
 
 
 def test_one_of_many_gets_a_dead_owners_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight jobs that all see the same dead claim at the same time."""
+    """Eight jobs see the same dead claim at the same time."""
     path = elsewhere(cache, 1)
     os.utime(path, (1, 1))
     context = multiprocessing.get_context("fork")

@@ -122,14 +122,14 @@ def test_only_neuron_compiles_beforehand(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def rendered() -> dict[str, Manifests]:
-    """The cell's own job and the one before it."""
+    """The cell's own job and its precompile job."""
     cell = root() / "overlays/trn1/bert-large"
     own = ensure(root(), lambda _: None).build(cell)
     return {"train": parse(own, "cell"), "precompile": parse(precompile.render(cell), "precompile")}
 
 
 def test_the_job_before_is_the_cells_job_behind_the_compiler(rendered: dict[str, Manifests]) -> None:
-    """Same arguments, image, nodes and configuration; another name, and so another run directory."""
+    """Same arguments, image, nodes and configuration. Another name, and so another run directory."""
     train, before = rendered["train"].job(), rendered["precompile"].job()
     assert before["metadata"]["name"] == train["metadata"]["name"] + "-graphs"
     workers = [job["spec"]["pytorchReplicaSpecs"]["Worker"] for job in (train, before)]

@@ -98,10 +98,10 @@ def test_a_stopped_run_goes_on_bit_for_bit(start: Trainer, train: Train, tmp_pat
 
 
 def test_what_a_compiler_extracts_leaves_nothing_behind(train: Train, tmp_path: Path) -> None:
-    """Under neuron_parallel_compile two steps are shown, and neither metrics nor checkpoints are written."""
+    """neuron_parallel_compile sees two steps. Neither metrics nor checkpoints are written."""
     ended = train(tmp_path / "run", "llama-tiny", NEURON_EXTRACT_GRAPHS_ONLY="1")
     assert ended.code == 0, ended.output
-    assert "have been shown to the compiler" in ended.output
+    assert "the compiler has seen the graphs" in ended.output
     assert records(ended.run) == []
     assert newest(ended.run.checkpoints) is None
     assert not ended.run.report.exists()
@@ -110,9 +110,9 @@ def test_what_a_compiler_extracts_leaves_nothing_behind(train: Train, tmp_path: 
 @pytest.mark.parametrize(
     ("environment", "given", "message"),
     [
-        ({"PJRT_DEVICE": "NEURON"}, {}, "there is no Neuron device here"),
+        ({"PJRT_DEVICE": "NEURON"}, {}, "this machine has no Neuron device"),
         ({"PJRT_DEVICE": "TPU"}, {}, "PJRT_DEVICE is 'TPU'"),
-        ({}, {"parallel.sharding": "fsdp"}, "neuron trains with whole replicas"),
+        ({}, {"parallel.sharding": "fsdp"}, "neuron supports whole replicas only"),
         ({}, {"device.attention": "sdpa"}, "nearest value: eager"),
         ({}, {"device.compile": '"on"'}, "nearest value: off"),
     ],

@@ -21,18 +21,18 @@ IPTABLES = (
 
 
 class Unobtainable(Exception):
-    """The packages cannot be had on this machine. The message says why."""
+    """This machine cannot get the packages. The message says why."""
 
 
 @dataclass(frozen=True)
 class Packages:
-    """A directory that holds the unpacked packages."""
+    """A directory of unpacked packages."""
 
     root: Path
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return an environment in which the programs and their libraries are found before others."""
+        """Return an environment that finds these programs and libraries first."""
         programs = [str(self.root / name) for name in ("programs", "usr/bin", "usr/sbin")]
         libraries = [self.root / name for name in LIBRARIES if (self.root / name).is_dir()]
         return {
@@ -46,9 +46,9 @@ class Packages:
 
 
 def ensure(names: Sequence[str], cache: Path, say: Callable[[str], None]) -> Packages:
-    """Return the packages; fetch and unpack them into `cache` where they are not there yet.
+    """Return the packages, fetching and unpacking missing ones into `cache`.
 
-    `names` holds iptables, whose programs are links by another name. Raises Unobtainable.
+    `names` contains iptables, whose programs are links with another name. Raises Unobtainable.
     """
     target = cache / f"debian-{hashlib.sha256(' '.join(names).encode()).hexdigest()[:16]}"
     if target.is_dir():

@@ -24,12 +24,12 @@ Progress = Callable[[str], None]
 
 
 class CannotBuild(Exception):
-    """This machine cannot make the programs. The message says why and what to install."""
+    """This machine cannot build the programs. The message says why and what to install."""
 
 
 @dataclass(frozen=True)
 class Module:
-    """What is built of a directory with a go.mod, and what is kept of the modules that it pins."""
+    """What is built from a directory with a go.mod, and what is kept of its modules."""
 
     packages: tuple[str, ...] = (".",)
     ldflags: str = "-s -w"
@@ -41,13 +41,13 @@ class Module:
 
 
 def cache(name: str) -> Path:
-    """Return the directory of the user's cache in which one kind of tests keeps what it has made."""
+    """Return the user's cache directory for one kind of tests."""
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(home) / "trainyard" / name
 
 
 def ensure(source: Path, module: Module, home: Path, progress: Progress) -> Path:
-    """Return the directory with `bin` and the folders; make it in `home` where it is not there yet (minutes).
+    """Return the directory with `bin` and the folders, building it in `home` if it is missing (minutes).
 
     Raises CannotBuild.
     """
@@ -92,7 +92,7 @@ def _lock(path: Path, progress: Progress) -> Iterator[None]:
 
 
 def _build(source: Path, module: Module, target: Path, progress: Progress) -> None:
-    """Build beside `target`, then rename it, so that what is there is whole."""
+    """Build beside `target` and rename at the end, so that an existing target is complete."""
     work = Path(tempfile.mkdtemp(prefix="build-", dir=target.parent))
     started = time.monotonic()
     progress(f"building {source.name}, once: a large one takes 5 to 10 minutes")

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 @contextmanager
 def server() -> Iterator[str]:
-    """Give the address of a moto server on loopback."""
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 

@@ -10,7 +10,7 @@ from tools.core import repo
 
 
 def copy(target: Path) -> Path:
-    """Copy what git knows or would add to `target`, and return that: no run, no cache, no environment."""
+    """Copy every file that git tracks or would add to `target`, without runs, caches and the environment."""
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     names = subprocess.run(listing, cwd=repo.root(), capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):

@@ -18,7 +18,7 @@ LABEL = "training.kubeflow.org/"
 
 
 def injected(pod: Pod, own: int = 2) -> Pairs:
-    """Return what stands behind the manifest's `own` variables, in order."""
+    """Return the variables after the manifest's own, in order."""
     return [(entry["name"], entry["value"]) for entry in pod.container["env"][own:]]
 
 
