@@ -73,7 +73,7 @@ def forward(words: "list[str]") -> int:
 
     service, ports = words[-2:]
     if os.path.exists(f"{HOME}/mute"):
-        print(f"error: {service}: nobody there", file=sys.stderr)
+        print(f"error: {service}: no such service", file=sys.stderr)
         return 1
     http.server.HTTPServer(("127.0.0.1", int(ports.partition(":")[0])), Answer).serve_forever()
     return 0

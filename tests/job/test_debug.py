@@ -40,7 +40,7 @@ def hops(made: World, slices: list[dict[str, Any]] | None) -> dict[str, State]:
     return states(list(rendezvous_check.check_objects(made.snapshot(), slices)))
 
 
-def test_what_the_api_server_tells_of_a_healthy_job(world: NewWorld) -> None:
+def test_every_hop_of_a_healthy_job_passes(world: NewWorld) -> None:
     found = hops(with_addresses(world()), points(ADDRESS))
     assert found == dict.fromkeys(("pod", "service", "endpoints", "policy"), State.PASS)
 
@@ -51,7 +51,7 @@ def test_endpoints_that_lead_nowhere(slices: list[dict[str, Any]], world: NewWor
     assert [name for name, state in found.items() if state is State.FAIL] == ["endpoints"]
 
 
-def test_each_broken_hop_is_the_one_that_is_named(world: NewWorld) -> None:
+def test_the_broken_hop_is_named(world: NewWorld) -> None:
     made = with_addresses(world())
     made.objects["Service"][0]["spec"]["selector"] = {"app": "other"}
     assert hops(made, points(ADDRESS))["service"] is State.FAIL
@@ -72,7 +72,7 @@ def test_each_broken_hop_is_the_one_that_is_named(world: NewWorld) -> None:
     ("state", "said"),
     [("silent", "security group"), ("refused", "torchrun of that pod is not up"), ("unreachable", "routes")],
 )
-def test_what_a_pod_finds_at_the_port_is_explained(state: str, said: str, world: NewWorld) -> None:
+def test_the_state_of_the_port_is_explained(state: str, said: str, world: NewWorld) -> None:
     seen = with_addresses(world()).snapshot()
     there = rendezvous_check.rendezvous(seen)
     assert (there.host, there.port) == ("cpu-llama-tiny-train-worker-0", PORT)

@@ -145,7 +145,7 @@ def temperature_problems(text: str) -> list[str]:
 
 def test_no_program_is_no_verdict(world: NewWorld, cluster: Cluster, yard: Yard) -> None:
     if shutil.which("nvidia-smi"):
-        pytest.skip("this machine has an nvidia-smi of its own: run it on one without")
+        pytest.skip("this machine has an nvidia-smi: run it on one without")
     cluster(trained(world))
     assert "worker-0: neither nvidia-smi nor neuron-monitor is in its image" in yard.out("devices", code=3)
     cluster(world())

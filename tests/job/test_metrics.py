@@ -111,7 +111,7 @@ def test_a_file_may_be_packed_cut_off_or_in_another_encoding(tmp_path: Path, yar
 
 @pytest.mark.parametrize("losses", [("loss",), ("mlm", "nsp")])
 def test_the_trainers_own_line_is_read_back(losses: tuple[str, ...]) -> None:
-    """What training/trainer/metrics.py prints of a step is what this reads."""
+    """The reader understands the lines of training/trainer/metrics.py."""
     from training.trainer.metrics import Metrics
 
     printer = object.__new__(Metrics)
@@ -132,7 +132,7 @@ def test_the_trainers_own_line_is_read_back(losses: tuple[str, ...]) -> None:
     assert found.samples_per_s == (9.5 if len(losses) > 1 else None)
 
 
-def test_metrics_of_the_run_are_read_and_half_a_line_is_not() -> None:
+def test_an_incomplete_line_of_metrics_is_skipped() -> None:
     row = {"step": 3, "loss": 2.5, "lr": 1e-3, "tokens_per_s": 10.0, "mfu": None, "rank_step_s": [1.0, 2.0]}
     more = {"sequences_per_s": 4.5, "of_another_release": 1}
     (found,) = series.from_jsonl([json.dumps(row | more), '{"step": 4, "lo'])
@@ -150,7 +150,7 @@ def test_a_restart_is_a_step_back_or_a_long_pause() -> None:
     assert series.gaps(pause) == [Gap(5, 6, 86.0)]
 
 
-def test_an_epoch_that_begins_is_no_restart() -> None:
+def test_a_new_epoch_is_not_a_restart() -> None:
     numbered = [Record(1.0, step=n % 3, epoch=float(n // 3)) for n in range(6)]
     assert series.gaps(numbered) == []
     timed = [Record(1.0, step=n % 3, time=float(n)) for n in range(6)]
@@ -166,7 +166,7 @@ def test_the_time_left_is_a_range_or_unknown() -> None:
     uneven = [Record(1.0, step=step, steps=100, time=step + (step % 3)) for step in range(1, 21)]
     low, high = series.eta(uneven) or (0.0, 0.0)
     assert low < 80 < high
-    assert series.eta(steady[:3]) is None, "two paces are no range"
+    assert series.eta(steady[:3]) is None, "two step times are not enough"
     assert series.eta([Record(1.0, step=1)]) is None
     assert series.eta([Record(1.0, time=1.0)] * 9) is None
 
@@ -228,7 +228,7 @@ def test_text_plot_puts_each_run_and_restart_where_it_is() -> None:
     ],
 )
 def test_any_numbers_can_be_plotted_at_any_width(losses: list[float], width: int) -> None:
-    """A point each that is finite, in both kinds of plot, and no scale longer than its numbers."""
+    """Both kinds of plot show each finite point and nothing else."""
     one = RunMetrics("\x1b[31mred\x00", [Record(loss, step=step) for step, loss in enumerate(losses, 1)])
     finite = [loss for loss in losses if math.isfinite(loss)]
     lines = plot.text([one], "loss", width)

@@ -68,7 +68,7 @@ def test_rows_of_every_program_that_prints_them() -> None:
     )
 
 
-def test_good_over_efa_and_as_fast_as_was_measured(job: dict[str, Any]) -> None:
+def test_all_passes_over_efa_at_the_published_bandwidth(job: dict[str, Any]) -> None:
     assert states(job, f"{EFA}\n{NEW}") == {
         "sums": [State.PASS],
         "network": [State.PASS],
@@ -76,13 +76,13 @@ def test_good_over_efa_and_as_fast_as_was_measured(job: dict[str, Any]) -> None:
     }
 
 
-def test_tcp_instead_of_efa_is_bad_however_the_rest_is(job: dict[str, Any]) -> None:
+def test_tcp_instead_of_efa_fails(job: dict[str, Any]) -> None:
     assert states(job, f"{TCP}\n{NEW}")["network"] == [State.FAIL]
     assert states(job, f"{TCP}\n{EFA}\n{NEW}")["network"] == [State.PASS], "the bootstrap's own socket"
     assert states(job, NEW)["network"] == [State.CANNOT_TELL]
 
 
-def test_a_bandwidth_is_judged_at_its_message_size(job: dict[str, Any]) -> None:
+def test_a_bandwidth_is_compared_at_its_message_size(job: dict[str, Any]) -> None:
     """240 GB/s is enough at 128 MB and not at 16 GB; smaller messages than that say nothing."""
     slow = NEW.replace("480.00", "240.00")
     assert states(job, f"{EFA}\n{slow}")["bandwidth"] == [State.PASS, State.FAIL]
@@ -92,7 +92,7 @@ def test_a_bandwidth_is_judged_at_its_message_size(job: dict[str, Any]) -> None:
     assert states(job, f"{EFA}\n{slow}")["bandwidth"] == [State.PASS, State.CANNOT_TELL], "other machines"
 
 
-def test_a_measurement_of_as_many_machines_is_the_one_that_counts(job: dict[str, Any]) -> None:
+def test_a_measurement_of_the_same_number_of_machines_counts(job: dict[str, Any]) -> None:
     """Four p4d reach half of what two do at the same size: no reason to doubt them."""
     worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
     text = json.dumps(worker).replace("p5.48xlarge", "p4d.24xlarge")
@@ -103,7 +103,7 @@ def test_a_measurement_of_as_many_machines_is_the_one_that_counts(job: dict[str,
     assert states(job, f"{EFA}\n{four}")["bandwidth"] == [State.FAIL]
 
 
-def test_machines_that_nobody_has_measured_get_no_threshold(world: NewWorld) -> None:
+def test_machines_without_a_published_measurement_get_no_threshold(world: NewWorld) -> None:
     (verdict,) = [
         one
         for one in nccl_test.check(world("p5/llama-3-1-8b").job, f"{EFA}\n{NEW}".splitlines())
@@ -121,11 +121,11 @@ def test_machines_that_nobody_has_measured_get_no_threshold(world: NewWorld) -> 
         NEW.replace("values : 0 OK", "values : 3 FAILED"),
     ],
 )
-def test_wrong_sums_are_bad(text: str, job: dict[str, Any]) -> None:
+def test_wrong_sums_fail(text: str, job: dict[str, Any]) -> None:
     assert states(job, text)["sums"] == [State.FAIL]
 
 
-def test_sums_that_were_not_looked_at_are_not_right(job: dict[str, Any]) -> None:
+def test_unchecked_sums_are_unknown(job: dict[str, Any]) -> None:
     assert states(job, NCCOM)["sums"] == [State.CANNOT_TELL]
     unchecked = NEW.replace(".00      0", ".00    N/A")
     assert states(job, unchecked)["sums"] == [State.CANNOT_TELL]

@@ -45,7 +45,7 @@ def test_a_url_is_one_that_answers(world: NewWorld, cluster: Cluster) -> None:
         with taken, tensorboard.forwarded(Kubectl(), port, lambda _: None):
             pass
     (home / "mute").touch()
-    refused = pytest.raises(UserError, match="service/tensorboard: nobody there")
+    refused = pytest.raises(UserError, match="service/tensorboard: no such service")
     with refused, tensorboard.forwarded(Kubectl(), port, lambda _: None):
         pass
 

@@ -78,7 +78,7 @@ def test_a_log_without_failures_has_none() -> None:
     ("out of memory", "CUDA out of memory", "oom-device"),
     ("config", "checkpoint.every: no such file", "config"),
 ])  # fmt: skip
-def test_the_trainers_classes_are_refined_but_never_turned_round(own: str, message: str, kind: str) -> None:
+def test_the_trainers_classes_are_refined_but_not_reversed(own: str, message: str, kind: str) -> None:
     assert log_causes.refine(own, message) == kind
 
 
@@ -91,8 +91,8 @@ def test_the_conclusion_of_a_pod_names_the_rank_and_host_of_another() -> None:
     assert (found.kind, found.rank, found.host) == ("nan", 5, "x-worker-1")
 
 
-def test_the_entrypoint_still_concludes_in_these_words() -> None:
-    """What is read here is what training.pod.end_record writes."""
+def test_the_entrypoints_conclusion_is_read_back() -> None:
+    """The line is the one that training.pod.end_record writes."""
     record = Failure("data", 3, "host", 1, 7, "no shard", "DataError", 0.0)
     end = End("data", "pod", 0.0, 1.0, "no shard", "DataError", record)
     found = log_causes.classify(log_lines.line_of(f"entrypoint: {end.summary()} (exit code {end.code})"))
@@ -151,8 +151,8 @@ def test_status_says_what_is_known(world: NewWorld) -> None:
     assert "uid-job" in shown
 
 
-def test_what_was_before_a_resume_is_no_speed_of_now(world: NewWorld) -> None:
-    """Steps of containers before these, of an attempt before this one, of a job that waits or is silent."""
+def test_steps_before_a_resume_do_not_give_the_present_speed(world: NewWorld) -> None:
+    """Steps of earlier containers, of an earlier attempt, of a suspended job, of a silent one."""
     made = world()
     made.training(silent=30.0)
     assert Status(made.snapshot()).training()["seconds_left"] == [300, 300], "control"
@@ -180,7 +180,7 @@ def test_what_was_before_a_resume_is_no_speed_of_now(world: NewWorld) -> None:
     assert Status(ended.snapshot()).training()["seconds_left"] is None
 
 
-def test_a_pod_that_is_missing_is_missed(world: NewWorld) -> None:
+def test_a_missing_pod_is_reported(world: NewWorld) -> None:
     made = world("g5/llama-2-7b")
     assert "exist" not in "\n".join(status.lines(Status(made.snapshot()))), "control"
     made.pods.pop()
@@ -197,7 +197,7 @@ def test_the_state_is_the_decisive_condition(state: str) -> None:
     assert status.state_of({"status": {"conditions": conditions[::-1]}}) == state
 
 
-def test_a_loss_that_is_no_number_is_a_text_in_json(world: NewWorld) -> None:
+def test_a_loss_that_is_not_a_number_is_a_text_in_json(world: NewWorld) -> None:
     made = world()
     made.training(rows=[{"loss": float("nan")}])
     assert Status(made.snapshot()).training()["loss"] == "nan"
@@ -205,7 +205,7 @@ def test_a_loss_that_is_no_number_is_a_text_in_json(world: NewWorld) -> None:
     assert "loss nan" in "\n".join(status.lines(Status(made.snapshot())))
 
 
-def test_status_without_anything_seen_claims_nothing(world: NewWorld) -> None:
+def test_status_without_data_shows_no_progress(world: NewWorld) -> None:
     made = world()
     made.unseen["run directory"] = "forbidden"
     shown = "\n".join(status.lines(Status(made.snapshot())))
@@ -232,8 +232,8 @@ def test_a_saved_snapshot_gives_the_same_answer(world: NewWorld, tmp_path: Path,
         assert "incomplete snapshot" in yard.err("why", "--from", str(tmp_path / "kept"), code=2)
 
 
-def test_the_probe_reads_a_run_directory_and_skips_what_is_half_written(tmp_path: Path) -> None:
-    """As it is sent to a pod: a script on standard input, with nothing of this project to import."""
+def test_the_probe_reads_a_run_directory_and_skips_incomplete_files(tmp_path: Path) -> None:
+    """It runs as in a pod: a script on standard input that imports nothing of this project."""
     whole = {
         "heartbeat/rank-00000.json": '{"rank": 0, "phase": "training"}',
         "heartbeat/rank-00001.json": '{"rank": 1, "pha',
@@ -269,8 +269,8 @@ def test_every_command_that_a_remedy_names_exists() -> None:
                 group = found
 
 
-def test_what_a_drain_says_of_its_checkpoint() -> None:
-    """The lines are those that training/trainer/loop.py writes."""
+def test_the_checkpoint_of_a_drain_is_read_from_the_logs() -> None:
+    """training/trainer/loop.py writes these lines."""
     source = (repo.root() / "training/trainer/loop.py").read_text(encoding="utf-8")
     assert "checkpoint of step %d saved" in source
     assert "stopped on request at step {now.step}, which is saved" in source
@@ -279,7 +279,9 @@ def test_what_a_drain_says_of_its_checkpoint() -> None:
     )
     assert (saved.saved, saved.step) == (True, 40)
     assert stop.last_checkpoint(True, ["checkpoint of step 20 saved in 0.1 s"]).step == 20
-    lost = stop.last_checkpoint(True, ["checkpoint of step 40 was not saved, the run goes on: disk is full"])
+    lost = stop.last_checkpoint(
+        True, ["checkpoint of step 40 was not saved, training continues: disk is full"]
+    )
     assert (lost.saved, lost.ran) == (False, True)
     assert "CANNOT TELL" in lost.evidence
     assert not stop.last_checkpoint(False, []).ran

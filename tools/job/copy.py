@@ -185,25 +185,19 @@ class _Stream:
     """Lines and blocks of a pipe; Broken if it ends or is silent for too long."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
-        self._pipe, self._kept = pipe, b""
+        self._pipe, self._kept = pipe, bytearray()
 
     def line(self) -> str:
         while b"\n" not in self._kept:
             self._more()
-        line, _, self._kept = self._kept.partition(b"\n")
-        return line.decode("utf-8", "replace")
+        return self.read(self._kept.index(b"\n") + 1).decode("utf-8", "replace").removesuffix("\n")
 
     def read(self, size: int) -> bytes:
-        parts, length = [self._kept], len(self._kept)
-        self._kept = b""
-        while length < size:
+        while len(self._kept) < size:
             self._more()
-            parts.append(self._kept)
-            length += len(self._kept)
-            self._kept = b""
-        whole = b"".join(parts)
-        self._kept = whole[size:]
-        return whole[:size]
+        block = bytes(self._kept[:size])
+        del self._kept[:size]
+        return block
 
     def _more(self) -> None:
         ready, _, _ = select.select([self._pipe], [], [], SILENCE)

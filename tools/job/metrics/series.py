@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from tools.job.metrics import trainer_logs
-from tools.job.metrics.trainer_logs import Told
+from tools.job.metrics.trainer_logs import ParsedLine
 from tools.job.snapshot.log_lines import Line
 
 RESTART = 10.0  # seconds; two ranks write about the same step within this time
@@ -58,8 +58,8 @@ COLUMNS = tuple(one.name for one in fields(Record) if one.name != "rank_step_s")
 
 def from_jsonl(lines: Iterable[str]) -> list[Record]:
     """Return the records of a metrics.jsonl without the incomplete line of a killed process."""
-    told = (trainer_logs.from_json(line) for line in lines)
-    return [Record(**values) for values in told if values is not None and "step" in values]
+    parsed = (trainer_logs.from_json(line) for line in lines)
+    return [Record(**values) for values in parsed if values is not None and "step" in values]
 
 
 def from_log(lines: Iterable[Line]) -> list[Record]:
@@ -73,14 +73,14 @@ def from_log(lines: Iterable[Line]) -> list[Record]:
     owner = ""
     for line in lines:
         time = line.time.timestamp() if line.time else time
-        told = trainer_logs.read(line.text)
-        if told is None:
+        parsed = trainer_logs.read(line.text)
+        if parsed is None:
             continue
-        step = bars.step(told)
-        if told.values is None:
+        step = bars.step(parsed)
+        if parsed.values is None:
             continue
-        record = Record(**{**step, **told.values, **({"time": time} if time is not None else {})})
-        writer = line.pod + told.writer
+        record = Record(**{**step, **parsed.values, **({"time": time} if time is not None else {})})
+        writer = line.pod + parsed.writer
         if found and _same_step(found[-1], record, writer == owner):
             found[-1] = _together(found[-1], record, writer == owner)
             continue
@@ -101,16 +101,16 @@ class _Bars:
         self._used: tuple[int, int] | None = None
         self._total: int | None = None
 
-    def step(self, told: Told) -> dict[str, int]:
+    def step(self, parsed: ParsedLine) -> dict[str, int]:
         """Return the step of a line that has values but no step; empty if no bar shows it."""
-        self._total = told.total or self._total
-        if told.bar and (self._total is None or told.bar[1] == self._total):
-            self._now = told.bar
-        if told.values is None or self._now is None:
+        self._total = parsed.total or self._total
+        if parsed.bar and (self._total is None or parsed.bar[1] == self._total):
+            self._now = parsed.bar
+        if parsed.values is None or self._now is None:
             return {}
-        if "step" in told.values:
-            if abs(told.values["step"] - self._now[0]) <= 1:  # DeepSpeed's own line is ahead of the bar
-                self._now = (told.values["step"], self._now[1])
+        if "step" in parsed.values:
+            if abs(parsed.values["step"] - self._now[0]) <= 1:  # DeepSpeed's own line is ahead of the bar
+                self._now = (parsed.values["step"], self._now[1])
             return {}
         if self._now == self._used:
             return {}

@@ -130,7 +130,7 @@ _MOMENTS = ("time", "timestamp", "_timestamp", "ts", "asctime", "@timestamp")
 
 
 @dataclass(frozen=True)
-class Told:
+class ParsedLine:
     """The values of a line, its writer (pod and rank, if it names them), and a progress bar's position."""
 
     values: Values | None
@@ -139,7 +139,7 @@ class Told:
     total: int | None = None  # steps of the run, which transformers.Trainer prints before the first one
 
 
-def read(text: str) -> Told | None:
+def read(text: str) -> ParsedLine | None:
     """Return what a line says about a step, None if nothing."""
     if not MAYBE.search(text):
         return None
@@ -152,7 +152,7 @@ def read(text: str) -> Told | None:
     if values is None and bar is None and total is None:
         return None
     place = (int(bar[1]), int(bar[2])) if bar else None
-    return Told(values, writer, place, int(total[1].replace(",", "")) if total else None)
+    return ParsedLine(values, writer, place, int(total[1].replace(",", "")) if total else None)
 
 
 def from_json(text: str) -> Values | None:
