@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from tools.image.build_failures import PATTERNS, cause
+from tools.image.build_failures import cause, patterns
 
 OUTPUTS = Path(__file__).parent / "outputs"
 FILES = sorted(OUTPUTS.glob("*.txt"))
@@ -39,9 +39,8 @@ def test_the_cause_of_what_a_program_says(case: dict[str, str]) -> None:
 
 def test_every_cause_is_found_in_some_output() -> None:
     shown = {path.read_text().split(":")[0].removeprefix("# ") for path in FILES}
-    assert {sign.kind for sign in PATTERNS} == {case["cause"] for case in LINES} | (
-        shown & {s.kind for s in PATTERNS}
-    )
+    kinds = {pattern.kind for pattern in patterns()}
+    assert kinds == {case["cause"] for case in LINES} | (shown & kinds)
 
 
 def test_most_causes_have_a_recorded_build() -> None:
@@ -49,7 +48,7 @@ def test_most_causes_have_a_recorded_build() -> None:
         *("no space", "out of memory", "engine stopped", "dependency conflict", "network", "base not found"),
         *("missing file", "syntax", "package not found", "certificate", "architecture"),
     }
-    assert {sign.kind for sign in PATTERNS if sign.retry} == {"network"}
+    assert {pattern.kind for pattern in patterns() if pattern.retry} == {"network"}
 
 
 def test_a_word_of_an_earlier_step_is_not_the_cause() -> None:
