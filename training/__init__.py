@@ -1,1 +1,1 @@
-"""The package that trains: configuration, data, model, loop, checkpoints, metrics."""
+"""The trainer: configuration, data, model, loop, checkpoints, metrics."""

@@ -1,7 +1,7 @@
-"""What the loop needs of a training task: its data, its model, its losses, its report.
+"""The interface of a training task: its data, its model, its losses, its report.
 
-`training.trainer.loop` is the same for all tasks. A task is one object of each entry point
-(`training.pretrain`, `training.finetune`, `training.bert`) that says where these four come from.
+`training.trainer.loop` is the same for all tasks. Each entry point (`training.pretrain`, `training.finetune`,
+`training.bert`) has one task object that provides these four.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ class Batch(Protocol):
         ...
 
     def counts(self) -> tuple[int, ...]:
-        """What each of the task's losses is divided by: its number of predictions in this batch."""
+        """For each of the task's losses the number of predictions in this batch, by which it is divided."""
         ...
 
     def tokens(self) -> int:
-        """Tokens of this batch that speed is counted in; padding does not count."""
+        """Number of tokens in this batch without padding, for the speed."""
         ...
 
 
 class Feed(Protocol):
-    """What a rank reads: the micro batches of any step, and the held-out ones."""
+    """A rank's data: the micro batches of any step, and the held-out ones."""
 
     @property
     def digest(self) -> str:
-        """Digest of the data's content or, for a stream, of what defines it: another digest, another run."""
+        """Digest of the data's content or, for a stream, of its definition; a run cannot change it."""
         ...
 
     @property
     def directory(self) -> Path:
-        """Where the prepared data lies, with its tokenizer."""
+        """The directory of the prepared data and its tokenizer."""
         ...
 
     @property
     def reference(self) -> dict[str, float]:
-        """Losses in nats that a model without skill has on the held-out data, by name, for the report."""
+        """Baselines for the report, by name: held-out losses in nats of models without skill."""
         ...
 
     def describe(self) -> str:
@@ -60,45 +60,45 @@ class Feed(Protocol):
         ...
 
     def batches(self, position: int) -> list[Batch]:
-        """This rank's micro batches of the step that starts at a sample position: one per accumulation."""
+        """This rank's micro batches of the step that starts at a sample position."""
         ...
 
     def heldout(self, sequences: int) -> Iterable[Batch]:
-        """This rank's share of the held-out samples; equally many batches of equal shape on every rank."""
+        """This rank's share of the held-out samples; every rank gets equally many batches of equal shape."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What this rank needs besides the position to go on exactly; empty where the position says all."""
+        """What this rank needs besides the position to continue exactly; empty if the position is enough."""
         ...
 
     def restore(self, position: int, writers: int, state_of: Callable[[int], dict[str, Any]]) -> None:
-        """Go on at a position of a checkpoint of so many ranks; `state_of` reads what one of them saved."""
+        """Continue at a position of a checkpoint by `writers` ranks; `state_of` reads one rank's state."""
         ...
 
     def close(self) -> None:
-        """End threads and files."""
+        """Stop threads and close files."""
         ...
 
 
 class Trainable(nn.Module):
-    """A model as the loop sees it. `hf` is transformers' own model inside it.
+    """A model for the loop. `hf` is transformers' model inside it.
 
-    Calling it with a batch's arrays returns its loss sums, fp32 [number of losses]; the step's loss is the
-    sum of each divided by its count over the global batch.
+    Called with a batch's arrays it returns its loss sums, fp32 [number of losses]. The step's loss is the sum
+    over these, each divided by its count over the global batch.
     """
 
     hf: Any
 
     def blocks(self) -> list[nn.Module]:
-        """The repeated layers: compiled, sharded and recomputed one by one."""
+        """The repeated layers, which are compiled, sharded and recomputed one by one."""
         raise NotImplementedError
 
     def compile_outside(self) -> None:
-        """Compile what is worth it outside the blocks."""
+        """Compile the parts outside the blocks that benefit."""
 
 
 class Task(Protocol):
-    """One entry point's part of a run."""
+    """The part of a run that differs between entry points."""
 
     @property
     def module(self) -> str:
@@ -107,25 +107,25 @@ class Task(Protocol):
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """Names of the model's loss sums, in its order."""
+        """Names of the model's loss sums, in their order."""
         ...
 
     def open(self, config: Config, ranks: Ranks, data: Path, run: RunDir, say: Callable[[str], None]) -> Feed:
-        """The data, prepared under `data` when it is not there yet, on all ranks together, for one run."""
+        """Open the data for a run, on all ranks together; prepare it under `data` if it is missing."""
         ...
 
     def build(self, config: Config, device: Device) -> Trainable:
-        """The model on meta; what is not trained has no `requires_grad` and is of the type it keeps."""
+        """Build the model on meta; frozen parameters have no `requires_grad` and their final dtype."""
         ...
 
     def initialise(self, model: Trainable, config: Config, device: torch.device, ranks: Ranks) -> None:
-        """Give memory and values to every parameter and buffer, sharded or whole."""
+        """Give memory and values to every parameter and buffer, sharded or not."""
         ...
 
     def origin(self, config: Config) -> dict[str, Any]:
-        """What the initial weights were (`{"weights": digest}`), for run.json; a change makes another run."""
+        """The origin of the initial weights (`{"weights": digest}`), for run.json; a run cannot change it."""
         ...
 
     def samples(self, config: Config, directory: RunDir) -> list[dict[str, str]]:
-        """Texts for the report from the committed checkpoint: `prompt`, `text`, and what belongs to them."""
+        """Texts for the report from the committed checkpoint: `prompt`, `text` and further columns."""
         ...

@@ -64,6 +64,8 @@ def test_each_configuration_is_one_entry_points(given: tuple[str, ...], task: st
         (("llama",), "model.yaml:1: model.num_key_value_heads is missing"),
         (("lama", KV), "model.yaml:2: model.architecture is 'lama': input should be 'llama', 'qwen2' or"
          " 'bert'; did you mean llama?"),
+        (("mistral", KV), "model.yaml:2: model.architecture is 'mistral': input should be 'llama', 'qwen2' or"
+         " 'bert'; to add a family, see docs/extending.md#a-family"),
         (("qwen2", KV), "model.yaml:2: architecture qwen2 is fine-tuned only: model.weights is missing"),
         (("llama", f"{KV}\n  weights: models/tiny"), "model.yaml:9: model.weights is 'models/tiny': write an"
          " absolute directory, run:<job>, or <organisation>/<name>@<revision>"),

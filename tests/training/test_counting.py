@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertForPreTraining, BertModel, Qwen2Config, Qwen2ForCausalLM
 
-from training.config import BertShape, Config, Lora, Model
+from training.config import BertShape, Config, ConfigError, Lora, Model
+from training.models import causal
 from training.models.causal import build_on_meta
 from training.models.counting import adapter_parameters, flops_per_token, parameters, trainable_parameters
 
@@ -52,6 +53,15 @@ def test_flops_per_token_in_torchtitans_convention() -> None:
     model = _model(*PUBLISHED["Llama 3.1 8B"][1:])
     assert flops_per_token(model, 8192) == 6 * (8_030_261_248 - 128256 * 4096) + 12 * 32 * 4096 * 8192
     assert flops_per_token(model, 8192) == pytest.approx(57.9e9, rel=1e-3)
+
+
+def test_a_wrong_count_is_an_error_of_the_configuration(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new family whose count is wrong is not worth a restart."""
+    monkeypatch.setattr(causal, "parameters", lambda model: 1000)
+    with pytest.raises(ConfigError, match=r"[\d,]+ parameters \([\d,]+ per block\), but .* counts 1,000 "):
+        build_on_meta(config, "eager")
 
 
 def test_tied_head_still_multiplies() -> None:

@@ -185,7 +185,7 @@ def test_another_run_is_a_base_with_its_tokenizer(
     with pytest.raises(ConfigError, match=r"model.weights: .*/runs/base does not exist; train it first"):
         run(texts, (*more, "data.tokenizer=base"), run_directory, data_root, task=Finetune())
     run(texts, ("train.steps=5", "train.eval_every=5"), tmp_path / "runs/base", data_root)
-    with pytest.raises(ConfigError, match=r"data.tokenizer is train, but model.weights knows its tokens"):
+    with pytest.raises(ConfigError, match=r"data.tokenizer is train, but model.weights has a tokenizer"):
         run(texts, more, run_directory, data_root, task=Finetune())
     done = run(texts, (*more, "data.tokenizer=base"), run_directory, data_root, task=Finetune())
     base, tuned = (read_json(RunDir(tmp_path / "runs" / name).run) for name in ("base", "tuned"))

@@ -260,4 +260,6 @@ def _message(
         ]
         close = difflib.get_close_matches(error["input"], options, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
+        if key == "model.architecture" and not close:
+            hint = "; to add a family, see docs/extending.md#a-family"
     return f"{where}{key} is {error['input']!r}: {reason[0].lower()}{reason[1:]}{hint}"

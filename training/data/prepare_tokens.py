@@ -38,7 +38,7 @@ from training.data.index import (
     verify,
 )
 from training.data.journal import Journal
-from training.data.readers import Document
+from training.data.readers import OTHER_TABLES, Document
 from training.data.remote_files import is_remote
 from training.data.reporter import Reporter
 from training.data.sources import STDLIB, Counts, Source, open_source, path_of
@@ -263,8 +263,12 @@ def scan_source(source: Source, heldout_fraction: float, reporter: Reporter) -> 
         raise DataError(f"data source {source.name}: no documents{skipped} in {source.describe()}")
     if least == most:
         found = "one document" if counts.documents == 1 else "only copies of one document"
+        tables = {Path(file.name).suffix for file in source.files if file.name.lower().endswith(OTHER_TABLES)}
+        said = ", ".join(sorted(tables))
+        hint = f" ({said} is not read as rows: convert it to .jsonl or .parquet)" if tables else ""
         raise DataError(
             f"data source {source.name}: {found}{skipped}; at least two are needed, because one is held out"
+            f"{hint}"
         )
     if heldout == 0:
         below, heldout = least + 1, 1

@@ -17,6 +17,7 @@ from training.data.errors import DataError, nearest, reason
 _JSON_LINES = (".jsonl",)
 _JSON_LINES_GZIP = (".jsonl.gz", ".json.gz")
 _PARQUET = (".parquet",)
+OTHER_TABLES = (".json", ".csv", ".tsv", ".arrow")  # not read as rows
 _SHOWN_FIELDS = 8
 _KINDS: dict[type, str] = {
     bool: "a boolean",

@@ -175,7 +175,7 @@ def path_of(source: str) -> Path:
 
 def _missing(source: str, path: Path) -> str:
     try:
-        siblings = os.listdir(path.parent)
+        siblings = [] if path.parent == Path("/") else os.listdir(path.parent)
     except OSError:
         siblings = []
     if len(path.parts) == 1 and (hint := nearest(source, [STDLIB])):

@@ -1,7 +1,7 @@
-"""The one place that knows which device a rank runs on: cpu, cuda or neuron, chosen at run time.
+"""A rank's device: cpu, cuda or neuron, chosen at run time.
 
-Everything else asks this module: where tensors live, which precision and attention fit, how gradients are
-exchanged, when lazy work begins, how to take the time of queued work, and what the card's peak is.
+All other modules ask this one where tensors live, which precision and attention to use, how gradients are
+exchanged, when lazy work starts, how to time queued work, and what the card's peak is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def resolve(config: Config) -> Device:
     """Choose the device of this process and resolve every `auto`.
 
     Raises:
-        ConfigError: the configuration asks for what this machine does not have.
+        ConfigError: this machine does not have what the configuration asks for.
     """
     wanted = config.device.type
     if wanted == "cuda" and not torch.cuda.is_available():

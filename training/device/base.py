@@ -1,4 +1,4 @@
-"""What the loop asks of a device, and the answers of one that works eagerly on tensors in host memory."""
+"""The interface of a device, with defaults for one that works eagerly on tensors in host memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Device:
     precision: str  # bf16 | fp32
     attention: str  # eager | sdpa | flex_attention
     compile: bool
-    compile_reason: str  # why blocks are compiled, or not
+    compile_reason: str  # why blocks are compiled or not
 
     @property
     def is_cuda(self) -> bool:
@@ -35,12 +35,12 @@ class Device:
 
     @property
     def backend(self) -> str:
-        """Collectives, as torch.distributed names them: always gloo for tensors in host memory."""
+        """torch.distributed's backends; tensors in host memory always use gloo."""
         return "gloo"
 
     @property
     def birthplace(self) -> torch.device:
-        """Where a model's memory and first values are made, before `settle`."""
+        """The device on which a model gets memory and initial values, before `settle`."""
         return self.torch_device
 
     @property
@@ -55,14 +55,14 @@ class Device:
 
     @property
     def extracts_graphs(self) -> bool:
-        """Whether a compiler only collects graphs from this run: nothing is computed, values mean nothing."""
+        """Whether a compiler only collects graphs from this run: nothing is computed, no value is real."""
         return False
 
     def settle(self, model: nn.Module) -> None:
-        """Bring an initialised model to this device; tied tensors stay tied."""
+        """Move an initialised model to this device; tied tensors stay tied."""
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """bf16 compute over fp32 parameters; nothing in fp32."""
+        """bf16 computation over fp32 parameters; does nothing for precision fp32."""
         if self.precision != "bf16":
             return contextlib.nullcontext()
         return torch.autocast(self.torch_device.type, dtype=torch.bfloat16)
@@ -72,23 +72,23 @@ class Device:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def micro_batch_done(self) -> None:
-        """A forward and backward pass has been written down: a lazy device begins to run it."""
+        """Called after a forward and backward pass: a lazy device starts to run it."""
 
     def step_done(self) -> None:
-        """A whole optimizer step has been written down: a lazy device begins to run it."""
+        """Called after an optimizer step: a lazy device starts to run it."""
 
     def exchange(
         self, gradients: Sequence[torch.Tensor], group: dist.ProcessGroup | None, world_size: int
     ) -> None:
-        """Replace gradients by their mean over all ranks, where `wraps` is False; `group` is the host's."""
+        """Replace gradients by their mean over all ranks if `wraps` is False; `group` is for host tensors."""
 
     def graphs_compiled(self) -> int | None:
-        """Whole graphs compiled so far by this process; None where there are no such graphs."""
+        """Number of whole graphs that this process has compiled; None if the device has no such graphs."""
         return None
 
     @contextmanager
     def cache_claimed(self, run: Path) -> Iterator[None]:
-        """Hold this run's claim on a compile cache that other runs could reach; rank 0 alone calls it.
+        """Hold this run's claim on a compile cache that is shared with other runs; only rank 0 calls it.
 
         Raises:
             ConfigError: another job uses the cache.
@@ -96,7 +96,7 @@ class Device:
         yield
 
     def mark(self) -> Any:
-        """A point in this device's queue of work, for `seconds`."""
+        """Mark a point in this device's queue of work, for `seconds`."""
         return time.perf_counter()
 
     def seconds(self, start: Any, end: Any) -> float:
@@ -104,19 +104,19 @@ class Device:
         return float(end - start)
 
     def synchronize(self) -> None:
-        """Wait for all work handed to the device."""
+        """Wait for all queued work."""
 
     def memory_gib(self) -> float:
-        """Peak memory of this rank in GiB: allocated on the card, or else resident in the process."""
+        """Peak memory of this rank in GiB: allocated on the card, or resident in the process without one."""
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
     def name(self) -> str:
-        """The device in words."""
+        """The device's name for people."""
         raise NotImplementedError
 
     def peak_flops(self) -> tuple[float | None, str]:
-        """Peak FLOP/s of this rank's device at the run's precision, and where the figure comes from."""
+        """Peak FLOP/s of this rank's device at the run's precision, and the source of the figure."""
         raise NotImplementedError
 
     def seed(self, value: int) -> None:
@@ -128,5 +128,5 @@ class Device:
         return {"cpu": torch.get_rng_state()}
 
     def set_rng_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Put back what `rng_state` returned; a state of a device this rank does not have is left out."""
+        """Restore what `rng_state` returned; ignore the state of a device that this rank does not have."""
         torch.set_rng_state(state["cpu"])

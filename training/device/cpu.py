@@ -1,4 +1,4 @@
-"""The processor as a device: its threads, what it can do, and its measured peak."""
+"""The CPU as a device: its threads, its abilities, its measured peak."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Cpu(Device):
         return f"cpu x {torch.get_num_threads()} threads"
 
     def peak_flops(self) -> tuple[float | None, str]:
-        """Measured here, now, with this rank's threads: all ranks must measure at once for an honest sum."""
+        """Measured now with this rank's threads; the sum over ranks is right only if all measure at once."""
         return _measure_matmul(self.precision), "measured"
 
 
@@ -35,7 +35,7 @@ def resolve_cpu(config: Config) -> Cpu:
 
 
 def cpu_threads() -> int:
-    """Threads of this rank: its pod's CPUs (TRAINYARD_CPUS, else all usable) over its local ranks."""
+    """Threads of this rank: its pod's CPUs (TRAINYARD_CPUS, else all usable) divided by the local ranks."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     granted = os.environ.get("TRAINYARD_CPUS", "")
     cpus = min(int(granted), usable) if granted.isdigit() and int(granted) > 0 else usable
@@ -56,7 +56,8 @@ def _precision(config: Config) -> str:
 def _attention(config: Config) -> str:
     if config.device.attention != "auto":
         return config.device.attention
-    # Plain attention is faster than SDPA on CPU up to 512 tokens, slower above (measured at 256, 512, 2048).
+    # Eager attention is faster than SDPA on a CPU up to 512 tokens, slower above (measured at 256, 512,
+    # 2048).
     return "eager" if config.sequence_length <= 512 else "sdpa"
 
 

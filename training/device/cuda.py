@@ -49,7 +49,7 @@ class Cuda(Device):
         return torch.cuda.get_device_name()
 
     def peak_flops(self) -> tuple[float | None, str]:
-        """From the table of data sheets; unknown cards give None."""
+        """From the table of data sheets; None for an unknown card."""
         return card_peak(self.name(), self.precision)
 
     def rng_state(self) -> dict[str, torch.Tensor]:
@@ -65,15 +65,15 @@ def resolve_cuda(config: Config) -> Cuda:
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if local_rank >= torch.cuda.device_count():
         raise ConfigError(
-            f"local rank {local_rank} has no card: {torch.cuda.device_count()} CUDA devices here; "
-            "nprocPerNode must not exceed them"
+            f"local rank {local_rank} has no card: this pod has {torch.cuda.device_count()} CUDA devices; "
+            "nprocPerNode must not exceed that"
         )
     torch.cuda.set_device(local_rank)
     wanted, attention = config.device.precision, config.device.attention
     if wanted == "auto":
         wanted = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     if attention == "auto":
-        # BERT drops attention weights, which flex_attention cannot.
+        # BERT has dropout in attention, which flex_attention does not support.
         attention = "flex_attention" if config.model.bert is None else "sdpa"
     compiles = config.device.compile != "off"
     reason = "cuda" if compiles else "device.compile is off"

@@ -1,8 +1,8 @@
-"""AWS Trainium through torch_xla: operations are written down and compiled as whole graphs.
+"""AWS Trainium through torch_xla: operations are recorded and compiled as whole graphs.
 
-torch_xla's own CPU client (PJRT_DEVICE=CPU) makes and runs the same graphs without the hardware and without
-AWS's compiler. Two things differ there: processes know nothing of each other, so gradients are exchanged on
-the host; and the compile cache is this process's memory.
+torch_xla's CPU client (PJRT_DEVICE=CPU) makes and runs the same graphs without the hardware and without AWS's
+compiler. Two things differ there: processes do not know each other, so gradients are exchanged on the host;
+and the compile cache is in this process's memory.
 
 Facts: torch_xla 2.9, torch_xla/__init__.py, runtime.py and _internal/neuron.py; AWS Neuron documentation,
 "PyTorch NeuronX neuron_parallel_compile CLI" and "Neuron sysfs user guide".
@@ -36,7 +36,7 @@ TORCH_NEURONX = "torch 2.9 with torch-neuronx 2.9 (requirements of the image tra
 
 @dataclass(frozen=True)
 class Neuron(Device):
-    """One NeuronCore, or torch_xla's CPU client in its place."""
+    """One NeuronCore, or torch_xla's CPU client instead."""
 
     client: str  # NEURON | CPU
     cache: Path | None  # the compiler's cache on disk; the CPU client has none
@@ -47,7 +47,7 @@ class Neuron(Device):
 
     @property
     def birthplace(self) -> torch.device:
-        # On the device every filled row would be a graph to compile.
+        # On the device every filled row would be a separate graph to compile.
         return torch.device("cpu")
 
     @property
@@ -63,7 +63,7 @@ class Neuron(Device):
         return bool(os.environ.get("NEURON_EXTRACT_GRAPHS_ONLY"))
 
     def settle(self, model: nn.Module) -> None:
-        moved: dict[int, Any] = {}  # a tensor that stands in two places stays one tensor
+        moved: dict[int, Any] = {}  # a tensor in two places stays one tensor
         for module in model.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
                 if id(parameter) not in moved:
@@ -78,7 +78,7 @@ class Neuron(Device):
         return {name: torch.from_numpy(array).to(self.torch_device) for name, array in arrays.items()}
 
     def micro_batch_done(self) -> None:
-        # One graph for each pass: all of a step's passes in one graph would take the compiler hours.
+        # One graph per pass: compiling all passes of a step as one graph would take hours.
         self.step_done()
 
     def step_done(self) -> None:
@@ -100,7 +100,7 @@ class Neuron(Device):
         if self.client != CPU_CLIENT:
             raise ConfigError(
                 f"torchrun started {world_size} ranks, the Neuron runtime knows {xr.world_size()}: "
-                "NEURON_RT_VISIBLE_CORES and NEURON_PJRT_* are not to be set beside torchrun"
+                "do not set NEURON_RT_VISIBLE_CORES or NEURON_PJRT_* with torchrun"
             )
         flat = torch.cat([gradient.detach().cpu().flatten() for gradient in gradients])
         dist.all_reduce(flat, group=group)
@@ -122,7 +122,7 @@ class Neuron(Device):
             yield
 
     def seconds(self, start: Any, end: Any) -> float:
-        """By the host's clock: at most one step is under way, so the median of several steps is right."""
+        """By the host's clock: at most one step is queued, so the median of several steps is right."""
         return super().seconds(start, end)
 
     def synchronize(self) -> None:
@@ -165,10 +165,10 @@ def is_here() -> bool:
 
 
 def resolve_neuron(config: Config) -> Neuron:
-    """The core of this rank. Sets NEURON_COMPILE_CACHE_URL to the cache of device.cacheset.
+    """Resolve this rank's core, and set NEURON_COMPILE_CACHE_URL to the cache of device.cacheset.
 
     Raises:
-        ConfigError: torch_xla or the devices are not here, or a key asks for what XLA does not do.
+        ConfigError: torch_xla or the devices are missing, or a key asks for what XLA does not support.
     """
     _refuse(config)
     client = os.environ.get("PJRT_DEVICE", NEURON)
@@ -178,8 +178,8 @@ def resolve_neuron(config: Config) -> Neuron:
         raise ConfigError(f"device.type is neuron, but torch_xla is not installed here: {TORCH_NEURONX}")
     if client == NEURON and not is_here():
         raise ConfigError(
-            "device.type is neuron, but there is no Neuron device here (/dev/neuron0 and libneuronxla); "
-            "PJRT_DEVICE=CPU runs the same graphs on this processor"
+            "device.type is neuron, but this machine has no Neuron device (/dev/neuron0 and libneuronxla); "
+            "PJRT_DEVICE=CPU runs the same graphs on the CPU"
         )
     cache = neuron_cache.use(config) if client == NEURON else None
     import torch_xla
@@ -195,10 +195,10 @@ def resolve_neuron(config: Config) -> Neuron:
 def _refuse(config: Config) -> None:
     if config.device.attention not in ("auto", "eager"):
         raise ConfigError(
-            f"device.attention is {config.device.attention}: on neuron plain attention is what the compiler "
-            "fuses; nearest value: eager"
+            f"device.attention is {config.device.attention}: Neuron's compiler fuses plain attention only; "
+            "nearest value: eager"
         )
     if config.device.compile == "on":
         raise ConfigError("device.compile is on, but Neuron compiles whole graphs itself; nearest value: off")
     if config.parallel.sharding != "ddp":
-        raise ConfigError("parallel.sharding is fsdp, and neuron trains with whole replicas: write ddp")
+        raise ConfigError("parallel.sharding is fsdp, but neuron supports whole replicas only: write ddp")

@@ -7,7 +7,7 @@ import re
 # Dense BF16 peaks, FLOP/s per device, without structured sparsity. Sources: NVIDIA's data sheets of each card
 # (A10G: AWS's variant of the A10, 70 TFLOPS tensor; L4, L40S, B200: half of the figure "with sparsity");
 # Trainium: AWS Neuron documentation, trn1 architecture, 190 TFLOPS a chip of two cores.
-# Matched in this order, as whole words of the device's name.
+# Matched in this order, as whole words in the device's name.
 PEAK_BF16: tuple[tuple[str, float], ...] = (
     ("H100 PCIe", 756e12),
     ("H100 NVL", 835e12),
@@ -35,7 +35,7 @@ PEAK_FP32: tuple[tuple[str, float], ...] = (
 
 
 def card_peak(name: str, precision: str = "bf16") -> tuple[float | None, str]:
-    """Peak FLOP/s of a card by its name, as whole words: an L40 is not an L4."""
+    """Peak FLOP/s of a card by whole words in its name: an L40 is not an L4."""
     table = PEAK_BF16 if precision == "bf16" else PEAK_FP32
     known = (peak for key, peak in table if re.search(rf"\b{re.escape(key)}\b", name))
     peak = next(known, None)

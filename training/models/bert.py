@@ -1,4 +1,4 @@
-"""BERT with its two pre-training heads: transformers' model on meta, wholly initialised, with its losses."""
+"""BERT with its two pre-training heads: transformers' model built on meta, our initial values, its losses."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from torch.nn import functional
 from transformers import BertConfig, BertForPreTraining
 
 from training.config import Config
-from training.models.causal import IGNORE, named_parameters
-from training.models.counting import parameters
+from training.models.causal import IGNORE, check_count, named_parameters
 from training.models.init import fill_normal
 from training.task import Trainable
 
 
 def hf_config(config: Config, attention: str = "eager") -> BertConfig:
-    """transformers' configuration of the model."""
     model, shape = config.model, config.model.bert
     assert shape is not None
     return BertConfig(
@@ -36,9 +34,9 @@ def hf_config(config: Config, attention: str = "eager") -> BertConfig:
 
 
 class PretrainingBert(Trainable):
-    """BERT that returns the sums of its two losses: masked words, and is the second sentence the next one.
+    """BERT that returns the sums of its two losses: masked words and next sentence.
 
-    Only the masked positions, a fixed number of each sample, reach the word table: of 128 positions 20.
+    Only the masked positions, a fixed number per sample (20 of 128), are multiplied by the word table.
     """
 
     def __init__(self, config: Config, attention: str) -> None:
@@ -48,15 +46,14 @@ class PretrainingBert(Trainable):
         self.word_loss = summed_word_loss
 
     def blocks(self) -> list[nn.Module]:
-        """The encoder's layers."""
         return list(self.hf.bert.encoder.layer)
 
     def compile_outside(self) -> None:
-        """Compile the word table's product and its loss as one."""
+        """Compile the word table's product and its loss together."""
         self.word_loss = torch.compile(self.word_loss, fullgraph=True)
 
     def tie(self) -> None:
-        """Make one parameter of those that are the same: leaving meta gives each module its own tensor."""
+        """Tie parameters that are the same: leaving meta gives each module its own tensor."""
         predictions = self.hf.cls.predictions
         predictions.decoder.bias = predictions.bias
         if self.hf.config.tie_word_embeddings:
@@ -71,10 +68,10 @@ class PretrainingBert(Trainable):
         masked_labels: torch.Tensor,
         next_sentence_label: torch.Tensor,
     ) -> torch.Tensor:
-        """Sums in nats over masked words and over pairs, fp32 [2]; labels of IGNORE do not count.
+        """Sums in nats over masked words and over pairs, fp32 [2]; the label IGNORE does not count.
 
-        input_ids, token_type_ids, attention_mask: int64 [batch, sequence], the mask 1 where there is a token.
-        masked_positions, masked_labels: int64 [batch, most]. next_sentence_label: int64 [batch], 1 where the
+        input_ids, token_type_ids, attention_mask: int64 [batch, sequence]; the mask is 1 for a token.
+        masked_positions, masked_labels: int64 [batch, most]. next_sentence_label: int64 [batch], 1 if the
         second sentence comes from elsewhere.
         """
         hidden, pooled = self.encode(input_ids, token_type_ids, attention_mask)
@@ -97,7 +94,7 @@ class PretrainingBert(Trainable):
     def encode(
         self, input_ids: torch.Tensor, token_type_ids: torch.Tensor, attention_mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Hidden states [batch, sequence, hidden] and the pooled first ones [batch, hidden]."""
+        """Hidden states [batch, sequence, hidden] and the pooled first token [batch, hidden]."""
         encoded = self.hf.bert(
             input_ids=input_ids,
             token_type_ids=token_type_ids,
@@ -109,7 +106,7 @@ class PretrainingBert(Trainable):
 def summed_word_loss(
     hidden: torch.Tensor, table: torch.Tensor, bias: torch.Tensor, labels: torch.Tensor
 ) -> torch.Tensor:
-    """Cross-entropy summed over labelled places: softmax and sum in fp32 whatever the matmul's type."""
+    """Cross-entropy summed over labelled positions; softmax and sum are in fp32 for any matmul precision."""
     logits = functional.linear(hidden, table, bias).float()
     return functional.cross_entropy(
         logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum"
@@ -117,10 +114,10 @@ def summed_word_loss(
 
 
 def padding_mask(attention_mask: torch.Tensor, attention: str) -> torch.Tensor:
-    """What may be attended to, in the shape that transformers passes through: every token, no padding.
+    """The attention mask that allows every token but no padding, in a shape that transformers passes through.
 
-    [batch, 1, 1, sequence]; additive for eager attention, boolean for sdpa. Made here because transformers
-    looks into a plain mask, to leave it out, which waits for the device.
+    [batch, 1, 1, sequence]; additive for eager attention, boolean for sdpa. It is made here because
+    transformers would inspect a plain mask to see whether it can be dropped, which waits for the device.
     """
     allowed = attention_mask[:, None, None, :].bool()
     if attention == "sdpa":
@@ -130,21 +127,19 @@ def padding_mask(attention_mask: torch.Tensor, attention: str) -> torch.Tensor:
 
 
 def build_on_meta(config: Config, attention: str) -> PretrainingBert:
-    """The model without memory, its parameter count held against the count from the configuration."""
+    """Build the model without memory, and check its parameter count against the configuration's."""
     with torch.device("meta"):
         model = PretrainingBert(config, attention)
     model.tie()
-    built = sum(p.numel() for p in model.parameters())
-    if built != parameters(config.model):
-        raise AssertionError(f"{built} parameters built, {parameters(config.model)} counted")
+    check_count(model, config)
     return model
 
 
 def initialise(model: PretrainingBert, config: Config, device: torch.device) -> None:
-    """Give memory and values to every parameter and buffer of a model on meta, sharded or whole.
+    """Give memory and values to every parameter and buffer of a model on meta, sharded or not.
 
-    As BERT's own code does: matrices and tables normal with `initializer_range`, biases 0, norms 1. The first
-    loss is then ln(vocabulary) + ln 2 and half the variance of the first logits, hidden size x range^2.
+    As in BERT's own code: matrices and tables are normal with `initializer_range`, biases 0, norms 1. The
+    first loss is then ln(vocabulary) + ln 2 + half the variance of the first logits, hidden size x range^2.
     """
     model.to_empty(device=device)
     model.tie()

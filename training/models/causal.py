@@ -1,4 +1,4 @@
-"""The causal language model: transformers' Llama or Qwen2 on meta, wholly initialised, with its loss."""
+"""The causal language model: transformers' Llama or Qwen2 built on meta, our initial values, its loss."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
-from training.config import Config
-from training.models.counting import parameters
+from training.config import Config, ConfigError
+from training.models.counting import layer_parameters, parameters
 from training.models.init import fill_normal
 from training.task import Trainable
 
@@ -24,7 +24,6 @@ MODELS = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM}
 
 
 def hf_config(config: Config, attention: str = "eager") -> LlamaConfig | Qwen2Config:
-    """transformers' configuration of the model."""
     model = config.model
     rope: dict[str, object] = {"rope_type": "default", "rope_theta": model.rope_theta}
     longest = config.sequence_length
@@ -50,7 +49,7 @@ def hf_config(config: Config, attention: str = "eager") -> LlamaConfig | Qwen2Co
 
 
 class CausalLM(Trainable):
-    """A causal language model that returns its summed loss, so that the head and the loss compile as one."""
+    """A causal language model that returns its summed loss, so that head and loss are compiled together."""
 
     def __init__(self, config: Config, attention: str) -> None:
         super().__init__()
@@ -59,11 +58,10 @@ class CausalLM(Trainable):
         self.head_loss = summed_loss
 
     def blocks(self) -> list[nn.Module]:
-        """The decoder layers."""
         return list(self.hf.model.layers)
 
     def compile_outside(self) -> None:
-        """Compile the head and the loss as one, which never holds all logits in fp32 at once."""
+        """Compile the head and the loss together, which never holds all logits in fp32 at once."""
         self.head_loss = torch.compile(self.head_loss, fullgraph=True)
 
     def forward(
@@ -75,7 +73,7 @@ class CausalLM(Trainable):
     ) -> torch.Tensor:
         """Sum of the cross-entropy in nats over positions with a label, fp32 [1].
 
-        All arguments are int64 [batch, sequence]; labels are the next tokens, or IGNORE.
+        All arguments are int64 [batch, sequence]; labels are the next tokens or IGNORE.
         """
         mask = document_mask(document_ids, self.attention)
         hidden = self.hf.model(
@@ -94,7 +92,7 @@ class CausalLM(Trainable):
 
 
 def summed_loss(hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy summed over labelled positions: softmax and sum in fp32 whatever the matmul's type."""
+    """Cross-entropy summed over labelled positions; softmax and sum are in fp32 for any matmul precision."""
     logits = functional.linear(hidden, head).float()
     return functional.cross_entropy(
         logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum"
@@ -102,7 +100,7 @@ def summed_loss(hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor) 
 
 
 def document_mask(document_ids: torch.Tensor, attention: str) -> Any:
-    """What may attend to what: earlier positions of the same document.
+    """The attention mask: a position may attend to itself and to earlier positions of the same document.
 
     Returns an additive mask for eager, a boolean one for sdpa, both [batch, 1, sequence, sequence], and a
     block mask for flex_attention.
@@ -129,17 +127,31 @@ def _block_mask(document_ids: torch.Tensor, batch: int, length: int) -> Any:
 
 
 def build_on_meta(config: Config, attention: str) -> CausalLM:
-    """The model without memory, its parameter count held against the count from the configuration."""
+    """Build the model without memory, and check its parameter count against the configuration's."""
     with torch.device("meta"):
         model = CausalLM(config, attention)
-    built = sum(p.numel() for p in model.parameters())
-    if built != parameters(config.model):
-        raise AssertionError(f"{built} parameters built, {parameters(config.model)} counted")
+    check_count(model, config)
     return model
 
 
+def check_count(model: Trainable, config: Config) -> None:
+    """Check a model's parameter count against the configuration's.
+
+    Raises:
+        ConfigError: they differ, so sizes, memory and FLOP of this architecture would be wrong everywhere.
+    """
+    built, counted = sum(p.numel() for p in model.parameters()), parameters(config.model)
+    if built != counted:
+        block = sum(p.numel() for p in model.blocks()[0].parameters())
+        raise ConfigError(
+            f"model.architecture {config.model.architecture}: the model has {built:,} parameters "
+            f"({block:,} per block), but training/models/counting.py counts {counted:,} "
+            f"({layer_parameters(config.model):,} per block)"
+        )
+
+
 def named_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters under the names transformers gives them, whatever wraps the model; a tied one once."""
+    """Parameters under transformers' names, whatever wraps the model; a tied one appears once."""
     for name, parameter in model.named_parameters():
         yield name.removeprefix("module.").removeprefix("hf.").replace("_orig_mod.", ""), parameter
 
@@ -150,10 +162,10 @@ def trained_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def initialise(model: CausalLM, config: Config, device: torch.device) -> None:
-    """Give memory and values to every parameter and buffer of a model on meta, sharded or whole.
+    """Give memory and values to every parameter and buffer of a model on meta, sharded or not.
 
     Matrices are normal with `initializer_range`; the two projections back into the residual stream are
-    divided by sqrt(2 x layers) (Radford et al. 2019, section 2.3); the output head's deviation is at most
+    divided by sqrt(2 x layers) (Radford et al. 2019, section 2.3). The output head's deviation is at most
     1 / (2 sqrt(hidden size)), which keeps the first logits' deviation near one half and so the first loss
     within about one percent of ln(vocabulary). Norms are 1, biases 0.
     """
@@ -170,9 +182,9 @@ def initialise(model: CausalLM, config: Config, device: torch.device) -> None:
 
 @torch.no_grad()
 def materialise(model: Trainable, config: Config, device: torch.device) -> None:
-    """Give memory to a model on meta, sharded or whole, and its buffers the values of transformers' rule."""
+    """Give memory to a model on meta, sharded or not, and transformers' values to its buffers."""
     model.to_empty(device=device)
-    if config.model.tie_word_embeddings:  # leaving meta gives each module a tensor of its own
+    if config.model.tie_word_embeddings:  # leaving meta gives each module its own tensor
         model.hf.lm_head.weight = model.hf.model.embed_tokens.weight
     for module in model.modules():
         _fill_buffers(module)

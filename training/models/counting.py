@@ -1,7 +1,7 @@
-"""Parameters and floating-point operations, counted from the configuration alone.
+"""Counts parameters and floating-point operations from the configuration.
 
-Light on purpose (no torch): the tools use it to check disk space and sizes before anything starts. A test
-holds it, to the unit, against the parameters of the models that transformers builds.
+It does not import torch: the tools use it to check disk space and sizes before anything starts. A test
+compares it exactly with the parameters of the models that transformers builds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from training.config import Lora, Model
 
 
 def parameters(model: Model) -> int:
-    """Number of parameters, a tied output head counted once. BERT comes with its two pre-training heads."""
+    """Number of parameters; a tied output head counts once. BERT's include its two pre-training heads."""
     return model.num_hidden_layers * layer_parameters(model) + outer_parameters(model)
 
 
@@ -32,7 +32,7 @@ def outer_parameters(model: Model) -> int:
         return words * (1 if model.tie_word_embeddings else 2) + hidden
     norm = 2 * hidden
     transform = hidden * hidden + hidden + norm  # of the masked-word head, before the word table
-    heads = transform + model.vocab_size + 2 * hidden + 2  # the words' bias; is it the next sentence
+    heads = transform + model.vocab_size + 2 * hidden + 2  # the words' bias; the next-sentence head
     if not model.tie_word_embeddings:
         heads += words
     pooler = hidden * hidden + hidden
@@ -65,7 +65,7 @@ def adapter_parameters(model: Model, lora: Lora) -> int:
 
 
 def saved_parameters(model: Model, lora: Lora) -> int:
-    """Number of parameters of the modules that are trained whole beside the adapters."""
+    """Number of parameters of the modules that are trained in full beside the adapters."""
     shapes = linear_shapes(model)
     biased = ("q_proj", "k_proj", "v_proj") if model.architecture == "qwen2" else ()
     inside = {
@@ -81,17 +81,17 @@ def saved_parameters(model: Model, lora: Lora) -> int:
 
 
 def trainable_parameters(model: Model, lora: Lora | None = None) -> int:
-    """Number of parameters that receive gradients: the adapters' where there are any, else all."""
+    """Number of parameters that receive gradients: those of the adapters if there are any, else all."""
     return parameters(model) if lora is None else adapter_parameters(model, lora)
 
 
 def flops_per_token(model: Model, sequence_length: int, lora: Lora | None = None) -> int:
-    """FLOP per token of forward and backward in torchtitan's convention.
+    """FLOP per token of forward and backward pass, in torchtitan's convention.
 
-    6 x (parameters - input embedding) + 12 x layers x hidden size x sequence length, with no discount for
-    the causal mask (torchtitan, `torchtitan/models/utils.py`). A tied head still multiplies, so with tied
-    embeddings the one matrix stays in the count. A frozen base needs no weight gradients, so with LoRA it
-    counts 4 a parameter, and the adapters 6 (NVIDIA NeMo's convention for LoRA).
+    6 x (parameters - input embedding) + 12 x layers x hidden size x sequence length, without a discount for
+    the causal mask (torchtitan, `torchtitan/models/utils.py`). A tied table is also the output head, so it
+    stays in the count. A frozen base needs no weight gradients, so with LoRA its parameters count 4 each and
+    those of the adapters 6 (NVIDIA NeMo's convention for LoRA).
     """
     multiplied = parameters(model)
     if not model.tie_word_embeddings:

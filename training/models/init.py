@@ -1,6 +1,6 @@
 """Initial values that depend on (seed, parameter name, rows) only.
 
-Every rank fills just the rows it holds, and any number of ranks, sharded or not, starts from the same bits.
+Every rank fills only the rows that it holds. Any number of ranks, sharded or not, starts from the same bits.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _BLOCK = 2**20  # elements drawn from one generator
 
 
 def fill_normal(name: str, parameter: nn.Parameter, seed: int, deviation: float) -> None:
-    """Fill the local rows from a normal distribution around 0 with a standard deviation."""
+    """Fill the local rows from a normal distribution around 0."""
     _fill(name, parameter, seed, lambda shape, draw: torch.randn(*shape, generator=draw).mul_(deviation))
 
 
 def fill_uniform(name: str, parameter: nn.Parameter, seed: int, bound: float) -> None:
-    """Fill the local rows evenly from [-bound, bound)."""
+    """Fill the local rows uniformly from [-bound, bound)."""
     _fill(
         name, parameter, seed,
         lambda shape, draw: torch.rand(*shape, generator=draw).mul_(2 * bound).sub_(bound),

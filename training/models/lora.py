@@ -1,7 +1,7 @@
-"""Low-rank adapters by peft: injected on meta, the base frozen, only they (and modules_to_save) are trained.
+"""Low-rank adapters by peft, injected on meta: only they and modules_to_save are trained, the base is frozen.
 
 Parameters keep peft's names: `….q_proj.base_layer.weight` is the base's, `….q_proj.lora_A.default.weight` an
-adapter's, `lm_head.modules_to_save.default.weight` the trained copy of a whole module.
+adapter's, `lm_head.modules_to_save.default.weight` the trained copy of a module.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from training.config import Config, Lora
+from training.config import Config, ConfigError, Lora
 from training.models.causal import named_parameters, trained_parameters
 from training.models.counting import parameters, saved_parameters, trainable_parameters
 from training.models.init import fill_uniform
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 ADAPTER = "default"
-_SUFFIX = {"norm": "model.norm"}  # peft compares ends of names, and other norms end so too
+_SUFFIX = {"norm": "model.norm"}  # peft compares ends of names, and other norms have the same end
 _A, _B, _SAVED = f".lora_A.{ADAPTER}.", f".lora_B.{ADAPTER}.", f".modules_to_save.{ADAPTER}."
 
 
 def peft_config(lora: Lora, **more: Any) -> LoraConfig:
-    """peft's configuration of the section `lora`; `more` are further keys of peft's."""
-    from peft import LoraConfig  # here, for every rank's start would wait for it, with adapters or without
+    """peft's configuration for the section `lora`; `more` are further keys of peft's."""
+    from peft import LoraConfig  # imported here: at the top it would delay every rank, even without adapters
 
     return LoraConfig(
         r=lora.rank,
@@ -44,9 +44,9 @@ def peft_config(lora: Lora, **more: Any) -> LoraConfig:
 
 
 def adapt(model: Trainable, config: Config, precision: str) -> None:
-    """Put the section `lora` into a model on meta, which freezes the base; adapters are fp32.
+    """Add the adapters of the section `lora` to a model on meta, which freezes the base; adapters are fp32.
 
-    The base is kept in `precision`: it needs no fp32 copy, for nothing is added to it.
+    The base is kept in `precision`: it needs no fp32 copy, because it is never updated.
     """
     from peft import inject_adapter_in_model  # as above
 
@@ -58,20 +58,23 @@ def adapt(model: Trainable, config: Config, precision: str) -> None:
         if precision == "bf16" and not parameter.requires_grad:
             parameter.data = parameter.data.to(torch.bfloat16)
     trained = sum(parameter.numel() for _, parameter in trained_parameters(model))
-    if trained != trainable_parameters(config.model, config.lora):
-        counted = trainable_parameters(config.model, config.lora)
-        raise AssertionError(f"{trained} parameters are trained, {counted} counted")
+    counted = trainable_parameters(config.model, config.lora)
+    if trained != counted:
+        raise ConfigError(
+            f"lora: the model has {trained:,} trained parameters, but training/models/counting.py counts "
+            f"{counted:,}"
+        )
 
 
 def describe(config: Config) -> str:
-    """How many parameters are trained, and their share of all that the trained model has."""
+    """Say how many parameters are trained, and their share of all parameters of the trained model."""
     trained, base = trainable_parameters(config.model, config.lora), parameters(config.model)
     whole = base if config.lora is None else base + trained - saved_parameters(config.model, config.lora)
     return f"{trained:,} of {whole:,} parameters are trained ({100 * trained / whole:.2f} %)"
 
 
 def base_name(name: str) -> str | None:
-    """The base's own name of a parameter's values, None for an adapter's, which the base does not have."""
+    """The base's name of a parameter, None for an adapter's, which the base does not have."""
     if _A in name or _B in name:
         return None
     for infix in (".base_layer.", ".original_module.", _SAVED):
@@ -80,7 +83,7 @@ def base_name(name: str) -> str | None:
 
 
 def adapter_name(name: str) -> str:
-    """The name that a peft adapter's file gives a trained parameter."""
+    """The name of a trained parameter in a peft adapter's file."""
     for infix in (_A, _B):
         name = name.replace(infix, infix.replace(f".{ADAPTER}.", "."))
     return "base_model.model." + name.replace(_SAVED, ".")
@@ -88,7 +91,7 @@ def adapter_name(name: str) -> str:
 
 @torch.no_grad()
 def initialise(model: nn.Module, seed: int) -> None:
-    """Give adapters their start, whole or sharded: B is zero, A even within 1 / sqrt(inputs), as in peft."""
+    """Initialise the adapters, sharded or not: B is zero, A uniform within 1 / sqrt(inputs), as in peft."""
     for name, parameter in named_parameters(model):
         if _A in name:
             fill_uniform(name, parameter, seed, 1 / math.sqrt(parameter.shape[1]))

@@ -1,11 +1,11 @@
 """The Neuron compiler's cache on the shared volume: a directory for each cacheset, one job at a time.
 
-Two running jobs that write the same cache can spoil it, so a job claims it first. Claims are numbered files
-in `<root>/claims/<cacheset>/`: the highest number counts, a file is made whole by a hard link, and no number
-is made twice. An owner that lives touches its claim every `BEAT` seconds. A claim that has not been touched
-for `LEASE` seconds, by the file server's clock, or whose process is known to be gone, is taken over with the
-next number; an owner that wakes up afterwards sees the higher number and stops. File locks would be simpler,
-but not every network file system has them.
+Two running jobs that write the same cache can damage it, so a job claims it first. Claims are numbered files
+in `<root>/claims/<cacheset>/`. The highest number counts, a hard link creates the file atomically, and no
+number is used twice. A live owner touches its claim every `BEAT` seconds. A claim is taken over with the next
+number if it was not touched for `LEASE` seconds by the file server's clock, or if its process is known to be
+gone. An owner that wakes up afterwards sees the higher number and stops. File locks would be simpler, but not
+every network file system has them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from training.config import Config, ConfigError
 URL = "NEURON_COMPILE_CACHE_URL"
 DEFAULT_ROOT = "/var/tmp/neuron-compile-cache"  # the Neuron SDK's own
 BEAT, LEASE = 10.0, 60.0  # seconds
-LOOK = 0.2  # seconds between looks at somebody else's claim
+LOOK = 0.2  # seconds between checks of another job's claim
 
 
 def cacheset(config: Config) -> str:
-    """Return the name of a configuration's cache; `auto` gives one name to equal graphs and no others."""
+    """Return the name of a configuration's cache; with `auto` only equal graphs share a name."""
     if config.device.cacheset != "auto":
         return config.device.cacheset
     keys = {"model", "sequence_length", "lora", "masking", "parallel"}
@@ -43,18 +43,19 @@ def cacheset(config: Config) -> str:
 
 
 def use(config: Config) -> Path:
-    """Point this process and its children at the configuration's cache; returns the directory.
+    """Make this process and its children use the configuration's cache; return the directory.
 
-    NEURON_COMPILE_CACHE_URL names the root before, and the cacheset's directory below it afterwards.
+    NEURON_COMPILE_CACHE_URL names the root before this call, and the cacheset's directory in it afterwards.
 
     Raises:
-        ConfigError: the root is no directory of the shared volume, or the compiler is told another one.
+        ConfigError: the root is not a directory on the shared volume, or the compiler's flags name another
+        one.
     """
     root = os.environ.get(URL) or DEFAULT_ROOT
     if "://" in root:
-        raise ConfigError(f"{URL} is {root}: a cache there cannot be claimed; name a directory of the volume")
+        raise ConfigError(f"{URL} is {root}: a cache there cannot be claimed; use a directory on the volume")
     if "--cache_dir" in os.environ.get("NEURON_CC_FLAGS", ""):
-        raise ConfigError(f"NEURON_CC_FLAGS has --cache_dir, which would win over {URL}: take it out")
+        raise ConfigError(f"NEURON_CC_FLAGS has --cache_dir, which would override {URL}: remove it")
     name = cacheset(config)
     directory = Path(root) if Path(root).name == name else Path(root) / name
     os.environ[URL] = str(directory)
@@ -63,19 +64,19 @@ def use(config: Config) -> Path:
 
 @dataclass(frozen=True)
 class Owner:
-    """Who holds a claim. `process` is empty where the system does not tell a process from its successor."""
+    """The owner of a claim. `process` is empty if the system cannot tell a process from its successor."""
 
     job: str
     host: str
     pid: int
-    space: str  # boot and process name space: pids are comparable within one
+    space: str  # boot and process name space, within which pids are comparable
     process: str  # the process's start time
     since: str
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim as it was read; `touched` is the file's time in ns."""
+    """One claim; `touched` is the file's time in ns."""
 
     path: Path
     owner: Owner
@@ -89,18 +90,19 @@ class Claim:
 
 @contextmanager
 def claimed(cache: Path, job: str) -> Iterator[None]:
-    """Hold `cache` for `job`; a process of the same job that comes second shares the claim of the first.
+    """Hold `cache` for `job`; a second process of the same job shares the claim of the first.
 
     Raises:
-        ConfigError: another job that lives holds it. It takes up to `BEAT` seconds to know that it lives, and
-            up to `LEASE` to know that it does not.
+        ConfigError: another live job holds it. It takes up to `BEAT` seconds to see that a job lives, and
+        up to
+            `LEASE` to see that it does not.
     """
     directory = cache.parent / "claims" / cache.name
     try:
         directory.mkdir(parents=True, exist_ok=True)
         own = _acquire(directory, cache, job)
     except OSError as error:
-        raise ConfigError(f"the compile cache {cache} cannot be claimed: {error}") from None
+        raise ConfigError(f"cannot claim the compile cache {cache}: {error}") from None
     if own is None:
         yield
         return
@@ -114,7 +116,7 @@ def claimed(cache: Path, job: str) -> Iterator[None]:
 
 
 def _acquire(directory: Path, cache: Path, job: str) -> Path | None:
-    """Return the claim made, or None where this job has one already."""
+    """Return the new claim, or None if this job has one already."""
     me = _me(job)
     while True:
         held = _newest(directory)
@@ -125,19 +127,19 @@ def _acquire(directory: Path, cache: Path, job: str) -> Path | None:
             raise ConfigError(
                 f"the compile cache {cache} is used by {held.owner.job} ({held.owner.host}, process "
                 f"{held.owner.pid}, since {held.owner.since}): two running jobs must not share one. "
-                "Wait for it to end, or give this job a cache of its own: device.cacheset"
+                "Wait for that job to end, or give this job its own cache: device.cacheset"
             )
         if made := _make(directory, held.number + 1 if held else 1, me):
             return made
 
 
 def _lives(held: Claim, me: Owner) -> bool:
-    """Say whether a claim's owner lives; looks until it is known, or the claim is not the newest any more."""
+    """Return whether a claim's owner lives; wait until that is known or the claim is no longer the newest."""
     owner = held.owner
     if owner.space == me.space and owner.process:
         return _process(owner.pid) == owner.process
     if owner.job == me.job and owner.host == me.host:
-        return False  # a pod of this name has been started anew; its former processes are gone
+        return False  # this pod was restarted; its former processes are gone
     while True:
         now = _newest(held.path.parent)
         if now is None or now.path != held.path or now.released:
@@ -165,7 +167,7 @@ def _space() -> str:
 
 
 def _process(pid: int) -> str:
-    """Return a process's start time as the kernel counts it, or an empty text where there is none."""
+    """Return a process's start time in the kernel's units, or an empty text if it does not exist."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -183,7 +185,7 @@ def _newest(directory: Path) -> Claim | None:
             touched = path.stat().st_mtime_ns
             found = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            continue  # a newer one has been made meanwhile
+            continue  # a newer one was created meanwhile
         return Claim(path, Owner(**found["owner"]), found["released"], touched)
 
 
@@ -192,7 +194,7 @@ def _number(path: Path) -> int:
 
 
 def _make(directory: Path, number: int, owner: Owner) -> Path | None:
-    """Make the claim with this number; None where another process was first."""
+    """Create the claim with this number; None if another process was first."""
     path = directory / f"{number}.json"
     temporary = _written(directory, owner, released=False)
     try:
@@ -202,7 +204,7 @@ def _make(directory: Path, number: int, owner: Owner) -> Path | None:
     finally:
         temporary.unlink()
     newest = _newest(directory)
-    if newest is None or newest.path != path:  # this process slept while others came and went
+    if newest is None or newest.path != path:  # this process slept while others claimed and released
         path.unlink(missing_ok=True)
         return None
     for older in directory.glob("*.json"):
@@ -218,7 +220,7 @@ def _written(directory: Path, owner: Owner, *, released: bool) -> Path:
 
 
 def _server_time(directory: Path) -> int:
-    """Return the file system's own time in ns: machines' clocks differ."""
+    """Return the file server's time in ns, because machines' clocks differ."""
     probe = directory / f"{secrets.token_hex(8)}.now"
     probe.touch()
     try:
@@ -232,7 +234,7 @@ def _beat(own: Path, over: threading.Event) -> None:
         held = _newest(own.parent)
         if held is None or held.path != own:
             print(
-                f"the claim {own} was taken over: this process was silent too long, and stops",
+                f"the claim {own} was taken over because this process was silent too long; stopping",
                 file=sys.stderr,
             )
             os.kill(os.getpid(), signal.SIGTERM)
@@ -241,7 +243,7 @@ def _beat(own: Path, over: threading.Event) -> None:
 
 
 def _release(own: Path) -> None:
-    """Say that the claim is over; the file stays, so that its number is never made again."""
+    """Mark the claim as released; the file stays, so that its number is never used again."""
     held = _newest(own.parent)
     if held is not None and held.path == own:
         os.replace(_written(own.parent, held.owner, released=True), own)

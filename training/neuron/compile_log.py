@@ -1,6 +1,6 @@
-"""What neuron_parallel_compile says at its end: how many graphs there were, compiled and failed.
+"""The summary that neuron_parallel_compile prints: how many graphs it found, compiled, and failed to compile.
 
-The lines, as AWS's documentation and logs have them; older releases write PARALLEL_COMPILE, newer ones
+The lines are from AWS's documentation and logs. Older releases write PARALLEL_COMPILE; newer ones write
 NEURON_PARALLEL_COMPILE, and a process id before the level:
 
     2025-01-17 01:16:07.000981:  32201  INFO ||NEURON_PARALLEL_COMPILE||: Total graphs: 2
@@ -23,7 +23,7 @@ _WRITER = re.compile(r":\s+(\d+)\s+INFO \|\|")
 
 @dataclass(frozen=True)
 class Summary:
-    """Graphs that one neuron_parallel_compile found, compiled, and could not compile."""
+    """Numbers of graphs that neuron_parallel_compile found, compiled, and failed to compile."""
 
     graphs: int
     compiled: int
@@ -31,7 +31,7 @@ class Summary:
 
     @property
     def good(self) -> bool:
-        """Whether every graph was compiled; none is left to do where the cache had them all."""
+        """Whether every graph was compiled; there are none if the cache had all of them."""
         return self.failed == 0 and self.compiled == self.graphs
 
     def line(self) -> str:
@@ -39,7 +39,7 @@ class Summary:
 
 
 def summaries(lines: Iterable[str]) -> list[Summary]:
-    """Return the whole summaries in a log, in order; several nodes' lines may be mixed in it."""
+    """Return the complete summaries in a log, in order; lines of several nodes may be mixed."""
     open_ones: dict[str, dict[str, int]] = {}
     found = []
     for line in lines:

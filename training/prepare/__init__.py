@@ -17,7 +17,7 @@ from training.run.directory import RunDir
 
 
 def prepare_for(config: Config, root: Path, progress: Callable[[str], None]) -> Path:
-    """Directory of the configuration's dataset under `root`, made when it is not there yet.
+    """Return the directory of the configuration's dataset under `root`; create it if it is missing.
 
     For a stream it is the dataset of its first part.
     """
@@ -35,9 +35,10 @@ def prepare_for(config: Config, root: Path, progress: Callable[[str], None]) -> 
 
 
 def together(ranks: Ranks, make: Callable[[], Path]) -> Path:
-    """What `make` makes, on every rank: rank 0 makes it, then one rank of each node that does not see it.
+    """Return the result of `make` on every rank: rank 0 calls it first, then one rank per node, then all.
 
-    The others keep answering meanwhile, so that no collective times out however long it takes.
+    The first calls may take long: the other ranks keep answering, so that no collective times out. The last
+    one finds the result in place.
     """
     for leader in (ranks.first, ranks.local_rank == 0):
         while_others_wait(ranks, make if leader else None)
@@ -45,7 +46,7 @@ def together(ranks: Ranks, make: Callable[[], Path]) -> Path:
 
 
 def main() -> None:
-    """Command line: progress on stdout; exit 2 with one line on stderr when the data cannot be used."""
+    """Command line: progress on stdout; exit 2 with one line on stderr if the data cannot be used."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--config", required=True, help="directory with model.yaml, hardware.yaml and cell.yaml"
@@ -54,7 +55,7 @@ def main() -> None:
     parser.add_argument(
         "--show-example",
         action="store_true",
-        help="print one example and what of it is learned; prepare nothing",
+        help="print one example with its learned parts marked; prepare nothing",
     )
     arguments = parser.parse_args()
     run = RunDir(os.environ.get("TRAINYARD_RUN", "local/runs/prepare"))
@@ -73,7 +74,7 @@ def _main(config: Config, root: Path, run: RunDir, show_example: bool) -> None:
         _examples(config, root, run, show_example, say)
     elif show_example:
         raise ConfigError(
-            f"only fine-tuning has examples to show, and {config.task} trains this configuration"
+            f"only fine-tuning has examples to show, but this configuration is for {config.task}"
         )
     elif config.task == BERT:
         _pairs(config, root, run, say)
@@ -92,7 +93,7 @@ def _examples(
             say(examples.show_example(config, run, say))
         else:
             examples.prepare_for(config, root, run, say)
-    except CheckpointError as error:  # the base cannot be reached
+    except CheckpointError as error:  # the base is not reachable
         raise ConfigError(str(error)) from error
 
 

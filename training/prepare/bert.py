@@ -1,4 +1,4 @@
-"""The data of one BERT run as its configuration says: prepared, opened, and what no skill scores on it."""
+"""Prepares and opens the data of a BERT run, and computes the loss of a model without skill (baseline)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ HELDOUT_SEED = 0
 def prepare_for(
     config: Config, root: Path, progress: Callable[[str], None], base: Path | None = None
 ) -> Path:
-    """Directory of the configuration's dataset under `root`, made when it is not there yet.
+    """Return the directory of the configuration's dataset under `root`; create it if it is missing.
 
-    `base` is the directory of the tokenizer that goes with `model.weights`, and is taken instead of training
-    one: with another vocabulary those weights would mean nothing.
+    `base` is the directory of the tokenizer of `model.weights`. It is used instead of training one, because
+    those weights are meaningless with another vocabulary.
     """
     tokenizer = str(base) if base is not None and config.data.tokenizer == "train" else config.data.tokenizer
     found = hdf5.shards_in(config.data.source, config.data.text_field)
@@ -57,7 +57,7 @@ def prepare_for(
 
 
 def splits_of(config: Config, directory: Path) -> tuple[Samples, Samples]:
-    """The training and the held-out split of a prepared dataset."""
+    """Open the training and the held-out split of a prepared dataset."""
     index = read_index(directory)
     if index.settings["kind"] == hdf5.KIND:
         return hdf5.MaskedRows(directory, index, TRAIN), hdf5.MaskedRows(directory, index, HELDOUT)
@@ -75,12 +75,12 @@ def _split(config: Config, directory: Path, index: Index, split: str, seed: int)
 
 
 def _masking(config: Config) -> Masking:
-    assert config.masking is not None  # the configuration's own rule for this architecture
+    assert config.masking is not None  # the configuration requires it for this architecture
     return config.masking
 
 
 def reference(config: Config, directory: Path) -> dict[str, float]:
-    """Both losses together, of a model that knows each word's frequency, and of one that knows nothing."""
+    """Sums of both losses in nats: of a model that knows only word frequencies, and of one that guesses."""
     guess = math.log(2)
     return {
         "unigram_nats_and_ln_2": read_index(directory).unigram_nats + guess,

@@ -1,4 +1,4 @@
-"""A configuration's examples: with which tokenizer they are prepared, and one of them shown to people."""
+"""A configuration's examples: finds their tokenizer, prepares them, and shows one to a person."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Say = Callable[[str], None]
 
 
 def tokenizer_of(config: Config, run: RunDir, ranks: Ranks | None, say: Say) -> str:
-    """Where the tokenizer lies that `data.tokenizer` names; all ranks together, for a base may be downloaded.
+    """Return the directory of the tokenizer in `data.tokenizer`; collective, because it may download a base.
 
     Raises:
-        ConfigError: a tokenizer would be trained for a model that has one, or the base has none yet.
+        ConfigError: data.tokenizer is `train` although the model has a tokenizer, or the base has none yet.
     """
     wanted, weights = config.data.tokenizer, config.model.weights
-    assert weights is not None  # this is what makes it fine-tuning
+    assert weights is not None  # fine-tuning always has them
     if wanted == "train":
         raise ConfigError(
-            "data.tokenizer is train, but model.weights knows its tokens already: write base, or a directory"
+            "data.tokenizer is train, but model.weights has a tokenizer already: write base or a directory"
         )
     if wanted != BASE:
         return wanted
@@ -43,12 +43,12 @@ def tokenizer_of(config: Config, run: RunDir, ranks: Ranks | None, say: Say) -> 
         return str(locate_directory(weights, run, Broadcast(ranks), say))
     other = RunDir(run.path.resolve().parent / weights.removeprefix(RUN))
     if not other.run.exists():
-        raise ConfigError(f"model.weights: {other.path} is no run yet; train it first")
+        raise ConfigError(f"model.weights: {other.path} is not a run yet; train it first")
     return str(dataset_directory(read_json(other.run), other) / "tokenizer")
 
 
 def settings_of(config: Config, tokenizer: str) -> ExampleSettings:
-    """What the configuration's dataset is made of, with the tokenizer that lies there."""
+    """The settings of the configuration's dataset, with the tokenizer at this path."""
     data = config.data
     return ExampleSettings(
         source=data.source,
@@ -65,15 +65,15 @@ def settings_of(config: Config, tokenizer: str) -> ExampleSettings:
 
 
 def prepare_for(config: Config, root: Path, run: RunDir, say: Say) -> Path:
-    """Directory of the configuration's dataset under `root`, made when it is not there yet."""
+    """Return the directory of the configuration's dataset under `root`; create it if it is missing."""
     return prepare_examples(settings_of(config, tokenizer_of(config, run, None, say)), root, say)
 
 
 def show_example(config: Config, run: RunDir, say: Say) -> str:
-    """The first example as the model reads it, with what it learns in double brackets.
+    """Return the first example as the model reads it, with its learned parts in double brackets.
 
     Raises:
-        DataError: there is none, or its row is a bad one.
+        DataError: there is no example, or its row is bad.
     """
     plan = plan_of(settings_of(config, tokenizer_of(config, run, None, say)))
     skipped: Counter[str] = Counter()

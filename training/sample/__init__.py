@@ -34,12 +34,12 @@ def continuations(
 ) -> Iterator[tuple[str, str]]:
     """Yield (prompt, continuation) for each prompt, from the newest committed checkpoint or that of `step`.
 
-    Temperature 0 is greedy. The same seed gives the same text. A run that learned from chats takes a prompt
-    as a user's message. `base` takes the weights that a fine-tuned run began with. BERT fills in each [MASK].
+    Temperature 0 is greedy. The same seed gives the same text. A run trained on chats takes a prompt as a
+    user's message. `base` uses the weights that a fine-tuned run began with. BERT fills in each [MASK].
 
     Raises:
         CheckpointError: there is no such checkpoint, or it does not verify.
-        WeightsError: the base of a fine-tuned run is gone or is another one now.
+        WeightsError: the base of a fine-tuned run is gone or has changed.
         ConfigError: a prompt that BERT cannot fill in.
     """
     if not prompts:
@@ -56,7 +56,7 @@ def continuations(
 
 
 def checkpoint_of(run: RunDir, step: int | None = None) -> Checkpoint:
-    """The run's newest good checkpoint, or that of `step`; CheckpointError when there is none."""
+    """The run's newest good checkpoint, or that of `step`; CheckpointError without one."""
     if step is not None:
         return open_checkpoint(run.checkpoints / step_name(step))
     checkpoint = newest(run.checkpoints)
@@ -66,10 +66,10 @@ def checkpoint_of(run: RunDir, step: int | None = None) -> Checkpoint:
 
 
 def load_model(checkpoint: Checkpoint, run: RunDir, *, base: bool = False) -> PreTrainedModel:
-    """The checkpoint's model in fp32 on the CPU, ready to generate; `base` leaves it as training found it.
+    """The checkpoint's model in fp32 on the CPU, ready to generate; with `base`, the model before training.
 
     Raises:
-        WeightsError, CheckpointError: the base of a fine-tuned run is gone or is another one now.
+        WeightsError, CheckpointError: the base of a fine-tuned run is gone or has changed.
     """
     config = config_of(checkpoint)
     model = build_on_meta(config, "sdpa")
@@ -86,7 +86,7 @@ def load_model(checkpoint: Checkpoint, run: RunDir, *, base: bool = False) -> Pr
 
 
 def config_of(checkpoint: Checkpoint) -> Config:
-    """The configuration that the checkpoint was trained with."""
+    """The configuration in the checkpoint."""
     return Config.model_validate_json(json.dumps(checkpoint.meta["config"]))
 
 
@@ -116,11 +116,11 @@ def _continue(
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
-    """Command line: each prompt with its continuation, or JSON; exit 2 with one line when it cannot."""
+    """Command line: each prompt with its continuation, or JSON; exit 2 with one line on an error."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", required=True, help="run directory")
     parser.add_argument(
-        "--prompt", action="append", help="may be given several times; default: the run's own prompts"
+        "--prompt", action="append", help="can be repeated; default: the prompts in the run's configuration"
     )
     parser.add_argument("--max-new-tokens", type=int)
     parser.add_argument("--temperature", type=float)

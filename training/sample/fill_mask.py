@@ -1,4 +1,4 @@
-"""BERT's own sample: a text with [MASK] in it, and the words it guesses there."""
+"""BERT's samples: it predicts the words at each [MASK] of a text."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ def filled(
 
 
 def check_prompts(prompts: Sequence[str], config: Config, directory: Path) -> None:
-    """Refuse prompts that cannot be filled in with the words of a dataset, before anything is trained.
+    """Check before training that the prompts can be filled in with the words of a dataset.
 
     Raises:
-        ConfigError: a prompt has no [MASK] or more tokens than the model reads, or there are no words.
+        ConfigError: a prompt has no [MASK] or too many tokens, or the dataset has no tokenizer.
     """
     if not prompts:
         return
     if not (directory / TOKENIZER / "tokenizer.json").exists():
         raise ConfigError(
-            "sample.prompts: the data has numbers and no words; name its tokenizer in data.tokenizer"
+            "sample.prompts: the data has token ids but no words; set data.tokenizer to its tokenizer"
         )
     tokenizer = _tokenizer(directory)
     for prompt in prompts:
         if MASK not in prompt:
-            raise ConfigError(f"sample.prompts: BERT fills in words, and {prompt!r} has no {MASK}")
+            raise ConfigError(f"sample.prompts: BERT fills in words, but {prompt!r} has no {MASK}")
         count = len(_ids(tokenizer, prompt))
         if count > config.sequence_length:
             raise ConfigError(

@@ -1,6 +1,6 @@
-"""The compiler's cache on disk, kept over restarts and never trusted after a kill in the middle of a compile.
+"""The compiler's cache on disk, kept over restarts but removed after a kill during a compilation.
 
-The C++ compiler writes its libraries in place: a process killed then leaves half of one, and every later
+The C++ compiler writes its libraries in place. A process killed meanwhile leaves half of one, and every later
 start would fail to load it.
 """
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 
 class CompileCache:
-    """The directory of TORCHINDUCTOR_CACHE_DIR with a mark beside it while code is compiled into it.
+    """The directory TORCHINDUCTOR_CACHE_DIR, with a mark beside it while code is compiled into it.
 
-    Without that variable torch's own directory is used, which other programs share: it is left alone.
+    Without that variable torch uses its own directory, which other programs share; it is never removed.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class CompileCache:
         self._mark = Path(f"{named}.dirty") if named else None
 
     def begin(self) -> str:
-        """Mark the cache as being written; says what was found: `whole`, `broken` (it is removed), `none`."""
+        """Mark the cache as being written; return its state before: `whole`, `broken` (removed) or `none`."""
         if self._directory is None or self._mark is None:
             return "none"
         found = "broken" if self._mark.exists() else "whole" if self._directory.is_dir() else "none"
@@ -34,7 +34,7 @@ class CompileCache:
         return found
 
     def done(self) -> None:
-        """The first step has run: everything it needs is whole."""
+        """Remove the mark after the first step: everything that the step needs is complete."""
         if self._mark is not None:
             self._mark.unlink(missing_ok=True)
             self._mark = None

@@ -1,4 +1,4 @@
-"""LAMB: Adam whose step is scaled, matrix by matrix, to the matrix's own norm. For very large batches."""
+"""LAMB: Adam with each matrix's step scaled to the matrix's norm, for very large batches."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch.distributed.tensor import DTensor
 class Lamb(torch.optim.Optimizer):
     """LAMB (You et al. 2019, Large Batch Optimization for Deep Learning, arXiv 1904.00962, algorithm 2).
 
-    With bias correction, decoupled decay inside the scaled step, and no scaling of groups whose `adapt` is
-    false (biases and norms), as in NVIDIA's FusedLAMB, with which BERT's recipe is published; gradients are
-    expected to be clipped before. The step is computed in the gradients' own memory, which it overwrites.
-    Sharded parameters (all on one mesh) need one small all-reduce a step for their norms.
+    It has bias correction, decoupled decay inside the scaled step, and no scaling of groups whose `adapt` is
+    false (biases and norms), like NVIDIA's FusedLAMB, which BERT's published recipe uses. Gradients must be
+    clipped before. The step is computed in the gradients' memory and overwrites them. Sharded parameters (all
+    on one mesh) need one small all-reduce per step for their norms.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Take one step; the gradients hold it afterwards."""
+        """Take one step; afterwards the gradients hold the update."""
         moved = [
             (group, parameter, self._update(group, parameter))
             for group in self.param_groups
@@ -43,7 +43,7 @@ class Lamb(torch.optim.Optimizer):
                 own.add_(update, alpha=-group["lr"])
 
     def _update(self, group: dict[str, Any], parameter: torch.Tensor) -> torch.Tensor:
-        """Adam's step of this rank's rows, decay included, before learning rate and scaling."""
+        """Adam's update of this rank's rows, decay included, before learning rate and scaling."""
         state = self.state[parameter]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=_local(parameter).device)
@@ -61,7 +61,7 @@ class Lamb(torch.optim.Optimizer):
 
 
 def _trust_ratios(adapted: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
-    """Norm of each parameter over the norm of its update, over all of its rows; 1 where either is 0."""
+    """Norm of each parameter divided by the norm of its update, over all of its rows; 1 if either is 0."""
     if not adapted:
         return []
     squares = torch.stack(

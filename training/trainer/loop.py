@@ -1,6 +1,6 @@
-"""The training loop, one for all tasks: join, build, restore, step, save, report.
+"""The training loop, the same for all tasks: join, build, restore, step, save, report.
 
-Reads and writes the run directory. The run continues from its newest good checkpoint, whatever number of
+It reads and writes the run directory. A run continues from its newest good checkpoint, whatever number of
 ranks wrote it.
 """
 
@@ -46,7 +46,7 @@ log = logging.getLogger("trainyard")
 
 @dataclass(frozen=True)
 class Run:
-    """What stays the same while a run trains."""
+    """What stays the same during training."""
 
     task: Task
     config: Config
@@ -58,7 +58,7 @@ class Run:
 
 
 def train(task: Task, config: Config, directory: RunDir, data_root: Path, attempt: Attempt) -> None:
-    """The whole run on this rank, from joining the job to the report."""
+    """Run the whole training on this rank, from joining the job to the report."""
     config.require_task(task.module)
     device = resolve(config)
     ranks = join(device, COLLECTIVE_TIMEOUT)
@@ -107,11 +107,11 @@ def _train(run: Run, attempt: Attempt) -> None:
     cache = CompileCache()
     found = cache.begin() if ranks.first and device.compile else "none"
     if found == "broken":
-        log.warning("the compiler's cache was left half written; it is made anew")
-    if ranks.sum([float(found == "whole" and now.step > 0)]) == [0.0]:  # else all find their code at once
+        log.warning("the compiler's cache was incomplete and was removed; compiling again")
+    if ranks.sum([float(found == "whole" and now.step > 0)]) == [0.0]:  # else all ranks find compiled code
         _compile_once(run, now)
     if now.step == 0 and config.model.weights is not None:
-        _evaluate(run, now, metrics)  # what the base knows already
+        _evaluate(run, now, metrics)  # the base's loss, before training
     _loop(run, now, store, metrics, attempt, cache)
     heldout_loss = _evaluate(run, now, metrics)
     metrics.close()
@@ -123,7 +123,7 @@ def _train(run: Run, attempt: Attempt) -> None:
 
 @contextmanager
 def _cache_claimed(run: Run) -> Iterator[None]:
-    """Hold the device's compile cache for this job, on rank 0 for all."""
+    """Hold the device's compile cache for this job; rank 0 does it for all."""
     with ExitStack() as held:
         claim = run.device.cache_claimed(run.directory.path)
         while_others_wait(run.ranks, (lambda: held.enter_context(claim)) if run.ranks.first else None)
@@ -131,7 +131,7 @@ def _cache_claimed(run: Run) -> Iterator[None]:
 
 
 def _show_graphs(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) -> None:
-    """Let a compiler see every graph of a run: two steps, for the first has its own, and held-out data.
+    """Show a compiler every graph of a run: two steps, because the first has other graphs, and held-out data.
 
     Nothing is computed, so nothing is logged, saved or reported.
     """
@@ -140,13 +140,13 @@ def _show_graphs(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) 
     evaluate(now.parallel, run.device, run.feed, run.config.train.eval_sequences, run.task.losses)
     metrics.close()
     run.feed.close()
-    log.info("the graphs of 2 steps and of held-out data have been shown to the compiler")
+    log.info("the compiler has seen the graphs of 2 steps and of held-out data")
 
 
 def _loop(
     run: Run, now: TrainState, store: Store, metrics: Metrics, attempt: Attempt, cache: CompileCache
 ) -> None:
-    """Steps up to the last one, which is saved."""
+    """Train up to the last step, and save it."""
     recipe = run.config.train
     profile = Profile(run.directory.path / "profile", run.ranks.rank)
     attempt.listen()
@@ -184,11 +184,11 @@ def _evaluate(run: Run, now: TrainState, metrics: Metrics) -> float:
 
 
 def _compile_once(run: Run, now: TrainState) -> None:
-    """Let rank 0 compile for a CPU while the others wait, so that they find its results in the cache.
+    """On a CPU, let rank 0 compile while the others wait and then find its results in the cache.
 
-    Ranks that share processors would otherwise all compile the same code at once. On CUDA each card has code
-    of its own, and a sharded model cannot run on one rank alone. State, gradients and generators stay as they
-    were.
+    Otherwise all ranks on the same processors would compile the same code at once. On CUDA each card needs
+    its own code, and a sharded model cannot run on one rank alone. State, gradients and random generators do
+    not change.
     """
     device, alone = run.device, run.ranks.world_size == 1
     if not device.compile or device.is_cuda or alone or not now.parallel.replicated:
@@ -208,7 +208,7 @@ def _compile_once(run: Run, now: TrainState) -> None:
 
 
 def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) -> str:
-    """One optimizer step over the global batch; returns "stop" instead when any rank was asked to stop."""
+    """Do one optimizer step over the global batch; return "stop" instead if any rank was asked to stop."""
     device, ranks, recipe = run.device, run.ranks, run.config.train
     start, graphs = device.mark(), device.graphs_compiled()
     began = time.perf_counter()
@@ -219,8 +219,8 @@ def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) -> str:
     stop, tokens, *predicted = ranks.sum([float(attempt.stop_requested), own_tokens, *own_counts])
     if stop:
         return "stop"
-    counts = [max(1, int(count)) for count in predicted]  # a batch that predicts nothing has a loss of 0
-    # DDP and FSDP average over ranks; a loss is a sum over the global batch's predictions.
+    counts = [max(1, int(count)) for count in predicted]  # a batch without predictions has a loss of 0
+    # DDP and FSDP average over ranks, but a loss is a sum over the global batch's predictions.
     scale = torch.tensor([ranks.world_size / count for count in counts], device=device.torch_device)
     totals = torch.zeros(len(counts), device=device.torch_device)
     for index, batch in enumerate(batches):
@@ -260,15 +260,15 @@ def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) -> str:
             None if graphs is None else (device.graphs_compiled() or 0) - graphs,
         )
     )
-    return "go on"
+    return "continue"
 
 
 def evaluate(
     parallel: Parallel, device: Device, feed: Feed, sequences: int, losses: tuple[str, ...]
 ) -> dict[str, float]:
-    """Each held-out loss in nats a prediction over the first `sequences` samples, split over ranks.
+    """Each held-out loss in nats per prediction over `sequences` samples, divided over ranks.
 
-    Every rank makes the same number of passes, for sharded weights are gathered together.
+    Every rank makes the same number of passes, because gathering sharded weights is a collective.
     """
     sums, counts = torch.zeros(len(losses), dtype=torch.float64), [0] * len(losses)
     with parallel.evaluating(device), heartbeat.during("evaluating"):
@@ -283,7 +283,7 @@ def evaluate(
 
 
 def _save(run: Run, now: TrainState, store: Store, *, must: bool) -> None:
-    """Commit a checkpoint. A failed one is an alarm; a failed last one ends the run."""
+    """Commit a checkpoint. If it fails there is a warning; with `must` it ends the run."""
     started = time.perf_counter()
     try:
         with heartbeat.during("saving"):
@@ -291,7 +291,7 @@ def _save(run: Run, now: TrainState, store: Store, *, must: bool) -> None:
     except CheckpointError as error:
         if must:
             raise
-        log.warning("checkpoint of step %d was not saved, the run goes on: %s", now.step, error)
+        log.warning("checkpoint of step %d was not saved, training continues: %s", now.step, error)
         return
     log.info("checkpoint of step %d saved in %.1f s", now.step, time.perf_counter() - started)
 
@@ -315,7 +315,7 @@ def _meta(task: Task, config: Config, device: Device, ranks: Ranks, feed: Feed) 
 
 
 def _claim(run: Run) -> None:
-    """Write run.json at the first start; afterwards refuse to go on with another model or other data."""
+    """Write run.json at the first start; later, refuse to continue with another model or other data."""
     path = run.directory.run
     if path.exists():
         first = read_json(path)
@@ -330,7 +330,7 @@ def _claim(run: Run) -> None:
 
 
 def _total_peak(device: Device, ranks: Ranks) -> tuple[float | None, str]:
-    ranks.barrier()  # measured peaks are only true when all ranks are busy
+    ranks.barrier()  # a measured peak is right only while all ranks are busy
     peak, source = device.peak_flops()
     total, known = ranks.sum([peak or 0.0, float(peak is not None)])
     return (total if known == ranks.world_size else None), source
@@ -351,7 +351,7 @@ def _introduce(run: Run, now: TrainState) -> None:
 
 
 def _report(run: Run, now: TrainState, heldout_loss: float) -> None:
-    """Rank 0 samples from the committed checkpoint and writes report.json."""
+    """Sample from the committed checkpoint and write report.json (rank 0)."""
     config, directory, reference = run.config, run.directory, run.feed.reference
     report = {
         "step": now.step,
@@ -370,7 +370,7 @@ def _report(run: Run, now: TrainState, heldout_loss: float) -> None:
 
 
 def _check_destination(run: Run) -> None:
-    """Refuse a destination that cannot take the model before anything is spent on it."""
+    """Refuse an impossible destination before training."""
     wanted = run.config.upload
     if wanted is None:
         return
@@ -381,25 +381,25 @@ def _check_destination(run: Run) -> None:
 
 
 def _upload(run: Run, step: int) -> None:
-    """Bring the finished model to its destination, unless an earlier try has done so."""
+    """Upload the finished model to its destination, unless an earlier attempt has done so."""
     wanted = run.config.upload
     if wanted is None:
         return
     from training import upload
 
-    def bring() -> None:
+    def upload_once() -> None:
         if upload.already(run.directory, wanted.to, step):
-            log.info("the model of step %d is at %s already", step, wanted.to)
+            log.info("the model of step %d is already at %s", step, wanted.to)
             return
         done = upload.upload_run(run.directory, wanted.to, step, wanted.merge, wanted.dtype, _say)
-        log.info("%d files, %.2f GB, are at %s and read back right", done.files, done.nbytes / 1e9, done.to)
+        log.info("uploaded and verified: %d files, %.2f GB, at %s", done.files, done.nbytes / 1e9, done.to)
 
     heartbeat.enter("uploading", step)
-    while_others_wait(run.ranks, bring if run.ranks.first else None)
+    while_others_wait(run.ranks, upload_once if run.ranks.first else None)
 
 
 def _say(line: str) -> None:
-    """Log a line of progress, which is a sign of life."""
+    """Log a line of progress and send a heartbeat."""
     heartbeat.beat()
     log.info(line)
 

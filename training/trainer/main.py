@@ -1,4 +1,4 @@
-"""One rank as a process: from the command line to its exit code, whichever task it trains."""
+"""One rank as a process, from the command line to its exit code; the same for all tasks."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ from training.trainer.loop import log, train
 
 
 def main(task: Task, about: str | None) -> None:
-    """Command line of a task's module; `about` is its help.
-
-    Exit codes: `training.run.failure.CODES`.
-    """
+    """Command line of a task's module; `about` is its help. Exit codes: `training.run.failure.CODES`."""
     die_with_parent()
     attempt = Attempt()
     parser = argparse.ArgumentParser(prog=f"python -m {task.module}", description=about)
@@ -39,7 +36,7 @@ def main(task: Task, about: str | None) -> None:
         directory.path.mkdir(parents=True, exist_ok=True)
         heartbeat.begin(directory.heartbeat, rank)
         train(task, load(arguments.config), directory, data_root, attempt)
-    except Exception as error:  # noqa: BLE001 - every end of a rank leaves its record
+    except Exception as error:  # noqa: BLE001 - every failed rank leaves a record
         sys.exit(_fail(error, rank, attempt, directory))
     finally:
         logging.shutdown()
@@ -49,17 +46,17 @@ def main(task: Task, about: str | None) -> None:
 
 
 def _fail(error: Exception, rank: int, attempt: Attempt, directory: RunDir) -> int:
-    """Log and record why this rank stops; returns its exit code."""
+    """Log and record why this rank stops; return its exit code."""
     kind = failure.classify(error)
     known = isinstance(error, (ConfigError, DataError, CheckpointError, failure.NanError, failure.Drained))
     text = f"rank {rank}: {kind}: {failure.message(error)}"
     log.error(text)
     if not known:
-        log.debug("traceback", exc_info=error)  # only in this rank's own log
-    if not log.handlers:  # failed before the logs were open
-        sys.stderr.write(f"{text}\n")  # one write: print's newline is another, and ranks share the stream
+        log.debug("traceback", exc_info=error)  # only in this rank's log file
+    if not log.handlers:  # failed before the logs were opened
+        sys.stderr.write(f"{text}\n")  # print would write the newline separately, and ranks share the stream
     try:
         failure.record(error, rank, attempt.step, directory, heartbeat.current())
     except OSError as why:
-        print(f"rank {rank}: no failure record could be written: {why}", file=sys.stderr, flush=True)
+        print(f"rank {rank}: the failure record was not written: {why}", file=sys.stderr, flush=True)
     return failure.CODES[kind]

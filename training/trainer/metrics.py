@@ -1,6 +1,6 @@
-"""What a run reports of itself: a JSON line a step, TensorBoard events, and a line for a person now and then.
+"""A run's metrics: one JSON line per step, TensorBoard events, and at times a line for a person.
 
-Values stay on the device until `flush`; the one wait for the device per `log_every` steps is there.
+Values stay on the device until `flush`, which waits for the device once per `log_every` steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LINE_EVERY = 2.0  # seconds between lines for a person
 
 @dataclass(frozen=True)
 class Pending:
-    """A step with its values still on the device: this rank's loss sums, and the counts they are divided by.
+    """A step with values still on the device: this rank's loss sums, and the counts they are divided by.
 
     losses: [number of losses]; counts and tokens are those of the global batch of `sequences` samples.
     """
@@ -43,11 +43,11 @@ class Pending:
     start: Any
     before_exchange: Any
     end: Any
-    graphs: int | None = None  # compiled in this step, where whole graphs are
+    graphs: int | None = None  # number compiled in this step, on devices that compile whole graphs
 
 
 class Metrics:
-    """Collects steps, agrees on their global values, writes them. Only rank 0 has files."""
+    """Collects steps, computes their global values and writes them. Only rank 0 has files."""
 
     def __init__(
         self, run: RunDir, ranks: Ranks, device: Device, losses: tuple[str, ...], flops_per_token: int,
@@ -62,7 +62,7 @@ class Metrics:
         self._said_at = 0.0
         self._run, self._file, self._events = run, None, None
         if ranks.first:
-            from torch.utils.tensorboard import SummaryWriter  # a third of a second, which other ranks save
+            from torch.utils.tensorboard import SummaryWriter  # takes 0.3 s, which the other ranks save
 
             _drop_after(run.metrics, resumed_at)
             _drop_after(run.heldout, resumed_at)
@@ -78,7 +78,7 @@ class Metrics:
         """Wait for the pending steps, reduce them over ranks and write them.
 
         Raises:
-            NanError: on every rank, when a loss or gradient norm is not finite.
+            NanError: on every rank, if a loss or gradient norm is not finite.
         """
         if not self._pending:
             return
@@ -110,7 +110,7 @@ class Metrics:
             what = f"the loss of rank {broken[0]}" if broken else f"the gradient norm ({grad_norm})"
             raise NanError(
                 f"{what} is not finite at step {pending.step}; nothing of this step was saved. "
-                "Lower train.learning_rate or train.gradient_clip, or look at the batch of that step"
+                "Lower train.learning_rate or train.gradient_clip, or check the data of that step"
             )
         means = [total / count for total, count in zip(sums, pending.counts, strict=True)]
         step_s = self._device.seconds(pending.start, pending.end)
@@ -145,13 +145,13 @@ class Metrics:
             self._say(self._line(record))
 
     def _parts(self, means: list[float]) -> dict[str, float]:
-        """Each loss under a name of its own, where there are several."""
+        """Each loss under its own name, if there are several."""
         if len(means) == 1:
             return {}
         return {f"{name}_loss": mean for name, mean in zip(self._losses, means, strict=True)}
 
     def _line(self, record: dict[str, Any]) -> str:
-        """One step for a person; speeds are medians of the last steps."""
+        """One step as a line for a person; speeds are medians of the last steps."""
         rate = statistics.median(r["tokens_per_s"] for r in self._recent)
         left = (self._steps - record["step"]) * statistics.median(r["step_s"] for r in self._recent)
         mfu = "MFU unknown"
@@ -180,7 +180,7 @@ class Metrics:
 
 
 def _drop_after(log: Path, step: int) -> None:
-    """Forget logged steps that the resumed checkpoint does not hold; they will be taken again."""
+    """Drop logged steps after the resumed checkpoint; they will be done again."""
     if not log.exists():
         return
     kept = [line for line in log.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
@@ -197,13 +197,13 @@ def _step_of(line: str) -> float:
 
 
 def first_heldout(run: RunDir) -> float | None:
-    """Held-out loss before the first step, in nats a prediction, where it was measured."""
+    """Held-out loss before the first step in nats per prediction, None if it was not measured."""
     records = [json.loads(line) for line in run.heldout.read_text(encoding="utf-8").splitlines()]
     return next((record["loss"] for record in records if record["step"] == 0), None)
 
 
 def summary(run: RunDir) -> dict[str, float | None]:
-    """Median tokens/s and MFU over the logged steps of the whole run, and the seconds they took together."""
+    """Median tokens/s and MFU over all logged steps, and the seconds that they took together."""
     records = [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
     shares = [r["mfu"] for r in records if r["mfu"] is not None]
     return {

@@ -1,4 +1,4 @@
-"""AdamW or LAMB with decay groups, and the learning rate's warm-up and decay."""
+"""AdamW or LAMB with decay groups, and the learning rate's schedule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from training.trainer.lamb import Lamb
 
 
 def build_optimizer(model: nn.Module, recipe: Train, *, fused: bool = True) -> torch.optim.Optimizer:
-    """AdamW, fused where the device has that, or LAMB; matrices decay, vectors (norms, biases) do not."""
+    """AdamW, fused if `fused`, or LAMB; matrices decay, vectors (norms, biases) do not."""
     matrices: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []
     for _, parameter in trained_parameters(model):
@@ -29,7 +29,7 @@ def build_optimizer(model: nn.Module, recipe: Train, *, fused: bool = True) -> t
 
 
 def learning_rate_factor(step: int, recipe: Train) -> float:
-    """Share of the peak learning rate at a step (from 0): linear warm-up, then down to the minimum.
+    """The learning rate at a step (from 0) as a fraction of the peak: linear warm-up, then decay.
 
     It decays over the steps after the warm-up, as in transformers' schedules: `linear` with 1 - progress,
     `polynomial` with a power of that.
@@ -48,6 +48,6 @@ def build_schedule(optimizer: torch.optim.Optimizer, recipe: Train) -> torch.opt
 
 
 def clip_gradients(model: nn.Module, limit: float) -> torch.Tensor:
-    """Scale all gradients to a global norm of at most `limit`; returns the norm before, on the device."""
+    """Scale all gradients to a global norm of at most `limit`; return the previous norm, on the device."""
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

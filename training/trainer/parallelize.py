@@ -1,4 +1,4 @@
-"""From a model on meta to one that trains on all ranks: one function whose order is the documentation."""
+"""Turns a model on meta into one that trains on all ranks: one function that documents the order."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from training.distributed.ranks import Ranks
 from training.models.counting import parameters
 from training.task import Task, Trainable
 
-# Below this many parameters gathered weights stay in memory between forward and backward: one all-gather a
-# step instead of two. Larger models give them back.
+# With fewer parameters than this, gathered weights stay in memory between forward and backward: one
+# all-gather per step instead of two. Larger models free them.
 KEEP_GATHERED_BELOW = 4_000_000_000
 
 
@@ -47,7 +47,7 @@ class Parallel:
             yield
 
     def exchange_rest(self, device: Device) -> None:
-        """Exchange gradients after the backward passes, where the device does it so."""
+        """Exchange gradients after the backward passes, on devices that do it this way."""
         if not device.wraps:
             gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
             device.exchange(gradients, self.ranks.group, self.ranks.world_size)
@@ -58,12 +58,12 @@ class Parallel:
         return not isinstance(self.wrapped, FSDPModule)
 
     def autocast(self, device: Device) -> AbstractContextManager[Any]:
-        """bf16 compute; FSDP's own mixed precision policy does it for sharded models."""
+        """bf16 computation; for sharded models FSDP's mixed precision policy does it."""
         return device.autocast() if self.replicated else contextlib.nullcontext()
 
     @contextmanager
     def evaluating(self, device: Device) -> Iterator[None]:
-        """No gradients, no dropout. On a CPU compiling the blocks again would cost more than it saves."""
+        """No gradients, no dropout. On a CPU blocks run uncompiled: compiling them again costs more time."""
         eager = contextlib.nullcontext() if device.is_cuda else torch.compiler.set_stance("force_eager")
         self.wrapped.eval()
         try:
@@ -106,9 +106,9 @@ def parallelise(task: Task, config: Config, device: Device, ranks: Ranks) -> Par
 
 
 def _recomputing(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A block's forward pass that keeps its arguments only and is computed again in the backward pass.
+    """A block's forward pass that keeps only its arguments and is computed again in the backward pass.
 
-    It is a function of this file because the compiler begins at the first frame outside torch's own files.
+    It is defined in this file because the compiler begins at the first frame outside torch's own files.
     """
 
     def forward_again(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A torch profile of some steps, when TRAINYARD_PROFILE asks for one: `<first step>:<steps>`, such as `20:3`.
+"""A torch profile of some steps, if TRAINYARD_PROFILE is set: `<first step>:<steps>`, for example `20:3`.
 
 Each rank writes `<run>/profile/rank-00000.json.gz`, for ui.perfetto.dev or chrome://tracing.
 """
@@ -17,10 +17,10 @@ from training.run.failure import one_line
 
 
 class Profile:
-    """Watches the steps go by and records those that were asked for; does nothing when none were."""
+    """Records the requested steps; does nothing if none were requested."""
 
     def __init__(self, directory: Path, rank: int) -> None:
-        """Read TRAINYARD_PROFILE. Raises ConfigError when it is set to something else than two numbers."""
+        """Read TRAINYARD_PROFILE. Raises ConfigError if it is not two numbers."""
         asked = os.environ.get("TRAINYARD_PROFILE", "")
         form = re.fullmatch(r"([1-9]\d*):([1-9]\d*)", asked)
         if asked and form is None:
@@ -36,9 +36,9 @@ class Profile:
             self._running.start()
 
     def after(self, step: int) -> str | None:
-        """Call after a step; after the last wanted one the profile is written, and the result is said.
+        """Call after a step; after the last requested one, write the profile and return a line about it.
 
-        One that cannot be written ends no run.
+        A profile that cannot be written does not end the run.
         """
         if self._running is None or step < self._first + self._count - 1:
             return None

@@ -1,4 +1,4 @@
-"""Everything a run must carry over a restart to go on bit for bit: one entry per part, all in one table."""
+"""Everything that a run needs to continue bit for bit after a restart: one table with an entry per part."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TrainState:
 
 @dataclass(frozen=True)
 class Part:
-    """One part of the state: its tensors, its values alike on all ranks, its values of one rank."""
+    """One part of the state: its tensors, and its values, equal on all ranks or, with `per_rank`, of one."""
 
     tensors: Callable[[TrainState], dict[str, Shard]] = lambda state: {}
     save: Callable[[TrainState], dict[str, Any]] = lambda state: {}
@@ -50,7 +50,7 @@ def _model_tensors(state: TrainState) -> dict[str, Shard]:
 
 
 def _optimizer_tensors(state: TrainState) -> dict[str, Shard]:
-    """Moments and step counts under `optimizer.<parameter>.<name>`; made here before the first step."""
+    """Moments and step counts under `optimizer.<parameter>.<name>`; created here before the first step."""
     named = []
     for name, parameter in trained_parameters(state.parallel.model):
         moments = state.optimizer.state[parameter]
@@ -71,7 +71,7 @@ def _save_schedule(state: TrainState) -> dict[str, Any]:
 
 
 def _restore_schedule(state: TrainState, saved: dict[str, Any]) -> None:
-    """Move the schedule to its step; rates follow from the recipe, so a longer run gets a longer cosine."""
+    """Move the schedule to its step; rates follow the present recipe, so more steps give a longer cosine."""
     state.schedule.last_epoch = saved["last_epoch"]
     rates = [
         base * f(saved["last_epoch"])
@@ -123,7 +123,7 @@ def save(state: TrainState, store: Store, meta: dict[str, Any]) -> None:
     """Commit the whole state as the checkpoint of its step, on all ranks together.
 
     Raises:
-        CheckpointError: on every rank, when any rank could not write; earlier checkpoints stay as they were.
+        CheckpointError: on every rank, if any rank cannot write; earlier checkpoints are unchanged.
     """
     tensors: dict[str, Shard] = {}
     for part in PARTS.values():
@@ -134,7 +134,7 @@ def save(state: TrainState, store: Store, meta: dict[str, Any]) -> None:
 
 
 def restore(state: TrainState, checkpoint: Checkpoint, rank: int) -> None:
-    """Put a verified checkpoint into a freshly built state, whatever number of ranks wrote it.
+    """Load a verified checkpoint into a new state, whatever number of ranks wrote it.
 
     A rank that did not exist when it was written starts its own random stream from (seed, step, rank).
     """
@@ -163,8 +163,7 @@ def rank_seed(seed: int, rank: int, step: int = 0) -> int:
     return (seed * 1_000_003 + step * 10_007 + rank) % 2**63
 
 
-# What may differ between the run's first configuration and the one it goes on with. Everything else would
-# make it another run.
+# What may change when a run continues. A change of anything else would make it another run.
 MAY_CHANGE = ("train.steps", "train.learning_rate", "train.min_learning_rate_ratio", "train.warmup_steps",
               "train.schedule", "train.schedule_power",
               "train.weight_decay", "train.gradient_clip", "train.eval_every", "train.eval_sequences",
@@ -174,10 +173,10 @@ MAY_CHANGE = ("train.steps", "train.learning_rate", "train.min_learning_rate_rat
 def check_same_run(
     first: dict[str, Any], config: Config, dataset: str, first_dataset: str, where: str
 ) -> list[str]:
-    """Refuse to go on with another model or other data; return what changed and may, as lines to print.
+    """Refuse to continue with another model or other data; return the allowed changes as lines to print.
 
     Raises:
-        ConfigError: names the keys that changed, from what to what.
+        ConfigError: lists the keys that must not change, with both values.
     """
     now = _flat(config.model_dump(mode="json"))
     changed: list[str] = []
@@ -196,7 +195,7 @@ def check_same_run(
     if refused:
         raise ConfigError(
             f"{where} holds another run: {'; '.join(refused)}. "
-            "Put it back, or start anew with --fresh or another name"
+            "Undo the change, or start from scratch with --fresh or another name"
         )
     return changed
 

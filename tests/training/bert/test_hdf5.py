@@ -158,7 +158,7 @@ def put(key: str, place: tuple[int, ...], value: int) -> Callable[[dict[str, np.
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda v: v.pop("input_mask"), r"no data set 'input_mask' \(there: input_ids, "),
+        (lambda v: v.pop("input_mask"), r"no data set 'input_mask' \(found: input_ids, "),
         (lambda v: v.update(segment_ids=v["segment_ids"][:7]), r"'segment_ids' has the shape \(7, 32\)"),
         (
             lambda v: v.update({k: v[k][:, :16] for k in KEYS[:3]}),
@@ -166,7 +166,7 @@ def put(key: str, place: tuple[int, ...], value: int) -> Callable[[dict[str, np.
         ),
         (
             lambda v: v.update(rows(20, 0, most=9)),
-            r"up to 9 guesses a sample, masking\.most is 6; nearest value: 9",
+            r"up to 9 masked tokens per sample, masking\.most is 6; nearest value: 9",
         ),
         (put("input_ids", (11, 4), 512), r"row 11: a token is not in \[0, 512\)"),
         (put("input_mask", (3, 2), 0), r"row 3: input_mask is not ones and then zeros"),

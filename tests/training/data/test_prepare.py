@@ -245,11 +245,14 @@ def test_small_sources_still_hold_something_out(prepared: Callable[..., Path], t
         assert index.splits["heldout"].documents == heldout
         assert index.splits["train"].documents == 3 - heldout
     source.write_text(rows[0])
-    with pytest.raises(DataError, match="one document; at least two are needed, because one is held out"):
+    with pytest.raises(DataError, match=r"one document; at least two are needed, because one is held out$"):
         prepared(source)
     source.write_text("\n".join(rows[:1] * 5))
     with pytest.raises(DataError, match="only copies of one document"):
         prepared(source)
+    (tmp_path / "rows.csv").write_text("text,label")
+    with pytest.raises(DataError, match=r"\(\.csv is not read as rows: convert it to \.jsonl"):
+        prepared(tmp_path / "rows.csv")
 
 
 def test_the_split_follows_the_documents_hash(

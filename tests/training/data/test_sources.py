@@ -188,6 +188,7 @@ def test_missing_and_empty_sources(tmp_path: Path) -> None:
         "data source python-stdllib does not exist; did you mean 'python-stdlib'?"
     )
     assert "does not exist" in error_of(tmp_path / "corpus.txt" / "below")
+    assert error_of("/otp") == "data source /otp does not exist", "/opt is not what was meant"
     assert error_of(tmp_path / "corpus.txt").endswith("is empty")
     assert "contains no" in error_of(tmp_path / "nothing")
     assert "is not a path" in error_of("")

@@ -1,4 +1,4 @@
-"""A micro batch as BERT reads it."""
+"""BERT's micro batch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample: tokens of any length, where its second sentence begins, what is guessed, and the label.
+    """One sample: its tokens, the start of its second sentence, the masked positions and their labels.
 
-    `random_next` is 1 when the second sentence comes from another document, 0 when it follows the first.
+    `random_next` is 1 if the second sentence comes from another document, 0 if it follows the first.
     """
 
     tokens: npt.NDArray[np.integer]
@@ -27,11 +27,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class PairBatch:
-    """Samples in the fixed shapes that compiled code needs; widened only when the model asks for them.
+    """Samples in the fixed shapes that compiled code needs; widened to int64 only for the model.
 
-    ids: [samples, sequence length], the pad token behind each sample's `lengths`.
-    positions, labels: [samples, most]; unused places point at position 0 and have NO_LABEL.
-    random_next: [samples]; NO_LABEL in a padding row, in which nothing counts.
+    ids: [samples, sequence length], with the pad token after each sample's `lengths`.
+    positions, labels: [samples, most]; unused entries have position 0 and NO_LABEL.
+    random_next: [samples]; NO_LABEL in a padding row, which does not count.
     """
 
     ids: npt.NDArray[np.int32]
@@ -42,7 +42,7 @@ class PairBatch:
     random_next: npt.NDArray[np.int32]
 
     def arrays(self) -> dict[str, _Array]:
-        """The model's arguments: transformers' names for the input, and fixed-size places to guess."""
+        """The model's arguments: transformers' names for the input, and the masked positions."""
         places = np.arange(self.ids.shape[1])
         filled = places < self.lengths[:, None]
         return {
@@ -55,7 +55,7 @@ class PairBatch:
         }
 
     def counts(self) -> tuple[int, ...]:
-        """Tokens guessed, and pairs judged."""
+        """Number of predicted tokens and of predicted pairs."""
         return int((self.labels != NO_LABEL).sum()), int((self.random_next != NO_LABEL).sum())
 
     def tokens(self) -> int:
@@ -66,7 +66,7 @@ class PairBatch:
 def collate(
     samples: list[Sample], counted: npt.NDArray[np.bool_], length: int, most: int, pad: int
 ) -> PairBatch:
-    """Lay samples side by side; rows that are not `counted` keep their text and lose their labels."""
+    """Collate samples; rows that are not `counted` keep their text and lose their labels."""
     rows = len(samples)
     ids = np.full((rows, length), pad, dtype=np.int32)
     positions = np.zeros((rows, most), dtype=np.int32)

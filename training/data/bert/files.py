@@ -1,4 +1,4 @@
-"""Flat files of numbers beside a dataset's token shards: written piece by piece, read at random."""
+"""Flat files of numbers beside a dataset's token shards: appended to, then read with random access."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FlatWriter:
 
     @property
     def count(self) -> int:
-        """How many numbers were appended."""
+        """Number of appended values."""
         return self._size // self._dtype.itemsize
 
     def close(self) -> None:
@@ -43,8 +43,8 @@ class FlatWriter:
 
 
 def read_flat(path: Path, dtype: str, columns: int = 0) -> npt.NDArray[Any]:
-    """Map a flat file, as rows of `columns` numbers where that is given; nothing is read yet."""
-    if path.stat().st_size == 0:  # which cannot be mapped
+    """Memory-map a flat file, as rows of `columns` numbers if that is given."""
+    if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.empty((0, columns) if columns else 0, dtype=dtype)
     values = np.asarray(np.memmap(path, dtype, "r"))
     return values.reshape(-1, columns) if columns else values

@@ -1,12 +1,12 @@
-"""Samples that are masked already: the HDF5 shards of NVIDIA's and AWS's BERT recipes.
+"""Samples that are already masked: the HDF5 shards of NVIDIA's and AWS's BERT recipes.
 
 The format is that of `create_pretraining_data.py` in NVIDIA/DeepLearningExamples (PyTorch's BERT), which
-`dp_bert_large_hf_pretrain_hdf5.py` in aws-neuron-samples reads too: a row a sample, with the keys below.
+`dp_bert_large_hf_pretrain_hdf5.py` in aws-neuron-samples also reads: one row per sample, with the keys below.
 
-Rows are compressed together in a shard, so that one alone costs as much as thousands. They are therefore
-copied once into a dataset of flat files, of about half a kilobyte a sample of 128 tokens, where each is read
-by its number: `-places.bin` holds 16-bit numbers (where the second sentence begins, whether it is random, how
-many tokens are guessed, their positions), `-guessed.bin` what they were.
+Rows are compressed together in a shard, so reading one costs as much as reading thousands. They are therefore
+copied once into a dataset of flat files with random access, about half a kilobyte per sample of 128 tokens.
+`-places.bin` holds 16-bit numbers: the start of the second sentence, whether it is random, the number of
+masked tokens, their positions. `-guessed.bin` holds the masked tokens.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ _Numbers = npt.NDArray[np.int64]
 
 
 def shards_in(source: str, text_field: str) -> Source | None:
-    """Return the HDF5 files of a `data.source` as a source of their own, or None when it has none."""
+    """Return the HDF5 files of a `data.source` as a source, or None if it has none."""
     if source == STDLIB:
         return None
     found = open_source(source, text_field)
     files = tuple(file for file in found.files if file.path.name.lower().endswith(_SUFFIXES))
     if any(not isinstance(file.path, Path) for file in files):
-        raise DataError(f"data source {source}: HDF5 shards are read from a disk; download them first")
+        raise DataError(f"data source {source}: HDF5 shards are read from a local disk; download them first")
     return Source(found.name, files, text_field) if files else None
 
 
@@ -79,12 +79,12 @@ def prepare(
     root: Path,
     progress: Callable[[str], None],
 ) -> Path:
-    """Return the dataset directory under `root` for these shards and settings, made if not there yet.
+    """Return the dataset directory under `root` for these shards and settings; create it if it is missing.
 
-    Held out are the files with "test" in their names, as NVIDIA's and AWS's shards have them; where there are
-    none, a fraction of the files, at least one; of a single file its last rows. `tokenizer` is copied to the
-    dataset unless it is "train": these samples need none. Raises DataError, which names the file, the row and
-    the reason.
+    Files with "test" in their names are held out, as in NVIDIA's and AWS's shards. Without such files, a
+    fraction of the files but at least one is held out, or the last rows of a single file. `tokenizer` is
+    copied to the dataset unless it is "train": these samples need none. Raises DataError with the file, the
+    row and the reason.
     """
     given = None if tokenizer == "train" else tokenizers_.given_files(tokenizer)
     if given is not None:
@@ -119,14 +119,14 @@ def _make(
         reporter.say(f"reading {source.describe()}")
         summary = _write(source, settings, tokenizer, directory, reporter)
         if not commit(directory, target):
-            summary = "another preparation of the same dataset was first; using its result"
+            summary = "another process finished the same dataset first; using its result"
     reporter.say(f"{target.name}: {summary}; {time.monotonic() - begun:.1f} s")
 
 
 def _write(
     source: Source, settings: dict[str, Any], tokenizer: dict[str, bytes], directory: Path, reporter: Reporter
 ) -> str:
-    """Fill `directory` with the whole dataset, index last; return a summary in words."""
+    """Write the dataset into `directory`, the index last; return a summary in words."""
     dtype = token_shards.token_dtype(settings["vocab_size"])
     writers = {name: _RowWriter(directory, name, dtype, settings) for name in (TRAIN, HELDOUT)}
     done = 0
@@ -165,7 +165,7 @@ def _write(
     (directory / INDEX).write_text(index.to_json())
     return (
         f"{writers[TRAIN].rows + writers[HELDOUT].rows:,} samples, {writers[HELDOUT].rows:,} held out, "
-        "masked as they are in the files"
+        "masked as in the files"
     )
 
 
@@ -207,7 +207,7 @@ class _Rows:
 
 
 class _opened:
-    """A shard whose keys are all there, closed at the end; what h5py cannot read is a DataError."""
+    """An open shard with all keys, closed at the end. Raises DataError if h5py cannot read it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -222,7 +222,7 @@ class _opened:
                 known = list(self._file)
                 self._file.close()
                 shown = ", ".join(known[:8]) or "none"
-                raise DataError(f"{self._path}: no data set '{key}' (there: {shown}){nearest(key, known)}")
+                raise DataError(f"{self._path}: no data set '{key}' (found: {shown}){nearest(key, known)}")
         return self._file
 
     def __exit__(self, *_: object) -> None:
@@ -243,12 +243,12 @@ def _rows_of(path: Path, first: int, stop: int | None, settings: dict[str, Any])
 
 
 def _check_shapes(path: Path, file: h5py.File, sequence_length: int, most: int) -> int:
-    """Hold the shapes of a shard against the configuration; return its number of rows."""
+    """Check the shapes of a shard against the configuration; return its number of rows."""
     rows = int(file[KEYS[0]].shape[0]) if file[KEYS[0]].ndim else 0
     for key in KEYS:
         found = file[key]
         if found.dtype.kind not in "iu":
-            raise DataError(f"{path}: '{key}' holds {found.dtype}, not whole numbers")
+            raise DataError(f"{path}: '{key}' holds {found.dtype}, not integers")
         if not found.ndim or found.shape[0] != rows:
             raise DataError(f"{path}: '{key}' has the shape {found.shape}, '{KEYS[0]}' {file[KEYS[0]].shape}")
     widths = {key: file[key].shape[1:] for key in KEYS[:5]}
@@ -262,14 +262,14 @@ def _check_shapes(path: Path, file: h5py.File, sequence_length: int, most: int) 
         raise DataError(f"{path}: '{KEYS[3]}' is {widths[KEYS[3]]} wide, '{KEYS[4]}' {widths[KEYS[4]]}")
     if widths[KEYS[3]][0] > most:
         raise DataError(
-            f"{path}: up to {widths[KEYS[3]][0]} guesses a sample, masking.most is {most}; "
+            f"{path}: up to {widths[KEYS[3]][0]} masked tokens per sample, masking.most is {most}; "
             f"nearest value: {widths[KEYS[3]][0]}"
         )
     return rows
 
 
 def _checked(path: Path, start: int, settings: dict[str, Any], *values: _Numbers) -> _Rows:
-    """Rows whose parts fit together; DataError names the first one that is wrong."""
+    """Check that the parts of each row fit together; DataError names the first wrong row."""
     ids, mask, segments, positions, guessed, following = values
     vocabulary = settings["vocab_size"]
     following = following.reshape(len(ids), -1)[:, 0]
@@ -332,7 +332,7 @@ class _RowWriter:
         self.rows += len(rows.ids)
 
     def finish(self) -> dict[str, FileEntry]:
-        """Write what is open; return the files' entries."""
+        """Close the files; return their entries."""
         self.split = self._tokens.finish()
         own = {writer.name: writer.entry() for writer in (self._places, self._guessed)}
         return {**self._tokens.files, **own}
@@ -347,7 +347,7 @@ def guessed_file(split: str) -> str:
 
 
 class MaskedRows(MappedSplit):
-    """One split of such a dataset; a sample is the same in every epoch."""
+    """One split of a dataset of masked samples; a sample is the same in every epoch."""
 
     def __init__(self, directory: Path, index: Index, split: str) -> None:
         super().__init__(directory, index, split)
@@ -360,13 +360,13 @@ class MaskedRows(MappedSplit):
         return len(self._places)
 
     def batch(self, indices: npt.ArrayLike, _epochs: npt.ArrayLike) -> PairBatch:
-        """Read the samples of these indices, [samples]; for PADDING a row that has no labels."""
+        """Read the samples of these indices, [samples]; PADDING gives a row without labels."""
         chosen = np.asarray(indices, dtype=np.int64)
         samples = [self.sample(max(index, 0)) for index in chosen.tolist()]
         return collate(samples, chosen >= 0, self._length, self._most, 0)
 
     def sample(self, index: int) -> Sample:
-        """One sample as its file has it."""
+        """One sample as in its HDF5 file."""
         start = int(self._starts[index])
         stop = int(self._starts[index + 1]) if index + 1 < len(self) else self._split.tokens
         second, random_next, count = map(int, self._places[index, :_HEAD])

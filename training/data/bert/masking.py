@@ -1,4 +1,4 @@
-"""Which tokens of a sample are guessed, and what stands in their place (Devlin et al. 2018, section 3.1)."""
+"""Masks the tokens of a sample that BERT has to predict (Devlin et al. 2018, section 3.1)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy.typing as npt
 from training.data.bert.wordpiece import Vocabulary
 
 _Ids = npt.NDArray[np.int64]
-MASKED, REPLACED = 0.8, 0.1  # the rest of the chosen tokens stays as it is
+MASKED, REPLACED = 0.8, 0.1  # the rest of the chosen tokens is unchanged
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How many are chosen: `fraction` of a sample, at least one, at most `most`; in whole words or not."""
+    """How many tokens are chosen: `fraction` of a sample, from 1 to `most`; as whole words or not."""
 
     fraction: float
     most: int
@@ -25,8 +25,8 @@ class Rules:
 def mask(tokens: _Ids, rules: Rules, vocabulary: Vocabulary, draw: np.random.Generator) -> tuple[_Ids, _Ids]:
     """Mask a sample of any length in place; return the chosen positions, ascending, and their tokens.
 
-    Of the chosen tokens 80 % become [MASK], 10 % a random word piece, 10 % stay. The special tokens are never
-    chosen. The share is taken of the whole sample, special tokens included, as in the paper's own code.
+    Of the chosen tokens 80 % become [MASK], 10 % a random word piece, 10 % stay. Special tokens are never
+    chosen. The fraction is of the whole sample, special tokens included, as in the paper's code.
     """
     wanted = min(rules.most, max(1, round(len(tokens) * rules.fraction)))
     able = np.flatnonzero(vocabulary.ordinary[tokens])
@@ -45,9 +45,9 @@ def mask(tokens: _Ids, rules: Rules, vocabulary: Vocabulary, draw: np.random.Gen
 def _whole_words(
     tokens: _Ids, able: _Ids, wanted: int, most: int, vocabulary: Vocabulary, draw: np.random.Generator
 ) -> _Ids:
-    """Words in random order, each with all its pieces; one that would exceed `wanted` is passed over.
+    """Choose words in random order, each with all its pieces, and skip a word that would exceed `wanted`.
 
-    A sample of nothing but longer words gives the first of them, up to `most` pieces.
+    If all words are longer, the first one is chosen, up to `most` pieces.
     """
     follows = np.zeros(len(able), dtype=bool)
     follows[1:] = vocabulary.inside[tokens[able[1:]]] & (np.diff(able) == 1)

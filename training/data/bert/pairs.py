@@ -1,8 +1,8 @@
-"""Samples of two sentences from a prepared dataset; each is a function of (seed, epoch, sample) alone.
+"""Samples of two sentences from a prepared dataset; each depends on (seed, epoch, sample) only.
 
-Sample i is a run of whole sentences of one document that fills a sequence. In each epoch it is cut in two at
-another sentence's end, and with an even chance the second part is replaced by what stands at a random
-sentence of another document: the model must tell which (Devlin et al. 2018, section 3.1, task 2).
+Sample i is a run of whole sentences of one document that fills a sequence. In each epoch it is cut in two
+at the end of a random sentence. With a probability of one half the second part is replaced by sentences of
+another document, from a random one on: the model has to tell which (Devlin et al. 2018, task 2 of 3.1).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _Ids = npt.NDArray[np.int64]
 
 
 def runs_of(lengths: Sequence[int], room: int) -> list[tuple[int, int]]:
-    """Cut a document of sentences of these lengths into runs [first, last + 1) that fill `room` tokens.
+    """Cut a document with sentences of these lengths into runs [first, last + 1) that fill `room` tokens.
 
-    A run has two sentences or more. A last sentence that is left over goes with the one before it once more;
-    a document of one sentence has no run.
+    A run has at least two sentences. A single last sentence forms a run with the one before it, which is
+    then in two runs. A document of one sentence has no run.
     """
     ends = list(accumulate(lengths))
     count, first, runs = len(ends), 0, []
@@ -44,10 +44,10 @@ def runs_of(lengths: Sequence[int], room: int) -> list[tuple[int, int]]:
 
 
 def cut_to(first: int, second: int, room: int, draw: np.random.Generator) -> tuple[slice, slice]:
-    """Which tokens of two sentences of these lengths stay, so that both together fit into `room`.
+    """Return the tokens to keep of two sentences of these lengths, so that both together fit into `room`.
 
-    The longer one gives, token by token, until they are equal; each token from its begin or its end with an
-    even chance, as in BERT's own preparation.
+    The longer one loses tokens until they are equal, then both do. Each token is taken from the beginning or
+    the end with equal probability, as in BERT's own preparation.
     """
     excess = max(0, first + second - room)
     low, high = min(first, second), max(first, second)
@@ -63,7 +63,7 @@ def cut_to(first: int, second: int, room: int, draw: np.random.Generator) -> tup
 
 
 class SentencePairs(MappedSplit):
-    """One split as sentence pairs. `seed` decides cuts, second sentences and masks."""
+    """One split as sentence pairs. `seed` determines cuts, second sentences and masks."""
 
     def __init__(
         self,
@@ -85,13 +85,13 @@ class SentencePairs(MappedSplit):
         return len(self._runs)
 
     def batch(self, indices: npt.ArrayLike, epochs: npt.ArrayLike) -> PairBatch:
-        """Make the samples of these indices, [samples]; for PADDING a row that has no labels."""
+        """Make the samples of these indices, [samples]; PADDING gives a row without labels."""
         chosen, times = np.asarray(indices, dtype=np.int64), np.asarray(epochs, dtype=np.int64)
         samples = [self.sample(max(i, 0), e) for i, e in zip(chosen.tolist(), times.tolist(), strict=True)]
         return collate(samples, chosen >= 0, self._length, self._rules.most, self._vocabulary.pad)
 
     def sample(self, index: int, epoch: int) -> Sample:
-        """One pair as it is in an epoch, masked."""
+        """One pair in an epoch, masked."""
         draw = np.random.default_rng((self._seed, epoch, index))
         first, second, random_next = self._pair(index, draw)
         words = self._vocabulary
@@ -114,7 +114,7 @@ class SentencePairs(MappedSplit):
         return self._read(first, kept_first), self._read(second, kept_second), random_next
 
     def _elsewhere(self, sentence: int, room: int, draw: np.random.Generator) -> tuple[int, int]:
-        """Whole sentences of another document, from a random one on, until `room` is filled or it ends."""
+        """Whole sentences of another document, from a random one on, until `room` is full or it ends."""
         own = int(np.searchsorted(self._documents, sentence, side="right")) - 1
         other = int(draw.integers(0, len(self._documents) - 2))
         other += other >= own
@@ -143,7 +143,7 @@ def runs_file(split: str) -> str:
 
 
 class PairWriter:
-    """Notes beside a split's token shards where its sentences, documents and runs begin. Raises OSError."""
+    """Writes where a split's sentences, documents and runs begin. Raises OSError."""
 
     def __init__(self, directory: Path, split: str, room: int) -> None:
         names = (sentences_file(split), documents_file(split), runs_file(split))
@@ -152,7 +152,7 @@ class PairWriter:
         self._tokens = self._sentences = 0
 
     def append(self, lengths: Sequence[int]) -> None:
-        """Note a document of sentences of these lengths."""
+        """Add a document with sentences of these lengths."""
         ends = list(accumulate(lengths, initial=self._tokens))
         self._starts.append(np.array(ends[:-1]))
         self._documents.append(np.array([self._sentences]))
@@ -177,7 +177,7 @@ class PairWriter:
             writer.close()
 
     def finish(self) -> dict[str, FileEntry]:
-        """Write the ends of the last ones; return the files' entries."""
+        """Write the last ends and close the files; return their entries."""
         self._starts.append(np.array([self._tokens]))
         self._documents.append(np.array([self._sentences]))
         return {writer.name: writer.entry() for writer in (self._starts, self._documents, self._runs)}

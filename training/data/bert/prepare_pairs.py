@@ -1,9 +1,9 @@
-"""From documents to a dataset of sentences: scan, tokenizer, tokens and sentence ends, index, one rename.
+"""Turns documents into a dataset of sentences: scan, tokenizer, tokens and sentence ends, index, one rename.
 
-Beside what every dataset holds, a split has, as flat little-endian integers of 64 bits: the first token of
-each sentence (`-sentences.bin`), the first sentence of each document (`-documents.bin`), both with one entry
-more for the end, and the first sentence and the one behind the last of each sample (`-runs.bin`). Tokens have
-no special ones among them: those are put around a pair when it is read.
+Beside the files of every dataset, a split has flat little-endian 64-bit integers: the first token of each
+sentence (`-sentences.bin`) and the first sentence of each document (`-documents.bin`), both with one more
+entry for the end, and for each sample the first sentence and the one after the last (`-runs.bin`). Special
+tokens are not stored; they are put around a pair when it is read.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from training.data.tokenizer import TextTokenizer
 from training.data.workers import encoding, processors
 
 KIND = "sentence pairs"
-# Below this much text processes would take longer to start than they save.
+# With less text than this, starting processes takes longer than they save.
 PROCESSES_BYTES = 8 * 1024 * 1024
 _Ids = npt.NDArray[Any]
 
@@ -61,7 +61,7 @@ def prepare_pairs(
     progress: Callable[[str], None],
     workers: int | None = None,
 ) -> Path:
-    """Return the dataset directory under `root` for this source and these settings, made if not there yet.
+    """Return the dataset directory under `root` for this source and these settings; create it if missing.
 
     Samples are made for one sequence length. The rest is as in `training.data.prepare_tokens`, but a
     preparation that was killed starts from scratch.
@@ -105,7 +105,7 @@ def _make(
         if source.fingerprint() != open_source(path, source.text_field).fingerprint():
             raise DataError(f"data source {path} changed while it was read; start again")
         if not commit(directory, target):
-            summary = "another preparation of the same dataset was first; using its result"
+            summary = "another process finished the same dataset first; using its result"
     reporter.say(f"{target.name}: {summary}; {time.monotonic() - begun:.1f} s")
 
 
@@ -127,7 +127,7 @@ def _write(
     reporter: Reporter,
     workers: int | None,
 ) -> str:
-    """Fill `directory` with the whole dataset, index last; return a summary in words."""
+    """Write the dataset into `directory`, the index last; return a summary in words."""
     dtype = token_shards.token_dtype(tokenizer.vocabulary)
     room = settings["sequence_length"] - FRAME
     tokens = {name: SplitWriter(directory, name, dtype, tokenizer.vocabulary) for name in (TRAIN, HELDOUT)}
@@ -181,10 +181,10 @@ def _write(
 def sentence_encoder(
     files: dict[str, bytes], vocab_size: int, longest: int, dtype: str
 ) -> Callable[[Sequence[str]], tuple[list[list[int]], _Ids]]:
-    """Return a function from texts to the lengths of each one's sentences and all their tokens in one array.
+    """Return a function that turns texts into the lengths of their sentences and all tokens in one array.
 
-    A sentence of more than `longest` counts as several, so that any two neighbours fit into a sequence. The
-    function raises DataError where plain text becomes a special token.
+    A sentence of more than `longest` tokens counts as several, so that any two neighbours fit into a
+    sequence. The function raises DataError if plain text becomes a special token.
     """
     tokenizer = tokenizers_.load("of the dataset", files, vocab_size)
     ordinary = wordpiece.vocabulary_of("of the dataset", tokenizer.tokenizer).ordinary
@@ -216,7 +216,7 @@ def _check_enough(source: Source, pairs: dict[str, PairWriter], settings: dict[s
         if writer.documents < 2 or not writer.samples:
             raise DataError(
                 f"data source {source.name}: {writer.documents} documents with {writer.samples} pairs of "
-                f"sentences in the split '{split}'; each side needs two documents, as the next sentence may "
-                "come from another one: take more text, or change data.heldout_fraction "
+                f"sentences in the split '{split}'; each split needs two documents, because the second "
+                "sentence may come from another one: use more text, or change data.heldout_fraction "
                 f"({settings['heldout_fraction']})"
             )

@@ -1,20 +1,20 @@
-"""Where a document's sentences end."""
+"""Splits a document into sentences."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-# Behind one of these marks, also one inside closing quotes or brackets, and before a capital or a digit.
+# After one of these marks, optionally followed by a closing quote or bracket, and before a capital or digit.
 _END = re.compile(r"""(?:(?<=[.!?])|(?<=[.!?]["')\]]))\s+(?=["'(\[]?[A-Z0-9])""")
 
 
 def sentences_of(text: str) -> Iterator[str]:
-    """Yield a document's sentences in their order.
+    """Yield a document's sentences in order.
 
-    A line's end is a sentence's end, as in the one-sentence-a-line files of BERT's own recipe and in source
-    code; within a line one ends at its punctuation mark. "e.g. Paris" is cut too: what matters is that two
-    neighbours are neighbours in the document.
+    A sentence ends at the line's end, as in source code and in the files of BERT's own recipe with one
+    sentence per line, and within a line at its punctuation mark. "e.g. Paris" is cut too: what matters is
+    only that neighbours are neighbours in the document.
     """
     for line in text.splitlines():
         for sentence in _END.split(line):

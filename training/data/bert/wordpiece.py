@@ -1,4 +1,4 @@
-"""BERT's tokenizer: WordPiece, trained on the documents or given, and what masking must know of it."""
+"""BERT's tokenizer: WordPiece, trained on the documents or given, and the ids that masking needs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from training.data.errors import DataError
 from training.data.tokenizer import TextTokenizer
 
 PAD, UNKNOWN, CLASS, SEPARATOR, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-INSIDE = "##"  # before a piece that goes on a word
-# Characters beyond this share of all text become [UNK]: a word piece each would fill a small vocabulary.
+INSIDE = "##"  # prefix of a piece that continues a word
+# Rarer characters than these become [UNK]: a word piece for each would fill a small vocabulary.
 CHARACTER_COVERAGE = 0.9995
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Ids of the special tokens, and what the others are.
+    """Ids of the special tokens, and properties of the others.
 
-    `inside` and `ordinary` say of each id whether it goes on a word, and whether it may be masked: not the
-    special ones; both [vocabulary]. `words` lists the ids that may stand in a masked one's place.
+    `inside` says whether an id continues a word, `ordinary` whether it may be masked (special tokens may
+    not); both [vocabulary]. `words` lists the ids that may replace a masked token.
     """
 
     pad: int
@@ -40,7 +40,7 @@ class Vocabulary:
 
 
 def vocabulary_of(name: str, tokenizer: Tokenizer) -> Vocabulary:
-    """Read a tokenizer's vocabulary; DataError when it lacks one of BERT's special tokens."""
+    """Read a tokenizer's vocabulary; DataError if one of BERT's special tokens is missing."""
     ids = tokenizer.get_vocab(with_added_tokens=True)
     missing = [token for token in (PAD, CLASS, SEPARATOR, MASK) if token not in ids]
     if missing:
@@ -64,8 +64,8 @@ def read_vocabulary(directory: Path) -> Vocabulary:
 def train(texts: Callable[[], Iterator[str]], vocab_size: int) -> TextTokenizer:
     """Train an uncased WordPiece tokenizer of at most `vocab_size` tokens; it depends on the texts only.
 
-    `texts` is read twice. tokenizers' own trainer numbers the pieces of its alphabet in the order of a hash
-    table, another in each process; naming them beforehand gives each the same number everywhere.
+    `texts` is read twice. The tokenizers library numbers the pieces of its alphabet in the order of a hash
+    table, which differs between processes; passing them as special tokens fixes their numbers.
     """
     normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
     alphabet = _alphabet(texts(), normalizer)
@@ -74,7 +74,7 @@ def train(texts: Callable[[], Iterator[str]], vocab_size: int) -> TextTokenizer:
     if vocab_size < least:
         raise DataError(
             f"vocab_size {vocab_size} is too small for a WordPiece tokenizer of this text (at least {least}: "
-            f"{len(SPECIAL)} special tokens and {len(alphabet)} characters, at the start and inside of words)"
+            f"{len(SPECIAL)} special tokens and {len(alphabet)} characters, at the start of and inside words)"
         )
     learner = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
     learner.normalizer, learner.pre_tokenizer = normalizer, splitter
@@ -103,7 +103,7 @@ def _alphabet(texts: Iterator[str], normalizer: normalizers.Normalizer) -> list[
 
 
 def _stands_alone(character: str) -> bool:
-    """Whether BERT's splitter makes a word of every such character, so that it is never inside one."""
+    """Whether BERT's pre-tokenizer makes a word of this character alone, so that it is never inside one."""
     if character.isascii():
         return not character.isalnum()
     wide = "CJK UNIFIED" in unicodedata.name(character, "") or "CJK COMPAT" in unicodedata.name(character, "")
@@ -130,5 +130,5 @@ def _finished(ids: dict[str, int]) -> TextTokenizer:
         "tokenizer_config.json": (json.dumps(names, indent=2, sort_keys=True) + "\n").encode(),
     }
     plain = Tokenizer.from_str(tokenizer.to_str())
-    plain.encode_special_tokens = True  # their names in a text are plain text
+    plain.encode_special_tokens = True  # reads their names in a text as plain text
     return TextTokenizer(plain, ids[CLASS], ids[SEPARATOR], max(ids.values()) + 1, files)

@@ -11,6 +11,7 @@ from training.data.errors import DataError
 from training.data.examples import python_help
 from training.data.examples.example import BadRow
 from training.data.readers import (
+    OTHER_TABLES,
     is_parquet,
     is_rows,
     json_lines,
@@ -24,7 +25,6 @@ from training.data.sources import Source, open_source
 PYTHON_HELP = "python-help"
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[\w.-]+)(?::(?P<split>[\w.\[\]%:-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
-_OTHER_TABLES = (".json", ".csv", ".tsv", ".arrow")
 _WANTED = "messages, or prompt and completion, or text"
 
 
@@ -78,7 +78,7 @@ def _with_rows(source: Source) -> tuple[Source, int]:
     if rows:
         return replace(source, files=rows), len(source.files) - len(rows)
     for file in source.files:
-        if file.name.lower().endswith(_OTHER_TABLES):
+        if file.name.lower().endswith(OTHER_TABLES):
             raise DataError(
                 f"{file.path}: cannot be read as rows; convert it to .jsonl, .jsonl.gz or .parquet"
             )
