@@ -9,7 +9,7 @@ from decimal import Decimal
 from tools.core.timestamps import duration, moment
 from tools.job.diagnosis import queues
 from tools.job.diagnosis.cause import Cause, Layer, short
-from tools.job.diagnosis.resources import name_of, shown
+from tools.job.diagnosis.resources import formatted, name_of
 from tools.job.snapshot.kinds import QUEUE_LABEL
 from tools.job.snapshot.snapshot import Snapshot, event_time
 from tools.kube.manifests import Object
@@ -141,9 +141,9 @@ def quota(snapshot: Snapshot) -> Iterator[Cause]:
                 resource = key.removeprefix("requests.").removeprefix("limits.")
                 evidence = [
                     f"ResourceQuota {item['metadata']['name']}: {key} {used.get(key, 0)} of {most} used,"
-                    f" a pod requests {shown(resource, need)}"
+                    f" a pod requests {formatted(resource, need)}"
                 ]
-                summary = f"the namespace's quota leaves {shown(resource, left)} {name_of(resource)}"
+                summary = f"the namespace's quota leaves {formatted(resource, left)} {name_of(resource)}"
                 yield Cause("quota", Layer.JOB, summary, evidence)
                 return
 

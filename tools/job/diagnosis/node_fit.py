@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 
-from tools.job.diagnosis.resources import is_accelerator, name_of, rank, shown
+from tools.job.diagnosis.resources import formatted, is_accelerator, name_of, rank
 from tools.kube import selectors
 from tools.kube.manifests import Object
 from tools.kube.quantity import amounts, plain, pod_requests
@@ -148,8 +148,8 @@ class Nodes:
             free = total - used.get(resource, Decimal(0))
             if value > 0 and value > free:
                 fact = (
-                    f"{shown(resource, free)} of {shown(resource, total)} {name_of(resource)} free,"
-                    f" {shown(resource, value)} requested"
+                    f"{formatted(resource, free)} of {formatted(resource, total)} {name_of(resource)} free,"
+                    f" {formatted(resource, value)} requested"
                     f"{_other_accelerators(resource, allocatable) if value > total else ''}"
                 )
                 yield Obstacle("resource", fact, resource, never=value > total)

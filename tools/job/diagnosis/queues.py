@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from tools.core.timestamps import moment
 from tools.job.diagnosis.cause import Cause, Layer, short
-from tools.job.diagnosis.resources import existing, name_of, shown
+from tools.job.diagnosis.resources import existing, formatted, name_of
 from tools.job.snapshot.kinds import QUEUE_LABEL
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot
@@ -148,13 +148,13 @@ def _full(queue: Object, gang: Object) -> Iterator[str]:
         need, held = amount(wanted) or Decimal(0), amount(used.get(resource, 0)) or Decimal(0)
         if most is not None and need > most - held:
             yield (
-                f"Queue {name}: {shown(resource, held)} of {shown(resource, most)} {name_of(resource)}"
-                f" allocated, the gang needs {shown(resource, need)}"
+                f"Queue {name}: {formatted(resource, held)} of {formatted(resource, most)}"
+                f" {name_of(resource)} allocated, the gang needs {formatted(resource, need)}"
             )
     limit = amount(((spec.get("resources") or {}).get("gpu") or {}).get("limit"))  # of KAI; -1 is none
     held = amount(used.get("nvidia.com/gpu", 0)) or Decimal(0)
     if limit is not None and 0 <= limit <= held:
-        yield f"Queue {name}: all {shown('gpu', limit)} GPUs of its limit are allocated"
+        yield f"Queue {name}: all {formatted('gpu', limit)} GPUs of its limit are allocated"
 
 
 def gang_waits(snapshot: Snapshot) -> Iterator[Cause]:

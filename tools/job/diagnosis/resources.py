@@ -22,7 +22,7 @@ def name_of(resource: str) -> str:
     return NAMES.get(resource, resource)
 
 
-def shown(resource: str, value: Decimal) -> str:
+def formatted(resource: str, value: Decimal) -> str:
     """Return an amount for people: memory, disk and huge pages in GiB."""
     if resource in ("memory", "ephemeral-storage") or resource.startswith("hugepages-"):
         return f"{value / 2**30:.1f} GiB"

@@ -15,7 +15,7 @@ from tools.job.diagnosis.admission import PATIENCE, is_over
 from tools.job.diagnosis.autoscaling import COMING, promised
 from tools.job.diagnosis.cause import Cause, Layer, short
 from tools.job.diagnosis.node_fit import ORDER, Fit, Nodes, Obstacle, VolumeTopology
-from tools.job.diagnosis.resources import existing, name_of, rank, shown
+from tools.job.diagnosis.resources import existing, formatted, name_of, rank
 from tools.job.snapshot.kinds import CLAIMS, QUEUE_LABEL
 from tools.job.snapshot.pod import JobPod, claim_names
 from tools.job.snapshot.snapshot import Snapshot, event_time
@@ -345,7 +345,7 @@ def _holders(nodes: Nodes, node: str, resource: str) -> str:
     largest = sorted((one for one in held.items() if one[1] > 0), key=lambda one: -one[1])[:2]
     if not largest:
         return ""
-    return f" (held by {', '.join(f'{name}: {shown(resource, value)}' for name, value in largest)})"
+    return f" (held by {', '.join(f'{name}: {formatted(resource, value)}' for name, value in largest)})"
 
 
 def _others(fit: Fit, nearest: dict[str, list[Obstacle]]) -> str:
@@ -355,7 +355,7 @@ def _others(fit: Fit, nearest: dict[str, list[Obstacle]]) -> str:
 
 def _shortage(resource: str, nearest: dict[str, list[Obstacle]], pod: JobPod) -> tuple[str, str | None]:
     """Return summary and remedy for a resource that is missing."""
-    amount = f"{shown(resource, pod_requests(pod.spec)[resource])} {name_of(resource)}"
+    amount = f"{formatted(resource, pod_requests(pod.spec)[resource])} {name_of(resource)}"
     if all(one.never for found in nearest.values() for one in found if one.resource == resource):
         plugin = "check that the device plugin runs on the nodes; else " if "/" in resource else ""
         return (
