@@ -100,6 +100,8 @@ META = {"name": str, "namespace": str, "labels": TEXTS, "annotations": TEXTS}
 TEMPLATE = {"metadata": META, "spec!": POD}
 SELECTOR = {"matchLabels": TEXTS, "matchExpressions": [EXPRESSION]}
 POLICY_PORT = {"port": (str, int), "endPort": int, "protocol": str}
+POLICIES = {"runPolicy": {}, "elasticPolicy": {"minReplicas": int, "maxReplicas": int}}
+REPLICA = {"replicas": int, "restartPolicy": str}
 # The fields of other objects that the rules read.
 OBJECTS: dict[str, Any] = {
     "ConfigMap": {"data": TEXTS, "binaryData": TEXTS},
@@ -114,7 +116,8 @@ OBJECTS: dict[str, Any] = {
     },
     "Service": {"spec": {"type": str, "ports": [{"port": int, "targetPort": (str, int)}]}},
     "PersistentVolumeClaim": {"spec": {"accessModes": [str]}},
-    "PyTorchJob": {"spec": {"elasticPolicy": {"minReplicas": int, "maxReplicas": int}}},
+    "PyTorchJob": {"spec": {**POLICIES, "pytorchReplicaSpecs": {"*": REPLICA}}},
+    "HyperPodPyTorchJob": {"spec": {**POLICIES, "replicaSpecs": [REPLICA]}},
 }
 
 _NAMES = {str: "a string in quotes", int: "an integer", bool: "true or false"}

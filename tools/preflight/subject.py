@@ -18,12 +18,8 @@ from tools.simulator.operator_admission import OperatorFault, rejections
 from tools.simulator.operator_pods import Pod
 from tools.simulator.wiring import Analysis
 
-TEMPLATES = {
-    "Deployment": ("spec", "template"),
-    "StatefulSet": ("spec", "template"),
-    "DaemonSet": ("spec", "template"),
-    "ReplicaSet": ("spec", "template"),
-    "Job": ("spec", "template"),
+TEMPLATES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job"), ("spec", "template")),
     "CronJob": ("spec", "jobTemplate", "spec", "template"),
 }
 # Other API groups have other kinds of these names: Volcano has a Job, Calico a NetworkPolicy.
@@ -279,9 +275,6 @@ def _replica_places(item: Object, kind: str, wrong: list[Misshape]) -> Iterator[
     key = "pytorchReplicaSpecs" if kind == "PyTorchJob" else "replicaSpecs"
     spec: Object = item["spec"] if isinstance(item.get("spec"), dict) else {}
     replicas = spec.get(key)
-    for name in ("runPolicy", "elasticPolicy"):
-        if spec.get(name) is not None and not isinstance(spec[name], dict):
-            wrong.append(Misshape(f"spec.{name}", spec[name], "a mapping"))
     pairs: list[tuple[str, str, Any]] = []
     if kind == "PyTorchJob" and isinstance(replicas, dict):
         pairs = [(f"spec.{key}.{role}", str(role), replica) for role, replica in replicas.items()]
@@ -290,16 +283,8 @@ def _replica_places(item: Object, kind: str, wrong: list[Misshape]) -> Iterator[
     if not pairs:
         wrong.append(Misshape(f"spec.{key}", replicas, "at least one replica type"))
     for path, role, replica in pairs:
-        if not isinstance(replica, dict):
-            wrong.append(Misshape(path, replica, "a mapping"))
-            continue
-        count = replica.get("replicas", 1)
-        if isinstance(count, bool) or not isinstance(count, int):
-            wrong.append(Misshape(f"{path}.replicas", count, "an integer"))
-            continue
-        if not isinstance(replica.get("restartPolicy", ""), str):
-            wrong.append(Misshape(f"{path}.restartPolicy", replica["restartPolicy"], "a string in quotes"))
-        yield f"{path}.template", role, count, replica.get("template")
+        if isinstance(replica, dict) and isinstance(replica.get("replicas", 1), int):
+            yield f"{path}.template", role, replica.get("replicas", 1), replica.get("template")
 
 
 def _task_places(item: Object) -> Iterator[tuple[str, str, int, Any]]:

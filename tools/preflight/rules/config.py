@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from tools.core.verdict import Verdict, bad, good
+from tools.kube.manifests import Object
 from tools.preflight.rule import Place, rule
 from tools.preflight.rules.storage import save_seconds
 from tools.preflight.subject import Subject, Template
@@ -193,7 +193,7 @@ def _named_in_config(texts: Texts) -> list[str]:
     return re.findall(r"(?m)^\s*(?:weights|tokenizer|source):\s*([^#\s]+)", text)
 
 
-def _has_token(template: Template, container: dict[str, Any]) -> bool:
+def _has_token(template: Template, container: Object) -> bool:
     named = any(entry["name"] in TOKEN_NAMES for entry in container.get("env") or [])
     from_secret = any(source.get("secretRef") for source in container.get("envFrom") or [])
     mounted = any(volume.get("secret") or "csi" in volume for volume in template.volumes().values())

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tools.core.verdict import Verdict, bad, good
+from tools.kube.manifests import Object
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, title
 
@@ -48,7 +49,7 @@ _CLEAN = {"PyTorchJob": ("None", "Running", "All"), "HyperPodPyTorchJob": ("None
 Value = tuple[str, str, tuple[str, ...]]  # path, value, allowed values
 
 
-def _values(item: dict[str, Any], subject: Subject) -> Iterator[Value]:
+def _values(item: Object, subject: Subject) -> Iterator[Value]:
     templates = subject.templates_of(item)
     kind, spec = str(item.get("kind")), item.get("spec")
     if kind in _CLEAN and templates and isinstance(spec, dict):

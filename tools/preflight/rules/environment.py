@@ -9,6 +9,7 @@ from typing import Any
 
 from tools.core.verdict import Verdict, bad, good, unclear
 from tools.facts.environment import Say, guidance
+from tools.kube.manifests import Object
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Job, Subject, Template, title
 from tools.simulator.command_line import command, literals, script
@@ -86,7 +87,7 @@ def env_reference(subject: Subject) -> Iterator[Verdict]:
 
 
 def _references(
-    subject: Subject, template: Template, path: str, container: dict[str, Any], given: set[str]
+    subject: Subject, template: Template, path: str, container: Object, given: set[str]
 ) -> Iterator[Verdict]:
     known, complete = _from_maps(subject, template, container)
     resolved = 0
@@ -122,7 +123,7 @@ def _why(name: str, known: set[str], given: set[str]) -> str:
     return f"{name} is only set for commands" if name in given else f"there is no variable {name}"
 
 
-def _from_maps(subject: Subject, template: Template, container: dict[str, Any]) -> tuple[set[str], bool]:
+def _from_maps(subject: Subject, template: Template, container: Object) -> tuple[set[str], bool]:
     """Return the names from envFrom, and whether all of its sources are in the manifest."""
     known: set[str] = set()
     complete = True
@@ -163,7 +164,7 @@ def template_left(subject: Subject) -> Iterator[Verdict]:
             yield good(Place(title(item), ""), "no template variable is left")
 
 
-def _literal_words(container: dict[str, Any]) -> list[str]:
+def _literal_words(container: Object) -> list[str]:
     """Return the words of a command that no shell will expand."""
     if not container.get("command") or script(container) is not None:
         return []  # the image's own entry point is unknown

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tools.core.verdict import Verdict, bad, good, unclear
+from tools.kube.manifests import Object
 from tools.preflight.rule import Place, rule
 from tools.preflight.rules.enums import RESTART
 from tools.preflight.subject import Job, Subject, title
@@ -117,7 +118,7 @@ def ttl(subject: Subject) -> Iterator[Verdict]:
             yield good(place, "nothing shows that this job is reconciled from git; if it is, remove the TTL")
 
 
-def _ttl(item: dict[str, Any]) -> tuple[str, Any]:
+def _ttl(item: Object) -> tuple[str, Any]:
     spec = item.get("spec")
     if not isinstance(spec, dict):
         return "", None
@@ -128,7 +129,7 @@ def _ttl(item: dict[str, Any]) -> tuple[str, Any]:
     return "", None
 
 
-def _reconciled(item: dict[str, Any]) -> str:
+def _reconciled(item: Object) -> str:
     """Return the label or annotation that shows that a reconciler owns the object, or an empty text."""
     metadata = item["metadata"]
     for kind in ("labels", "annotations"):

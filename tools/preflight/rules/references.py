@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from tools.core.repo import nearest
 from tools.core.verdict import Verdict, bad, good
-from tools.kube.manifests import name_of
+from tools.kube.manifests import Object, name_of
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, Template, title
 
@@ -105,13 +104,13 @@ def _wanted(template: Template) -> Iterator[Wanted]:
                     yield kind, ref.get("name", ""), at, ref["key"], bool(ref.get("optional"))
 
 
-def _from_source(source: dict[str, Any] | None, kind: str, path: str) -> Iterator[Wanted]:
+def _from_source(source: Object | None, kind: str, path: str) -> Iterator[Wanted]:
     if source:
         for key in [item["key"] for item in source.get("items") or []] or [None]:
             yield kind, source.get("name", ""), path, key, bool(source.get("optional"))
 
 
-def _key_verdict(place: Place, kind: str, item: dict[str, Any], key: str | None, optional: bool) -> Verdict:
+def _key_verdict(place: Place, kind: str, item: Object, key: str | None, optional: bool) -> Verdict:
     if key is None or kind == "PersistentVolumeClaim" or optional:
         return good(place, f"{kind} {name_of(item)} is in the manifest")
     keys = {name for part in ("data", "stringData", "binaryData") for name in item.get(part) or {}}

@@ -12,6 +12,7 @@ from typing import Any
 from tools.core import secret_patterns
 from tools.core.verdict import Verdict, bad, good
 from tools.kube import network_policy
+from tools.kube.manifests import Object
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, Template, known_kind, title
 
@@ -175,12 +176,12 @@ def secret_literal(subject: Subject) -> Iterator[Verdict]:
                 yield good(Place(template.object, path), "no variable or option contains a secret")
 
 
-def _leak(item: dict[str, Any], path: str, what: str, value: str) -> Verdict:
+def _leak(item: Object, path: str, what: str, value: str) -> Verdict:
     hidden = f"{value[:4]}... ({len(value)} characters)"
     return bad(Place(title(item), path, hidden), f"{what} in plain text", "a Secret, named by secretKeyRef")
 
 
-def _named_secrets(container: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _named_secrets(container: Object) -> Iterator[tuple[str, str, str]]:
     """Yield path, value and description of each variable and option whose name says secret."""
     for entry in container.get("env") or []:
         name, value = entry["name"], entry.get("value") or ""
