@@ -62,8 +62,8 @@ Every command uses the same codes. The commands below add what is particular to 
 
 ## Completion
 
-The shell can complete commands, options and their values. For bash, put this line into `~/.bashrc`. zsh and
-fish use `zsh_source` and `fish_source`.
+The shell can complete commands, options and their values. Put `.venv/bin` on your PATH, and for bash this
+line into `~/.bashrc`. zsh and fish use `zsh_source` and `fish_source`.
 
 ```sh
 eval "$(_YARD_COMPLETE=bash_source yard)"

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
+from ruamel.yaml import YAML
 
 from docs import generate
 from tests.house import printed
@@ -306,3 +311,24 @@ def test_the_references_are_whole() -> None:
     keys = (ROOT / generate.CONFIGURATION).read_text(encoding="utf-8")
     assert len(re.findall(r"^\| `[a-z0-9_.]+` \|", keys, re.MULTILINE)) > 60
     assert not re.search(r"^\| `[a-z0-9_.]+` \|.*\|\s*\|$", keys, re.MULTILINE), "a key without a sentence"
+
+
+def test_completion_works_as_the_reference_says() -> None:
+    environment = {"PATH": os.environ["PATH"], "_YARD_COMPLETE": "bash_source"}
+    command = [sys.executable, "-c", "from tools.cli import main; main()"]
+    shown = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert "complete -o nosort -F _yard_completion yard" in shown.stdout, shown.stderr
+
+
+def test_forms_are_whole() -> None:
+    """GitHub ignores a form with a mistake; the bug report asks for the snapshot of `why`."""
+    yaml = YAML(typ="safe")
+    forms = {path.stem: yaml.load(path) for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")}
+    assert set(forms) == {"bug", "feature", "config"}
+    for name in ("bug", "feature"):
+        assert set(forms[name]) == {"name", "description", "labels", "body"}
+        identities = [part["id"] for part in forms[name]["body"]]
+        assert len(set(identities)) == len(identities)
+    assert "yard job why --save" in str(forms["bug"])
+    devcontainer = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text(encoding="utf-8"))
+    assert devcontainer["postCreateCommand"] == "make setup"
