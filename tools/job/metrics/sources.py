@@ -74,7 +74,7 @@ def _job_name(kubectl: Kubectl, text: str | None) -> str:
         if "no such" not in problem.message:
             message = f"no run or log of that name here: {text}; {problem.message}"
         runs = sorted(path.parent.name for path in (repo.local() / "runs").glob(f"*/{METRICS}"))
-        hint = f"runs here: {', '.join(runs) or 'none'}; {problem.hint}"
+        hint = "; ".join(filter(None, (f"runs here: {', '.join(runs) or 'none'}", problem.hint)))
         raise UserError(message, hint, problem.code) from None
 
 
