@@ -53,27 +53,24 @@ def states(job: dict[str, Any], text: str) -> dict[str, list[State]]:
 
 
 def test_rows_of_every_program_that_prints_them() -> None:
-    ours = (
-        "       65536      0.500     0.13      0.25  right\n   67108864     30.000     2.24      4.48  WRONG"
-    )
-    assert nccl_test.rows(ours.splitlines()) == [Row(65536, 0.25, True), Row(67108864, 4.48, False)]
+    ours = [
+        "       65536      0.500     0.13      0.25  right",
+        "   67108864     30.000     2.24      4.48  WRONG",
+    ]
+    assert nccl_test.rows(ours) == [Row(65536, 0.25, True), Row(67108864, 4.48, False)]
     assert nccl_test.rows(NEW.splitlines()) == [Row(2**28, 300.0, True), Row(2**34, 480.0, True)]
     unchecked = NEW.replace("300.00      0", "300.00    N/A")
     assert nccl_test.rows(unchecked.splitlines())[0] == Row(2**28, 300.0, None)
     assert nccl_test.rows([OLD]) == [Row(2**24, 57.21, True)]
     assert nccl_test.rows([f"0: {NEW.splitlines()[3]}", f"[default0]:{OLD}"])[0] == Row(2**24, 57.21, True)
     assert nccl_test.rows([NCCOM]) == [Row(2**25, 40.69, None)]
-    assert (
-        nccl_test.rows(["step 12/400 loss 3.0", "# Avg bus bandwidth    : 390.0", "65536 is a number"]) == []
-    )
+    other = ["step 12/400 loss 3.0", "# Avg bus bandwidth    : 390.0", "65536 is a number"]
+    assert nccl_test.rows(other) == []
 
 
 def test_all_passes_over_efa_at_the_published_bandwidth(job: dict[str, Any]) -> None:
-    assert states(job, f"{EFA}\n{NEW}") == {
-        "sums": [State.PASS],
-        "network": [State.PASS],
-        "bandwidth": [State.PASS, State.PASS],
-    }
+    good = State.PASS
+    assert states(job, f"{EFA}\n{NEW}") == {"sums": [good], "network": [good], "bandwidth": [good, good]}
 
 
 def test_tcp_instead_of_efa_fails(job: dict[str, Any]) -> None:
@@ -104,11 +101,8 @@ def test_a_measurement_of_the_same_number_of_machines_counts(job: dict[str, Any]
 
 
 def test_machines_without_a_published_measurement_get_no_threshold(world: NewWorld) -> None:
-    (verdict,) = [
-        one
-        for one in nccl_test.check(world("p5/llama-3-1-8b").job, f"{EFA}\n{NEW}".splitlines())
-        if one.details["check"] == "bandwidth"
-    ]
+    found = nccl_test.check(world("p5/llama-3-1-8b").job, f"{EFA}\n{NEW}".splitlines())
+    (verdict,) = (one for one in found if one.details["check"] == "bandwidth")
     assert verdict.state is State.CANNOT_TELL
     assert "p5en.48xlarge: 400.0 GB/s to the network" in verdict.evidence
 

@@ -17,10 +17,8 @@ def test_it_reads_the_jobs_run_and_writes_nothing(world: NewWorld) -> None:
     own = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     assert container["image"] == own["image"]
     values = {one["name"]: one["value"] for one in container["env"]}
-    assert (values["JOB_NAME"], values["TRAINYARD_RUN"]) == (
-        job["metadata"]["name"],
-        "/shared/runs/$(JOB_NAME)",
-    )
+    assert values["JOB_NAME"] == job["metadata"]["name"]
+    assert values["TRAINYARD_RUN"] == "/shared/runs/$(JOB_NAME)"
     order = [one["name"] for one in container["env"]]
     assert order.index("JOB_NAME") < order.index("TRAINYARD_RUN"), "$(NAME) refers only to variables above it"
     mounts = {one["name"]: one for one in container["volumeMounts"]}

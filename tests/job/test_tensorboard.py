@@ -62,10 +62,8 @@ def test_exposed_only_the_proxy_is_reached(world: NewWorld) -> None:
     assert "--host=127.0.0.1" in board["args"]
     assert "readinessProbe" not in board, "the kubelet does not reach the loopback"
     (port,) = proxy["ports"]
-    assert (port["containerPort"], proxy["readinessProbe"]["httpGet"]["scheme"]) == (
-        tensorboard.HTTPS,
-        "HTTPS",
-    )
+    assert port["containerPort"] == tensorboard.HTTPS
+    assert proxy["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
     assert tensorboard.HTTPS in [one["port"] for one in service["spec"]["ports"]]
     assert policy["spec"]["ingress"] == [{"ports": [{"protocol": "TCP", "port": tensorboard.HTTPS}]}]
     volumes = deployment["spec"]["template"]["spec"]["volumes"]
