@@ -24,7 +24,6 @@ class Principal:
 
 
 def caller(session: Session) -> Principal:
-    """Return the owner of the session's credentials. Raises AwsError."""
     return resolve(session, session.identity()["arn"])
 
 

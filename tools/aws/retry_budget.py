@@ -70,7 +70,6 @@ class RetryBudget(Waiting):
         self._failed = self._began = 0.0
 
     def watch(self, client: Any) -> None:
-        """Limit the retries of a client."""
         service = client.meta.service_model.service_id.hyphenize()
         client.meta.events.register_first(f"before-call.{service}", self._starts)
         client.meta.events.register_first(f"needs-retry.{service}", self._failed_once)

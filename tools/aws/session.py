@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -158,6 +158,13 @@ class Session:
                 return
             yield from page.get(key) or []
 
+    def ec2(self, key: str, filters: Mapping[str, list[str]]) -> Iterator[dict[str, Any]]:
+        """Yield EC2's resources under `key`, such as `Subnets`, that match filters. Raises AwsError."""
+        name = "Instances" if key == "Reservations" else key
+        operation = "describe" + re.sub("([A-Z])", r"_\1", name).lower()
+        rows = [{"Name": name, "Values": values} for name, values in filters.items()]
+        yield from self.pages("ec2", operation, key, Filters=rows)
+
     def wait(self, service: str, waiter: str, operation: str, seconds: int, **parameters: Any) -> bool:
         """Return whether a waiter, which calls `operation`, succeeded within `seconds`. Raises AwsError."""
         from botocore.exceptions import WaiterError
@@ -204,7 +211,6 @@ class Session:
         return self._unreached(problem, action)
 
     def _refusal(self, response: dict[str, Any], action: str) -> AwsError:
-        """Return the error for an answer of AWS."""
         code = str(response.get("Error", {}).get("Code", ""))
         text = str(response.get("Error", {}).get("Message", "")).strip() or code
         status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) or 0)
@@ -248,7 +254,6 @@ class Session:
         return AwsError("denied", f"missing permission: {named}{on} in {self._region}{cause}", hint, code)
 
     def _unreached(self, problem: Exception, action: str) -> AwsError:
-        """Return the error for a request that got no answer."""
         from botocore import exceptions
 
         name = type(problem).__name__

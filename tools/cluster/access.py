@@ -33,7 +33,6 @@ class Grant:
         return policy_arn(self.principal.split(":")[1], self.policy)
 
     def scope(self) -> dict[str, Any]:
-        """Return the scope in EKS's format."""
         if self.namespaces:
             return {"type": "namespace", "namespaces": list(self.namespaces)}
         return {"type": "cluster"}

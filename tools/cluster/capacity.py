@@ -46,7 +46,6 @@ class Wanted:
 
 
 def check(session: Session, wanted: Wanted) -> list[Finding]:
-    """Return a finding for each obstacle."""
     reservation = run("reservations", lambda: reservations(session, wanted))
     is_reserved = reservation.state is State.PASS
     found = [
@@ -125,21 +124,12 @@ def reservations(session: Session, wanted: Wanted) -> Finding:
     """Check for one reservation with enough free instances that Linux nodes can use."""
     if wanted.spot:
         return unknown("reservations", "spot instances do not use reservations")
-    filters = [
-        {"Name": "instance-type", "Values": [wanted.instance.name]},
-        {"Name": "state", "Values": ["active", "scheduled"]},
-    ]
-    rows = list(
-        session.pages("ec2", "describe_capacity_reservations", "CapacityReservations", Filters=filters)
-    )
+    filters = {"instance-type": [wanted.instance.name], "state": ["active", "scheduled"]}
+    rows = list(session.ec2("CapacityReservations", filters))
     rows = [row for row in rows if wanted.zone in (None, row.get("AvailabilityZone"))]
-    free = {
-        row["CapacityReservationId"]: int(row.get("AvailableInstanceCount", 0))
-        for row in rows
-        if _usable(row)
-    }
+    free = [int(row.get("AvailableInstanceCount", 0)) for row in rows if _usable(row)]
     lines = [_reservation(row) for row in rows]
-    if max(free.values(), default=0) >= wanted.count:
+    if max(free, default=0) >= wanted.count:
         return good("reservations", f"{wanted.count} or more are free in one reservation", *lines)
     summary = "no reservation has as many free" if free else "nodes can use no reservation now"
     return unknown("reservations", summary, None, *lines)
@@ -224,7 +214,6 @@ def permission(session: Session, wanted: Wanted) -> Finding:
 
 
 def _class(wanted: Wanted) -> tuple[str, str]:
-    """Return name and code of a type's quota."""
     letters = _family_letters(wanted.instance.name)
     for prefixes, name, on_demand, spot in CLASSES:
         if letters in prefixes:
@@ -252,9 +241,8 @@ def _limit(session: Session, code: str) -> tuple[float, str]:
 def _running_vcpus(session: Session, name: str, spot: bool) -> int:
     """Return the running vCPUs of a class. Capacity Blocks do not count against the quota."""
     (prefixes,) = [one for one, title, _, _ in CLASSES if title == name]
-    filters = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
     total = 0
-    for reservation in session.pages("ec2", "describe_instances", "Reservations", Filters=filters):
+    for reservation in session.ec2("Reservations", {"instance-state-name": ["pending", "running"]}):
         for one in reservation["Instances"]:
             lifecycle = one.get("InstanceLifecycle", "")
             counted = lifecycle != "capacity-block" and (lifecycle == "spot") == spot

@@ -16,8 +16,6 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class Fact:
-    """One line of a cluster.env."""
-
     value: str
     line: int
 

@@ -40,7 +40,6 @@ def operator(spec: Spec, snapshot: Snapshot) -> Finding:
 
 
 def dns(spec: Spec, snapshot: Snapshot) -> Finding:
-    """Check that the DNS service of the cluster has endpoints."""
     if _has_endpoint(snapshot, "kube-system", "kube-dns"):
         return good("dns", "kube-system/kube-dns has ready endpoints")
     remedy = "install the add-on coredns, and start a node for it"

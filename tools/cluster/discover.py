@@ -123,10 +123,7 @@ def _network(session: Session, spec: Spec, vpc: dict[str, Any], found: Found) ->
 def _file_groups(session: Session, spec: Spec, vpc: dict[str, Any]) -> str | None:
     """Return the security groups of cluster.env if all of them exist, else the cluster's own."""
     named = [one.strip() for one in (spec.get("FSX_SECURITY_GROUP_IDS") or "").split(",") if one.strip()]
-    filters = [{"Name": "group-id", "Values": named}]
-    listed = (
-        session.pages("ec2", "describe_security_groups", "SecurityGroups", Filters=filters) if named else ()
-    )
+    listed = session.ec2("SecurityGroups", {"group-id": named}) if named else ()
     there = {one["GroupId"] for one in listed}
     if named and there == set(named):
         return ",".join(named)

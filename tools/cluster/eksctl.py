@@ -201,7 +201,6 @@ def _base_group(spec: Spec, name: str, kind: str, least: int, most: int) -> Docu
 
 
 def _system_group(spec: Spec) -> Document:
-    """Return the group for controllers, DNS and Flux."""
     return {**_base_group(spec, SYSTEM, SYSTEM_TYPE, *SYSTEM_NODES), "volumeSize": 80}
 
 

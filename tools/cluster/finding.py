@@ -73,7 +73,6 @@ def report(findings: list[Finding], as_json: bool) -> State:
 
 
 def as_data(findings: list[Finding]) -> list[dict[str, Any]]:
-    """Return findings as plain data for `--json`."""
     return [
         {
             "name": one.name,

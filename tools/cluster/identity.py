@@ -221,7 +221,6 @@ def _provider(session: Session, issuer: str) -> str:
 
 
 def _irsa_trust(session: Session, account: ServiceAccount, issuer: str) -> policies.Policy:
-    """Return a trust policy for one service account of one cluster."""
     subject = f"system:serviceaccount:{account.namespace}:{account.name}"
     statement = {
         "Effect": "Allow",

@@ -115,12 +115,12 @@ def held(session: Session, spec: Spec, ours: list[Resource]) -> list[Resource]:
 def _holders(session: Session, row: Row) -> Iterator[str]:
     """Yield the stack of a file system's network, and its security groups with their stacks."""
     if row.get("VpcId"):
-        for vpc in _listed(session, "Vpcs", {"vpc-id": [row["VpcId"]]}):
+        for vpc in session.ec2("Vpcs", {"vpc-id": [row["VpcId"]]}):
             yield _tags(vpc).get(STACK_TAG, "")
     filters = {"network-interface-id": row.get("NetworkInterfaceIds") or ["none"]}
-    rows = _listed(session, "NetworkInterfaces", filters)
+    rows = session.ec2("NetworkInterfaces", filters)
     ids = sorted({group["GroupId"] for one in rows for group in one.get("Groups") or []})
-    for group in _listed(session, "SecurityGroups", {"group-id": ids or ["none"]}):
+    for group in session.ec2("SecurityGroups", {"group-id": ids or ["none"]}):
         yield group["GroupId"]
         yield _tags(group).get(STACK_TAG, "")
 
@@ -130,7 +130,7 @@ def gateways(session: Session, spec: Spec) -> list[Resource]:
     filters = {**_tagged({OWNER_TAG: spec.name}), "state": ["available", "pending"]}
     return [
         Resource("NAT gateway", row["NatGatewayId"], row.get("VpcId", ""), PRICES["nat_gateway_hour"])
-        for row in _listed(session, "NatGateways", filters)
+        for row in session.ec2("NatGateways", filters)
     ]
 
 
@@ -172,14 +172,6 @@ def _tags(row: Row) -> Tags:
     return {one["Key"]: one["Value"] for one in row.get("Tags") or row.get("TagSet") or []}
 
 
-def _listed(session: Session, key: str, filters: dict[str, list[str]]) -> Iterator[Row]:
-    """Yield EC2's resources of a kind that match filters."""
-    name = "Instances" if key == "Reservations" else key
-    operation = "describe" + re.sub("([A-Z])", r"_\1", name).lower()
-    rows = [{"Name": one, "Values": values} for one, values in filters.items()]
-    yield from session.pages("ec2", operation, key, Filters=rows)
-
-
 def _tagged(tags: Tags) -> dict[str, list[str]]:
     return {f"tag:{name}": [value] for name, value in tags.items()}
 
@@ -188,35 +180,61 @@ def _ec2(session: Session, kind: str, tags: Tags) -> Iterator[Resource]:
     """Yield EC2's resources of a kind with a tag, except those that belong to a stack."""
     key, id_, detail, price, only_unused = EC2[kind]
     filters = _tagged(tags) | ({"status": ["available"]} if only_unused else {})
-    for row in _listed(session, key, filters):
+    for row in session.ec2(key, filters):
         if STACK_TAG not in _tags(row):
             yield Resource(kind, row[id_], detail(row), price)
 
 
-def _group_names(session: Session, spec: Spec) -> list[str]:
-    """Return the names of all node groups of the cluster."""
+def _members(
+    session: Session, spec: Spec, listing: tuple[str, str], operation: str, parameter: str, key: str
+) -> Iterator[tuple[str, Row, Row]]:
+    """Yield what EKS lists for the cluster: the id, the listed row, and the answer of `operation`."""
     if describe_cluster(session, spec) is None:
-        return []
-    return list(session.pages("eks", "list_nodegroups", "nodegroups", clusterName=spec.name))
+        return
+    where = {"clusterName": spec.name}
+    for row in session.pages("eks", *listing, **where):
+        id_ = row if isinstance(row, str) else row[parameter]
+        yield id_, row, session.call("eks", operation, **where, **{parameter: id_})[key]
+
+
+def _is_ours(row: Row, ours: Tags) -> bool:
+    return ours.items() <= (row.get("tags") or {}).items()
+
+
+def _group_rows(session: Session, spec: Spec) -> Iterator[tuple[str, Row, Row]]:
+    listing = ("list_nodegroups", "nodegroups")
+    return _members(session, spec, listing, "describe_nodegroup", "nodegroupName", "nodegroup")
 
 
 def _node_groups(session: Session, spec: Spec, ours: Tags) -> Iterator[Resource]:
-    for name in _group_names(session, spec):
-        answer = session.call("eks", "describe_nodegroup", clusterName=spec.name, nodegroupName=name)
-        row = answer["nodegroup"]
-        if ours.items() <= (row.get("tags") or {}).items():
+    for name, _, row in _group_rows(session, spec):
+        if _is_ours(row, ours):
             detail = f"{row.get('status')}, {(row.get('scalingConfig') or {}).get('desiredSize')} nodes"
             yield Resource("node group", name, detail)
 
 
+def _pod_identities(session: Session, spec: Spec, ours: Tags) -> Iterator[Resource]:
+    listing = ("list_pod_identity_associations", "associations")
+    operation = "describe_pod_identity_association"
+    for id_, listed, row in _members(session, spec, listing, operation, "associationId", "association"):
+        if _is_ours(row, ours):
+            yield Resource("pod identity", id_, f"{listed['namespace']}/{listed['serviceAccount']}")
+
+
+def _access_entries(session: Session, spec: Spec, ours: Tags) -> Iterator[Resource]:
+    listing = ("list_access_entries", "accessEntries")
+    operation = "describe_access_entry"
+    for arn, _, row in _members(session, spec, listing, operation, "principalArn", "accessEntry"):
+        if _is_ours(row, ours):
+            yield Resource("access entry", arn, "of a role or user")
+
+
 def _foreign_groups(session: Session, spec: Spec) -> Iterator[Resource]:
     """Yield node groups of others in our cluster: EKS does not delete a cluster that has one."""
-    row = None if spec.adopted else describe_cluster(session, spec)
-    if row is None or (row.get("tags") or {}).get(OWNER_TAG) != spec.name:
-        return
-    ours = {one.id for one in _node_groups(session, spec, {OWNER_TAG: spec.name})}
-    for name in _group_names(session, spec):
-        if name not in ours:
+    cluster = None if spec.adopted else describe_cluster(session, spec)
+    ours = {OWNER_TAG: spec.name}
+    for name, _, row in _group_rows(session, spec) if cluster and _is_ours(cluster, ours) else ():
+        if not _is_ours(row, ours):
             why = "not created by trainyard; the cluster cannot be deleted while it exists"
             yield Resource(HOLDS, name, "without our tag", None, why)
 
@@ -240,7 +258,7 @@ def _without_tag(session: Session, spec: Spec) -> Iterator[Resource]:
 
 def _clusters(session: Session, spec: Spec, ours: Tags) -> Iterator[Resource]:
     row = describe_cluster(session, spec)
-    if row is not None and ours.items() <= (row.get("tags") or {}).items():
+    if row is not None and _is_ours(row, ours):
         detail = f"{row.get('status')}, Kubernetes {row.get('version')}"
         yield Resource("cluster", spec.name, detail, _control_plane(str(row.get("version"))))
 
@@ -255,7 +273,7 @@ def _control_plane(version: str) -> float | None:
 
 
 def _instances(session: Session, ours: Tags) -> Iterator[Resource]:
-    for reservation in _listed(session, "Reservations", {**_tagged(ours), "instance-state-name": list(LIVE)}):
+    for reservation in session.ec2("Reservations", {**_tagged(ours), "instance-state-name": list(LIVE)}):
         for row in reservation["Instances"]:
             kind, lifecycle = row["InstanceType"], row.get("InstanceLifecycle", "")
             state = row["State"]["Name"]
@@ -297,27 +315,6 @@ def _providers(session: Session, ours: Tags) -> Iterator[Resource]:
         tags = session.call("iam", "list_open_id_connect_provider_tags", OpenIDConnectProviderArn=arn)
         if ours.items() <= _tags(tags).items():
             yield Resource("identity provider", arn, "of a cluster's service accounts")
-
-
-def _pod_identities(session: Session, spec: Spec, ours: Tags) -> Iterator[Resource]:
-    if describe_cluster(session, spec) is None:
-        return
-    where = {"clusterName": spec.name}
-    for row in session.pages("eks", "list_pod_identity_associations", "associations", **where):
-        number = row["associationId"]
-        found = session.call("eks", "describe_pod_identity_association", **where, associationId=number)
-        if ours.items() <= (found["association"].get("tags") or {}).items():
-            yield Resource("pod identity", number, f"{row['namespace']}/{row['serviceAccount']}")
-
-
-def _access_entries(session: Session, spec: Spec, ours: Tags) -> Iterator[Resource]:
-    if describe_cluster(session, spec) is None:
-        return
-    where = {"clusterName": spec.name}
-    for arn in session.pages("eks", "list_access_entries", "accessEntries", **where):
-        found = session.call("eks", "describe_access_entry", **where, principalArn=arn)["accessEntry"]
-        if ours.items() <= (found.get("tags") or {}).items():
-            yield Resource("access entry", arn, "of a role or user")
 
 
 def _file_systems(session: Session, spec: Spec) -> Iterator[Resource]:

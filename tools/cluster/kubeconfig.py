@@ -24,8 +24,6 @@ NO_ANSWER = (253, 254)
 
 @dataclass(frozen=True)
 class Entry:
-    """A context in a kubeconfig file."""
-
     file: str
     changed: bool
 

@@ -13,11 +13,12 @@ from tools.aws.session import AwsError, Session
 from tools.cluster.finding import Finding, bad, good, run, unknown, warn
 from tools.cluster.inventory import LIVE, need_cluster
 from tools.cluster.spec import Spec
-from tools.cluster.stack import LUSTRE_PORTS
 from tools.facts.instances import INSTANCES
 from tools.kube.manifests import Object
 
 SSH = 22
+# FSx for Lustre user guide, file system access control: 988 and 1018-1023, between clients and servers.
+LUSTRE_PORTS = ((988, 988), (1018, 1023))
 # Ranges with a shorter prefix count as the whole internet, for it can also be opened in halves.
 WORLD_BITS = {4: 8, 6: 16}
 # The first version that supports EFA-only interfaces (EKS user guide, machine learning with EFA).
@@ -49,11 +50,8 @@ def observe(session: Session, spec: Spec) -> Seen:
     keys = ("trainyard/cluster", "eks:cluster-name", "aws:eks:cluster-name")
     nodes: dict[str, Object] = {}
     for key in keys:
-        filters = [
-            {"Name": f"tag:{key}", "Values": [spec.name]},
-            {"Name": "instance-state-name", "Values": list(LIVE[:2])},
-        ]
-        for row in session.pages("ec2", "describe_instances", "Reservations", Filters=filters):
+        filters = {f"tag:{key}": [spec.name], "instance-state-name": list(LIVE[:2])}
+        for row in session.ec2("Reservations", filters):
             nodes |= {one["InstanceId"]: one for one in row["Instances"]}
     ids = {one["GroupId"] for node in nodes.values() for one in node.get("SecurityGroups") or []}
     vpc = cluster["resourcesVpcConfig"]
@@ -145,7 +143,6 @@ def zones(seen: Seen) -> Finding:
 
 
 def cni(session: Session, spec: Spec) -> Finding:
-    """Check the version of the VPC CNI add-on."""
     addon = _cni(session, spec)
     if addon is None:
         return unknown("cni", "the VPC CNI is not an EKS add-on here, so AWS does not know its version")

@@ -94,7 +94,6 @@ def pod_capacity(spec: Spec, snapshot: Snapshot) -> Finding:
 
 
 def _known(snapshot: Snapshot) -> list[tuple[Node, Instance]]:
-    """Return the ready nodes whose instance type is in the table."""
     rows = [
         (one, INSTANCES.get(one.instance.removeprefix(HYPERPOD_PREFIX)))
         for one in table(snapshot)

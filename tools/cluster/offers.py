@@ -93,9 +93,8 @@ def _is_default(version: dict[str, object], kubernetes: str) -> bool:
 
 def spare_addresses(session: Session, vpc: str | None) -> dict[str, int]:
     """Return the free addresses of the subnets by zone, in one VPC or in all."""
-    filters = [{"Name": "vpc-id", "Values": [vpc]}] if vpc else []
     spare: dict[str, int] = {}
-    for subnet in session.pages("ec2", "describe_subnets", "Subnets", Filters=filters):
+    for subnet in session.ec2("Subnets", {"vpc-id": [vpc]} if vpc else {}):
         zone = str(subnet["AvailabilityZone"])
         spare[zone] = spare.get(zone, 0) + int(subnet["AvailableIpAddressCount"])
     return spare

@@ -20,8 +20,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from tools.cells.kustomize import Renderer
-from tools.cells.kustomize_graph import reached
-from tools.cells.locate import is_kustomization
+from tools.cells.kustomize_graph import is_kustomization, reached
 from tools.cluster import cluster_env
 from tools.cluster.cluster_env import Fact
 from tools.core.errors import UserError
@@ -46,7 +45,6 @@ class Cluster:
 
     @property
     def source(self) -> str:
-        """Return the facts' file as a user would name it."""
         return shown(self.path / cluster_env.FILE)
 
 

@@ -79,7 +79,6 @@ class Spec:
 
     @property
     def source(self) -> str:
-        """The path of cluster.env as a user would type it."""
         return shown(self.directory / cluster_env.FILE)
 
     @property
@@ -95,7 +94,6 @@ class Spec:
 
     @property
     def partition(self) -> str:
-        """The partition in the ARNs of the region."""
         found = (name for start, name in PARTITIONS.items() if self.region.startswith(start))
         return next(found, "aws")
 
@@ -105,7 +103,6 @@ class Spec:
 
     @property
     def namespace(self) -> str:
-        """The namespace of the team."""
         return self.need("TEAM_NAMESPACE", NAMESPACE, "a namespace: at most 63 of a-z, 0-9 and -")
 
     @property
@@ -115,7 +112,6 @@ class Spec:
 
     @property
     def zones(self) -> list[str]:
-        """The zones of the cluster's subnets."""
         text = self.need("ZONES")
         found = [one.strip() for one in text.split(",")]
         for zone in found:

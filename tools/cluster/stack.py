@@ -15,7 +15,10 @@ create-nodegroup`. The security group of the file system is for every cluster.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
+
+from ruamel.yaml import YAML
 
 from tools.aws.policies import OWNER_TAG
 from tools.aws.session import AwsError, Session
@@ -24,8 +27,7 @@ from tools.core.errors import UserError
 from tools.facts.instances import Instance
 from tools.kube.manifests import Object
 
-# FSx for Lustre user guide, file system access control: 988 and 1018-1023, between clients and servers.
-LUSTRE_PORTS = ((988, 988), (1018, 1023))
+SOURCE = Path(__file__).with_suffix(".yaml")
 # Families whose network card 0 has no EFA: 17 cards, 16 interfaces (DescribeInstanceTypes, recorded by moto).
 PLAIN_FIRST = ("p6-b300",)
 VOLUME_GIB = 200
@@ -41,37 +43,23 @@ def template(spec: Spec) -> Object:
     groups = [group for group in spec.groups if group.efa]
     if not groups:
         raise UserError(f"{spec.source}: no node group uses EFA", "such a cluster needs only eksctl.yaml")
-    resources: Object = {**_security(spec)}
-    outputs: Object = {
-        "NodeSecurityGroup": {"Value": {"Ref": "NodeSecurityGroup"}},
-        "FileSystemSecurityGroup": {"Value": {"Ref": "FileSystemSecurityGroup"}},
-    }
+    found: Object = YAML(typ="safe", pure=True).load(SOURCE)
+    found["Description"] += f": {spec.name}"
+    resources, outputs = found["Resources"], found["Outputs"]
+    for one in resources.values():
+        if one["Type"] == "AWS::EC2::SecurityGroup":
+            one["Properties"]["Tags"] = _tags(spec)
     for group in groups:
         key = "".join(part.capitalize() for part in group.name.split("-"))
         if group.reservation is None:  # a reservation has its own placement
-            resources[f"{key}PlacementGroup"] = {
-                "Type": "AWS::EC2::PlacementGroup",
-                "Properties": {"Strategy": "cluster", "Tags": _tags(spec)},
-            }
+            placement = {"Strategy": "cluster", "Tags": _tags(spec)}
+            resources[f"{key}PlacementGroup"] = {"Type": "AWS::EC2::PlacementGroup", "Properties": placement}
         resources[f"{key}LaunchTemplate"] = _launch_template(spec, group, key)
         outputs[f"{key}LaunchTemplate"] = {"Value": {"Ref": f"{key}LaunchTemplate"}}
-    return {
-        "AWSTemplateFormatVersion": "2010-09-09",
-        "Description": f"EFA launch templates and security groups of the cluster {spec.name} (trainyard)",
-        "Parameters": {
-            "VpcId": {"Type": "AWS::EC2::VPC::Id", "Description": "The cluster's VPC"},
-            "ClusterSecurityGroupId": {
-                "Type": "AWS::EC2::SecurityGroup::Id",
-                "Description": "The security group that EKS created for the control plane",
-            },
-        },
-        "Resources": resources,
-        "Outputs": outputs,
-    }
+    return found
 
 
 def text(spec: Spec) -> str:
-    """Return the template as JSON."""
     return json.dumps(template(spec), indent=2) + "\n"
 
 
@@ -139,77 +127,20 @@ def _tags(spec: Spec) -> list[Object]:
     return [{"Key": OWNER_TAG, "Value": spec.name}]
 
 
-def _security(spec: Spec) -> Object:
-    nodes, files = {"Ref": "NodeSecurityGroup"}, {"Ref": "FileSystemSecurityGroup"}
-    cluster = {"Ref": "ClusterSecurityGroupId"}
-    resources = {
-        "NodeSecurityGroup": _group(spec, "Nodes that speak EFA: everything among themselves"),
-        "NodesAmongThemselvesIn": _rule("Ingress", nodes, "-1", Source=nodes),
-        "NodesAmongThemselvesOut": _rule("Egress", nodes, "-1", Destination=nodes),
-        "NodesOut": {
-            "Type": "AWS::EC2::SecurityGroupEgress",
-            "Properties": {"GroupId": nodes, "IpProtocol": "-1", "CidrIp": "0.0.0.0/0"},
-        },
-        "NodesFromControlPlane": _rule("Ingress", nodes, "-1", Source=cluster),
-        "FileSystemSecurityGroup": _group(spec, "Lustre file system: its ports, from nodes and itself"),
-    }
-    for first, last in LUSTRE_PORTS:
-        # Nodes created by eksctl have the control plane's group instead of ours.
-        for title, source in (("Nodes", nodes), ("Cluster", cluster), ("Itself", files)):
-            rule = _rule("Ingress", files, "tcp", first, last, Source=source)
-            resources[f"Lustre{first}From{title}"] = rule
-    return resources
-
-
-def _group(spec: Spec, description: str) -> Object:
-    # A changed description would replace the group, and with it the network of running nodes.
-    return {
-        "Type": "AWS::EC2::SecurityGroup",
-        "Properties": {
-            "GroupDescription": description,
-            "VpcId": {"Ref": "VpcId"},
-            "Tags": _tags(spec),
-        },
-    }
-
-
-def _rule(
-    direction: str,
-    group: Object,
-    protocol: str,
-    first: int | None = None,
-    last: int | None = None,
-    **peer: Object,
-) -> Object:
-    ports = {} if first is None else {"FromPort": first, "ToPort": last}
-    ((side, other),) = peer.items()
-    properties = {"GroupId": group, "IpProtocol": protocol, **ports, f"{side}SecurityGroupId": other}
-    return {"Type": f"AWS::EC2::SecurityGroup{direction}", "Properties": properties}
-
-
 def _launch_template(spec: Spec, group: NodeGroup, key: str) -> Object:
-    tags = [
-        {"ResourceType": kind, "Tags": _tags(spec)} for kind in ("instance", "volume", "network-interface")
-    ]
-    disk = {
-        "VolumeType": "gp3",
-        "VolumeSize": VOLUME_GIB,
-        "Encrypted": True,
-        "DeleteOnTermination": True,
-    }
+    kinds = ("instance", "volume", "network-interface")
+    disk = {"VolumeType": "gp3", "VolumeSize": VOLUME_GIB, "Encrypted": True, "DeleteOnTermination": True}
     data: Object = {
         "InstanceType": group.instance.name,
         "NetworkInterfaces": interfaces(group.instance, {"Ref": "NodeSecurityGroup"}),
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1},
         "BlockDeviceMappings": [{"DeviceName": "/dev/xvda", "Ebs": disk}],
-        "TagSpecifications": tags,
+        "TagSpecifications": [{"ResourceType": kind, "Tags": _tags(spec)} for kind in kinds],
         **_market(group, key),
     }
     own = [{"ResourceType": "launch-template", "Tags": _tags(spec)}]
-    return {
-        "Type": "AWS::EC2::LaunchTemplate",
-        "Properties": {"LaunchTemplateData": data, "TagSpecifications": own},
-    }
+    properties = {"LaunchTemplateData": data, "TagSpecifications": own}
+    return {"Type": "AWS::EC2::LaunchTemplate", "Properties": properties}
 
 
 def _market(group: NodeGroup, key: str) -> Object:
@@ -217,7 +148,5 @@ def _market(group: NodeGroup, key: str) -> Object:
         return {"Placement": {"GroupName": {"Ref": f"{key}PlacementGroup"}}}
     target = {"CapacityReservationTarget": {"CapacityReservationId": group.reservation}}
     block = {"InstanceMarketOptions": {"MarketType": "capacity-block"}}
-    return {
-        "CapacityReservationSpecification": target,
-        **(block if group.market == "capacity-block" else {}),
-    }
+    is_block = group.market == "capacity-block"
+    return {"CapacityReservationSpecification": target, **(block if is_block else {})}

@@ -14,6 +14,7 @@ from tools.cells.kustomize import Renderer
 from tools.cluster import cluster_env
 from tools.cluster.cluster_env import Fact
 from tools.cluster.platform import substitute
+from tools.core import output
 from tools.core.errors import UserError
 from tools.core.repo import nearest
 from tools.core.verdict import State, Verdict
@@ -154,8 +155,7 @@ def _changes(before: Object, after: Object, kind: str) -> list[str]:
 
 
 def _short(value: Any) -> str:
-    text = "not set" if value is None else str(value)
-    return text if len(text) <= 70 else f"{text[:67]}..."
+    return "not set" if value is None else output.short(value, 70)
 
 
 def _rendered(root: Path, run: RunFile, renderer: Renderer) -> Verdict:

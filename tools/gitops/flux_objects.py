@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.cells.kustomize import Renderer
-from tools.cells.kustomize_graph import reached
-from tools.cells.locate import is_kustomization
+from tools.cells.kustomize_graph import is_kustomization, reached
 from tools.cluster import cluster_env
 from tools.core.errors import UserError
 from tools.core.repo import shown

@@ -40,7 +40,6 @@ def files(root: Path, *paths: str) -> list[str]:
 
 
 def files_at(root: Path, revision: str, folder: str) -> list[str]:
-    """Return the files that a revision has below `folder`."""
     listed = _text(root, "ls-tree", "-r", "-z", "--name-only", revision, "--", folder)
     return [name for name in listed.split("\0") if name]
 

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from tools.cells.kustomize import Renderer
-from tools.cells.locate import KUSTOMIZATION_NAMES, NOT_CELLS
+from tools.cells.kustomize_graph import KUSTOMIZATION_NAMES, NOT_CELLS
 from tools.cluster import cluster_env
 from tools.core.errors import UserError
 from tools.core.repo import nearest, shown
 from tools.gitops import flux_objects, git
 from tools.gitops.render import render
 from tools.gitops.run_file import CELL, DIGEST, SUFFIX, Image, Run, RunFile, read
-from tools.kube.manifests import Manifests
+from tools.kube.manifests import Manifests, Object
+from tools.kube.selectors import REQUIRED
 from tools.preflight.evaluate import Evaluation, evaluate
 
 TEAM = "TEAM_NAMESPACE"
@@ -136,18 +137,12 @@ def _team(cluster: Path) -> str:
 def _strange(cluster: Path, manifests: Manifests) -> list[str]:
     """Return the job's instance types if the facts NODES_...=TYPE have none of them."""
     facts = cluster_env.read(cluster / cluster_env.FILE)
-    there = {
-        fact.value.split()[0]
-        for name, fact in facts.items()
-        if name.startswith("NODES_") and fact.value.strip()
-    }
-    pod = manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-    affinity = ((pod.get("affinity") or {}).get("nodeAffinity") or {}).get(
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    ) or {}
+    groups = (fact.value.split() for name, fact in facts.items() if name.startswith("NODES_"))
+    there = {words[0] for words in groups if words}
+    affinity = (_pod(manifests).get("affinity") or {}).get("nodeAffinity") or {}
     wanted = [
         value
-        for term in affinity.get("nodeSelectorTerms") or []
+        for term in (affinity.get(REQUIRED) or {}).get("nodeSelectorTerms") or []
         for rule in term.get("matchExpressions") or []
         if rule["key"] == INSTANCE_TYPE and rule["operator"] == "In"
         for value in rule["values"]
@@ -155,10 +150,13 @@ def _strange(cluster: Path, manifests: Manifests) -> list[str]:
     return wanted if there and not there & set(wanted) else []
 
 
+def _pod(manifests: Manifests) -> Object:
+    pod: Object = manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    return pod
+
+
 def _container_image(manifests: Manifests) -> str:
-    template = manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
-    containers = template["spec"]["containers"]
-    return str(next(one["image"] for one in containers if one["name"] == "pytorch"))
+    return str(next(one["image"] for one in _pod(manifests)["containers"] if one["name"] == "pytorch"))
 
 
 def _image(rendered: str, wanted: str | None) -> Image:
@@ -178,7 +176,6 @@ def _image(rendered: str, wanted: str | None) -> Image:
 
 
 def write(made: Made) -> None:
-    """Write the run's file, which must not exist yet."""
     made.path.parent.mkdir(exist_ok=True)
     read(made.text, shown(made.path))
     with made.path.open("x", encoding="utf-8") as file:

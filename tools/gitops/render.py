@@ -9,7 +9,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from tools.cells.kustomize import Renderer
-from tools.cells.locate import is_kustomization
+from tools.cells.kustomize_graph import is_kustomization
 from tools.core.errors import UserError
 from tools.gitops import git
 from tools.gitops.run_file import FOLDERS, RunFile

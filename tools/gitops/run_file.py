@@ -64,8 +64,6 @@ class Image:
 
 @dataclass(frozen=True)
 class Run:
-    """The content of one run's file."""
-
     name: str  # of the file and of both objects: <hardware>-<model>-<suffix>
     suffix: str
     cell: str  # overlays/<hardware>/<model>
@@ -118,8 +116,6 @@ class Run:
 
 @dataclass(frozen=True)
 class RunFile:
-    """A run's file as read."""
-
     path: str  # clusters/<cluster>/runs/<name>.yaml
     source: Object
     kustomization: Object

@@ -25,7 +25,7 @@ from tools.core import output
 from tools.core.errors import UserError
 
 
-@click.command(help=__doc__, short_help="give access to the API server")
+@click.command(help=__doc__)
 @_options.cluster_and_account
 @click.argument("principal", required=False)
 @click.option(

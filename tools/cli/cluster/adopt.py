@@ -22,7 +22,7 @@ from tools.cluster.spec import Spec
 from tools.core.errors import UserError
 
 
-@click.command(help=__doc__, short_help="add what jobs need to an existing cluster")
+@click.command(help=__doc__)
 @_options.cluster_and_account
 @click.option("--dry-run", is_flag=True, help="Print the commands without running them.")
 @_options.as_json

@@ -23,7 +23,7 @@ from tools.core import output, repo
 from tools.facts.instances import instance
 
 
-@click.command(help=__doc__, short_help="check whether instances can be started")
+@click.command(help=__doc__)
 @click.argument("kind", metavar="TYPE")
 @click.argument("count", metavar="N", type=click.IntRange(1, 10_000))
 @click.option("--zone", metavar="NAME", help="Only in this zone.")

@@ -29,7 +29,7 @@ from tools.core.errors import UserError
 from tools.core.repo import shown
 
 
-@click.command(help=__doc__, short_help="generate eksctl.yaml from the facts")
+@click.command(help=__doc__)
 @_options.cluster_and_account
 @click.option("--check", is_flag=True, help="Write nothing. Fail if the file is out of date.")
 @click.option("--verify", is_flag=True, help="Check zones, versions and add-ons with AWS.")

@@ -23,7 +23,7 @@ from tools.cluster.spec import Spec
 from tools.core import output
 
 
-@click.command(help=__doc__, short_help="show the current cost per hour")
+@click.command(help=__doc__)
 @_options.cluster_and_account
 @_options.as_json
 def command(spec: Spec, session: Session, as_json: bool) -> None:

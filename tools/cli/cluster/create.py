@@ -23,7 +23,7 @@ from tools.core.errors import UserError
 from tools.core.repo import shown
 
 
-@click.command(help=__doc__, short_help="create the cluster with eksctl")
+@click.command(help=__doc__)
 @_options.cluster_and_account
 @click.option("--dry-run", is_flag=True, help="Print the commands without running them.")
 @_options.as_json

@@ -28,7 +28,7 @@ from tools.core import output
 from tools.core.errors import UserError
 
 
-@click.command(help=__doc__, short_help="delete the cluster")
+@click.command(help=__doc__)
 @_options.cluster_and_account
 @click.option("--dry-run", is_flag=True, help="List the resources without deleting them.")
 @click.option("--yes", is_flag=True, help="Delete without confirmation.")

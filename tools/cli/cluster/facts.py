@@ -24,7 +24,7 @@ from tools.cluster.spec import Spec
 from tools.core import output
 
 
-@click.command(help=__doc__, short_help="print facts from AWS")
+@click.command(help=__doc__)
 @_options.cluster_and_account
 @click.option("--hyperpod", metavar="NAME", help="Read the HyperPod cluster NAME and its EKS cluster.")
 @click.option("--write", is_flag=True, help="Write the facts into cluster.env.")

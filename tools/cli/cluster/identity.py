@@ -33,7 +33,7 @@ from tools.core.errors import UserError
 from tools.core.verdict import State
 
 
-@click.command(help=__doc__, short_help="show or apply the IAM policies of pods")
+@click.command(help=__doc__)
 @_options.cluster_and_account
 @click.option("--simulate", is_flag=True, help="Check the policies with IAM's simulator.")
 @click.option("--apply", "change", is_flag=True, help="Create or correct roles, policies and associations.")

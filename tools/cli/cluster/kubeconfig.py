@@ -24,7 +24,7 @@ from tools.core import output
 from tools.core.errors import UserError
 
 
-@click.command(help=__doc__, short_help="add the cluster to the kubeconfig")
+@click.command(help=__doc__)
 @_options.cluster_and_account
 @click.option("--context", metavar="NAME", help="The name of the context. Default: the cluster's.")
 @click.option("--use", is_flag=True, help="Make it the current context.")

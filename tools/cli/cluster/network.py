@@ -21,7 +21,7 @@ from tools.cluster.spec import Spec
 from tools.core import output
 
 
-@click.command(help=__doc__, short_help="check the network of the nodes")
+@click.command(help=__doc__)
 @_options.cluster_and_account
 @click.option(
     "--prefix-delegation",

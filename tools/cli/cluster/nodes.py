@@ -30,7 +30,7 @@ from tools.kube.kubectl import Kubectl
 HEADS = ("node", "ready", "instance", "zone", "devices", "efa", "pods", "health")
 
 
-@click.command(help=__doc__, short_help="show type, free capacity and health of nodes")
+@click.command(help=__doc__)
 @click.option("--context", metavar="NAME", help="The context of the kubeconfig.")
 @click.option(
     "--from", "recorded", type=click.Path(path_type=Path), metavar="DIR", help="Read a saved snapshot."
@@ -56,10 +56,7 @@ def command(context: str | None, recorded: Path | None, keep: Path | None, as_js
 
 def _show(rows: list[nodes.Node], hidden: bool) -> None:
     """Print the table. If pods may not be listed, used counts are question marks."""
-    lines = [HEADS, *(_cells(one, hidden) for one in rows)]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(HEADS))]
-    for line in lines:
-        output.line("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    output.table([HEADS, *(_cells(one, hidden) for one in rows)], indent="")
 
 
 def _cells(node: nodes.Node, hidden: bool) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from tools.core.errors import UserError
 from tools.core.repo import nearest
 
 
-@click.command(help=__doc__, short_help="set the number of nodes of a group")
+@click.command(help=__doc__)
 @_options.cluster_and_account
 @click.argument("group")
 @click.argument("count", type=click.IntRange(0, 9999))

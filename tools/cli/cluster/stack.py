@@ -25,7 +25,7 @@ from tools.cluster.spec import Spec
 from tools.core import output
 
 
-@click.command(help=__doc__, short_help="print or deploy launch templates for EFA")
+@click.command(help=__doc__)
 @_options.cluster_and_account
 @click.option("--deploy", is_flag=True, help="Create or update the stack, and wait for it.")
 def command(spec: Spec, session: Session, deploy: bool) -> None:

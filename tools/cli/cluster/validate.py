@@ -31,7 +31,7 @@ from tools.core.errors import UserError
 from tools.kube.kubectl import Kubectl
 
 
-@click.command(help=__doc__, short_help="check what a job needs in the cluster")
+@click.command(help=__doc__)
 @_options.cluster
 @click.option("--context", metavar="NAME", help="The context of the kubeconfig.")
 @click.option("--fix", is_flag=True, help="Make the changes that can be made, then check again.")
@@ -56,7 +56,6 @@ def command(
 
 
 def _fix(spec: Spec, kubectl: Kubectl, findings: list[Finding]) -> list[Finding]:
-    """Make the changes, report each, and return the findings afterwards."""
     changes = validate.fixes(spec, findings)
     if not changes:
         output.note("nothing to fix from here")

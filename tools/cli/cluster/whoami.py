@@ -19,7 +19,7 @@ from tools.cli.cluster import _options
 from tools.core import output
 
 
-@click.command(help=__doc__, short_help="show the AWS identity in use")
+@click.command(help=__doc__)
 @_options.account
 @_options.as_json
 def command(session: Session, as_json: bool) -> None:

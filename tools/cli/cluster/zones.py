@@ -23,7 +23,7 @@ from tools.core.errors import UserError
 from tools.facts.instances import instance
 
 
-@click.command(help=__doc__, short_help="list zones that offer an instance type")
+@click.command(help=__doc__)
 @click.argument("kind", metavar="TYPE")
 @click.option("--vpc", metavar="ID", help="Count free addresses in this VPC. Default: in all.")
 @_options.account

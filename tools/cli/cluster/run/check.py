@@ -26,7 +26,7 @@ from tools.gitops import check, flux_objects, git_secrets, live
 from tools.kube.kubectl import Kubectl
 
 
-@click.command(name="check", help=__doc__, short_help="check runs and Secrets before a push")
+@click.command(name="check", help=__doc__)
 @click.option("--cluster", metavar="NAME", help="A directory under clusters/. Default: all.")
 @click.option("--live", "ask", is_flag=True, help="Read the state of the cluster too. Needs --cluster.")
 @click.option("--context", metavar="NAME", help="With --live: the context of the kubeconfig.")

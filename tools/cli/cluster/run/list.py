@@ -27,7 +27,7 @@ from tools.kube.kubectl import Kubectl
 COLUMNS = ("run", "file", "commit", "flux", "job")
 
 
-@click.command(name="list", help=__doc__, short_help="list runs in git and in the cluster")
+@click.command(name="list", help=__doc__)
 @click.option("--cluster", required=True, metavar="NAME", help="A directory under clusters/.")
 @click.option("--context", metavar="NAME", help="The context of the kubeconfig.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
@@ -64,9 +64,9 @@ def _show(rows: list[dict[str, Any]]) -> None:
     if not rows:
         output.line("no runs")
         return
-    table = [{key: key for key in COLUMNS} | {"message": ""}, *rows]
-    widths = {key: max(len(str(row[key])) for row in table) for key in COLUMNS}
-    for row in table:
-        output.line("  ".join(str(row[key]).ljust(widths[key]) for key in COLUMNS).rstrip())
+    head, *lines = output.columns([COLUMNS, *([row[key] for key in COLUMNS] for row in rows)])
+    output.line(head)
+    for row, line in zip(rows, lines, strict=True):
+        output.line(line)
         if row["message"]:
             output.line(f"  {row['message']}")

@@ -24,7 +24,7 @@ from tools.gitops import git, new_run
 from tools.gitops.run_file import FOLDERS
 
 
-@click.command(name="new", help=__doc__, short_help="write a run's file")
+@click.command(name="new", help=__doc__)
 @click.argument("cell")
 @click.option("--cluster", required=True, metavar="NAME", help="A directory under clusters/.")
 @click.option("--name", "suffix", metavar="NAME", help="The end of the run's name. Default: r1, r2, ...")
