@@ -16,8 +16,11 @@ import pytest
 
 from tests.job.conftest import Cluster, NewWorld, Yard
 from tests.job.corpus import STEP
+from tests.job.world import World
 from tools.core import repo
-from tools.job import copy, remote_sender, stop, submit
+from tools.core.errors import UserError
+from tools.job import copy, follow, remote_sender, stop, submit
+from tools.job.follow import Followed
 from tools.job.snapshot import lookup
 from tools.job.snapshot.snapshot import PREVIOUS
 from tools.kube.kubectl import Kubectl, failure
@@ -335,6 +338,33 @@ def test_files_that_are_deleted_and_replaced_during_a_copy_arrive_complete(
         digest = hashlib.sha256(name.encode()).hexdigest()
         assert f"{len(name)}\n{name}0 {digest}\n".encode() in out.getvalue()
     assert out.getvalue().endswith(b"\nend\n")
+
+
+def test_following_ends_at_a_step_at_a_lasting_cause_or_in_time(
+    world: NewWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    def followed(made: World, steps: bool = True, lasts: float = 0.0, uid: str = "uid-job") -> Followed:
+        monkeypatch.setattr(follow, "STANDS", lasts)
+        monkeypatch.setattr(follow, "collect", lambda *_, **__: made.snapshot())
+        return follow.follow(Kubectl(), JOB, uid, 0.1, said.append, steps)
+
+    trains, waits = world(), world()
+    trains.training()
+    waits.pending(0, 1)
+    waits.nodes = []
+    found = followed(trains)
+    assert (found.step is not None and found.step.step, found.cause, found.is_over) == (100, None, False)
+    assert followed(trains, steps=False).step is None
+    cause = followed(waits).cause
+    assert cause is not None
+    assert cause.kind.startswith("unschedulable")
+    assert (followed(waits, lasts=60.0).cause, len(said)) == (None, 2), "each state is printed once"
+    trains.end("Succeeded")
+    assert followed(trains, steps=False).is_over
+    with pytest.raises(UserError, match="replaced by another job: uid-job"):
+        followed(trains, uid="another")
 
 
 def test_list_shows_state_and_uid(world: NewWorld, cluster: Cluster, yard: Yard) -> None:

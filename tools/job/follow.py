@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tools.core.errors import UserError
 from tools.core.wait import until
@@ -22,15 +21,45 @@ from tools.kube.kubectl import Kubectl
 STANDS = 6.0  # seconds that a cause must last: kubelets and controllers need a moment
 
 
-@dataclass(frozen=True)
 class Followed:
-    """The last snapshot of a job: its first step or its end, a cause that lasts, or none of them in time."""
+    """A job that is watched: its last snapshot, and its first step or a cause that lasts if there is one."""
 
     snapshot: Snapshot
     explanation: Explanation
     step: Record | None = None
     cause: Cause | None = None
-    is_over: bool = False
+
+    def __init__(
+        self, kubectl: Kubectl, name: str, uid: str, steps: bool, say: Callable[[str], None]
+    ) -> None:
+        self._kubectl, self._name, self._uid, self._steps, self._say = kubectl, name, uid, steps, say
+        self._since: dict[str, float] = {}  # when the present cause was first seen
+        self._said = ""
+
+    @property
+    def is_over(self) -> bool:
+        return is_over(self.snapshot)
+
+    def look(self) -> bool:
+        """Take a snapshot; return whether there is nothing more to wait for."""
+        self.snapshot = collect(self._kubectl, self._name, run=self._steps)
+        if self.snapshot.uid != self._uid:
+            raise UserError(f"{self._name} was replaced by another job: {self.snapshot.uid}", code=1)
+        self.explanation = explain(self.snapshot)
+        self.step = first_step(self.snapshot) if self._steps else None
+        first = self.explanation.causes[:1]
+        self._since = {cause.kind: self._since.get(cause.kind, time.monotonic()) for cause in first}
+        lasting = [cause for cause in first if time.monotonic() - self._since[cause.kind] > STANDS]
+        self.cause = lasting[0] if lasting else None
+        return bool(self.step or self.cause or self.is_over)
+
+    def report(self) -> None:
+        """Print the job's state, if more than its numbers has changed."""
+        line = f"{state_of(self.snapshot.job)}: {self.explanation.summary}"
+        words = re.sub(r"\d+", "", line)
+        if words != self._said:
+            self._said = words
+            self._say(line)
 
 
 def follow(
@@ -40,46 +69,9 @@ def follow(
 
     Raises UserError if another job takes the job's name.
     """
-    watch = _Watch(kubectl, name, uid, steps, say)
-    until(watch.settled, seconds, report=lambda _waited: watch.report())
-    return watch.last
-
-
-class _Watch:
-    last: Followed
-
-    def __init__(
-        self, kubectl: Kubectl, name: str, uid: str, steps: bool, say: Callable[[str], None]
-    ) -> None:
-        self._kubectl, self._name, self._uid, self._steps, self._say = kubectl, name, uid, steps, say
-        self._cause: tuple[str, float] | None = None  # its kind, and when it was first seen
-        self._said = ""
-
-    def settled(self) -> bool:
-        """Look at the job once; return whether there is nothing more to wait for."""
-        seen = collect(self._kubectl, self._name, run=self._steps)
-        if seen.uid != self._uid:
-            raise UserError(f"{self._name} was replaced by another job: {seen.uid}", code=1)
-        found = explain(seen)
-        step = first_step(seen) if self._steps else None
-        cause = found.causes[0] if found.causes else None
-        self.last = Followed(seen, found, step, cause if self._lasts(cause) else None, is_over(seen))
-        return bool(self.last.step or self.last.cause or self.last.is_over)
-
-    def _lasts(self, cause: Cause | None) -> bool:
-        if cause is None:
-            self._cause = None
-        elif self._cause is None or self._cause[0] != cause.kind:
-            self._cause = (cause.kind, time.monotonic())
-        return self._cause is not None and time.monotonic() - self._cause[1] > STANDS
-
-    def report(self) -> None:
-        """Print the job's state, if more than its numbers has changed."""
-        line = f"{state_of(self.last.snapshot.job)}: {self.last.explanation.summary}"
-        words = re.sub(r"\d+", "", line)
-        if words != self._said:
-            self._said = words
-            self._say(line)
+    followed = Followed(kubectl, name, uid, steps, say)
+    until(followed.look, seconds, report=lambda _waited: followed.report())
+    return followed
 
 
 def first_step(seen: Snapshot) -> Record | None:
