@@ -30,7 +30,6 @@ from tests.job import pages as job_outputs  # noqa: E402
 from tools import cli  # noqa: E402
 from tools.cells import matrix  # noqa: E402
 from tools.facts import compatibility  # noqa: E402
-from tools.facts.instances import instance  # noqa: E402
 from tools.image.rules.evaluate import rules as dockerfile_rules  # noqa: E402
 from tools.preflight.evaluate import rules as preflight_rules  # noqa: E402
 from training.config import OWNER, Config  # noqa: E402
@@ -353,13 +352,17 @@ def cells_table(root: Path) -> str:
 def _cell(cell: matrix.Cell) -> str:
     if cell.instance is None:
         return f"{cell.nodes} pods, any CPU<br>trained by the tests"
-    machine = instance(cell.instance.name)
+    machine = cell.instance
     parts = [f"{cell.nodes} x {machine.name}"]
     if machine.accelerators:
         parts.append(f"{cell.nodes * machine.accelerators} {machine.accelerator}")
-    price = machine.price_usd_per_hour
-    parts.append("price unknown" if price is None else f"{cell.nodes * price:,.2f} $/h")
-    return "<br>".join(parts)
+    return "<br>".join([*parts, price(cell)])
+
+
+def price(cell: matrix.Cell) -> str:
+    """Return what an hour of a cell's machines costs."""
+    each = None if cell.instance is None else cell.instance.price_usd_per_hour
+    return "price unknown" if each is None else f"{cell.nodes * each:,.2f} $/h"
 
 
 def image_rules() -> str:

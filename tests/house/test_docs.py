@@ -22,6 +22,7 @@ from docs import generate
 from tests.house import printed
 from tests.house.test_makefile import make, recipes
 from tools import cli
+from tools.cells import matrix
 from tools.cli import invoke
 from tools.core import repo
 from tools.preflight.evaluate import rules
@@ -296,6 +297,18 @@ def test_charts_are_installed_in_the_version_of_the_plugin() -> None:
     for chart, version in installed:
         release = ROOT / "base/plugins" / folders.get(chart, chart) / "release.yaml"
         assert re.search(rf"\b{re.escape(version)}\b", release.read_text(encoding="utf-8")), chart
+
+
+def test_tutorials_name_the_prices_of_the_fact_table() -> None:
+    cells = {cell.name: cell for cell in matrix.load(ROOT)}
+    for page, names in {
+        "fine-tune": ("p5/llama-3-1-8b-lora", "g5/llama-3-1-8b-lora"),
+        "hyperpod": ("p5/llama-3-1-8b",),
+        "trainium": ("trn1/bert-large",),
+    }.items():
+        text = " ".join((ROOT / f"docs/tutorials/{page}.md").read_text(encoding="utf-8").split())
+        for name in names:
+            assert generate.price(cells[name]) in text, name
 
 
 def test_the_readme_counts_the_rules() -> None:
