@@ -1,4 +1,4 @@
-"""docs/flux.md: its `yard` commands. tests/house/printed.py names the tests that run the others."""
+"""docs/flux.md: its `yard` commands. tests/house/printed.yaml names the tests that run the others."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_every_block_has_a_kind() -> None:
 
 
 def test_every_printed_command_has_one_test() -> None:
-    """A new command goes into a table of tests/house/printed.py, beside the test that runs it."""
+    """A new command goes into a table of tests/house/printed.yaml, beside the test that runs it."""
     listed = [
         *(line for lines in printed.AS_PRINTED.values() for line in lines),
         *(line for lines in printed.IN_OTHER_WORDS.values() for line in lines),
