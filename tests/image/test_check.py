@@ -248,7 +248,7 @@ def test_hadolints_errors_count_and_its_remarks_repeat_no_finding(tmp_path: Path
     """DL3042 and DL3002 are the faults of `caches` and `user`. DL3059 is a remark."""
     text = "FROM python:3.12\nUSER root\nWORKDIR app\nRUN pip install numpy==2.3.0\nRUN true\n"
     (tmp_path / "Dockerfile").write_text(text)
-    result = evaluate(Target(tmp_path / "Dockerfile", tmp_path))
+    result = evaluate(subject(Target(tmp_path / "Dockerfile", tmp_path)))
     failed = [(one.details["rule"], one.details.get("code")) for one in result.of(State.FAIL)]
     assert failed == [("user", None), ("hadolint", "DL3000"), ("caches", None)]
     assert {one.code for one in result.notes or []} >= {"DL3000", "DL3002", "DL3042", "DL3059"}

@@ -1,4 +1,4 @@
-"""`yard image fix`: the smallest change, on a copy, and what it cannot repair."""
+"""`yard image fix`: the smallest change, in a copy, and findings that it cannot repair."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tools.image.rules.evaluate import Target
 CORPUS = Path(__file__).parent / "corpus"
 EXPECTED = re.compile(r"# finds: ([\w-]+)@")
 BAD = sorted((CORPUS / "bad").glob("*.Dockerfile"))
-# No words tell which program a shell script should be replaced by, or what a wrong signal was meant for.
+# The program that a script should start, and the signal that was meant, are unknown.
 BEYOND = {"entrypoint-script-without-exec", "stopsignal-kill"}
 REPAIRABLE = [
     path
@@ -25,7 +25,7 @@ REPAIRABLE = [
 
 
 @pytest.mark.parametrize("path", REPAIRABLE, ids=lambda path: path.stem)
-def test_a_repair_cures_its_finding_and_changes_one_line(path: Path) -> None:
+def test_a_repair_removes_its_finding_and_changes_one_line(path: Path) -> None:
     before = path.read_text()
     fixed = fix(Target(path, CORPUS / "context"))
     assert fixed.left == []
@@ -51,7 +51,7 @@ def test_a_repair_cures_its_finding_and_changes_one_line(path: Path) -> None:
         ),
     ],
 )
-def test_what_is_written_is_what_is_right(name: str, line: str) -> None:
+def test_the_repaired_line(name: str, line: str) -> None:
     assert line in fix(Target(CORPUS / f"bad/{name}.Dockerfile", CORPUS / "context")).diff.splitlines()
 
 
@@ -72,7 +72,7 @@ def test_what_is_written_is_what_is_right(name: str, line: str) -> None:
     ],
 )
 def test_a_shell_form_keeps_what_it_does(before: str, after: str | None, tmp_path: Path) -> None:
-    """`exec` stands before the last command; where that would change what runs, nothing is changed."""
+    """`exec` comes before the last command. If that would change what runs, nothing is changed."""
     (tmp_path / "Dockerfile").write_text(f"FROM python:3.12\nUSER 1000\n{before}\n")
     fixed = fix(Target(tmp_path / "Dockerfile", tmp_path))
     added = [line[1:] for line in fixed.diff.splitlines() if re.match(r"\+(?!\+)", line)]
@@ -91,8 +91,8 @@ def test_a_shell_form_keeps_what_it_does(before: str, after: str | None, tmp_pat
         ("FROM nvidia/cuda:13.0.0-devel-ubuntu24.04", "FROM nvidia/cuda:12.6.3-devel-ubuntu24.04"),
     ],
 )
-def test_a_base_is_changed_where_it_is_written(before: str, line: str, tmp_path: Path) -> None:
-    """Where there is no image of the wheel's own CUDA for that system, the next newer minor release's."""
+def test_a_base_is_changed_in_its_argument_or_in_from(before: str, line: str, tmp_path: Path) -> None:
+    """If the system has no image with the wheel's CUDA, the next minor release is taken."""
     (tmp_path / "Dockerfile").write_text(
         f"{before}\nRUN pip install --no-cache-dir torch==2.6.0\nUSER 1000\n"
     )
@@ -101,14 +101,14 @@ def test_a_base_is_changed_where_it_is_written(before: str, line: str, tmp_path:
     assert fixed.left == []
 
 
-def test_root_that_is_needed_stays_root(tmp_path: Path) -> None:
+def test_root_stays_for_the_commands_that_need_it(tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM python:3.12\nUSER 1\nUSER root\nRUN touch /x\nCMD []\n")
     fixed = fix(Target(tmp_path / "Dockerfile", tmp_path))
     text = fixed.after[tmp_path / "Dockerfile"]
     assert text == "FROM python:3.12\nUSER 1\nUSER root\nRUN touch /x\nUSER 1000:1000\nCMD []\n"
 
 
-def test_what_is_beyond_it_is_left_and_said() -> None:
+def test_other_findings_are_left() -> None:
     for path in BAD:
         if path not in REPAIRABLE:
             fixed = fix(Target(path, CORPUS / "context"))
@@ -116,8 +116,7 @@ def test_what_is_beyond_it_is_left_and_said() -> None:
             assert [one.details["rule"] for one in fixed.left] == [EXPECTED.match(path.read_text())[1]]  # type: ignore[index]
 
 
-def test_several_faults_are_repaired_one_after_the_other(tmp_path: Path) -> None:
-    """In the requirements file too; the second run finds nothing to do."""
+def test_several_faults_are_repaired_and_a_second_run_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("torch==2.6.0\ntorchvision==0.19.0\n")
     (tmp_path / "Dockerfile").write_text(
         "FROM nvidia/cuda:11.8.0-cudnn8-devel-ubuntu22.04\nCOPY requirements.txt /r.txt\n"
@@ -136,7 +135,7 @@ def test_several_faults_are_repaired_one_after_the_other(tmp_path: Path) -> None
     assert fix(Target(tmp_path / "Dockerfile", tmp_path)).diff == ""
 
 
-def test_a_missing_package_is_installed_as_the_lock_has_it(tmp_path: Path) -> None:
+def test_a_missing_package_is_installed_with_the_version_of_the_lock(tmp_path: Path) -> None:
     text = "FROM python:3.12\nRUN pip install --no-cache-dir \\\n      numpy==2.3.0\nUSER 1000\n"
     (tmp_path / "Dockerfile").write_text(text)
     fixed = fix(Target(tmp_path / "Dockerfile", tmp_path), missing=("datasets", "yaml", "no_such_module"))
@@ -149,7 +148,7 @@ def test_a_missing_package_is_installed_as_the_lock_has_it(tmp_path: Path) -> No
     ]
 
 
-def test_the_command_writes_only_when_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_only_with_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(CORPUS / "bad/root.Dockerfile", tmp_path / "Dockerfile")
     assert invoke(["image", "fix", str(tmp_path)]) == 0
     assert "nothing was written" in capsys.readouterr().out
@@ -162,7 +161,7 @@ def test_the_command_writes_only_when_told(tmp_path: Path, capsys: pytest.Captur
 
 @pytest.mark.parametrize("end", ["\r\n", "\n"])
 def test_lines_keep_their_ends(end: str, tmp_path: Path) -> None:
-    """Of a file whose lines end in both, each keeps its own."""
+    """In a file with both line ends, each line keeps its own."""
     lines = ["FROM python:3.12", "# first", "ENTRYPOINT python train.py"]
     path = tmp_path / "Dockerfile"
     path.write_bytes(end.join([*lines, ""]).encode())

@@ -1,4 +1,4 @@
-"""images/layers.py: what an image installs of the lock, on every Python that a base may have."""
+"""images/layers.py: the packages of an image, on every Python that a base may have; our own images."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.markers import default_environment
@@ -19,6 +20,7 @@ from tools.facts.instances import instance
 from tools.image.rules import evaluate
 
 LOCK = repo.root() / "requirements.lock"
+IMAGES = ("tensorboard", "toolbox", "trainer-cpu", "trainer-cuda", "trainer-neuron")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ def _each(text: str) -> list[str]:
 
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
 def test_every_direct_requirement_is_there_on_every_python(split: Path, python: str) -> None:
-    """A package with one entry for each range of Pythons has them all."""
+    """A package may have an entry for each range of Python versions."""
     values = {name: str(value) for name, value in default_environment().items()}
     values |= {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux"}
     values |= {"platform_system": "Linux", "platform_machine": "x86_64"}
@@ -62,7 +64,7 @@ def test_every_direct_requirement_is_there_on_every_python(split: Path, python: 
     assert not layers.NOT_IN_IMAGES & set(names)
 
 
-def test_every_entry_keeps_its_hashes_and_no_tool_of_ours_is_in_it(split: Path) -> None:
+def test_every_entry_keeps_its_hashes_and_no_tool_is_included(split: Path) -> None:
     text = "".join((split / f"{name}.txt").read_text() for name in ("nvidia", "torch", "rest"))
     entries = layers.entries(text)
     assert all("--hash=sha256:" in entry for entry in entries.values())
@@ -80,37 +82,29 @@ def test_one_root_brings_only_what_it_needs(tmp_path: Path) -> None:
         layers.main([str(LOCK), str(tmp_path), "nonsense"])
 
 
-def test_our_own_images_are_judged_good_and_have_one_user() -> None:
-    """What cannot be built here is held by what can be run: our rules, hadolint, the fact table, the lock."""
-    assert set(evaluate.names()) >= {
-        "trainer-cpu",
-        "trainer-cuda",
-        "trainer-neuron",
-        "tensorboard",
-        "toolbox",
-    }
-    for name in evaluate.names():
-        found = evaluate.evaluate(evaluate.find(name))
-        assert found.state is State.PASS, [
-            one.summary for one in found.verdicts if one.state is not State.PASS
-        ]
-        assert [one.summary for one in found.of(State.PASS) if one.details["rule"] == "user"] == [
-            "runs as 1000:1000"
-        ]
-        assert found.notes is None or not [one for one in found.notes if one.level in ("error", "warning")]
+def checked(name: str, **options: Any) -> evaluate.Result:
+    return evaluate.evaluate(evaluate.subject(evaluate.find(name), **options))
+
+
+@pytest.mark.parametrize("name", sorted({*IMAGES, *evaluate.names()}))
+def test_our_own_images_pass_and_have_one_user(name: str) -> None:
+    result = checked(name)
+    assert result.state is State.PASS, [one.summary for one in result.verdicts if one.state is not State.PASS]
+    users = [one.summary for one in result.verdicts if one.details["rule"] == "user"]
+    assert users == ["runs as 1000:1000"]
+    assert result.notes is not None
+    assert not [one for one in result.notes if one.level in ("error", "warning")]
 
 
 @pytest.mark.parametrize(
     "machine", ["g5.8xlarge", "p4d.24xlarge", "p5.48xlarge", "p5en.48xlarge", "g6e.48xlarge"]
 )
-def test_the_cuda_image_runs_on_the_cards_of_its_cells(machine: str) -> None:
-    """A10G, A100, H100, H200 and L40S; with a driver that serves its CUDA, and not with an older one."""
-    target = evaluate.find("trainer-cuda")
-    assert evaluate.evaluate(target, {}, instance(machine), driver=580).state is State.PASS
-    assert [
-        one.details["rule"]
-        for one in evaluate.evaluate(target, {}, instance(machine), driver=550).of(State.FAIL)
-    ] == ["driver"]
+def test_the_cuda_image_runs_on_the_gpus_of_its_cells(machine: str) -> None:
+    """A10G, A100, H100, H200 and L40S. Control: an older driver does not support its CUDA."""
+    options = {"machine": instance(machine)}
+    assert checked("trainer-cuda", **options, driver=580).state is State.PASS
+    failed = checked("trainer-cuda", **options, driver=550).of(State.FAIL)
+    assert [one.details["rule"] for one in failed] == ["driver"]
 
 
 def test_the_efa_versions_of_the_cuda_image_are_those_of_the_fact_table() -> None:

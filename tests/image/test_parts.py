@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from botocore.stub import Stubber
-from moto import mock_aws
 from ruamel.yaml import YAML
 
 from tools.aws.session import AwsError, Session
@@ -191,15 +189,6 @@ def test_without_docker_the_build_is_one_error(
     said = capsys.readouterr()
     assert said.out == ""
     assert "no docker on PATH, and nothing was built" in said.err
-
-
-@pytest.fixture
-def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
-    with mock_aws():
-        yield
 
 
 def test_an_ecr_repository_is_created_once_with_our_settings(aws: None) -> None:

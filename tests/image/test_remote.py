@@ -10,13 +10,11 @@ import io
 import json
 import stat
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.stub import Stubber
-from moto import mock_aws
 from moto.codebuild.models import CodeBuildBackend
 from ruamel.yaml import YAML
 
@@ -33,7 +31,7 @@ from tools.image.rules.evaluate import Target
 
 ACCOUNT, REGION = "123456789012", "us-west-2"
 REPOSITORY = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/team/train"
-DIGEST = "sha256:" + "cd" * 32
+MANIFEST = '{"schemaVersion": 2, "mediaType": "application/vnd.docker.distribution.manifest.v2+json"}'
 
 
 @pytest.fixture(autouse=True)
@@ -42,12 +40,8 @@ def _no_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
-    with mock_aws():
-        yield Session(REGION)
+def session(aws: None) -> Session:
+    return Session(REGION)
 
 
 @pytest.fixture
@@ -115,12 +109,10 @@ def test_resources_are_created_once_listed_and_removed(session: Session, project
     removed = codebuild.cleanup(session, project, print)
     assert [one.split()[0] for one in removed] == ["project", "role", "log", "1", "bucket"]
     assert codebuild.cleanup(session, project, print) == []
-    session.call(
-        "s3", "create_bucket", Bucket=project.bucket, CreateBucketConfiguration={"LocationConstraint": REGION}
-    )
-    session.call(
-        "s3", "put_bucket_tagging", Bucket=project.bucket, Tagging={"TagSet": [{"Key": "a", "Value": "b"}]}
-    )
+    where = {"LocationConstraint": REGION}
+    session.call("s3", "create_bucket", Bucket=project.bucket, CreateBucketConfiguration=where)
+    tags = {"TagSet": [{"Key": "a", "Value": "b"}]}
+    session.call("s3", "put_bucket_tagging", Bucket=project.bucket, Tagging=tags)
     with pytest.raises(UserError, match="is not trainyard's"):
         codebuild.cleanup(session, project, print)
 
@@ -132,35 +124,39 @@ def test_another_repositorys_contexts_keep_the_bucket(session: Session, project:
     assert session.call("s3", "list_objects_v2", Bucket=project.bucket)["KeyCount"] == 1
 
 
-def test_arguments_reach_docker_as_they_are(build_request: Request) -> None:
-    spec = YAML(typ="safe").load(
-        remote_build.buildspec(build_request.names[0], build_request.arguments, "linux/amd64")
-    )
-    (command,) = spec["phases"]["build"]["commands"]
+def test_a_role_that_stays_unknown_is_one_error(
+    session: Session, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codebuild, "ROLE_SECONDS", 0.0)
+    text = "CodeBuild is not authorized to perform: sts:AssumeRole on arn:aws:iam::1:role/x"
+    with Stubber(session.client("codebuild")) as builds:
+        builds.add_response("batch_get_projects", {"projects": []})
+        builds.add_client_error("create_project", "InvalidInputException", text)
+        with pytest.raises(
+            UserError, match="cannot assume the new role trainyard-image-team-train"
+        ) as caught:
+            codebuild.ensure(session, project, print)
+    assert caught.value.code == 1
+
+
+def test_arguments_reach_docker_unchanged(build_request: Request) -> None:
+    text = remote_build.buildspec(build_request.names[0], build_request.arguments, "linux/amd64")
+    phases = YAML(typ="safe").load(text)["phases"]
+    (command,) = phases["build"]["commands"]
     assert "--build-arg 'NOTE=two words; $HOME'" in command
     assert command.endswith(" .")
-    assert spec["phases"]["post_build"]["commands"][0].startswith(
-        'test "$CODEBUILD_BUILD_SUCCEEDING" = 1 && '
-    )
+    assert phases["post_build"]["commands"][0].startswith('test "$CODEBUILD_BUILD_SUCCEEDING" = 1 && ')
 
 
-def _answer(status: str, *phases: tuple[str, str, str], logs: bool = True) -> dict[str, Any]:
-    shown = [
-        {"phaseType": kind, "phaseStatus": state, "durationInSeconds": 3, "contexts": [{"message": text}]}
-        for kind, state, text in phases
-    ]
+def _answer(status: str, phase: str, state: str, text: str = "", logs: bool = True) -> dict[str, Any]:
+    contexts = [{"message": text}]
+    shown = {"phaseType": phase, "phaseStatus": state, "durationInSeconds": 3, "contexts": contexts}
+    build = {"id": "p:1", "buildStatus": status, "buildComplete": status != "IN_PROGRESS", "phases": [shown]}
     where = {"logs": {"groupName": "/aws/codebuild/x", "streamName": "s"}} if logs else {}
-    return {
-        "builds": [
-            {
-                "id": "p:1",
-                "buildStatus": status,
-                "buildComplete": status != "IN_PROGRESS",
-                "phases": shown,
-                **where,
-            }
-        ]
-    }
+    return {"builds": [build | where]}
+
+
+STARTED = _answer("IN_PROGRESS", "SUBMITTED", "SUCCEEDED", logs=False)
 
 
 def _events(token: str, *lines: str) -> dict[str, Any]:
@@ -173,13 +169,7 @@ def _events(token: str, *lines: str) -> dict[str, Any]:
         ("FAILED", "DOWNLOAD_SOURCE", "AccessDenied", [], "the context was not fetched"),
         ("FAILED", "PROVISIONING", "no capacity", [], "no build machine"),
         ("FAILED", "PRE_BUILD", "exit status 1", ["denied"], "no login to the registry"),
-        (
-            "FAILED",
-            "BUILD",
-            "exit status 1",
-            ["ERROR: ResolutionImpossible: for help visit"],
-            "dependency conflict",
-        ),
+        ("FAILED", "BUILD", "exit status 1", ["ERROR: ResolutionImpossible: for"], "dependency conflict"),
         ("FAILED", "BUILD", "exit status 1", ["write /x: no space left on device"], "no space"),
         ("FAILED", "POST_BUILD", "exit status 1", ["tag invalid: immutable"], "not pushed"),
         ("TIMED_OUT", "BUILD", "timed out", [], "too slow"),
@@ -194,10 +184,8 @@ def test_the_phase_decides_the_cause_of_a_failure(
     monkeypatch.setattr(remote_build, "EVERY", 0.0)
     said: list[str] = []
     with Stubber(session.client("codebuild")) as builds, Stubber(session.client("logs")) as logs:
-        builds.add_response(
-            "batch_get_builds", _answer("IN_PROGRESS", ("SUBMITTED", "SUCCEEDED", ""), logs=False)
-        )
-        builds.add_response("batch_get_builds", _answer(status, (phase, "FAILED", message)))
+        builds.add_response("batch_get_builds", STARTED)
+        builds.add_response("batch_get_builds", _answer(status, phase, "FAILED", message))
         logs.add_response("get_log_events", _events("a", *lines))
         logs.add_response("get_log_events", _events("a"))
         with pytest.raises(BuildFailed) as caught:
@@ -216,12 +204,9 @@ def test_a_successful_build_ends_with_the_digest_of_ecr(
         remote_build.build(build_request, session, print)
     (context,) = session.call("s3", "list_objects_v2", Bucket=project.bucket)["Contents"]
     assert context["Key"].startswith(f"{project.name}/")
-    manifest = json.dumps(
-        {"schemaVersion": 2, "mediaType": "application/vnd.docker.distribution.manifest.v2+json"}
-    )
 
     def push(*_: object) -> None:
-        session.call("ecr", "put_image", repositoryName="team/train", imageManifest=manifest, imageTag="1")
+        session.call("ecr", "put_image", repositoryName="team/train", imageManifest=MANIFEST, imageTag="1")
 
     monkeypatch.setattr(remote_build, "follow", push)
     built = remote_build.build(build_request, session, print)
@@ -232,23 +217,20 @@ def test_a_successful_build_ends_with_the_digest_of_ecr(
 
 
 def test_the_command_builds_once_lists_its_resources_and_removes_them(
-    build_request: Request, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    aws_keys: None,
+    build_request: Request,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """AWS over HTTP. moto runs no buildspec, so the test pushes in its place.
 
     Control: before that, a successful build without an image at ECR is an error.
     """
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
     words = ["image", "build", str(build_request.target.context), "--repository", REPOSITORY, "--json"]
-    manifest = json.dumps(
-        {"schemaVersion": 2, "mediaType": "application/vnd.docker.distribution.manifest.v2+json"}
-    )
     begin = CodeBuildBackend.start_build
 
     def build(backend: CodeBuildBackend, *given: Any, **named: Any) -> dict[str, Any]:
-        pushed = {"repositoryName": "team/train", "imageManifest": manifest, "imageTag": __version__}
+        pushed = {"repositoryName": "team/train", "imageManifest": MANIFEST, "imageTag": __version__}
         Session(REGION).call("ecr", "put_image", **pushed)
         return begin(backend, *given, **named)
 
@@ -283,9 +265,7 @@ def test_an_interrupted_build_is_stopped(session: Session) -> None:
             raise KeyboardInterrupt
 
     with Stubber(session.client("codebuild")) as builds:
-        builds.add_response(
-            "batch_get_builds", _answer("IN_PROGRESS", ("SUBMITTED", "SUCCEEDED", ""), logs=False)
-        )
+        builds.add_response("batch_get_builds", STARTED)
         builds.add_response("stop_build", {"build": {"id": "p:1"}}, {"id": "p:1"})
         with pytest.raises(KeyboardInterrupt):
             remote_build.follow(session, "p:1", "remote-test", interrupt)

@@ -218,7 +218,6 @@ def _read_back(request: Request, engine: Engine, identity: str) -> Image:
 
 
 def summary(record: Record) -> list[tuple[str, str]]:
-    """Return a record as rows of a table."""
     attempts = f", {record.attempts} attempts" if record.attempts > 1 else ""
     return [
         ("image", ", ".join(record.tags)),

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from tools.aws.policies import VERSION
 from tools.aws.session import AwsError, Session
 from tools.core import wait
 from tools.core.errors import UserError
@@ -49,7 +50,6 @@ class Project:
 
     @property
     def bucket(self) -> str:
-        """The bucket of all contexts of this account and region."""
         return f"trainyard-image-build-{self.account}-{self.region}"
 
     @property
@@ -69,7 +69,7 @@ def trust(project: Project) -> dict[str, Any]:
         "Action": "sts:AssumeRole",
         "Condition": {"StringEquals": {"aws:SourceAccount": project.account}},
     }
-    return {"Version": "2012-10-17", "Statement": [statement]}
+    return {"Version": VERSION, "Statement": [statement]}
 
 
 def policy(project: Project) -> dict[str, Any]:
@@ -78,23 +78,22 @@ def policy(project: Project) -> dict[str, Any]:
     push = ["BatchCheckLayerAvailability", "InitiateLayerUpload", "UploadLayerPart", "CompleteLayerUpload"]
     push += ["PutImage", "BatchGetImage", "GetDownloadUrlForLayer"]
     repository = f"arn:aws:ecr:{project.region}:{project.account}:repository/{project.repository}"
-    return {
-        "Version": "2012-10-17",
-        "Statement": [
-            _allow(["logs:CreateLogStream", "logs:PutLogEvents"], [logs, f"{logs}:*"]),
-            _allow(["s3:GetObject"], [f"arn:aws:s3:::{project.bucket}/{project.name}/*"]),
-            _allow(["ecr:GetAuthorizationToken"], ["*"]),
-            _allow([f"ecr:{action}" for action in push], [repository]),
-        ],
-    }
+    allowed = [
+        (["logs:CreateLogStream", "logs:PutLogEvents"], [logs, f"{logs}:*"]),
+        (["s3:GetObject"], [f"arn:aws:s3:::{project.bucket}/{project.name}/*"]),
+        (["ecr:GetAuthorizationToken"], ["*"]),
+        ([f"ecr:{action}" for action in push], [repository]),
+    ]
+    statements = [{"Effect": "Allow", "Action": actions, "Resource": names} for actions, names in allowed]
+    return {"Version": VERSION, "Statement": statements}
 
 
 def ensure(session: Session, project: Project, say: Say) -> list[str]:
     """Create what is missing and return the names of what was created. Raises AwsError."""
-    made = [create(session, project) for create in (_bucket, _log_group, _role, _project)]
-    created = [one for one in made if one]
-    for one in created:
-        say(f"created {one}")
+    steps = (_create_bucket, _create_log_group, _create_role, _create_project)
+    created = [name for name in (create(session, project) for create in steps) if name]
+    for name in created:
+        say(f"created {name}")
     return created
 
 
@@ -107,7 +106,7 @@ def cleanup(session: Session, project: Project, say: Say) -> list[str]:
     ecr.same_account(session, project.account)
     removed = []
     projects = session.call("codebuild", "batch_get_projects", names=[project.name])["projects"]
-    if projects and _ours(projects[0].get("tags")):
+    if projects and _is_ours(projects[0].get("tags")):
         session.call("codebuild", "delete_project", name=project.name)
         removed.append(f"project {project.name}")
     if _has_role(session, project):
@@ -118,52 +117,42 @@ def cleanup(session: Session, project: Project, say: Say) -> list[str]:
         session.call("logs", "delete_log_group", logGroupName=project.log_group)
         removed.append(f"log group {project.log_group}")
     if _has_bucket(session, project):
-        removed += _empty(session, project)
-    for one in removed:
-        say(f"removed {one}")
+        removed += _empty_bucket(session, project)
+    for name in removed:
+        say(f"removed {name}")
     return removed
-
-
-def _allow(actions: list[str], resources: list[str]) -> dict[str, Any]:
-    return {"Effect": "Allow", "Action": actions, "Resource": resources}
 
 
 def _tags(key: str = "Key", value: str = "Value") -> list[dict[str, str]]:
     return [{key: name, value: text} for name, text in TAG.items()]
 
 
-def _ours(tags: list[dict[str, str]] | None) -> bool:
+def _is_ours(tags: list[dict[str, str]] | None) -> bool:
     found = {one.get("Key", one.get("key")): one.get("Value", one.get("value")) for one in tags or []}
     return all(found.get(name) == value for name, value in TAG.items())
 
 
-def _bucket(session: Session, project: Project) -> str | None:
+def _require_ours(what: str, tags: list[dict[str, str]] | None) -> None:
+    if not _is_ours(tags):
+        raise UserError(f"{what} is not trainyard's (no tag trainyard=image-build)", code=1)
+
+
+def _create_bucket(session: Session, project: Project) -> str | None:
     """Create the bucket: without public access, and contexts expire after KEPT_DAYS."""
     if _has_bucket(session, project):
         return None
-    where = {} if project.region == "us-east-1" else {"LocationConstraint": project.region}
-    options = {"CreateBucketConfiguration": where} if where else {}
-    session.call("s3", "create_bucket", Bucket=project.bucket, **options)
-    closed = dict.fromkeys(
-        ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets"), True
-    )
-    session.call(
-        "s3", "put_public_access_block", Bucket=project.bucket, PublicAccessBlockConfiguration=closed
-    )
-    session.call("s3", "put_bucket_tagging", Bucket=project.bucket, Tagging={"TagSet": _tags()})
-    expiry = {
-        "ID": "contexts",
-        "Status": "Enabled",
-        "Filter": {"Prefix": ""},
-        "Expiration": {"Days": KEPT_DAYS},
-    }
-    configuration = {"Rules": [expiry]}
-    session.call(
-        "s3",
-        "put_bucket_lifecycle_configuration",
-        Bucket=project.bucket,
-        LifecycleConfiguration=configuration,
-    )
+    blocked = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
+    expiry = {"ID": "contexts", "Status": "Enabled", "Filter": {"Prefix": ""}}
+    where = {"CreateBucketConfiguration": {"LocationConstraint": project.region}}
+
+    def call(operation: str, **parameters: Any) -> None:
+        session.call("s3", operation, Bucket=project.bucket, **parameters)
+
+    call("create_bucket", **({} if project.region == "us-east-1" else where))
+    call("put_public_access_block", PublicAccessBlockConfiguration=dict.fromkeys(blocked, True))
+    call("put_bucket_tagging", Tagging={"TagSet": _tags()})
+    rules = [{**expiry, "Expiration": {"Days": KEPT_DAYS}}]
+    call("put_bucket_lifecycle_configuration", LifecycleConfiguration={"Rules": rules})
     return f"bucket {project.bucket}"
 
 
@@ -171,14 +160,12 @@ def _has_bucket(session: Session, project: Project) -> bool:
     """Return whether the bucket exists. Raises UserError if it does not have our tag."""
     if not any(one["Name"] == project.bucket for one in session.call("s3", "list_buckets")["Buckets"]):
         return False
-    if not _ours(session.call("s3", "get_bucket_tagging", Bucket=project.bucket)["TagSet"]):
-        raise UserError(
-            f"the bucket {project.bucket} is not trainyard's (no tag trainyard=image-build)", code=1
-        )
+    tags = session.call("s3", "get_bucket_tagging", Bucket=project.bucket)["TagSet"]
+    _require_ours(f"the bucket {project.bucket}", tags)
     return True
 
 
-def _empty(session: Session, project: Project) -> list[str]:
+def _empty_bucket(session: Session, project: Project) -> list[str]:
     """Remove this repository's contexts, and the bucket if that leaves it empty."""
     objects = list(session.pages("s3", "list_objects_v2", "Contents", Bucket=project.bucket))
     keys = [one["Key"] for one in objects if one["Key"].startswith(f"{project.name}/")]
@@ -191,7 +178,7 @@ def _empty(session: Session, project: Project) -> list[str]:
     return removed
 
 
-def _log_group(session: Session, project: Project) -> str | None:
+def _create_log_group(session: Session, project: Project) -> str | None:
     if _has_log_group(session, project):
         return None
     session.call("logs", "create_log_group", logGroupName=project.log_group, tags=TAG)
@@ -204,33 +191,26 @@ def _has_log_group(session: Session, project: Project) -> bool:
     return any(one["logGroupName"] == project.log_group for one in found)
 
 
-def _role(session: Session, project: Project) -> str | None:
-    new = not _has_role(session, project)
+def _create_role(session: Session, project: Project) -> str | None:
+    name, new = project.name, not _has_role(session, project)
     if new:
         trusted = json.dumps(trust(project))
-        session.call(
-            "iam", "create_role", RoleName=project.name, AssumeRolePolicyDocument=trusted, Tags=_tags()
-        )
+        session.call("iam", "create_role", RoleName=name, AssumeRolePolicyDocument=trusted, Tags=_tags())
     # An existing role gets it too: an older trainyard may have created it.
     document = json.dumps(policy(project))
-    session.call("iam", "put_role_policy", RoleName=project.name, PolicyName="build", PolicyDocument=document)
-    return f"role {project.name}" if new else None
+    session.call("iam", "put_role_policy", RoleName=name, PolicyName="build", PolicyDocument=document)
+    return f"role {name}" if new else None
 
 
 def _has_role(session: Session, project: Project) -> bool:
     """Return whether the role exists. Raises UserError if it does not have our tag."""
-    try:
-        found = session.call("iam", "get_role", RoleName=project.name)["Role"]
-    except AwsError as problem:
-        if problem.kind == "missing":
-            return False
-        raise
-    if not _ours(found.get("Tags")):
-        raise UserError(f"the role {project.name} is not trainyard's (no tag trainyard=image-build)", code=1)
-    return True
+    found = session.find("iam", "get_role", RoleName=project.name)
+    if found is not None:
+        _require_ours(f"the role {project.name}", found["Role"].get("Tags"))
+    return found is not None
 
 
-def _project(session: Session, project: Project) -> str | None:
+def _create_project(session: Session, project: Project) -> str | None:
     if session.call("codebuild", "batch_get_projects", names=[project.name])["projects"]:
         return None
     wanted = {

@@ -6,7 +6,7 @@ import base64
 import re
 from typing import Any
 
-from tools.aws.session import AwsError, Session
+from tools.aws.session import Session
 from tools.core.errors import UserError
 from tools.image.engine import Engine, Say
 
@@ -48,11 +48,12 @@ def ensure(session: Session, account: str, name: str, say: Say) -> None:
     Raises UserError, AwsError.
     """
     same_account(session, account)
-    found = _found(session, name)
-    if found is None:
+    answer = session.find("ecr", "describe_repositories", repositoryNames=[name])
+    if answer is None:
         session.call("ecr", "create_repository", repositoryName=name, **SETTINGS)
         say(f"created the repository {name} in {session.region}: immutable tags, scan on push, encrypted")
         return
+    (found,) = answer["repositories"]
     for key, wanted in SETTINGS.items():
         if found.get(key) != wanted:
             say(f"the repository {name} has {key} {found.get(key)}, not {wanted}; it was not changed")
@@ -64,13 +65,3 @@ def same_account(session: Session, account: str) -> None:
     if current != account:
         text = f"the current AWS identity belongs to account {current}, and the repository to {account}"
         raise UserError(text, "AWS_PROFILE selects another identity")
-
-
-def _found(session: Session, name: str) -> dict[str, Any] | None:
-    try:
-        answer = session.call("ecr", "describe_repositories", repositoryNames=[name])
-    except AwsError as problem:
-        if problem.kind == "missing":
-            return None
-        raise
-    return dict(answer["repositories"][0])

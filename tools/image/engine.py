@@ -40,7 +40,6 @@ class Image:
     labels: Mapping[str, str]
 
     def digest(self, repository: str) -> str | None:
-        """Return the digest of the manifest in `repository`, or None."""
         return next((one.split("@")[1] for one in self.digests if one.split("@")[0] == repository), None)
 
 

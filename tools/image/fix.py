@@ -21,7 +21,7 @@ from tools.core import repo
 from tools.core.verdict import State, Verdict
 from tools.facts import compatibility
 from tools.image.dockerfile import dockerignore, parse
-from tools.image.dockerfile.packages import Package, cuda_version, entries, requirement
+from tools.image.dockerfile.packages import cuda_version, entries, requirement
 from tools.image.rules import versions
 from tools.image.rules.evaluate import Target, subject, verdicts
 from tools.image.rules.rule import Subject
@@ -36,7 +36,6 @@ PACKAGES = {
 }  # fmt: skip
 
 Texts = dict[Path, str]
-Repair = Callable[[Subject, Texts, Path, Verdict], bool]
 
 
 @dataclass
@@ -53,10 +52,9 @@ class Fixed:
         """All changes as one unified diff."""
         parts: list[str] = []
         for path, text in self.after.items():
-            if text != self.before[path]:
-                name = repo.shown(path).lstrip("/")
-                old, new = (one.splitlines(keepends=True) for one in (self.before[path], text))
-                parts += difflib.unified_diff(old, new, f"a/{name}", f"b/{name}", n=2)
+            name = repo.shown(path).lstrip("/")
+            old, new = (one.splitlines(keepends=True) for one in (self.before[path], text))
+            parts += difflib.unified_diff(old, new, f"a/{name}", f"b/{name}", n=2)
         return "".join(parts)
 
     def write(self) -> list[Path]:
@@ -68,39 +66,75 @@ class Fixed:
         return changed
 
 
+@dataclass
+class Draft:
+    """The Dockerfile and its requirement files as the repairs have changed them."""
+
+    original: Subject
+    path: Path
+    given: Mapping[str, str] | None
+    texts: Texts
+
+    def read(self) -> Subject:
+        parsed = parse.parse(self.texts[self.path], self.original.source, self.given)
+        texts = {path.resolve(): text for path, text in self.texts.items()}
+        return replace(self.original, dockerfile=parsed, texts=texts)
+
+    def failures(self) -> list[Verdict]:
+        """Return the failures, and hadolint's verdict if it is missing."""
+        found = verdicts(self.read())
+        return [one for one in found if one.state is State.FAIL or one.details["rule"] == "hadolint"]
+
+    def put(self, lines: list[str], first: int, last: int, path: Path | None = None) -> None:
+        """Write `lines` in place of the lines `first` to `last` of a file (default: the Dockerfile)."""
+        text = self.texts[path or self.path].split("\n")
+        text[first - 1 : last] = lines
+        self.texts[path or self.path] = "\n".join(text)
+
+    def swap(self, old: str, new: str, number: int, path: Path | None = None) -> bool:
+        """Replace the first match of the pattern `old` in one line; return whether that changed the line."""
+        line = self.texts[path or self.path].split("\n")[number - 1]
+        changed = re.sub(old, new, line, count=1, flags=re.IGNORECASE)
+        self.put([changed], number, number, path)
+        return changed != line
+
+
+Repair = Callable[[Draft, Verdict], bool]
+
+
 def fix(target: Target, given: Mapping[str, str] | None = None, missing: tuple[str, ...] = ()) -> Fixed:
     """Return a repaired copy of a Dockerfile and its requirement files. Nothing is written.
 
     `missing` are modules that could not be imported in the built image. A repair that does not remove its
     finding, or causes another one, is undone. Raises UserError if the Dockerfile cannot be read.
     """
-    read = subject(target, given)
-    files = {target.dockerfile: read.dockerfile.text, **_requirement_files(read)}
-    result = Fixed(dict(files), dict(files))
+    original = subject(target, given)
+    files = {target.dockerfile: original.dockerfile.text, **_requirement_files(original)}
+    draft = Draft(original, target.dockerfile, given, dict(files))
+    result = Fixed(files, draft.texts)
     for module in missing:
-        problem = _add(read, result.after, target.dockerfile, module)
+        problem = _install(draft, module)
         if problem is None:
             result.done.append(f"{module}: installed")
         else:
             result.left.append(problem)
     given_up: set[tuple[str, str]] = set()
     for _ in range(ATTEMPTS):
-        found = _failures(read, result.after, target.dockerfile, given)
-        todo = next(
-            (one for one in found if _key(one) not in given_up and one.details["rule"] in REPAIRS), None
-        )
+        found = draft.failures()
+        open_ = (one for one in found if _key(one) not in given_up and one.details["rule"] in REPAIRS)
+        todo = next(open_, None)
         if todo is None:
             break
-        tried = dict(result.after)
-        now = _now(read, tried, target.dockerfile, given)
-        if REPAIRS[todo.details["rule"]](now, tried, target.dockerfile, todo):
-            left = {_key(one) for one in _failures(read, tried, target.dockerfile, given)}
+        trial = replace(draft, texts=dict(draft.texts))
+        if REPAIRS[todo.details["rule"]](trial, todo):
+            left = {_key(one) for one in trial.failures()}
             if _key(todo) not in left and left <= {_key(one) for one in found}:
-                result.after = tried
+                draft = trial
                 result.done.append(f"{todo.details['rule']}: {todo.summary}")
                 continue
         given_up.add(_key(todo))
-    result.left += _failures(read, result.after, target.dockerfile, given)
+    result.after = draft.texts
+    result.left += draft.failures()
     return result
 
 
@@ -148,110 +182,92 @@ def _with_endings(before: str, after: str) -> str:
     return "".join(lines)
 
 
-def _now(one: Subject, texts: Texts, path: Path, given: Mapping[str, str] | None) -> Subject:
-    parsed = parse.parse(texts[path], one.source, given)
-    return replace(one, dockerfile=parsed, texts={name.resolve(): text for name, text in texts.items()})
-
-
-def _failures(one: Subject, texts: Texts, path: Path, given: Mapping[str, str] | None) -> list[Verdict]:
-    """Return the failures, and hadolint's verdict if it is missing."""
-    found = verdicts(_now(one, texts, path, given))
-    return [each for each in found if each.state is State.FAIL or each.details["rule"] == "hadolint"]
-
-
 def _key(verdict: Verdict) -> tuple[str, str]:
     return str(verdict.details["rule"]), verdict.summary
 
 
-def _requirement_files(one: Subject) -> Texts:
-    names = {package.file for install in one.installs for package in install.packages}
-    paths = [one.context / name for name in sorted(names) if name != one.source]
-    return {
-        path: path.read_text(encoding="utf-8") for path in paths if path.is_file() and path.suffix != ".lock"
-    }
+def _requirement_files(read: Subject) -> Texts:
+    names = {package.file for install in read.installs for package in install.packages}
+    paths = [read.context / name for name in sorted(names - {read.source}) if not name.endswith(".lock")]
+    return {path: path.read_text(encoding="utf-8") for path in paths if path.is_file()}
 
 
-def _base(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
+def _base(draft: Draft, verdict: Verdict) -> bool:
     """Change the CUDA of the base image in FROM, or of the package index."""
-    found, torch = one.package("torch"), _torch_version(one)
-    stage = one.dockerfile.final.lineage()[0]
-    row = compatibility.torch(torch) if torch else None
-    if row is None:
+    read = draft.read()
+    found, torch = read.package("torch"), versions.find_torch(read)
+    stage = read.dockerfile.final.lineage()[0]
+    if torch is None or torch.row is None:
         return False
-    if (verdict.details["file"], verdict.details["line"]) != (one.source, stage.line):
-        return any(_index(texts, place, "cu" + row.cuda.replace(".", "")) for place in texts)
+    if (verdict.details["file"], verdict.details["line"]) != (read.source, stage.line):
+        return _index(draft, "cu" + torch.row.cuda.replace(".", ""))
     asked = (found[1].local or found[0].cuda) if found else None
-    cuda = (cuda_version(asked) if asked else None) or row.cuda
-    name = stage.base.split("@")[0]
-    image, _, tag = name.partition(":")
+    cuda = (cuda_version(asked) if asked else None) or torch.row.cuda
+    image, _, tag = stage.base.split("@")[0].partition(":")
     if image.endswith("nvidia/cuda"):
         tags = compatibility.cuda_images(tag, cuda)
-        return bool(tags) and _put_base(one, texts, path, f"{image}:{tags[0]}")
+        return bool(tags) and _put_base(draft, f"{image}:{tags[0]}")
     if image.endswith("pytorch/pytorch"):
+        cudnn = "cudnn8" if torch.row.series in ("2.0", "2.1", "2.2", "2.3") else "cudnn9"
         kind = tag.rsplit("-", 1)[-1]
-        cudnn = "cudnn9" if (row.series not in ("2.0", "2.1", "2.2", "2.3")) else "cudnn8"
-        return _put_base(one, texts, path, f"{image}:{torch}-cuda{cuda}-{cudnn}-{kind}")
+        return _put_base(draft, f"{image}:{torch.version}-cuda{cuda}-{cudnn}-{kind}")
     return False
 
 
-def _index(texts: Texts, path: Path, wanted: str) -> bool:
+def _index(draft: Draft, wanted: str) -> bool:
     """Change the CUDA in the name of an index, a local version or uv's backend to `wanted`, such as cu128."""
-    changed = re.sub(r"(/whl/|\+|--torch-backend[= ])cu\d+", rf"\g<1>{wanted}", texts[path])
-    found, texts[path] = changed != texts[path], changed
-    return found
+    for path, text in draft.texts.items():
+        changed = re.sub(r"(/whl/|\+|--torch-backend[= ])cu\d+", rf"\g<1>{wanted}", text)
+        if changed != text:
+            draft.texts[path] = changed
+            return True
+    return False
 
 
-def _put_base(one: Subject, texts: Texts, path: Path, image: str) -> bool:
+def _put_base(draft: Draft, image: str) -> bool:
     """Change the base image: in the default of the build argument that differs, or else in FROM."""
-    stage = one.dockerfile.final.lineage()[0]
-    lines = texts[path].split("\n")
-    at = stage.start.line - 1
-    if stage.base in lines[at]:
-        lines[at] = lines[at].replace(stage.base, image, 1)
-        texts[path] = "\n".join(lines)
+    dockerfile = draft.read().dockerfile
+    stage = dockerfile.final.lineage()[0]
+    line = stage.start.line
+    if draft.swap(re.escape(stage.base), image, line):
         return True
-    for name, value in one.dockerfile.arguments.items():
+    for name, value in dockerfile.arguments.items():
         before, found, after = stage.base.partition(value) if value else ("", "", "")
-        if not found or not (image.startswith(before) and image.endswith(after)):
-            continue
-        new = image[len(before) : len(image) - len(after)]
-        for number, line in enumerate(lines[:at]):
-            changed = re.sub(
-                rf"^(\s*ARG\s+{name}=[\"']?){re.escape(value)}", rf"\g<1>{new}", line, flags=re.I
-            )
-            if changed != line:
-                lines[number] = changed
-                texts[path] = "\n".join(lines)
+        if found and image.startswith(before) and image.endswith(after):
+            new = image[len(before) : len(image) - len(after)]
+            default = rf"^(\s*ARG\s+{name}=[\"']?){re.escape(value)}"
+            if any(draft.swap(default, rf"\g<1>{new}", number) for number in range(1, line)):
                 return True
-    named = stage.start.raw.split()
-    words = [word for word in named if not word.startswith("--")]
-    if not words or words[0] not in lines[at]:
+    words = [word for word in stage.start.raw.split() if not word.startswith("--")]
+    return bool(words) and draft.swap(re.escape(words[0]), image, line)
+
+
+def _torchvision(draft: Draft, verdict: Verdict) -> bool:
+    torch = versions.find_torch(draft.read())
+    return _pin(draft, "torchvision", compatibility.torchvision_release(torch.version) if torch else None)
+
+
+def _torchaudio(draft: Draft, verdict: Verdict) -> bool:
+    torch = versions.find_torch(draft.read())
+    return _pin(draft, "torchaudio", torch.version if torch else None)
+
+
+def _pin(draft: Draft, name: str, release: str | None) -> bool:
+    """Change the version of a package in the Dockerfile or the requirements file that pins it."""
+    read = draft.read()
+    found = read.package(name)
+    if found is None or release is None or found[1].exact is None:
         return False
-    lines[at] = lines[at].replace(words[0], image, 1)
-    texts[path] = "\n".join(lines)
-    return True
+    package = found[1]
+    place = draft.path if package.file == read.source else read.context / package.file
+    pin = rf"({re.escape(name)}\s*={{1,3}}\s*){re.escape(package.exact or '')}"
+    return place in draft.texts and draft.swap(pin, rf"\g<1>{release}", package.line, place)
 
 
-def _torch_version(one: Subject) -> str | None:
-    torch = versions.find_torch(one)
-    return torch.version if torch else None
-
-
-def _torchvision(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
-    torch = _torch_version(one)
-    release = compatibility.torchvision_release(torch) if torch else None
-    return _pin(one, texts, path, "torchvision", release)
-
-
-def _torchaudio(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
-    return _pin(one, texts, path, "torchaudio", _torch_version(one))
-
-
-def _exec(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
+def _exec(draft: Draft, verdict: Verdict) -> bool:
     """Write ENTRYPOINT or CMD in exec form, or put `exec` into the command line of its shell."""
-    lines = texts[path].split("\n")
-    line = int(verdict.details["line"])
-    found = next((each for _, each in one.dockerfile.instructions() if each.line == line), None)
+    dockerfile, line = draft.read().dockerfile, int(verdict.details["line"])
+    found = next((one for _, one in dockerfile.instructions() if one.line == line), None)
     if found is None or found.name not in ("ENTRYPOINT", "CMD"):
         return False
     if found.words is not None:
@@ -259,13 +275,11 @@ def _exec(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
     elif found.raw.lstrip().startswith("["):
         form = json.dumps(re.findall(r"'([^']*)'", found.raw))
     else:
-        shell = one.dockerfile.final.last("SHELL")
+        shell = dockerfile.final.last("SHELL")
         form = exec_form(found.raw, (shell.words if shell else None) or ("/bin/sh", "-c"))
-    if form is None:
-        return False
-    lines[line - 1 : found.end] = [f"{found.name} {form}"]
-    texts[path] = "\n".join(lines)
-    return True
+    if form is not None:
+        draft.put([f"{found.name} {form}"], line, found.end)
+    return form is not None
 
 
 def _with_exec(words: list[str]) -> str | None:
@@ -277,18 +291,16 @@ def _with_exec(words: list[str]) -> str | None:
     return json.dumps([*words[:at], text, *words[at + 1 :]], ensure_ascii=False)
 
 
-def _user(one: Subject, texts: Texts, path: Path, verdict: Verdict) -> bool:
+def _user(draft: Draft, verdict: Verdict) -> bool:
     """Change the last USER, or add one after the last instruction that needs root."""
-    lines = texts[path].split("\n")
-    final = one.dockerfile.final
-    last = next((each for each in reversed(final.instructions) if each.name == "USER"), None)
-    needs = [each for each in final.instructions if each.name in ("RUN", "COPY", "ADD", "WORKDIR")]
-    after = max([final.start.end, *(each.last for each in needs)])
+    final = draft.read().dockerfile.final
+    last = next((one for one in reversed(final.instructions) if one.name == "USER"), None)
+    needs = [one for one in final.instructions if one.name in ("RUN", "COPY", "ADD", "WORKDIR")]
+    after = max([final.start.end, *(one.last for one in needs)])
     if last is not None and last.line > after:
-        lines[last.line - 1 : last.end] = [USER]
+        draft.put([USER], last.line, last.end)
     else:
-        lines.insert(after, USER)
-    texts[path] = "\n".join(lines)
+        draft.put([USER], after + 1, after)
     return True
 
 
@@ -302,45 +314,25 @@ REPAIRS: dict[str, Repair] = {
 }
 
 
-def _pin(one: Subject, texts: Texts, path: Path, name: str, release: str | None) -> bool:
-    """Change the version of a package in the Dockerfile or the requirements file that pins it."""
-    found = one.package(name)
-    if found is None or release is None or found[1].exact is None:
-        return False
-    package: Package = found[1]
-    place = path if package.file == one.source else one.context / package.file
-    if place not in texts:
-        return False
-    lines = texts[place].split("\n")
-    before = lines[package.line - 1]
-    pin = rf"({re.escape(name)}\s*={{1,3}}\s*){re.escape(package.exact or '')}"
-    lines[package.line - 1] = re.sub(pin, rf"\g<1>{release}", before)
-    texts[place] = "\n".join(lines)
-    return lines[package.line - 1] != before
-
-
-def _add(one: Subject, texts: Texts, path: Path, module: str) -> Verdict | None:
+def _install(draft: Draft, module: str) -> Verdict | None:
     """Install the package of a module, pinned as in requirements.lock; return a finding if that fails."""
+    read = draft.read()
     name = canonicalize_name(PACKAGES.get(module.split(".")[0], module.split(".")[0]))
     lock = (repo.root() / "requirements.lock").read_text(encoding="utf-8")
     packages = (requirement(text.split(" ")[0], "", line) for line, text in entries(lock))
     exact = next((found.exact for found in packages if found and found.name == name), None)
-    installs = [each for each in one.shipped if each.tool != "conda"]
+    installs = [one for one in read.shipped if one.tool != "conda"]
     if exact is None or not installs:
         remedy = f"add {name}==<version> to the image's requirements"
-        what = f"requirements.lock has no {name}" if exact is None else "nothing installs packages here"
-        details = {"rule": "imports", "file": one.source, "line": one.dockerfile.final.line}
+        what = f"requirements.lock has no {name}" if exact is None else "no command installs packages"
+        details = {"rule": "imports", "file": read.source, "line": read.dockerfile.final.line}
         return Verdict(State.FAIL, f"{module} cannot be imported, and {what}", [module], remedy, details)
-    pinned = f"{name}=={exact}"
-    last = installs[-1]
-    files = [one.context / each.file for each in last.packages if each.file != one.source]
-    if files and files[-1] in texts:
-        texts[files[-1]] = texts[files[-1]].rstrip("\n") + f"\n{pinned}\n"
+    pinned, last = f"{name}=={exact}", installs[-1]
+    files = [read.context / one.file for one in last.packages if one.file != read.source]
+    if files and files[-1] in draft.texts:
+        draft.texts[files[-1]] = draft.texts[files[-1]].rstrip("\n") + f"\n{pinned}\n"
         return None
-    lines = texts[path].split("\n")
-    packages_here = [each for each in last.packages if each.file == one.source]
-    at = (packages_here[-1].line if packages_here else last.instruction.line) - 1
-    after = packages_here[-1].text if packages_here else "install"
-    lines[at] = lines[at].replace(after, f"{after} {pinned}", 1)
-    texts[path] = "\n".join(lines)
+    here = [one for one in last.packages if one.file == read.source]
+    after, line = (here[-1].text, here[-1].line) if here else ("install", last.instruction.line)
+    draft.swap(re.escape(after), f"{after} {pinned}", line)
     return None

@@ -57,7 +57,6 @@ def pin(name: str, repository: str, digest: str, root: Path | None = None) -> st
 
 
 def require(name: str) -> None:
-    """Raise UserError if no cell or service runs an image of that name."""
     if name not in known():
         match = repo.nearest(name, known())
         hint = f"did you mean {match}?" if match else f"images: {', '.join(known())}"

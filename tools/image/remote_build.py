@@ -17,7 +17,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from tools.aws.session import AwsError, Session
+from tools.aws.session import Session
 from tools.core import repo, wait
 from tools.core.errors import UserError
 from tools.image import codebuild, ecr
@@ -179,12 +179,9 @@ class Log:
         }
         while True:
             more = {"nextToken": self._token} if self._token else {}
-            try:
-                page = self.session.call("logs", "get_log_events", **wanted, **more)
-            except AwsError as problem:
-                if problem.kind == "missing":
-                    return
-                raise
+            page = self.session.find("logs", "get_log_events", **wanted, **more)
+            if page is None:
+                return
             for event in page["events"]:
                 self.lines.append(event["message"].rstrip("\n"))
                 say(self.lines[-1])
@@ -221,13 +218,8 @@ def why(found: Mapping[str, Any], lines: list[str]) -> Cause:
 def digest(session: Session, project: Project, tag: str) -> str | None:
     """Return the digest of a tag at ECR, or None. Raises AwsError."""
     wanted = {"repositoryName": project.repository, "imageIds": [{"imageTag": tag}]}
-    try:
-        found = session.call("ecr", "describe_images", **wanted)["imageDetails"]
-    except AwsError as problem:
-        if problem.kind == "missing":
-            return None
-        raise
-    return str(found[0]["imageDigest"]) if found else None
+    images = (session.find("ecr", "describe_images", **wanted) or {}).get("imageDetails")
+    return str(images[0]["imageDigest"]) if images else None
 
 
 def _entry(name: str, mode: int) -> zipfile.ZipInfo:

@@ -72,8 +72,6 @@ def absent(imports: Verdict) -> tuple[str, ...]:
 
 
 class ImageTest:
-    """The tests of one image; each returns a verdict."""
-
     def __init__(self, engine: Engine, image: Image) -> None:
         self.engine, self.image = engine, image
 

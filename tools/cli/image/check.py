@@ -22,7 +22,7 @@ from tools.cli.image._options import BUILD_ARG, CONTEXT, arguments
 from tools.core import output
 from tools.core.verdict import State, Verdict
 from tools.facts.instances import instance
-from tools.image.rules.evaluate import Result, evaluate, find, rules
+from tools.image.rules.evaluate import Result, evaluate, find, rules, subject
 
 
 @click.command(help=__doc__, short_help="check a Dockerfile before it is built")
@@ -45,7 +45,7 @@ def command(
     as_json: bool,
 ) -> None:
     kind = instance(machine) if machine else None
-    result = evaluate(find(what, root), arguments(given), kind, driver)
+    result = evaluate(subject(find(what, root), arguments(given), kind, driver))
     if as_json:
         output.data(_as_data(result))
     else:

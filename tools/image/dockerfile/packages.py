@@ -82,7 +82,6 @@ class Install:
 
 
 def installs(dockerfile: Dockerfile, context: Sources, source: str) -> list[Install]:
-    """Return every installation of Python packages, in order."""
     found = []
     for stage, one in dockerfile.instructions():
         if one.name != "RUN":

@@ -40,8 +40,6 @@ PLATFORM_ARGS = frozenset(
 
 @dataclass(frozen=True)
 class Mount:
-    """One --mount of a RUN."""
-
     type: str
     source: str
     target: str
@@ -134,21 +132,17 @@ class Stage:
 
     @property
     def image(self) -> str:
-        """The image at the bottom of the lineage."""
         return self.lineage()[0].base
 
 
 @dataclass(frozen=True)
 class Dockerfile:
-    """A parsed Dockerfile."""
-
     text: str
     stages: list[Stage]
     arguments: dict[str, str]  # those before the first FROM, with the values given
 
     @property
     def final(self) -> Stage:
-        """The stage that becomes the image."""
         return self.stages[-1]
 
     def stage(self, name: str) -> Stage | None:

@@ -28,7 +28,6 @@ class Target:
 
     @property
     def shown(self) -> str:
-        """The Dockerfile's path as a user would type it."""
         return repo.shown(self.dockerfile)
 
     @property
@@ -107,17 +106,10 @@ def subject(
     return Subject(target.shown, parsed, target.context, ignore, machine, driver)
 
 
-def evaluate(
-    target: Target,
-    given: Mapping[str, str] | None = None,
-    machine: Instance | None = None,
-    driver: int | None = None,
-) -> Result:
-    """Apply every rule to a Dockerfile. Raises UserError if it cannot be read."""
-    read = subject(target, given, machine, driver)
+def evaluate(read: Subject) -> Result:
     found = verdicts(read)
     remarks = hadolint.remarks(read.dockerfile, found)
-    return Result(target.shown, found, hadolint.notes(read.dockerfile), remarks)
+    return Result(read.source, found, hadolint.notes(read.dockerfile), remarks)
 
 
 def verdicts(read: Subject) -> list[Verdict]:

@@ -31,7 +31,6 @@ class Subject:
 
     @cached_property
     def installs(self) -> list[Install]:
-        """Every installation of Python packages."""
         return installs(self.dockerfile, Sources(self.context, self.texts), self.source)
 
     @cached_property
@@ -83,18 +82,14 @@ def rule(name: str, reason: str) -> Callable[[Check], Check]:
 
 @dataclass(frozen=True)
 class Location:
-    """A line of a file."""
-
     file: str
     line: int
     text: str
 
     def evidence(self) -> str:
-        """Return file, line and text in one line."""
         return f"{self.file}:{self.line}: {short(self.text)}"
 
     def details(self) -> dict[str, Any]:
-        """Return file and line as plain data."""
         return {"file": self.file, "line": self.line}
 
 
@@ -105,5 +100,4 @@ def at(subject: Subject, where: Instruction | Stage) -> Location:
 
 
 def of(package: Package) -> Location:
-    """Return the location of a package."""
     return Location(package.file, package.line, package.text)

@@ -163,12 +163,10 @@ class Word:
 
     @property
     def program(self) -> str:
-        """The word as a program's name, without its directory."""
         return PurePosixPath(self.text).name
 
 
 def exec_remedy(instruction: Instruction) -> str:
-    """Return the exec form of an instruction in shell form, or how to write it."""
     if instruction.value.lstrip().startswith("["):
         return "valid JSON: double quotes, and no comma at the end"
     form = exec_form(instruction.raw)

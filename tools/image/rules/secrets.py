@@ -78,7 +78,6 @@ def secrets(subject: Subject) -> Iterator[Verdict]:
 
 
 def _before(subject: Subject) -> list[Instruction]:
-    """Return the ARGs before the first FROM."""
     first = subject.dockerfile.stages[0].line
     found = []
     for number, line in enumerate(subject.dockerfile.text.splitlines()[: first - 1], 1):
@@ -145,7 +144,6 @@ def _copied(subject: Subject, one: Instruction) -> Iterator[Verdict]:
 
 
 def _sent(subject: Subject, sources: list[str]) -> list[str]:
-    """Return the files of the context that a COPY takes."""
     every = [name for name, _ in files(subject.context, subject.ignore)]
     return [name for name in every if any(source in ("", ".") or _below(name, source) for source in sources)]
 
