@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from importlib.metadata import requires, version
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
+from ruamel.yaml import YAML
 
 from tools.core import repo
 from tools.facts import compatibility
 from tools.facts.instances import INSTANCES, NVIDIA
+from tools.facts.tables import load
 
 
 def test_the_table_agrees_with_the_installed_torch() -> None:
@@ -96,3 +99,9 @@ def test_which_cards_a_binary_runs_on(card: str, built_for: tuple[str, ...], exp
 def test_torchaudio_requires_its_torch_up_to_2_10() -> None:
     assert compatibility.torch_of_torchaudio("2.9.1") == "2.9"
     assert compatibility.torch_of_torchaudio("2.11.0") is None
+
+
+@pytest.mark.parametrize("path", [*(repo.root() / "tools/facts").glob("*.yaml")], ids=lambda path: path.name)
+def test_another_reader_of_yaml_agrees(path: Path) -> None:
+    """ruamel.yaml follows YAML 1.2 and refuses duplicate keys."""
+    assert YAML(typ="safe", pure=True).load(path) == load(path.name)

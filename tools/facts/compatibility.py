@@ -9,12 +9,12 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
-from ruamel.yaml import YAML
+
+from tools.facts.tables import load
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ class Plugin:
     tested_nccl: list[str]
 
 
-_FACTS: dict[str, Any] = YAML(typ="safe", pure=True).load(Path(__file__).with_name("compatibility.yaml"))
+_FACTS: dict[str, Any] = load("compatibility.yaml")
 
 TORCH: Mapping[str, Torch] = {
     series: Torch(series=series, **{"unsure_cuda": []} | row) for series, row in _FACTS["torch"].items()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
-from typing import Any
 
-from ruamel.yaml import YAML
+from tools.facts.tables import load
 
-_TABLE: dict[str, Any] = YAML(typ="safe", pure=True).load(Path(__file__).with_name("eks.yaml"))
+_TABLE = load("eks.yaml")
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from ruamel.yaml import YAML
 
 from tools.core.errors import UserError
 from tools.core.repo import nearest
+from tools.facts.tables import load
 
-SOURCE = Path(__file__).parent / "instances.yaml"
 HYPERPOD_PREFIX = "ml."
 NVIDIA, NEURON, EFA = "nvidia.com/gpu", "aws.amazon.com/neuron", "vpc.amazonaws.com/efa"
 # Processes for each Neuron device: its cores, as the Neuron runtime counts them by default.
@@ -70,5 +67,5 @@ def _instance(name: str, row: dict[str, Any]) -> Instance:
     return Instance(name=name, device_resource=resource, cores_per_accelerator=cores or 1, **values)
 
 
-_ROWS: dict[str, dict[str, Any]] = YAML(typ="safe", pure=True).load(SOURCE)
+_ROWS: dict[str, dict[str, Any]] = load("instances.yaml")
 INSTANCES: Mapping[str, Instance] = {name: _instance(name, row) for name, row in _ROWS.items()}

@@ -12,9 +12,10 @@ from tools.cells import kustomize, locate
 from tools.core import repo
 from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
+from tools.facts.instances import NVIDIA
 from tools.kube.manifests import Manifests, Object, name_of, parse
 from tools.simulator import operator_pods, wiring
-from tools.simulator.local_pod import GPU, LocalPod, local_pods
+from tools.simulator.local_pod import LocalPod, local_pods
 from tools.simulator.operator_admission import MASTER, WORKER
 from tools.simulator.supervisor import Success
 
@@ -210,8 +211,8 @@ def _set_processes(job: Object, replicas: Object, count: int) -> None:
         job["spec"]["nprocPerNode"] = str(count)
     for container in _containers(replicas):
         for amounts in (container.get("resources") or {}).values():
-            if isinstance(amounts, dict) and GPU in amounts:
-                amounts[GPU] = str(count)
+            if isinstance(amounts, dict) and NVIDIA in amounts:
+                amounts[NVIDIA] = str(count)
 
 
 def _set_port(job: Object, replicas: Object, port: int) -> None:

@@ -29,16 +29,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.core.errors import UserError
+from tools.facts.instances import NVIDIA
 from tools.kube.manifests import Manifests
 from tools.kube.quantity import quantity
-from tools.simulator import environment as pod_environment
-from tools.simulator import volumes
+from tools.simulator import environment, volumes
 from tools.simulator.operator_pods import Pod
 
-ADDRESS = pod_environment.MACHINE
+ADDRESS = environment.MACHINE
 FROM_THE_MACHINE = ("LANG", "LC_ALL", "LD_LIBRARY_PATH")
 ADDRESS_VARIABLE = re.compile(r".*(ADDR|ENDPOINT|HOST)")
-GPU = "nvidia.com/gpu"
 DEFAULT_GRACE = 30  # seconds; Kubernetes' terminationGracePeriodSeconds
 
 
@@ -74,24 +73,24 @@ def local_pods(
     environment from which the documented minimum is taken. With `plan_only`, missing GPUs are not an error.
     Raises UserError when a pod needs something that this machine or the manifests do not have.
     """
-    share = pod_environment.core_share(len(pods))
+    share = environment.core_share(len(pods))
     devices = _devices(pods, user, plan_only)
     hosts = [pod.name for pod in pods]
     result = []
-    for pod, address in zip(pods, pod_environment.addresses(len(pods)), strict=True):
+    for pod, address in zip(pods, environment.addresses(len(pods)), strict=True):
         directory = shared / "pods" / pod.name
-        environment = pod_environment.resolve(pod, pod.container, manifests, share, address)
+        resolved = environment.resolve(pod, pod.container, manifests, share, address)
         mounts = volumes.plan(pod, pod.container, shared, directory)
-        missing = environment.missing + mounts.missing
+        missing = resolved.missing + mounts.missing
         if missing:
             raise UserError(f"pod {pod.name} needs {missing[0]}, which is not in {manifests.source}")
-        command = command_of(pod, environment.values)
+        command = command_of(pod, resolved.values)
         final = {
             **_minimum(pod, mounts, directory, user),
             "CUDA_VISIBLE_DEVICES": devices[pod.name],
             **{
                 name: mounts.translate(localised(name, value, hosts))
-                for name, value in environment.values.items()
+                for name, value in resolved.values.items()
             },
             "PET_LOCAL_ADDR": address,
             "GLOO_SOCKET_IFNAME": loopback(),
@@ -103,7 +102,7 @@ def local_pods(
                 name=pod.name,
                 argv=[_program(argv[0], final["PATH"], pod), *argv[1:]],
                 environment=final,
-                secret=frozenset(environment.secret),
+                secret=frozenset(resolved.secret),
                 directory=directory,
                 cwd=_working_directory(pod, mounts, checkout),
                 mounts=mounts.mounts,
@@ -126,7 +125,7 @@ def command_of(pod: Pod, values: Mapping[str, str]) -> list[str]:
             'write it in the manifest, as command: ["torchrun"]',
         )
     words = [*container["command"], *(container.get("args") or [])]
-    return [pod_environment.expand(word, values) for word in words]
+    return [environment.expand(word, values) for word in words]
 
 
 def loopback() -> str:
@@ -188,7 +187,7 @@ def _devices(pods: Sequence[Pod], user: Mapping[str, str], plan_only: bool) -> d
             return dict.fromkeys(wanted, "")
         asks = "pod asks" if len(pods) == 1 else "pods ask"
         raise UserError(
-            f"{len(pods)} {asks} for {total} GPUs ({GPU}), this machine has {len(free)}",
+            f"{len(pods)} {asks} for {total} GPUs ({NVIDIA}), this machine has {len(free)}",
             f"--pods 1 --nproc {len(free)} asks for fewer" if free else "run a cell of CPU hardware here",
         )
     result = {}
@@ -201,7 +200,7 @@ def _devices(pods: Sequence[Pod], user: Mapping[str, str], plan_only: bool) -> d
 def gpus(pod: Pod) -> int:
     """Return how many GPUs a pod asks for."""
     resources = pod.container.get("resources") or {}
-    amount = (resources.get("limits") or {}).get(GPU) or (resources.get("requests") or {}).get(GPU) or 0
+    amount = (resources.get("limits") or {}).get(NVIDIA) or (resources.get("requests") or {}).get(NVIDIA) or 0
     return int(quantity(str(amount)))
 
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
 from tools.kube.manifests import Manifests, Object, name_of
-from tools.simulator import environment, operator_pods, volcano
-from tools.simulator import torchrun as launch
+from tools.simulator import environment, operator_pods, torchrun, volcano
 from tools.simulator.local_pod import command_of
 from tools.simulator.operator_admission import OperatorFault, rejections
 from tools.simulator.operator_pods import Pod
@@ -143,7 +142,7 @@ def _pods_of_volcano(job: Object) -> list[Pod]:
 def _node(pod: Pod, pods: Sequence[Pod], manifests: Manifests) -> Node:
     try:
         values = environment.resolve(pod, pod.container, manifests, share=1).values
-        understood = launch.read(command_of(pod, values), values)
+        understood = torchrun.read(command_of(pod, values), values)
     except BadOptions as problem:
         raise Finding(f"{pod.name}: {problem}") from None
     except UserError as problem:

@@ -26,13 +26,12 @@ from typing import Any
 from tools.core import output, processes, repo
 from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
-from tools.simulator import environment as pod_environment
-from tools.simulator import rank_probe
+from tools.simulator import environment, rank_probe
 from tools.simulator.local_pod import ADDRESS, FROM_THE_MACHINE, loopback
 from tools.simulator.wiring import Analysis, Node, world_size
 
 # Processes started when the user gave no numbers. Each imports torch, which takes a processor some seconds.
-AT_MOST_UNASKED = max(4, min(8, pod_environment.cores()))
+AT_MOST_UNASKED = max(4, min(8, environment.cores()))
 AT_MOST = 64
 SCALED = 2  # pods, and processes a pod, of a larger job
 TICK = 0.1
@@ -165,10 +164,10 @@ def _run(nodes: Sequence[Node], size: Scale, directory: Path, timeout: float) ->
     started: list[subprocess.Popen[bytes]] = []
     deadline = time.monotonic() + timeout
     try:
-        for node, address in zip(nodes, pod_environment.addresses(len(nodes)), strict=True):
-            argv, environment = _command(node, size, address, ports[node.meeting], directory, timeout)
+        for node, address in zip(nodes, environment.addresses(len(nodes)), strict=True):
+            argv, variables = _command(node, size, address, ports[node.meeting], directory, timeout)
             with (directory / f"{node.pod.name}.log").open("wb") as log:
-                started.append(processes.start(argv, environment, repo.root(), log, log))
+                started.append(processes.start(argv, variables, repo.root(), log, log))
         while time.monotonic() < deadline and not _over(started):
             time.sleep(TICK)
         return {node.pod.name: process.poll() for node, process in zip(nodes, started, strict=True)}
@@ -187,13 +186,13 @@ def _command(
     node: Node, size: Scale, address: str, port: int, directory: Path, timeout: float
 ) -> tuple[list[str], dict[str, str]]:
     """Return a pod's launch command with the probe in place of its program, and its environment."""
-    environment = _environment(node, directory, timeout)
+    variables = _environment(node, directory, timeout)
     script = str(Path(rank_probe.__file__).resolve())
     torchrun = node.launch.torchrun
     if torchrun is None:
         if node.meeting[2]:
-            environment |= {"MASTER_ADDR": ADDRESS, "MASTER_PORT": str(port), "WORLD_SIZE": str(size.pods)}
-        return [sys.executable, "-u", script], environment
+            variables |= {"MASTER_ADDR": ADDRESS, "MASTER_PORT": str(port), "WORLD_SIZE": str(size.pods)}
+        return [sys.executable, "-u", script], variables
     options = [*torchrun.words, f"--local-addr={address}", f"--nproc-per-node={size.processes}"]
     if size.pods < node.nodes[0]:
         options.append(f"--nnodes={size.pods}")
@@ -209,7 +208,7 @@ def _command(
         program = ["tools.simulator.rank_probe"]
     elif "no-python" in torchrun.flags:
         program = [sys.executable, "-u", script]
-    return [sys.executable, "-m", torchrun.module, *options, *program], environment
+    return [sys.executable, "-m", torchrun.module, *options, *program], variables
 
 
 def _environment(node: Node, directory: Path, timeout: float) -> dict[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 
 from tools.core.timestamps import moment
+from tools.facts.instances import NVIDIA
 from tools.job.diagnosis.cause import Cause, Layer, short
 from tools.job.diagnosis.resources import existing, formatted, name_of
 from tools.job.snapshot.kinds import QUEUE_LABEL
@@ -152,7 +153,7 @@ def _full(queue: Object, gang: Object) -> Iterator[str]:
                 f" {name_of(resource)} allocated, the gang needs {formatted(resource, need)}"
             )
     limit = amount(((spec.get("resources") or {}).get("gpu") or {}).get("limit"))  # of KAI; -1 is none
-    held = amount(used.get("nvidia.com/gpu", 0)) or Decimal(0)
+    held = amount(used.get(NVIDIA, 0)) or Decimal(0)
     if limit is not None and 0 <= limit <= held:
         yield f"Queue {name}: all {formatted('gpu', limit)} GPUs of its limit are allocated"
 
