@@ -22,7 +22,7 @@ NVIDIA = re.compile(r"(nvidia|cuda|triton)(-|$)")
 
 
 def entries(text: str) -> dict[str, str]:
-    """Return each package's entries of a lock, by its name: one, or one for each range of Pythons."""
+    """Return the entries of each package in a lock: one, or one for each range of Python versions."""
     found: dict[str, str] = {}
     for entry in re.split(r"(?m)^(?=[A-Za-z0-9])", text)[1:]:
         name = re.split(r"[=\[ ]", entry, maxsplit=1)[0]
@@ -31,7 +31,7 @@ def entries(text: str) -> dict[str, str]:
 
 
 def parents(entry: str) -> set[str]:
-    """Return what asks for a package: the names behind `# via`, without extras."""
+    """Return the packages that require a package: the names after `# via`, without extras."""
     comments = re.findall(r"(?m)^ +# +(?:via +)?(.+)$", entry)
     return {line if line.startswith("-r") else line.split("[")[0] for line in comments if line != "via"}
 
@@ -52,12 +52,11 @@ def closure(locked: dict[str, str], roots: list[str]) -> list[str]:
 
 
 def layer(name: str) -> str:
-    """Return the layer that a package belongs to."""
     return "nvidia" if NVIDIA.match(name) else "torch" if name == "torch" else "rest"
 
 
 def main(arguments: list[str]) -> None:
-    """Write the three files; a layer without packages is an empty one."""
+    """Write the three files; one may be empty."""
     lock, out, roots = Path(arguments[0]), Path(arguments[1]), arguments[2:]
     locked = entries(lock.read_text(encoding="utf-8"))
     chosen = closure(locked, roots)
