@@ -9,10 +9,16 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from tools.cells.locate import KUSTOMIZATION_NAMES
 from tools.core.errors import UserError
 
+KUSTOMIZATION_NAMES = ("kustomization.yaml", "kustomization.yml", "Kustomization")
+NOT_CELLS = ("hardware", "model", "feature")  # directories below overlays/ that hold Components
 REFERENCES = ("resources", "components")  # the two keys of a kustomization that can name a directory
+
+
+def is_kustomization(directory: Path) -> bool:
+    """Return whether kustomize would take `directory` as a target."""
+    return any((directory / name).is_file() for name in KUSTOMIZATION_NAMES)
 
 
 def refuse_diamonds(root: Path, target: str, parts: Iterable[Path]) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tools.cells.kustomize_graph import KUSTOMIZATION_NAMES, NOT_CELLS, is_kustomization
 from tools.core import repo
 from tools.core.errors import UserError
-
-KUSTOMIZATION_NAMES = ("kustomization.yaml", "kustomization.yml", "Kustomization")
-NOT_CELLS = ("hardware", "model", "feature")
 
 
 def cells() -> list[str]:
@@ -38,11 +36,6 @@ def cell_path(text: str) -> Path:
     if Path(text).expanduser().is_dir():
         raise UserError(f"{text}: no kustomization.yaml in this directory", _hint(text))
     raise UserError(f"no such cell: {text}", _hint(text))
-
-
-def is_kustomization(directory: Path) -> bool:
-    """Return whether kustomize would take `directory` as a target."""
-    return any((directory / name).is_file() for name in KUSTOMIZATION_NAMES)
 
 
 def _hint(text: str) -> str:

@@ -18,8 +18,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from tools.cells import instance_patch
-from tools.cells.kustomize_graph import refuse_diamonds
-from tools.cells.locate import NOT_CELLS
+from tools.cells.kustomize_graph import NOT_CELLS, refuse_diamonds
 from tools.cells.matrix_file import JOB, MATRIX, Cell, Matrix, load, read, text_of
 from tools.core.errors import UserError
 from tools.facts.instances import Instance

@@ -20,7 +20,8 @@ from typing import Any
 
 from torchx import specs
 
-from tools.cells import kustomize, locate
+from tools.cells import kustomize
+from tools.cells.kustomize_graph import is_kustomization
 from tools.core import repo
 from tools.kube.manifests import Manifests, Object, parse
 
@@ -153,7 +154,7 @@ class CellRole(specs.Role):  # type: ignore[misc]  # torchx is not in the projec
 
 def _cell(model: str) -> Manifests:
     path = repo.root() / "overlays" / "trn1" / model
-    if not locate.is_kustomization(path):
+    if not is_kustomization(path):
         known = ", ".join(one.parent.name for one in path.parent.glob("*/kustomization.yaml"))
         raise ValueError(f"overlays/trn1 has no cell {model}; known: {known}")
     return parse(kustomize.ensure(repo.root(), print).build(path), repo.shown(path))

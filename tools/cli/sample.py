@@ -20,7 +20,7 @@ from pathlib import Path
 
 import click
 
-from tools.cells import locate
+from tools.cells.kustomize_graph import is_kustomization
 from tools.core import output, repo
 from tools.core.errors import UserError
 from tools.kube.manifests import name_of
@@ -76,7 +76,7 @@ def run_directory(run: str | None) -> Path:
     if run is None:
         return runs / _only(names)
     for candidate in (runs / run, Path(run).expanduser()):
-        if candidate.is_dir() and not locate.is_kustomization(candidate):
+        if candidate.is_dir() and not is_kustomization(candidate):
             return candidate.resolve()
     if "/" in run:
         manifests = job.render(run, output.note)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from tools.cells import matrix
-from tools.cells import memory as cell_memory
+from tools.cells import memory as cells_memory
 from tools.cells.memory_model import GIB, Estimate
 from tools.core import output, repo
 from tools.core.errors import UserError
@@ -33,8 +33,8 @@ def command(names: tuple[str, ...], every: bool, as_json: bool) -> int:
     """
     root, found = repo.root(), matrix.read(repo.root())
     chosen = [_pair(found, name) for name in names] if names else found.cells
-    estimates = [(cell, cell_memory.of_cell(root, cell)) for cell in chosen]
-    extra = [(cell, cell_memory.of_cell(root, cell)) for cell in (_others(found) if every else [])]
+    estimates = [(cell, cells_memory.of_cell(root, cell)) for cell in chosen]
+    extra = [(cell, cells_memory.of_cell(root, cell)) for cell in (_others(found) if every else [])]
     if as_json:
         output.data([_as_data(cell, estimate) for cell, estimate in [*estimates, *extra]])
     else:
@@ -49,7 +49,7 @@ def _others(found: matrix.Matrix) -> list[matrix.Cell]:
     """Return the smallest cell of each pair that the matrix does not have."""
     known = {cell.name for cell in found.cells}
     return [
-        cell_memory.smallest(repo.root(), found, hardware, model)
+        cells_memory.smallest(repo.root(), found, hardware, model)
         for hardware in sorted(found.machines)
         for model in found.models
         if f"{hardware}/{model}" not in known
@@ -64,7 +64,7 @@ def _pair(found: matrix.Matrix, name: str) -> matrix.Cell:
         return cells[short]
     hardware, _, model = short.partition("/")
     if hardware in found.machines and model in found.models:
-        return cell_memory.smallest(repo.root(), found, hardware, model)
+        return cells_memory.smallest(repo.root(), found, hardware, model)
     pairs = [f"{hardware}/{model}" for hardware in found.machines for model in found.models]
     match = repo.nearest(short, pairs, cutoff=0.7)
     new = "a new model or hardware: docs/extending.md"
@@ -73,7 +73,7 @@ def _pair(found: matrix.Matrix, name: str) -> matrix.Cell:
 
 def _print_estimate(cell: matrix.Cell, estimate: Estimate, whole: bool, note: str = "") -> None:
     result = "fits" if estimate.fits else "does not fit"
-    output.line(f"{cell.name}{note}, {cell_memory.where(cell)}: {estimate.summary()}: {result}")
+    output.line(f"{cell.name}{note}, {cells_memory.where(cell)}: {estimate.summary()}: {result}")
     if not whole:
         return
     for term in estimate.terms:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, cast
 
-from tools.cells import locate
+from tools.cells.kustomize_graph import is_kustomization
 from tools.core import output, repo
 from tools.core.errors import UserError
 from tools.core.wait import sparing
@@ -47,7 +47,7 @@ def read(kubectl: Kubectl, text: str | None) -> RunMetrics:
             return _from_file(path)
         if Path(text).suffix in FILES:
             raise UserError(f"{text}: no such file", "SOURCE is a job, a cell, a run directory or a log file")
-        if "/" in text and Path(text).is_dir() and not locate.is_kustomization(Path(text)):
+        if "/" in text and Path(text).is_dir() and not is_kustomization(Path(text)):
             hint = "a run directory has this file: local/runs/NAME"
             raise UserError(f"{text}: no {METRICS} in this directory", hint)
     name = _job_name(kubectl, text)

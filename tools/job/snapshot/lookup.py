@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tools.cells import kustomize, locate
+from tools.cells.kustomize_graph import is_kustomization
 from tools.core import output, repo
 from tools.core.errors import UserError
 from tools.core.repo import nearest
@@ -69,7 +70,7 @@ def jobs(kubectl: Kubectl, everywhere: bool = False) -> list[Object]:
 
 def is_cell(text: str) -> bool:
     """Return whether `text` names a cell, not a job: it has a slash, or is a directory to render."""
-    return "/" in text or locate.is_kustomization(Path(text))
+    return "/" in text or is_kustomization(Path(text))
 
 
 def rendered(cell: str) -> Manifests:
