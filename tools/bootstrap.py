@@ -23,7 +23,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 VENV, CACHE = os.path.join(ROOT, ".venv"), os.path.join(ROOT, ".cache/setup")
 PYTHON, YARD, STAMP = (os.path.join(VENV, name) for name in ("bin/python", "bin/yard", "trainyard.json"))
 LOCKS = ["requirements.lock", "requirements-dev.lock"]  # the second contains the first
-OLDEST_UV = (0, 5)
+OLDEST_UV = (0, 8)  # 0.5 refuses our locks
 GIB, DISK_GIB = 1 << 30, 8 if sys.platform == "linux" else 2  # torch 2.15 brings CUDA libraries on Linux
 BEGAN, REPORT_SECONDS = time.monotonic(), 5
 
@@ -36,6 +36,8 @@ PIP_TO_UV = {
     "trusted-host": "UV_INSECURE_HOST",
     "proxy": "HTTPS_PROXY",
     "cert": "SSL_CERT_FILE",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "default-timeout": "UV_HTTP_TIMEOUT",
 }
 NETWORK = "dns error|name resolution|onnection|timed? ?out|ailed to fetch|ertificate|not found in"
 # What uv, pip or venv prints -> the error and the hint.
@@ -118,7 +120,7 @@ def run(*command: str) -> str:
         lines = log.read().strip().splitlines()[-40:] or ["no output"]
     if child.returncode == 0:
         return lines[-1]
-    details = "details: .cache/setup/install.log"
+    details = "see .cache/setup/install.log"
     for pattern, message, hint in FAILURES:
         if re.search(pattern, "\n".join(lines)):
             fail(message, f"{hint} ({details})", 1)
@@ -211,11 +213,13 @@ def main(lock: str, quiet: bool) -> None:
     os.makedirs(CACHE, exist_ok=True)
     with open(os.path.join(CACHE, "lock"), "w") as file:
         os.set_inheritable(file.fileno(), True)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("waiting for another set-up of this checkout")
-            fcntl.flock(file, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                say("waiting for another set-up of this checkout")
+                time.sleep(REPORT_SECONDS)
         if not is_current("place", lock):
             install(lock)
 
