@@ -1,7 +1,7 @@
 """Pre-train BERT on masked words and next sentences: `torchrun -m training.bert --config DIR`.
 
-Reads TRAINYARD_RUN (the run directory) and TRAINYARD_DATA (where datasets are prepared). The run continues
-from its newest good checkpoint, whatever number of ranks wrote it.
+Reads TRAINYARD_RUN (the run directory) and TRAINYARD_DATA (the directory of prepared datasets). The run
+continues from its newest good checkpoint, whatever number of ranks wrote it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from training.weights import Weights, bert
 
 
 class Bert:
-    """Masked words and next sentences; every weight is drawn from the seed or comes from model.weights."""
+    """Masked words and next sentences are predicted; initial weights are random or from model.weights."""
 
     module = "training.bert"
     losses = ("mlm", "nsp")
@@ -57,7 +57,7 @@ class Bert:
         return self._weights.origin if self._weights else {}
 
     def samples(self, config: Config, directory: RunDir) -> list[dict[str, str]]:
-        """Each prompt with the words that the model guesses at its [MASK]s."""
+        """Each prompt with the words that the model predicts at its [MASK]s."""
         wanted = config.sample
         texts = continuations(
             directory, wanted.prompts, wanted.max_new_tokens, wanted.temperature, config.train.seed

@@ -1,8 +1,8 @@
-"""What lies in a run's checkpoint directory, as JSON.
+"""The content of a run's checkpoint directory, as JSON.
 
 `python -m training.checkpoints list|show|verify --run DIR`
 
-Only reads. `list` and `show` look at manifests and sizes; `verify` hashes every byte.
+It only reads. `list` and `show` check manifests and sizes; `verify` hashes every byte.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Result = dict[str, Any]
 
 
 def listed(run: RunDir) -> Result:
-    """Every committed step, ascending, with what can be told without hashing; and what was refused once."""
+    """Every committed step, ascending, with what is known without hashing; and the refused steps."""
     steps = [_about(run.checkpoints / step_name(step)) for step in committed_steps(run.checkpoints)]
     names = (path.name for path in run.checkpoints.glob(f"step-*{BAD}"))
     refused = sorted(name for name in names if step_of(name.split(".", 1)[0]) is not None)
@@ -31,7 +31,7 @@ def listed(run: RunDir) -> Result:
 
 
 def shown(run: RunDir, step: int | None) -> Result:
-    """The manifest of the newest step, or of `step`: what it was trained from, its tensors and files.
+    """The manifest of the newest step, or of `step`: its metadata, tensors and files.
 
     Raises:
         CheckpointError: there is no such step, or its manifest or a size is wrong.
@@ -55,13 +55,13 @@ def shown(run: RunDir, step: int | None) -> Result:
 
 
 def verified(run: RunDir, step: int | None) -> Result:
-    """Every step, or `step`, with every byte hashed; `problem` says which file is wrong, if any."""
+    """Every step, or `step`, with every byte hashed; `problem` names the wrong file, if any."""
     checked = []
     for each in _chosen(run, step):
         directory = run.checkpoints / step_name(each)
         about = _about(directory)
         if about["problem"] is None:
-            about["problem"] = _trouble(directory, check_contents)
+            about["problem"] = _problem(directory, check_contents)
         checked.append(about)
     return {"run": str(run.path), "checkpoints": checked}
 
@@ -76,12 +76,12 @@ def _chosen(run: RunDir, step: int | None) -> list[int]:
 
 
 def _about(directory: Path) -> Result:
-    """Step, writers, files and bytes by the manifest, and what is wrong with sizes, if anything."""
+    """Step, writers, files and bytes from the manifest, and the problem with sizes, if any."""
     try:
         manifest = read_manifest(directory)
     except CheckpointError as error:
         return {"step": step_of(directory.name), "directory": str(directory), "problem": str(error)}
-    return {**_counted(directory, manifest), "problem": _trouble(directory, check_sizes)}
+    return {**_counted(directory, manifest), "problem": _problem(directory, check_sizes)}
 
 
 def _counted(directory: Path, manifest: Manifest) -> Result:
@@ -95,7 +95,7 @@ def _counted(directory: Path, manifest: Manifest) -> Result:
     }
 
 
-def _trouble(directory: Path, check: Callable[[Path, Manifest, Iterable[str]], None]) -> str | None:
+def _problem(directory: Path, check: Callable[[Path, Manifest, Iterable[str]], None]) -> str | None:
     try:
         manifest = read_manifest(directory)
         check(directory, manifest, sorted(manifest.files))
@@ -105,7 +105,7 @@ def _trouble(directory: Path, check: Callable[[Path, Manifest, Iterable[str]], N
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
-    """Command line: the result as JSON; exit 2 with one line when there is nothing to tell."""
+    """Command line: the result as JSON; exit 2 with one line if there is no such checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("list", "show", "verify"))
     parser.add_argument("--run", required=True, help="run directory")

@@ -1,7 +1,7 @@
-"""A run's checkpoint in the world's format: `python -m training.export --run DIR --to DIR [--merge]`.
+"""Exports a run's checkpoint in common formats: `python -m training.export --run DIR --to DIR [--merge]`.
 
-A run that trained every weight becomes a Hugging Face directory; a run that trained adapters becomes a peft
-adapter or, merged, a Hugging Face directory too. The directory appears whole or not at all.
+A run that trained every weight becomes a Hugging Face directory. A run that trained adapters becomes a peft
+adapter or, merged, a Hugging Face directory. The directory appears as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from training.weights.tensors import INDEX, SINGLE, Kind, digest_of, hash_of
 from training.weights.weights import CONFIG, FILES, GENERATION
 
 Say = Callable[[str], None]
-SHARD_BYTES = 4 << 30  # of one safetensors file, and so of what is held in memory
+SHARD_BYTES = 4 << 30  # upper limit of one safetensors file, and so of the memory for weights
 NUMBERS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class ExportError(Exception):
-    """What was asked for cannot be exported, or not there; one sentence."""
+    """The checkpoint cannot be exported, or not to this place. The message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """The result of an export."""
 
     directory: str
     kind: str  # model | merged model | adapter
     step: int
     tensors: int
     nbytes: int
-    digest: str  # over names, dtypes, shapes and bytes, as `model.weights` is identified
+    digest: str  # over names, dtypes, shapes and bytes, the same as for `model.weights`
 
 
 def export_run(
@@ -66,13 +66,13 @@ def export_run(
 ) -> Exported:
     """Write a run's newest good checkpoint, or that of `step`, to the directory `to`, with its tokenizer.
 
-    `merge` adds the adapters to their base. Weights are written in `dtype`; fp32, in which they were trained,
+    `merge` adds the adapters to their base. Weights are written in `dtype`; fp32, in which they are trained,
     loses nothing. Adapters are always fp32. At most `shard_bytes` of weights are in memory at a time.
 
     Raises:
-        ExportError: `to` is in the way or cannot be written, or `merge` makes no sense.
+        ExportError: `to` exists or cannot be written, or there is nothing to merge.
         CheckpointError: there is no such checkpoint, or it is damaged.
-        WeightsError: the base to merge with is gone or is another one now.
+        WeightsError: the base to merge with is gone or has changed.
     """
     run = RunDir(run_directory)
     if to.is_dir() and any(to.iterdir()):
@@ -82,7 +82,7 @@ def export_run(
     checkpoint = checkpoint_of(run, step)
     config = config_of(checkpoint)
     if merge and config.lora is None:
-        raise ExportError(f"{run.path} trained every weight, there is nothing to merge; leave --merge out")
+        raise ExportError(f"{run.path} trained every weight, so there is nothing to merge; omit --merge")
     tokenizer = dataset_directory(checkpoint.meta, run) / "tokenizer"
     special = _special_tokens(load_tokenizer(checkpoint, run)) if tokenizer.exists() else {}
     try:
@@ -94,18 +94,18 @@ def export_run(
                 values = _Values(checkpoint, config, base, dtype)
                 written = _write_weights(directory, values, say, shard_bytes)
                 _write_configuration(directory, values, special)
-            if tokenizer.exists():  # shards of masked words are made elsewhere, and come without
+            if tokenizer.exists():  # shards of masked samples come without one
                 _copy_tokenizer(tokenizer, directory)
             if not commit(directory, to.resolve()):
-                raise ExportError(f"{to} was filled by someone else meanwhile")
+                raise ExportError(f"another process created {to} meanwhile")
     except OSError as error:
-        raise ExportError(f"{to} cannot be written: {error.strerror or error}") from error
+        raise ExportError(f"cannot write {to}: {error.strerror or error}") from error
     kind = "adapter" if config.lora is not None and not merge else "merged model" if merge else "model"
     return Exported(str(to.resolve()), kind, checkpoint.step, *written)
 
 
 class _Values:
-    """The tensors of the exported model by their names in the world, made one at a time."""
+    """The tensors of the exported model by their public names, computed one at a time."""
 
     def __init__(self, checkpoint: Checkpoint, config: Config, base: Weights | None, dtype: str) -> None:
         self.checkpoint, self.config, self.dtype = checkpoint, config, NUMBERS[dtype]
@@ -117,7 +117,7 @@ class _Values:
         }  # fmt: skip
 
     def kinds(self) -> dict[str, Kind]:
-        """What there will be, by name: the model's parameters, a tied one once."""
+        """The kinds of the exported tensors, by name: the model's parameters; a tied one appears once."""
         stored = self._trained if self._base is None else None
         return {
             name: Kind(CODES[self.dtype], tuple(parameter.shape))
@@ -127,7 +127,7 @@ class _Values:
 
     @torch.no_grad()
     def value(self, name: str) -> torch.Tensor:
-        """The tensor in the exported type: trained, or the base's, with its adapter added in fp32."""
+        """The tensor in the exported type: the trained one, or the base's with its adapter added in fp32."""
         if name in self._trained:
             return self.checkpoint.full(self._trained[name]).to(self.dtype)
         assert self._base is not None
@@ -151,7 +151,7 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int | None]
 
 
 def _write_weights(directory: Path, values: _Values, say: Say, shard_bytes: int) -> tuple[int, int, str]:
-    """Write the tensors as safetensors; returns their number, bytes and digest."""
+    """Write the tensors as safetensors; return their number, bytes and digest."""
     kinds = values.kinds()
     files = _divide(kinds, shard_bytes)
     hashed: dict[str, str] = {}
@@ -184,7 +184,7 @@ def _divide(kinds: Mapping[str, Kind], shard_bytes: int) -> dict[str, list[str]]
 
 
 def _write_configuration(directory: Path, values: _Values, special: dict[str, int | None]) -> None:
-    """config.json and generation_config.json: what the base said where it said so, else what was trained."""
+    """Write config.json and generation_config.json: the base's if it has them, else the trained model's."""
     said: dict[str, Any] = values.checkpoint.meta.get(FILES, {})
     name = str(values.dtype).removeprefix("torch.")
     if CONFIG in said:
@@ -203,7 +203,7 @@ def _write_configuration(directory: Path, values: _Values, special: dict[str, in
 
 
 def _write_adapter(directory: Path, checkpoint: Checkpoint, config: Config) -> tuple[int, int, str]:
-    """Write a peft adapter; returns number of tensors, bytes and digest."""
+    """Write a peft adapter; return number of tensors, bytes and digest."""
     assert config.lora is not None
     assert config.model.weights is not None
     names = [name for name in checkpoint.names() if name.startswith("model.")]
@@ -225,10 +225,10 @@ def _copy_tokenizer(source: Path, directory: Path) -> None:
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
-    """Command line: what was written, as JSON; exit 2 with one line on standard error when it cannot be."""
+    """Command line: the result as JSON; exit 2 with one line on standard error on failure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", required=True, type=Path, help="run directory")
-    parser.add_argument("--to", required=True, type=Path, help="directory to make")
+    parser.add_argument("--to", required=True, type=Path, help="directory to create")
     parser.add_argument("--merge", action="store_true", help="add adapters to their base")
     parser.add_argument("--step", type=int, help="checkpoint of this step instead of the newest")
     parser.add_argument("--dtype", choices=sorted(NUMBERS), default="float32")

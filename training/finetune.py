@@ -1,8 +1,8 @@
 """Fine-tune a causal language model: `torchrun -m training.finetune --config DIR`.
 
-Starts from `model.weights`, a directory, a pinned revision of the hub or another run; trains adapters where
-the configuration has a section `lora`, else every weight. Reads TRAINYARD_RUN (the run directory) and
-TRAINYARD_DATA (where datasets are prepared). The run continues from its newest good checkpoint.
+Starts from `model.weights`: a directory, a pinned revision of the hub or another run. Trains adapters if the
+configuration has a section `lora`, else every weight. Reads TRAINYARD_RUN (the run directory) and
+TRAINYARD_DATA (the directory of prepared datasets). The run continues from its newest good checkpoint.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from training.weights import Weights, open_weights
 
 
 class Finetune:
-    """The assistant's tokens are predicted, from published weights or another run's."""
+    """Starts from published or another run's weights; the assistant's tokens are predicted."""
 
     module = "training.finetune"
     losses = ("loss",)
@@ -42,7 +42,7 @@ class Finetune:
 
     @property
     def weights(self) -> Weights:
-        """The base, once `open` has opened it."""
+        """The base, after `open`."""
         assert self._weights is not None
         return self._weights
 
@@ -69,7 +69,7 @@ class Finetune:
         return self.weights.origin
 
     def samples(self, config: Config, directory: RunDir) -> list[dict[str, str]]:
-        """Each prompt with what the base wrote (`before`) and what the model writes now."""
+        """Each prompt with the base's text (`before`) and the trained model's."""
         wanted = config.sample
         how = wanted.prompts, wanted.max_new_tokens, wanted.temperature, config.train.seed
         before = continuations(directory, *how, base=True)

@@ -1,10 +1,10 @@
 """Fill the compile cache before training: `python -m training.precompile torchrun -m training.bert ...`.
 
-The command is the very one that trains. neuron_parallel_compile runs it with NEURON_EXTRACT_GRAPHS_ONLY, in
-which the trainer shows two steps and the held-out data to the compiler and computes nothing, and compiles
-what it has seen, in parallel, into the cache of `device.cacheset`. The job that trains afterwards finds it.
+The command is the one that trains. neuron_parallel_compile runs it with NEURON_EXTRACT_GRAPHS_ONLY: the
+trainer then shows two steps and the held-out data to the compiler and computes nothing. The compiler compiles
+these graphs in parallel into the cache of `device.cacheset`, where the training job finds them.
 
-Exit codes: 0 every graph is compiled, 1 some are not or nothing proves it, 78 configuration, 143 stopped.
+Exit codes: 0 every graph is compiled, 1 some are not or it is unknown, 78 configuration, 143 stopped.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def main(words: Sequence[str]) -> int:
 def _config(words: Sequence[str]) -> Config:
     if "--config" not in words[:-1]:
         raise ConfigError(
-            "give the command that trains: python -m training.precompile torchrun -m training.bert --config D"
+            "no --config; for example: python -m training.precompile torchrun -m training.bert --config DIR"
         )
     config = load(words[words.index("--config") + 1])
     if config.device.type != "neuron":
-        raise ConfigError(f"device.type is {config.device.type}: only neuron compiles graphs beforehand")
+        raise ConfigError(f"device.type is {config.device.type}: only neuron compiles graphs in advance")
     if shutil.which(COMPILER) is None:
         raise ConfigError(f"{COMPILER} is not on PATH: it comes with torch-neuronx (image trainer-neuron)")
     return config
@@ -54,17 +54,17 @@ def _precompile(words: Sequence[str], config: Config) -> int:
     cache = neuron_cache.use(config)
     print(f"compiling the graphs of {' '.join(words)} into {cache}", flush=True)
     said: list[str] = []
-    job = os.environ.setdefault("TRAINYARD_RUN", "local/runs/precompile")  # its ranks share the claim
+    job = os.environ.setdefault("TRAINYARD_RUN", "local/runs/precompile")  # the ranks share the claim
     with neuron_cache.claimed(cache, str(Path(job))):
         code, stopped = _run([COMPILER, *words], said)
     if stopped:
         return CODES["drained"]
     if code:
-        print(f"{COMPILER} ended with {code}", file=sys.stderr)
+        print(f"{COMPILER} failed with exit code {code}", file=sys.stderr)
         return 1
     found = compile_log.summaries(said)
     if not found:
-        print(f"{COMPILER} printed no summary: nothing proves that the graphs are compiled", file=sys.stderr)
+        print(f"{COMPILER} printed no summary: whether graphs were compiled is unknown", file=sys.stderr)
         return 1
     summary = compile_log.together(found)
     print(f"{summary.line()}; cache {cache}", flush=True)
@@ -72,7 +72,7 @@ def _precompile(words: Sequence[str], config: Config) -> int:
 
 
 def _run(command: Sequence[str], said: list[str]) -> tuple[int, bool]:
-    """Run the compiler, passing on its output and our signals; return its code and whether it was stopped."""
+    """Run the compiler, pass on its output and our signals; return its code and whether it was stopped."""
     child = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         preexec_fn=tied_to(os.getpid()),

@@ -1,7 +1,7 @@
 """Pre-train a causal language model: `torchrun -m training.pretrain --config DIR`.
 
-Reads TRAINYARD_RUN (the run directory) and TRAINYARD_DATA (where datasets are prepared). The run continues
-from its newest good checkpoint, whatever number of ranks wrote it.
+Reads TRAINYARD_RUN (the run directory) and TRAINYARD_DATA (the directory of prepared datasets). The run
+continues from its newest good checkpoint, whatever number of ranks wrote it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from training.trainer import main
 
 
 class Pretrain:
-    """Every weight is drawn from the seed; every token that has a next one in its document is predicted."""
+    """Random initial weights; every token's next token in its document is predicted."""
 
     module = "training.pretrain"
     losses = ("loss",)

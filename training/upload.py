@@ -1,9 +1,9 @@
-"""A finished model on S3: `python -m training.upload --run DIR --to s3://BUCKET/PREFIX`, or when a run ends.
+"""Uploads a finished model to S3, at a run's end or by `python -m training.upload --run DIR --to s3://...`.
 
-The files of the exported directory go to the prefix, each with its SHA-256, which S3 checks as it takes them.
-Then every file is read back and hashed again, and only then MANIFEST.json is written, which names all with
-size and digest: who finds a MANIFEST.json finds a whole model. Credentials are the process's own, in a pod
-those of its service account, by EKS Pod Identity or IRSA.
+The files of the exported directory go to the prefix, each with its SHA-256, which S3 checks on arrival. Then
+every file is read back and hashed again. Only then MANIFEST.json is written, which lists all files with size
+and digest: a prefix with a MANIFEST.json holds a complete model. Credentials are the process's own; in a pod
+they are those of its service account, by EKS Pod Identity or IRSA.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from training.run.directory import RunDir, read_json, write_json
 from training.run.failure import UploadError, one_line
 
 MANIFEST = "MANIFEST.json"
-ATTEMPTS = 8  # botocore's own, with its exponential backoff of at most 20 s each
+ATTEMPTS = 8  # botocore's attempts, with exponential backoff of at most 20 s each
 CHUNK = 8 << 20
 SAY_EVERY = 5.0  # seconds
 _NOT_ALLOWED = "this identity may not {what}: it needs s3:ListBucket, s3:GetObject and s3:PutObject"
-# What another try with the same configuration and identity would meet again.
+# Errors that another attempt with the same configuration and identity would get again.
 _REFUSED = {
     "NoSuchBucket": "there is no such bucket",
-    "InvalidBucketName": "that is no bucket's name",
-    "PermanentRedirect": "the bucket is in another region: set AWS_REGION to its own",
-    "AuthorizationHeaderMalformed": "the bucket is in another region: set AWS_REGION to its own",
+    "InvalidBucketName": "the bucket's name is not valid",
+    "PermanentRedirect": "the bucket is in another region: set AWS_REGION to it",
+    "AuthorizationHeaderMalformed": "the bucket is in another region: set AWS_REGION to it",
     "AccessDenied": _NOT_ALLOWED,
     "403": _NOT_ALLOWED,
-    "InvalidAccessKeyId": "its credentials are not known",
-    "SignatureDoesNotMatch": "its credentials are wrong",
+    "InvalidAccessKeyId": "the access key is unknown",
+    "SignatureDoesNotMatch": "the secret key is wrong",
 }
 
 Say = Callable[[str], None]
@@ -52,7 +52,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Uploaded:
-    """What lies at `to` now: the run and step it is of, its files, and their bytes together."""
+    """The model at `to`: its run and step, the number of its files, and their total size in bytes."""
 
     to: str
     run: str
@@ -63,7 +63,7 @@ class Uploaded:
 
 @dataclass(frozen=True)
 class _Place:
-    """A prefix in a bucket, and the client that speaks for this process."""
+    """A prefix in a bucket, and a client with this process's credentials."""
 
     client: Any
     bucket: str
@@ -77,13 +77,13 @@ class _Place:
 
 
 def upload_run(run: RunDir, to: str, step: int, merge: bool, dtype: str, say: Say) -> Uploaded:
-    """Export a run's checkpoint of `step` and bring it to `to`; `<run>/upload.json` says that it is there.
+    """Export a run's checkpoint of `step` and upload it to `to`; `<run>/upload.json` records that.
 
-    What is exported is kept in `<run>/export` until it is there, and used again by another try.
+    The export is kept in `<run>/export` until the upload is complete, and reused by another attempt.
 
     Raises:
-        ConfigError: another try would fail the same way: no such bucket, no permission, another run's model.
-        UploadError: the export or the transfer failed, or what was read back is not what was sent.
+        ConfigError: another attempt would fail the same way: no such bucket, no permission, another run's
+        model. UploadError: the export or the transfer failed, or the bytes read back differ.
     """
     from training.export import ExportError, export_run
 
@@ -100,7 +100,7 @@ def upload_run(run: RunDir, to: str, step: int, merge: bool, dtype: str, say: Sa
 
 
 def already(run: RunDir, to: str, step: int) -> bool:
-    """Whether `<run>/upload.json` says that the checkpoint of `step` lies at `to`."""
+    """Whether the checkpoint of `step` is at `to`, by `<run>/upload.json`."""
     try:
         saved = read_json(run.path / "upload.json")
         return (saved["to"], saved["step"]) == (to, step)
@@ -109,19 +109,19 @@ def already(run: RunDir, to: str, step: int) -> bool:
 
 
 def check(to: str, run: str, say: Say) -> None:
-    """Look at the destination before a run spends anything.
+    """Check the destination before training.
 
-    Raises ConfigError where it cannot work; what cannot be told yet is said.
+    Raises ConfigError if it cannot work. If it cannot be checked now, only a line is reported.
     """
     place = _place(to)
     try:
         _check_owner(place, run)
     except UploadError as error:
-        say(f"whether the model can go to {to} is open: {error}")
+        say(f"cannot check yet whether the model can be uploaded to {to}: {error}")
 
 
 def upload(directory: Path, to: str, run: str, step: int, say: Say) -> Uploaded:
-    """Bring the files of a directory to `to`, the manifest last; what is there already is not sent again.
+    """Upload the files of a directory to `to`, the manifest last; files that are there are not sent again.
 
     Raises:
         ConfigError, UploadError: as `upload_run`.
@@ -134,7 +134,7 @@ def upload(directory: Path, to: str, run: str, step: int, say: Say) -> Uploaded:
     }  # fmt: skip
     sizes = {name: path.stat().st_size for name, path in files.items()}
     if not files:
-        raise UploadError(f"{directory} holds no files")
+        raise UploadError(f"{directory} contains no files")
     progress = _Progress(say, sum(sizes.values()))
     digests = {name: _digest(path.open("rb")) for name, path in files.items()}
     entries = {name: {"size": sizes[name], "sha256": digests[name]} for name in files}
@@ -149,12 +149,12 @@ def upload(directory: Path, to: str, run: str, step: int, say: Say) -> Uploaded:
     if before != manifest:
         _put_manifest(place, manifest)
     if _manifest(place) != manifest:
-        raise UploadError(f"{place}/{MANIFEST} was read back and is not what was written")
+        raise UploadError(f"{place}/{MANIFEST} was read back with other content than was written")
     return Uploaded(to, run, step, len(files), sum(sizes.values()))
 
 
 class _Progress:
-    """Says now and then how much has been sent and read back."""
+    """Reports every SAY_EVERY seconds how much has been sent and read back."""
 
     def __init__(self, say: Say, total: int) -> None:
         self._say, self._total = say, total
@@ -188,12 +188,12 @@ def _check_owner(place: _Place, run: str) -> None:
     if there is not None and there.get("run") != run:
         raise ConfigError(
             f"upload.to is {str(place)!r}, which holds the model of run {there.get('run')}; "
-            "name another prefix"
+            "use another prefix"
         )
 
 
 def _manifest(place: _Place) -> dict[str, Any] | None:
-    """The manifest at a place, or None where there is none."""
+    """The manifest at a place, or None without one."""
     try:
         with _errors(str(place), "read it"):
             answer = place.client.get_object(Bucket=place.bucket, Key=place.key(MANIFEST))
@@ -201,9 +201,9 @@ def _manifest(place: _Place) -> dict[str, Any] | None:
     except _NotThere:
         return None
     except ValueError:
-        raise ConfigError(f"{place}/{MANIFEST} is there and is no manifest; name another prefix") from None
+        raise ConfigError(f"{place}/{MANIFEST} exists but is not a manifest; use another prefix") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{place}/{MANIFEST} is there and is no manifest; name another prefix")
+        raise ConfigError(f"{place}/{MANIFEST} exists but is not a manifest; use another prefix")
     return value
 
 
@@ -219,7 +219,7 @@ def _put_manifest(place: _Place, manifest: dict[str, Any]) -> None:
 
 
 def _send(place: _Place, name: str, path: Path, digest: str, progress: _Progress) -> None:
-    """Send a file, in parts when it is large; not again when the same one was sent before."""
+    """Send a file, a large one in parts; skip a file that was sent before."""
     if _sent_before(place, name, path.stat().st_size, digest):
         progress.more("sent", path.stat().st_size)
         return
@@ -247,11 +247,11 @@ def _read_back(place: _Place, name: str, digest: str, progress: _Progress) -> No
         body = place.client.get_object(Bucket=place.bucket, Key=place.key(name))["Body"]
         found = _digest(body, lambda count: progress.more("read back", count))
     if found != digest:
-        raise UploadError(f"{place}/{name} was read back with SHA-256 {found[:12]}, {digest[:12]} was sent")
+        raise UploadError(f"{place}/{name}: SHA-256 {digest[:12]} was sent, but {found[:12]} was read back")
 
 
 def _digest(stream: Any, told: Callable[[int], None] = lambda count: None) -> str:
-    """SHA-256 of a stream's bytes, in hexadecimal; the stream is closed."""
+    """SHA-256 of a stream's bytes, in hexadecimal; closes the stream."""
     found = hashlib.sha256()
     with stream:
         while chunk := stream.read(CHUNK):
@@ -261,17 +261,17 @@ def _digest(stream: Any, told: Callable[[int], None] = lambda count: None) -> st
 
 
 class _NotThere(Exception):
-    """The object that was asked for does not exist."""
+    """The requested object does not exist."""
 
 
 @contextmanager
 def _errors(place: str, what: str) -> Iterator[None]:
-    """Turn what the libraries raise into the two errors of this module."""
+    """Turn the libraries' errors into ConfigError and UploadError."""
     try:
         yield
     except (NoCredentialsError, CredentialRetrievalError) as error:
         raise ConfigError(
-            f"upload.to is {place!r}, and this process has no identity for it: {one_line(str(error))}; "
+            f"upload.to is {place!r}, but this process has no credentials: {one_line(str(error))}; "
             "give the service account a role (EKS Pod Identity or IRSA)"
         ) from error
     except ClientError as error:
@@ -283,7 +283,7 @@ def _errors(place: str, what: str) -> Iterator[None]:
         raise UploadError(f"{place}: cannot {what}: {one_line(str(error))}") from error
     except (BotoCoreError, Boto3Error) as error:
         refused = next((code for code in _REFUSED if f"({code})" in str(error)), None)
-        if refused is not None:  # an error of s3transfer holds the client's error as text only
+        if refused is not None:  # s3transfer's errors contain the client's error only as text
             raise ConfigError(f"upload.to is {place!r}: {_REFUSED[refused].format(what=what)}") from error
         raise UploadError(f"{place}: cannot {what}: {one_line(str(error))}") from error
     except OSError as error:
@@ -291,7 +291,7 @@ def _errors(place: str, what: str) -> Iterator[None]:
 
 
 def main() -> None:
-    """Command line: what was uploaded, as JSON; else one line on standard error and exit 2 (transfer: 1)."""
+    """Command line: the result as JSON; on failure one line on standard error and exit 2 (transfer: 1)."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", required=True, type=Path, help="run directory")
     parser.add_argument("--to", required=True, help="s3://bucket/prefix")

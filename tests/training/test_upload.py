@@ -124,7 +124,7 @@ def test_a_second_time_sends_nothing_and_still_reads_back(server: Server, model:
     upload(model, TO, "tiny", 7, print)
     assert server.sent() == []
     server.flipped = "large.safetensors"
-    with pytest.raises(UploadError, match=r"large\.safetensors was read back with SHA-256"):
+    with pytest.raises(UploadError, match=r"large\.safetensors: SHA-256 .* was read back"):
         upload(model, TO, "tiny", 7, print)
 
 
@@ -158,7 +158,7 @@ def test_a_later_step_replaces_and_another_run_is_refused(server: Server, model:
     upload(model, TO, "tiny", 9, print)
     assert server.sent()[0] == MANIFEST  # while files change, none of the two models is there
     assert there()["step"] == 9
-    with pytest.raises(ConfigError, match="holds the model of run tiny; name another prefix"):
+    with pytest.raises(ConfigError, match="holds the model of run tiny; use another prefix"):
         upload(model, TO, "huge", 1, print)
     with pytest.raises(ConfigError, match="holds the model of run tiny"):
         check(TO, "huge", print)
@@ -187,7 +187,7 @@ def test_the_identity_is_the_pods_own(
     """EKS Pod Identity: an agent on the node gives credentials to whoever has the service account's token."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(ConfigError, match=r"no identity for it.*EKS Pod Identity"):
+    with pytest.raises(ConfigError, match=r"no credentials.*EKS Pod Identity"):
         upload(model, TO, "tiny", 7, print)
     seen: list[str | None] = []
     agent = make_server("127.0.0.1", 0, _agent(seen))

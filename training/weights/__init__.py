@@ -1,4 +1,4 @@
-"""Base weights from a directory, the Hugging Face hub or another run: checked, identified, loaded by rows."""
+"""Base weights from a directory, the Hugging Face hub or another run: checks, identifies and loads them."""
 
 from training.weights.errors import WeightsError
 from training.weights.tensors import Tensors, fill

@@ -1,4 +1,4 @@
-"""BERT's weights from elsewhere: whatever of the model a file holds is taken, its heads may be missing."""
+"""Initial weights of BERT: all tensors of the model that the files contain; the heads may be missing."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from training.run.directory import RunDir
 from training.weights import Tensors, Weights, fill, open_weights
 from training.weights.tensors import check_shapes
 
-# Published encoders come without the heads of pre-training, and often without the pooler.
+# Published encoders lack the heads of pre-training, and often the pooler.
 HEADS = {
     "bert.pooler.": "the pooler",
     "cls.predictions.": "the masked-word head",
     "cls.seq_relationship.": "the next-sentence head",
 }
-_OLD_NORMS = {".gamma": ".weight", ".beta": ".bias"}  # as TensorFlow named them
+_OLD_NORMS = {".gamma": ".weight", ".beta": ".bias"}  # TensorFlow's names
 _COPIES = re.compile(r"(bert\.)?embeddings\.position_ids|cls\.predictions\.decoder\.(weight|bias)")
 
 
 def open_for(config: Config, run: RunDir, ranks: Ranks | None, say: Callable[[str], None]) -> Weights | None:
-    """What `model.weights` names, checked and identified, or None without it; says what it lacks.
+    """Open `model.weights`, or return None without it; report the missing heads.
 
     Raises WeightsError and CheckpointError, see `open_weights`.
     """
@@ -35,7 +35,7 @@ def open_for(config: Config, run: RunDir, ranks: Ranks | None, say: Callable[[st
     weights = open_weights(config, run, ranks, say, check)
     lacking = sorted(set(_heads_lacking(weights.tensors, config)))
     if lacking:
-        say(f"{weights.directory} has not {' nor '.join(lacking)}: drawn from the seed")
+        say(f"{weights.directory} lacks {' and '.join(lacking)}: initialised at random from the seed")
     return weights
 
 
@@ -47,7 +47,7 @@ def load(model: PretrainingBert, weights: Weights, config: Config, device: torch
 
 
 def check(tensors: Tensors, config: Config) -> None:
-    """Refuse tensors of another shape, unknown ones, and an encoder that is not whole."""
+    """Refuse tensors with another shape, unknown tensors, and an incomplete encoder."""
     stored = stored_names(tensors)
     wanted = {
         stored.get(name, name): tuple(parameter.shape)
@@ -58,7 +58,7 @@ def check(tensors: Tensors, config: Config) -> None:
 
 
 def stored_names(tensors: Tensors) -> dict[str, str]:
-    """The stored name of each of our parameters: a bare encoder has no `bert.`, old norms other names."""
+    """The stored name of each parameter: a bare encoder has no prefix `bert.`, old norms have other names."""
     bare = not any(name.startswith(("bert.", "cls.")) for name in tensors.kinds)
     found = {}
     for name in tensors.kinds:
@@ -70,7 +70,7 @@ def stored_names(tensors: Tensors) -> dict[str, str]:
 
 
 def _is_copy(name: str, config: Config) -> bool:
-    """Whether a stored tensor says nothing new: positions in order, and tied tables twice."""
+    """Whether a stored tensor is redundant: positions in order, or the second copy of a tied table."""
     untied = name == "cls.predictions.decoder.weight" and not config.model.tie_word_embeddings
     return bool(_COPIES.fullmatch(name)) and not untied
 

@@ -1,7 +1,7 @@
-"""A pinned revision of the Hugging Face hub: huggingface_hub downloads it, its errors become one line.
+"""Downloads a pinned revision of the Hugging Face hub with huggingface_hub; its errors become one line.
 
-The token is the library's own business: HF_TOKEN, else the file HF_TOKEN_PATH names. With HF_HUB_OFFLINE=1
-only what is in the cache is used. Interrupted downloads go on where they stopped.
+The library finds the token: HF_TOKEN, else the file in HF_TOKEN_PATH. With HF_HUB_OFFLINE=1 only the cache is
+used. Interrupted downloads continue where they stopped.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ WANTED = (
     "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template.jinja",
 )  # fmt: skip
 UNWANTED = ("*/*", "consolidated*")  # other formats of the same weights
-_ATTEMPTS = 3  # of the whole; the library itself tries each request and each file several times
+_ATTEMPTS = 3  # for the whole download; the library itself retries each request and each file
 _EVERY_S = 5.0
 
 
 def cache_directory(shared: Path) -> Path:
-    """Where downloads are kept: where HF_HOME or HF_HUB_CACHE says, else on the volume with the runs."""
+    """The directory of downloads: from HF_HOME or HF_HUB_CACHE, else on the volume with the runs."""
     told = any(os.environ.get(name) for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"))
     return Path(constants.HF_HUB_CACHE) if told else shared / "hub"
 
 
 def download(repository: str, revision: str, cache: Path, say: Say, *, offline: bool = False) -> Path:
-    """The directory with the files of one revision, fetched when they are not in the cache yet.
+    """Return the directory with the files of one revision; download files that are not in the cache.
 
-    `offline` looks in the cache only. Files whose bytes are there already are not fetched again.
+    With `offline` only the cache is used.
 
     Raises:
-        WeightsError: no access, no such repository or revision, or not in the cache and offline.
-        CheckpointError: the hub cannot be reached, or the disk cannot be written; trying again may help.
+        WeightsError: no access, no such repository or revision, or offline and not in the cache.
+        CheckpointError: the hub is not reachable, or the disk cannot be written; another attempt may help.
     """
     where = f"weights {repository}@{revision}"
     for attempt in range(1, _ATTEMPTS + 1):
@@ -85,9 +85,9 @@ def download(repository: str, revision: str, cache: Path, say: Say, *, offline: 
 def _refusal(
     error: Exception, repository: str, revision: str, where: str, cache: Path
 ) -> WeightsError | None:
-    """What a person must put right, in words; None for what may pass by itself."""
+    """The error for what a person must fix; None for what may go away."""
     if isinstance(error, HFValidationError):
-        return WeightsError(f"{where}: is no name on the hub: {_line(error)}")
+        return WeightsError(f"{where}: not a valid name on the hub: {_line(error)}")
     if isinstance(error, RevisionNotFoundError):
         return WeightsError(
             f"{where}: {repository} has no revision {revision}; its commits: {_page(repository)}/commits/main"
@@ -100,8 +100,8 @@ def _refusal(
         return WeightsError(f"{where}: no access: {_access(repository, cause)}")
     if constants.is_offline_mode():
         return WeightsError(
-            f"{where}: is not wholly in {cache}, and HF_HUB_OFFLINE is set; "
-            "download it where there is a network"
+            f"{where}: not completely in {cache}, and HF_HUB_OFFLINE is set; "
+            "download it on a machine with network access"
         )
     return None
 
@@ -111,11 +111,11 @@ def _access(repository: str, error: Any) -> str:
     if token is None:
         return (
             "no token was sent; give one in HF_TOKEN or in the file that HF_TOKEN_PATH names"
-            f", and ask for access at {_page(repository)}"
+            f", and request access at {_page(repository)}"
         )
     if isinstance(error, GatedRepoError):
-        return f"the token was sent, but its owner has no access yet; ask for it at {_page(repository)}"
-    return f"the token was sent and refused; is it right, and may its owner read {_page(repository)}?"
+        return f"the token was sent, but its owner has no access yet; request it at {_page(repository)}"
+    return f"the token was sent and refused; check it, and that its owner may read {_page(repository)}"
 
 
 def _page(repository: str) -> str:
@@ -123,13 +123,13 @@ def _page(repository: str) -> str:
 
 
 def _line(error: Exception) -> str:
-    """The first line of an error that says anything."""
+    """The first line of an error that is not empty."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 
 def _lines(say: Say, where: str) -> type[Any]:
-    """huggingface_hub's progress bars as a line every few seconds: how many bytes are there."""
+    """huggingface_hub's progress bars as a line every few seconds with the number of bytes."""
 
     class Lines(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -139,7 +139,7 @@ def _lines(say: Say, where: str) -> type[Any]:
 
         def display(self, *_: object, **__: object) -> None:
             if self.unit == "B" and self.total and self.n:
-                say(f"{where}: {self.n / 2**20:,.0f} of {self.total / 2**20:,.0f} MiB are here")
+                say(f"{where}: {self.n / 2**20:,.0f} of {self.total / 2**20:,.0f} MiB downloaded")
 
         def refresh(self, *_: object, **__: object) -> None:
             """Only `update` prints, and only every few seconds."""

@@ -1,4 +1,4 @@
-"""The error of published weights that cannot be used."""
+"""The error for weights that cannot be used."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from training.config import ConfigError
 
 
 class WeightsError(ConfigError):
-    """`model.weights` names what cannot be used; the message says what and where, and what helps."""
+    """`model.weights` cannot be used; the message says what is wrong, where, and how to fix it."""

@@ -1,4 +1,4 @@
-"""Where `model.weights` points: a directory, a pinned revision of the hub, a checkpoint of another run."""
+"""Finds `model.weights`: a directory, a pinned revision of the hub, or a checkpoint of another run."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ COMMIT = "base_commit"
 
 
 def is_run(weights: str) -> bool:
-    """Whether the value names another run of this project."""
+    """Whether the value names another run."""
     return weights.startswith(RUN)
 
 
 def locate_directory(weights: str, run: RunDir, broadcast: Broadcast, say: Say) -> Path:
-    """The directory of published weights, downloaded when the value is a hub id: by one process of each node.
+    """Return the directory of published weights; one process of each node downloads those of the hub.
 
-    The first rank goes first, so that nodes with a shared cache find everything there. A branch or tag stands
-    for the commit it names when the run begins, and for that one whenever the run goes on.
+    Rank 0 downloads first, so that nodes with a shared cache find everything there. A branch or tag means the
+    commit that it named when the run began, also when the run continues.
 
     Raises:
         WeightsError, CheckpointError: see `download`; or there is no such directory.
@@ -39,9 +39,8 @@ def locate_directory(weights: str, run: RunDir, broadcast: Broadcast, say: Say) 
     if weights.startswith("/"):
         directory = Path(weights)
         if not directory.is_dir():
-            raise WeightsError(
-                f"model.weights: {directory} {'is no directory' if directory.exists() else 'does not exist'}"
-            )
+            trouble = "is not a directory" if directory.exists() else "does not exist"
+            raise WeightsError(f"model.weights: {directory} {trouble}")
         return directory
     repository, _, named = weights.partition("@")
     revision = _commit_begun_with(repository, run) or named
@@ -62,27 +61,27 @@ def locate_directory(weights: str, run: RunDir, broadcast: Broadcast, say: Say) 
 
 
 def commit_of(weights: str, directory: Path) -> dict[str, str]:
-    """For run.json: `base_commit`, the repository and the commit that a hub's value stood for; else empty."""
+    """For run.json: `base_commit`, the repository and commit of weights from the hub; empty for others."""
     if weights.startswith("/"):
         return {}
-    return {COMMIT: f"{weights.partition('@')[0]}@{directory.name}"}  # the library names snapshots so
+    return {COMMIT: f"{weights.partition('@')[0]}@{directory.name}"}  # the library names snapshots by commit
 
 
 def _commit_begun_with(repository: str, run: RunDir) -> str | None:
-    """The commit of this repository that a run began with, None before it has begun."""
+    """The commit of this repository that the run began with, None before it has begun."""
     begun = read_json(run.run).get(COMMIT, "") if run.run.exists() else ""
     name, _, commit = begun.partition("@")
     return commit if name == repository else None
 
 
 def open_run(weights: str, run: RunDir, step: int | None, broadcast: Broadcast, say: Say) -> Checkpoint:
-    """The newest checkpoint of another run that verifies, or that of `step`, which this run began with.
+    """Open another run's newest checkpoint that verifies, or that of `step`, which this run began with.
 
     Each file is hashed by one rank.
 
     Raises:
-        WeightsError: there is no such run, it has no checkpoint yet, or not that step any more.
-        CheckpointError: none verifies.
+        WeightsError: there is no such run, it has no checkpoint yet, or `step` is gone.
+        CheckpointError: no checkpoint verifies.
     """
     name = weights.removeprefix(RUN)
     other = RunDir(run.path.resolve().parent / name)
@@ -92,7 +91,7 @@ def open_run(weights: str, run: RunDir, step: int | None, broadcast: Broadcast, 
     if step is not None and step not in steps:
         raise WeightsError(
             f"model.weights: this run began with step {step} of {name}, which is gone (newest: {steps[-1]}). "
-            "Start anew with --fresh or another name"
+            "Start from scratch with --fresh or another name"
         )
     troubles = []
     for each in reversed(steps) if step is None else [step]:
@@ -104,11 +103,11 @@ def open_run(weights: str, run: RunDir, step: int | None, broadcast: Broadcast, 
             return Checkpoint(directory, manifests[0])
         troubles.append(f"step {each}: {found[0] if found else 'the ranks read different manifests'}")
         say(f"weights {weights}: {troubles[-1]}")
-    raise CheckpointError(f"{other.checkpoints}: no checkpoint is good: {troubles[0]}")
+    raise CheckpointError(f"{other.checkpoints}: every checkpoint is damaged: {troubles[0]}")
 
 
 def _verified(directory: Path, into: list[Manifest], broadcast: Broadcast) -> dict[str, Any]:
-    """Verify this rank's share of the files: what is wrong, if anything, and who wrote the step."""
+    """Verify this rank's share of the files; return the problem, if any, and the attempt that wrote it."""
     try:
         manifest = read_manifest(directory)
         check_contents(directory, manifest, share_of(manifest, broadcast.rank, broadcast.size))

@@ -1,7 +1,7 @@
-"""Named tensors wherever they lie, read by rows, so that a rank reads only what it keeps.
+"""Named tensors in safetensors files or checkpoints, read by rows: a rank reads only the rows that it keeps.
 
-The files are read, not mapped: mapped pages would count as this process's memory, and a read error of a
-network file system would be a SIGBUS (see `training.checkpoint.tensors`).
+The files are read, not memory-mapped: mapped pages would count as this process's memory, and a read error of
+a network file system would be a SIGBUS (see `training.checkpoint.tensors`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PICKLED = (".bin", ".pth", ".pt", ".ckpt")
 
 @dataclass(frozen=True)
 class Kind:
-    """What a stored tensor is: safetensors' dtype code, and its shape."""
+    """The kind of a stored tensor: safetensors' dtype code, and its shape."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -47,12 +47,12 @@ class Tensors(Protocol):
 
     @property
     def place(self) -> str:
-        """Where they lie, for messages."""
+        """Where the tensors are, for messages."""
         ...
 
     @property
     def kinds(self) -> Mapping[str, Kind]:
-        """What there is, by name."""
+        """The kinds of all tensors, by name."""
         ...
 
     def read(self, name: str, row: int, out: torch.Tensor) -> None:
@@ -61,10 +61,10 @@ class Tensors(Protocol):
 
 
 class SafetensorsDirectory:
-    """The safetensors files of a directory: those that its index lists, the single one, or all.
+    """The safetensors files of a directory: those in its index, else the single one, else all.
 
     Raises:
-        WeightsError: there are none, only pickled ones, or the index does not fit them.
+        WeightsError: there are none, only pickled ones, or the index does not match them.
         CheckpointError: a file is damaged or cannot be read.
     """
 
@@ -77,7 +77,7 @@ class SafetensorsDirectory:
             self._add(path, index)
         for name in index or {}:
             if name not in self._places:
-                raise WeightsError(f"{directory / INDEX}: names {name}, which no listed file holds")
+                raise WeightsError(f"{directory / INDEX}: names {name}, which is in none of its files")
         self.kinds = {name: Kind(entry.dtype, entry.shape) for name, (_, entry) in self._places.items()}
 
     def read(self, name: str, row: int, out: torch.Tensor) -> None:
@@ -87,27 +87,27 @@ class SafetensorsDirectory:
             read_into(path, file, entry.first + row * row_bytes, out)
 
     def _add(self, path: Path, index: Mapping[str, str] | None) -> None:
-        size = file_size(path.resolve())  # a hub snapshot holds links
+        size = file_size(path.resolve())  # a hub snapshot consists of links
         with naming(path), open(path, "rb", buffering=0) as file:
             entries = read_header(path, file)
         for name, entry in entries.items():
             if index is not None and index.get(name) != path.name:
-                continue  # an old copy that the index does not mean
+                continue  # an old copy; the index names another file
             if entry.dtype not in DTYPES:
                 raise WeightsError(f"{path}: tensor {name} has dtype {entry.dtype}, which is not supported")
             if not all(isinstance(n, int) and n >= 0 for n in (*entry.shape, entry.first, entry.end)):
-                raise CheckpointError(f"{path}: tensor {name} has no sensible shape and place")
+                raise CheckpointError(f"{path}: tensor {name} has an invalid shape or place")
             if entry.end > size:
-                raise CheckpointError(f"{path}: ends at {size:,} bytes, but holds {name} up to {entry.end:,}")
+                raise CheckpointError(f"{path}: has {size:,} bytes, but tensor {name} ends at {entry.end:,}")
             if entry.end - entry.first != byte_count(entry.dtype, entry.shape):
-                raise CheckpointError(f"{path}: tensor {name} has not as many bytes as its shape says")
+                raise CheckpointError(f"{path}: the size of tensor {name} does not match its shape")
             if name in self._places:
                 raise WeightsError(f"tensor {name} is in {self._places[name][0]} and in {path}")
             self._places[name] = (path, entry)
 
 
 class CheckpointTensors:
-    """The model's tensors in a checkpoint of this project, under their names in safetensors files."""
+    """The model's tensors in a checkpoint of a run, by their names in safetensors files."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -124,7 +124,7 @@ class CheckpointTensors:
 
 
 def _index(directory: Path) -> dict[str, str] | None:
-    """File of each tensor as the index says; None without an index."""
+    """The file of each tensor from the index; None without an index."""
     path = directory / INDEX
     if not path.exists():
         return None
@@ -133,7 +133,7 @@ def _index(directory: Path) -> dict[str, str] | None:
         raise WeightsError(f"{path}: has no weight_map")
     for name, file in places.items():
         if not isinstance(file, str) or Path(file).name != file:
-            raise WeightsError(f"{path}: the file of {name} is {file!r}; a plain file name is needed")
+            raise WeightsError(f"{path}: the file of {name} is {file!r}, which is not a plain file name")
     return places
 
 
@@ -148,7 +148,7 @@ def _files(directory: Path, index: Mapping[str, str] | None) -> list[Path]:
         return [directory / SINGLE]
     files = sorted(directory.glob("*.safetensors"))
     if (directory / "adapter_config.json").exists():
-        raise WeightsError(f"{directory} holds an adapter, not a model; merge it into its base first")
+        raise WeightsError(f"{directory} contains an adapter, not a model; merge it into its base first")
     if not files:
         raise WeightsError(f"{directory}: {_no_files(directory)}")
     return files
@@ -157,28 +157,29 @@ def _files(directory: Path, index: Mapping[str, str] | None) -> list[Path]:
 def _no_files(directory: Path) -> str:
     pickled = sorted(path.name for path in directory.iterdir() if path.suffix in _PICKLED)
     if not pickled:
-        return "holds no *.safetensors"
+        return "contains no *.safetensors"
     return (
-        f"holds {pickled[0]}, but no *.safetensors; pickled files can run code when they are opened and are "
-        "never read: convert them with transformers (from_pretrained, save_pretrained) where you trust them"
+        f"contains {pickled[0]}, but no *.safetensors; pickled files can run code when they are opened, so "
+        "they are never read: if you trust them, convert them with transformers (from_pretrained, "
+        "save_pretrained)"
     )
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a small file of published weights; WeightsError when it is not one."""
+    """The JSON object in a small file of published weights; WeightsError if it is not one."""
     with naming(path):
         data = path.read_bytes()
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise WeightsError(f"{path}: is not JSON ({error})") from None
+        raise WeightsError(f"{path}: not JSON ({error})") from None
     if not isinstance(value, dict):
-        raise WeightsError(f"{path}: is not a JSON object")
+        raise WeightsError(f"{path}: not a JSON object")
     return value
 
 
 def chunks(tensors: Tensors, name: str, first: int, end: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield rows [first, end) of a tensor in its own dtype as (row, rows): some MiB a time, in one buffer."""
+    """Yield rows [first, end) of a tensor in its own dtype as (row, rows), some MiB each, in one buffer."""
     kind = tensors.kinds[name]
     dtype, width = DTYPES[kind.dtype], math.prod(kind.shape[1:])
     if not kind.shape:
@@ -206,7 +207,7 @@ def whole(tensors: Tensors, name: str) -> torch.Tensor:
 def fill(parameters: Mapping[str, torch.Tensor], tensors: Tensors) -> None:
     """Fill each parameter (whole or FSDP2's shard, any device and floating type) from the tensor of its name.
 
-    Only the rows that this rank keeps are read. Names and shapes must have been checked.
+    Reads only the rows that this rank keeps. Names and shapes must have been checked.
     """
     for name, parameter in parameters.items():
         shard = shards_of([(name, parameter)])[name]
@@ -219,7 +220,7 @@ def fill(parameters: Mapping[str, torch.Tensor], tensors: Tensors) -> None:
 def check_shapes(
     wanted: Mapping[str, tuple[int, ...]], tensors: Tensors, ignored: Collection[str] = ()
 ) -> None:
-    """Refuse tensors whose names are not the wanted ones, or with another shape or no floating-point numbers.
+    """Refuse tensors with other names or shapes than the wanted ones, or without floating-point numbers.
 
     Raises:
         WeightsError: names the first tensors that are missing, unexpected, or different.
@@ -230,7 +231,7 @@ def check_shapes(
             shapes = f"has shape {list(found[name].shape)}, the model needs {list(wanted[name])}"
             raise WeightsError(f"{tensors.place}: tensor {name} {shapes}")
         if found[name].dtype not in _NUMBERS:
-            trouble = f"has dtype {found[name].dtype}; {', '.join(_NUMBERS)} can be loaded"
+            trouble = f"has dtype {found[name].dtype}; supported are {', '.join(_NUMBERS)}"
             raise WeightsError(f"{tensors.place}: tensor {name} {trouble}")
     missing, unexpected = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
     troubles = [f"{_some(missing)} missing"] if missing else []
@@ -246,7 +247,7 @@ def _some(names: list[str]) -> str:
 
 
 def share(tensors: Tensors, names: list[str], rank: int, world_size: int) -> list[str]:
-    """The names that `rank` of `world_size` reads, so that each is read once and bytes are balanced."""
+    """The names that `rank` of `world_size` reads: each is read once, and bytes are balanced."""
     load = [0] * world_size
     mine = []
     for name in sorted(names, key=lambda name: (-tensors.kinds[name].nbytes, name)):
@@ -258,7 +259,7 @@ def share(tensors: Tensors, names: list[str], rank: int, world_size: int) -> lis
 
 
 def hashes(tensors: Tensors, names: list[str], tell: Callable[[int], None]) -> dict[str, str]:
-    """SHA-256 of each tensor's bytes; `tell` gets the number of bytes of every piece that is done."""
+    """SHA-256 of each tensor's bytes; `tell` gets the number of bytes of every finished piece."""
     found = {}
     for name in names:
         digest = hashlib.sha256()
@@ -276,6 +277,6 @@ def hash_of(tensor: torch.Tensor) -> str:
 
 
 def digest_of(kinds: Mapping[str, Kind], hashed: Mapping[str, str]) -> str:
-    """One digest of a set of tensors: of their names, dtypes, shapes and bytes, however they are laid out."""
+    """One digest over the names, dtypes, shapes and bytes of a set of tensors, however files divide them."""
     table = {name: [kinds[name].dtype, list(kinds[name].shape), sha] for name, sha in hashed.items()}
     return hashlib.sha256(canonical(table)).hexdigest()

@@ -1,4 +1,4 @@
-"""Base weights, opened: checked against the configuration, identified by a digest, loaded rank by rank."""
+"""Base weights: checked against the configuration, identified by a digest, loaded by each rank."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ _TELL_EVERY_S = 5.0
 
 
 class Weights:
-    """Checked base weights. Made by `open_weights`."""
+    """Checked base weights. `open_weights` creates them."""
 
     def __init__(
         self, tensors: Tensors, directory: Path, tokenizer: Path | None, origin: dict[str, Any]
     ) -> None:
         self.tensors = tensors
-        """Every tensor there is, by name."""
+        """All tensors, by name."""
         self.directory = directory
-        """Where the files lie: the directory, the hub's snapshot, or the checkpoint."""
+        """The directory of the files: the given one, the hub's snapshot, or the checkpoint."""
         self.tokenizer = tokenizer
-        """A directory with the base's tokenizer, None when it has none."""
+        """A directory with the base's tokenizer, None if it has none."""
         self.origin = origin
-        """What the base was, for run.json and each checkpoint: `weights` is the digest, `base_step` its step
-        when it is a run, `base_commit` its commit when it is the hub's, `base_files` what its config.json and
-        generation_config.json said."""
+        """The base's origin, for run.json and each checkpoint: `weights` is the digest, `base_step` the step
+        of another run, `base_commit` the commit on the hub, `base_files` the content of its config.json and
+        generation_config.json."""
 
     @property
     def digest(self) -> str:
@@ -63,16 +63,16 @@ class Weights:
         return str(self.origin["weights"])
 
     def load(self, model: Trainable, config: Config, device: torch.device) -> None:
-        """Give memory and values to every parameter and buffer of a causal model on meta, sharded or whole.
+        """Give memory and values to every parameter and buffer of a causal model on meta, sharded or not.
 
-        Each rank reads only the rows that it keeps. Adapters get their start.
+        Each rank reads only the rows that it keeps. Adapters get their initial values.
         """
         materialise(model, config, device)
         lora.initialise(model, config.train.seed)
         self.fill(model)
 
     def fill(self, model: nn.Module) -> None:
-        """Fill all parameters that the base has; the others stay as they are."""
+        """Fill all parameters that the base has; the others do not change."""
         for name, parameter in named_parameters(model):
             stored = lora.base_name(name)
             if stored is not None:
@@ -90,15 +90,15 @@ def open_weights(
     say: Say = lambda line: None,
     check: Callable[[Tensors, Config], None] | None = None,
 ) -> Weights:
-    """Find what `model.weights` names, check it against the configuration, and identify it by its content.
+    """Find `model.weights`, check them against the configuration, and identify them by their content.
 
-    All ranks call it together (`ranks`), or one process alone. A run that began with other weights, as its
-    run.json says, is refused. `check` refuses wrong tensors; without it, what is no causal model.
+    All `ranks` call it together, or one process alone. A run that began with other weights, by its run.json,
+    is refused. `check` refuses wrong tensors; the default refuses everything but the causal model's.
 
     Raises:
         WeightsError: no access, no such revision, directory or run; another architecture; missing, unexpected
             or misshapen tensors; other weights than the run began with.
-        CheckpointError: files that cannot be read or are damaged.
+        CheckpointError: files are damaged or cannot be read.
     """
     named = config.model.weights
     assert named is not None
@@ -124,32 +124,32 @@ def open_weights(
     digest = _digest(tensors, config, broadcast, say)
     if began and began["weights"] != digest:
         raise WeightsError(
-            f"{run.path} began with weights {began['weights'][:12]}, and {named} holds {digest[:12]} now. "
-            "Put them back, or start anew with --fresh or another name"
+            f"{run.path} began with weights {began['weights'][:12]}, but {named} now contains {digest[:12]}. "
+            "Restore them, or start from scratch with --fresh or another name"
         )
     has_tokenizer = (tokenizer / "tokenizer.json").exists()
     return Weights(tensors, directory, tokenizer if has_tokenizer else None, {"weights": digest, **origin})
 
 
 def check_causal(tensors: Tensors, config: Config) -> None:
-    """Refuse tensors that are not exactly the causal model's; WeightsError names them."""
+    """Refuse tensors that are not exactly the causal model's. Raises WeightsError with their names."""
     wanted = {name: tuple(p.shape) for name, p in named_parameters(build_on_meta(config, "eager"))}
     try:
         check_shapes(wanted, tensors, ignored=_ignored(tensors, config))
     except WeightsError as error:
         untied = HEAD not in tensors.kinds and not config.model.tie_word_embeddings
-        hint = f"; without {HEAD} the head is the table of words: set model.tie_word_embeddings: true"
+        hint = f"; without {HEAD} the head is the token table: set model.tie_word_embeddings: true"
         raise WeightsError(f"{error}{hint if untied else ''}") from None
 
 
 def _ignored(tensors: Tensors, config: Config) -> set[str]:
-    """Tensors that say nothing new: old files hold rotary tables, and a tied head twice."""
+    """Redundant tensors: old files contain rotary tables, and a tied head twice."""
     ignored = {name for name in tensors.kinds if name.endswith(".rotary_emb.inv_freq")}
     return ignored | ({HEAD} if config.model.tie_word_embeddings and HEAD in tensors.kinds else set())
 
 
 def _began_with(run: RunDir) -> dict[str, Any]:
-    """What run.json says of the base, empty before the run has begun."""
+    """The base in run.json, empty before the run has begun."""
     if not run.run.exists():
         return {}
     first = read_json(run.run)
@@ -160,14 +160,14 @@ def _check_run(theirs: dict[str, Any], config: Config, named: str) -> None:
     if theirs["lora"] is not None:
         name = named.removeprefix(RUN)
         raise WeightsError(
-            f"model.weights: {named} trained adapters and holds no whole model; "
-            f"yard checkpoint export {name} --merge --to DIRECTORY makes one"
+            f"model.weights: {named} trained adapters, so it has no complete model; "
+            f"create one with yard checkpoint export {name} --merge --to DIRECTORY"
         )
     check_same_model(theirs["model"], config.model, f"model.weights: {named}")
 
 
 def _digest(tensors: Tensors, config: Config, broadcast: Broadcast, say: Say) -> str:
-    """The content's digest; each tensor is read by one rank. A tied head must be the table of words."""
+    """The content's digest; each tensor is read by one rank. A tied head must equal the token table."""
     ignored = _ignored(tensors, config)
     names = sorted(name for name in tensors.kinds if name not in ignored or name == HEAD)
     mine = share(tensors, names, broadcast.rank, broadcast.size)
@@ -176,14 +176,14 @@ def _digest(tensors: Tensors, config: Config, broadcast: Broadcast, say: Say) ->
     hashed = {name: sha for part in parts for name, sha in part.items()}
     if HEAD in ignored and hashed.pop(HEAD) != hashed[WORDS]:
         raise WeightsError(
-            f"{tensors.place}: {HEAD} differs from {WORDS}, but model.tie_word_embeddings makes them one: "
-            "set it to false"
+            f"{tensors.place}: {HEAD} differs from {WORDS}, but with model.tie_word_embeddings they must be "
+            "equal: set it to false"
         )
     return digest_of(tensors.kinds, hashed)
 
 
 class _Progress:
-    """A line every few seconds while a lot is read."""
+    """Reports a line every few seconds during a long read."""
 
     def __init__(self, total: int, say: Say) -> None:
         self._total, self._say = total, say

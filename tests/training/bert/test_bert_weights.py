@@ -47,11 +47,11 @@ def loaded(config: Config, directory: Path, run: Path) -> tuple[PretrainingBert,
     ("kind", "said"),
     [
         (BertForPreTraining, None),
-        (BertForMaskedLM, "the next-sentence head nor the pooler"),
-        (BertModel, "the masked-word head nor the next-sentence head"),
+        (BertForMaskedLM, "the next-sentence head and the pooler"),
+        (BertModel, "the masked-word head and the next-sentence head"),
     ],
 )
-def test_what_is_there_is_taken_and_what_is_not_is_said(
+def test_stored_tensors_are_taken_and_missing_ones_reported(
     kind: type, said: str | None, config: Config, tmp_path: Path
 ) -> None:
     theirs = saved(kind, config, tmp_path / "base")
@@ -64,8 +64,8 @@ def test_what_is_there_is_taken_and_what_is_not_is_said(
     for name, parameter in own.items():
         assert torch.equal(parameter, taken.get(name, drawn[name])), name
     assert len(taken.keys() & own.keys()) >= len(own) - 9
-    assert [line for line in lines if "drawn from the seed" in line] == (
-        [f"{tmp_path / 'base'} has not {said}: drawn from the seed"] if said else []
+    assert [line for line in lines if "at random from the seed" in line] == (
+        [f"{tmp_path / 'base'} lacks {said}: initialised at random from the seed"] if said else []
     )
 
 

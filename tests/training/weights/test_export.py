@@ -180,7 +180,7 @@ def test_refused_exports_leave_nothing(tmp_path: Path, run: RunDir, dataset: Pat
         export_run(run.path, tmp_path / "full")
     with pytest.raises(ExportError, match="is a file"):
         export_run(run.path, tmp_path / "full" / "note")
-    with pytest.raises(ExportError, match="cannot be written"):
+    with pytest.raises(ExportError, match="cannot write"):
         export_run(run.path, tmp_path / "full" / "note" / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["full", "runs"]
     assert (tmp_path / "full" / "note").read_text() == "mine"
@@ -201,7 +201,7 @@ def test_a_failure_midway_leaves_nothing(
         save_file(*arguments, **more)
 
     monkeypatch.setattr("training.export.save_file", full)
-    with pytest.raises(ExportError, match="out cannot be written: No space left on device"):
+    with pytest.raises(ExportError, match="cannot write .*out: No space left on device"):
         export_run(run.path, tmp_path / "out", shard_bytes=60_000)
     assert len(calls) == 3
     assert [p.name for p in tmp_path.iterdir()] == ["runs"]

@@ -112,7 +112,7 @@ def test_gated_weights_need_a_token_from_a_variable_or_a_file(
     assert message.startswith(
         f"weights team/gated@{COMMIT}: no access: no token was sent; give one in HF_TOKEN"
     )
-    assert message.endswith(f"ask for access at {hub.url}/team/gated")
+    assert message.endswith(f"request access at {hub.url}/team/gated")
     if how == "variable":
         monkeypatch.setenv("HF_TOKEN", TOKEN)
     else:
@@ -130,7 +130,7 @@ def test_gated_weights_need_a_token_from_a_variable_or_a_file(
         (f"team/open@{COMMIT[::-1]}", None, f"team/open has no revision {COMMIT[::-1]}"),
         ("team/absent@v1.0", None, "no such repository, or a private one: no token was sent"),
         ("team/absent@v1.0", TOKEN, "no such repository, or a private one: the token was sent and refused"),
-        ("team/--bad--@v1.0", None, "is no name on the hub"),
+        ("team/--bad--@v1.0", None, "not a valid name on the hub"),
     ],
 )
 def test_what_the_hub_refuses_is_one_line(
@@ -150,7 +150,7 @@ def test_offline_only_the_cache_is_used(hub: FakeHub, run: RunDir, monkeypatch: 
     config = configuration("team/open@v1.0", **LLAMA)
     with monkeypatch.context() as offline:
         offline.setattr(constants, "HF_HUB_OFFLINE", True)
-        with pytest.raises(WeightsError, match=r"is not wholly in .*/hub, and HF_HUB_OFFLINE is set"):
+        with pytest.raises(WeightsError, match=r"not completely in .*/hub, and HF_HUB_OFFLINE is set"):
             open_weights(config, run)
         assert hub.log == []
     online = open_weights(config, run)

@@ -143,10 +143,10 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
         'rope_scaling is {"rope_type": "linear", "factor": 2.0} there, model.rope_scaling is null',
     ),
     "tied": (_config(tie_word_embeddings=False), "tie_word_embeddings is false there"),
-    "biases": (_config(attention_bias=True), "attention_bias is true, and only false can be trained here"),
+    "biases": (_config(attention_bias=True), "attention_bias is true, but only false is supported"),
     "quantized": (_config(quantization_config={"bits": 4}), "the weights are quantized"),
-    "no configuration": (_config(hidden_size="x"), "is no llama configuration: "),
-    "not JSON": (_not_json, "config.json: is not JSON"),
+    "no configuration": (_config(hidden_size="x"), "not a llama configuration: "),
+    "not JSON": (_not_json, "config.json: not JSON"),
     "no config.json": (lambda d: (d / "config.json").unlink(), "config.json is missing"),
     "shape": (
         _tensors(lambda t: t.update({"model.norm.weight": torch.ones(63)})),
@@ -164,17 +164,17 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
         _tensors(lambda t: t.update({"lm_head.weight": torch.ones(515, 64)})),
         "lm_head.weight differs from model.embed_tokens.weight",
     ),
-    "pickled": (_pickled, "holds pytorch_model.bin, but no *.safetensors; pickled files can run code"),
-    "adapter": (_adapter, "holds an adapter, not a model"),
-    "empty": (lambda d: (d / "model.safetensors").unlink(), "holds no *.safetensors"),
+    "pickled": (_pickled, "contains pytorch_model.bin, but no *.safetensors; pickled files can run code"),
+    "adapter": (_adapter, "contains an adapter, not a model"),
+    "empty": (lambda d: (d / "model.safetensors").unlink(), "contains no *.safetensors"),
     "index of nothing": (_index(None), "has no weight_map"),
     "index names a lost file": (
         _index({"model.norm.weight": "gone.safetensors"}), "gone.safetensors is missing"
     ),
     "index names a lost tensor": (
-        _index({"model.lost": "model.safetensors"}), "names model.lost, which no listed file holds"
+        _index({"model.lost": "model.safetensors"}), "names model.lost, which is in none of its files"
     ),
-    "index leads outside": (_index({"model.norm.weight": "../x.safetensors"}), "a plain file name is needed"),
+    "index leads outside": (_index({"model.norm.weight": "../x.safetensors"}), "which is not a plain file name"),
     "no directory": (shutil.rmtree, "does not exist"),
 }  # fmt: skip
 
@@ -209,7 +209,7 @@ def test_other_weights_than_the_run_began_with_are_refused(tmp_path: Path, run: 
     tensors = load_file(tmp_path / "base" / "model.safetensors")
     tensors["model.norm.weight"][0] += 1
     save_file(tensors, tmp_path / "base" / "model.safetensors")
-    with pytest.raises(WeightsError, match=r"began with weights .* holds .* now"):
+    with pytest.raises(WeightsError, match=r"began with weights .* but .* now contains"):
         open_weights(config, run)
 
 
@@ -257,6 +257,6 @@ def test_runs_that_are_no_base_are_refused(tmp_path: Path, run: RunDir, dataset:
     publish(tmp_path / "base")
     adapted(RunDir(tmp_path / "runs" / "lora"), configuration(str(tmp_path / "base"), LORA), dataset)
     with pytest.raises(
-        WeightsError, match=r"run:lora trained adapters .* yard checkpoint export lora --merge"
+        WeightsError, match=r"run:lora trained adapters, .* yard checkpoint export lora --merge"
     ):
         open_weights(configuration("run:lora"), run)
