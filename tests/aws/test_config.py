@@ -199,87 +199,14 @@ def test_pods_get_their_prefix_and_nothing_else(name: str) -> None:
                     )
 
 
-@pytest.mark.parametrize(
-    ("facts", "said", "hint"),
-    [
-        (
-            {"NODES_P5": "p5.48xl 0-4 us-west-2c"},
-            "unknown instance type p5.48xl",
-            "did you mean p5.48xlarge?",
-        ),
-        ({"NODES_P5": "p5.48xlarge 0-4"}, "use EFA and need one zone", "one with capacity"),
-        ({"NODES_P5": "p5.48xlarge 0-4 us-west-2a,us-west-2b"}, "need one zone", "EFA does not cross"),
-        ({"NODES_P5": "p5.48xlarge 4-2 us-west-2a"}, "the maximum is 0, or below", "LEAST-MOST"),
-        ({"NODES_P5": "p5.48xlarge four us-west-2a"}, "four is not a range", "LEAST-MOST"),
-        ({"NODES_P5": "p5.48xlarge 0-4 us-west-2e"}, "us-west-2e is not in ZONES", "us-west-2a"),
-        ({"NODES_P5": "p5.48xlarge 0-4 us-west-2a spto"}, "unknown word spto", "did you mean spot?"),
-        ({"NODES_P5": "p5.48xlarge 0-4 us-west-2a capacity-block"}, "unknown word capacity-block", ""),
-        (
-            {"NODES_P5": "p5.48xlarge 0-4 us-west-2a capacity-block=x"},
-            "x is not a capacity reservation",
-            "cr-",
-        ),
-        (
-            {"NODES_G5": "g5.8xlarge 0-4 us-west-2a capacity-block=cr-01234567"},
-            "no capacity blocks for g5",
-            "p5",
-        ),
-        (
-            {"NODES_P5": "p5.48xlarge 1-4 us-west-2a capacity-block=cr-01234567"},
-            "must start with 0 nodes",
-            "0-4",
-        ),
-        (
-            {"ZONES": "us-east-1a,us-east-1b"},
-            "us-east-1a is not an availability zone of us-west-2",
-            "us-west-2a",
-        ),
-        ({"AWS_REGION": "oregon"}, "AWS_REGION=oregon is not a region", ""),
-        ({"KUBERNETES_VERSION": "1.20"}, "no add-on versions are known for Kubernetes 1.20", "--verify"),
-        ({"KUBERNETES_VERSION": "latest"}, "KUBERNETES_VERSION=latest is not a minor", ""),
-        ({"CLUSTER_NAME": None}, "CLUSTER_NAME is not set", "facts gpu"),
-        ({"CLUSTER_NAME": "null"}, "CLUSTER_NAME is null", "facts gpu"),
-        ({"ADMIN_ROLE_ARN": "cluster-admin"}, "is not the ARN of an IAM role", ""),
-        ({"S3_PREFIX": "text"}, "must end with a slash", "other names that start"),
-        ({"CELLS": "p5/llama-3-1-8"}, "no such cell: p5/llama-3-1-8", "did you mean p5/llama-3-1-8b?"),
-        ({"NODES_P4D": None}, "p4d/llama-2-7b needs 4 of p4d.24xlarge, but no node", "p4d.24xlarge 0-4"),
-        ({"NODES_P4D": "p4d.24xlarge 0-3 us-west-2b"}, "p4d/llama-2-7b needs 4 of p4d.24xlarge", "0-4"),
-        (
-            {"ZONES": "us-west-2a", "CELLS": None, "NODES_P4D": None, "NODES_P5": None, "NODES_P5EN": None},
-            "EKS needs subnets in two zones",
-            "",
-        ),
-        ({"VPC_ID": "vpc-1", "PRIVATE_SUBNETS": "subnet-1"}, "subnet-1 is not ZONE=subnet-", "zones:"),
-        ({"ZONES": "us-west-2a,us-west-2-lax-1a"}, "us-west-2-lax-1a is not an availability zone", "local"),
-        ({"ZONES": "us-west-2a,us-west-2b,us-west-2a"}, "us-west-2a is listed twice", "once"),
-        ({"NODES_G5": "g5.8xlarge 0-4 us-west-2a us-west-2b"}, "unexpected word us-west-2b", "[ZONE,"),
-        ({"NODES_G5": "g5.8xlarge 0-4 us-west-2a spot on-demand"}, "unexpected word on-demand", "spot"),
-        ({"NODES_SYSTEM": "m5.large 1-2"}, "every cluster already has a group system", "another"),
-        ({"NODES_": "m5.large 1-2"}, "NODES_ does not name a group", "NODES_CPU"),
-        ({f"NODES_{'A' * 64}": "m5.large 1-2"}, "is longer than 63 characters", "shorter"),
-        (
-            {"CLUSTER_NAME": "g" * 100, "NODES_ABCDEFGHIJK": "m5.large 1-2"},
-            "longer than 10 characters",
-            "shorter",
-        ),
-        ({"CLUSTER_NAME": "my_cluster"}, "CLUSTER_NAME=my_cluster is not a letter", ""),
-        ({"CLUSTER_NAME": "2nd"}, "CLUSTER_NAME=2nd is not a letter", ""),
-        ({"S3_BUCKET": "s3://data"}, "S3_BUCKET=s3://data is not the name of a bucket", ""),
-        ({"S3_BUCKET": "data/text"}, "S3_BUCKET=data/text is not the name of a bucket", ""),
-        ({"S3_BUCKET": "null"}, "S3_BUCKET is null", ""),
-        ({"S3_PREFIX": "te*t/"}, "S3_PREFIX=te*t/ cannot be used in a policy", "patterns"),
-        ({"S3_RUNS_PREFIX": "${aws:username}/"}, "cannot be used in a policy", "a variable"),
-        ({"TEAM_NAMESPACE": "*"}, "TEAM_NAMESPACE=* is not a namespace", ""),
-        (
-            {"ADMIN_ROLE_ARN": "arn:aws-us-gov:iam::111122223333:role/admin"},
-            "is in aws-us-gov, but us-west-2 is in aws",
-            "",
-        ),
-    ],
-)
-def test_what_cannot_work_is_refused(
-    change: Callable[..., specs.Spec], facts: dict[str, str | None], said: str, hint: str
-) -> None:
+BAD_FACTS = Path(__file__).with_name("bad_facts.txt").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("row", [line for line in BAD_FACTS if not line.startswith("#")])
+def test_what_cannot_work_is_refused(change: Callable[..., specs.Spec], row: str) -> None:
+    text, said, hint = (part.strip() for part in row.split("|"))
+    pairs = [one.strip().partition("=") for one in text.split(";")]
+    facts = {name: value if equals else None for name, equals, value in pairs}
     with pytest.raises(UserError) as caught:
         eksctl.document(change("gpu", **facts))
     assert said in caught.value.message

@@ -17,109 +17,41 @@ from tools.core import repo
 from tools.core.errors import UserError
 
 REGION = "us-west-2"
+CLUSTER = "arn:aws:eks:us-west-2:123456789012:cluster/gpu"
 DENIED = (
     "User: arn:aws:sts::123456789012:assumed-role/dev/jane is not authorized to perform: eks:DescribeCluster "
-    "on resource: arn:aws:eks:us-west-2:123456789012:cluster/gpu because no identity-based policy allows it"
+    f"on resource: {CLUSTER} because no identity-based policy allows it"
 )
 
 
-@pytest.mark.parametrize(
-    ("code", "message", "status", "kind", "exit_code", "said"),
-    [
-        (
-            "ExpiredToken",
-            "The security token included in the request is expired",
-            403,
-            "expired",
-            3,
-            "have expired",
-        ),
-        (
-            "RequestExpired",
-            "Request has expired.",
-            400,
-            "clock",
-            3,
-            "differs from AWS's clock (eks:DescribeCluster",
-        ),
-        (
-            "InvalidSignatureException",
-            "Signature expired: 20261122T150000Z is now earlier than 20261122T151000Z (- 5 min.)",
-            403,
-            "clock",
-            3,
-            "is now earlier than",
-        ),
-        ("SignatureDoesNotMatch", "Signature not yet current: 20261122T16Z", 403, "clock", 3, "clock"),
-        (
-            "SignatureDoesNotMatch",
-            "The signature we calculated does not match",
-            403,
-            "credentials",
-            3,
-            "calculated",
-        ),
-        (
-            "UnrecognizedClientException",
-            "The security token is invalid",
-            403,
-            "credentials",
-            3,
-            "does not know",
-        ),
-        (
-            "AccessDeniedException",
-            DENIED,
-            403,
-            "denied",
-            3,
-            "permission: eks:DescribeCluster on arn:aws:eks:us-west-2:123456789012:cluster/gpu in us-west-2",
-        ),
-        (
-            "UnauthorizedOperation",
-            "You are not authorized",
-            403,
-            "denied",
-            3,
-            "permission: eks:DescribeCluster in",
-        ),
-        ("ThrottlingException", "Rate exceeded", 400, "throttled", 3, "AWS throttles eks:DescribeCluster"),
-        ("OptInRequired", "not subscribed", 403, "region", 3, "cannot use this region"),
-        (
-            "ResourceNotFoundException",
-            "No cluster found for name: gpu.",
-            404,
-            "missing",
-            2,
-            "No cluster found",
-        ),
-        ("InternalFailure", "oops", 500, "endpoint", 3, "AWS failed: oops"),
-        (
-            "InvalidParameterException",
-            "bad name",
-            400,
-            "refused",
-            2,
-            "eks:DescribeCluster in us-west-2: bad name",
-        ),
-    ],
-)
+# What AWS answers: code, HTTP status and message; and the kind, exit code and a part of our error.
+REFUSALS = f"""
+ExpiredToken | 403 | The security token included in the request is expired | expired | 3 | have expired
+RequestExpired | 400 | Request has expired. | clock | 3 | differs from AWS's clock (eks:DescribeCluster
+InvalidSignatureException | 403 | Signature expired: 1 is now earlier than 2 | clock | 3 | is now earlier than
+SignatureDoesNotMatch | 403 | Signature not yet current: 20261122T16Z | clock | 3 | clock
+SignatureDoesNotMatch | 403 | The signature we calculated does not match | credentials | 3 | calculated
+UnrecognizedClientException | 403 | The security token is invalid | credentials | 3 | does not know
+AccessDeniedException | 403 | {DENIED} | denied | 3 | permission: eks:DescribeCluster on {CLUSTER} in us-
+UnauthorizedOperation | 403 | You are not authorized | denied | 3 | permission: eks:DescribeCluster in
+ThrottlingException | 400 | Rate exceeded | throttled | 3 | AWS throttles eks:DescribeCluster
+OptInRequired | 403 | not subscribed | region | 3 | cannot use this region
+ResourceNotFoundException | 404 | No cluster found for name: gpu. | missing | 2 | No cluster found
+InternalFailure | 500 | oops | endpoint | 3 | AWS failed: oops
+InvalidParameterException | 400 | bad name | refused | 2 | eks:DescribeCluster in us-west-2: bad name
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("row", REFUSALS)
 def test_each_refusal_is_one_sentence(
-    session: Session,
-    gaps: Any,
-    refusal: Callable[..., Exception],
-    code: str,
-    message: str,
-    status: int,
-    kind: str,
-    exit_code: int,
-    said: str,
+    session: Session, gaps: Any, refusal: Callable[..., Exception], row: str
 ) -> None:
-    gaps["eks", "describe_cluster"] = refusal(code, message, status)
+    code, status, message, kind, exit_code, said = row.split(" | ")
+    gaps["eks", "describe_cluster"] = refusal(code, message, int(status))
     with pytest.raises(AwsError) as caught:
         session.call("eks", "describe_cluster", name="gpu")
     problem = caught.value
-    assert (problem.kind, problem.code) == (kind, exit_code)
+    assert (problem.kind, problem.code) == (kind, int(exit_code))
     assert said in problem.message
     assert "\n" not in problem.message
 

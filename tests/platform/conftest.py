@@ -1,9 +1,11 @@
-"""The renderer and schemas to test with, copies of the manifests, and what a restricted namespace refuses."""
+"""The renderer and schemas, copies of the manifests, and the rules of a restricted namespace."""
 
 from __future__ import annotations
 
+import functools
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,7 @@ from tools.kube import schemas
 Object = dict[str, Any]
 # The restricted Pod Security Standard, Kubernetes v1.35.
 VOLUMES = {
-    "configMap",
-    "csi",
-    "downwardAPI",
-    "emptyDir",
-    "ephemeral",
-    "persistentVolumeClaim",
-    "projected",
+    *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected"),
     "secret",
 }
 HOST = ("hostNetwork", "hostPID", "hostIPC")
@@ -32,7 +28,6 @@ HOST = ("hostNetwork", "hostPID", "hostIPC")
 
 @pytest.fixture(scope="session")
 def renderer() -> kustomize.Renderer:
-    """The renderer that a user's command takes."""
     found = kustomize.find(repo.root())
     if found is None:
         pytest.skip("no kustomize or kubectl on PATH: run `make setup`, or install kustomize 5.4 or newer")
@@ -59,23 +54,63 @@ def objects() -> Callable[[str], list[Object]]:
 
 
 @pytest.fixture(scope="session")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A function from a cell and Components to a user's directory that combines them."""
+    tree = tmp_path_factory.mktemp("tree")
+    for name in ("base", "overlays"):
+        shutil.copytree(repo.root() / name, tree / name)
+
+    def make(cell: str, *components: str, prefix: str = "") -> Path:
+        path = tree / "users" / "-".join((cell, prefix, *components)).replace("/", "-")
+        path.mkdir(parents=True, exist_ok=True)
+        document = {
+            "resources": [f"../../overlays/{cell}"],
+            "components": [f"../../{component}" for component in components],
+            "namePrefix": prefix,
+        }
+        (path / "kustomization.yaml").write_text(json.dumps(document), encoding="utf-8")
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def above(
+    directory: Callable[..., Path], renderer: kustomize.Renderer, objects: Callable[[str], list[Object]]
+) -> Callable[..., list[Object]]:
+    """A function from a cell and Components to the objects of such a directory."""
+
+    @functools.cache
+    def build(cell: str, *components: str, prefix: str = "") -> list[Object]:
+        return objects(renderer.build(directory(cell, *components, prefix=prefix)))
+
+    return build
+
+
+def of_kind(made: Iterable[Object], kind: str) -> Object:
+    """Return the one object of a kind."""
+    (found,) = (one for one in made if one["kind"] == kind)
+    return found
+
+
+@pytest.fixture(scope="session")
 def faults() -> Callable[[Object], list[str]]:
-    """A function from an object to where it differs from its kind's schema; no schema is a fault too."""
+    """A function from an object to its differences from the schema of its kind. No schema is a fault too."""
     try:
         known = schemas.ensure(repo.root(), lambda line: print(line))
     except UserError as problem:
         pytest.skip(f"{problem.message}: run `python -m tools.kube.schemas` where the network is")
 
-    def judge(item: Object) -> list[str]:
+    def check(item: Object) -> list[str]:
         found = known.faults(item)
         return ["no schema"] if found is None else [f"{one.path}: {one.message}" for one in found]
 
-    return judge
+    return check
 
 
 @pytest.fixture(scope="session")
 def loose() -> Callable[[Object], list[str]]:
-    """A function from a pod's spec to what the restricted Pod Security Standard forbids in it."""
+    """A function from the spec of a pod to its violations of the restricted Pod Security Standard."""
     return _loose
 
 

@@ -1,9 +1,9 @@
-"""Judges jobs with HyperPod's own packages; runs in their environment, not in ours. JSON in, JSON out.
+"""Checks jobs with HyperPod's packages, in an environment of these packages. JSON in, JSON out.
 
-A list of questions gives a list of answers; what is null is not asked.
+A list of questions gives a list of answers. A question that is null is skipped.
 In:  {"job": the HyperPodPyTorchJob, "flat": fields of the command line's form, "lines": [[second, line], ...]
-      of rank 0, "rules": {name: rule, ...} to hold against the same lines}
-Out: {"spec": [errors], "flat": the job that the command line would make, or [errors],
+      of rank 0, "rules": {name: rule, ...} to evaluate on the same lines}
+Out: {"spec": [errors], "flat": the job that the command line would create, or [errors],
       "states": {rule: {"after": [[second, state], ...], "silent": state of a rank that prints nothing}}}
 """
 
@@ -20,7 +20,6 @@ STEP = 10
 
 
 def main() -> None:
-    """Answer standard input on standard output."""
     answers = [
         {
             "spec": _spec_errors(asked["job"]["spec"]) if asked["job"] else None,
@@ -38,7 +37,7 @@ def _spec_errors(spec: dict[str, Any]) -> list[str]:
         hyperpod_pytorch_job_unified_config as models,
     )
 
-    # The outermost model ignores what it does not know; all within it refuse.
+    # The outermost model ignores unknown fields, the nested models refuse them.
     known = models._HyperPodPytorchJob.model_fields
     errors = [f"{key}: not a field" for key in spec if key not in known]
     try:
@@ -60,7 +59,7 @@ def _domain(flat: dict[str, Any]) -> Any:
 
 
 def _states(rule: dict[str, Any], lines: list[tuple[float, str]]) -> dict[str, Any]:
-    """The rule's states while the lines come, and then in silence, each at its first second."""
+    """Return the states of a rule with the second of each change, with the lines and in silence."""
     agent = _log_agent()
     clock = [0.0]
     agent.__dict__["time"] = type("Clock", (), {"time": staticmethod(lambda: clock[0])})
@@ -84,7 +83,7 @@ def _states(rule: dict[str, Any], lines: list[tuple[float, str]]) -> dict[str, A
 
 
 def _log_agent() -> ModuleType:
-    """Load the agent's log module by itself: its package wants torch."""
+    """Load only the agent's log module: its package imports torch."""
     package = importlib.util.find_spec("hyperpod_elastic_agent")
     assert package is not None
     assert package.submodule_search_locations is not None

@@ -1,8 +1,9 @@
-"""Cluster facts: what is filled in, what is refused and where, and that Flux would make the same of them."""
+"""Cluster facts: what is filled in, what is refused with its place, and that Flux fills in the same."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from tools.core.errors import UserError
 Parse = Callable[[str], list[dict[str, Any]]]
 
 CONFIG_MAP = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: one\ndata:\n"
-# Text, facts, and what becomes of it.
+# Text, facts, and the result.
 CASES = [
     ("a ${X} b", {"X": "1"}, "a 1 b"),
     ("${X}${X}", {"X": "1"}, "11"),
@@ -35,7 +36,7 @@ CASES = [
 
 
 def make(root: Path, data: str, env: str, part: str = "storage") -> None:
-    """Write a cluster `c` whose one part holds a ConfigMap with `data` (indented lines) in base/storage/x."""
+    """Write a cluster `c` with one part, a ConfigMap with `data` (indented lines) in base/storage/x."""
     for path, text in {
         f"clusters/c/{part}/kustomization.yaml": "resources: [../../../base/storage/x]\n",
         "base/storage/x/kustomization.yaml": "resources: [one.yaml]\n",
@@ -47,12 +48,10 @@ def make(root: Path, data: str, env: str, part: str = "storage") -> None:
 
 
 def rendered(root: Path, renderer: Renderer) -> str:
-    """Render the cluster `c`."""
     return platform.render(root, platform.load(root, "c"), renderer)
 
 
 def refused(root: Path, renderer: Renderer) -> UserError:
-    """Return why the cluster `c` is refused."""
     with pytest.raises(UserError) as caught:
         rendered(root, renderer)
     return caught.value
@@ -67,7 +66,7 @@ def test_substitution(text: str, values: dict[str, str], expected: str) -> None:
 def test_flux_makes_the_same_of_each_text(
     flux: Callable[[list[dict[str, Any]]], list[dict[str, str]]],
 ) -> None:
-    """The module that Flux's kustomize-controller substitutes with, asked for the same texts."""
+    """The module of Flux's kustomize-controller gives the same results."""
     answers = flux([{"text": text, "vars": values} for text, values, _ in CASES])
     assert [answer["text"] for answer in answers] == [expected for _, _, expected in CASES]
     (unset,) = flux([{"text": "${Y}", "vars": {}}])
@@ -77,7 +76,7 @@ def test_flux_makes_the_same_of_each_text(
 def test_flux_makes_the_same_of_the_example(
     flux: Callable[[list[dict[str, Any]]], list[dict[str, str]]], renderer: Renderer
 ) -> None:
-    """What the command prints is, byte for byte, what Flux's substitution makes of the same build."""
+    """The output of the command equals Flux's substitution of the same build byte for byte."""
     found = platform.load(repo.root(), "example")
     values = {name: fact.value for name, fact in found.facts.items()}
     parts = [part for part in found.parts if part.name != "plugins"]  # it has remote bases
@@ -90,7 +89,7 @@ def test_flux_makes_the_same_of_the_example(
 
 
 def test_values_arrive_whole(tmp_path: Path, renderer: Renderer, objects: Parse) -> None:
-    """A `$` in a password survives, and what looks like another fact's name in it is not looked up."""
+    """A `$` in a password stays, and a name in a value is not replaced."""
     password = "p$a$$s${OTHER}w$(x)"
     make(tmp_path, "  password: ${PASSWORD}\n  text: $${OTHER} $HOME\n", f"PASSWORD={password}\nOTHER=1\n")
     (one,) = objects(rendered(tmp_path, renderer))
@@ -100,7 +99,7 @@ def test_values_arrive_whole(tmp_path: Path, renderer: Renderer, objects: Parse)
 def test_only_listed_names_are_known(
     tmp_path: Path, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process's own environment is nobody's list of facts."""
+    """Variables of the process are not facts."""
     monkeypatch.setenv("FROM_OUTSIDE", "value")
     make(tmp_path, "  a: x\n  b: ${FROM_OUTSIDE}\n", "OTHER=1\n")
     problem = refused(tmp_path, renderer)
@@ -108,7 +107,6 @@ def test_only_listed_names_are_known(
 
 
 def env(root: Path) -> Path:
-    """The facts' file of the cluster `c`."""
     return root / "clusters/c/cluster.env"
 
 
@@ -130,7 +128,7 @@ def test_empty_names_both_places(tmp_path: Path, renderer: Renderer, value: str)
     assert message.endswith("cluster.env:2")
 
 
-def test_an_empty_fact_that_nobody_uses_is_no_error(tmp_path: Path, renderer: Renderer) -> None:
+def test_an_empty_fact_that_is_not_used_is_not_an_error(tmp_path: Path, renderer: Renderer) -> None:
     make(tmp_path, "  a: ${REGION}\n", "REGION=x\nUNUSED=\n")
     assert "a: x" in rendered(tmp_path, renderer)
 
@@ -145,12 +143,12 @@ def test_anything_but_a_plain_name_is_refused(tmp_path: Path, renderer: Renderer
 
 @pytest.mark.parametrize("value", ["a #b", "a: b", "true", "0x10", "012", "'a", "{a: b}", "null"])
 def test_a_value_that_yaml_would_change_is_refused(tmp_path: Path, renderer: Renderer, value: str) -> None:
-    """Kustomize drops the quotes around the reference, so such a value would arrive as something else."""
+    """Kustomize drops the quotes around the reference, so YAML would change such a value."""
     make(tmp_path, '  a: "${REGION}"\n', f"REGION={value}\n")
     assert "YAML" in refused(tmp_path, renderer).message
 
 
-def test_a_comment_is_no_use_and_an_object_may_opt_out(
+def test_comments_are_ignored_and_an_object_may_opt_out(
     tmp_path: Path, renderer: Renderer, objects: Parse
 ) -> None:
     make(tmp_path, "  a: ${NOT_A_FACT} $$\n  # ${NOR_THIS}\n", "A=1\n")
@@ -180,7 +178,7 @@ def test_a_bad_line_is_named(tmp_path: Path, text: str, said: str) -> None:
 
 
 def test_facts_are_read_as_kustomize_reads_them(tmp_path: Path, renderer: Renderer, objects: Parse) -> None:
-    """Flux gets the values from a ConfigMap that kustomize makes of the same file."""
+    """Flux reads the values from a ConfigMap that kustomize generates from the same file."""
     text = "\ufeff# c\n  A=1\nB=a=b c \nC=\"q\" 'q'\nD=x # no comment\r\nE=$A ${A}\n\n#F=1\nG=\n"
     (tmp_path / "cluster.env").write_text(text, encoding="utf-8", newline="")
     kustomization = "configMapGenerator: [{name: facts, envs: [cluster.env]}]\n"
@@ -218,41 +216,7 @@ def test_the_command_has_one_line_for_a_wrong_name(capsys: pytest.CaptureFixture
     ]
 
 
-PROGRAM = """
-package main
-
-import (
-	"encoding/json"
-	"os"
-
-	"github.com/fluxcd/pkg/envsubst"
-)
-
-func main() {
-	var cases []struct {
-		Text string
-		Vars map[string]string
-	}
-	if err := json.NewDecoder(os.Stdin).Decode(&cases); err != nil {
-		panic(err)
-	}
-	answers := []map[string]string{}
-	for _, one := range cases {
-		text, err := envsubst.Eval(one.Text, func(name string) (string, bool) {
-			value, ok := one.Vars[name]
-			return value, ok
-		})
-		answer := map[string]string{"text": text}
-		if err != nil {
-			answer["error"] = err.Error()
-		}
-		answers = append(answers, answer)
-	}
-	if err := json.NewEncoder(os.Stdout).Encode(answers); err != nil {
-		panic(err)
-	}
-}
-"""
+PROGRAM = Path(__file__).with_name("envsubst.go")
 MODULE = "github.com/fluxcd/pkg/envsubst"
 VERSION = "v1.8.0"  # newer than Flux 2.9.4's; it needs Go 1.26
 
@@ -261,7 +225,7 @@ VERSION = "v1.8.0"  # newer than Flux 2.9.4's; it needs Go 1.26
 def flux(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[list[dict[str, Any]]], list[dict[str, str]]]:
-    """Flux's own substitution as a program, built once into the checkout's cache."""
+    """Flux's substitution as a program, built once into the checkout's cache."""
     program = repo.root() / ".cache" / "bin" / f"flux-envsubst-{VERSION}"
     if not program.exists():
         _build(program, tmp_path_factory.mktemp("flux"))
@@ -277,10 +241,8 @@ def flux(
 
 
 def _build(program: Path, work: Path) -> None:
-    (work / "main.go").write_text(PROGRAM, encoding="utf-8")
-    (work / "go.mod").write_text(
-        f"module compare\n\ngo 1.26.0\n\nrequire {MODULE} {VERSION}\n", encoding="utf-8"
-    )
+    shutil.copy(PROGRAM, work / "main.go")
+    (work / "go.mod").write_text(f"module compare\n\ngo 1.26.0\n\nrequire {MODULE} {VERSION}\n")
     try:
         with go_build.workshop(repo.root()) as environment:
             environment = {**environment, "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=mod -modcacherw"}
@@ -294,6 +256,4 @@ def _build(program: Path, work: Path) -> None:
             program.parent.mkdir(parents=True, exist_ok=True)
             made.replace(program)
     except go_build.Unusable as reason:
-        pytest.skip(
-            f"{MODULE} {VERSION} cannot be built here ({reason}): install Go 1.26, reach a module proxy"
-        )
+        pytest.skip(f"{MODULE} {VERSION} cannot be built ({reason}): install Go 1.26, reach a module proxy")

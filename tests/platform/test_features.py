@@ -1,9 +1,8 @@
-"""Feature Components: each above one cell of every hardware, and what a job then says, and still says."""
+"""Feature Components on one cell of every hardware: what each adds to the job, and what stays."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.platform.conftest import of_kind
 from tools.cells import matrix
-from tools.cells.kustomize import Renderer
 from tools.core import repo
 from tools.core.verdict import State
 from tools.kube.manifests import Manifests
@@ -24,70 +23,30 @@ Parse = Callable[[str], list[Object]]
 
 NAMES = sorted(path.name for path in (repo.root() / "overlays/feature").iterdir() if path.is_dir())
 SMALLEST = "cpu/llama-tiny"
-# The first cell of each hardware, and the one that everybody starts with.
+# The first cell of each hardware, and the smallest.
 CELLS = sorted(
     {SMALLEST, *{cell.hardware: cell.name for cell in reversed(matrix.load(repo.root()))}.values()}
 )
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the manifests, for users' directories beside them."""
-    root = tmp_path_factory.mktemp("features")
-    for name in ("base", "overlays"):
-        shutil.copytree(repo.root() / name, root / name)
-    return root
-
-
-@pytest.fixture(scope="module")
-def above(tree: Path, renderer: Renderer, objects: Parse) -> Callable[..., list[Object]]:
-    """A function from a cell and Components to the objects of a user's directory that puts them together."""
-    cache: dict[tuple[str, ...], list[Object]] = {}
-
-    def build(cell: str, *features: str, prefix: str = "") -> list[Object]:
-        key = (cell, prefix, *features)
-        if key not in cache:
-            mine = tree / "users" / "-".join(key).replace("/", "-")
-            mine.mkdir(parents=True)
-            document = {
-                "resources": [f"../../overlays/{cell}"],
-                "components": [f"../../{feature}" for feature in features],
-                "namePrefix": prefix,
-            }
-            (mine / "kustomization.yaml").write_text(json.dumps(document), encoding="utf-8")
-            cache[key] = objects(renderer.build(mine))
-        return cache[key]
-
-    return build
-
-
-def of_kind(made: list[Object], kind: str) -> Object:
-    """Return the one object of a kind."""
-    (found,) = (one for one in made if one["kind"] == kind)
-    return found
-
-
 def pod_of(job: Object) -> Object:
-    """Return a PyTorchJob's pod."""
     spec: Object = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     return spec
 
 
 def environment(pod: Object) -> dict[str, Any]:
-    """Return the one container's variables with a value; each name stands there once."""
+    """Return the variables of the one container. Fails where a name occurs twice."""
     entries = pod["containers"][0]["env"]
     assert len({entry["name"] for entry in entries}) == len(entries)
     return {entry["name"]: entry.get("value") for entry in entries}
 
 
-def test_cells_of_every_hardware_are_tried() -> None:
+def test_cells_of_every_hardware_are_tested() -> None:
     assert len(CELLS) >= 2
-    assert {path.name for path in (repo.root() / "overlays/hardware").iterdir()} == {
-        c.split("/")[0] for c in CELLS
-    }
-    assert set(NAMES) == {
-        *("kueue", "volcano", "hyperpod", "hyperpod-job", "spot", "profile", "s3-data", "local-nvme"),
-    }
+    hardware = {path.name for path in (repo.root() / "overlays/hardware").iterdir()}
+    assert hardware == {cell.split("/")[0] for cell in CELLS}
+    wanted = "kueue volcano hyperpod hyperpod-job spot profile s3-data local-nvme"
+    assert set(NAMES) == set(wanted.split())
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -120,7 +79,7 @@ CHANGED = {
 
 
 def lost(before: Any, after: Any, path: str = "") -> set[str]:
-    """Return the paths of what stood in `before` and does not stand in `after`."""
+    """Return the paths in `before` that are missing or different in `after`."""
     if isinstance(before, dict) and isinstance(after, dict):
         parts = [lost(value, after.get(key), f"{path}.{key}".lstrip(".")) for key, value in before.items()]
         return set().union(*parts)
@@ -132,7 +91,7 @@ def lost(before: Any, after: Any, path: str = "") -> set[str]:
 
 
 def test_lost_sees_what_is_missing(above: Callable[..., list[Object]]) -> None:
-    """Control: a job without its image is not taken for one that only has more."""
+    """Control: a job without its image."""
     job = of_kind(above(SMALLEST), "PyTorchJob")
     broken = json.loads(json.dumps(job))
     del pod_of(broken)["containers"][0]["image"]
@@ -141,7 +100,7 @@ def test_lost_sees_what_is_missing(above: Callable[..., list[Object]]) -> None:
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_kueue_has_the_queue_and_leaves_suspend_alone(cell: str, above: Callable[..., list[Object]]) -> None:
-    """What git does not set, no reconciliation puts back: only Kueue suspends and resumes."""
+    """Flux does not change a field that git does not set, so only Kueue suspends and resumes."""
     job = of_kind(above(cell, "overlays/feature/kueue"), "PyTorchJob")
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == queue("kueue", "LocalQueue")
     assert "suspend" not in job["spec"]["runPolicy"]
@@ -149,7 +108,7 @@ def test_kueue_has_the_queue_and_leaves_suspend_alone(cell: str, above: Callable
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_volcano_waits_for_all_pods(cell: str, above: Callable[..., list[Object]]) -> None:
-    """The operator takes all replicas where minAvailable is not given."""
+    """Without minAvailable, the operator uses all replicas."""
     job = of_kind(above(cell, "overlays/feature/volcano"), "PyTorchJob")
     assert job["spec"]["runPolicy"]["schedulingPolicy"] == {"queue": queue("volcano", "Queue")}
     assert "schedulerName" not in pod_of(job)
@@ -240,7 +199,7 @@ def test_all_features_of_one_job_go_together(
 def test_hyperpod_job_is_the_same_pod(
     cell: str, above: Callable[..., list[Object]], loose: Callable[[Object], list[str]]
 ) -> None:
-    """The other operator's kind: same image, resources and volumes, its own launcher and labels."""
+    """HyperPod's kind has the same image, resources and volumes, but its own launcher and labels."""
     plain = of_kind(above(cell, prefix="we-"), "PyTorchJob")
     made = above(cell, "overlays/feature/hyperpod-job", prefix="we-")
     job = of_kind(made, "HyperPodPyTorchJob")
@@ -257,9 +216,7 @@ def test_hyperpod_job_is_the_same_pod(
     assert pod["serviceAccountName"] == before["serviceAccountName"]
     assert pod.get("affinity") == before.get("affinity")
     (container,), (own,) = pod["containers"], before["containers"]
-    assert {key: container[key] for key in ("image", "resources", "volumeMounts")} == {
-        key: own[key] for key in ("image", "resources", "volumeMounts")
-    }
+    assert all(container[key] == own[key] for key in ("image", "resources", "volumeMounts"))
     assert container["command"] == ["hyperpodrun"]
     assert container["args"][-len(own["args"]) :] == own["args"]
     variables = environment(pod)
@@ -277,15 +234,15 @@ def test_hyperpod_job_is_the_same_pod(
 
 
 def test_components_are_the_same_on_the_oldest_and_newest_kustomize(
-    tree: Path, above: Callable[..., list[Object]], objects: Parse
+    directory: Callable[..., Path], above: Callable[..., list[Object]], objects: Parse
 ) -> None:
-    """Kinds are changed and references followed by rules that kustomize does not promise."""
+    """The Components depend on behaviour that kustomize does not document."""
     programs = [repo.root() / ".cache/bin" / f"kustomize-{version}" for version in ("5.4.2", "5.8.1")]
     if not all(program.exists() for program in programs):
         pytest.skip("the two kustomize versions are not built: run tests/cells first, with Go 1.24 or newer")
     for component in ("overlays/feature/hyperpod-job", "base/services/prepare", "base/services/nccl-test"):
         made = above(SMALLEST, component, prefix="we-")
-        mine = tree / "users" / f"{SMALLEST}-we--{component}".replace("/", "-")
+        mine = directory(SMALLEST, component, prefix="we-")
         for program in programs:
             done = subprocess.run(
                 [program, "build", mine], capture_output=True, text=True, timeout=60, check=True

@@ -1,4 +1,4 @@
-"""The HyperPodPyTorchJob form against HyperPod's own packages, its log rule against a real run's output."""
+"""The HyperPodPyTorchJob, checked with HyperPod's packages, and its log rule on the output of a real run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
+from tests.platform.conftest import of_kind
 from tools.cells.kustomize import Renderer
 from tools.core import repo
 
 Object = dict[str, Any]
 Parse = Callable[[str], list[Object]]
 
-# Installed as they are; what they import beside each other here.
+# Installed without their dependencies, of which NEEDED are enough here.
 PACKAGES = [
     "sagemaker-hyperpod==3.12.0",
     "hyperpod-pytorch-job-template==1.5.0",
@@ -27,7 +28,7 @@ PACKAGES = [
 ]
 NEEDED = ["pydantic==2.14.3", "click==8.5.1", "pyyaml==6.0.3", "kubernetes==37.0.1", "boto3==1.44.5"]
 CELLS = ("cpu/llama-tiny", "p5/llama-3-1-8b")
-# A model that a test can train: the shape of the smallest cell's, and a text of its own.
+# A model small enough for a test: changes of the smallest cell's configuration.
 SMALL = {
     "vocab_size: 4096": "vocab_size: 300",
     "hidden_size: 256": "hidden_size: 32",
@@ -64,7 +65,7 @@ def theirs() -> Callable[..., list[Object]]:
 
 
 def _environment() -> Path:
-    """Make the environment in the checkout's cache, once; skip with the reason where that cannot be."""
+    """Create the environment in the checkout's cache, once. Skip the tests where that fails."""
     home = repo.root() / ".cache" / "hyperpod"
     stamp, python = home / "installed", home / "bin" / "python"
     wanted = "\n".join([*PACKAGES, *NEEDED])
@@ -82,44 +83,23 @@ def _environment() -> Path:
         [*install, *NEEDED],
     ):
         try:
-            done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=90, check=False
-            )
+            subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=True)
         except subprocess.TimeoutExpired:
-            pytest.skip(
-                "HyperPod's packages did not come within 90 s: run this where a package index is near"
-            )
-        if done.returncode != 0:
-            reason = (done.stderr.strip().splitlines() or ["no message"])[-1][:200]
-            pytest.skip(
-                f"HyperPod's packages cannot be installed ({reason}): run this where a package index is"
-            )
+            pytest.skip("HyperPod's packages took more than 90 s: run this near a package index")
+        except subprocess.CalledProcessError as problem:
+            reason = (problem.stderr.strip().splitlines() or ["no message"])[-1][:200]
+            pytest.skip(f"HyperPod's packages cannot be installed ({reason}): run this near a package index")
     stamp.write_text(wanted, encoding="utf-8")
     return python
 
 
 @pytest.fixture(scope="module")
-def job(
-    tmp_path_factory: pytest.TempPathFactory, renderer: Renderer, objects: Parse
-) -> Callable[[str], Object]:
+def job(above: Callable[..., list[Object]]) -> Callable[[str], Object]:
     """A function from a cell to its HyperPodPyTorchJob."""
-    tree = tmp_path_factory.mktemp("hyperpod")
-    for name in ("base", "overlays"):
-        shutil.copytree(repo.root() / name, tree / name)
-
-    def build(cell: str) -> Object:
-        mine = tree / cell.replace("/", "-")
-        mine.mkdir(exist_ok=True)
-        document = {"resources": [f"../overlays/{cell}"], "components": ["../overlays/feature/hyperpod-job"]}
-        (mine / "kustomization.yaml").write_text(json.dumps(document), encoding="utf-8")
-        (found,) = (one for one in objects(renderer.build(mine)) if one["kind"] == "HyperPodPyTorchJob")
-        return found
-
-    return build
+    return lambda cell: of_kind(above(cell, "overlays/feature/hyperpod-job"), "HyperPodPyTorchJob")
 
 
 def container_of(job: Object) -> Object:
-    """Return the one container of a HyperPodPyTorchJob."""
     (replica,) = job["spec"]["replicaSpecs"]
     (container,) = replica["template"]["spec"]["containers"]
     found: Object = container
@@ -127,7 +107,7 @@ def container_of(job: Object) -> Object:
 
 
 def flat_form(job: Object) -> Object:
-    """Return the job as `hyp create hyp-pytorch-job` would be told it."""
+    """Return the job as options of `hyp create hyp-pytorch-job`."""
     container, pod = container_of(job), job["spec"]["replicaSpecs"][0]["template"]["spec"]
     return {
         "job_name": job["metadata"]["name"],
@@ -142,13 +122,8 @@ def flat_form(job: Object) -> Object:
         "service_account_name": pod["serviceAccountName"],
         "max_retry": job["spec"]["runPolicy"]["jobMaxRetryCount"],
         "volume": [
-            {
-                "name": one["name"],
-                "type": "pvc",
-                "mount_path": "/shared",
-                "claim_name": "trainyard",
-                "read_only": False,
-            }
+            {"name": one["name"], "type": "pvc", "mount_path": "/shared", "claim_name": "trainyard"}
+            | {"read_only": False}
             for one in pod["volumes"]
             if "persistentVolumeClaim" in one
         ],

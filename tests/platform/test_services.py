@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -18,11 +17,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.platform.conftest import of_kind
 from tools.cells.kustomize import Renderer
 from tools.core import repo
 from tools.core.verdict import State
 from tools.facts.instances import HYPERPOD_PREFIX, INSTANCES
 from tools.kube.manifests import Manifests
+from tools.kube.selectors import REQUIRED
 from tools.preflight.evaluate import evaluate
 from tools.simulator import operator_admission, wiring
 from training import prepare
@@ -36,42 +37,26 @@ SERVICES = ROOT / "base/services"
 CELLS = ("cpu/llama-tiny", "p5/llama-3-1-8b")
 
 
-@pytest.fixture(scope="module")
-def above(
-    tmp_path_factory: pytest.TempPathFactory, renderer: Renderer, objects: Parse
-) -> Callable[[str, str], dict[str, Object]]:
-    """A function from a cell and a service that is a Component to the objects by kind."""
-    tree = tmp_path_factory.mktemp("services")
-    for name in ("base", "overlays"):
-        shutil.copytree(ROOT / name, tree / name)
-
-    def build(cell: str, service: str) -> dict[str, Object]:
-        mine = tree / "mine"
-        mine.mkdir(exist_ok=True)
-        document = {"resources": [f"../overlays/{cell}"], "components": [f"../base/services/{service}"]}
-        (mine / "kustomization.yaml").write_text(json.dumps(document), encoding="utf-8")
-        made = objects(renderer.build(mine))
-        return {f"{one['kind']}/{one['metadata']['name']}": one for one in made}
-
-    return build
-
-
-def of_kind(made: dict[str, Object], kind: str) -> Object:
-    """Return the one object of a kind."""
-    (found,) = (one for one in made.values() if one["kind"] == kind)
-    return found
+Named = dict[str, Object]
 
 
 @pytest.fixture(scope="module")
-def plain(renderer: Renderer, objects: Parse) -> Callable[[str], dict[str, Object]]:
-    """A function from a service that stands alone to its objects."""
-    return lambda name: {
-        f"{one['kind']}/{one['metadata']['name']}": one for one in objects(renderer.build(SERVICES / name))
-    }
+def service(above: Callable[..., list[Object]]) -> Callable[[str, str], Named]:
+    """A function from a cell and a service that is a Component to the objects by kind and name."""
+    return lambda cell, name: named(above(cell, f"base/services/{name}"))
 
 
-def pods(made: dict[str, Object]) -> list[Object]:
-    """Return the specs of all pods."""
+@pytest.fixture(scope="module")
+def plain(renderer: Renderer, objects: Parse) -> Callable[[str], Named]:
+    """A function from a service without a cell to its objects."""
+    return lambda name: named(objects(renderer.build(SERVICES / name)))
+
+
+def named(made: list[Object]) -> Named:
+    return {f"{one['kind']}/{one['metadata']['name']}": one for one in made}
+
+
+def pods(made: Named) -> list[Object]:
     found = []
     for one in made.values():
         spec = one.get("spec", {})
@@ -87,7 +72,7 @@ def pods(made: dict[str, Object]) -> list[Object]:
 @pytest.mark.parametrize("name", ["tensorboard", "tensorboard-exposed", "debug"])
 def test_services_alone(
     name: str,
-    plain: Callable[[str], dict[str, Object]],
+    plain: Callable[[str], Named],
     loose: Callable[[Object], list[str]],
     faults: Callable[[Object], list[str]],
 ) -> None:
@@ -99,17 +84,17 @@ def test_services_alone(
 def test_services_above_a_cell(
     name: str,
     cell: str,
-    above: Callable[[str, str], dict[str, Object]],
+    service: Callable[[str, str], Named],
     loose: Callable[[Object], list[str]],
     faults: Callable[[Object], list[str]],
 ) -> None:
-    check(above(cell, name), loose, faults)
+    check(service(cell, name), loose, faults)
 
 
 def check(
     made: dict[str, Object], loose: Callable[[Object], list[str]], faults: Callable[[Object], list[str]]
 ) -> None:
-    """Hold objects against their schemas, the restricted standard, and each other."""
+    """Check objects by their schemas, the restricted standard, and each other."""
     assert {name: faults(one) for name, one in made.items() if faults(one)} == {}
     assert evaluate(Manifests("service", list(made.values()))).of(State.FAIL) == []
     assert pods(made)
@@ -130,15 +115,14 @@ def check(
 
 
 def config_maps(pod: Object) -> list[str]:
-    """Return the names of the ConfigMaps that a pod mounts."""
     sources = [source for one in pod["volumes"] for source in one.get("projected", {}).get("sources", [one])]
     return [source["configMap"]["name"] for source in sources if "configMap" in source]
 
 
 def test_the_restricted_check_sees_a_loosened_pod(
-    plain: Callable[[str], dict[str, Object]], loose: Callable[[Object], list[str]]
+    plain: Callable[[str], Named], loose: Callable[[Object], list[str]]
 ) -> None:
-    """Control: each line that makes a pod restricted is missed when it is gone."""
+    """Control: each removed line of a restricted pod is reported."""
     (pod,) = pods(plain("debug"))
     for path, expected in {
         ("securityContext", "runAsNonRoot"): "runAsNonRoot",
@@ -159,15 +143,18 @@ def test_the_restricted_check_sees_a_loosened_pod(
     ]
 
 
-def test_tensorboard_reads_only_and_is_not_open(plain: Callable[[str], dict[str, Object]]) -> None:
+def test_tensorboard_reads_only_and_is_not_open(plain: Callable[[str], Named]) -> None:
     made = plain("tensorboard")
     (pod,) = pods(made)
     (container,) = pod["containers"]
     mounts = {one["name"]: one for one in container["volumeMounts"]}
     volumes = {one["name"]: one for one in pod["volumes"]}
     assert mounts["shared"]["readOnly"] is volumes["shared"]["persistentVolumeClaim"]["readOnly"] is True
-    service, policy = of_kind(made, "Service")["spec"], of_kind(made, "NetworkPolicy")["spec"]
-    labels = of_kind(made, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    service, policy = (
+        of_kind(made.values(), "Service")["spec"],
+        of_kind(made.values(), "NetworkPolicy")["spec"],
+    )
+    labels = of_kind(made.values(), "Deployment")["spec"]["template"]["metadata"]["labels"]
     assert service["type"] == "ClusterIP"
     assert service["selector"].items() <= labels.items()
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
@@ -178,10 +165,8 @@ def test_tensorboard_reads_only_and_is_not_open(plain: Callable[[str], dict[str,
     assert rule["ports"][0]["port"] == port["containerPort"] == service["ports"][0]["port"]
 
 
-def test_tensorboard_takes_its_arguments_and_answers(
-    tmp_path: Path, plain: Callable[[str], dict[str, Object]]
-) -> None:
-    """The very command line, with a directory of this machine and a free port, serves the runs' list."""
+def test_tensorboard_takes_its_arguments_and_answers(tmp_path: Path, plain: Callable[[str], Named]) -> None:
+    """The container's command line, with a local directory and a free port, serves the list of runs."""
     (pod,) = pods(plain("tensorboard"))
     (container,) = pod["containers"]
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -211,17 +196,14 @@ def test_tensorboard_takes_its_arguments_and_answers(
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_preparation_is_the_cells_own_pod_on_a_cpu_node(
-    cell: str, above: Callable[[str, str], dict[str, Object]], renderer: Renderer, objects: Parse
+    cell: str, service: Callable[[str, str], Named], renderer: Renderer, objects: Parse
 ) -> None:
-    """Same image, same configuration by content, same data directory: so the same tokenizer and shards."""
-    made = above(cell, "prepare")
-    job = of_kind(made, "Job")
+    """Same image, configuration and data directory as the cell, so the same tokenizer and shards."""
+    made = service(cell, "prepare")
+    job = of_kind(made.values(), "Job")
     (pod,) = pods(made)
     (container,) = pod["containers"]
-    of_cell = {
-        f"{one['kind']}/{one['metadata']['name']}": one
-        for one in objects(renderer.build(ROOT / "overlays" / cell))
-    }
+    of_cell = named(objects(renderer.build(ROOT / "overlays" / cell)))
     (trainer,) = pods(of_cell)
     (trains,) = trainer["containers"]
     assert not [name for name in made if name.startswith(("PyTorchJob/", "NetworkPolicy/"))]
@@ -233,9 +215,7 @@ def test_preparation_is_the_cells_own_pod_on_a_cpu_node(
     data = {one["name"]: one.get("value") for one in trains["env"]}["TRAINYARD_DATA"]
     assert container["args"][container["args"].index("--data") + 1] == data
     assert container["args"][container["args"].index("--config") + 1] == trains["args"][-1]
-    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
-        "nodeSelectorTerms"
-    ]
+    (term,) = pod["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
     (rule,) = term["matchExpressions"]
     names = {machine.name for machine in INSTANCES.values() if machine.device_resource}
     assert rule["operator"] == "NotIn"
@@ -245,11 +225,11 @@ def test_preparation_is_the_cells_own_pod_on_a_cpu_node(
 
 
 def test_preparation_runs_by_the_jobs_own_command(
-    tmp_path: Path, above: Callable[[str, str], dict[str, Object]], capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, service: Callable[[str, str], Named], capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """The Job's arguments, with this machine's directories, on a text of its own, leave a dataset."""
-    made = above("cpu/llama-tiny", "prepare")
+    """The Job's arguments, with local directories and another text, write a dataset."""
+    made = service("cpu/llama-tiny", "prepare")
     (pod,) = pods(made)
     (container,) = pod["containers"]
     config, text = tmp_path / "config", tmp_path / "text"
@@ -269,19 +249,17 @@ def test_preparation_runs_by_the_jobs_own_command(
     monkeypatch.setattr(sys, "argv", ["prepare", *(swap.get(one, one) for one in container["args"][2:])])
     prepare.main()
     (dataset,) = [path for path in (tmp_path / "data").iterdir() if path.is_dir()]
-    assert len(TokenDataset.open(dataset, "train", 64)) > 0  # what the trainer does with it
+    assert len(TokenDataset.open(dataset, "train", 64)) > 0  # as the trainer reads it
     assert dataset.name in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_all_reduce_uses_what_the_cell_would_use(
-    cell: str, above: Callable[[str, str], dict[str, Object]], renderer: Renderer, objects: Parse
+    cell: str, service: Callable[[str, str], Named], renderer: Renderer, objects: Parse
 ) -> None:
-    made = above(cell, "nccl-test")
-    job = of_kind(made, "PyTorchJob")
-    trainer = of_kind(
-        {str(n): one for n, one in enumerate(objects(renderer.build(ROOT / "overlays" / cell)))}, "PyTorchJob"
-    )
+    made = service(cell, "nccl-test")
+    job = of_kind(made.values(), "PyTorchJob")
+    trainer = of_kind(objects(renderer.build(ROOT / "overlays" / cell)), "PyTorchJob")
     pod, before = pods({"x": job})[0], pods({"x": trainer})[0]
     (container,), (own,) = pod["containers"], before["containers"]
     assert container["resources"] == own["resources"]
@@ -289,37 +267,32 @@ def test_all_reduce_uses_what_the_cell_would_use(
     assert container["env"][: len(own["env"])] == own["env"]
     assert pod.get("affinity") == before.get("affinity")
     assert pod.get("tolerations") == before.get("tolerations")
-    assert (
-        job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"]
-        == trainer["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"]
-    )
+    workers, wanted = (one["spec"]["pytorchReplicaSpecs"]["Worker"] for one in (job, trainer))
+    assert workers["replicas"] == wanted["replicas"]
     assert operator_admission.rejections(job, "1.9.4") == []
     assert wiring.analyse(job, Manifests(cell, list(made.values()))).verdict.state is State.PASS
     name = f"{job['metadata']['name']}-worker-999"
     assert len(name) <= 63
-    policy = of_kind(made, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"]
+    policy = of_kind(made.values(), "NetworkPolicy")["spec"]["podSelector"]["matchLabels"]
     assert policy == {"training.kubeflow.org/job-name": job["metadata"]["name"]}
 
 
 def test_all_reduce_measures_and_checks() -> None:
-    """The script itself on two ranks: a table of right sums."""
+    """The script on two ranks prints a table of correct sums."""
     command = [str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node=2"]
     command += [str(SERVICES / "nccl-test/allreduce.py"), "--largest=1"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     rows = re.findall(r"^ +(\d+) +([\d.]+) +[\d.]+ +[\d.]+  (\w+)$", done.stdout, re.M)
-    assert [(int(size), verdict) for size, _, verdict in rows] == [
-        (65536, "right"),
-        (262144, "right"),
-        (1048576, "right"),
-    ]
+    sizes = (65536, 262144, 1048576)
+    assert [(int(size), verdict) for size, _, verdict in rows] == [(size, "right") for size in sizes]
     assert all(float(ms) > 0 for _, ms, _ in rows)
     assert "all-reduce of 2 ranks by gloo" in done.stdout
 
 
 def test_all_reduce_says_when_a_sum_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Control: the same measurement with a rank that gives something else than its share."""
+    """Control: the same measurement with a rank that contributes a wrong value."""
     spec = importlib.util.spec_from_file_location("allreduce", SERVICES / "nccl-test/allreduce.py")
     assert spec is not None
     assert spec.loader is not None
@@ -338,7 +311,6 @@ def test_all_reduce_says_when_a_sum_is_wrong(tmp_path: Path, monkeypatch: pytest
 
 @pytest.fixture
 def listener() -> Iterator[int]:
-    """A port of this machine that answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
@@ -366,7 +338,6 @@ def test_reach_explains_itself(arguments: list[str]) -> None:
 
 
 def reach(*targets: str) -> subprocess.CompletedProcess[str]:
-    """Run the debug pod's script."""
     script = SERVICES / "debug/reach.py"
     return subprocess.run(
         [sys.executable, script, *targets], capture_output=True, text=True, timeout=60, check=False
