@@ -201,7 +201,7 @@ def test_a_failure_midway_leaves_nothing(
         save_file(*arguments, **more)
 
     monkeypatch.setattr("training.export.save_file", full)
-    with pytest.raises(ExportError, match="cannot write .*out: No space left on device"):
+    with pytest.raises(ExportError, match=r"cannot write .*out: No space left on device"):
         export_run(run.path, tmp_path / "out", shard_bytes=60_000)
     assert len(calls) == 3
     assert [p.name for p in tmp_path.iterdir()] == ["runs"]

@@ -174,7 +174,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "index names a lost tensor": (
         _index({"model.lost": "model.safetensors"}), "names model.lost, which is in none of its files"
     ),
-    "index leads outside": (_index({"model.norm.weight": "../x.safetensors"}), "which is not a plain file name"),
+    "index leads outside": (_index({"model.norm.weight": "../x.safetensors"}), "not a plain file name"),
     "no directory": (shutil.rmtree, "does not exist"),
 }  # fmt: skip
 
