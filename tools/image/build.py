@@ -105,11 +105,11 @@ def build(request: Request, engine: Engine, say: Say) -> tuple[Record, Image]:
     refuse_secrets(request.arguments)
     ignore = dockerignore.read(request.target.context, request.target.dockerfile)
     sent = context.guard(request.target.context, ignore, request.limit)
-    versions = engine.check()
+    client = engine.check()
     name = request.target.name
     log = repo.local() / "images" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    builder, head, variables = _builder(engine, versions["client"])
+    builder, head, variables = _builder(engine, client)
     say(f"building {name} with {builder}: {sent.files:,} files, {context.shown(sent.size)} of context")
     for text in sent.warnings():
         say(text)

@@ -30,14 +30,12 @@ class Image:
     """An image of the engine. `id` is the digest of its configuration; sizes are in bytes."""
 
     id: str
-    tags: tuple[str, ...]
     digests: tuple[str, ...]  # <repository>@sha256:..., after a push or pull
     size: int
     layers: tuple[str, ...]
     architecture: str
     user: str
     entrypoint: tuple[str, ...]
-    labels: Mapping[str, str]
 
     def digest(self, repository: str) -> str | None:
         return next((one.split("@")[1] for one in self.digests if one.split("@")[0] == repository), None)
@@ -50,7 +48,7 @@ class Engine:
     program: str = "docker"
 
     def run(
-        self, *words: str, seconds: float | None = SECONDS, variables: Mapping[str, str] | None = None
+        self, *words: str, seconds: float | None = SECONDS, stdin: str = ""
     ) -> subprocess.CompletedProcess[str]:
         """Run docker and return its result, also after a failure.
 
@@ -59,13 +57,12 @@ class Engine:
         try:
             return subprocess.run(
                 [self.program, *words],
-                stdin=subprocess.DEVNULL,
+                input=stdin,
                 capture_output=True,
                 text=True,
                 errors="replace",
                 timeout=seconds,
                 check=False,
-                env={**os.environ, **(variables or {})},
             )
         except FileNotFoundError:
             raise missing() from None
@@ -79,16 +76,12 @@ class Engine:
             raise failure(words[0], done.stderr)
         return done.stdout
 
-    def check(self) -> dict[str, str]:
-        """Return the versions of client and server. Raises UserError if no engine answers."""
+    def check(self) -> str:
+        """Return the version of the client. Raises UserError if no engine answers."""
         found = json.loads(self.text("version", "--format", "{{json .}}"))
         if not found.get("Server"):
             raise failure("version", "Cannot connect to the Docker daemon")
-        return {
-            "client": str(found["Client"]["Version"]),
-            "server": str(found["Server"]["Version"]),
-            "architecture": str(found["Server"].get("Arch", "")),
-        }
+        return str(found["Client"]["Version"])
 
     def stream(
         self, words: Sequence[str], say: Say, variables: Mapping[str, str] | None = None
@@ -119,7 +112,7 @@ class Engine:
         return process.returncode, "".join(lines)
 
     def image(self, name: str) -> Image | None:
-        """Return what the engine has under a name or id, or None."""
+        """Return the image with a name or id, or None."""
         done = self.run("image", "inspect", name)
         if done.returncode != 0:
             if "No such image" in done.stderr:
@@ -128,21 +121,8 @@ class Engine:
         return _image(json.loads(done.stdout)[0])
 
     def login(self, registry: str, user: str, password: str) -> None:
-        """Log in to a registry; the password goes by standard input, where no process list shows it.
-
-        Raises UserError.
-        """
-        try:
-            done = subprocess.run(
-                [self.program, "login", "--username", user, "--password-stdin", registry],
-                input=password,
-                capture_output=True,
-                text=True,
-                timeout=SECONDS,
-                check=False,
-            )
-        except FileNotFoundError:
-            raise missing() from None
+        """Log in to a registry, without the password in the process list. Raises UserError."""
+        done = self.run("login", "--username", user, "--password-stdin", registry, stdin=password)
         if done.returncode != 0:
             raise failure("login", done.stderr)
 
@@ -171,12 +151,10 @@ def _image(found: Mapping[str, Any]) -> Image:
     config = found.get("Config") or {}
     return Image(
         id=str(found["Id"]),
-        tags=tuple(found.get("RepoTags") or ()),
         digests=tuple(found.get("RepoDigests") or ()),
         size=int(found["Size"]),
         layers=tuple((found.get("RootFS") or {}).get("Layers") or ()),
         architecture=str(found["Architecture"]),
         user=str(config.get("User") or ""),
         entrypoint=tuple(config.get("Entrypoint") or ()),
-        labels=dict(config.get("Labels") or {}),
     )
