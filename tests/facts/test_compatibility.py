@@ -76,7 +76,12 @@ def test_torchvision_names_its_torch(torchvision: str, torch: str | None) -> Non
     assert compatibility.torch_of_torchvision(torchvision) == torch
 
 
-def test_the_torchvision_for_a_torch_is_one_that_requires_it() -> None:
+def test_torchaudio_requires_its_torch_up_to_2_10() -> None:
+    wanted = {"2.9.1": "2.9", "2.11.0": None}
+    assert {name: compatibility.torch_of_torchaudio(name) for name in wanted} == wanted
+
+
+def test_the_torchvision_for_a_torch_requires_it() -> None:
     for name in compatibility.TORCH:
         wanted = compatibility.torchvision_of(f"{name}.0")
         assert wanted is not None
@@ -94,11 +99,6 @@ def test_the_torchvision_for_a_torch_is_one_that_requires_it() -> None:
 )
 def test_which_cards_a_binary_runs_on(card: str, built_for: tuple[str, ...], expected: bool) -> None:
     assert compatibility.runs_on(card, built_for) is expected
-
-
-def test_torchaudio_requires_its_torch_up_to_2_10() -> None:
-    assert compatibility.torch_of_torchaudio("2.9.1") == "2.9"
-    assert compatibility.torch_of_torchaudio("2.11.0") is None
 
 
 @pytest.mark.parametrize("path", [*(repo.root() / "tools/facts").glob("*.yaml")], ids=lambda path: path.name)
