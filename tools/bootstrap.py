@@ -73,18 +73,19 @@ def expected_stamp() -> Dict[str, str]:
 
 
 def read_stamp() -> Optional[Dict[str, str]]:
-    """Return the stamp, or None where no set-up has written one."""
+    """Return the stamp, or None where no set-up has written one. An incomplete one is empty."""
+    if not os.path.exists(STAMP):
+        return None
     try:
         with open(STAMP) as file:
             return dict(json.load(file))
-    except (OSError, ValueError):
-        return None
+    except ValueError:
+        return {}
 
 
 def write_stamp(stamp: Dict[str, str]) -> None:
-    with open(STAMP + ".new", "w") as file:
+    with open(STAMP, "w") as file:
         json.dump(stamp, file, indent=1)
-    os.replace(STAMP + ".new", STAMP)
 
 
 def is_current(*keys: str) -> bool:
