@@ -50,11 +50,11 @@ def changed(job: Object, variable: str, value: str) -> None:
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (lambda job: job["spec"]["plugins"].pop("svc"), "no names to find each other by"),
+        (lambda job: job["spec"]["plugins"].pop("svc"), "cannot find each other by name"),
         (lambda job: changed(job, "PET_NNODES", "1"), "separate jobs"),
         (lambda job: changed(job, "PET_NNODES", "3"), "it never starts"),
-        (lambda job: changed(job, "PET_RDZV_ENDPOINT", "elsewhere:29400"), "none of the job's pods"),
-        (lambda job: job["spec"].update(tasks=[]), "no tasks with pods"),
+        (lambda job: changed(job, "PET_RDZV_ENDPOINT", "elsewhere:29400"), "not one of the job's pods"),
+        (lambda job: job["spec"].update(tasks=[]), "no task with pods"),
     ],
 )
 def test_volcano_jobs_that_do_not_meet_fail(
