@@ -1,4 +1,4 @@
-"""Set-up in a small copy of the checkout at a path with a space: real venv, pip, uv and hashes, no network."""
+"""Set-up in a small copy of the checkout, at a path with a space: real venv, pip and uv, but no network."""
 
 from __future__ import annotations
 

@@ -138,13 +138,15 @@ def test_several_faults_are_repaired_and_a_second_run_changes_nothing(tmp_path: 
 def test_a_missing_package_is_installed_with_the_version_of_the_lock(tmp_path: Path) -> None:
     text = "FROM python:3.12\nRUN pip install --no-cache-dir \\\n      numpy==2.3.0\nUSER 1000\n"
     (tmp_path / "Dockerfile").write_text(text)
-    fixed = fix(Target(tmp_path / "Dockerfile", tmp_path), missing=("datasets", "yaml", "no_such_module"))
+    fixed = fix(
+        Target(tmp_path / "Dockerfile", tmp_path), missing=("datasets", "yaml", "requests", "no_such_module")
+    )
     assert re.search(
         r"^\+      numpy==2.3.0 pyyaml==[\d.]+ datasets==[\d.]+$|^\+      numpy==2.3.0 .*==", fixed.diff, re.M
     )
-    assert fixed.diff.count("datasets==") == fixed.diff.count("pyyaml==") == 1
+    assert [fixed.diff.count(f"{name}==") for name in ("datasets", "pyyaml", "requests")] == [1, 1, 1]
     assert [one.summary for one in fixed.left] == [
-        "no_such_module cannot be imported, and requirements.lock has no no-such-module"
+        "no_such_module cannot be imported, and requirements-dev.lock has no no-such-module"
     ]
 
 

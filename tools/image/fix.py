@@ -315,16 +315,16 @@ REPAIRS: dict[str, Repair] = {
 
 
 def _install(draft: Draft, module: str) -> Verdict | None:
-    """Install the package of a module, pinned as in requirements.lock; return a finding if that fails."""
+    """Install the package of a module, pinned as in requirements-dev.lock; return a finding if that fails."""
     read = draft.read()
     name = canonicalize_name(PACKAGES.get(module.split(".")[0], module.split(".")[0]))
-    lock = (repo.root() / "requirements.lock").read_text(encoding="utf-8")
+    lock = (repo.root() / "requirements-dev.lock").read_text(encoding="utf-8")
     packages = (requirement(text.split(" ")[0], "", line) for line, text in entries(lock))
     exact = next((found.exact for found in packages if found and found.name == name), None)
     installs = [one for one in read.shipped if one.tool != "conda"]
     if exact is None or not installs:
         remedy = f"add {name}==<version> to the image's requirements"
-        what = f"requirements.lock has no {name}" if exact is None else "no command installs packages"
+        what = f"requirements-dev.lock has no {name}" if exact is None else "no command installs packages"
         details = {"rule": "imports", "file": read.source, "line": read.dockerfile.final.line}
         return Verdict(State.FAIL, f"{module} cannot be imported, and {what}", [module], remedy, details)
     pinned, last = f"{name}=={exact}", installs[-1]
