@@ -124,6 +124,17 @@ def test_a_secret_is_found_and_not_printed(line: str, secret: str, tmp_path: Pat
     assert secret not in json.dumps([one.as_dict() for one in said])
 
 
+def test_other_rules_and_hadolint_print_no_secret_either(tmp_path: Path) -> None:
+    """The lines of `pins`, of hadolint's errors and of unknown instructions."""
+    secret = "glpat" + "-AbCdEfGhIjKlMnOpQrSt"
+    lines = [f"RUN git clone https://x:{secret}@gitlab.example/a/b", f"WORKDIR app-{secret}"]
+    for last in ("USER 1000", f"NONSENSE {secret}"):
+        said = by_rule(tmp_path, "\n".join(["FROM python:3.12", *lines, last]) + "\n")
+        text = json.dumps([one.as_dict() for verdicts in said.values() for one in verdicts])
+        assert secret not in text
+        assert {"pins", "secrets"} <= {rule for rule, found in said.items() if State.FAIL in states(found)}
+
+
 def test_no_secret_of_the_corpus_is_printed() -> None:
     said = json.dumps([one.as_dict() for path in BAD for one in found(path)])
     for secret in ("hf_AbCdEf", "hunter2", "0123456789012345678901234567890123456789", "changeit"):

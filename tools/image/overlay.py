@@ -28,7 +28,7 @@ class Overlay:
     old: bool
 
 
-def lay(tree: Path, on: str, engine: Engine, say: Say, limit: int = context.LIMIT) -> Overlay:
+def add(tree: Path, on: str, engine: Engine, say: Say, limit: int = context.LIMIT) -> Overlay:
     """Copy `tree`, filtered by .dockerignore, into the working directory of the image `on`.
 
     The tag is `dev-` and a digest of the files and of `on`, so that an equal tree is not built again. Raises

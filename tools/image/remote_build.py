@@ -132,7 +132,7 @@ def buildspec(name: str, arguments: Mapping[str, str], platform: str) -> str:
 def follow(session: Session, build_id: str, name: str, say: Say) -> None:
     """Print phases and log lines until the build ends. Raises BuildFailed.
 
-    Ctrl-C stops the build, so that nobody pays for it.
+    Ctrl-C stops the build, which otherwise costs money until it ends.
     """
     log = Log(session)
     statuses: dict[str, str] = {}

@@ -37,7 +37,7 @@ def command(directory: Path, image: str, pushes: bool, as_json: bool) -> None:
     if pushes and registry.host(image) == "localhost":
         raise click.UsageError("--push needs an IMAGE with a registry in its name")
     try:
-        made = overlay.lay(directory.resolve(), image, Engine(), output.note)
+        made = overlay.add(directory.resolve(), image, Engine(), output.note)
     except build.BuildFailed as problem:
         failed(problem, as_json)
         raise click.exceptions.Exit(1) from None

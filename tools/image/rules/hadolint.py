@@ -90,7 +90,7 @@ def remarks(dockerfile: Dockerfile, verdicts: Iterable[Verdict]) -> list[Note]:
 
 
 def notes(dockerfile: Dockerfile) -> list[Note] | None:
-    """Return hadolint's findings, or None where it is not installed or does not run."""
+    """Return hadolint's findings, or None if it is not installed or does not run."""
     beside = Path(sys.executable).parent / "hadolint"
     program = str(beside) if beside.is_file() else shutil.which("hadolint")
     return _run(program, _without_heredocs(dockerfile)) if program else None
@@ -102,11 +102,11 @@ def _location(subject: Subject, note: Note) -> Location:
 
 
 def _without_heredocs(dockerfile: Dockerfile) -> str:
-    """Return the text with `RUN true` for each instruction with a heredoc: hadolint 2.15.1 fails on most."""
+    """Return the text with empty lines for instructions with a heredoc: hadolint 2.15.1 fails on most."""
     lines = dockerfile.text.removeprefix("\ufeff").splitlines()
     for _, one in dockerfile.instructions():
         if one.heredocs:
-            lines[one.line - 1 : one.last] = ["RUN true", *[""] * (one.last - one.line)]
+            lines[one.line - 1 : one.last] = [""] * (one.last - one.line + 1)
     return "\n".join(lines) + "\n"
 
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from tools.core.output import count
+from tools.core.secret_patterns import mask
 from tools.core.verdict import State, Verdict, bad, good, unclear
 from tools.image.dockerfile.dockerignore import files
 from tools.image.dockerfile.packages import Install
@@ -102,13 +103,13 @@ def pins(subject: Subject) -> Iterator[Verdict]:
             remedy = "name==version, or a lock: pip install --require-hashes -r requirements.lock"
             yield bad(of(loose[0]), f"no exact version: {names}{more}", remedy)
         if moving:
-            yield bad(place, f"{moving[0]} can change at any time", "git+https://...@<commit>")
+            yield bad(place, f"{mask(moving[0])} can change at any time", "git+https://...@<commit>")
         if install.packages and not loose:
             hashed = " with hashes" if all(one.hashed for one in install.packages) else ""
             yield good(place, f"{count(len(install.packages), 'package')} pinned{hashed}")
     for _, one in subject.dockerfile.instructions():
         if moving_source := _moving(one):
-            yield bad(at(subject, one), f"{moving_source[0]} can change at any time", moving_source[1])
+            yield bad(at(subject, one), f"{mask(moving_source[0])} can change at any time", moving_source[1])
 
 
 @rule("caches", "a package manager's cache in a layer is downloaded by every node and never used")

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tools.core import secret_patterns
 from tools.core.output import short
 from tools.core.verdict import Verdict
 from tools.facts.instances import Instance
@@ -87,7 +88,7 @@ class Location:
     text: str
 
     def evidence(self) -> str:
-        return f"{self.file}:{self.line}: {short(self.text)}"
+        return f"{self.file}:{self.line}: {short(secret_patterns.mask(self.text))}"
 
     def details(self) -> dict[str, Any]:
         return {"file": self.file, "line": self.line}

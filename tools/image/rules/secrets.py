@@ -88,7 +88,6 @@ def _before(subject: Subject) -> list[Instruction]:
 
 
 def _instruction(subject: Subject, one: Instruction) -> Iterator[Verdict]:
-    hidden = Location(subject.source, one.line, f"{one.name} {secret_patterns.mask(one.raw)}")
     if one.name in ("ARG", "ENV"):
         for name, value in one.pairs:
             if not secret_patterns.is_secret_name(name) or (one.name == "ENV" and EMPTY.match(value)):
@@ -99,7 +98,7 @@ def _instruction(subject: Subject, one: Instruction) -> Iterator[Verdict]:
     text = "\n".join([one.raw, *one.heredocs])
     secrets_in = secret_patterns.find(text)
     if secrets_in:
-        yield bad(hidden, f"{secrets_in[0].kind} in the Dockerfile", f"revoke it, and {REMEDY}")
+        yield bad(at(subject, one), f"{secrets_in[0].kind} in the Dockerfile", f"revoke it, and {REMEDY}")
     elif one.name == "RUN" and (problem := _in_words(text)):
         yield bad(Location(subject.source, one.line, one.name), problem, REMEDY)
     if one.name in ("COPY", "ADD"):
