@@ -118,7 +118,7 @@ class Clone:
 @pytest.fixture(scope="session")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     if kustomize.find(repo.root()) is None:
-        pytest.skip("no kustomize or kubectl: run `make setup`, or install kustomize 5.4 or newer")
+        pytest.skip("no kustomize or kubectl on PATH: install kustomize 5.4 or newer")
     if not sys.platform.startswith("linux"):
         pytest.skip("looks for left processes in /proc, which only Linux has")
     root = tmp_path_factory.mktemp("clone") / "trainyard"

@@ -98,7 +98,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Team:
     """The clone as it is before any test."""
     renderer = kustomize.find(repo.root())
     if renderer is None:
-        pytest.skip("no kustomize or kubectl on PATH: run `make setup`, or install kustomize 5.4 or newer")
+        pytest.skip("no kustomize or kubectl on PATH: install kustomize 5.4 or newer")
     root = tmp_path_factory.mktemp("template") / "team"
     for name in ("base", f"clusters/{CLUSTER}", "overlays"):
         shutil.copytree(repo.root() / name, root / name)

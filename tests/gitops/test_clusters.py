@@ -30,7 +30,7 @@ CRDS = {
 def _renderer() -> Renderer:
     renderer = kustomize.find(ROOT)
     if renderer is None:
-        pytest.skip("no kustomize or kubectl on PATH: run `make setup`, or install kustomize 5.4 or newer")
+        pytest.skip("no kustomize or kubectl on PATH: install kustomize 5.4 or newer")
     return renderer
 
 

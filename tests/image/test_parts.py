@@ -303,7 +303,7 @@ def test_a_pinned_digest_is_what_the_cell_renders(checkout: Path) -> None:
     ]  # fmt: skip
     renderer = kustomize.find(repo.root())
     if renderer is None:
-        pytest.skip("no kustomize or kubectl on PATH: run `make setup`")
+        pytest.skip("no kustomize or kubectl on PATH: install kustomize 5.4 or newer")
     rendered = renderer.build(checkout / "overlays/cpu/llama-tiny")
     assert f"image: registry.example/team/trainer-cpu@{other}\n" in rendered
     assert NAMESPACE not in rendered
@@ -319,7 +319,7 @@ def test_only_images_of_cells_are_pinned() -> None:
 def test_a_pinned_digest_is_what_a_service_renders(service: str, image: str, tmp_path: Path) -> None:
     renderer = kustomize.find(repo.root())
     if renderer is None:
-        pytest.skip("no kustomize or kubectl on PATH: run `make setup`")
+        pytest.skip("no kustomize or kubectl on PATH: install kustomize 5.4 or newer")
     for part in (f"base/services/{service}", "overlays/images"):
         shutil.copytree(repo.root() / part, tmp_path / part)
     path = tmp_path / f"base/services/{service}"
@@ -331,7 +331,7 @@ def test_a_pinned_digest_is_what_a_service_renders(service: str, image: str, tmp
 def test_a_submitted_job_runs_the_given_image() -> None:
     """`make job DEV=1` submits the overlay's digest. Control: the cell's image before."""
     if kustomize.find(repo.root()) is None:
-        pytest.skip("no kustomize or kubectl on PATH: run `make setup`")
+        pytest.skip("no kustomize or kubectl on PATH: install kustomize 5.4 or newer")
     manifests = lookup.rendered("cpu/llama-tiny")
     spec = manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     assert spec["containers"][0]["image"].startswith(f"{NAMESPACE}/trainer-cpu")

@@ -68,7 +68,7 @@ def rendered() -> dict[str, Manifests]:
     """The cells by name."""
     renderer = kustomize.find(repo.root())
     if renderer is None:
-        pytest.skip("no kustomize or kubectl on PATH: run `make setup`, or install kustomize 5.4 or newer")
+        pytest.skip("no kustomize or kubectl on PATH: install kustomize 5.4 or newer")
     return {name: parse(renderer.build(repo.root() / "overlays" / name), name) for name in KINDS}
 
 

@@ -153,7 +153,7 @@ def _copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def checkout(_copied: Path) -> Iterator[Checkout]:
     """A checkout without runs. A process that survives the test is killed and fails it."""
     if kustomize.find(repo.root()) is None:
-        pytest.skip("no kustomize or kubectl on PATH: run `make setup`, or install kustomize 5.4 or newer")
+        pytest.skip("no kustomize or kubectl on PATH: install kustomize 5.4 or newer")
     if not sys.platform.startswith("linux"):
         pytest.skip("finds left processes in /proc, which only Linux has")
     (_copied / ".cache").mkdir(exist_ok=True)

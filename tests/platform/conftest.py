@@ -30,7 +30,7 @@ HOST = ("hostNetwork", "hostPID", "hostIPC")
 def renderer() -> kustomize.Renderer:
     found = kustomize.find(repo.root())
     if found is None:
-        pytest.skip("no kustomize or kubectl on PATH: run `make setup`, or install kustomize 5.4 or newer")
+        pytest.skip("no kustomize or kubectl on PATH: install kustomize 5.4 or newer")
     return found
 
 

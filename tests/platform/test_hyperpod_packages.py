@@ -73,7 +73,7 @@ def _environment() -> Path:
         return python
     uv = Path(sys.executable).parent / "uv"
     if not uv.exists():
-        pytest.skip("uv is not in this environment: run `make setup`")
+        pytest.skip("uv is not in this environment: run `make setup-dev`")
     shutil.rmtree(home, ignore_errors=True)
     environment = {**os.environ, "UV_CACHE_DIR": str(repo.root() / ".cache" / "uv")}
     install = [str(uv), "pip", "install", "--quiet", "--python", str(python)]

@@ -26,7 +26,7 @@ def renderer() -> kustomize.Renderer:
     """The renderer of the user's commands."""
     found = kustomize.find(repo.root())
     if found is None:
-        pytest.skip("no kustomize or kubectl on PATH: run `make setup`, or install kustomize 5.4 or newer")
+        pytest.skip("no kustomize or kubectl on PATH: install kustomize 5.4 or newer")
     return found
 
 
