@@ -1,4 +1,4 @@
-"""An account with a cluster in it, made in moto: VPC, subnets, EKS cluster, node instances, file system."""
+"""Creates resources of a cluster in moto: VPC, subnets, EKS cluster, instances, file system."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROLE = "arn:aws:iam::123456789012:role/eks"
 
 @dataclass(frozen=True)
 class Network:
-    """A VPC with one private subnet a zone, and the security group of its nodes."""
+    """A VPC with one private subnet per zone, and the security group of its nodes."""
 
     vpc: str
     subnets: dict[str, str]
@@ -20,7 +20,7 @@ class Network:
 
 
 def make_network(session: Session, zones: list[str], cidr: str = "10.0") -> Network:
-    """Make a VPC with a /24 in each zone, and a security group that is open to itself."""
+    """Create a VPC with a /24 in each zone and a security group that is open to itself."""
     vpc = session.call("ec2", "create_vpc", CidrBlock=f"{cidr}.0.0/16")["Vpc"]["VpcId"]
     subnets = {}
     for number, zone in enumerate(zones):
@@ -35,7 +35,6 @@ def make_network(session: Session, zones: list[str], cidr: str = "10.0") -> Netw
 
 
 def make_group(session: Session, vpc: str, name: str, **tags: str) -> str:
-    """Make a security group."""
     made = session.call("ec2", "create_security_group", GroupName=name, Description=name, VpcId=vpc)
     group = str(made["GroupId"])
     tag(session, group, **tags)
@@ -43,7 +42,6 @@ def make_group(session: Session, vpc: str, name: str, **tags: str) -> str:
 
 
 def make_cluster(session: Session, name: str, network: Network, version: str = "1.35", **tags: str) -> None:
-    """Make an EKS cluster."""
     vpc = {"subnetIds": list(network.subnets.values()), "securityGroupIds": [network.group]}
     session.call(
         "eks", "create_cluster", name=name, version=version, roleArn=ROLE, resourcesVpcConfig=vpc, tags=tags
@@ -53,7 +51,6 @@ def make_cluster(session: Session, name: str, network: Network, version: str = "
 def make_nodes(
     session: Session, kind: str, count: int, network: Network, zone: str, **tags: str
 ) -> list[str]:
-    """Start instances; return their ids."""
     made = session.call(
         "ec2",
         "run_instances",
@@ -71,14 +68,13 @@ def make_nodes(
 
 
 def tag(session: Session, resource: str, **tags: str) -> None:
-    """Tag a resource of EC2; `__` in a name is a slash, for Python's sake."""
+    """Tag an EC2 resource. `__` in a name becomes a slash."""
     if tags:
         pairs = [{"Key": key.replace("__", "/"), "Value": value} for key, value in tags.items()]
         session.call("ec2", "create_tags", Resources=[resource], Tags=pairs)
 
 
 def make_lustre(session: Session, network: Network, zone: str, **tags: str) -> dict[str, Any]:
-    """Make a Lustre file system."""
     pairs = [{"Key": key.replace("__", "/"), "Value": value} for key, value in tags.items()]
     made = session.call(
         "fsx",

@@ -1,7 +1,7 @@
-"""moto in the process, a server of it for the command line, and answers for what moto does not have.
+"""moto in the process, a moto server for the command line, and answers for operations that moto lacks.
 
-An answer for a gap is held against botocore's own model of the operation, request and reply, as its Stubber
-does: a reply that AWS could not give fails the test.
+The answers and their requests are validated by botocore's model of the operation, as its Stubber does: an
+answer that AWS could not give fails the test.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ KEYS = {
     "AWS_EC2_METADATA_DISABLED": "true",
     "AWS_CONFIG_FILE": "/nonexistent",
     "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
-    "MOTO_EC2_LOAD_DEFAULT_AMIS": "false",  # moto makes hundreds for each empty account
+    "MOTO_EC2_LOAD_DEFAULT_AMIS": "false",  # moto would create hundreds in each account
 }
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _said_once() -> Iterator[None]:
-    """What botocore and moto find out anew for each session, and is always the same, is found out once.
+def _computed_once() -> Iterator[None]:
+    """Cache what botocore and moto compute again for each session with the same result.
 
-    A service's model on disk and its client's class, the aliases of events, whether a handler takes keywords,
-    a backend's methods.
+    These are the models of services and the classes of their clients, the aliases of events, whether a
+    handler takes keywords, and the methods of a backend.
     """
     import botocore.session
     from botocore import hooks
@@ -77,7 +77,7 @@ def _said_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _read_once() -> Iterator[None]:
-    """What a kustomization names is read once, and again where it was written since."""
+    """Cache the references of each kustomization until it is written."""
     read = kustomize_graph._references
     known: dict[tuple[Path, int], list[Path]] = {}
 
@@ -95,7 +95,7 @@ def _read_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _own_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here may meet a real account: the user's own profile, endpoint and region are out of reach."""
+    """No test can reach a real account: the user's profile, endpoint and region are removed."""
     for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     for name, value in KEYS.items():
@@ -126,19 +126,18 @@ class Gaps:
 
     replies: dict[tuple[str, str], Reply] = field(default_factory=dict)
     calls: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
-    wire: Wire = field(default_factory=Wire)  # a trouble that is planted there comes before an answer here
+    wire: Wire = field(default_factory=Wire)  # a trouble there comes before an answer here
 
     def __setitem__(self, key: tuple[str, str], reply: Reply) -> None:
         self.replies[key] = reply
 
     def parameters(self, operation: str) -> list[dict[str, Any]]:
-        """Return what an operation was called with, each time."""
         return [given for _, name, given in self.calls if name == operation]
 
 
 @pytest.fixture
 def gaps(monkeypatch: pytest.MonkeyPatch) -> Gaps:
-    """Answers that the test gives itself; all else goes to moto."""
+    """Answers of the test itself. All other requests go to moto."""
     from botocore import xform_name
     from botocore.client import BaseClient
     from botocore.validate import validate_parameters
@@ -168,7 +167,7 @@ def gaps(monkeypatch: pytest.MonkeyPatch) -> Gaps:
 
 
 def refusal(code: str, message: str = "no", status: int = 400, operation: str = "Operation") -> Exception:
-    """Return the exception that boto3 raises for AWS's error `code`."""
+    """Return the exception of boto3 for an error of AWS."""
     from botocore.exceptions import ClientError
 
     response: Any = {
@@ -178,23 +177,23 @@ def refusal(code: str, message: str = "no", status: int = 400, operation: str = 
     return ClientError(response, operation)
 
 
-@pytest.fixture(name="refusal")
-def _refusal() -> Callable[..., Exception]:
-    return refusal
-
-
 @dataclass
 class Ran:
-    """What a `yard` command gave."""
+    """The exit code and output of a `yard` command."""
 
     code: int
     out: str
     err: str
 
 
+Yard = Callable[..., Ran]
+Change = Callable[..., Spec]
+StandIn = Callable[[str], Path]
+
+
 @pytest.fixture
-def yard(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    """A function that runs `yard cluster` with its arguments, in this process."""
+def yard(capsys: pytest.CaptureFixture[str]) -> Yard:
+    """A function that runs `yard cluster` in this process."""
 
     def run(*arguments: str) -> Ran:
         capsys.readouterr()
@@ -206,7 +205,7 @@ def yard(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
 
 
 @pytest.fixture
-def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """A function that puts tests/aws/fake_<name>.py on PATH as <name>; it returns the log of arguments."""
 
     def install(name: str) -> Path:
@@ -225,7 +224,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 
 @pytest.fixture(scope="session")
 def _shared_checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of base/ and overlays/, which no test changes."""
+    """A copy of base/ and overlays/ that tests do not change."""
     root = tmp_path_factory.mktemp("shared") / "checkout"
     for name in ("base", "overlays"):
         shutil.copytree(repo.root() / name, root / name)
@@ -234,7 +233,7 @@ def _shared_checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def checkout(_shared_checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of what a cluster is made from, for `yard` to work in; a test may change its clusters/."""
+    """A copy of the manifests for `yard`. A test may change its clusters/."""
     shutil.copytree(repo.root() / "clusters", _shared_checkout / "clusters")
     monkeypatch.setattr(repo, "root", lambda: _shared_checkout)
     yield _shared_checkout
@@ -242,8 +241,8 @@ def checkout(_shared_checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 @pytest.fixture
-def change(checkout: Path) -> Callable[..., Spec]:
-    """A function that changes facts of a cluster in the copy, None to remove one, and loads it."""
+def change(checkout: Path) -> Change:
+    """A function that changes facts of a cluster in the copy and loads it. None removes a fact."""
 
     def make(name: str, **facts: str | None) -> Spec:
         path = checkout / "clusters" / name / "cluster.env"
@@ -258,6 +257,6 @@ def change(checkout: Path) -> Callable[..., Spec]:
 
 @pytest.fixture(scope="session")
 def moto_server() -> Iterator[str]:
-    """The address of a moto server on loopback, one for the whole session."""
+    """The address of a moto server on loopback."""
     with server() as address:
         yield address

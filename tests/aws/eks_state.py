@@ -1,20 +1,20 @@
-"""What EKS does with access entries and pod identities, for moto has neither."""
+"""Access entries and pod identities of EKS, which moto lacks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
+
+from tests.aws.conftest import Gaps, refusal
 
 Object = dict[str, Any]
 
 
 class Access:
-    """Access entries of one cluster: creating one twice is a conflict, as with EKS."""
+    """Access entries of one cluster. Creating one twice is a conflict, as in EKS."""
 
-    def __init__(self, gaps: Any, refusal: Callable[..., Exception]) -> None:
+    def __init__(self, gaps: Gaps) -> None:
         self.entries: dict[str, dict[str, Object]] = {}
         self.tags: dict[str, dict[str, str]] = {}
-        self.refusal = refusal
         for name in (
             *("describe_access_entry", "create_access_entry", "associate_access_policy"),
             *("list_access_entries", "delete_access_entry"),
@@ -25,7 +25,7 @@ class Access:
     def _need(self, arn: str) -> dict[str, Object]:
         if arn not in self.entries:
             text = "The specified principalArn could not be found."
-            raise self.refusal("ResourceNotFoundException", text, 404)
+            raise refusal("ResourceNotFoundException", text, 404)
         return self.entries[arn]
 
     def describe_access_entry(self, clusterName: str, principalArn: str) -> Object:
@@ -45,7 +45,7 @@ class Access:
         self, clusterName: str, principalArn: str, type: str, tags: dict[str, str]
     ) -> Object:
         if principalArn in self.entries:
-            raise self.refusal("ResourceInUseException", "exists", 409)
+            raise refusal("ResourceInUseException", "exists", 409)
         self.entries[principalArn] = {}
         self.tags[principalArn] = tags
         return self.describe_access_entry(clusterName, principalArn)
@@ -62,11 +62,10 @@ class Access:
 
 
 class Associations:
-    """Pod identity associations: one a service account."""
+    """Pod identity associations, one per service account."""
 
-    def __init__(self, gaps: Any, refusal: Callable[..., Exception]) -> None:
+    def __init__(self, gaps: Gaps) -> None:
         self.rows: dict[str, Object] = {}
-        self.refusal = refusal
         gaps["eks", "delete_pod_identity_association"] = self.delete
         gaps["eks", "list_pod_identity_associations"] = self.listing
         gaps["eks", "create_pod_identity_association"] = self.create
@@ -92,7 +91,7 @@ class Associations:
 
     def describe(self, clusterName: str, associationId: str) -> Object:
         if associationId not in self.rows:
-            raise self.refusal("ResourceNotFoundException", "no such association", 404)
+            raise refusal("ResourceNotFoundException", "no such association", 404)
         return {"association": self.rows[associationId]}
 
     def update(self, clusterName: str, associationId: str, roleArn: str) -> Object:

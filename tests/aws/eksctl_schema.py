@@ -1,4 +1,4 @@
-"""eksctl's JSON schema of ClusterConfig, from its Go module: fetched once into .cache, held to its digest."""
+"""eksctl's JSON schema of ClusterConfig, fetched once from its Go module and checked by digest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHA256 = "e6357c8f6ed98a86bfe3c4fd95dfb119ebd5d05bf513b53161f2089d3684a4cf"
 
 @cache
 def schema() -> dict[str, Any]:
-    """Return the schema; skip the test with the reason where it cannot be had."""
+    """Return the schema. Skip the test where it cannot be fetched."""
     path = repo.root() / ".cache" / f"eksctl-{VERSION}.json"
     if not path.is_file():
         try:
@@ -26,7 +26,7 @@ def schema() -> dict[str, Any]:
                 directory = go_build.module(MODULE, VERSION, environment, print)
                 path.write_bytes((directory / FILE).read_bytes())
         except go_build.Unusable as reason:
-            pytest.skip(f"eksctl's schema cannot be had ({reason}): install Go, once with the network")
+            pytest.skip(f"eksctl's schema cannot be fetched ({reason}): install Go, once with the network")
     content = path.read_bytes()
     assert hashlib.sha256(content).hexdigest() == SHA256
     found: dict[str, Any] = json.loads(content)

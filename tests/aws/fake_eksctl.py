@@ -1,6 +1,6 @@
-"""Stands in for eksctl: makes in moto what the config file asks for, as far as AWS shows it afterwards.
+"""Stands in for eksctl: creates in moto what the config file asks for, as far as AWS shows it.
 
-FAKE_EKSCTL_FAIL=GROUP fails before that node group, as a real one does when a zone has no capacity.
+FAKE_EKSCTL_FAIL=GROUP fails before that node group, as eksctl does when a zone has no capacity.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROLE = "arn:aws:iam::123456789012:role/eks"
 
 
 def main(words: list[str]) -> int:
-    """Do what `eksctl create KIND --config-file=FILE` does."""
+    """Run `eksctl create KIND --config-file=FILE`."""
     with Path(os.environ["FAKE_EKSCTL_LOG"]).open("a", encoding="utf-8") as log:
         log.write(json.dumps(words) + "\n")
     file = next(word.partition("=")[2] for word in words if word.startswith("--config-file="))
@@ -43,7 +43,7 @@ def main(words: list[str]) -> int:
 
 
 def make_group(eks: Any, cluster: str, group: dict[str, Any]) -> None:
-    """Make a node group; one that is there is passed over."""
+    """Create a node group unless it exists."""
     scaling = {
         "minSize": group["minSize"],
         "maxSize": group["maxSize"],

@@ -1,4 +1,4 @@
-"""Stands in for kubectl where `validate` and `nodes` are tested; tests/cluster has the real one."""
+"""Stands in for kubectl in the tests of `validate` and `nodes`. tests/cluster uses the real one."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ WEBHOOK = 'failed calling webhook "validator.kubeflow.org": no endpoints availab
 
 
 class Refused(Exception):
-    """What kubectl says on its error stream."""
+    """An error message of kubectl."""
 
 
 @dataclass
 class World:
-    """Objects by kind, and what goes wrong; what a command changes is changed here."""
+    """Objects by kind, which commands change, and the faults of the cluster."""
 
     objects: dict[str, list[Object]]
     refused: list[str] = field(default_factory=list)  # verbs
     hidden: list[str] = field(default_factory=list)  # kinds
-    webhook_fails: int = 0  # how many dry runs it still fails
+    webhook_fails: int = 0  # the number of dry runs that fail
     apply_webhook_fails: int = 0
-    stubborn: bool = False  # a patch is taken, and changes nothing
+    stubborn: bool = False  # a patch is accepted without effect
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> World:
-        """Answer all that `tools` asks of kubectl from here on."""
+        """Replace kubectl for all of `tools`."""
 
         real = Kubectl.run
 
         def run(asked: Kubectl, *words: str, stdin: str | None = None, **_: Any) -> CompletedProcess[str]:
-            if words[0] == "config":  # which asks no cluster
+            if words[0] == "config":  # needs no cluster
                 return real(asked, *words)
             verb = {"get": self._get, "create": self._create, "apply": self._apply, "patch": self._patch}
             try:
@@ -55,7 +55,7 @@ class World:
         return json.dumps({"kind": "List", "items": self.objects.get(kind, [])})
 
     def _create(self, words: tuple[str, ...], stdin: str) -> str:
-        """Access reviews; or a dry run of a job, through a webhook that may not be up yet."""
+        """Answer access reviews, or a dry run of a job through a webhook that may be down."""
         if "--dry-run=server" not in words:
             asked = [one["spec"]["resourceAttributes"]["verb"] for one in json.loads(stdin)["items"]]
             return "".join(f"{'false' if verb in self.refused else 'true'}\n" for verb in asked)
@@ -65,7 +65,6 @@ class World:
         return "pytorchjob.kubeflow.org/trainyard-validate created (server dry run)\n"
 
     def _apply(self, words: tuple[str, ...], stdin: str) -> str:
-        """Make a namespace."""
         if self.apply_webhook_fails:
             self.apply_webhook_fails -= 1
             raise Refused("(InternalError): failed calling webhook")
@@ -77,7 +76,6 @@ class World:
         return ""
 
     def _patch(self, words: tuple[str, ...], stdin: str) -> str:
-        """Merge into the CSI driver."""
         if not self.stubborn:
             change = next(word for word in words if word.startswith("--patch=")).partition("=")[2]
             self.objects["csidrivers"][0]["spec"].update(json.loads(change)["spec"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.aws.account import make_cluster, make_network
+from tests.aws.conftest import Change, Gaps, Yard, refusal
 from tests.aws.eks_state import Access, Associations
 from tools.aws import policies
 from tools.aws.session import AwsError, Session
@@ -25,9 +25,9 @@ REGION, ROLE = "us-west-2", "arn:aws:iam::123456789012:role/team"
 
 
 @pytest.fixture
-def entries(gaps: Any, refusal: Callable[..., Exception], session: Session) -> Access:
+def entries(gaps: Gaps, session: Session) -> Access:
     """A cluster without access entries."""
-    return Access(gaps, refusal)
+    return Access(gaps)
 
 
 def test_access_is_granted_once(entries: Access, session: Session) -> None:
@@ -52,18 +52,14 @@ def test_the_partition_is_the_principals() -> None:
     assert grant.arn() == "arn:aws-us-gov:eks::aws:cluster-access-policy/AmazonEKSViewPolicy"
 
 
-def test_a_cluster_that_is_not_there_is_no_missing_entry(
-    session: Session, gaps: Any, refusal: Callable[..., Exception]
-) -> None:
+def test_a_missing_cluster_is_not_a_missing_entry(session: Session, gaps: Gaps) -> None:
     text = "No cluster found for name: gpu."
     gaps["eks", "describe_access_entry"] = refusal("ResourceNotFoundException", text, 404)
     with pytest.raises(AwsError, match="No cluster found"):
         access.difference(session, "gpu", access.Grant(ROLE, "edit"))
 
 
-def test_the_access_command_shows_then_does(
-    entries: Access, session: Session, yard: Callable[..., Any]
-) -> None:
+def test_the_access_command_shows_and_makes_changes(entries: Access, session: Session, yard: Yard) -> None:
     session.call("iam", "create_role", RoleName="team", Path="/ours/", AssumeRolePolicyDocument="{}")
     caller = "arn:aws:sts::123456789012:assumed-role/team/jane"
     dry = yard("access", "gpu", caller, "--dry-run")
@@ -80,7 +76,7 @@ def test_the_access_command_shows_then_does(
 
 
 def evaluate(policy: dict[str, Any], action: str, resource: str, context: dict[str, str]) -> bool:
-    """IAM's evaluation of one policy without denials: wildcards and two string operators."""
+    """Evaluate a policy as IAM does: wildcards and two string operators, without denials."""
     for statement in policy["Statement"]:
         resources = statement["Resource"]
         resources = [resources] if isinstance(resources, str) else resources
@@ -102,12 +98,12 @@ def evaluate(policy: dict[str, Any], action: str, resource: str, context: dict[s
 
 
 @pytest.fixture(name="simulator")
-def _simulator(gaps: Any) -> None:
+def _simulator(gaps: Gaps) -> None:
     simulator(gaps)
 
 
-def simulator(gaps: Any) -> None:
-    """IAM's simulator, for moto has none: of a policy, and of a role with the policy that moto has of it."""
+def simulator(gaps: Gaps) -> None:
+    """IAM's simulator, which moto lacks, for a policy and for a role in moto."""
 
     def answer(
         document: Any, ActionNames: list[str], ResourceArns: list[str], ContextEntries: Any
@@ -120,7 +116,7 @@ def simulator(gaps: Any) -> None:
     def of_policy(PolicyInputList: list[str], **asked: Any) -> dict[str, Any]:
         return answer(json.loads(PolicyInputList[0]), **asked)
 
-    session = Session(REGION)  # one for all questions: making a client takes longer than asking it
+    session = Session(REGION)  # one for all calls: creating a client takes longer than a call
 
     def of_role(PolicySourceArn: str, **asked: Any) -> dict[str, Any]:
         name = PolicySourceArn.rpartition("/")[2]
@@ -135,7 +131,7 @@ def gpu_accounts() -> list[service_accounts.ServiceAccount]:
     return service_accounts.of(specs.load(repo.root(), "gpu"))
 
 
-def test_external_secrets_reads_the_teams_secrets_only(
+def test_external_secrets_reads_only_the_teams_secrets(
     simulator: None, session: Session, checkout: Path
 ) -> None:
     path = checkout / "clusters/gpu/plugins/kustomization.yaml"
@@ -150,8 +146,8 @@ def test_external_secrets_reads_the_teams_secrets_only(
     assert identity.simulate(session, account).state is State.FAIL
 
 
-def test_a_policy_has_room_in_a_role(change: Callable[..., Spec]) -> None:
-    """The committed clusters' by far, and of prefixes as long as S3 takes; a longer one is refused."""
+def test_policies_fit_into_a_role(change: Change) -> None:
+    """The policies of the clusters and of the longest prefixes fit; longer ones are refused."""
     for name in ("cpu-demo", "gpu", "gpu-hyperpod", "trn1"):
         sizes = [policies.size(one.policy) for one in service_accounts.of(specs.load(repo.root(), name))]
         assert max(sizes, default=0) < 1_500
@@ -163,7 +159,7 @@ def test_a_policy_has_room_in_a_role(change: Callable[..., Spec]) -> None:
         service_accounts.of(change("gpu", S3_BUCKET="bucket", **too_long))
 
 
-def test_policies_allow_what_they_should_and_nothing_else(simulator: None, session: Session) -> None:
+def test_policies_allow_only_what_they_should(simulator: None, session: Session) -> None:
     found = [identity.simulate(session, one) for one in gpu_accounts()]
     assert len(found) == 6
     assert {one.state for one in found} == {State.PASS}, found
@@ -176,7 +172,7 @@ def test_policies_allow_what_they_should_and_nothing_else(simulator: None, sessi
         ("arn:aws:s3:::another-bucket/runs/*", "runs/file: implicitDeny"),
     ],
 )
-def test_a_policy_that_is_too_wide_or_too_narrow_is_found(
+def test_a_policy_that_is_too_wide_or_too_narrow_fails(
     simulator: None, session: Session, monkeypatch: pytest.MonkeyPatch, resource: str, wrong: str
 ) -> None:
     account = next(one for one in gpu_accounts() if one.purpose == "trains")
@@ -190,24 +186,18 @@ def test_a_policy_that_is_too_wide_or_too_narrow_is_found(
 
 
 @pytest.fixture
-def one_cell(change: Callable[..., Spec]) -> Spec:
-    """cpu-demo with one cell and no run: three service accounts."""
+def one_cell(change: Change) -> Spec:
+    """cpu-demo with one cell and no run, which has three service accounts."""
     spec = change("cpu-demo", CELLS="cpu/llama-tiny")
     for file in (spec.directory / "runs").glob("*.yaml"):
         file.unlink()
     return spec
 
 
-def test_roles_are_made_once_and_follow_the_facts(
-    session: Session,
-    gaps: Any,
-    refusal: Callable[..., Exception],
-    simulator: None,
-    one_cell: Spec,
-    change: Callable[..., Spec],
-    yard: Callable[..., Any],
+def test_roles_are_created_once_and_follow_the_facts(
+    session: Session, gaps: Gaps, simulator: None, one_cell: Spec, change: Change, yard: Yard
 ) -> None:
-    rows = Associations(gaps, refusal).rows
+    rows = Associations(gaps).rows
     dry = yard("identity", "cpu-demo", "--apply", "--dry-run")
     assert (dry.code, rows) == (1, {})
     assert session.call("iam", "list_roles")["Roles"] == []
@@ -229,15 +219,10 @@ def test_roles_are_made_once_and_follow_the_facts(
 
 
 def test_irsa_trusts_one_service_account_of_one_cluster(
-    session: Session,
-    gaps: Any,
-    refusal: Callable[..., Exception],
-    simulator: None,
-    one_cell: Spec,
-    yard: Callable[..., Any],
+    session: Session, gaps: Gaps, simulator: None, one_cell: Spec, yard: Yard
 ) -> None:
-    """No association; the provider and the roles once; back to Pod Identity is a change of trust."""
-    rows = Associations(gaps, refusal).rows
+    """No association, one provider, roles created once. Back to Pod Identity, only the trust changes."""
+    rows = Associations(gaps).rows
     make_cluster(session, "cpu-demo", make_network(session, ["us-west-2a", "us-west-2b"]))
     dry = yard("identity", "cpu-demo", "--apply", "--irsa", "--dry-run")
     assert (dry.code, "+ identity provider oidc.eks" in dry.out) == (1, True)
@@ -261,18 +246,12 @@ def test_irsa_trusts_one_service_account_of_one_cluster(
     assert providers == ["identity provider"]
 
 
-def test_a_role_that_something_else_narrows_is_found(
-    session: Session,
-    gaps: Any,
-    refusal: Callable[..., Exception],
-    simulator: None,
-    change: Callable[..., Spec],
-    yard: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_role_with_other_limits_fails(
+    session: Session, gaps: Gaps, simulator: None, change: Change, yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A permissions boundary, say: made as wanted, and IAM says otherwise."""
+    """For example a permissions boundary: the role is correct, but IAM denies the action."""
     monkeypatch.setattr(identity, "SETTLE_SECONDS", 0.0)
-    Associations(gaps, refusal)
+    Associations(gaps)
     change("cpu-demo", CELLS="cpu/llama-tiny")
     denied = {"EvaluationResults": [{"EvalActionName": "s3:GetObject", "EvalDecision": "implicitDeny"}]}
     gaps["iam", "simulate_principal_policy"] = denied
@@ -283,8 +262,8 @@ def test_a_role_that_something_else_narrows_is_found(
     assert (ran.code, "CANNOT TELL" in ran.out) == (0, True)
 
 
-def test_a_run_of_flux_has_an_account_of_its_own(checkout: Path) -> None:
-    """The name is what kustomize makes of the run's cell with its suffix."""
+def test_a_run_of_flux_has_its_own_account(checkout: Path) -> None:
+    """Its name is the one that kustomize gives it: the cell's with the run's suffix."""
     spec = specs.load(checkout, "cpu-demo")
     run = "path: ./overlays/cpu/llama-tiny\n  nameSuffix: -tenth"
     head = "apiVersion: x/v1\nmetadata: {name: tenth}\n"
@@ -302,10 +281,10 @@ def test_a_run_of_flux_has_an_account_of_its_own(checkout: Path) -> None:
         service_accounts.of(spec, with_runs=True)
 
 
-def test_a_strangers_role_of_the_same_name_is_left_alone(
-    session: Session, gaps: Any, refusal: Callable[..., Exception], yard: Callable[..., Any], checkout: Path
+def test_a_foreign_role_of_the_same_name_is_not_touched(
+    session: Session, gaps: Gaps, yard: Yard, checkout: Path
 ) -> None:
-    Associations(gaps, refusal)
+    Associations(gaps)
     name = "trainyard-cpu-demo-trainyard-pruner"
     session.call("iam", "create_role", RoleName=name, AssumeRolePolicyDocument="{}")
     ran = yard("identity", "cpu-demo", "--apply")
@@ -313,7 +292,7 @@ def test_a_strangers_role_of_the_same_name_is_left_alone(
     assert session.call("iam", "list_role_policies", RoleName=name)["PolicyNames"] == []
 
 
-def test_role_names_fit_and_stay_apart() -> None:
+def test_role_names_fit_and_differ() -> None:
     accounts = [
         service_accounts.ServiceAccount("n", f"{'long-' * 10}{number}-train", "trains", {})
         for number in range(2)

@@ -1,15 +1,15 @@
-"""Capacity layer by layer: zones and dry runs are moto's, quotas and reservations in botocore's shapes."""
+"""Capacity, check by check. moto has zones and dry runs; quotas and reservations have botocore's shapes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from tests.aws.account import make_network, make_nodes
+from tests.aws.conftest import Gaps, Yard, refusal
 from tools.aws.session import Session
 from tools.cluster import capacity, offers
 from tools.cluster.finding import Finding
@@ -19,7 +19,7 @@ from tools.facts.instances import INSTANCES, instance
 P_CODE = "L-417A185B"
 
 
-def give_quota(gaps: Any, refusal: Callable[..., Exception], applied: float | None, default: float) -> None:
+def give_quota(gaps: Gaps, applied: float | None, default: float) -> None:
     row = {"ServiceCode": "ec2", "QuotaCode": P_CODE}
     missing = refusal("NoSuchResourceException", "no such quota")
     gaps["service-quotas", "get_service_quota"] = (
@@ -28,29 +28,26 @@ def give_quota(gaps: Any, refusal: Callable[..., Exception], applied: float | No
     gaps["service-quotas", "get_aws_default_service_quota"] = {"Quota": {**row, "Value": default}}
 
 
-def give_reservation(gaps: Any, free: int, zone: str = "us-west-2a") -> None:
+def give_reservation(gaps: Gaps, free: int, **fields: Any) -> None:
     row = {
         "CapacityReservationId": "cr-01234567",
         "ReservationType": "capacity-block",
-        "AvailabilityZone": zone,
+        "AvailabilityZone": "us-west-2a",
         "AvailableInstanceCount": free,
         "TotalInstanceCount": 4,
+        **fields,
     }
     gaps["ec2", "describe_capacity_reservations"] = {"CapacityReservations": [row] if free else []}
 
 
 @pytest.fixture
-def world(gaps: Any, refusal: Callable[..., Exception], session: Session) -> Any:
-    """Quota for four p5, nothing reserved, no block on offer, a launch template."""
-    give_quota(gaps, refusal, 768.0, 0.0)
+def world(gaps: Gaps, session: Session) -> Any:
+    """A quota for four p5, no reservation, no block on offer, a launch template."""
+    give_quota(gaps, 768.0, 0.0)
     give_reservation(gaps, 0)
     gaps["ec2", "describe_capacity_block_offerings"] = {"CapacityBlockOfferings": []}
-    session.call(
-        "ec2",
-        "create_launch_template",
-        LaunchTemplateName="t",
-        LaunchTemplateData={"ImageId": "ami-12c6146b"},
-    )
+    data = {"ImageId": "ami-12c6146b"}
+    session.call("ec2", "create_launch_template", LaunchTemplateName="t", LaunchTemplateData=data)
     return gaps
 
 
@@ -60,27 +57,19 @@ def judged(session: Session, kind: str = "p5.48xlarge", count: int = 2, **option
     return {one.name: one for one in [*found, capacity.verdict(found, wanted)]}
 
 
-def test_nothing_stands_in_the_way_is_no_yes(world: Any, session: Session) -> None:
+def test_no_known_obstacle_is_not_a_pass(world: Gaps, session: Session) -> None:
     network = make_network(session, ["us-west-2a"])
     found = judged(session, vpc=network.vpc)
-    levels = {name: one.state for name, one in found.items()}
-    assert levels == {
-        "offered": State.PASS,
-        "addresses": State.PASS,
-        "quota": State.PASS,
-        "reservations": State.CANNOT_TELL,
-        "permission": State.PASS,
-        "capacity block": State.CANNOT_TELL,
-        "capacity": State.CANNOT_TELL,
-    }
+    passed = {name for name, one in found.items() if one.state is State.PASS}
+    unknown = {name for name, one in found.items() if one.state is State.CANNOT_TELL}
+    assert passed == {"offered", "addresses", "quota", "permission"}
+    assert unknown == {"reservations", "capacity block", "capacity"} == set(found) - passed
     assert "only a launch shows free capacity" in found["capacity"].summary
 
 
-def test_what_is_reserved_is_a_yes_whatever_the_quota(
-    world: Any, session: Session, refusal: Callable[..., Exception]
-) -> None:
+def test_what_is_reserved_is_a_yes_whatever_the_quota(world: Gaps, session: Session) -> None:
     give_reservation(world, 2)
-    give_quota(world, refusal, 0.0, 0.0)
+    give_quota(world, 0.0, 0.0)
     network = make_network(session, ["us-west-2a"])
     found = judged(session, vpc=network.vpc)
     assert found["quota"].state is State.PASS
@@ -90,38 +79,29 @@ def test_what_is_reserved_is_a_yes_whatever_the_quota(
 
 
 @pytest.mark.parametrize(
-    ("row", "options", "level"),
+    ("row", "options", "counts"),
     [
-        ({"InstanceMatchCriteria": "targeted"}, {}, State.PASS),
-        ({"State": "scheduled", "StartDate": datetime(2027, 1, 1, tzinfo=UTC)}, {}, State.CANNOT_TELL),
-        ({"InstancePlatform": "Windows"}, {}, State.CANNOT_TELL),
-        ({"Tenancy": "dedicated"}, {}, State.CANNOT_TELL),
-        ({"AvailabilityZone": "us-west-2b"}, {"zone": "us-west-2a"}, State.CANNOT_TELL),
-        ({}, {"spot": True}, State.CANNOT_TELL),
+        ({"InstanceMatchCriteria": "targeted"}, {}, True),
+        ({"State": "scheduled", "StartDate": datetime(2027, 1, 1, tzinfo=UTC)}, {}, False),
+        ({"InstancePlatform": "Windows"}, {}, False),
+        ({"Tenancy": "dedicated"}, {}, False),
+        ({"AvailabilityZone": "us-west-2b"}, {"zone": "us-west-2a"}, False),
+        ({}, {"spot": True}, False),
     ],
 )
 def test_a_reservation_counts_where_nodes_may_start_in_it(
-    world: Any,
-    session: Session,
-    refusal: Callable[..., Exception],
-    row: dict[str, Any],
-    options: dict[str, Any],
-    level: State,
+    world: Gaps, session: Session, row: dict[str, Any], options: dict[str, Any], counts: bool
 ) -> None:
     whole = {"InstancePlatform": "Linux/UNIX", "Tenancy": "default", "State": "active"}
-    give_reservation(world, 4)
-    (given,) = world.replies["ec2", "describe_capacity_reservations"]["CapacityReservations"]
-    given |= whole | row
-    give_quota(world, refusal, 0.0, 0.0)
+    give_reservation(world, 4, **whole | row)
+    give_quota(world, 0.0, 0.0)
     found = judged(session, **options)
-    assert found["reservations"].state is level
-    assert found["quota"].state is (State.PASS if level is State.PASS else State.FAIL), "it needs no quota"
+    assert found["reservations"].state is (State.PASS if counts else State.CANNOT_TELL)
+    assert found["quota"].state is (State.PASS if counts else State.FAIL), "a reservation needs no quota"
 
 
-def test_a_quota_that_is_too_small_is_a_no(
-    world: Any, session: Session, refusal: Callable[..., Exception]
-) -> None:
-    """192 vCPUs each: four fit 768, a fifth does not, and one that runs already counts."""
+def test_a_small_quota_fails(world: Gaps, session: Session) -> None:
+    """With 192 vCPUs each, four instances fit a quota of 768. A running instance counts."""
     network = make_network(session, ["us-west-2a"])
     assert judged(session, count=4)["quota"].state is State.PASS
     assert judged(session, count=5)["quota"].state is State.FAIL
@@ -132,27 +112,25 @@ def test_a_quota_that_is_too_small_is_a_no(
     assert "192 in use" in found.evidence[0]
 
 
-def test_the_default_quota_holds_where_none_is_applied(
-    world: Any, session: Session, refusal: Callable[..., Exception]
-) -> None:
-    give_quota(world, refusal, None, 0.0)
+def test_the_default_quota_holds_where_none_is_applied(world: Gaps, session: Session) -> None:
+    give_quota(world, None, 0.0)
     found = judged(session)["quota"]
     assert (found.state, "default" in found.evidence[0]) == (State.FAIL, True)
 
 
-def test_small_subnets_are_a_no(world: Any, session: Session) -> None:
-    """A /24 has 251 addresses; a p5.48xlarge takes one for each of 32 interfaces."""
+def test_small_subnets_fail(world: Gaps, session: Session) -> None:
+    """A /24 has 251 addresses. A p5.48xlarge needs one for each of its 32 interfaces."""
     network = make_network(session, ["us-west-2a", "us-west-2b"])
     assert judged(session, count=7, vpc=network.vpc)["addresses"].state is State.PASS
     found = judged(session, count=8, vpc=network.vpc)["addresses"]
     assert (found.state, "256 needed" in found.summary) == (State.FAIL, True)
 
 
-def test_without_a_vpc_the_room_is_not_known(world: Any, session: Session) -> None:
+def test_without_a_vpc_the_addresses_are_unknown(world: Gaps, session: Session) -> None:
     assert judged(session)["addresses"].state is State.CANNOT_TELL
 
 
-def test_a_zone_without_the_type_is_a_no(world: Any, session: Session) -> None:
+def test_a_zone_without_the_type_fails(world: Gaps, session: Session) -> None:
     there = {zone.name for zone in offers.offering(session, "trn1.32xlarge")}
     absent = next(zone.name for zone in offers.zones(session) if zone.name not in there)
     found = judged(session, "trn1.32xlarge", zone=absent)
@@ -160,12 +138,12 @@ def test_a_zone_without_the_type_is_a_no(world: Any, session: Session) -> None:
     assert found["capacity"].state is State.FAIL
 
 
-def test_a_dry_run_starts_nothing(world: Any, session: Session) -> None:
+def test_a_dry_run_starts_nothing(world: Gaps, session: Session) -> None:
     judged(session)
     assert session.call("ec2", "describe_instances")["Reservations"] == []
 
 
-def test_the_first_block_on_offer_is_named_with_its_price(world: Any, session: Session) -> None:
+def test_the_first_block_on_offer_is_named_with_its_price(world: Gaps, session: Session) -> None:
     rows = [
         {
             "CapacityBlockOfferingId": f"cb-{day}",
@@ -189,10 +167,8 @@ def test_every_type_has_a_quota(name: str) -> None:
     assert code != capacity._class(capacity.Wanted(instance(name), 1, spot=True))[1]
 
 
-def test_what_hides_everything_is_one_error(
-    world: Any, refusal: Callable[..., Exception], yard: Callable[..., Any]
-) -> None:
-    """No region, a region that is none, and keys that are nobody's: once, and not for each layer."""
+def test_what_hides_everything_is_one_error(world: Gaps, yard: Yard) -> None:
+    """A missing region and unknown keys are reported once, not for each check."""
     ran = yard("capacity", "p5.48xlarge", "4")
     assert (ran.code, ran.out, ran.err.count("no AWS region is set")) == (2, "", 1)
     world["ec2", "describe_capacity_reservations"] = refusal("AuthFailure", "not able to validate", 401)
@@ -200,7 +176,7 @@ def test_what_hides_everything_is_one_error(
     assert (ran.code, ran.out, ran.err.count("AWS does not know these credentials")) == (3, "", 1)
 
 
-def test_the_command_exits_with_the_verdict(world: Any, yard: Callable[..., Any]) -> None:
+def test_the_command_exits_with_the_verdict(world: Gaps, yard: Yard) -> None:
     ran = yard("capacity", "p5.48xlarge", "5", "--region", "us-west-2", "--json")
     assert (ran.code, json.loads(ran.out)["verdict"]["level"]) == (1, "FAIL")
     give_reservation(world, 4)
@@ -208,7 +184,7 @@ def test_the_command_exits_with_the_verdict(world: Any, yard: Callable[..., Any]
     assert yard("capacity", "p5.48xl", "2", "--region", "us-west-2").code == 2
 
 
-def test_zones_in_order_of_room(session: Session, yard: Callable[..., Any]) -> None:
+def test_zones_in_order_of_room(session: Session, yard: Yard) -> None:
     network = make_network(session, ["us-west-2b", "us-west-2a"])
     block = {"VpcId": network.vpc, "CidrBlock": "10.0.9.0/24", "AvailabilityZone": "us-west-2b"}
     session.call("ec2", "create_subnet", **block)

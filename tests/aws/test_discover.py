@@ -1,23 +1,21 @@
-"""Facts of a cluster out of a populated account, and into its cluster.env."""
+"""Facts of a cluster from an account into its cluster.env."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.aws.account import Network, make_cluster, make_group, make_lustre, make_network
+from tests.aws.conftest import Change, Gaps, Yard
 from tools.aws.session import Session
 from tools.cluster import cluster_env, discover
-from tools.cluster.spec import Spec
 from tools.core.errors import UserError
 
 ZONES = ["us-west-2a", "us-west-2b", "us-west-2c"]
 
 
-def test_an_eks_cluster_is_read_whole(session: Session, change: Callable[..., Spec]) -> None:
+def test_all_facts_of_an_eks_cluster_are_read(session: Session, change: Change) -> None:
     spec = change("gpu", FSX_FILE_SYSTEM_ID="fs-000", CLUSTER_NAME="gpu")
     network = make_network(session, ZONES)
     make_cluster(session, "gpu", network, "1.34")
@@ -40,18 +38,14 @@ def test_an_eks_cluster_is_read_whole(session: Session, change: Callable[..., Sp
     assert not {"null", "None", ""} & set(found.facts.values())
 
 
-def test_before_there_is_a_cluster_the_account_is_known(
-    session: Session, change: Callable[..., Spec]
-) -> None:
+def test_without_a_cluster_the_account_is_known(session: Session, change: Change) -> None:
     found = discover.discover(session, change("gpu"), None)
     assert found.facts["AWS_ACCOUNT_ID"] == "123456789012"
     assert "CLUSTER_VPC_ID" not in found.facts
     assert "no EKS cluster gpu" in found.missing[0]
 
 
-def test_a_hyperpod_cluster_leads_to_its_eks_cluster(
-    session: Session, gaps: Any, change: Callable[..., Spec]
-) -> None:
+def test_a_hyperpod_cluster_leads_to_its_eks_cluster(session: Session, gaps: Gaps, change: Change) -> None:
     network = make_network(session, ZONES[:2])
     make_cluster(session, "behind", network)
     arn = "arn:aws:eks:us-west-2:123456789012:cluster/behind"
@@ -82,8 +76,8 @@ def test_a_hyperpod_cluster_leads_to_its_eks_cluster(
         discover.discover(session, change("gpu-hyperpod"), "ml")
 
 
-def test_what_is_not_in_service_is_said(session: Session, gaps: Any, change: Callable[..., Spec]) -> None:
-    """Of a HyperPod cluster and of its instance groups, with their nodes."""
+def test_what_is_not_in_service_is_reported(session: Session, gaps: Gaps, change: Change) -> None:
+    """A HyperPod cluster and its instance groups, with their nodes."""
     make_cluster(session, "behind", make_network(session, ZONES[:2]))
     groups = [
         {"InstanceGroupName": "good", "Status": "InService", "CurrentCount": 2, "TargetCount": 2},
@@ -105,7 +99,7 @@ def test_what_is_not_in_service_is_said(session: Session, gaps: Any, change: Cal
     ]
 
 
-def test_of_several_file_systems_none_is_guessed(session: Session, change: Callable[..., Spec]) -> None:
+def test_with_several_file_systems_none_is_chosen(session: Session, change: Change) -> None:
     network = make_network(session, ZONES[:2])
     make_cluster(session, "gpu", network)
     first, second = (make_lustre(session, network, "us-west-2a")["FileSystemId"] for _ in range(2))
@@ -116,13 +110,13 @@ def test_of_several_file_systems_none_is_guessed(session: Session, change: Calla
     assert found.facts["FSX_FILE_SYSTEM_ID"] == second
 
 
-def test_what_facts_name_rightly_stays(session: Session, change: Callable[..., Spec], gaps: Any) -> None:
-    """A file system's own groups stay where they exist; one of another VPC is said, and not taken."""
+def test_valid_facts_stay(session: Session, change: Change, gaps: Gaps) -> None:
+    """Security groups of cluster.env stay if they exist. A file system of another VPC is not used."""
     network, other = make_network(session, ZONES[:2]), make_network(session, ZONES[:2], "10.9")
     make_cluster(session, "gpu", network)
     group = make_group(session, network.vpc, "files")
     away = make_lustre(session, other, "us-west-2a")["FileSystemId"]
-    row = {"FileSystemId": away, "FileSystemType": "LUSTRE", "VpcId": other.vpc}  # which moto leaves out
+    row = {"FileSystemId": away, "FileSystemType": "LUSTRE", "VpcId": other.vpc}  # which moto lacks
     gaps["fsx", "describe_file_systems"] = {"FileSystems": [row]}
     found = discover.discover(
         session, change("gpu", FSX_FILE_SYSTEM_ID=away, FSX_SECURITY_GROUP_IDS=group), None
@@ -136,9 +130,7 @@ def test_what_facts_name_rightly_stays(session: Session, change: Callable[..., S
     assert found.facts.get("FSX_SECURITY_GROUP_IDS") != "sg-0123456789abcdef0"
 
 
-def test_of_several_subnets_in_a_zone_the_roomiest_is_taken(
-    session: Session, change: Callable[..., Spec]
-) -> None:
+def test_the_subnet_with_most_addresses_is_chosen(session: Session, change: Change) -> None:
     network = make_network(session, ZONES[:2])
     block = {"VpcId": network.vpc, "CidrBlock": "10.0.64.0/20", "AvailabilityZone": "us-west-2a"}
     large = session.call("ec2", "create_subnet", **block)["Subnet"]["SubnetId"]
@@ -151,7 +143,7 @@ def test_of_several_subnets_in_a_zone_the_roomiest_is_taken(
         assert found.facts["CLUSTER_SUBNETS"] == f"us-west-2a={large}"
 
 
-def test_writing_keeps_comments_and_says_what_changed(tmp_path: Path) -> None:
+def test_writing_keeps_comments_and_returns_changes(tmp_path: Path) -> None:
     path = tmp_path / "cluster.env"
     path.write_text("# first\nA=1\n\n# second\nB=2\n", encoding="utf-8")
     assert cluster_env.write(path, {"A": "1", "B": r"\1", "C": "x=y"}) == ["B", "C"]
@@ -164,7 +156,7 @@ def test_writing_keeps_comments_and_says_what_changed(tmp_path: Path) -> None:
     assert cluster_env.write(path, {"A": "1"}) == []
 
 
-def test_the_command_writes(moto: None, session: Session, yard: Callable[..., Any], checkout: Path) -> None:
+def test_the_command_writes(moto: None, session: Session, yard: Yard, checkout: Path) -> None:
     make_cluster(session, "cpu-demo", make_network(session, ZONES[:2]))
     ran = yard("facts", "cpu-demo", "--write")
     assert ran.code == 0, ran.err

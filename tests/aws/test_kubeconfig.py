@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from tests.aws.account import ROLE, make_cluster, make_network
+from tests.aws.conftest import Gaps, StandIn, Yard
 from tools.aws.session import Session
 from tools.kube.kubectl import Kubectl
 
@@ -44,7 +44,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def log(session: Session, stand_in: Callable[[str], Path]) -> Path:
+def log(session: Session, stand_in: StandIn) -> Path:
     """The log of the AWS CLI's stand-in, in an account with the cluster gpu."""
     make_cluster(session, "gpu", make_network(session, ["us-west-2a", "us-west-2b"]))
     return stand_in("aws")
@@ -67,7 +67,7 @@ def asked(log: Path) -> list[list[str]]:
     return [json.loads(line) for line in lines]
 
 
-def test_a_cluster_is_added_and_the_rest_stays(file: Path, log: Path, yard: Callable[..., Any]) -> None:
+def test_a_cluster_is_added_and_the_rest_stays(file: Path, log: Path, yard: Yard) -> None:
     before = content(file)
     ran = yard("kubeconfig", "gpu", "--json")
     assert (ran.code, json.loads(ran.out)) == (0, {"file": str(file), "context": "gpu", "changed": True})
@@ -86,7 +86,7 @@ def test_a_cluster_is_added_and_the_rest_stays(file: Path, log: Path, yard: Call
 
 
 def test_the_profile_goes_to_the_aws_cli(
-    file: Path, log: Path, yard: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: Path, log: Path, yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "aws"))
     (tmp_path / "aws").write_text("[profile team]\naws_access_key_id = a\naws_secret_access_key = b\n")
@@ -95,7 +95,7 @@ def test_the_profile_goes_to_the_aws_cli(
 
 
 def test_the_first_context_becomes_the_current_one(
-    log: Path, yard: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    log: Path, yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / ".kube" / "config"
     monkeypatch.setenv("KUBECONFIG", str(path))
@@ -103,7 +103,7 @@ def test_the_first_context_becomes_the_current_one(
     assert (contexts(), current(), path.stat().st_mode & 0o777) == (["team"], "team", 0o600)
 
 
-def test_a_name_that_is_taken_is_refused(file: Path, log: Path, yard: Callable[..., Any]) -> None:
+def test_a_name_that_is_taken_is_refused(file: Path, log: Path, yard: Yard) -> None:
     ran = yard("kubeconfig", "gpu", "--context", "other")
     assert (ran.code, "the context other already belongs to other" in ran.err) == (2, True)
     assert (file.read_text(encoding="utf-8"), asked(log)) == (CONFIG, [])
@@ -112,7 +112,7 @@ def test_a_name_that_is_taken_is_refused(file: Path, log: Path, yard: Callable[.
 
 
 def test_several_files_are_read_as_kubectl_reads_them(
-    file: Path, log: Path, yard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    file: Path, log: Path, yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = file.with_name("first"), file
     monkeypatch.setenv("KUBECONFIG", f"{first}:{second}")
@@ -129,7 +129,7 @@ def test_several_files_are_read_as_kubectl_reads_them(
 
 @pytest.mark.parametrize("text", ["[1, 2]", "contexts: [a]", "a: ["])
 def test_an_unusable_kubeconfig_is_one_error(
-    text: str, file: Path, log: Path, yard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    text: str, file: Path, log: Path, yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file.write_text(text, encoding="utf-8")
     for path in (file, file.parent, file / "config"):
@@ -141,7 +141,7 @@ def test_an_unusable_kubeconfig_is_one_error(
 
 @pytest.mark.parametrize(("code", "exit_code"), [(255, 2), (254, 3), (253, 3)])
 def test_a_failure_of_the_aws_cli_is_one_error(
-    code: int, exit_code: int, file: Path, log: Path, yard: Callable[..., Any]
+    code: int, exit_code: int, file: Path, log: Path, yard: Yard
 ) -> None:
     program = shutil.which("aws")
     assert program is not None
@@ -151,7 +151,7 @@ def test_a_failure_of_the_aws_cli_is_one_error(
 
 
 def test_without_the_aws_cli_it_says_where_to_get_it(
-    file: Path, log: Path, yard: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: Path, log: Path, yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "only").mkdir()
     (tmp_path / "only/kubectl").symlink_to(shutil.which("kubectl") or "")
@@ -165,20 +165,14 @@ def test_without_the_aws_cli_it_says_where_to_get_it(
     assert file.read_text(encoding="utf-8") == CONFIG
 
 
-def test_a_cluster_that_is_not_active_is_not_added(
-    file: Path, log: Path, gaps: Any, yard: Callable[..., Any]
-) -> None:
+def test_a_cluster_that_is_not_active_is_not_added(file: Path, log: Path, gaps: Gaps, yard: Yard) -> None:
     gaps["eks", "describe_cluster"] = {"cluster": {"name": "gpu", "arn": ARN, "status": "CREATING"}}
     ran = yard("kubeconfig", "gpu")
     assert (ran.code, "the cluster gpu is CREATING" in ran.err, asked(log)) == (1, True, [])
 
 
 def test_the_stand_in_does_what_the_aws_cli_does(
-    file: Path,
-    moto_server: str,
-    stand_in: Callable[[str], Path],
-    yard: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
+    file: Path, moto_server: str, stand_in: StandIn, yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same file, except for the address and certificate that AWS knows."""
     if shutil.which("aws") is None:

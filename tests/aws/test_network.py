@@ -1,14 +1,14 @@
-"""The nodes' network in moto: each planted fault is found, and its control is not."""
+"""The nodes' network in moto: each planted fault is found, and its control passes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.aws.account import Network, make_cluster, make_group, make_network, make_nodes
+from tests.aws.conftest import Change, Gaps, Yard, refusal
 from tools.aws.session import Session
 from tools.cluster import network
 from tools.cluster.finding import Finding
@@ -19,9 +19,9 @@ ZONES = ["us-west-2a", "us-west-2b"]
 
 
 class Addon:
-    """The VPC CNI add-on, for moto has no add-ons."""
+    """The VPC CNI add-on, which moto lacks."""
 
-    def __init__(self, gaps: Any, version: str = "v1.21.1-eksbuild.8") -> None:
+    def __init__(self, gaps: Gaps, version: str = "v1.21.1-eksbuild.8") -> None:
         self.row = {"addonName": "vpc-cni", "addonVersion": version, "configurationValues": '{"x": 1}'}
         gaps["eks", "describe_addon"] = lambda **_: {"addon": self.row}
         gaps["eks", "update_addon"] = self.update
@@ -32,7 +32,7 @@ class Addon:
 
 
 @pytest.fixture
-def net(session: Session, gaps: Any) -> Network:
+def net(session: Session, gaps: Gaps) -> Network:
     """A cluster `gpu` in two zones, with the add-on."""
     Addon(gaps)
     made = make_network(session, ZONES)
@@ -41,7 +41,7 @@ def net(session: Session, gaps: Any) -> Network:
 
 
 @pytest.fixture
-def spec(change: Callable[..., Spec]) -> Spec:
+def spec(change: Change) -> Spec:
     return change("gpu", FSX_FILE_SYSTEM_ID=None)
 
 
@@ -62,7 +62,7 @@ def test_a_good_network_passes(net: Network, session: Session, spec: Spec) -> No
 
 
 def test_nodes_without_a_group_open_to_itself(net: Network, session: Session, spec: Spec) -> None:
-    """One that lets out everything to the world, as groups do at first, is not open to itself."""
+    """A group that only allows all outgoing traffic, as new groups do, is not open to itself."""
     (node,) = make_nodes(session, "p4d.24xlarge", 1, net, "us-west-2a", trainyard__cluster="gpu")
     other = make_group(session, net.vpc, "other")
     itself: dict[str, Any] = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": other}]}
@@ -74,48 +74,36 @@ def test_nodes_without_a_group_open_to_itself(net: Network, session: Session, sp
 
 
 @pytest.mark.parametrize(
-    ("rule", "level"),
+    ("protocol", "first", "last", "cidr", "level"),
     [
-        (
-            {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]},
-            State.FAIL,
-        ),
-        (
-            {"IpProtocol": "tcp", "FromPort": 0, "ToPort": 65535, "Ipv6Ranges": [{"CidrIpv6": "::/0"}]},
-            State.FAIL,
-        ),
-        ({"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}, State.FAIL),
-        (
-            {"IpProtocol": "tcp", "FromPort": 20, "ToPort": 25, "IpRanges": [{"CidrIp": "128.0.0.0/1"}]},
-            State.FAIL,
-        ),
-        (
-            {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "203.0.113.0/24"}]},
-            State.PASS,
-        ),
-        (
-            {"IpProtocol": "udp", "FromPort": 0, "ToPort": 65535, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]},
-            State.PASS,
-        ),
-        (
-            {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "10.0.0.0/8"}]},
-            State.PASS,
-        ),
-        (
-            {"IpProtocol": "tcp", "FromPort": 443, "ToPort": 443, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]},
-            State.PASS,
-        ),
+        ("tcp", 22, 22, "0.0.0.0/0", State.FAIL),
+        ("tcp", 0, 65535, "::/0", State.FAIL),
+        ("-1", None, None, "0.0.0.0/0", State.FAIL),
+        ("tcp", 20, 25, "128.0.0.0/1", State.FAIL),
+        ("tcp", 22, 22, "203.0.113.0/24", State.PASS),
+        ("udp", 0, 65535, "0.0.0.0/0", State.PASS),
+        ("tcp", 22, 22, "10.0.0.0/8", State.PASS),
+        ("tcp", 443, 443, "0.0.0.0/0", State.PASS),
     ],
 )
-def test_ssh_from_the_world(
-    net: Network, session: Session, spec: Spec, rule: dict[str, Any], level: State
+def test_ssh_from_the_internet(
+    net: Network,
+    session: Session,
+    spec: Spec,
+    protocol: str,
+    first: int | None,
+    last: int | None,
+    cidr: str,
+    level: State,
 ) -> None:
-    allow(session, net.group, **rule)
+    rule: dict[str, Any] = {} if first is None else {"FromPort": first, "ToPort": last}
+    rule |= {"Ipv6Ranges": [{"CidrIpv6": cidr}]} if ":" in cidr else {"IpRanges": [{"CidrIp": cidr}]}
+    allow(session, net.group, IpProtocol=protocol, **rule)
     assert judged(session, spec)["ssh"].state is level
 
 
-def test_ssh_from_the_world_through_a_prefix_list(
-    net: Network, session: Session, spec: Spec, gaps: Any, refusal: Callable[..., Exception]
+def test_ssh_from_the_internet_through_a_prefix_list(
+    net: Network, session: Session, spec: Spec, gaps: Gaps
 ) -> None:
     def listed(*cidrs: str) -> str:
         entries = [{"Cidr": cidr} for cidr in cidrs]
@@ -134,7 +122,7 @@ def test_ssh_from_the_world_through_a_prefix_list(
 
 
 def test_nodes_in_two_zones(net: Network, session: Session, spec: Spec) -> None:
-    """A second zone is a fault where nodes speak EFA, and none where they do not."""
+    """A second zone is a fault only for nodes with EFA."""
     for zone in ZONES:
         make_nodes(session, "m5.large", 1, net, zone, trainyard__cluster="gpu")
     assert judged(session, spec)["zone"].state is State.PASS
@@ -148,20 +136,20 @@ def test_nodes_in_two_zones(net: Network, session: Session, spec: Spec) -> None:
     ("version", "level"), [("v1.18.4-eksbuild.9", State.FAIL), ("v1.18.5-eksbuild.1", State.PASS)]
 )
 def test_an_old_cni(
-    net: Network, session: Session, spec: Spec, gaps: Any, version: str, level: State
+    net: Network, session: Session, spec: Spec, gaps: Gaps, version: str, level: State
 ) -> None:
     Addon(gaps, version)
     assert judged(session, spec)["cni"].state is level
 
 
-def test_a_cni_that_is_no_addon_is_not_known(
-    net: Network, session: Session, spec: Spec, gaps: Any, refusal: Callable[..., Exception]
+def test_the_version_of_a_cni_without_addon_is_unknown(
+    net: Network, session: Session, spec: Spec, gaps: Gaps
 ) -> None:
     gaps["eks", "describe_addon"] = refusal("ResourceNotFoundException", "No addon", 404)
     assert judged(session, spec)["cni"].state is State.CANNOT_TELL
 
 
-def test_lustre_ports(net: Network, session: Session, change: Callable[..., Spec], gaps: Any) -> None:
+def test_lustre_ports(net: Network, session: Session, change: Change, gaps: Gaps) -> None:
     group = make_group(session, net.vpc, "files")
     made = session.call("ec2", "create_network_interface", SubnetId=net.subnets["us-west-2a"], Groups=[group])
     row = {
@@ -191,7 +179,7 @@ def test_lustre_ports(net: Network, session: Session, change: Callable[..., Spec
 
 
 def test_a_file_system_that_is_gone_is_a_fault(
-    net: Network, session: Session, change: Callable[..., Spec], gaps: Any, refusal: Callable[..., Exception]
+    net: Network, session: Session, change: Change, gaps: Gaps
 ) -> None:
     gaps["fsx", "describe_file_systems"] = refusal("FileSystemNotFound", "no such", 400)
     assert judged(session, change("gpu"))["lustre"].state is State.FAIL
@@ -204,7 +192,7 @@ def ingress(session: Session, group: str) -> list[dict[str, Any]]:
 
 
 def test_room_for_pods(session: Session) -> None:
-    """m5.large: three interfaces of ten addresses: 29 pods, as EKS's own list says; 110 with prefixes."""
+    """An m5.large has 3 interfaces of 10 addresses: 29 pods, as in EKS's list, or 110 with prefixes."""
     rows = session.call("ec2", "describe_instance_types", InstanceTypes=["m5.large", "p5.48xlarge"])
     counts = {row["InstanceType"]: network.pod_counts(row) for row in rows["InstanceTypes"]}
     assert counts["m5.large"] == (29, 110)
@@ -212,7 +200,7 @@ def test_room_for_pods(session: Session) -> None:
 
 
 def test_prefixes_on_and_off_again(
-    net: Network, session: Session, spec: Spec, gaps: Any, yard: Callable[..., Any]
+    net: Network, session: Session, spec: Spec, gaps: Gaps, yard: Yard
 ) -> None:
     addon = Addon(gaps)
     before = json.loads(addon.row["configurationValues"])
@@ -225,6 +213,6 @@ def test_prefixes_on_and_off_again(
     assert json.loads(addon.row["configurationValues"]) == before
 
 
-def test_no_cluster_is_no_verdict(session: Session, spec: Spec, yard: Callable[..., Any]) -> None:
+def test_without_a_cluster_there_is_no_verdict(session: Session, spec: Spec, yard: Yard) -> None:
     ran = yard("network", "gpu")
     assert (ran.code, "the EKS cluster gpu does not exist" in ran.err) == (2, True)

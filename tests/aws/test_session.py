@@ -1,16 +1,15 @@
-"""Each failure of AWS as one sentence with its cause and exit code, and who the caller is."""
+"""Each failure of AWS is one sentence with its cause and exit code; and the identity of the caller."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.aws.conftest import Gaps, Yard, refusal
 from tools.aws import principals
 from tools.aws.session import AwsError, Session
 from tools.core import repo
@@ -43,9 +42,7 @@ InvalidParameterException | 400 | bad name | refused | 2 | eks:DescribeCluster i
 
 
 @pytest.mark.parametrize("row", REFUSALS)
-def test_each_refusal_is_one_sentence(
-    session: Session, gaps: Any, refusal: Callable[..., Exception], row: str
-) -> None:
+def test_each_refusal_is_one_sentence(session: Session, gaps: Gaps, row: str) -> None:
     code, status, message, kind, exit_code, said = row.split(" | ")
     gaps["eks", "describe_cluster"] = refusal(code, message, int(status))
     with pytest.raises(AwsError) as caught:
@@ -56,18 +53,16 @@ def test_each_refusal_is_one_sentence(
     assert "\n" not in problem.message
 
 
-def test_an_explicit_deny_is_told_apart(
-    session: Session, gaps: Any, refusal: Callable[..., Exception]
-) -> None:
-    """Another policy would not help against it."""
+def test_an_explicit_deny_is_reported(session: Session, gaps: Gaps) -> None:
+    """Another policy does not override an explicit deny."""
     text = DENIED.partition(" because")[0] + " with an explicit deny in a service control policy"
     gaps["eks", "describe_cluster"] = refusal("AccessDeniedException", text, 403)
     with pytest.raises(AwsError, match="denied explicitly"):
         session.call("eks", "describe_cluster", name="gpu")
 
 
-def test_a_listing_is_whole(session: Session) -> None:
-    """More roles than a page has items."""
+def test_a_listing_has_all_pages(session: Session) -> None:
+    """The listing has more items than a page."""
     names = {f"role-{number}" for number in range(5)}
     for name in names:
         make_role(session, name)
@@ -83,7 +78,7 @@ def test_a_listing_is_whole(session: Session) -> None:
         ("us-west-2", "AWS cannot be reached for eks:ListClusters in us-west-2", "proxy"),
     ],
 )
-def test_a_wrong_region_is_told_from_a_network_that_is_down(
+def test_a_wrong_region_is_distinguished_from_a_network_failure(
     monkeypatch: pytest.MonkeyPatch, region: str, said: str, hint: str
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -101,36 +96,7 @@ def test_no_region_is_a_usage_error(moto: None) -> None:
     assert caught.value.code == 2
 
 
-PROFILES = """
-[profile research]
-role_arn = arn:aws:iam::123456789012:role/x
-source_profile = bas
-[profile keys]
-aws_access_key_id = a
-aws_secret_access_key = b
-[profile careful]
-role_arn = arn:aws:iam::123456789012:role/x
-source_profile = keys
-mfa_serial = arn:aws:iam::123456789012:mfa/me
-[profile round]
-role_arn = arn:aws:iam::123456789012:role/x
-source_profile = again
-[profile again]
-role_arn = arn:aws:iam::123456789012:role/y
-source_profile = round
-[profile login]
-sso_start_url = https://corp.example.com/start
-sso_region = us-west-2
-sso_account_id = 123456789012
-sso_role_name = dev
-[profile program]
-credential_process = /no/such/program
-[profile half]
-aws_access_key_id = a
-[profile misspelt]
-role_arn = arn:aws:iam::123456789012:role/x
-credential_source = Ec2InstanceMetadat
-"""
+PROFILES = Path(__file__).with_name("profiles.ini")
 
 
 @pytest.mark.parametrize(
@@ -147,15 +113,14 @@ credential_source = Ec2InstanceMetadat
         ("misspelt", "credentials", "Ec2InstanceMetadat", "aws configure"),
     ],
 )
-def test_a_profile_that_leads_to_no_credentials_is_said(
-    profile: str, kind: str, said: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_profile_without_credentials_is_reported(
+    profile: str, kind: str, said: str, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import getpass
 
     from botocore.credentials import AssumeRoleProvider
 
-    (tmp_path / "config").write_text(PROFILES)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(PROFILES))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name)
 
@@ -181,8 +146,8 @@ def test_a_profile_that_leads_to_no_credentials_is_said(
         ("HTTPS_PROXY", "http://127.0.0.1:9", "proxy"),
     ],
 )
-def test_what_stands_between_is_named(
-    name: str, value: str, hint: str, gaps: Any, monkeypatch: pytest.MonkeyPatch
+def test_variants_and_proxies_are_named(
+    name: str, value: str, hint: str, gaps: Gaps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from botocore.exceptions import EndpointConnectionError, ProxyConnectionError
 
@@ -200,7 +165,7 @@ def make_role(session: Session, name: str, path: str = "/") -> None:
 
 
 def test_a_session_is_its_role_with_the_path(session: Session) -> None:
-    """Access entries want the path, which a session's ARN leaves out."""
+    """Access entries need the path, which the ARN of a session lacks."""
     path = "/aws-reserved/sso.amazonaws.com/us-west-2/"
     make_role(session, "AWSReservedSSO_Admin_0123", path)
     who = principals.resolve(
@@ -210,9 +175,7 @@ def test_a_session_is_its_role_with_the_path(session: Session) -> None:
     assert who.certain
 
 
-def test_a_role_that_cannot_be_looked_up_is_uncertain(
-    session: Session, gaps: Any, refusal: Callable[..., Exception]
-) -> None:
+def test_a_role_that_cannot_be_looked_up_is_uncertain(session: Session, gaps: Gaps) -> None:
     gaps["iam", "get_role"] = refusal(
         "AccessDenied", "User: x is not authorized to perform: iam:GetRole", 403
     )
@@ -233,7 +196,7 @@ def test_a_sessions_name_may_hold_anything(session: Session, session_name: str) 
     assert principals.resolve(session, arn).arn == "arn:aws:iam::123456789012:role/here/dev+ops=a,b@c-d_e"
 
 
-def test_a_federated_user_is_somebody_and_no_access_entry(session: Session, yard: Callable[..., Any]) -> None:
+def test_a_federated_user_cannot_have_an_access_entry(session: Session, yard: Yard) -> None:
     arn = "arn:aws:sts::123456789012:federated-user/jane"
     assert principals.resolve(session, arn).kind == "federated-user"
     ran = yard("access", "gpu", arn)
@@ -244,14 +207,14 @@ def test_a_federated_user_is_somebody_and_no_access_entry(session: Session, yard
     "arn",
     ["null", "arn:aws:s3:::bucket", "arn:aws:iam::123456789012:group/x", "arn:aws:iam::123456789012:role/"],
 )
-def test_what_is_no_principal_is_refused(session: Session, arn: str) -> None:
+def test_an_arn_of_no_principal_is_refused(session: Session, arn: str) -> None:
     with pytest.raises(UserError, match=r"ARN|role nor a user") as caught:
         principals.resolve(session, arn)
     assert caught.value.code == 2
 
 
 def test_whoami_on_the_command_line(moto_server: str) -> None:
-    """The whole way: a process of its own, boto3's own configuration, a server behind HTTP."""
+    """End to end: a new process, boto3's own configuration, a server behind HTTP."""
     env = {**os.environ, "AWS_ENDPOINT_URL": moto_server, "AWS_REGION": REGION}
     command = [sys.executable, "-m", "tools.cli", "cluster", "whoami"]
     done = subprocess.run(
@@ -263,7 +226,7 @@ def test_whoami_on_the_command_line(moto_server: str) -> None:
 
 
 def test_help_does_not_import_boto3() -> None:
-    """`yard cluster` answers at once."""
+    """`yard cluster --help` is fast."""
     code = (
         "import sys; from tools import cli; cli.invoke(['cluster', '--help']);"
         "sys.exit('boto3' in sys.modules)"

@@ -1,4 +1,4 @@
-"""The CloudFormation template: clean to AWS's linter, created in moto, its interfaces counted."""
+"""The CloudFormation template, checked with AWS's linter and created in moto."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 
 from tests.aws.account import make_network
+from tests.aws.conftest import Change, Yard
 from tools.aws.session import Session
 from tools.cluster import spec as specs
 from tools.cluster import stack
-from tools.cluster.spec import Spec
 from tools.core import repo
 from tools.core.errors import UserError
 from tools.facts.instances import INSTANCES
 
-# What moto leaves out of a stack, and says so.
+# moto warns about resources of the stack that it lacks.
 pytestmark = pytest.mark.filterwarnings("ignore:Tried to parse AWS")
 EFA_TYPES = [name for name, found in INSTANCES.items() if found.efa and found.accelerators]
 
 
-def test_awss_linter_finds_nothing_but_what_is_planted(tmp_path: Path) -> None:
-    """cfn-lint over both templates, and as control over one with a misspelt property."""
+def test_awss_linter_accepts_the_templates(tmp_path: Path) -> None:
+    """cfn-lint on both templates; the control is one with a misspelt property."""
     texts = {name: stack.text(specs.load(repo.root(), name)) for name in ("gpu", "trn1")}
     texts["control"] = texts["trn1"].replace('"NetworkCardIndex"', '"NetworkCard"', 1)
     for name, text in texts.items():
@@ -39,8 +39,8 @@ def test_awss_linter_finds_nothing_but_what_is_planted(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def deployed(session: Session, change: Callable[..., Spec]) -> Callable[..., dict[str, Any]]:
-    """A function that creates the stack of a cluster with these facts; it returns outputs by name."""
+def deployed(session: Session, change: Change) -> Callable[..., dict[str, Any]]:
+    """A function that creates the stack of a cluster with these facts and returns its outputs."""
     network = make_network(session, ["us-west-2a"])
 
     def deploy(**facts: str | None) -> dict[str, Any]:
@@ -59,10 +59,10 @@ def launch_template(session: Session, number: str) -> dict[str, Any]:
     return found
 
 
-def test_every_types_interfaces_are_those_of_the_table(
+def test_the_interfaces_of_every_type_are_those_of_the_table(
     session: Session, deployed: Callable[..., dict[str, Any]]
 ) -> None:
-    """One stack with a group of each type that speaks EFA; card and device numbers as EC2 takes them."""
+    """A stack with a group of each type with EFA, and the card and device numbers that EC2 needs."""
     groups: dict[str, str | None] = {
         f"NODES_T{at}": f"{kind} 0-2 us-west-2a" for at, kind in enumerate(EFA_TYPES)
     }
@@ -73,7 +73,7 @@ def test_every_types_interfaces_are_those_of_the_table(
         listed = session.call("ec2", "describe_instance_types", InstanceTypes=[kind])["InstanceTypes"]
         network = listed[0]["NetworkInfo"]
         kinds = [one["InterfaceType"] for one in cards]
-        # p6-b300 has a card more than EFA interfaces, and the first is without.
+        # p6-b300 has one card more than EFA interfaces, the first.
         plain = network["MaximumNetworkCards"] - network["EfaInfo"]["MaximumEfaInterfaces"]
         assert kinds == ["interface"] * plain + ["efa"] * INSTANCES[kind].efa, kind
         assert [one["NetworkCardIndex"] for one in cards] == list(range(len(cards)))
@@ -82,7 +82,7 @@ def test_every_types_interfaces_are_those_of_the_table(
         assert data["MetadataOptions"]["HttpPutResponseHopLimit"] == 1
 
 
-def test_nodes_are_open_to_themselves_and_not_to_the_world(
+def test_nodes_are_open_to_themselves_and_not_to_the_internet(
     session: Session, deployed: Callable[..., dict[str, Any]]
 ) -> None:
     outputs = deployed()
@@ -95,7 +95,7 @@ def test_nodes_are_open_to_themselves_and_not_to_the_world(
         )
         for id_ in ids
     )
-    # moto's CloudFormation has no egress rules: the template says them, and only the others can be read back.
+    # moto's CloudFormation has no egress rules, so these are read from the template.
     egress = stack.template(specs.load(repo.root(), "gpu"))["Resources"]["NodesAmongThemselvesOut"][
         "Properties"
     ]
@@ -115,11 +115,11 @@ def test_nodes_are_open_to_themselves_and_not_to_the_world(
         for pair in rule["UserIdGroupPairs"]
     }
     control_plane = specs.load(repo.root(), "gpu").need("CLUSTER_SECURITY_GROUP_IDS")
-    wanted = [*ids, control_plane]  # what eksctl's nodes have is the last
+    wanted = [*ids, control_plane]  # the last is the group of eksctl's nodes
     assert ports == {(first, last, id_) for first, last in ((988, 988), (1018, 1023)) for id_ in wanted}
 
 
-def test_a_reservation_is_asked_for_and_others_are_placed_together(
+def test_a_reservation_replaces_the_placement_group(
     session: Session, deployed: Callable[..., dict[str, Any]]
 ) -> None:
     outputs = deployed()
@@ -139,12 +139,12 @@ def test_a_second_deployment_is_an_update(session: Session, deployed: Callable[.
     assert {"Key": "trainyard/cluster", "Value": "gpu"} in rows[0]["Tags"]
 
 
-def test_without_a_vpc_nothing_is_created(session: Session, change: Callable[..., Spec]) -> None:
+def test_without_a_vpc_nothing_is_created(session: Session, change: Change) -> None:
     with pytest.raises(UserError, match="CLUSTER_VPC_ID is not set"):
         stack.deploy(session, change("gpu"))
     assert session.call("cloudformation", "describe_stacks")["Stacks"] == []
 
 
-def test_a_cluster_without_efa_needs_no_stack(yard: Callable[..., Any]) -> None:
+def test_a_cluster_without_efa_needs_no_stack(yard: Yard) -> None:
     ran = yard("stack", "cpu-demo")
     assert (ran.code, "no node group uses EFA" in ran.err) == (2, True)

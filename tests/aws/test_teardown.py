@@ -1,14 +1,14 @@
-"""Cost and teardown in an account with bystanders: ours goes in order, theirs stays."""
+"""Cost and deletion in an account that has other clusters too: ours is deleted in order, theirs stay."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.aws.account import ROLE, make_cluster, make_group, make_lustre, make_network, make_nodes, tag
+from tests.aws.conftest import Change, Gaps, Yard, refusal
 from tests.aws.eks_state import Access, Associations
 from tools.aws import policies
 from tools.aws.session import Session
@@ -19,45 +19,24 @@ from tools.cluster.spec import Spec
 TAG = [{"Key": "trainyard/cluster", "Value": "cpu-demo"}]
 EMPTY = '{"Resources": {"Topic": {"Type": "AWS::SNS::Topic"}}}'
 POLICY = json.dumps(policies.pruner("bucket", "runs/"))
-ORDER = [
-    "node group",
-    "instance",
-    "instance",
-    "cluster",
-    "stack",
-    "stack",
-    "launch template",
-    "network interface",
-    "volume",
-    "security group",
-    "role",
-]
+ORDER = ["node group", "instance", "instance", "cluster", "stack", "stack", "launch template"]
+ORDER += ["network interface", "volume", "security group", "role"]
 
 
 def populate(session: Session, owner: str) -> None:
-    """Make a cluster called `owner` with all that belongs to one; only cpu-demo's is ours."""
+    """Create a cluster called `owner` with everything that belongs to it; only cpu-demo is ours."""
     tags = {"trainyard__cluster": owner}
     pairs = [{"Key": "trainyard/cluster", "Value": owner}]
     network = make_network(session, ["us-west-2a", "us-west-2b"], "10.0" if owner == "cpu-demo" else "10.9")
     make_cluster(session, owner, network, **{"trainyard/cluster": owner})
-    session.call(
-        "eks",
-        "create_nodegroup",
-        clusterName=owner,
-        nodegroupName="cpu",
-        nodeRole=ROLE,
-        subnets=list(network.subnets.values()),
-        tags={"trainyard/cluster": owner},
-    )
+    subnets = list(network.subnets.values())
+    group = {"clusterName": owner, "nodegroupName": "cpu", "nodeRole": ROLE, "subnets": subnets}
+    session.call("eks", "create_nodegroup", **group, tags={"trainyard/cluster": owner})
     make_nodes(session, "m5.2xlarge", 2, network, "us-west-2a", **tags)
     for name in (f"eksctl-{owner}-cluster", f"eksctl-{owner}-nodegroup-cpu"):
         session.call("cloudformation", "create_stack", StackName=name, TemplateBody=EMPTY, Tags=pairs)
-    template = session.call(
-        "ec2",
-        "create_launch_template",
-        LaunchTemplateName=f"{owner}-t",
-        LaunchTemplateData={"ImageId": "ami-12c6146b"},
-    )
+    data = {"LaunchTemplateName": f"{owner}-t", "LaunchTemplateData": {"ImageId": "ami-12c6146b"}}
+    template = session.call("ec2", "create_launch_template", **data)
     tag(session, template["LaunchTemplate"]["LaunchTemplateId"], **tags)
     made = session.call("ec2", "create_network_interface", SubnetId=network.subnets["us-west-2a"])
     tag(session, made["NetworkInterface"]["NetworkInterfaceId"], **tags)
@@ -67,13 +46,12 @@ def populate(session: Session, owner: str) -> None:
     role = f"trainyard-{owner}-pruner"
     session.call("iam", "create_role", RoleName=role, AssumeRolePolicyDocument="{}", Tags=pairs)
     session.call("iam", "put_role_policy", RoleName=role, PolicyName="trainyard", PolicyDocument=POLICY)
-    make_lustre(
-        session, network, "us-west-2a", **{"trainyard/team": "training" if owner == "cpu-demo" else "theirs"}
-    )
+    team = {"trainyard/team": "training" if owner == "cpu-demo" else "theirs"}
+    make_lustre(session, network, "us-west-2a", **team)
 
 
 def picture(session: Session) -> dict[str, Any]:
-    """Return all that is in the account."""
+    """Return everything in the account."""
     instances = [
         (one["InstanceId"], one["State"]["Name"], one.get("Tags"))
         for row in session.call("ec2", "describe_instances")["Reservations"]
@@ -85,7 +63,7 @@ def picture(session: Session) -> dict[str, Any]:
         "stacks": [one["StackName"] for one in session.pages("cloudformation", "describe_stacks", "Stacks")],
         "roles": [one["RoleName"] for one in session.pages("iam", "list_roles", "Roles")],
         "files": [
-            one["FileSystemId"] for one in session.pages("fsx", "describe_file_systems", "FileSystems")
+            row["FileSystemId"] for row in session.pages("fsx", "describe_file_systems", "FileSystems")
         ],
     }
     for name, key, number in (
@@ -101,7 +79,7 @@ def picture(session: Session) -> dict[str, Any]:
 
 
 @pytest.fixture
-def spec(change: Callable[..., Spec], monkeypatch: pytest.MonkeyPatch) -> Spec:
+def spec(change: Change, monkeypatch: pytest.MonkeyPatch) -> Spec:
     monkeypatch.setattr(teardown, "POLL_SECONDS", 0.0)
     return change("cpu-demo")
 
@@ -116,7 +94,7 @@ def test_ours_is_found_in_the_order_of_deletion(session: Session, spec: Spec) ->
     assert all("others" not in one.id for one in found)
 
 
-def test_down_takes_ours_and_leaves_the_rest(session: Session, spec: Spec, yard: Callable[..., Any]) -> None:
+def test_down_deletes_ours_and_nothing_else(session: Session, spec: Spec, yard: Yard) -> None:
     populate(session, "others")
     before = picture(session)
     populate(session, "cpu-demo")
@@ -129,7 +107,7 @@ def test_down_takes_ours_and_leaves_the_rest(session: Session, spec: Spec, yard:
     for kind, theirs in before.items():
         extra = set(map(str, after[kind])) - set(map(str, theirs))
         assert set(map(str, theirs)) <= set(map(str, after[kind])), kind
-        # What has no tag of ours stays too: the network that the test made, and what is left of instances.
+        # Resources without our tag stay too: the network of the test, and what instances leave behind.
         untagged = ("files", "subnets", "vpcs", "security_groups", "network_interfaces")
         assert not extra or kind in untagged, (kind, extra)
     assert network <= set(after["subnets"])
@@ -137,15 +115,15 @@ def test_down_takes_ours_and_leaves_the_rest(session: Session, spec: Spec, yard:
 
 
 def test_a_run_that_is_killed_at_every_step_is_repeated_and_finishes(
-    session: Session, spec: Spec, yard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    session: Session, spec: Spec, yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each run is killed behind its first deletion, before it is known whether that worked."""
+    """Each run is killed after its first deletion, before the result is known."""
     populate(session, "cpu-demo")
     original, looks = teardown._state, []
 
     def state(*arguments: Any) -> str:
         looks.append(arguments)
-        if len(looks) > 1:  # before it is deleted, and then until it is gone
+        if len(looks) > 1:  # the first one is before the deletion
             raise KeyboardInterrupt
         return original(*arguments)
 
@@ -159,7 +137,7 @@ def test_a_run_that_is_killed_at_every_step_is_repeated_and_finishes(
 
 
 def test_nothing_is_deleted_without_a_yes(
-    session: Session, spec: Spec, yard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    session: Session, spec: Spec, yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     populate(session, "cpu-demo")
     before = picture(session)
@@ -173,7 +151,7 @@ def test_nothing_is_deleted_without_a_yes(
     assert yard("down", "cpu-demo").code == 0
 
 
-def test_what_would_go_as_data(session: Session, spec: Spec, yard: Callable[..., Any]) -> None:
+def test_the_plan_as_data(session: Session, spec: Spec, yard: Yard) -> None:
     populate(session, "cpu-demo")
     assert yard("down", "cpu-demo", "--json").code == 2, "it cannot ask"
     ran = yard("down", "cpu-demo", "--json", "--dry-run")
@@ -182,9 +160,7 @@ def test_what_would_go_as_data(session: Session, spec: Spec, yard: Callable[...,
     assert "aws fsx delete-file-system" in found["keep"][0]["why"]
 
 
-def test_a_cluster_with_somebody_elses_node_group_stays_whole(
-    session: Session, spec: Spec, yard: Callable[..., Any]
-) -> None:
+def test_a_cluster_with_a_foreign_node_group_is_not_touched(session: Session, spec: Spec, yard: Yard) -> None:
     populate(session, "cpu-demo")
     group = {"clusterName": "cpu-demo", "nodegroupName": "theirs", "nodeRole": ROLE, "subnets": ["a"]}
     session.call("eks", "create_nodegroup", **group)
@@ -194,10 +170,10 @@ def test_a_cluster_with_somebody_elses_node_group_stays_whole(
     assert picture(session) == before
 
 
-def test_roles_of_a_long_name_are_found_and_go_with_what_was_attached(
-    session: Session, change: Callable[..., Spec], spec: Spec
+def test_roles_with_long_names_are_deleted_with_their_policies(
+    session: Session, change: Change, spec: Spec
 ) -> None:
-    """IAM takes 64 characters: the cluster's name is cut in the role's; another cluster's stays."""
+    """A role's name has 64 characters, so the cluster's is shortened in it. Roles of other clusters stay."""
     long = change("cpu-demo", CLUSTER_NAME="c" * 80)
     account = ServiceAccount("training", "trainyard-pruner", "prunes", policies.pruner("b", "runs/"))
     names = [identity.role_name("c" * length, account) for length in (80, 81)]
@@ -212,25 +188,18 @@ def test_roles_of_a_long_name_are_found_and_go_with_what_was_attached(
     assert picture(session)["roles"] == [names[1]]
 
 
-def test_a_cluster_of_the_same_name_that_is_not_ours_stays(
-    session: Session, spec: Spec, yard: Callable[..., Any]
-) -> None:
+def test_a_cluster_of_the_same_name_without_our_tag_stays(session: Session, spec: Spec, yard: Yard) -> None:
     make_cluster(session, "cpu-demo", make_network(session, ["us-west-2a", "us-west-2b"]))
     assert yard("down", "cpu-demo", "--yes").code == 0
     assert session.call("eks", "list_clusters")["clusters"] == ["cpu-demo"]
 
 
-def test_an_adopted_cluster_keeps_all_but_what_was_added(
-    session: Session,
-    spec: Spec,
-    gaps: Any,
-    refusal: Callable[..., Exception],
-    change: Callable[..., Spec],
-    yard: Callable[..., Any],
+def test_an_adopted_cluster_keeps_what_was_not_added(
+    session: Session, spec: Spec, gaps: Gaps, change: Change, yard: Yard
 ) -> None:
-    """Control plane and nodes stay; our access entries and pod identities go, those of others do not."""
+    """Control plane, nodes, and the access entries and pod identities of others stay."""
     populate(session, "cpu-demo")
-    access, identities = Access(gaps, refusal), Associations(gaps, refusal)
+    access, identities = Access(gaps), Associations(gaps)
     ours, theirs = (f"arn:aws:iam::123456789012:role/{name}" for name in ("ours", "theirs"))
     for arn, tags in ((ours, {"trainyard/cluster": "cpu-demo"}), (theirs, {"a": "b"})):
         access.create_access_entry("cpu-demo", arn, "STANDARD", tags)
@@ -245,16 +214,10 @@ def test_an_adopted_cluster_keeps_all_but_what_was_added(
     assert [row["roleArn"] for row in identities.rows.values()] == [theirs]
 
 
-def test_what_is_going_already_is_waited_for_and_not_refused(
-    session: Session, spec: Spec, gaps: Any, refusal: Callable[..., Exception], yard: Callable[..., Any]
-) -> None:
-    """A second run, while the first one's node group still drains: EKS refuses to delete it once more."""
-    make_cluster(
-        session,
-        "cpu-demo",
-        make_network(session, ["us-west-2a", "us-west-2b"]),
-        **{"trainyard/cluster": "cpu-demo"},
-    )
+def test_a_running_deletion_is_waited_for(session: Session, spec: Spec, gaps: Gaps, yard: Yard) -> None:
+    """EKS refuses to delete a node group that an earlier run is deleting."""
+    network = make_network(session, ["us-west-2a", "us-west-2b"])
+    make_cluster(session, "cpu-demo", network, **{"trainyard/cluster": "cpu-demo"})
     looks: list[str] = []
 
     def describe(**_: Any) -> dict[str, Any]:
@@ -272,8 +235,8 @@ def test_what_is_going_already_is_waited_for_and_not_refused(
     assert gaps.parameters("delete_nodegroup") == []
 
 
-def test_what_cannot_be_seen_stops_it_before_anything_is_deleted(
-    session: Session, spec: Spec, gaps: Any, refusal: Callable[..., Exception], yard: Callable[..., Any]
+def test_nothing_is_deleted_if_a_listing_is_denied(
+    session: Session, spec: Spec, gaps: Gaps, yard: Yard
 ) -> None:
     populate(session, "cpu-demo")
     gaps["ec2", "describe_volumes"] = refusal("UnauthorizedOperation", "You are not authorized", 403)
@@ -282,10 +245,10 @@ def test_what_cannot_be_seen_stops_it_before_anything_is_deleted(
     assert session.call("eks", "list_clusters")["clusters"] == ["cpu-demo"]
 
 
-def test_what_is_in_use_for_a_moment_is_asked_for_again(
-    session: Session, spec: Spec, gaps: Any, refusal: Callable[..., Exception], yard: Callable[..., Any]
+def test_the_deletion_of_a_resource_in_use_is_repeated(
+    session: Session, spec: Spec, gaps: Gaps, yard: Yard
 ) -> None:
-    """The last interface of a node goes a little later than the node; a group that stays in use is said."""
+    """The last interface of a node is deleted a little later than the node."""
     group = make_group(
         session, make_network(session, ["us-west-2a"]).vpc, "extra", trainyard__cluster="cpu-demo"
     )
@@ -306,13 +269,8 @@ def test_what_is_in_use_for_a_moment_is_asked_for_again(
     assert tries == [group] * 3
 
 
-def test_what_stays_in_use_is_said(
-    session: Session,
-    spec: Spec,
-    gaps: Any,
-    refusal: Callable[..., Exception],
-    yard: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_resource_that_stays_in_use_is_reported(
+    session: Session, spec: Spec, gaps: Gaps, yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(teardown, "IN_USE_SECONDS", 0.0)
     make_group(session, make_network(session, ["us-west-2a"]).vpc, "extra", trainyard__cluster="cpu-demo")
@@ -321,20 +279,14 @@ def test_what_stays_in_use_is_said(
     assert (ran.code, "has a dependent object" in ran.err) == (2, True)
 
 
-def test_what_does_not_go_is_said(session: Session, spec: Spec, gaps: Any, yard: Callable[..., Any]) -> None:
+def test_a_failed_deletion_is_reported_with_its_reason(
+    session: Session, spec: Spec, gaps: Gaps, yard: Yard
+) -> None:
     populate(session, "cpu-demo")
-    failed = {
-        "StackName": "eksctl-cpu-demo-cluster",
-        "CreationTime": "2026-01-01",
-        "StackStatus": "DELETE_FAILED",
-    }
+    name, day = "eksctl-cpu-demo-cluster", "2026-01-01"
+    failed = {"StackName": name, "CreationTime": day, "StackStatus": "DELETE_FAILED"}
     gaps["cloudformation", "describe_stacks"] = {"Stacks": [{**failed, "Tags": TAG}]}
-    event = {
-        "StackId": "s",
-        "StackName": failed["StackName"],
-        "Timestamp": "2026-01-01",
-        "LogicalResourceId": "VPC",
-    }
+    event = {"StackId": "s", "StackName": name, "Timestamp": day, "LogicalResourceId": "VPC"}
     said = {"ResourceStatus": "DELETE_FAILED", "ResourceStatusReason": "fs-0 has an interface in it"}
     events = [
         {**event, "EventId": "2", **said},
@@ -342,16 +294,12 @@ def test_what_does_not_go_is_said(session: Session, spec: Spec, gaps: Any, yard:
     ]
     gaps["cloudformation", "describe_stack_events"] = {"StackEvents": events}
     ran = yard("down", "cpu-demo", "--yes")
-    assert (ran.code, "is not deleted: DELETE_FAILED: VPC: fs-0 has an interface in it" in ran.err) == (
-        1,
-        True,
-    ), ran
+    assert ran.code == 1
+    assert "is not deleted: DELETE_FAILED: VPC: fs-0 has an interface in it" in ran.err
 
 
-def test_what_a_kept_file_system_holds_is_not_begun_with(
-    session: Session, spec: Spec, gaps: Any, yard: Callable[..., Any]
-) -> None:
-    """Its network's stack and its security group: foreseen before anything goes, and gone when it is."""
+def test_what_a_kept_file_system_uses_is_kept(session: Session, spec: Spec, gaps: Gaps, yard: Yard) -> None:
+    """The stack of its network and its security group are kept, and deleted once it is deleted."""
     populate(session, "cpu-demo")
     network = make_network(session, ["us-west-2a"], "10.5")
     group = make_group(session, network.vpc, "lustre", trainyard__cluster="cpu-demo")
@@ -385,10 +333,8 @@ def test_what_a_kept_file_system_holds_is_not_begun_with(
     assert inventory.owned(session, spec) == []
 
 
-def test_what_somebody_took_our_tag_off_is_named_and_stays(
-    session: Session, spec: Spec, yard: Callable[..., Any]
-) -> None:
-    """Also the stack that such a cluster would go with."""
+def test_resources_that_lost_our_tag_are_listed_and_stay(session: Session, spec: Spec, yard: Yard) -> None:
+    """The stack of a cluster without our tag stays too."""
     populate(session, "cpu-demo")
     arn = session.call("eks", "describe_cluster", name="cpu-demo")["cluster"]["arn"]
     session.call("eks", "untag_resource", resourceArn=arn, tagKeys=["trainyard/cluster"])
@@ -412,8 +358,8 @@ def test_what_somebody_took_our_tag_off_is_named_and_stays(
     assert {"trainyard-cpu-demo", "eksctl-cpu-demo-cluster"} <= set(stacks)
 
 
-def test_cost_adds_up(session: Session, spec: Spec, yard: Callable[..., Any]) -> None:
-    """Two m5.2xlarge, a control plane, 1200 GiB of Lustre at 125 MB/s per TiB, and a disk without a price."""
+def test_cost_adds_up(session: Session, spec: Spec, yard: Yard) -> None:
+    """2 m5.2xlarge, a control plane, 1200 GiB of Lustre at 125 MB/s per TiB, a disk without a price."""
     populate(session, "others")
     populate(session, "cpu-demo")
     ran = yard("cost", "cpu-demo", "--json")
@@ -424,7 +370,7 @@ def test_cost_adds_up(session: Session, spec: Spec, yard: Callable[..., Any]) ->
     assert "2026-07-20" in found["prices"]["machines"]
 
 
-def test_an_unknown_price_is_not_free(session: Session, spec: Spec, yard: Callable[..., Any]) -> None:
+def test_an_unknown_price_is_not_free(session: Session, spec: Spec, yard: Yard) -> None:
     network = make_network(session, ["us-west-2a"])
     make_nodes(session, "p5e.48xlarge", 1, network, "us-west-2a", trainyard__cluster="cpu-demo")
     make_nodes(session, "m5.large", 1, network, "us-west-2a", trainyard__cluster="cpu-demo")

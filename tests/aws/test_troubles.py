@@ -1,6 +1,6 @@
-"""Every `yard cluster` command that asks AWS, in every trouble: one table of commands, one of troubles.
+"""Every `yard cluster` command that calls AWS, with every kind of failure.
 
-A caller starts with no right at all and is given, one by one, what the command says is missing.
+A caller starts without any permission and gets, one by one, those that the command reports as missing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import botocore.handlers
 import pytest
 
 from tests.aws.account import ROLE, Network, make_cluster, make_network
-from tests.aws.conftest import KEYS
+from tests.aws.conftest import KEYS, Change, Gaps, StandIn, Yard
 from tests.aws.eks_state import Access, Associations
 from tests.aws.kubectl import World
 from tests.aws.test_access import simulator
@@ -34,7 +34,6 @@ from tools.cells import kustomize
 from tools.cluster import create, teardown
 from tools.cluster.create import Step
 from tools.cluster.snapshot import ALL_NAMESPACES, CLUSTER_WIDE
-from tools.cluster.spec import Spec
 
 pytestmark = pytest.mark.filterwarnings("ignore:Tried to parse AWS")
 REGION, ZONES = "us-west-2", ["us-west-2a", "us-west-2b"]
@@ -45,7 +44,7 @@ DENIED = Trouble(
     "User: arn:aws:sts::123456789012:assumed-role/dev/jane is not authorized to perform: {action} "
     f"on resource: {ARN} because no identity-based policy allows the {{action}} action",
 )
-# What hides everything, as AWS answers it, and what is then said.
+# Failures of all requests, as AWS answers them, and a part of our error.
 EVERYWHERE: dict[str, tuple[Trouble | Unreached, str]] = {
     "expired": (
         Trouble("ExpiredTokenException", 403, "The security token included in the request is expired"),
@@ -58,7 +57,7 @@ EVERYWHERE: dict[str, tuple[Trouble | Unreached, str]] = {
     "throttled": (Trouble("ThrottlingException", 400, "Rate exceeded"), "no answer after 5 attempts"),
     "unreached": (Unreached(), "AWS cannot be reached"),
 }
-# A command, and what it exits with where all is well.
+# The commands, and their exit code without a failure.
 COMMANDS = {
     "whoami": 0,
     "zones m5.2xlarge": 0,
@@ -83,14 +82,14 @@ COMMANDS = {
     "down cpu-demo --dry-run": 1,
     "down cpu-demo --yes": 0,
 }
-# A right that is wanted and not had: the answer itself, and what is proved only where it may be.
+# Exit codes without some permissions, other than 3.
 WITHOUT = {"ec2:CreateFleet": 1, "iam:SimulatePrincipalPolicy": 0}
 MISSING = re.compile(r"allows? (\w+:\w+)")
 NAMED = re.compile(r"a policy that allows (\w+:\w+) on (\S+)")
 
 
 def fill(session: Session) -> None:
-    """Make our cluster, with both its node groups."""
+    """Create our cluster with both its node groups."""
     populate(session, "cpu-demo")
     where = {"clusterName": "cpu-demo", "nodegroupName": "system", "nodeRole": ROLE, "subnets": ["subnet-1"]}
     session.call("eks", "create_nodegroup", **where, tags={"trainyard/cluster": "cpu-demo"})
@@ -98,7 +97,7 @@ def fill(session: Session) -> None:
 
 @pytest.fixture(scope="module")
 def account() -> Iterator[Network]:
-    """An account with a cluster of ours and two of others."""
+    """An account with our cluster and two others."""
     from moto import mock_aws
 
     with mock_aws(), pytest.MonkeyPatch.context() as patch:
@@ -113,7 +112,7 @@ def account() -> Iterator[Network]:
 
 
 def run_here(step: Step, *_: Any) -> None:
-    """Do what `create` runs: yard's own in this process, on the wire; eksctl's is done already."""
+    """Run yard's own commands of `create` in this process, and skip those of eksctl."""
     if step.words[0] == "yard":
         cli.yard.main(args=list(step.words[1:]), standalone_mode=False)
 
@@ -121,14 +120,13 @@ def run_here(step: Step, *_: Any) -> None:
 @pytest.fixture
 def wire(
     account: Network,
-    gaps: Any,
-    refusal: Callable[..., Exception],
-    change: Callable[..., Spec],
-    stand_in: Callable[[str], Path],
+    gaps: Gaps,
+    change: Change,
+    stand_in: StandIn,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Wire:
-    """What lies between a command and AWS, with all well on it."""
+    """The connection between a command and AWS, without a failure."""
     wire: Wire = gaps.wire
     handlers = wire.before(botocore.handlers.BUILTIN_HANDLERS)
     monkeypatch.setattr(botocore.handlers, "BUILTIN_HANDLERS", handlers)
@@ -138,8 +136,8 @@ def wire(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     monkeypatch.setenv("AWS_REGION", REGION)
     monkeypatch.setattr(create, "run", run_here)
-    Access(gaps, refusal)
-    Associations(gaps, refusal)
+    Access(gaps)
+    Associations(gaps)
     Addon(gaps)
     offer_versions(gaps, **{"1.35": "STANDARD_SUPPORT"})
     simulator(gaps)
@@ -160,8 +158,8 @@ def wire(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_trouble_is_one_sentence(
-    wire: Wire, command: str, yard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_every_failure_is_one_sentence(
+    wire: Wire, command: str, yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = command.split()
     for name, (trouble, said) in EVERYWHERE.items():
@@ -179,7 +177,7 @@ def test_every_trouble_is_one_sentence(
 
 @pytest.fixture
 def clients_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client is made once for each service, and not for each of a test's many runs."""
+    """Clients are created once for each service and not for each run of a command."""
     import boto3
 
     make, made = boto3.Session.client, {}
@@ -194,7 +192,7 @@ def clients_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("clients_once")
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_right_that_is_missing_is_named(wire: Wire, command: str, yard: Callable[..., Any]) -> None:
+def test_every_missing_permission_is_named(wire: Wire, command: str, yard: Yard) -> None:
     words = command.split()
     wire.trouble = DENIED
     while True:
@@ -206,12 +204,12 @@ def test_every_right_that_is_missing_is_named(wire: Wire, command: str, yard: Ca
         assert missing <= set(wire.asked) - wire.allowed, ran
         named = set(NAMED.findall(ran.out + ran.err))
         assert named == {(one, ARN.format(action=one)) for one, _ in named}, ran
-        assert named or words[0] in ("whoami", "access"), ran  # which go on without the role's path
+        assert named or words[0] in ("whoami", "access"), ran  # which continue without the role's path
         codes = {WITHOUT.get(one, 3) for one in missing}
         assert ran.code == (1 if 1 in codes else max(codes)), ran
         wire.allowed |= missing
     assert ran.code == COMMANDS[command], ran
-    assert wire.allowed, "it asked AWS nothing"
+    assert wire.allowed, "it called AWS"
     wire.trouble = None
     emptied = words[0] == "down" and "--yes" in words
     if emptied:
@@ -221,10 +219,10 @@ def test_every_right_that_is_missing_is_named(wire: Wire, command: str, yard: Ca
         json.loads(ran.out)
         assert ran.code == COMMANDS[command], "once more, as data"
     if emptied:
-        fill(Session(REGION))  # for the tests behind this one
+        fill(Session(REGION))  # for the next tests
 
 
-# What kubectl says of a cluster that tells nothing, and what is then said.
+# Messages of kubectl for a cluster that does not answer, and a part of our error.
 UNSEEN = {
     "the API server is down": (
         "The connection to the server 10.0.0.1:443 was refused - did you specify the right host or port?\n"
@@ -251,19 +249,19 @@ KUBECTL_COMMANDS = (
 
 
 @pytest.mark.parametrize("command", KUBECTL_COMMANDS)
-def test_every_trouble_of_kubectl_is_one_sentence(
-    command: str, yard: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_every_failure_of_kubectl_is_one_sentence(
+    command: str, yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "kubectl"
     program.write_text('#!/bin/sh\nprintf "%s\\n" "$COMPLAINT" >&2\nexit 1\n', encoding="utf-8")
     program.chmod(0o755)
-    monkeypatch.setattr(kustomize, "ensure", lambda root, say: None)  # which is kubectl's otherwise
+    monkeypatch.setattr(kustomize, "ensure", lambda root, say: None)  # which would run kubectl
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for name, (complaint, said) in UNSEEN.items():
         monkeypatch.setenv("COMPLAINT", complaint)
         ran = yard(*command.split())
         assert (ran.code, ran.err.count("error:"), said in ran.err) == (3, 1, True), (name, ran)
-        assert not ran.out or "not asked" in ran.out, (name, ran)  # of runs, what git has
+        assert not ran.out or "not asked" in ran.out, (name, ran)  # the runs in git
     monkeypatch.setenv("COMPLAINT", 'error: context "nowhere" does not exist')
     ran = yard(*command.split())
     assert ran.code in (2, 3), ran
@@ -275,18 +273,14 @@ def test_every_trouble_of_kubectl_is_one_sentence(
 
 
 @pytest.mark.parametrize("kind", [*CLUSTER_WIDE, *ALL_NAMESPACES])
-def test_a_kind_that_may_not_be_listed_hides_only_itself(
-    kind: str, yard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_denied_kind_hides_only_itself(kind: str, yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     World(whole(), hidden=[kind]).install(monkeypatch)
     ran = yard("validate", "gpu")
     assert (ran.code, "FAIL " in ran.out, f"{kind} is forbidden" in ran.out) == (3, False, True), ran
 
 
-def test_what_takes_long_says_what_it_waits_for_and_has_an_end(
-    wire: Wire, yard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each attempt takes a second here; all of them together no more than the time that there is."""
+def test_a_long_wait_is_reported_and_limited(wire: Wire, yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attempt takes a second here, and all of them together at most FAILED_SECONDS."""
     for name, seconds in (("QUIET_SECONDS", 0.0), ("SAY_SECONDS", 0.02), ("FAILED_SECONDS", 3.0)):
         monkeypatch.setattr(retry_budget, name, seconds)
     now = [0.0]
@@ -295,12 +289,12 @@ def test_what_takes_long_says_what_it_waits_for_and_has_an_end(
     class Slow(Unreached):
         def answer(self, request: Any, service: str, operation: str) -> Any:
             now[0] += 1.0
-            threading.Event().wait(0.1)  # for the one that tells
+            threading.Event().wait(0.1)  # for the thread that reports
             return super().answer(request, service, operation)
 
     wire.trouble, wire.allowed = Slow(), {"ec2:DescribeCapacityReservations"}
     ran = yard("capacity", "p5.48xlarge", "2", "--cluster", "cpu-demo", "--region", REGION)
     assert (ran.code, ran.out.count("AWS cannot be reached")) == (3, 4), ran
     assert "waiting for AWS: ec2:DescribeInstanceTypeOfferings in us-west-2" in ran.err
-    # Three for EC2, which is then not asked again; one for the quotas, for the time is spent.
+    # Three attempts for EC2, which is then skipped, and one for the quotas, because the time is spent.
     assert [one.partition(":")[0] for one in wire.asked] == ["ec2"] * 3 + ["servicequotas"], wire.asked

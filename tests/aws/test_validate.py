@@ -1,4 +1,4 @@
-"""validate and nodes: a whole cluster passes, each thing taken away is found, a fix is looked at again."""
+"""validate and nodes: a complete cluster passes, each fault is found, and a fix is checked again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
+from tests.aws.conftest import Change, Yard
 from tests.aws.kubectl import World
 from tools.cluster import snapshot, validate
 from tools.cluster import spec as specs
@@ -21,67 +23,13 @@ from tools.core.verdict import State
 Object = dict[str, Any]
 
 
-def node(name: str, kind: str, devices: int, efa: int, **labels: str) -> Object:
-    conditions = [
-        {"type": "Ready", "status": "True"},
-        {"type": "MemoryPressure", "status": "False"},
-        {"type": "AcceleratedHardwareReady", "status": "True"},
-    ]
-    given = {"node.kubernetes.io/instance-type": kind, "topology.kubernetes.io/zone": "us-west-2a"}
-    allocatable = {"pods": "110", "nvidia.com/gpu": str(devices), "vpc.amazonaws.com/efa": str(efa)}
-    return {
-        "metadata": {
-            "name": name,
-            "labels": {**given, **{f"sagemaker.amazonaws.com/{k}": v for k, v in labels.items()}},
-        },
-        "spec": {},
-        "status": {"conditions": conditions, "allocatable": allocatable},
-    }
-
-
-def endpoints(namespace: str, service: str, ready: bool = True) -> Object:
-    labels = {"kubernetes.io/service-name": service}
-    return {
-        "metadata": {"name": f"{service}-x", "namespace": namespace, "labels": labels},
-        "endpoints": [{"conditions": {"ready": ready}}],
-    }
-
-
-def pod(name: str, where: str, gpus: int = 0, phase: str = "Running") -> Object:
-    resources = {"limits": {"nvidia.com/gpu": str(gpus)}} if gpus else {}
-    spec = {"nodeName": where, "containers": [{"name": "c", "resources": resources}]}
-    return {"metadata": {"name": name, "namespace": "x"}, "spec": spec, "status": {"phase": phase}}
+WHOLE = Path(__file__).with_name("whole_cluster.yaml").read_text(encoding="utf-8")
 
 
 def whole() -> dict[str, list[Object]]:
-    """A cluster with two p5 nodes and all that a job needs, for clusters/gpu."""
-    service = {"service": {"namespace": "kubeflow", "name": "training-operator"}}
-    hook = {
-        "name": "validator.kubeflow.org",
-        "clientConfig": service,
-        "rules": [{"apiGroups": ["kubeflow.org"]}],
-    }
-    names = ("a", "b")
-    return {
-        "nodes": [node(name, "p5.48xlarge", 8, 32) for name in names],
-        "namespaces": [{"metadata": {"name": "training"}}],
-        CRD: [
-            {
-                "metadata": {"name": "pytorchjobs.kubeflow.org"},
-                "status": {"conditions": [{"type": "Established", "status": "True"}]},
-            }
-        ],
-        OPERATOR_WEBHOOK: [{"metadata": {"name": "some-name"}, "webhooks": [hook]}],
-        "csidrivers": [{"metadata": {"name": "fsx.csi.aws.com"}, "spec": {"fsGroupPolicy": "File"}}],
-        "csinodes": [
-            {"metadata": {"name": name}, "spec": {"drivers": [{"name": "fsx.csi.aws.com"}]}} for name in names
-        ],
-        "pods": [pod("w", "a", 8), pod("done", "b", 8, "Succeeded")],
-        SLICES: [endpoints("kubeflow", "training-operator"), endpoints("kube-system", "kube-dns")],
-        "persistentvolumeclaims": [
-            {"metadata": {"name": "trainyard", "namespace": "training"}, "status": {"phase": "Bound"}}
-        ],
-    }
+    """Return the objects of a cluster that has everything."""
+    found: dict[str, list[Object]] = yaml.load(WHOLE, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return found
 
 
 def judged(objects: dict[str, list[Object]], **unseen: str) -> dict[str, Finding]:
@@ -89,14 +37,13 @@ def judged(objects: dict[str, list[Object]], **unseen: str) -> dict[str, Finding
     return {one.name: one for one in validate.check(spec, Snapshot(objects, unseen))}
 
 
-def test_a_whole_cluster_passes() -> None:
+def test_a_complete_cluster_passes() -> None:
     found = judged(whole())
     assert {one.state for one in found.values()} == {State.PASS}, found
     assert list(found) == [name for name, _, _ in validate.CHECKS if name != "auto-resume"]
 
 
 def take(objects: dict[str, list[Object]], *path: Any, value: Any = None) -> None:
-    """Set what `path` leads to."""
     *way, last = path
     place: Any = objects
     for step in way:
@@ -150,16 +97,17 @@ def test_each_fault_is_found_by_its_own_check(
     assert found.remedy
 
 
-def test_names_do_not_count() -> None:
-    """An operator installed under another name serves as well."""
+def test_names_do_not_matter() -> None:
+    """An operator with other names passes."""
     objects = whole()
     service = objects[OPERATOR_WEBHOOK][0]["webhooks"][0]["clientConfig"]["service"]
     service.update(namespace="elsewhere", name="another")
-    objects[SLICES][0] = endpoints("elsewhere", "another")
+    metadata = objects[SLICES][0]["metadata"]
+    metadata |= {"namespace": "elsewhere", "labels": {"kubernetes.io/service-name": "another"}}
     assert judged(objects)["operator"].state is State.PASS
 
 
-def test_what_may_not_be_seen_is_no_fault() -> None:
+def test_denied_kinds_are_unknown_and_not_failed() -> None:
     objects = whole()
     del objects["nodes"], objects[CRD]
     found = judged(objects, nodes="nodes is forbidden", **{CRD: "forbidden"})
@@ -168,18 +116,15 @@ def test_what_may_not_be_seen_is_no_fault() -> None:
     assert not any(one.state is State.FAIL for one in found.values())
 
 
-def test_hyperpods_label_is_a_watch_and_a_trouble() -> None:
+def test_hyperpods_labels_are_monitoring_and_problems() -> None:
     objects = whole()
-    objects["nodes"] = [
-        node("a", "ml.p5.48xlarge", 8, 32, **{"node-health-status": "UnschedulablePendingReplacement"}),
-        node(
-            "b",
-            "ml.p5.48xlarge",
-            8,
-            32,
-            **{"node-health-status": "Schedulable", "deep-health-check-status": "Failed"},
-        ),
-    ]
+    labels = ("UnschedulablePendingReplacement", "Passed"), ("Schedulable", "Failed")
+    for item, (health, deep) in zip(objects["nodes"], labels, strict=True):
+        item["metadata"]["labels"] |= {
+            "node.kubernetes.io/instance-type": "ml.p5.48xlarge",
+            "sagemaker.amazonaws.com/node-health-status": health,
+            "sagemaker.amazonaws.com/deep-health-check-status": deep,
+        }
     found = judged(objects)
     assert found["health agents"].state is State.PASS
     assert found["devices"].state is State.PASS
@@ -187,7 +132,7 @@ def test_hyperpods_label_is_a_watch_and_a_trouble() -> None:
     assert "deep health check: Failed (HyperPod reboots or replaces it" in found["nodes"].evidence[1]
 
 
-def test_hyperpod_resumes_jobs_in_its_namespaces_only(change: Callable[..., specs.Spec]) -> None:
+def test_hyperpod_resumes_jobs_in_its_namespaces_only(change: Change) -> None:
     for team, level in (("hyperpod-team", State.PASS), ("kubeflow", State.PASS), ("training", State.WARN)):
         found = validate.check(change("gpu-hyperpod", TEAM_NAMESPACE=team), Snapshot(whole(), {}))
         (finding,) = [one for one in found if one.name == "auto-resume"]
@@ -196,7 +141,7 @@ def test_hyperpod_resumes_jobs_in_its_namespaces_only(change: Callable[..., spec
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
-    """A function that puts the stand-in in kubectl's place, over a world with these objects and faults."""
+    """A function that replaces kubectl by a stand-in for a cluster with these objects and faults."""
     monkeypatch.setattr(validate, "WEBHOOK_SECONDS", 0.3)
     monkeypatch.setattr(validate, "WEBHOOK_POLL", 0.01)
 
@@ -206,8 +151,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
     return make
 
 
-def test_the_command_passes_and_keeps_a_snapshot(
-    world: Callable[..., World], yard: Callable[..., Any], tmp_path: Path
+def test_the_command_passes_and_saves_a_snapshot(
+    world: Callable[..., World], yard: Yard, tmp_path: Path
 ) -> None:
     world(whole())
     ran = yard("validate", "gpu", "--save", str(tmp_path / "kept"))
@@ -221,8 +166,8 @@ def test_the_command_passes_and_keeps_a_snapshot(
     assert yard("validate", "gpu", "--from", str(tmp_path)).code == 2
 
 
-def test_a_webhook_that_comes_up_is_waited_for_and_one_that_does_not_is_a_fault(
-    world: Callable[..., World], yard: Callable[..., Any]
+def test_a_webhook_is_waited_for_and_fails_when_it_stays_down(
+    world: Callable[..., World], yard: Yard
 ) -> None:
     world(whole(), webhook_fails=2)
     ran = yard("validate", "gpu")
@@ -233,7 +178,7 @@ def test_a_webhook_that_comes_up_is_waited_for_and_one_that_does_not_is_a_fault(
     assert stays.webhook_fails < 9_998
 
 
-def test_missing_rights_are_named(world: Callable[..., World], yard: Callable[..., Any]) -> None:
+def test_missing_rights_are_named(world: Callable[..., World], yard: Yard) -> None:
     world(whole(), refused=["create", "delete"])
     ran = yard("validate", "gpu")
     assert (ran.code, "you may not create pytorchjobs.kubeflow.org, delete" in ran.out) == (1, True)
@@ -243,16 +188,14 @@ def test_missing_rights_are_named(world: Callable[..., World], yard: Callable[..
 
 
 def broken() -> dict[str, list[Object]]:
-    """No namespace, and a driver that keeps new file systems to root."""
+    """A cluster without the namespace, whose new file systems belong to root."""
     objects = whole()
     objects["namespaces"] = []
     objects["csidrivers"][0]["spec"]["fsGroupPolicy"] = "None"
     return objects
 
 
-def test_a_fix_changes_the_object_and_is_looked_at_again(
-    world: Callable[..., World], yard: Callable[..., Any]
-) -> None:
+def test_a_fix_changes_the_object_and_is_checked_again(world: Callable[..., World], yard: Yard) -> None:
     found = world(broken())
     ran = yard("validate", "gpu")
     assert (ran.code, found.objects) == (1, broken()), "without --fix nothing changes"
@@ -263,14 +206,14 @@ def test_a_fix_changes_the_object_and_is_looked_at_again(
     assert found.objects["csidrivers"][0]["spec"]["fsGroupPolicy"] == "File"
 
 
-def test_a_fix_waits_for_a_webhook(world: Callable[..., World], yard: Callable[..., Any]) -> None:
+def test_a_fix_waits_for_a_webhook(world: Callable[..., World], yard: Yard) -> None:
     world(broken(), apply_webhook_fails=2)
     assert yard("validate", "gpu", "--fix").code == 0
     world(broken(), apply_webhook_fails=9_999)
     assert "NOT fixed: create the namespace training" in yard("validate", "gpu", "--fix").err
 
 
-def test_a_fix_that_did_not_happen_says_so(world: Callable[..., World], yard: Callable[..., Any]) -> None:
+def test_a_fix_without_effect_is_reported(world: Callable[..., World], yard: Yard) -> None:
     world(broken(), refused=["apply"], stubborn=True)
     ran = yard("validate", "gpu", "--fix")
     assert ran.code == 1
@@ -278,7 +221,7 @@ def test_a_fix_that_did_not_happen_says_so(world: Callable[..., World], yard: Ca
     assert "not in effect: set fsGroupPolicy" in ran.err
 
 
-def test_nodes_as_a_table(world: Callable[..., World], yard: Callable[..., Any]) -> None:
+def test_nodes_as_a_table(world: Callable[..., World], yard: Yard) -> None:
     objects = whole()
     world(objects)
     ran = yard("nodes", "--json")
@@ -287,11 +230,7 @@ def test_nodes_as_a_table(world: Callable[..., World], yard: Callable[..., Any])
     assert (first["devices"], first["devices_used"], second["devices_used"]) == (8, 8, 0)
     assert (first["pods_used"], second["pods_used"], first["efa"]) == (1, 0, 32)
     ill = copy.deepcopy(objects)
-    ill["nodes"][1]["status"]["conditions"][2] = {
-        "type": "AcceleratedHardwareReady",
-        "status": "False",
-        "reason": "NvidiaXID79Error",
-    }
+    ill["nodes"][1]["status"]["conditions"][2] |= {"status": "False", "reason": "NvidiaXID79Error"}
     world(ill, hidden=["pods"])
     ran = yard("nodes")
     assert (ran.code, "NvidiaXID79Error" in ran.out, "?/8" in ran.out) == (1, True, True)

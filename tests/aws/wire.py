@@ -1,7 +1,7 @@
-"""What AWS answers when something is wrong, on the wire: botocore parses it, tries again and raises.
+"""Failures of AWS as HTTP answers, which botocore parses, retries and raises.
 
-moto answers at the same place, and is asked only where no trouble is planted. Each protocol spells an error
-its own way (botocore, parsers.py).
+Requests without a planted failure go to moto. Each protocol has its own format of errors (botocore,
+parsers.py).
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ Handler = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Trouble:
-    """An error as AWS gives it; `{action}` in its text is IAM's name of what was asked."""
+    """An error of AWS. `{action}` in its text becomes IAM's name of the operation."""
 
     code: str
     status: int
     text: str
 
     def answer(self, request: Any, service: str, operation: str) -> AWSResponse:
-        """Return the reply to a request."""
         text = self.text.format(action=action(service, operation))
         form = XML.get(service)
         body = form.format(self.code, text) if form else json.dumps({"message": text})
@@ -43,12 +42,11 @@ class Unreached:
     """No connection at all."""
 
     def answer(self, request: Any, service: str, operation: str) -> AWSResponse:
-        """Raise what botocore raises."""
         raise EndpointConnectionError(endpoint_url=request.url)
 
 
 class _Body(io.BytesIO):
-    """A body as urllib3 gives it."""
+    """A body with the interface of urllib3."""
 
     def stream(self, **_: Any) -> Iterator[bytes]:
         yield self.read()
@@ -56,18 +54,17 @@ class _Body(io.BytesIO):
 
 @dataclass
 class Wire:
-    """A trouble for all that is not allowed, and what was asked for, in IAM's names and in its order."""
+    """A trouble for all actions that are not allowed, and the requested actions in order."""
 
     trouble: Trouble | Unreached | None = None
     allowed: set[str] = field(default_factory=set)
     asked: list[str] = field(default_factory=list)
 
     def has_trouble(self, service: str, operation: str) -> bool:
-        """Say whether an operation meets the trouble."""
         return self.trouble is not None and action(service, operation) not in self.allowed
 
     def before(self, handlers: list[Any]) -> list[Any]:
-        """Return botocore's own handlers with the wire before the one that sends: moto's."""
+        """Return botocore's handlers with the wire in front of the one that sends, moto's."""
         return [(one[0], self._around(one[1])) if one[0] == "before-send" else one for one in handlers]
 
     def _around(self, moto: Handler) -> Handler:
@@ -82,5 +79,5 @@ class Wire:
 
 
 def action(service: str, operation: str) -> str:
-    """Return an operation as IAM names it."""
+    """Return an operation in IAM's spelling."""
     return f"{service.replace('-', '')}:{operation}"

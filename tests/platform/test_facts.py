@@ -222,9 +222,7 @@ VERSION = "v1.8.0"  # newer than Flux 2.9.4's; it needs Go 1.26
 
 
 @pytest.fixture(scope="session")
-def flux(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[[list[dict[str, Any]]], list[dict[str, str]]]:
+def flux(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[dict[str, Any]]], list[dict[str, str]]]:
     """Flux's substitution as a program, built once into the checkout's cache."""
     program = repo.root() / ".cache" / "bin" / f"flux-envsubst-{VERSION}"
     if not program.exists():

@@ -226,7 +226,7 @@ def test_preparation_is_the_cells_own_pod_on_a_cpu_node(
 
 def test_preparation_runs_by_the_jobs_own_command(
     tmp_path: Path, service: Callable[[str, str], Named], capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     """The Job's arguments, with local directories and another text, write a dataset."""
     made = service("cpu/llama-tiny", "prepare")
