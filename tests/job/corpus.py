@@ -1,7 +1,8 @@
 """The corpus of `why`: situations planted in a healthy job, each with the cause that must come first.
 
 `healthy` and `cannot tell` are also answers. Messages of registries, kubelets, the operator, NCCL and torch are
-as these programs print them. tests/job/situations has a file for each family of causes.
+as these programs print them. tests/job/situations has a family of causes in each pair of files: what is data in
+YAML (steps.py reads it), what is computed in Python.
 """
 # ruff: noqa: E501 - other programs' lines are as long as they are
 

@@ -242,6 +242,15 @@ class World:
             }
         )
 
+    def machines(self, kind: str, count: int) -> None:
+        """The cluster has other nodes."""
+        self.nodes = [node(f"node-{index}", kind) for index in range(count)]
+
+    def node_condition(self, nodes: list[int], **condition: str) -> None:
+        """Agents report a condition of these nodes."""
+        for index in nodes:
+            self.nodes[index]["status"]["conditions"].append(condition)
+
     # the run directory
 
     def training(

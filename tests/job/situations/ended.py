@@ -3,67 +3,8 @@
 
 from __future__ import annotations
 
-from tests.job.corpus import G5, PEER, STEP, TORCHRUN, situation
-from tests.job.world import World, ago
-
-
-@situation("killed")
-def killed_from_outside(world: World) -> None:
-    world.crash_looping(0, 137, STEP.format(n=3), reason="Error")
-
-
-@situation("evicted")
-def node_was_short_of_disk(world: World) -> None:
-    world.end("Failed")
-    world.ended(0, 137)
-    message = (
-        "The node was low on resource: ephemeral-storage. Container pytorch was using 12Gi, request is 0"
-    )
-    world.pods[0]["status"] |= {"phase": "Failed", "reason": "Evicted", "message": message}
-
-
-@situation("preempted", G5)
-def a_more_important_pod_came(world: World) -> None:
-    world.disrupted(
-        1, "PreemptionByScheduler", "default-scheduler: preempting to accommodate a higher priority pod"
-    )
-    for index in (0, 2, 3):
-        world.crash_looping(index, 1, PEER)
-
-
-@situation("drained")
-def node_was_drained(world: World) -> None:
-    world.disrupted(1, "EvictionByEvictionAPI", "Eviction API: evicting")
-
-
-@situation("node-lost")
-def node_went_away(world: World) -> None:
-    ready = world.nodes[1]["status"]["conditions"][0]
-    ready |= {
-        "status": "Unknown",
-        "message": "Kubelet stopped posting node status.",
-        "lastTransitionTime": ago(70),
-    }
-    world.training(silent=90)
-
-
-@situation("node-lost")
-def node_was_deleted(world: World) -> None:
-    world.nodes = world.nodes[:1]
-
-
-@situation("deadline")
-def deadline_is_over(world: World) -> None:
-    world.pods = []
-    name = world.job["metadata"]["name"]
-    world.end("Failed", f"PyTorchJob {name} has failed because it was active longer than specified deadline")
-
-
-@situation("backoff")
-def restarts_are_used_up_and_pods_gone(world: World) -> None:
-    world.pods = []
-    name = world.job["metadata"]["name"]
-    world.end("Failed", f"PyTorchJob {name} has failed because it has reached the specified backoff limit")
+from tests.job.corpus import situation
+from tests.job.world import World
 
 
 def _exit_event(world: World, index: int, code: int, words: str, seconds: float = 70) -> None:
@@ -85,23 +26,6 @@ NOT_STARTED = (
     "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed:"
     ' unable to start container process: exec: "{program}": {problem}: unknown'
 )
-
-
-@situation("command")
-def program_is_not_there_between_two_starts(world: World) -> None:
-    """The message is containerd 1.6's: no file of the training program is missing."""
-    message = NOT_STARTED.format(program="no-such-program", problem="executable file not found in $PATH")
-    for index in (0, 1):
-        world.crash_looping(index, 128, reason="StartError", message=message)
-
-
-@situation("command")
-def program_was_not_there_and_the_pods_are_gone(world: World) -> None:
-    message = NOT_STARTED.format(program="/opt/run.sh", problem="permission denied")
-    for index in (0, 1):
-        world.event("Pod", world.name(index), "Failed", f"Error: {message}", seconds=90)
-    world.pods = []
-    _gone(world)
 
 
 @situation("backoff")
@@ -147,29 +71,3 @@ def the_log_is_gone_and_the_termination_message_is_left(world: World) -> None:
     for index in (0, 1):
         world.crash_looping(index, 78)
         world.pods[index]["status"]["containerStatuses"][0]["lastState"]["terminated"]["message"] = end
-
-
-@situation("drained", G5)
-def spot_node_was_taken_back(world: World) -> None:
-    world.disrupted(2, "EvictionByEvictionAPI", "Eviction API: evicting")
-    for index in (0, 1, 3):
-        world.crash_looping(index, 1, PEER, *TORCHRUN)
-
-
-@situation("killed")
-def the_liveness_probe_has_failed(world: World) -> None:
-    """torchrun reports the kubelet's SIGTERM, but the node was not drained."""
-    world.crash_looping(
-        1,
-        1,
-        STEP.format(n=3),
-        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 1 got signal: 15",
-    )
-    message = "Container pytorch failed liveness probe, will be restarted"
-    world.event("Pod", world.name(1), "Killing", message, warning=False, seconds=65)
-
-
-@situation("node-lost", G5)
-def the_node_has_restarted_and_lost_the_container(world: World) -> None:
-    message = "The container could not be located when the pod was terminated"
-    world.crash_looping(1, 137, reason="ContainerStatusUnknown", message=message)

@@ -8,38 +8,8 @@ from tests.job.world import World, ago, node
 
 
 @situation(HEALTHY)
-def training_with_heartbeats(world: World) -> None:
-    world.training()
-
-
-@situation(HEALTHY)
 def training_seen_in_the_log_only(world: World) -> None:
     world.log(0, *(STEP.format(n=n) for n in range(1, 60)), seconds=61)
-
-
-@situation(HEALTHY, P5)
-def eight_cards_a_pod(world: World) -> None:
-    world.training(ranks=32)
-    world.log(0, "node-0:1:1 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa (found 16 nics)")
-
-
-@situation(HEALTHY)
-def succeeded(world: World) -> None:
-    world.end("Succeeded")
-    for index in (0, 1):
-        world.ended(index, 0, STEP.format(n=400), reason="Completed")
-
-
-@situation(HEALTHY)
-def succeeded_after_a_failure(world: World) -> None:
-    world.end("Succeeded")
-    world.failed(1, "out of memory", "CUDA out of memory", seconds=500)
-
-
-@situation(HEALTHY)
-def one_worker_has_ended_and_the_other_writes_its_report(world: World) -> None:
-    world.training(phase="sampling")
-    world.ended(1, 0, "done", reason="Completed")
 
 
 @situation(HEALTHY)
@@ -102,22 +72,6 @@ def pulling_a_large_image(world: World) -> None:
 
 
 @situation(HEALTHY)
-def compiling_for_ten_minutes(world: World) -> None:
-    world.training(steps=1, silent=600, phase="compiling")
-
-
-@situation(HEALTHY)
-def evaluating_for_two_minutes(world: World) -> None:
-    """A long evaluation is not a hang."""
-    world.training(silent=120, phase="evaluating")
-
-
-@situation(HEALTHY)
-def saving_a_large_checkpoint(world: World) -> None:
-    world.training(silent=400, phase="saving")
-
-
-@situation(HEALTHY)
 def preparing_data(world: World) -> None:
     world.log(0, "tokenising 10 of 400 files", "tokenising 20 of 400 files", seconds=30)
 
@@ -136,22 +90,10 @@ def words_that_only_look_like_failures(world: World) -> None:
 
 
 @situation(HEALTHY)
-def master_is_being_replaced(world: World) -> None:
-    world.pods[0]["metadata"]["deletionTimestamp"] = ago(5)
-    world.waiting(0, "ContainerCreating")
-
-
-@situation(HEALTHY)
 def the_kubelet_asked_too_early(world: World) -> None:
     world.waiting(1, "ContainerCreating")
     world.pods[1]["metadata"]["creationTimestamp"] = ago(9)
     world.event("Pod", world.name(1), "FailedMount", TOO_EARLY, seconds=8)
-
-
-@situation(HEALTHY, G5)
-def an_old_mount_event_of_a_running_pod(world: World) -> None:
-    world.event("Pod", world.name(0), "FailedMount", "MountVolume.SetUp failed: timed out", seconds=800)
-    world.training(ranks=32)
 
 
 # ---- from reports of users of such systems
@@ -166,18 +108,6 @@ def hub_is_asked_again(world: World) -> None:
         "[W1121 socket.cpp:755] [c10d] The client socket has failed to connect to [host]:23456 (errno: 111 - Connection refused).",
     ]
     world.log(0, *lines, *(STEP.format(n=n) for n in range(1, 60)), seconds=63)
-
-
-@situation(HEALTHY, P5)
-def bootstrap_goes_over_tcp_and_data_over_efa(world: World) -> None:
-    world.training(ranks=32)
-    lines = (
-        "node:1:1 [0] NCCL INFO Bootstrap : Using eth0:10.0.1.7<0>",
-        "node:1:1 [0] NCCL INFO NET/OFI Initializing aws-ofi-nccl 1.19.0",
-        "node:1:1 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa-direct (found 32 nics)",
-        "node:1:1 [0] NCCL INFO Using network Libfabric",
-    )
-    world.log(0, *lines, seconds=700)
 
 
 @situation(HEALTHY)
@@ -209,25 +139,3 @@ def loading_a_seventy_billion_checkpoint(world: World) -> None:
     world.training(ranks=32, steps=1, silent=1200, phase="loading")
     assert world.run is not None
     world.run["metrics"] = []
-
-
-@situation(HEALTHY)
-def python_reads_torch_from_a_slow_disk(world: World) -> None:
-    """Two minutes without output, as on a busy machine."""
-    for index in (0, 1):
-        world.running(index, seconds=120)
-
-
-@situation(HEALTHY, P5)
-def a_node_condition_of_an_agent_that_is_content(world: World) -> None:
-    for one in world.nodes:
-        one["status"]["conditions"].append(
-            {"type": "AcceleratedHardwareReady", "status": "True", "reason": "AcceleratedHardwareIsReady"}
-        )
-    world.training(ranks=32)
-
-
-@situation(HEALTHY, G5)
-def its_clock_is_ahead(world: World) -> None:
-    """The pods' clock is half a minute ahead."""
-    world.training(ranks=32, silent=-30)

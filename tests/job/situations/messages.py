@@ -7,7 +7,8 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from tests.job.corpus import CPU, TORCHRUN, planted
+from tests.job.corpus import CPU, planted
+from tests.job.situations.steps import call
 from tests.job.world import World
 
 ROWS = YAML(typ="safe", pure=True).load(Path(__file__).with_suffix(".yaml"))
@@ -17,9 +18,8 @@ def crashes(
     world: World, *, log: str = "", pods: list[int] | None = None, code: int = 1, torchrun: bool = False
 ) -> None:
     """Containers crash again and again."""
-    for index in range(len(world.pods)) if pods is None else pods:
-        lines = log.replace("{index}", str(index)).replace("{rank}", str(8 * index)).splitlines()
-        world.crash_looping(index, code, *lines, *(TORCHRUN if torchrun else ()))
+    chosen = list(range(len(world.pods))) if pods is None else pods
+    call(world, "crash_looping", pods=chosen, code=code, lines=log, torchrun=torchrun)
 
 
 def refusals(world: World, *, message: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.job.corpus import CANNOT_TELL, G5, HEALTHY, P5, situation
-from tests.job.world import World, ago
+from tests.job.corpus import G5, HEALTHY, P5, situation
+from tests.job.world import World
 
 Object = dict[str, Any]
 
@@ -80,13 +80,6 @@ def the_workload_was_deactivated(world: World) -> None:
 def kueue_does_not_know_this_kind_of_job(world: World) -> None:
     _queued(world)
     world.objects["Workload"] = []
-
-
-@situation("queue", G5)
-def pods_are_gated_by_kueues_topology(world: World) -> None:
-    world.pending(*range(4), asked=False)
-    for pod in world.pods:
-        pod["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/topology"}]
 
 
 # ---- gangs
@@ -196,18 +189,6 @@ def the_kai_queue_is_at_its_limit(world: World) -> None:
     _kai(world, "team-a", _kai_queue("all"), _kai_queue("team-a", "all", 16, "16"), told=False)
 
 
-@situation("queue", G5)
-def the_coscheduling_group_waits(world: World) -> None:
-    said = {
-        "type": "Unschedulable",
-        "status": "True",
-        "reason": "NotEnoughMembers",
-        "message": "4 are wanted",
-    }
-    group = {"spec": {"minMember": 4}, "status": {"phase": "Pending", "conditions": [said]}}
-    _gang(world, "scheduler-plugins-scheduler", group)
-
-
 # ---- autoscalers
 
 
@@ -266,34 +247,3 @@ def karpenter_finds_no_fitting_pool(world: World) -> None:
     _full(world, ("FailedScheduling", message, 20))
     for event in world.events:
         event["source"] = {"component": "karpenter"}
-
-
-@situation(HEALTHY, G5)
-def an_empty_cluster_starts_its_first_node(world: World) -> None:
-    world.pending(*range(4), seconds=120)
-    world.nodes = []
-    for index in range(4):
-        world.event(
-            "Pod",
-            world.name(index),
-            "TriggeredScaleUp",
-            "pod triggered scale-up: [{g5 0->4}]",
-            warning=False,
-            seconds=100,
-        )
-
-
-@situation("unschedulable/no-nodes", G5)
-def an_empty_cluster_may_not_grow(world: World) -> None:
-    world.pending(*range(4), seconds=120)
-    world.nodes = []
-    message = "pod didn't trigger scale-up: 1 max node group size reached"
-    for index in range(4):
-        world.event("Pod", world.name(index), "NotTriggerScaleUp", message, warning=False, seconds=100)
-
-
-@situation(CANNOT_TELL, G5)
-def the_autoscaler_says_no_and_there_is_room(world: World) -> None:
-    world.pending(3)
-    world.event("Pod", world.name(3), "NotTriggerScaleUp", "pod didn't trigger scale-up:", warning=False)
-    world.pods[3]["metadata"]["creationTimestamp"] = ago(300)

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from tests.job.corpus import G5, P5, situation
-from tests.job.world import World, ago
+from tests.job.world import World
 from training.run import hang_limits
-
-
-@situation("hang")
-def one_rank_hangs_in_training(world: World) -> None:
-    world.training()
-    world.stop_rank(1, 400)
 
 
 @situation("hang")
@@ -19,12 +13,6 @@ def the_pods_allow_less_than_the_default(world: World) -> None:
     for index in (0, 1):
         world.container(index)["env"].append({"name": hang_limits.STEP_VARIABLE, "value": "60"})
     world.training(silent=120, phase="evaluating")
-
-
-@situation("hang", G5)
-def one_of_many_ranks_is_behind(world: World) -> None:
-    world.training(ranks=32)
-    world.stop_rank(17, 700, step=99)
 
 
 @situation("hang")
@@ -44,17 +32,6 @@ def one_rank_is_slower(world: World) -> None:
 @situation("data-wait")
 def waiting_for_data(world: World) -> None:
     world.training(rows=[{"data_wait_s": 0.6} for _ in range(30)])
-
-
-@situation("slow-network", P5)
-def tcp_instead_of_efa(world: World) -> None:
-    world.training(ranks=32)
-    lines = (
-        "node:1:1 [0] NCCL INFO NET/IB : No device found.",
-        "node:1:1 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.1.7<0>",
-        "node:1:1 [0] NCCL INFO Using network Socket",
-    )
-    world.log(0, *lines, seconds=700)
 
 
 @situation("slowdown")
@@ -97,33 +74,6 @@ def the_other_rank_waits_half_of_its_time(world: World) -> None:
     world.training(rows=[{"rank_step_s": [0.9, 0.4]} for _ in range(30)])
 
 
-@situation("slow-network", P5)
-def the_plugin_is_missing_and_nccl_does_not_mind(world: World) -> None:
-    world.training(ranks=32)
-    world.log(
-        2,
-        "node:1:1 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net.so. Using internal network plugin.",
-        "node:1:1 [0] NCCL INFO Using network Socket",
-        seconds=700,
-    )
-
-
 @situation("data-wait")
 def streaming_from_afar(world: World) -> None:
     world.training(rows=[{"data_wait_s": 0.35 + 0.01 * (n % 3)} for n in range(40)])
-
-
-@situation("device", P5)
-def a_card_hangs_and_the_node_says_why(world: World) -> None:
-    """All ranks wait for each other; one of their nodes reports a GPU error."""
-    world.training(ranks=32)
-    world.stop_rank(9, 700, step=99)
-    world.nodes[1]["status"]["conditions"].append(
-        {
-            "type": "AcceleratedHardwareReady",
-            "status": "False",
-            "reason": "NvidiaDoubleBitError",
-            "message": "double bit ECC error",
-            "lastTransitionTime": ago(710),
-        }
-    )

@@ -1,5 +1,4 @@
 """Situations of pods that have a node, but whose container does not start."""
-# ruff: noqa: E501 - other programs' lines are as long as they are
 
 from __future__ import annotations
 
@@ -22,18 +21,6 @@ def answer_only_in_the_events(world: World) -> None:
         world.event("Pod", world.name(index), "Failed", "Error: ImagePullBackOff", seconds=10)
 
 
-@situation("config-missing")
-def config_map_missing(world: World) -> None:
-    world.only_created()
-    world.objects["ConfigMap"] = world.objects["ConfigMap"][1:]
-    for index in (0, 1):
-        world.waiting(index, "ContainerCreating")
-        message = (
-            'MountVolume.SetUp failed for volume "config" : configmap "cpu-llama-tiny-cell-abc" not found'
-        )
-        world.event("Pod", world.name(index), "FailedMount", message)
-
-
 @situation("secret-missing")
 def secret_missing(world: World) -> None:
     world.only_created()
@@ -43,55 +30,12 @@ def secret_missing(world: World) -> None:
         world.waiting(index, "CreateContainerConfigError", 'secret "wandb" not found')
 
 
-@situation("secret-missing")
-def secret_missing_and_secrets_not_seen(world: World) -> None:
-    """Most users may not read secrets; the kubelet's message is left."""
-    world.unseen["Secret"] = "forbidden"
-    world.only_created()
-    for index in (0, 1):
-        world.waiting(index, "CreateContainerConfigError", 'secret "wandb" not found')
-
-
-@situation("volume")
-def driver_not_on_the_node(world: World) -> None:
-    world.only_created()
-    for index in (0, 1):
-        world.waiting(index, "ContainerCreating")
-        message = 'MountVolume.MountDevice failed for volume "fsx": driver name fsx.csi.aws.com not found in the list'
-        world.event("Pod", world.name(index), "FailedMount", message)
-
-
 @situation("volume")
 def the_kubelet_may_not_have_the_claim(world: World) -> None:
     """A complaint that usually passes within seconds has lasted for minutes."""
     world.only_created()
     world.waiting(1, "ContainerCreating")
     world.event("Pod", world.name(1), "FailedMount", TOO_EARLY, seconds=40)
-
-
-@situation("pod-network")
-def no_address_left(world: World) -> None:
-    world.only_created()
-    world.waiting(1, "ContainerCreating")
-    message = 'plugin type="aws-cni" failed (add): add cmd: failed to assign an IP address to container'
-    world.event("Pod", world.name(1), "FailedCreatePodSandBox", f"Failed to create pod sandbox: {message}")
-
-
-@situation("command")
-def no_such_program(world: World) -> None:
-    message = 'OCI runtime create failed: exec: "torchrunn": executable file not found in $PATH: unknown'
-    for index in (0, 1):
-        world.waiting(index, "RunContainerError", message)
-
-
-@situation("node-refused", G5)
-def device_was_given_away(world: World) -> None:
-    world.running(1)
-    message = (
-        "Allocate failed due to requested number of devices unavailable for nvidia.com/gpu. Requested: 8"
-    )
-    world.pods[1]["status"] |= {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message}
-    world.pods[1]["status"].pop("containerStatuses")
 
 
 # ---- from reports of users of such systems
@@ -109,32 +53,6 @@ def lustre_does_not_mount_and_it_looks_like_a_slow_pull(world: World) -> None:
             ' "fs-0a.fsx.eu-west-1.amazonaws.com@tcp:/abc" at "/var/lib/kubelet/pods/x": exit status 19'
         )
         world.event("Pod", world.name(index), "FailedMount", message, seconds=40)
-
-
-@situation("volume")
-def a_disk_for_one_node_is_wanted_by_two(world: World) -> None:
-    world.only_created()
-    world.waiting(1, "ContainerCreating")
-    message = (
-        'Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) cpu-llama-tiny-train-worker-0'
-    )
-    world.event("Pod", world.name(1), "FailedAttachVolume", message)
-
-
-@situation("command")
-def entrypoint_may_not_be_executed(world: World) -> None:
-    message = 'failed to create containerd task: exec: "/opt/run.sh": permission denied: unknown'
-    for index in (0, 1):
-        world.waiting(index, "RunContainerError", message)
-
-
-@situation("config-missing")
-def key_is_missing_and_config_maps_are_not_seen(world: World) -> None:
-    world.unseen["ConfigMap"] = "forbidden"
-    world.only_created()
-    world.waiting(0, "ContainerCreating")
-    message = 'MountVolume.SetUp failed for volume "config" : references non-existent config key: model.yaml'
-    world.event("Pod", world.name(0), "FailedMount", message)
 
 
 def _init(world: World, code: int, reason: str) -> None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from tests.job.corpus import CANNOT_TELL, G5, HEALTHY, STEP, situation
+from tests.job.corpus import G5, HEALTHY, STEP, situation
 from tests.job.world import World, ago
 
 NO_ADDRESS = (
@@ -89,13 +89,6 @@ def the_autoscaler_has_given_up(world: World) -> None:
         world.event("Pod", world.name(index), "NotTriggerScaleUp", message, warning=False, seconds=300)
 
 
-@situation(HEALTHY, G5)
-def pods_of_lower_priority_make_room(world: World) -> None:
-    world.pending(0, seconds=20)
-    world.hold("node-0", "batch", gpu="8")
-    world.pods[0]["status"]["nominatedNodeName"] = "node-0"
-
-
 @situation(HEALTHY)
 def the_file_system_is_being_made(world: World) -> None:
     """FSx for Lustre takes about ten minutes."""
@@ -138,24 +131,7 @@ def the_pod_before_it_is_still_going(world: World) -> None:
     world.pods = world.pods[:1]
 
 
-@situation(HEALTHY)
-def a_quota_counts_pods_of_another_priority(world: World) -> None:
-    world.job["metadata"]["creationTimestamp"] = ago(8)
-    world.only_created()
-    world.pods = []
-    of = {"matchExpressions": [{"scopeName": "PriorityClass", "operator": "In", "values": ["low"]}]}
-    status = {"hard": {"pods": "2"}, "used": {"pods": "2"}}
-    quota = {"metadata": {"name": "low"}, "spec": {"scopeSelector": of}, "status": status}
-    world.objects["ResourceQuota"] = [quota]
-
-
 # ---- jobs that make progress although something is wrong
-
-
-@situation(HEALTHY)
-def fewer_workers_than_asked_for_and_they_train(world: World) -> None:
-    world.pods = world.pods[:1]
-    world.training(ranks=1)
 
 
 @situation(HEALTHY)
@@ -193,15 +169,6 @@ def the_kubelet_is_silent_and_the_ranks_are_not(world: World) -> None:
     world.nodes[1]["status"]["conditions"][0] |= {**said, "lastTransitionTime": ago(15)}
 
 
-@situation(HEALTHY, G5)
-def an_init_container_fetches_data(world: World) -> None:
-    world.only_created()
-    running = {"name": "fetch", "state": {"running": {"startedAt": ago(500)}}, "restartCount": 0}
-    for index in range(4):
-        world.waiting(index, "PodInitializing")
-        world.pods[index]["status"]["initContainerStatuses"] = [running]
-
-
 @situation(HEALTHY)
 def the_first_gradients_overflow(world: World) -> None:
     world.training(steps=6, rows=[{"grad_norm": float("nan")} for _ in range(3)])
@@ -213,22 +180,7 @@ def there_are_no_gradients_any_more(world: World) -> None:
     world.training(rows=[{"grad_norm": float("nan"), "loss": 0.0} for _ in range(30)])
 
 
-@situation(CANNOT_TELL)
-def a_pod_does_not_go(world: World) -> None:
-    """Deleted half an hour ago on a healthy node: a finalizer, or a mount that cannot be released."""
-    world.pods[0]["metadata"]["deletionTimestamp"] = ago(1800)
-    world.waiting(0, "ContainerCreating")
-
-
 # ---- traces of an earlier attempt in the run directory
-
-
-@situation(HEALTHY)
-def the_heartbeats_are_of_the_try_before(world: World) -> None:
-    """New pods have just started; the last heartbeats and steps are old."""
-    world.training(silent=400)
-    for index in (0, 1):
-        world.running(index, seconds=40)
 
 
 @situation(HEALTHY)
@@ -238,11 +190,3 @@ def a_rank_of_another_size_of_the_job_left_its_heartbeat(world: World) -> None:
     assert world.run is not None
     world.run["heartbeats"]["rank-00001.json"]["time"] -= 5000
     world.pods = world.pods[:1]
-
-
-@situation(CANNOT_TELL)
-def no_heartbeat_since_the_restart(world: World) -> None:
-    """The pods have had time to write a heartbeat."""
-    world.training(silent=700)
-    for index in (0, 1):
-        world.running(index, seconds=600)
