@@ -152,7 +152,7 @@ def _state(pid: int) -> str | None:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/<pid>/stat after the command's name, which may contain spaces and brackets."""
+    """Return the fields of /proc/<pid>/stat after the command's name, which may contain spaces."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from tools.core.verdict import Verdict, bad, good
 from tools.kube.manifests import Object
@@ -24,6 +24,8 @@ TOKEN_NAMES = (
     *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN"),
     "HF_TOKEN_PATH",
 )
+# Keys of model.yaml that can name a model on the hub.
+MODEL_KEY = re.compile(r"(?m)^\s*(?:weights|tokenizer|source):\s*([^#\s]+)")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 BYTES_SAVED = 12  # per parameter: an fp32 weight and two moments
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -130,35 +132,33 @@ def gated_model(subject: Subject) -> Iterator[Verdict]:
     token is a variable such as HF_TOKEN, an envFrom from a Secret, or a mounted Secret. With HF_HUB_OFFLINE
     nothing is downloaded.
     """
-    configured = {id(template): texts for template, texts in _configured(subject)}
+    model = FILES.index("model")
+    configured = {id(one): MODEL_KEY.findall(texts[model]) for one, texts in _configured(subject)}
     for template in subject.templates:
         for path, container in template.containers():
             texts = [*words(container), *literals(container).values()]
-            texts += _named_in_config(configured.get(id(template), {}))
-            model = next((match[0] for text in texts if (match := GATED.search(text))), None)
-            if model is None or any(literals(container).get(name) == "1" for name in OFFLINE):
+            texts += configured.get(id(template), [])
+            name = next((match[0] for text in texts if (match := GATED.search(text))), None)
+            if name is None or any(literals(container).get(key) == "1" for key in OFFLINE):
                 continue
-            place = Place(template.object, path, model)
+            place = Place(template.object, path, name)
             if _has_token(template, container):
-                yield good(place, f"{model} is gated, and the container has a token")
+                yield good(place, f"{name} is gated, and the container has a token")
             else:
-                summary = f"{model} is gated, and the container has no token"
+                summary = f"{name} is gated, and the container has no token"
                 yield bad(place, summary, "HF_TOKEN by secretKeyRef")
 
 
-Texts = Mapping[str, tuple[str, str]]
-
-
-def _configured(subject: Subject) -> Iterator[tuple[Template, Texts]]:
-    """Yield each training template that mounts all three files, with their texts by layer."""
+def _configured(subject: Subject) -> Iterator[tuple[Template, tuple[str, ...]]]:
+    """Yield each training template that mounts all files of the trainer, with the texts of FILES."""
     for template in subject.training():
         maps = subject.named("ConfigMap", template.namespace)
-        found: dict[str, str] = {}
+        files: dict[str, str] = {}
         for name in _mounted_maps(template):
-            found |= (maps.get(name) or {}).get("data") or {}
-        texts = {layer: (f"{layer}.yaml", found.get(f"{layer}.yaml")) for layer in FILES}
-        if all(isinstance(text, str) for _, text in texts.values()):
-            yield template, {layer: (name, str(text)) for layer, (name, text) in texts.items()}
+            files |= (maps.get(name) or {}).get("data") or {}
+        texts = tuple(files[f"{layer}.yaml"] for layer in FILES if f"{layer}.yaml" in files)
+        if len(texts) == len(FILES):
+            yield template, texts
 
 
 def _mounted_maps(template: Template) -> Iterator[str]:
@@ -169,14 +169,10 @@ def _mounted_maps(template: Template) -> Iterator[str]:
                 yield str(source["configMap"].get("name"))
 
 
-def _loaded(texts: Texts) -> Config | ConfigError:
-    return _parsed(tuple(texts.items()))
-
-
 @functools.lru_cache(maxsize=64)
-def _parsed(texts: tuple[tuple[str, tuple[str, str]], ...]) -> Config | ConfigError:
+def _loaded(texts: tuple[str, ...]) -> Config | ConfigError:
     try:
-        return load_texts(dict(texts))
+        return load_texts({layer: (f"{layer}.yaml", text) for layer, text in zip(FILES, texts, strict=True)})
     except ConfigError as problem:
         return problem
 
@@ -185,12 +181,6 @@ def _world_size(subject: Subject, template: Template) -> int | None:
     """Return the number of ranks, or None if torchrun counts the devices."""
     job = subject.job_of(template)
     return (wiring.world_size(job.analysis.nodes) or None) if job and job.analysis else None
-
-
-def _named_in_config(texts: Texts) -> list[str]:
-    """Return the values in model.yaml that can name a model on the hub."""
-    text = texts["model"][1] if texts else ""
-    return re.findall(r"(?m)^\s*(?:weights|tokenizer|source):\s*([^#\s]+)", text)
 
 
 def _has_token(template: Template, container: Object) -> bool:
