@@ -1,4 +1,4 @@
-"""A repository to make runs in: this checkout's base, overlays and one cluster, with a history of its own."""
+"""A repository for runs: base, overlays and one cluster of this checkout, with its own history."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DIGEST = f"sha256:{'a1' * 32}"
 
 @dataclass(frozen=True)
 class Team:
-    """A team's clone."""
+    """The clone of a team."""
 
     root: Path
     renderer: Renderer
@@ -34,11 +34,9 @@ class Team:
 
     @property
     def cluster(self) -> Path:
-        """Return the cluster's directory."""
         return self.root / "clusters" / CLUSTER
 
     def git(self, *words: str) -> str:
-        """Run git as an author of no name."""
         who = ["-c", "user.name=test", "-c", "user.email=test@example.com", "-c", "commit.gpgsign=false"]
         done = subprocess.run(
             ["git", *who, *words], cwd=self.root, capture_output=True, text=True, check=True
@@ -59,11 +57,11 @@ class Team:
         commit: str = "HEAD",
         features: tuple[str, ...] = (),
     ) -> Made:
-        """Make a run's file without writing it."""
+        """Create a run without writing its file."""
         return new.make(self.root, Wanted(cell, CLUSTER, suffix, commit, image, features), self.renderer)
 
     def written(self) -> Path:
-        """Write a run's file, that of `make` with its defaults, and return it."""
+        """Write the run of `make` with its defaults and return the file."""
         path = self.cluster / "runs/cpu-llama-tiny-r1.yaml"
         path.parent.mkdir(exist_ok=True)
         path.write_text(self.first, encoding="utf-8")
@@ -76,11 +74,10 @@ class Team:
         return path
 
     def check(self, live: dict[str, Live] | None = None) -> list[Verdict]:
-        """Judge the cluster's runs."""
         return check.check(self.root, self.cluster, self.renderer, live)
 
     def failed(self, live: dict[str, Live] | None = None) -> list[str]:
-        """Return what check finds wrong, each with its rule."""
+        """Return the failures, each with its rule."""
         bad = [one for one in self.check(live) if one.state is State.FAIL]
         return [f"{one.details['rule']}: {' | '.join([one.summary, *one.evidence])}" for one in bad]
 
@@ -111,7 +108,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Team:
 
 @pytest.fixture
 def edit() -> Callable[[Path, str, str], None]:
-    """A function that replaces a text that stands once in a file."""
+    """A function that replaces a text that occurs once in a file."""
 
     def change(path: Path, old: str, new: str) -> None:
         text = path.read_text(encoding="utf-8")

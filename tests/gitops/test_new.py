@@ -1,4 +1,4 @@
-"""`yard cluster run new`: the file that it writes, and what it refuses."""
+"""`yard cluster run new`: the file that it writes, and the input that it refuses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tools.gitops.run_file import read
 Edit = Callable[[Path, str, str], None]
 
 
-def test_the_file_says_what_was_asked_for(team: Team) -> None:
+def test_the_file_has_what_was_given(team: Team) -> None:
     made = team.make(image=f"registry.example:5000/trainer-cpu@{DIGEST}")
     new_run.write(made)
     run = read(made.path.read_text(encoding="utf-8"), "r.yaml")
@@ -36,7 +36,7 @@ def test_the_file_says_what_was_asked_for(team: Team) -> None:
     assert team.failed() == []
 
 
-def test_it_is_made_of_the_commit_and_not_of_the_checkout(team: Team, edit: Edit) -> None:
+def test_the_run_uses_the_commit_and_not_the_checkout(team: Team, edit: Edit) -> None:
     edit(team.root / "overlays/cpu/llama-tiny/kustomization.yaml", "count: 2", "count: 7")
     made = team.make()
     new_run.write(made)
@@ -96,13 +96,13 @@ def test_the_nearest_cluster_is_named(team: Team) -> None:
     assert caught.value.hint == "did you mean overlays/cpu/llama-tiny?"
 
 
-def test_a_feature_comes_behind_the_cell(team: Team) -> None:
+def test_a_feature_is_added_to_the_cell(team: Team) -> None:
     run = read(team.make(features=("kueue",)).text, "r.yaml")
     job = render(team.root, run, team.renderer).job()
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "trainyard"
 
 
-def test_a_private_repository_stays_reachable(team: Team, edit: Edit) -> None:
+def test_the_access_to_a_private_repository_is_copied(team: Team, edit: Edit) -> None:
     edit(
         team.root / "base/flux/sync/sync.yaml",
         "  interval: 1m\n",
@@ -111,7 +111,7 @@ def test_a_private_repository_stays_reachable(team: Team, edit: Edit) -> None:
     assert read(team.make().text, "r.yaml").source["spec"]["secretRef"] == {"name": "git"}
 
 
-def test_a_cell_for_other_machines_than_the_cluster_s_is_told(team: Team, edit: Edit) -> None:
+def test_a_cell_for_other_instance_types_is_reported(team: Team, edit: Edit) -> None:
     made = team.make(cell="p4d/llama-2-7b")
     assert made.strange == ["p4d.24xlarge", "ml.p4d.24xlarge"]
     facts = team.cluster / "cluster.env"
