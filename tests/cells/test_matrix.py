@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from tools import cli
 from tools.cells import matrix
@@ -17,6 +18,7 @@ from tools.core import repo
 from tools.core.errors import UserError
 
 LEAF = "overlays/cpu/llama-tiny"
+WRONG = YAML(typ="safe", pure=True).load(Path(__file__).with_name("wrong_matrices.yaml"))
 PARALLEL = "parallel: {micro_batch_size: 8}, checkpoint: {every: 50}"
 
 
@@ -155,78 +157,11 @@ def test_a_place_that_cannot_be_written(checkout: Path) -> None:
     assert f"{LEAF}/cell.yaml: " in refusal(matrix.sync, checkout)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (
-            "cells: {cpu: {llama-tiny: {nodes: 2, nodes: 3}}}",
-            r"matrix\.yaml:1: not valid YAML: found duplicate key",
-        ),
-        ("cells: [\n", r"matrix\.yaml:2: not valid YAML"),
-        ("", "a mapping `cells:` is needed"),
-        ("cells: {}\ncell: {}\n", r"matrix\.yaml:2: unknown key cell "),
-        (
-            "cells:\n  cpuu: {}\n",
-            r"matrix\.yaml:2: cells\.cpuu: overlays/hardware/cpuu does not exist .*did you mean cpu\?",
-        ),
-        ("cells:\n  cpu:\n    lama-tiny: {}\n", r":3: cells\.cpu\.lama-tiny: .*did you mean llama-tiny\?"),
-        ("cells:\n  cpu:\n", r":2: cells\.cpu: a mapping is needed"),
-        ("cells:\n  cpu:\n    llama-tiny: 2\n", r":3: cells\.cpu\.llama-tiny: a mapping is needed"),
-        (
-            "cells:\n  cpu:\n    llama-tiny:\n      node: 2\n",
-            r":4: .*unknown key node \| did you mean nodes\?",
-        ),
-        ("cells:\n  cpu:\n    llama-tiny:\n      nodes: two\n", r":4: .*nodes is 'two': a number of pods"),
-        ("cells:\n  cpu:\n    llama-tiny: {nodes: 0}\n", r":3: .*nodes is 0: a number of pods"),
-        ("cells:\n  cpu:\n    llama-tiny: {nodes: true}\n", r"nodes is True: a number of pods"),
-        ("cells:\n  cpu:\n    llama-tiny: {}\n", r":3: .*nodes is missing"),
-        ("cells:\n  cpu:\n    llama-tiny: {absent: no}\n", r":3: .*unknown key absent \| known here: nodes"),
-        (
-            "cells:\n  cpu:\n    llama-tiny:\n      nodes: 2\n      device: {type: cpu}\n",
-            r":5: cells\.cpu\.llama-tiny: device belongs in hardware\.yaml; each key has one owner",
-        ),
-        (
-            "cells:\n  cpu:\n    llama-tiny:\n      nodes: 2\n      train: {steps: 5}\n",
-            r":5: cells\.cpu\.llama-tiny: train belongs in model\.yaml; each key has one owner",
-        ),
-        (
-            "cells:\n  cpu:\n    llama-tiny:\n      parallel:\n        # why\n        micro_batch_size: 8\n"
-            "        sharding: dpp\n      nodes: 2\n      checkpoint: {every: 50}\n",
-            r"^overlays/matrix\.yaml:7: parallel\.sharding is 'dpp'.*did you mean ddp\? "
-            r"\| cell cpu/llama-tiny: overlays/matrix\.yaml:3",
-        ),
-        (
-            "cells:\n  cpu:\n"
-            "    llama-tiny: {nodes: 2, parallel: {micro_batch_size: 8}, checkpoint: {evry: 5, every: 5}}\n",
-            r"^overlays/matrix\.yaml:3: unknown key checkpoint\.evry; did you mean checkpoint\.every\?",
-        ),
-        (
-            "cells:\n  cpu:\n    llama-tiny:\n      nodes: 2\n      parallel: {micro_batch_size: 7}\n"
-            "      checkpoint: {every: 50}\n",
-            r"overlays/matrix\.yaml and overlays/model/llama-tiny/model\.yaml: .* is not a multiple",
-        ),
-        (
-            "cells:\n  cpu:\n    llama-tiny: {nodes: 2, checkpoint: {every: 50}}\n",
-            r"^overlays/matrix\.yaml: parallel is missing .*overlays/matrix\.yaml:3",
-        ),
-        (
-            "cells:\n  cpu:\n    llama-tiny:\n      nodes: 2\n      instance: c7i.8xlrge\n",
-            r":5: cells\.cpu\.llama-tiny\.instance: unknown instance type c7i\.8xlrge \| did you mean c7i",
-        ),
-        (
-            "cells:\n  cpu:\n    llama-tiny: {nodes: 2, instance: p5.48xlarge}\n",
-            r"\.instance: p5\.48xlarge has nvidia\.com/gpu, and the trainer of cpu needs none",
-        ),
-        (
-            f"cells:\n  cpu:\n    llama-tiny: {{nodes: 3, instance: c7i.8xlarge, {PARALLEL}}}\n",
-            r":3: cells\.cpu\.llama-tiny: train\.global_batch_size 32 cannot be divided .* on 3 ranks",
-        ),
-    ],
-)
-def test_a_wrong_matrix_is_one_clear_error(text: str, said: str, checkout: Path) -> None:
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong["said"])
+def test_a_wrong_matrix_is_one_clear_error(wrong: dict[str, str], checkout: Path) -> None:
     before = bytes_of(checkout)
-    write_matrix(checkout, text)
-    assert re.search(said, refusal(matrix.sync, checkout))
+    write_matrix(checkout, wrong["text"])
+    assert re.search(wrong["said"], refusal(matrix.sync, checkout))
     assert {**bytes_of(checkout), matrix.MATRIX: b""} == {**before, matrix.MATRIX: b""}
 
 

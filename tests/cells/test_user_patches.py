@@ -17,48 +17,11 @@ Objects = dict[tuple[str, str], dict[str, Any]]
 Parse = Callable[[str], Objects]
 NAME = "cpu-llama-tiny-train"
 
-JOB_PATCH = f"""\
-apiVersion: kubeflow.org/v1
-kind: PyTorchJob
-metadata: {{name: {NAME}}}
-spec:
-  pytorchReplicaSpecs:
-    Worker:
-      template:
-        spec:
-          containers:
-            - name: pytorch
-              env: [{{name: NCCL_DEBUG, value: INFO}}, {{name: HOME, value: /shared/home}}]
-              ports: [{{name: metrics, containerPort: 9090}}]
-              volumeMounts: [{{name: scratch, mountPath: /scratch}}]
-          initContainers: [{{name: fetch, image: "busybox:1.37.0"}}]
-          volumes: [{{name: scratch, emptyDir: {{}}}}, {{name: shm, emptyDir: {{sizeLimit: 2Gi}}}}]
-"""
-
-DAEMON_SET = """\
-apiVersion: apps/v1
-kind: DaemonSet
-metadata: {name: plugin}
-spec:
-  selector: {matchLabels: {app: plugin}}
-  template:
-    metadata: {labels: {app: plugin}}
-    spec:
-      containers: [{name: plugin, image: "plugin:1", env: [{name: FIRST, value: "1"}]}]
-      volumes: [{name: sockets, emptyDir: {}}]
-"""
-
-DAEMON_SET_PATCH = """\
-apiVersion: apps/v1
-kind: DaemonSet
-metadata: {name: plugin}
-spec:
-  template:
-    spec:
-      containers: [{name: plugin, env: [{name: SECOND, value: "2"}]}]
-      volumes: [{name: more, emptyDir: {}}]
-"""
-
+PATCHES = Path(__file__).with_name("user_patches")
+JOB_PATCH, DAEMON_SET, DAEMON_SET_PATCH = (
+    (PATCHES / f"{name}.yaml").read_text(encoding="utf-8")
+    for name in ("job_patch", "daemon_set", "daemon_set_patch")
+)
 POD_KINDS = {
     "Pod": ("v1", "{spec: %s}"),
     "PodTemplate": ("v1", "{template: {spec: %s}}"),

@@ -11,58 +11,13 @@ import venv
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from tests.parts import tree
 from tools.cells import kustomize
 from tools.core import repo
 
-# The cell with small numbers in place of its own: the same keys, the same ways, a tenth of the time.
-SMALL = {
-    "overlays/model/llama-tiny/model.yaml": {
-        "sequence_length: 256": "sequence_length: 64",
-        "steps: 200": "steps: 40",
-        "warmup_steps: 20": "warmup_steps: 4",
-        "global_batch_size: 32": "global_batch_size: 4",
-        "eval_every: 100": "eval_every: 20",
-        "eval_sequences: 64": "eval_sequences: 8",
-        "max_new_tokens: 48": "max_new_tokens: 8",
-    },
-    "overlays/cpu/llama-tiny/cell.yaml": {
-        "micro_batch_size: 8": "micro_batch_size: 2",
-        "every: 50": "every: 5",
-    },
-    "overlays/model/llama-tiny-lora/model.yaml": {
-        "sequence_length: 256": "sequence_length: 64",
-        "steps: 60": "steps: 10",
-        "warmup_steps: 6": "warmup_steps: 2",
-        "global_batch_size: 32": "global_batch_size: 4",
-        "eval_every: 30": "eval_every: 5",
-        "eval_sequences: 64": "eval_sequences: 8",
-        "max_new_tokens: 48": "max_new_tokens: 8",
-    },
-    "overlays/cpu/llama-tiny-lora/cell.yaml": {
-        "micro_batch_size: 8": "micro_batch_size: 2",
-        "every: 50": "every: 5",
-    },
-    "overlays/model/bert-tiny/model.yaml": {
-        "source: python-stdlib": "source: training",
-        "heldout_fraction: 0.02": "heldout_fraction: 0.1",
-        "vocab_size: 4096": "vocab_size: 2048",
-        "hidden_size: 128": "hidden_size: 64",
-        "intermediate_size: 512": "intermediate_size: 128",
-        "sequence_length: 128": "sequence_length: 64",
-        "most: 20": "most: 10",
-        "steps: 1500": "steps: 10",
-        "warmup_steps: 50": "warmup_steps: 2",
-        "global_batch_size: 32": "global_batch_size: 8",
-        "eval_every: 250": "eval_every: 5",
-        "eval_sequences: 256": "eval_sequences: 8",
-    },
-    "overlays/cpu/bert-tiny/cell.yaml": {
-        "micro_batch_size: 16": "micro_batch_size: 2",
-        "every: 50": "every: 5",
-    },
-}
+SMALL: dict[str, dict[str, str]] = YAML(typ="safe", pure=True).load(Path(__file__).with_name("small.yaml"))
 
 
 class Clone:

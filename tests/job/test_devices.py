@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import shutil
@@ -17,33 +16,8 @@ from tools.job.snapshot.pod import JobPod
 
 ROW = "{n}, NVIDIA H100 80GB HBM3, GPU-{n}, 81559, {used}, 98, 61, 689.21"
 GOOD = "0, 0, No, No"
-IN_USE = {"0": {"neuroncore_utilization": 90.0}, "1": {"neuroncore_utilization": 50.0}}
-BY_CORE = {"neuroncore_memory_usage": {"0": {"tensors": 2**30, "model_code": 2**30}}}
-REPORT = {
-    "neuron_runtime_data": [
-        {
-            "pid": 17,
-            "report": {
-                "neuroncore_counters": {"neuroncores_in_use": IN_USE},
-                "memory_used": {"neuron_runtime_used_bytes": {"usage_breakdown": BY_CORE}},
-            },
-        }
-    ],
-    "system_data": {
-        "neuron_hw_counters": {
-            "neuron_devices": [
-                {"neuron_device_index": 0, "mem_ecc_corrected": 4, "mem_ecc_uncorrected": 0,
-                 "sram_ecc_uncorrected": 0, "sram_ecc_corrected": 0},
-                {"neuron_device_index": 1, "mem_ecc_corrected": 0, "mem_ecc_uncorrected": 1,
-                 "sram_ecc_uncorrected": 2, "sram_ecc_corrected": 0},
-            ]
-        }
-    },
-    "neuron_hardware_info": {
-        "neuron_device_type": "trainium", "neuron_device_count": 2, "neuroncore_per_device_count": 2,
-        "neuron_device_memory_size": 34359738368,
-    },
-}  # fmt: skip
+# As neuron-monitor prints it, of two devices.
+REPORT = Path(__file__).with_name("neuron_report.json").read_text(encoding="utf-8")
 POD = JobPod({"metadata": {"name": "x-worker-0"}, "spec": {"nodeName": "n"}, "status": {}})
 LOST = "Unable to determine the device handle for GPU"
 
@@ -180,15 +154,15 @@ def test_slices_of_a_card_are_not_missing_cards(
 
 
 def test_a_value_that_neuron_monitor_could_not_read_is_not_zero() -> None:
-    broken = copy.deepcopy(REPORT)
+    broken = json.loads(REPORT)
     counters = {"neuroncores_in_use": None, "error": "no such process"}
-    broken["neuron_runtime_data"][0]["report"]["neuroncore_counters"] = counters  # type: ignore[index]
+    broken["neuron_runtime_data"][0]["report"]["neuroncore_counters"] = counters
     first, _ = devices.neuron(json.dumps(broken), POD)
     assert (first.use, first.used_mib) == (None, 2048.0)
 
 
 def test_a_report_of_neuron_monitor() -> None:
-    first, second = devices.neuron(json.dumps(REPORT), POD)
+    first, second = devices.neuron(REPORT, POD)
     assert (first.use, first.used_mib, first.total_mib) == (70.0, 2048.0, 32768.0)
     assert (first.errors, first.corrected, first.problems) == (0, 4, [])
     assert (second.errors, second.problems) == (3, ["3 uncorrected ECC errors"])
