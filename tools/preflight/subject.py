@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
@@ -222,6 +222,19 @@ def known_kind(item: Object) -> str:
 
 def title(item: Object) -> str:
     return f"{item.get('kind')}/{name_of(item)}"
+
+
+def texts(value: Any, skip: Sequence[str] = (), path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every string in an object with its path, except those below the keys `skip`."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key not in skip:
+                yield from texts(inner, skip, f"{path}.{key}".lstrip("."))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from texts(inner, skip, f"{path}[{index}]")
+    elif isinstance(value, str):
+        yield path, value
 
 
 def _job(item: Object, templates: list[Template], manifests: Manifests) -> Job:

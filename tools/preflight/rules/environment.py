@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 from tools.core.verdict import Verdict, bad, good, unclear
 from tools.facts.environment import Say, guidance
 from tools.kube.manifests import Object
 from tools.preflight.rule import Place, rule
-from tools.preflight.subject import Job, Subject, Template, title
+from tools.preflight.subject import Job, Subject, Template, texts, title
 from tools.simulator.command_line import command, literals, script
 from tools.simulator.environment import REFERENCE
 
@@ -150,7 +149,7 @@ def template_left(subject: Subject) -> Iterator[Verdict]:
         containers = [container for template in templates for _, container in template.containers()]
         literal = {word for container in containers for word in _literal_words(container)}
         left = False
-        for path, text in _fields(item, ""):
+        for path, text in texts(item, FREE_TEXT):
             in_words = WORD_PATH.search(path)
             if in_words and text not in literal:
                 continue
@@ -171,18 +170,6 @@ def _literal_words(container: Object) -> list[str]:
     if command(container)[0].rpartition("/")[2] in ("sh", "bash", "dash", "ash"):
         return []  # a shell runs a file of the image
     return [*container["command"], *(container.get("args") or [])]
-
-
-def _fields(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if key not in FREE_TEXT:
-                yield from _fields(inner, f"{path}.{key}".lstrip("."))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _fields(inner, f"{path}[{index}]")
-    elif isinstance(value, str):
-        yield path, value
 
 
 @rule("env-guidance", "settings for NCCL, EFA and Neuron outlive the bug that they worked around")

@@ -14,7 +14,7 @@ from tools.core.verdict import Verdict, bad, good
 from tools.kube import network_policy
 from tools.kube.manifests import Object
 from tools.preflight.rule import Place, rule
-from tools.preflight.subject import Subject, Template, known_kind, title
+from tools.preflight.subject import Subject, Template, known_kind, texts, title
 
 # Capabilities that the baseline Pod Security Standard lets a container add (Kubernetes v1.35).
 BASELINE = {
@@ -160,7 +160,7 @@ def secret_literal(subject: Subject) -> Iterator[Verdict]:
         if "sops" in item:
             continue
         seen: set[str] = set()
-        for path, text in _texts(item, ""):
+        for path, text in texts(_with_decoded_data(item)):
             file = item.get("kind") == "ConfigMap" and path.startswith("data.")
             for secret in secret_patterns.find(text, examples=not file):
                 value = text[secret.start : secret.end]
@@ -200,22 +200,10 @@ def _may_be_secret(value: str) -> bool:
     return len(value) > LONGEST_HARMLESS and not HARMLESS.match(value.strip())
 
 
-def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield every text in an object with its path, with the data of a Secret decoded."""
-    if isinstance(value, dict):
-        secret = value.get("kind") == "Secret"
-        for key, inner in value.items():
-            at = f"{path}.{key}".lstrip(".")
-            if secret and key == "data" and isinstance(inner, dict):
-                for name, encoded in inner.items():
-                    yield f"{at}.{name}", _decoded(encoded)
-            else:
-                yield from _texts(inner, at)
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _texts(inner, f"{path}[{index}]")
-    elif isinstance(value, str):
-        yield path, value
+def _with_decoded_data(item: Object) -> Object:
+    if known_kind(item) != "Secret":
+        return item
+    return item | {"data": {name: _decoded(text) for name, text in (item.get("data") or {}).items()}}
 
 
 def _decoded(text: Any) -> str:
