@@ -6,9 +6,15 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
 
 from tests.cluster.api import Object
-from tests.cluster.bed import CPU, G5, P4D, P5, TRN1, Bed
+from tests.cluster.bed import CPU, G5, P5, Bed
+from tests.job.situations.steps import changed
 from tools.kube.manifests import name_of
 
 Plant = Callable[[Bed], list[Object]]
@@ -18,6 +24,7 @@ Plant = Callable[[Bed], list[Object]]
 class Planted:
     """`plant` changes a cell's bed and returns the nodes to start; `why` must then say `cause`."""
 
+    name: str
     cause: str
     cell: str
     plant: Plant
@@ -31,7 +38,7 @@ def planted(cause: str, cell: str = CPU, *, rare: bool = False) -> Callable[[Pla
     """Add a situation."""
 
     def add(plant: Plant) -> Plant:
-        PLANTED.append(Planted(cause, cell, plant, rare))
+        PLANTED.append(Planted(plant.__name__, cause, cell, plant, rare))
         return plant
 
     return add
@@ -42,76 +49,14 @@ def rare(cause: str, cell: str) -> Callable[[Plant], Plant]:
     return planted(cause, cell, rare=True)
 
 
-@planted("healthy", G5)
-def enough_nodes(bed: Bed) -> list[Object]:
-    return bed.nodes()
-
-
 @planted("unschedulable/nvidia.com/gpu", G5)
 def one_node_too_few(bed: Bed) -> list[Object]:
     return bed.nodes(bed.replicas - 1)
 
 
-@planted("unschedulable/nvidia.com/gpu", G5)
-def device_plugin_missing(bed: Bed) -> list[Object]:
-    return bed.nodes(room={"nvidia.com/gpu": "0"})
-
-
-@planted("unschedulable/vpc.amazonaws.com/efa", P5)
-def efa_plugin_missing(bed: Bed) -> list[Object]:
-    return bed.nodes(room={"vpc.amazonaws.com/efa": "0"})
-
-
-@planted("unschedulable/hugepages-2Mi", P5)
-def no_huge_pages(bed: Bed) -> list[Object]:
-    return bed.nodes(room={"hugepages-2Mi": "0"})
-
-
-@planted("unschedulable/affinity", P5)
-def another_instance_type(bed: Bed) -> list[Object]:
-    return bed.nodes(kind="p4d.24xlarge")
-
-
-@planted("unschedulable/taint", G5)
-def nodes_of_another_team(bed: Bed) -> list[Object]:
-    nodes = bed.nodes()
-    for node in nodes:
-        node["spec"]["taints"] = [{"key": "team", "value": "vision", "effect": "NoSchedule"}]
-    return nodes
-
-
-@planted("unschedulable/cordoned", G5)
-def cordoned(bed: Bed) -> list[Object]:
-    nodes = bed.nodes()
-    for node in nodes:
-        node["spec"]["unschedulable"] = True
-    return nodes
-
-
-@planted("unschedulable/cpu", G5)
-def processors_are_fewer_than_asked(bed: Bed) -> list[Object]:
-    return bed.nodes(room={"cpu": "2"})
-
-
-@planted("unschedulable/memory", G5)
-def memory_is_less_than_asked(bed: Bed) -> list[Object]:
-    return bed.nodes(room={"memory": "8Gi"})
-
-
-@planted("unschedulable/pods", G5)
-def no_room_for_a_pod(bed: Bed) -> list[Object]:
-    return bed.nodes(room={"pods": "0"})
-
-
 @planted("unschedulable/zone", G5)
 def volume_in_another_zone(bed: Bed) -> list[Object]:
-    nodes = bed.nodes()
-    for node in nodes:
-        node["metadata"]["labels"]["topology.kubernetes.io/zone"] = "eu-west-1a"
-    term = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["eu-west-1b"]}
-    volume = next(one for one in bed.claim if one["kind"] == "PersistentVolume")
-    volume["spec"]["nodeAffinity"] = {"required": {"nodeSelectorTerms": [{"matchExpressions": [term]}]}}
-    return nodes
+    return _zones(bed, nodes="eu-west-1a", volume="eu-west-1b")
 
 
 @planted("unschedulable/selector")
@@ -138,16 +83,9 @@ def claim_never_made(bed: Bed) -> list[Object]:
 
 @planted("claim-pending", G5)
 def storage_class_misspelt(bed: Bed) -> list[Object]:
-    claim = next(one for one in bed.claim if one["kind"] == "PersistentVolumeClaim")
-    claim["spec"].pop("volumeName")
-    claim["spec"]["storageClassName"] = "fsx-lustre"
-    bed.claim = [claim]
-    return bed.nodes()
-
-
-@planted("quota", G5)
-def quota_of_gpus(bed: Bed) -> list[Object]:
-    _quota(bed, {"requests.nvidia.com/gpu": "12"})
+    bed.claim = [_claim(bed)]
+    bed.claim[0]["spec"].pop("volumeName")
+    bed.claim[0]["spec"]["storageClassName"] = "fsx-lustre"
     return bed.nodes()
 
 
@@ -163,41 +101,24 @@ def service_account_not_applied(bed: Bed) -> list[Object]:
     return bed.nodes()
 
 
-@planted("refused", G5)
-def restart_policy_misspelt(bed: Bed) -> list[Object]:
-    bed.job["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] = "OnFailur"
-    return bed.nodes()
+def _changed(
+    bed: Bed, job: Object, spec: Object, node: Object, quota: dict[str, str], **nodes: Any
+) -> list[Object]:
+    """Change the bed as a row of planted.yaml says."""
+    if quota:
+        _quota(bed, quota)
+    bed.job |= changed(bed.job, job)
+    bed.spec.update(changed(bed.spec, spec))
+    return [changed(one, node) for one in bed.nodes(**nodes)]
 
 
-@planted("suspended", G5)
-def suspended(bed: Bed) -> list[Object]:
-    bed.job["spec"]["runPolicy"]["suspend"] = True
-    return bed.nodes()
-
-
-@planted("scheduler-absent", G5)
-def a_scheduler_that_is_not_installed(bed: Bed) -> list[Object]:
-    bed.spec["schedulerName"] = "volcano"
-    return bed.nodes()
-
-
-@planted("queue", G5)
-def pods_are_gated(bed: Bed) -> list[Object]:
-    bed.spec["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
-    return bed.nodes()
+for _name, _row in YAML(typ="safe", pure=True).load(Path(__file__).with_suffix(".yaml")).items():
+    _cause, _cell, _rare = _row.pop("cause"), _row.pop("cell", "cpu/llama-tiny"), _row.pop("rare", False)
+    _plant = partial(_changed, **{"job": {}, "spec": {}, "node": {}, "quota": {}, **_row})
+    PLANTED.append(Planted(_name, _cause, f"overlays/{_cell}", _plant, _rare))
 
 
 # ---- more of each kind: make test-cluster-all plants these too
-
-
-@rare("healthy", P5)
-def enough_of_the_largest(bed: Bed) -> list[Object]:
-    return bed.nodes()
-
-
-@rare("healthy", TRN1)
-def enough_with_neuron(bed: Bed) -> list[Object]:
-    return bed.nodes()
 
 
 @rare("healthy", G5)
@@ -216,12 +137,6 @@ def a_taint_that_only_prefers(bed: Bed) -> list[Object]:
 
 
 @rare("healthy", G5)
-def a_quota_with_room(bed: Bed) -> list[Object]:
-    _quota(bed, {"requests.nvidia.com/gpu": "64", "pods": "40"})
-    return bed.nodes()
-
-
-@rare("healthy", G5)
 def another_team_is_beside_it(bed: Bed) -> list[Object]:
     nodes = bed.nodes()
     bed.hold(nodes[0], cpu="1", memory="1Gi")
@@ -233,36 +148,6 @@ def cards_are_taken(bed: Bed) -> list[Object]:
     nodes = bed.nodes()
     bed.hold(nodes[-1], gpu="1")
     return nodes
-
-
-@rare("unschedulable/nvidia.com/gpu", P5)
-def every_node_has_lost_one_card(bed: Bed) -> list[Object]:
-    return bed.nodes(room={"nvidia.com/gpu": "7"})
-
-
-@rare("unschedulable/vpc.amazonaws.com/efa", P5)
-def fewer_interfaces_than_asked(bed: Bed) -> list[Object]:
-    return bed.nodes(room={"vpc.amazonaws.com/efa": "1"})
-
-
-@rare("unschedulable/vpc.amazonaws.com/efa", P4D)
-def no_interface_on_an_older_machine(bed: Bed) -> list[Object]:
-    return bed.nodes(room={"vpc.amazonaws.com/efa": "0"})
-
-
-@rare("unschedulable/aws.amazon.com/neuron", TRN1)
-def neuron_plugin_missing(bed: Bed) -> list[Object]:
-    return bed.nodes(room={"aws.amazon.com/neuron": "0"})
-
-
-@rare("unschedulable/hugepages-2Mi", P5)
-def too_few_huge_pages(bed: Bed) -> list[Object]:
-    return bed.nodes(room={"hugepages-2Mi": "512Mi"})
-
-
-@rare("unschedulable/memory", P5)
-def memory_of_a_smaller_machine(bed: Bed) -> list[Object]:
-    return bed.nodes(room={"memory": "64Gi"})
 
 
 @rare("unschedulable/cpu", G5)
@@ -294,22 +179,6 @@ def scratch_is_larger_than_the_disk(bed: Bed) -> list[Object]:
     return bed.nodes()
 
 
-@rare("unschedulable/taint", G5)
-def spot_nodes_are_about_to_go(bed: Bed) -> list[Object]:
-    nodes = bed.nodes()
-    for node in nodes:
-        node["spec"]["taints"] = [{"key": "aws-node-termination-handler/spot-itn", "effect": "NoExecute"}]
-    return nodes
-
-
-@rare("unschedulable/cordoned", P5)
-def all_are_cordoned(bed: Bed) -> list[Object]:
-    nodes = bed.nodes()
-    for node in nodes:
-        node["spec"]["unschedulable"] = True
-    return nodes
-
-
 @rare("unschedulable/selector", P5)
 def nodes_are_taken_out_for_their_health(bed: Bed) -> list[Object]:
     label = "sagemaker.amazonaws.com/node-health-status"
@@ -318,11 +187,6 @@ def nodes_are_taken_out_for_their_health(bed: Bed) -> list[Object]:
     for node in nodes:
         node["metadata"]["labels"][label] = "UnschedulablePendingReplacement"
     return nodes
-
-
-@rare("unschedulable/affinity", P5)
-def only_small_machines(bed: Bed) -> list[Object]:
-    return bed.nodes(kind="m5.4xlarge")
 
 
 @rare("unschedulable/affinity", G5)
@@ -336,13 +200,7 @@ def a_zone_without_nodes(bed: Bed) -> list[Object]:
 
 @rare("unschedulable/zone", P5)
 def the_volumes_zone_has_no_node(bed: Bed) -> list[Object]:
-    nodes = bed.nodes()
-    for node in nodes:
-        node["metadata"]["labels"]["topology.kubernetes.io/zone"] = "us-east-2b"
-    term = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["us-east-2a"]}
-    volume = next(one for one in bed.claim if one["kind"] == "PersistentVolume")
-    volume["spec"]["nodeAffinity"] = {"required": {"nodeSelectorTerms": [{"matchExpressions": [term]}]}}
-    return nodes
+    return _zones(bed, nodes="us-east-2b", volume="us-east-2a")
 
 
 @rare("claim-pending", G5)
@@ -350,7 +208,7 @@ def claim_larger_than_every_volume(bed: Bed) -> list[Object]:
     """Not a claim that names its volume: those two are bound whatever their sizes."""
     _claim(bed)["spec"]["resources"]["requests"]["storage"] = "900Ti"
     _claim(bed)["spec"].pop("volumeName")
-    next(one for one in bed.claim if one["kind"] == "PersistentVolume")["spec"].pop("claimRef")
+    _volume(bed)["spec"].pop("claimRef")
     return bed.nodes()
 
 
@@ -367,40 +225,9 @@ def claim_of_another_name(bed: Bed) -> list[Object]:
     return bed.nodes()
 
 
-@rare("scheduler-absent", P5)
-def another_scheduler_that_is_not_installed(bed: Bed) -> list[Object]:
-    bed.spec["schedulerName"] = "kai-scheduler"
-    return bed.nodes()
-
-
-@rare("queue", P5)
-def gates_of_a_team(bed: Bed) -> list[Object]:
-    bed.spec["schedulingGates"] = [{"name": "example.com/budget"}]
-    return bed.nodes()
-
-
-@rare("queue", G5)
-def queue_that_nobody_serves(bed: Bed) -> list[Object]:
-    bed.job["metadata"].setdefault("labels", {})["kueue.x-k8s.io/queue-name"] = "research"
-    bed.job["spec"]["runPolicy"]["suspend"] = True
-    return bed.nodes()
-
-
 @rare("quota", G5)
 def quota_of_pods(bed: Bed) -> list[Object]:
     _quota(bed, {"pods": str(bed.replicas - 1)})
-    return bed.nodes()
-
-
-@rare("quota", G5)
-def quota_of_processors(bed: Bed) -> list[Object]:
-    _quota(bed, {"requests.cpu": "4"})
-    return bed.nodes()
-
-
-@rare("quota", P5)
-def quota_of_memory(bed: Bed) -> list[Object]:
-    _quota(bed, {"requests.memory": "100Gi"})
     return bed.nodes()
 
 
@@ -410,18 +237,6 @@ def limit_range_is_exceeded(bed: Bed) -> list[Object]:
     metadata = {"name": "small"}
     item = {"apiVersion": "v1", "kind": "LimitRange", "metadata": metadata, "spec": {"limits": limits}}
     bed.kube.put([item], bed.namespace)
-    return bed.nodes()
-
-
-@rare("refused", G5)
-def priority_class_does_not_exist(bed: Bed) -> list[Object]:
-    bed.spec["priorityClassName"] = "research-high"
-    return bed.nodes()
-
-
-@rare("refused", G5)
-def runtime_class_does_not_exist(bed: Bed) -> list[Object]:
-    bed.spec["runtimeClassName"] = "nvidia-legacy"
     return bed.nodes()
 
 
@@ -472,12 +287,6 @@ def privileged_for_the_devices(bed: Bed) -> list[Object]:
     return bed.nodes()
 
 
-@rare("pod-security", P5)
-def the_hosts_network_for_speed(bed: Bed) -> list[Object]:
-    bed.spec["hostNetwork"] = True
-    return bed.nodes()
-
-
 @rare("pod-security", G5)
 def the_operators_own_container_is_not_restricted(bed: Bed) -> list[Object]:
     """With a Master, the operator adds a container without a security context to the workers."""
@@ -489,6 +298,19 @@ def the_operators_own_container_is_not_restricted(bed: Bed) -> list[Object]:
 
 def _claim(bed: Bed) -> Object:
     return next(one for one in bed.claim if one["kind"] == "PersistentVolumeClaim")
+
+
+def _volume(bed: Bed) -> Object:
+    return next(one for one in bed.claim if one["kind"] == "PersistentVolume")
+
+
+def _zones(bed: Bed, nodes: str, volume: str) -> list[Object]:
+    """Put the nodes into one zone and the volume into another."""
+    term = {"key": "topology.kubernetes.io/zone", "operator": "In", "values": [volume]}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [term]}]}
+    _volume(bed)["spec"]["nodeAffinity"] = {"required": required}
+    labels = {"topology.kubernetes.io/zone": nodes}
+    return [changed(one, {"metadata": {"labels": labels}}) for one in bed.nodes()]
 
 
 def _quota(bed: Bed, hard: dict[str, str]) -> None:

@@ -49,10 +49,7 @@ def bed(kube: Kube, namespace: str, cells: list[Manifests], asked: None) -> Iter
 
 @pytest.mark.parametrize(
     "one",
-    [
-        pytest.param(one, id=one.plant.__name__, marks=[pytest.mark.cluster_all] if one.rare else [])
-        for one in PLANTED
-    ],
+    [pytest.param(one, id=one.name, marks=[pytest.mark.cluster_all] if one.rare else []) for one in PLANTED],
 )
 def test_why_names_what_the_cluster_does(one: Planted, bed: Callable[[str], Bed]) -> None:
     made = bed(one.cell)

@@ -10,7 +10,7 @@ def test_without_a_base_the_next_command_is_named(clone: Clone) -> None:
     process = clone.start("make finetune ARGS='--set data.source=nowhere'")
     output, _ = process.communicate(timeout=120)
     assert process.returncode != 0
-    assert "starts from the run cpu-llama-tiny-train, which has no checkpoint here yet" in output
+    assert "starts from the run cpu-llama-tiny-train, which has no checkpoint on this machine yet" in output
     assert "hint: train it: make train" in output
     assert "nowhere" not in output.replace("data.source=nowhere", "")
     assert not (clone.root / "local" / "runs").exists()
