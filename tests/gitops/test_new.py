@@ -45,6 +45,22 @@ def test_the_run_uses_the_commit_and_not_the_checkout(team: Team, edit: Edit) ->
     assert job["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 2
 
 
+def test_a_cell_with_uncommitted_changes_is_refused_with_the_difference(
+    team: Team, edit: Edit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(repo, "root", lambda: team.root)
+    words = ["cluster", "run", "new", CELL, "--cluster", CLUSTER, "--image", DIGEST]
+    model = team.root / "overlays/model/llama-tiny/model.yaml"
+    model.write_text(f"{model.read_text(encoding='utf-8')}# another recipe\n", encoding="utf-8")
+    assert yard(words) == 1
+    said = capsys.readouterr()
+    assert "\n+    # another recipe\n" in said.out
+    assert "was not written: overlays/cpu/llama-tiny has changes that are not committed" in said.err
+    assert not (team.cluster / "runs").exists()
+    team.commit("another recipe")
+    assert yard(words) == 0  # the control
+
+
 def test_a_name_is_used_once_even_when_its_file_is_gone(team: Team) -> None:
     first = team.started()
     first.unlink()

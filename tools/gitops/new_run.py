@@ -41,6 +41,7 @@ class Made:
 
     path: Path
     text: str
+    cell: str  # overlays/<hardware>/<model>
     evaluation: Evaluation
     job: str
     commit: str
@@ -63,7 +64,7 @@ def make(root: Path, wanted: Wanted, renderer: Renderer) -> Made:
     run = Run(**parts, image=image)
     manifests = _rendered(root, run, path, renderer)
     job = str(manifests.job()["metadata"]["name"])
-    return Made(path, run.text(), evaluate(manifests), job, commit, _strange(cluster, manifests))
+    return Made(path, run.text(), cell, evaluate(manifests), job, commit, _strange(cluster, manifests))
 
 
 def _rendered(root: Path, run: Run, path: Path, renderer: Renderer) -> Manifests:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,17 @@ def render(root: Path, run: RunFile, renderer: Renderer) -> Manifests:
             return parse(renderer.build(cell), run.path)
         except UserError as problem:
             raise UserError(f"{run.path}: {problem.message}", problem.hint, problem.code) from None
+
+
+def uncommitted(root: Path, cell: str, commit: str, renderer: Renderer) -> str:
+    """Return the diff from a cell as `commit` renders it to the working tree's; empty when they are equal."""
+    if not is_kustomization(root / cell):
+        return ""
+    with tempfile.TemporaryDirectory(prefix="trainyard-run-") as directory:
+        git.unpack(root, commit, FOLDERS, Path(directory))
+        committed = renderer.build(Path(directory) / cell).splitlines(keepends=True)
+    here = renderer.build(root / cell).splitlines(keepends=True)
+    return "".join(difflib.unified_diff(committed, here, f"{cell} at {commit[:12]}", f"{cell} here"))
 
 
 def _edited(leaf: dict[str, Any], run: RunFile) -> dict[str, Any]:

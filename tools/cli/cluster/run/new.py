@@ -1,8 +1,9 @@
 """Write a run's file: a cell at a commit with the digest of its image, from which Flux creates a job once.
 
 The cell is rendered at that commit as Flux renders it and checked by preflight; if a check fails, no file is
-written. The run starts when the file is committed and pushed. Each run has its own file. The default name is
-the next free number. A name can be used only once, because checkpoints are stored under the job's name.
+written. A cell with uncommitted changes is refused, with the difference. The run starts when its file is
+committed and pushed. Each run has its own file. The default name is the next free number. A name can be used
+only once, because checkpoints are stored under the job's name.
 
 \b
 Examples:
@@ -11,7 +12,7 @@ Examples:
     --image 111122223333.dkr.ecr.us-west-2.amazonaws.com/trainyard/trainer-cuda@sha256:<64 digits>
 
 \b
-Exit codes: 0 written, 1 preflight failed, 2 invalid input."""
+Exit codes: 0 written, 1 preflight failed or the cell has uncommitted changes, 2 invalid input."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from tools.cells import kustomize
 from tools.core import output, repo
 from tools.core.verdict import State
 from tools.gitops import git, new_run
+from tools.gitops.render import uncommitted
 from tools.gitops.run_file import FOLDERS
 
 
@@ -36,7 +38,10 @@ def command(
 ) -> None:
     root = repo.root()
     wanted = new_run.Wanted(cell, cluster, suffix, commit, image, features)
-    made = new_run.make(root, wanted, kustomize.ensure(root, output.note))
+    renderer = kustomize.ensure(root, output.note)
+    made = new_run.make(root, wanted, renderer)
+    if commit == "HEAD":
+        _refuse_uncommitted(made, renderer)
     failed = made.evaluation.of(State.FAIL)
     if failed:
         for verdict in failed:
@@ -46,6 +51,16 @@ def command(
         raise click.exceptions.Exit(1)
     new_run.write(made)
     _report(made, commit)
+
+
+def _refuse_uncommitted(made: new_run.Made, renderer: kustomize.Renderer) -> None:
+    """End with the difference where the cell of the working tree is not the one that the run would train."""
+    difference = uncommitted(repo.root(), made.cell, made.commit, renderer)
+    if difference:
+        output.line(difference.rstrip())
+        message = f"{repo.shown(made.path)} was not written: {made.cell} has changes that are not committed"
+        output.error(message, "commit the changes, or choose a --commit")
+        raise click.exceptions.Exit(1)
 
 
 def _report(made: new_run.Made, asked: str) -> None:
