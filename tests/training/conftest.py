@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from training.config import Config, apply_override, load_texts
 
@@ -27,6 +28,15 @@ train: {{seed: 7, steps: 20, global_batch_size: 8, learning_rate: 1.0e-2, warmup
 """
 HARDWARE = "device: {type: cpu, precision: fp32, attention: eager, compile: 'off'}\n"
 CELL = "parallel: {micro_batch_size: 2, sharding: ddp}\ncheckpoint: {every: 5, keep: 2}\n"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """A second thread gains nothing on matrices this small, and waits for its turn on a busy machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAINYARD_CPUS", "1")
+        torch.set_num_threads(1)
+        yield
 
 
 @pytest.fixture(scope="session")

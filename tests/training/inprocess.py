@@ -7,18 +7,21 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
 from training import pretrain
 from training.checkpoint.read import newest
 from training.config import apply_override, load_texts
+from training.device import cpu
 from training.distributed.process import Attempt
 from training.run.directory import RunDir
 from training.run.failure import Drained
 from training.task import Task
 from training.trainer import loop
 
+PEAK = 1e11  # FLOP/s
 Texts = Mapping[str, tuple[str, str]]
 
 
@@ -53,13 +56,17 @@ def run(
     attempt: Attempt | None = None,
     task: Task = pretrain.TASK,
 ) -> RunDir:
-    """Train in this process, alone; a requested stop is not an error here."""
+    """Train in this process as the only rank; a requested stop is not an error here.
+
+    The processor's peak is not measured: that takes longer than the steps, and test_device.py measures it.
+    """
     for override in overrides:
         texts = apply_override(texts, override)
     directory.mkdir(parents=True, exist_ok=True)
     target = RunDir(directory)
     try:
-        loop.train(task, load_texts(texts), target, data_root, attempt or Quiet())
+        with mock.patch.object(cpu, "_measure_matmul", return_value=PEAK):
+            loop.train(task, load_texts(texts), target, data_root, attempt or Quiet())
     except Drained:
         assert isinstance(attempt, StopAfter)
     finally:

@@ -29,7 +29,10 @@ def test_accumulation_changes_nothing(
 
 @pytest.mark.parametrize("sharding", ["ddp", "fsdp"])
 def test_two_ranks_change_nothing(alone: list[float], start: Callable, sharding: str) -> None:
-    job = start(sharding, nproc=2, overrides=(f"parallel.sharding={sharding}", "parallel.micro_batch_size=2"))
+    """DDP by plain torchrun, FSDP with forked ranks."""
+    launcher = {"ddp": "torch.distributed.run", "fsdp": "training.pod.launcher"}[sharding]
+    overrides = (f"parallel.sharding={sharding}", "parallel.micro_batch_size=2")
+    job = start(sharding, nproc=2, overrides=overrides, launcher=launcher)
     assert job.wait() == 0, job.text()
     assert "FutureWarning" not in job.output.read_text()
     assert job.losses() == pytest.approx(alone, rel=1e-4)

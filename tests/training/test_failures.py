@@ -84,7 +84,7 @@ def test_a_failure_record_names_rank_step_and_cause(tmp_path: Path) -> None:
 def test_bad_input_under_torchrun_is_one_record_a_rank_and_no_traceback(
     start: Callable, override: str, kind: str, says: str
 ) -> None:
-    job = start("bad", nproc=2, overrides=(override,))
+    job = start("bad", nproc=2, overrides=(override,), launcher="training.pod.launcher")
     assert job.wait() == 1  # torchrun's answer to everything
     causes = [f for f in job.failures() if f["class"] not in ("lost peer", "communication")]
     assert causes

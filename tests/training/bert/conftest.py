@@ -6,7 +6,6 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 
 from training.config import Config, load_texts
 from training.data.bert.prepare_pairs import prepare_pairs
@@ -24,13 +23,6 @@ train: {{seed: 7, steps: 12, global_batch_size: 8, learning_rate: 5.0e-3, schedu
 HARDWARE = "device: {type: cpu, precision: fp32, attention: eager, compile: 'off'}\n"
 CELL = "parallel: {micro_batch_size: 2, sharding: ddp}\ncheckpoint: {every: 5, keep: 2}\n"
 LENGTH, VOCABULARY = 32, 512
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second thread gains nothing on matrices this small, and waits for its turn on a busy machine."""
-    monkeypatch.setenv("TRAINYARD_CPUS", "1")
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -123,21 +120,3 @@ def test_tables_that_are_one_are_one_parameter(config: Config) -> None:
     untied = built(config, tie_word_embeddings=False).hf.cls.predictions
     assert untied.decoder.bias is untied.bias
     assert not torch.equal(untied.decoder.weight, predictions.decoder.weight)
-
-
-@pytest.mark.long
-def test_sharded_initialisation_on_two_ranks_equals_the_whole(texts: dict, tmp_path: Path) -> None:
-    for layer, (_, text) in texts.items():
-        (tmp_path / f"{layer}.yaml").write_text(text.replace("sharding: ddp", "sharding: fsdp"))
-    script = Path(__file__).with_name("sharded_init.py")
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        str(script),
-    ]
-    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("equal to the whole model") == 2

@@ -81,7 +81,6 @@ def _cases(root: Path, dataset: Path) -> dict[str, Case]:
 
 
 def test_a_clean_process_gives_the_trainers_logits_and_generates(tmp_path: Path, dataset: Path) -> None:
-    torch.set_num_threads(1)
     cases = _cases(tmp_path, dataset)
     wanted = [
         {

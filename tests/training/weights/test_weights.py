@@ -32,11 +32,6 @@ from training.run.directory import RunDir, write_json
 from training.weights import WeightsError, open_weights
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path / "runs" / "mine")

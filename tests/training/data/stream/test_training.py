@@ -29,9 +29,7 @@ def test_a_killed_run_goes_on_bit_for_bit_and_on_another_number_of_ranks(
     texts: dict[str, tuple[str, str]],
     data_root: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("TRAINYARD_CPUS", "1")  # as under torchrun here
     server = serve(share=0.2, seed=4)
     keys = (*KEYS, f"data.source={server.pattern}")
     whole = losses(run(texts, keys, tmp_path / "whole", data_root))
