@@ -1,7 +1,7 @@
-"""Say for each HOST:PORT whether its name resolves and its port answers: `python reach.py HOST[:PORT] ...`
+"""Check that names resolve and ports answer: `python reach.py HOST[:PORT] ...`
 
-With --json as one JSON list. Exit code 0 when all do, 1 when one does not, 2 for a bad argument. Only
-Python's own library is needed, of 3.10 or newer: `yard job debug` sends this file to a pod.
+--json prints one JSON list. Exit codes: 0 all are good, 1 one is not, 2 wrong arguments. This needs only the
+standard library of Python 3.10 or newer, because `yard job debug` sends this file to a pod.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ SECONDS = 3.0
 
 
 def reach(target: str) -> dict:
-    """Return what is found on the way to `target` (HOST or HOST:PORT).
+    """Check `target` (HOST or HOST:PORT).
 
-    `addresses` are what the name resolves to (empty: it does not), `port` is None where none was asked for.
-    `state` is good, unresolved, silent (something drops it), refused (nobody listens) or unreachable; `line`
-    says it in words.
+    `addresses` is empty if the name does not resolve. `port` is None if none was given. `state` is good,
+    unresolved, silent (no answer), refused (no process listens) or unreachable. `line` describes the result.
     """
     host, _, port = target.rpartition(":") if ":" in target else (target, "", "")
     found = {"target": target, "addresses": [], "port": int(port) if port else None, "state": "good"}
@@ -43,15 +42,15 @@ def _connect(address: tuple) -> tuple:
         with socket.create_connection(address[:2], timeout=SECONDS):
             return "good", f"answers in {1000 * (time.perf_counter() - began):.0f} ms"
     except TimeoutError:
-        return "silent", f"says nothing for {SECONDS:.0f} s: a NetworkPolicy or security group drops it"
+        return "silent", f"no answer for {SECONDS:.0f} s: a NetworkPolicy or security group drops the packets"
     except ConnectionRefusedError:
-        return "refused", "refuses: the pod is there and nobody listens"
+        return "refused", "refused: the pod is running, but no process listens"
     except OSError as problem:
-        return "unreachable", f"is not reached: {problem.strerror or problem}"
+        return "unreachable", f"unreachable: {problem.strerror or problem}"
 
 
 def main(arguments: list) -> int:
-    """Print a line for each argument, or all as JSON; return the exit code."""
+    """Print a line for each argument, or all as JSON. Return the exit code."""
     as_json, targets = "--json" in arguments, [word for word in arguments if word != "--json"]
     ports = [target.rpartition(":")[2] for target in targets if ":" in target]
     if not targets or not all(port.isdigit() for port in ports):

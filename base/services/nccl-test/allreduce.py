@@ -1,8 +1,8 @@
 """All-reduce over all ranks, by message size: `torchrun allreduce.py [--largest MIB]`
 
 Rank 0 prints a table. Bus bandwidth is that of nccl-tests (doc/PERFORMANCE.md there): bytes / seconds x
-2 (n - 1) / n, which does not depend on the number of ranks and can be held against the network's own. Every
-sum is checked. Exit code 1 when one is wrong, on every rank.
+2 (n - 1) / n, which does not depend on the number of ranks and can be compared with the network's bandwidth.
+Every sum is checked. The exit code is 1 on every rank if one is wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 WARM_UP = 3
-SECONDS = 2.0  # for each size, about
+SECONDS = 2.0  # for each size, approximately
 MOST = 50
 
 
@@ -31,13 +31,13 @@ def sizes(largest_mib: int) -> Iterator[int]:
 
 
 def measure(size: int, device: torch.device, world: int) -> tuple[float, bool]:
-    """Return seconds of one all-reduce of `size` bytes, the slowest rank's, and whether the sum was right."""
+    """Return the seconds of one all-reduce of `size` bytes on the slowest rank, and if the sum was right."""
     values = torch.full((size // 4,), float(dist.get_rank() + 1), device=device)
     dist.all_reduce(values)
     right = bool((values == world * (world + 1) / 2).all())
     one = _timed(values, WARM_UP)
     rounds = torch.tensor([max(1, min(MOST, int(SECONDS / one)))], device=device)
-    dist.broadcast(rounds, 0)  # the ranks' clocks differ, their number of rounds may not
+    dist.broadcast(rounds, 0)  # all ranks need the same number of rounds
     slowest = torch.tensor([_timed(values, int(rounds)), 0.0 if right else 1.0], dtype=torch.float64)
     slowest = slowest.to(torch.float32).to(device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
@@ -61,7 +61,7 @@ def _wait(values: torch.Tensor) -> None:
 
 
 def main() -> int:
-    """Measure every size; return the exit code."""
+    """Measure every size. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--largest", type=int, metavar="MIB", help="default: 4096 with CUDA, 64 without")
     arguments = parser.parse_args()
