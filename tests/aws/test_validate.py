@@ -223,12 +223,15 @@ def test_a_fix_without_effect_is_reported(world: Callable[..., World], yard: Yar
 
 def test_nodes_as_a_table(world: Callable[..., World], yard: Yard) -> None:
     objects = whole()
+    one, two = ({"resources": {"limits": {"nvidia.com/gpu": str(count)}}} for count in (1, 2))
+    spec = {"nodeName": "b", "containers": [one], "initContainers": [two | {"restartPolicy": "Always"}, two]}
+    objects["pods"].append({"metadata": {"name": "s"}, "spec": spec, "status": {"phase": "Running"}})
     world(objects)
     ran = yard("nodes", "--json")
     first, second = json.loads(ran.out)
     assert ran.code == 0
-    assert (first["devices"], first["devices_used"], second["devices_used"]) == (8, 8, 0)
-    assert (first["pods_used"], second["pods_used"], first["efa"]) == (1, 0, 32)
+    assert (first["devices"], first["devices_used"], second["devices_used"]) == (8, 8, 3), "with the sidecar"
+    assert (first["pods_used"], second["pods_used"], first["efa"]) == (1, 1, 32)
     ill = copy.deepcopy(objects)
     ill["nodes"][1]["status"]["conditions"][2] |= {"status": "False", "reason": "NvidiaXID79Error"}
     world(ill, hidden=["pods"])

@@ -33,9 +33,9 @@ def trainer(bucket: str, data: str, runs: str, partition: str = "aws") -> Policy
 
 def pruner(bucket: str, runs: str, partition: str = "aws") -> Policy:
     """Allow the pruner to list, read and delete below `runs`, but not to write."""
+    actions = ["s3:GetObject", "s3:DeleteObject"]
     return _policy(
-        _listing(bucket, partition, runs),
-        _objects("ReadAndDelete", ["s3:GetObject", "s3:DeleteObject"], bucket, partition, runs),
+        _listing(bucket, partition, runs), _objects("ReadAndDelete", actions, bucket, partition, runs)
     )
 
 
@@ -49,47 +49,24 @@ def reader(bucket: str, data: str, partition: str = "aws") -> Policy:
 def secret_reader(team: str, partition: str = "aws") -> Policy:
     """Allow External Secrets to read the secrets whose names begin with `team` and a slash."""
     actions = ["secretsmanager:GetSecretValue", "secretsmanager:DescribeSecret"]
-    names = [f"arn:{partition}:secretsmanager:*:*:secret:{team}/*"]
-    return _policy({"Sid": "Read", "Effect": "Allow", "Action": actions, "Resource": names})
+    return _policy(_allow("Read", actions, [f"arn:{partition}:secretsmanager:*:*:secret:{team}/*"]))
 
 
 def fsx_driver(team: str, dynamic: bool, partition: str = "aws") -> Policy:
     """Allow the FSx driver to describe file systems, and with `dynamic` to manage those of `team`."""
-    look: Policy = {
-        "Sid": "Look",
-        "Effect": "Allow",
-        "Action": ["fsx:DescribeFileSystems"],
-        "Resource": "*",  # the action has no resource
-    }
+    look = _allow("Look", ["fsx:DescribeFileSystems"], "*")  # the action has no resource
     if not dynamic:
         return _policy(look)
     system = f"arn:{partition}:fsx:*:*:file-system/*"
-    request = {"StringEquals": {f"aws:RequestTag/{TEAM_TAG}": team}}
-    owned = {"StringEquals": {f"aws:ResourceTag/{TEAM_TAG}": team}}
     role = f"arn:{partition}:iam::*:role/aws-service-role/fsx.amazonaws.com/*"
+    requested = {"StringEquals": {f"aws:RequestTag/{TEAM_TAG}": team}}
+    owned = {"StringEquals": {f"aws:ResourceTag/{TEAM_TAG}": team}}
+    service = {"StringEquals": {"iam:AWSServiceName": "fsx.amazonaws.com"}}
     return _policy(
         look,
-        {
-            "Sid": "Make",
-            "Effect": "Allow",
-            "Action": ["fsx:CreateFileSystem", "fsx:TagResource"],
-            "Resource": system,
-            "Condition": request,
-        },
-        {
-            "Sid": "ChangeOwn",
-            "Effect": "Allow",
-            "Action": ["fsx:UpdateFileSystem", "fsx:DeleteFileSystem"],
-            "Resource": system,
-            "Condition": owned,
-        },
-        {
-            "Sid": "FirstFileSystemOfAnAccount",
-            "Effect": "Allow",
-            "Action": ["iam:CreateServiceLinkedRole"],
-            "Resource": role,
-            "Condition": {"StringEquals": {"iam:AWSServiceName": "fsx.amazonaws.com"}},
-        },
+        _allow("Make", ["fsx:CreateFileSystem", "fsx:TagResource"], system, requested),
+        _allow("ChangeOwn", ["fsx:UpdateFileSystem", "fsx:DeleteFileSystem"], system, owned),
+        _allow("FirstFileSystemOfAnAccount", ["iam:CreateServiceLinkedRole"], role, service),
     )
 
 
@@ -97,21 +74,20 @@ def _policy(*statements: Policy) -> Policy:
     return {"Version": VERSION, "Statement": list(statements)}
 
 
+def _allow(sid: str, actions: list[str], resource: Any, condition: Policy | None = None) -> Policy:
+    statement = {"Sid": sid, "Effect": "Allow", "Action": actions, "Resource": resource}
+    return {**statement, **({"Condition": condition} if condition else {})}
+
+
 def _listing(bucket: str, partition: str, *prefixes: str) -> Policy:
     """Allow listing below prefixes. The condition excludes the rest of the bucket."""
     wanted = [text for prefix in _unique(prefixes) for text in ((prefix, f"{prefix}*") if prefix else ("*",))]
-    return {
-        "Sid": "List",
-        "Effect": "Allow",
-        "Action": ["s3:ListBucket"],
-        "Resource": f"arn:{partition}:s3:::{bucket}",
-        "Condition": {"StringLike": {"s3:prefix": wanted}},
-    }
+    condition = {"StringLike": {"s3:prefix": wanted}}
+    return _allow("List", ["s3:ListBucket"], f"arn:{partition}:s3:::{bucket}", condition)
 
 
 def _objects(sid: str, actions: list[str], bucket: str, partition: str, *prefixes: str) -> Policy:
-    resources = [f"arn:{partition}:s3:::{bucket}/{prefix}*" for prefix in _unique(prefixes)]
-    return {"Sid": sid, "Effect": "Allow", "Action": actions, "Resource": resources}
+    return _allow(sid, actions, [f"arn:{partition}:s3:::{bucket}/{prefix}*" for prefix in _unique(prefixes)])
 
 
 def _unique(prefixes: tuple[str, ...]) -> list[str]:

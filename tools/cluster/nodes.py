@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from tools.cluster.snapshot import Snapshot
 from tools.facts.instances import EFA, NEURON, NVIDIA
 from tools.kube.manifests import Object
-from tools.kube.quantity import amount
+from tools.kube.quantity import amounts, pod_requests
 
 # Labels of HyperPod and the meaning of their values (SageMaker developer guide, "Resilience-related
 # Kubernetes labels by SageMaker HyperPod"). A node takes pods while it is Schedulable.
@@ -56,9 +55,6 @@ class Node:
     deep_check: str | None
     troubles: list[str] = field(default_factory=list)
 
-    def as_data(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def table(snapshot: Snapshot) -> list[Node]:
     """Return the nodes of a snapshot, sorted by name."""
@@ -73,10 +69,7 @@ def table(snapshot: Snapshot) -> list[Node]:
 def _node(item: Object, pods: list[Object]) -> Node:
     metadata, status = item["metadata"], item.get("status") or {}
     labels = metadata.get("labels") or {}
-    allocatable = status.get("allocatable") or {}
-    counts = {
-        key: int(amount(allocatable[key]) or 0) for key in (NVIDIA, NEURON, EFA, "pods") if key in allocatable
-    }
+    counts = {name: int(value) for name, value in amounts(status.get("allocatable") or {}).items()}
     conditions = {one["type"]: one for one in status.get("conditions") or []}
     device = next((one for one in (NVIDIA, NEURON) if one in counts), None)
     return Node(
@@ -99,22 +92,7 @@ def _node(item: Object, pods: list[Object]) -> Node:
 
 
 def _used(pods: list[Object], resource: str) -> int:
-    """Return how many of a resource pods use: their containers together, or the largest init container."""
-    total = 0
-    for pod in pods:
-        spec = pod.get("spec") or {}
-        running, init = (
-            [_request(one, resource) for one in spec.get(key) or []]
-            for key in ("containers", "initContainers")
-        )
-        total += max(sum(running), *init, 0)
-    return total
-
-
-def _request(container: Object, resource: str) -> int:
-    resources = container.get("resources") or {}
-    value = (resources.get("requests") or {}).get(resource) or (resources.get("limits") or {}).get(resource)
-    return int(amount(value) or 0) if value else 0
+    return sum(int(pod_requests(pod.get("spec") or {}).get(resource, 0)) for pod in pods)
 
 
 def _conditions(conditions: dict[str, Object]) -> list[str]:

@@ -22,6 +22,7 @@ CRD, OPERATOR_WEBHOOK = "customresourcedefinitions.apiextensions.k8s.io", "valid
 SLICES = "endpointslices.discovery.k8s.io"
 # Each kind is listed by itself: a missing permission hides one kind and not the rest.
 ALL_NAMESPACES = ("pods", SLICES, "persistentvolumeclaims")
+KEPT = ("name", "resources", "restartPolicy")  # of a container
 CLUSTER_WIDE = ("nodes", "namespaces", CRD, OPERATOR_WEBHOOK, "csidrivers", "csinodes")
 
 
@@ -83,7 +84,7 @@ def _reduced(item: Object) -> Object:
         spec = {} if item.get("kind") == "CustomResourceDefinition" else dict(item["spec"] or {})
         for key in ("containers", "initContainers"):
             if isinstance(spec.get(key), list):
-                spec[key] = [{name: one.get(name) for name in ("name", "resources")} for one in spec[key]]
+                spec[key] = [{name: one[name] for name in KEPT if name in one} for one in spec[key]]
         rest["spec"] = spec
     metadata = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
     return {**rest, "metadata": metadata}

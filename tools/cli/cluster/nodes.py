@@ -45,7 +45,7 @@ def command(context: str | None, recorded: Path | None, keep: Path | None, as_js
         raise UserError(f"the nodes are unknown: {found.unseen['nodes']}", None, 3)
     rows = nodes.table(found)
     if as_json:
-        output.data([one.as_data() for one in rows])
+        output.data([vars(one) for one in rows])
     else:
         _show(rows, "pods" in found.unseen)
     if not rows:
