@@ -45,6 +45,7 @@ def _yard_of(make: int) -> int:
     return int(children[0])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_make_train_survives_kills_and_finishes(clone: Clone) -> None:
     clone.shrink()

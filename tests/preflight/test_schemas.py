@@ -77,6 +77,7 @@ def test_every_cell_satisfies_its_schemas(cells: list[Manifests], known: Schemas
     assert [one for one in faults if one[2] != []] == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_kubeconform_accepts_every_cell(
     rendered: dict[str, str], cells: list[Manifests], known: Schemas, kubeconform: Path
@@ -88,6 +89,7 @@ def test_kubeconform_accepts_every_cell(
     assert code == 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", FAULTS)
 def test_both_find_a_fault(path: str, cells: list[Manifests], known: Schemas, kubeconform: Path) -> None:
@@ -98,6 +100,7 @@ def test_both_find_a_fault(path: str, cells: list[Manifests], known: Schemas, ku
     assert [one["status"] for one in answer["resources"]] == ["statusInvalid"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_kind_without_a_schema_is_an_error_in_kubeconform(known: Schemas, kubeconform: Path) -> None:
     queue = {
