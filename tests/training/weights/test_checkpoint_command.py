@@ -71,8 +71,8 @@ def test_list_and_verify_find_the_damaged_step(run: RunDir, capsys: pytest.Captu
     )
 
 
-@pytest.mark.usefixtures("here")
 def test_show_tells_what_the_newest_holds(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the trainer's module in its own process, as for users."""
     assert cli.invoke(["checkpoint", "show", str(run.path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["step"] == 40
@@ -82,10 +82,10 @@ def test_show_tells_what_the_newest_holds(run: RunDir, capsys: pytest.CaptureFix
     assert "has no step 30; steps: 20, 40" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("here")
 def test_export_says_what_it_wrote_and_how_to_load_it(
     tmp_path: Path, dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the trainer's module in a process of its own, as it is for users."""
     publish(tmp_path / "base")
     run = RunDir(tmp_path / "runs" / "tuned")
     adapted(run, configuration(str(tmp_path / "base"), LORA), dataset)
