@@ -111,6 +111,13 @@ def kube(request: pytest.FixtureRequest) -> Kube:
     return plane.kube
 
 
+@pytest.fixture
+def asked(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `yard` find this cluster's kubectl and kubeconfig."""
+    for name in ("PATH", "KUBECONFIG"):
+        monkeypatch.setenv(name, kube.environment[name])
+
+
 @pytest.fixture(scope="session")
 def fake(request: pytest.FixtureRequest) -> None:
     """kwok, which plays the kubelet of nodes with its annotation. Our own cluster has it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import time
@@ -14,6 +15,7 @@ import yaml  # type: ignore[import-untyped]
 
 from tests.cluster.api import CALL_SECONDS, Api, KubectlError, Object, proxy
 from tools.core import repo
+from tools.kube.manifests import Manifests
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,13 @@ def condition(item: Object, kind: str) -> Object | None:
     """Return the object's condition `kind` if it is True."""
     found = (item.get("status") or {}).get("conditions") or []
     return next((one for one in found if one["type"] == kind and one["status"] == "True"), None)
+
+
+def renamed(cell: Manifests, name: str) -> list[Object]:
+    """Return a cell's objects with its job under another name."""
+    objects = copy.deepcopy(cell.objects)
+    next(item for item in objects if item["kind"] == "PyTorchJob")["metadata"]["name"] = name
+    return objects
 
 
 def shared_claim(namespace: str, name: str = "trainyard") -> list[Object]:

@@ -27,13 +27,6 @@ def applied(kube: Kube, rendered: dict[str, str]) -> Iterator[Done]:
     kube.call("delete", "pv", f"{NAMESPACE}-trainyard", "--wait=false")
 
 
-@pytest.fixture
-def asked(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `yard` find this cluster's kubectl and kubeconfig."""
-    for name in ("PATH", "KUBECONFIG"):
-        monkeypatch.setenv(name, kube.environment[name])
-
-
 def test_every_object_is_admitted_without_a_warning(cells: list[Manifests], applied: Done) -> None:
     assert len(cells) > 40
     assert applied.err == ""

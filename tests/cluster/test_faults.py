@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster.api import KubectlError, Object
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.kube import Kube, condition, shared_claim
+from tests.cluster.kube import Kube, condition, renamed, shared_claim
 from tests.cluster.machines import fake_node
 from tools.core.verdict import State
 from tools.facts.instances import instance
@@ -173,10 +173,10 @@ def test_41_without_the_operator_pods_go_on_and_applying_fails(
     control_plane.process("training-operator").kill()
     cell = next(one for one in cells if one.source == CELL)
     with pytest.raises(KubectlError, match="failed calling webhook"):
-        control_plane.kube.put(_renamed(cell, "second"), running.namespace)
+        control_plane.kube.put(renamed(cell, "second"), running.namespace)
     assert running.is_running()
     control_plane.restart_operator()
-    control_plane.kube.put(_renamed(cell, "second"), running.namespace)
+    control_plane.kube.put(renamed(cell, "second"), running.namespace)
     running.kube.wait("the second job's pods", lambda: len(_pods(running)) == 4, 60)
     assert {index: running.pod(index)["metadata"]["uid"] for index in (0, 1)} == before
 
@@ -270,11 +270,3 @@ def _pods(running: Running) -> list[Object]:
         for pod in running.kube.list("pods", running.namespace)
         if "deletionTimestamp" not in pod["metadata"]
     ]
-
-
-def _renamed(cell: Manifests, name: str) -> list[Object]:
-    objects = copy.deepcopy(cell.objects)
-    for item in objects:
-        if item["kind"] == "PyTorchJob":
-            item["metadata"]["name"] = name
-    return objects

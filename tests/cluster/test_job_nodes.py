@@ -32,10 +32,8 @@ SECONDS = 600.0  # until kubelet, operator and trainer have failed for good, on 
 
 
 @pytest.fixture
-def team(kube: Kube, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def team(kube: Kube, nodes: Nodes, asked: None) -> Iterator[str]:
     """The test's own namespace, with `yard` configured for this cluster."""
-    for name in ("PATH", "KUBECONFIG"):
-        monkeypatch.setenv(name, kube.environment[name])
     yield from _namespace(kube)
 
 

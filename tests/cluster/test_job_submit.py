@@ -31,10 +31,8 @@ def machines(kube: Kube, fake: None) -> Iterator[None]:
 
 
 @pytest.fixture
-def team(kube: Kube, namespace: str, machines: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def team(kube: Kube, namespace: str, machines: None, asked: None) -> Iterator[str]:
     """A namespace with the claim, with `yard` configured for this cluster."""
-    for name in ("PATH", "KUBECONFIG"):
-        monkeypatch.setenv(name, kube.environment[name])
     kube.put(shared_claim(namespace), namespace)
     yield namespace
     kube.call("delete", "pytorchjobs", "--all", f"--namespace={namespace}", "--wait=false")

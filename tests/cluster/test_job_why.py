@@ -27,14 +27,9 @@ COUNTS: Counter[tuple[str, str]] = Counter()  # of (what was planted, what was s
 
 
 @pytest.fixture
-def asked(kube: Kube, fake: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `yard` find this cluster's kubectl and kubeconfig."""
-    for name in ("PATH", "KUBECONFIG"):
-        monkeypatch.setenv(name, kube.environment[name])
-
-
-@pytest.fixture
-def bed(kube: Kube, namespace: str, cells: list[Manifests], asked: None) -> Iterator[Callable[[str], Bed]]:
+def bed(
+    kube: Kube, fake: None, namespace: str, cells: list[Manifests], asked: None
+) -> Iterator[Callable[[str], Bed]]:
     """A maker of beds."""
     made: list[Bed] = []
 

@@ -5,15 +5,13 @@ The times are those of an operator that nobody holds back; by default it asks 20
 
 from __future__ import annotations
 
-import copy
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.api import Object
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.kube import Kube, shared_claim
+from tests.cluster.kube import Kube, renamed, shared_claim
 from tests.cluster.machines import fake_node
 from tests.parts.gomodule import Progress
 from tools.core import processes
@@ -25,13 +23,6 @@ LARGE = "overlays/p5/llama-3-1-70b"
 OTHERS = ("overlays/p5/llama-2-70b", "overlays/p5/llama-2-13b", "overlays/p5/llama-2-7b")
 
 pytestmark = pytest.mark.cluster_all
-
-
-def renamed(cell: Manifests, name: str) -> list[Object]:
-    """Return a cell's objects with its job under another name."""
-    objects = copy.deepcopy(cell.objects)
-    next(item for item in objects if item["kind"] == "PyTorchJob")["metadata"]["name"] = name
-    return objects
 
 
 def test_512_gpus_hold_one_large_job_and_a_queue_of_others(

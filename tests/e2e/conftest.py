@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from tests.local.conftest import processes_of
 from tests.parts import tree
 from tools.cells import kustomize
 from tools.core import repo
@@ -59,15 +60,7 @@ class Clone:
         return output
 
     def processes(self) -> dict[int, str]:
-        """Live processes whose environment names this clone's volume."""
-        mark, found = f"{self.root}/local/".encode(), {}
-        for directory in Path("/proc").glob("[0-9]*"):
-            try:
-                if mark in (directory / "environ").read_bytes():
-                    found[int(directory.name)] = (directory / "cmdline").read_bytes().decode(errors="replace")
-            except OSError:  # ended meanwhile
-                continue
-        return found
+        return processes_of(self.root)
 
 
 @pytest.fixture(scope="session")

@@ -69,18 +69,29 @@ def test_actions_are_pinned_and_may_only_read() -> None:
     assert YAML(typ="safe").load(workflow)["permissions"] == {"contents": "read"}
 
 
-def test_continuous_integration_runs_each_target_once_in_a_clean_environment(tmp_path: Path) -> None:
-    """.ci/run, with a `make` that only prints its arguments and environment."""
+@pytest.fixture
+def make(tmp_path: Path) -> Path:
+    """A copy of .ci/run, beside a `make` to write."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
-    stand_in = tmp_path / "bin/make"
-    stand_in.parent.mkdir()
-    stand_in.write_text('#!/bin/sh\necho "called: $@"\nenv\n')
-    stand_in.chmod(0o755)
-    path = f"{stand_in.parent}:{os.environ['PATH']}"
-    given = {"PATH": path, "PYTHONPATH": "/x", "VIRTUAL_ENV": "/y", "PIP_INDEX_URL": "kept", "RANK": "3"}
-    command = ["bash", ".ci/run"]
-    done = subprocess.run(command, cwd=tmp_path, env=given, capture_output=True, text=True, timeout=60)
+    (tmp_path / "bin").mkdir()
+    return tmp_path / "bin/make"
+
+
+def integration(make: Path, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run .ci/run with this script as `make`."""
+    make.write_text(f'#!/bin/sh\necho "called: $@"\n{script}\n')
+    make.chmod(0o755)
+    path = {"PATH": f"{make.parent}:{os.environ['PATH']}"}
+    where, command = make.parents[1], ["bash", ".ci/run"]
+    return subprocess.run(
+        command, cwd=where, env=path | environment, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_continuous_integration_runs_each_target_once_in_a_clean_environment(make: Path) -> None:
+    given = {"PYTHONPATH": "/x", "VIRTUAL_ENV": "/y", "PIP_INDEX_URL": "kept", "RANK": "3"}
+    done = integration(make, "env", **given)
     assert done.returncode == 0, done.stderr
     called = re.findall(r"called: (.*)", done.stdout)
     assert called == ["setup", "lint", "types", "test", "test-long", "test-cluster"]
@@ -88,14 +99,7 @@ def test_continuous_integration_runs_each_target_once_in_a_clean_environment(tmp
     assert not re.search(r"(?m)^(PYTHONPATH|VIRTUAL_ENV|RANK)=", done.stdout)
 
 
-def test_continuous_integration_stops_at_the_first_failure(tmp_path: Path) -> None:
-    (tmp_path / ".ci").mkdir()
-    shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
-    stand_in = tmp_path / "make"
-    stand_in.write_text('#!/bin/sh\necho "called: $@"\n[ "$1" != lint ]\n')
-    stand_in.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    command = ["bash", ".ci/run"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+def test_continuous_integration_stops_at_the_first_failure(make: Path) -> None:
+    done = integration(make, '[ "$1" != lint ]')
     assert done.returncode != 0
     assert re.findall(r"called: (.*)", done.stdout) == ["setup", "lint"]

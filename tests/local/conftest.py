@@ -131,14 +131,18 @@ class Checkout:
         return self.root / "local" / "runs" / name
 
     def processes(self) -> dict[int, str]:
-        """Return the live processes of this checkout's runs, found by their environment."""
-        mark = f"{self.root}/local/".encode()
-        found = {}
-        for directory in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if mark in (directory / "environ").read_bytes():
-                    found[int(directory.name)] = (directory / "cmdline").read_bytes().decode(errors="replace")
-        return found
+        return processes_of(self.root)
+
+
+def processes_of(root: Path) -> dict[int, str]:
+    """Return the live processes of a checkout's runs, whose environment names its volume."""
+    mark = f"{root}/local/".encode()
+    found = {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # the process has ended
+            if mark in (directory / "environ").read_bytes():
+                found[int(directory.name)] = (directory / "cmdline").read_bytes().decode(errors="replace")
+    return found
 
 
 @pytest.fixture(scope="session")

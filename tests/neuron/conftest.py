@@ -86,16 +86,23 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def write_config(directory: Path, model: str, text: Path, given: Mapping[str, Any]) -> Path:
-    """Write the trn1 cell of `model`, made small, with the keys in `given`; return the directory."""
+def cell_texts(model: str, *overrides: str) -> dict[str, tuple[str, str]]:
+    """Return the configuration of a trn1 cell with some keys changed."""
     sources = {
         "model": ROOT / f"overlays/model/{model}/model.yaml",
         "hardware": ROOT / "overlays/hardware/trn1/hardware.yaml",
         "cell": ROOT / f"overlays/trn1/{model}/cell.yaml",
     }
     texts = {layer: (str(path), path.read_text()) for layer, path in sources.items()}
-    for key, value in {**SMALL, **OF_MODEL[model], "data.source": text, **given}.items():
-        texts = apply_override(texts, f"{key}={value}")
+    for override in overrides:
+        texts = apply_override(texts, override)
+    return texts
+
+
+def write_config(directory: Path, model: str, text: Path, given: Mapping[str, Any]) -> Path:
+    """Write the trn1 cell of `model`, made small, with the keys in `given`; return the directory."""
+    values = {**SMALL, **OF_MODEL[model], "data.source": text, **given}
+    texts = cell_texts(model, *(f"{key}={value}" for key, value in values.items()))
     load_texts(texts)
     directory.mkdir(parents=True, exist_ok=True)
     for layer, (_, content) in texts.items():

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from training.config import Config, ConfigError, apply_override, load_texts
+from tests.neuron.conftest import cell_texts
+from training.config import Config, ConfigError, load_texts
 from training.neuron import cache as neuron_cache
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,15 +31,7 @@ with neuron_cache.claimed(Path(sys.argv[1]), sys.argv[2]):
 
 
 def config(*overrides: str) -> Config:
-    sources = {
-        "model": ROOT / "overlays/model/llama-tiny/model.yaml",
-        "hardware": ROOT / "overlays/hardware/trn1/hardware.yaml",
-        "cell": ROOT / "overlays/trn1/llama-tiny/cell.yaml",
-    }
-    texts = {layer: (str(path), path.read_text()) for layer, path in sources.items()}
-    for override in overrides:
-        texts = apply_override(texts, override)
-    return load_texts(texts)
+    return load_texts(cell_texts("llama-tiny", *overrides))
 
 
 @pytest.fixture
@@ -162,7 +155,7 @@ def test_an_owner_on_another_machine_lives_while_it_touches_its_claim(
         assert (path.parent / "4.json").exists()
 
 
-def test_a_pod_started_anew_replaces_its_former_self(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restarted_pod_replaces_its_former_self(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has the same name and another process name space: it does not wait."""
     monkeypatch.setenv("HOSTNAME", "near-worker-0")
     monkeypatch.setattr(neuron_cache, "_server_time", lambda _: 0)  # as if the claim were fresh for ever

@@ -103,7 +103,7 @@ def test_the_command_runs_under_the_compiler_with_the_cachesets_directory(tmp_pa
     [
         (TWO_NODES, "pass", "10 graphs: 9 compiled, 1 failed"),
         (NOTHING, "pass", "printed no summary"),
-        (FIRST_RELEASES, "raise SystemExit(5)", "ended with 5"),
+        (FIRST_RELEASES, "raise SystemExit(5)", "failed with exit code 5"),
     ],
 )
 def test_nothing_is_called_compiled_without_proof(
@@ -117,7 +117,7 @@ def test_nothing_is_called_compiled_without_proof(
 def test_only_neuron_compiles_beforehand(tmp_path: Path) -> None:
     done = start(tmp_path, FIRST_RELEASES, sys.executable, "-c", "pass", device="cpu")
     assert done.returncode == CODES["config"]
-    assert done.stderr == "config: device.type is cpu: only neuron compiles graphs beforehand\n"
+    assert done.stderr == "config: device.type is cpu: only neuron compiles graphs in advance\n"
 
 
 @pytest.fixture(scope="module")
