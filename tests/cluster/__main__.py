@@ -1,12 +1,12 @@
-"""A Kubernetes of one's own, for as long as it is wanted: nothing of it is outside its namespaces.
+"""A private Kubernetes cluster. Nothing of it is outside its namespaces.
 
     python -m tests.cluster up       start one and leave it running
-    python -m tests.cluster status   say whether it runs, and how to use it
+    python -m tests.cluster status   print whether it runs, and how to use it
     python -m tests.cluster exec -- COMMAND...    run a command that can reach it
     python -m tests.cluster down     end it
     python -m tests.cluster build    only build its programs
 
-Exit codes: 0 good, 1 it is not running, 2 usage, 3 this machine cannot.
+Exit codes: 0 success, 1 not running, 2 wrong usage, 3 not possible on this machine.
 """
 
 from __future__ import annotations

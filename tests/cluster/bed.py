@@ -25,7 +25,7 @@ KINDS = {
     P5: "p5en.48xlarge",
     TRN1: "trn1.32xlarge",
 }
-SECONDS = 60.0  # until controllers, scheduler and operator have said what they say
+SECONDS = 60.0  # until controllers, scheduler and operator have written their conditions and events
 
 
 class Bed:

@@ -1,4 +1,4 @@
-"""TRAINYARD_TEST_KUBECONFIG: the same tests on a cluster that somebody gives, here one of our own."""
+"""TRAINYARD_TEST_KUBECONFIG: the same tests on a given cluster, here one of our own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """`yard job submit`, `status`, `list` and `stop` on a real API server with the real operator.
 
-kwok plays the kubelets: a pod is Running at once and never says anything, so that a checkpoint at the end is
-what cannot be told here.
+kwok plays the kubelets: a pod is Running at once and writes no log, so the last checkpoint is unknown.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def test_from_submit_over_stop_to_resume_and_replace(
     assert invoke(["job", "status", "-n", team, "--json"]) == 0
     status = json.loads(capsys.readouterr().out)
     assert sorted(pod["node"] for pod in status["pods"])[0].startswith("submit-")
-    assert "run directory" in status["not_seen"], "kwok has no exec, and that is said"
+    assert "run directory" in status["not_seen"], "kwok has no exec, and the status says so"
 
     assert invoke(["job", "submit", CELL, "-n", team]) == 1
     assert f"a job {JOB} exists already (Running); nothing was changed" in capsys.readouterr().err
@@ -167,7 +166,7 @@ def test_a_retry_changes_what_its_class_asks_for_and_keeps_a_ledger(
 def test_following_ends_at_the_first_cause_of_delay(
     kube: Kube, team: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The nodes are cordoned: what the scheduler does not say in so many words is recomputed."""
+    """The nodes are cordoned. `yard` computes what the scheduler does not say."""
     for number in range(2):
         kube.run("cordon", f"submit-{number}")
     try:

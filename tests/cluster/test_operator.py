@@ -1,4 +1,4 @@
-"""`yard wiring` judges by rules that were read in the operator's source: here by the operator itself."""
+"""The rules of `yard wiring` come from the operator's source. Here the operator itself checks them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cell trains on two real nodes as on this machine, and goes on exactly after each fault of a cluster."""
+"""A cell trains on two real nodes as on this machine, and continues exactly after each fault of a cluster."""
 
 from __future__ import annotations
 

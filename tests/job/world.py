@@ -28,7 +28,7 @@ def stamp(seconds: float) -> str:
     return (NOW - timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S.000000000Z")
 
 
-def node(name: str, kind: str, *, zone: str = "eu-west-1a", taints: list[Object] | None = None) -> Object:
+def node(name: str, kind: str, *, zone: str = "eu-west-1a") -> Object:
     """A node of an instance type, with its allocatable resources from the fact table."""
     fact = INSTANCES[kind]
     memory = fact.allocatable_memory_mib - fact.hugepages_2mi_mib
@@ -56,7 +56,7 @@ def node(name: str, kind: str, *, zone: str = "eu-west-1a", taints: list[Object]
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": name, "uid": f"uid-{name}", "labels": labels},
-        "spec": {"taints": taints or []},
+        "spec": {"taints": []},
         "status": {"allocatable": allocatable, "conditions": conditions},
     }
 

@@ -19,14 +19,6 @@ from tools.simulator.wiring import Analysis
 Job = Callable[..., dict[str, Any]]
 
 TORCHRUN = ["torchrun", "-m", "trainer"]
-STATIC = [
-    "torchrun",
-    "--nnodes=2",
-    "--node-rank=$(RANK)",
-    "--master-addr=$(MASTER_ADDR)",
-    "--master-port=1",
-    "a.py",
-]
 
 
 def analysed(job: dict[str, Any], version: str = "1.9.4") -> Analysis:
@@ -51,7 +43,7 @@ def analysed(job: dict[str, Any], version: str = "1.9.4") -> Analysis:
         {"spec": {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 8}}},
     ],
 )
-def test_nothing_speaks_against_these(make_job: Job, change: dict[str, Any]) -> None:
+def test_these_pass(make_job: Job, change: dict[str, Any]) -> None:
     analysis = analysed(make_job(**{"command": TORCHRUN, **change}))
     assert analysis.verdict.state is State.PASS, analysis.verdict
     assert len(analysis.nodes) == change.get("pods", 2)
@@ -114,7 +106,7 @@ def test_these_fail_with_the_reason(make_job: Job, change: dict[str, Any], reaso
         ({"spec": {"runPolicy": {"suspend": True}}}, "it has no pods"),
     ],
 )
-def test_these_cannot_be_told(make_job: Job, change: dict[str, Any], reason: str) -> None:
+def test_the_verdict_on_these_is_cannot_tell(make_job: Job, change: dict[str, Any], reason: str) -> None:
     verdict = analysed(make_job(**{"command": TORCHRUN, **change})).verdict
     assert verdict.state is State.CANNOT_TELL
     assert reason in verdict.summary
