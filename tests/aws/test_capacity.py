@@ -51,7 +51,9 @@ def world(gaps: Gaps, session: Session) -> Any:
     return gaps
 
 
-def judged(session: Session, kind: str = "p5.48xlarge", count: int = 2, **options: Any) -> dict[str, Finding]:
+def findings(
+    session: Session, kind: str = "p5.48xlarge", count: int = 2, **options: Any
+) -> dict[str, Finding]:
     wanted = capacity.Wanted(instance(kind), count, **options)
     found = capacity.check(session, wanted)
     return {one.name: one for one in [*found, capacity.verdict(found, wanted)]}
@@ -59,7 +61,7 @@ def judged(session: Session, kind: str = "p5.48xlarge", count: int = 2, **option
 
 def test_no_known_obstacle_is_not_a_pass(world: Gaps, session: Session) -> None:
     network = make_network(session, ["us-west-2a"])
-    found = judged(session, vpc=network.vpc)
+    found = findings(session, vpc=network.vpc)
     passed = {name for name, one in found.items() if one.state is State.PASS}
     unknown = {name for name, one in found.items() if one.state is State.CANNOT_TELL}
     assert passed == {"offered", "addresses", "quota", "permission"}
@@ -71,11 +73,11 @@ def test_what_is_reserved_is_a_yes_whatever_the_quota(world: Gaps, session: Sess
     give_reservation(world, 2)
     give_quota(world, 0.0, 0.0)
     network = make_network(session, ["us-west-2a"])
-    found = judged(session, vpc=network.vpc)
+    found = findings(session, vpc=network.vpc)
     assert found["quota"].state is State.PASS
     assert found["capacity"].state is State.PASS
-    assert judged(session, count=3, vpc=network.vpc)["capacity"].state is State.FAIL
-    assert judged(session, zone="us-west-2b", vpc=network.vpc)["capacity"].state is State.FAIL
+    assert findings(session, count=3, vpc=network.vpc)["capacity"].state is State.FAIL
+    assert findings(session, zone="us-west-2b", vpc=network.vpc)["capacity"].state is State.FAIL
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_a_reservation_counts_where_nodes_may_start_in_it(
     whole = {"InstancePlatform": "Linux/UNIX", "Tenancy": "default", "State": "active"}
     give_reservation(world, 4, **whole | row)
     give_quota(world, 0.0, 0.0)
-    found = judged(session, **options)
+    found = findings(session, **options)
     assert found["reservations"].state is (State.PASS if counts else State.CANNOT_TELL)
     assert found["quota"].state is (State.PASS if counts else State.FAIL), "a reservation needs no quota"
 
@@ -103,43 +105,43 @@ def test_a_reservation_counts_where_nodes_may_start_in_it(
 def test_a_small_quota_fails(world: Gaps, session: Session) -> None:
     """With 192 vCPUs each, four instances fit a quota of 768. A running instance counts."""
     network = make_network(session, ["us-west-2a"])
-    assert judged(session, count=4)["quota"].state is State.PASS
-    assert judged(session, count=5)["quota"].state is State.FAIL
+    assert findings(session, count=4)["quota"].state is State.PASS
+    assert findings(session, count=5)["quota"].state is State.FAIL
     make_nodes(session, "p5.48xlarge", 1, network, "us-west-2a")
     make_nodes(session, "m5.large", 3, network, "us-west-2a")
-    found = judged(session, count=4)["quota"]
+    found = findings(session, count=4)["quota"]
     assert found.state is State.FAIL
     assert "192 in use" in found.evidence[0]
 
 
 def test_the_default_quota_holds_where_none_is_applied(world: Gaps, session: Session) -> None:
     give_quota(world, None, 0.0)
-    found = judged(session)["quota"]
+    found = findings(session)["quota"]
     assert (found.state, "default" in found.evidence[0]) == (State.FAIL, True)
 
 
 def test_small_subnets_fail(world: Gaps, session: Session) -> None:
     """A /24 has 251 addresses. A p5.48xlarge needs one for each of its 32 interfaces."""
     network = make_network(session, ["us-west-2a", "us-west-2b"])
-    assert judged(session, count=7, vpc=network.vpc)["addresses"].state is State.PASS
-    found = judged(session, count=8, vpc=network.vpc)["addresses"]
+    assert findings(session, count=7, vpc=network.vpc)["addresses"].state is State.PASS
+    found = findings(session, count=8, vpc=network.vpc)["addresses"]
     assert (found.state, "256 needed" in found.summary) == (State.FAIL, True)
 
 
 def test_without_a_vpc_the_addresses_are_unknown(world: Gaps, session: Session) -> None:
-    assert judged(session)["addresses"].state is State.CANNOT_TELL
+    assert findings(session)["addresses"].state is State.CANNOT_TELL
 
 
 def test_a_zone_without_the_type_fails(world: Gaps, session: Session) -> None:
     there = {zone.name for zone in offers.offering(session, "trn1.32xlarge")}
     absent = next(zone.name for zone in offers.zones(session) if zone.name not in there)
-    found = judged(session, "trn1.32xlarge", zone=absent)
+    found = findings(session, "trn1.32xlarge", zone=absent)
     assert found["offered"].state is State.FAIL
     assert found["capacity"].state is State.FAIL
 
 
 def test_a_dry_run_starts_nothing(world: Gaps, session: Session) -> None:
-    judged(session)
+    findings(session)
     assert session.call("ec2", "describe_instances")["Reservations"] == []
 
 
@@ -155,7 +157,7 @@ def test_the_first_block_on_offer_is_named_with_its_price(world: Gaps, session: 
         for day, fee in ((9, "1.0"), (3, "1887.84"))
     ]
     world["ec2", "describe_capacity_block_offerings"] = {"CapacityBlockOfferings": rows}
-    found = judged(session)["capacity block"]
+    found = findings(session)["capacity block"]
     assert "from 2026-12-03 11:30 UTC in us-west-2a for 1887.84 USD" in found.summary
     assert "cb-3" in (found.remedy or "")
 
@@ -180,7 +182,7 @@ def test_the_command_exits_with_the_verdict(world: Gaps, yard: Yard) -> None:
     ran = yard("capacity", "p5.48xlarge", "5", "--region", "us-west-2", "--json")
     assert (ran.code, json.loads(ran.out)["verdict"]["level"]) == (1, "FAIL")
     give_reservation(world, 4)
-    assert yard("capacity", "ml.p5.48xlarge", "2", "--region", "us-west-2").code == 3, "no VPC was looked at"
+    assert yard("capacity", "ml.p5.48xlarge", "2", "--region", "us-west-2").code == 3, "no VPC was given"
     assert yard("capacity", "p5.48xl", "2", "--region", "us-west-2").code == 2
 
 

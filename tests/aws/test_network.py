@@ -45,7 +45,7 @@ def spec(change: Change) -> Spec:
     return change("gpu", FSX_FILE_SYSTEM_ID=None)
 
 
-def judged(session: Session, spec: Spec) -> dict[str, Finding]:
+def findings(session: Session, spec: Spec) -> dict[str, Finding]:
     return {one.name: one for one in network.check(session, spec)}
 
 
@@ -56,7 +56,7 @@ def allow(session: Session, group: str, *, egress: bool = False, **rule: Any) ->
 
 def test_a_good_network_passes(net: Network, session: Session, spec: Spec) -> None:
     make_nodes(session, "p4d.24xlarge", 1, net, "us-west-2a", trainyard__cluster="gpu")
-    found = judged(session, spec)
+    found = findings(session, spec)
     assert {one.state for one in found.values()} == {State.PASS}, found
     assert "every node has it" in found["itself"].summary
 
@@ -68,9 +68,9 @@ def test_nodes_without_a_group_open_to_itself(net: Network, session: Session, sp
     itself: dict[str, Any] = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": other}]}
     allow(session, other, **itself)
     session.call("ec2", "modify_instance_attribute", InstanceId=node, Groups=[other])
-    assert judged(session, spec)["itself"].state is State.FAIL
+    assert findings(session, spec)["itself"].state is State.FAIL
     allow(session, other, egress=True, **itself)
-    assert judged(session, spec)["itself"].state is State.PASS
+    assert findings(session, spec)["itself"].state is State.PASS
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_ssh_from_the_internet(
     rule: dict[str, Any] = {} if first is None else {"FromPort": first, "ToPort": last}
     rule |= {"Ipv6Ranges": [{"CidrIpv6": cidr}]} if ":" in cidr else {"IpRanges": [{"CidrIp": cidr}]}
     allow(session, net.group, IpProtocol=protocol, **rule)
-    assert judged(session, spec)["ssh"].state is level
+    assert findings(session, spec)["ssh"].state is level
 
 
 def test_ssh_from_the_internet_through_a_prefix_list(
@@ -113,23 +113,23 @@ def test_ssh_from_the_internet_through_a_prefix_list(
 
     office = [{"PrefixListId": listed("203.0.113.0/24")}]
     allow(session, net.group, IpProtocol="tcp", FromPort=22, ToPort=22, PrefixListIds=office)
-    assert judged(session, spec)["ssh"].state is State.PASS
+    assert findings(session, spec)["ssh"].state is State.PASS
     world = [{"PrefixListId": listed("203.0.113.0/24", "0.0.0.0/0")}]
     allow(session, net.group, IpProtocol="tcp", FromPort=22, ToPort=22, PrefixListIds=world)
-    assert judged(session, spec)["ssh"].state is State.FAIL
+    assert findings(session, spec)["ssh"].state is State.FAIL
     gaps["ec2", "get_managed_prefix_list_entries"] = refusal("UnauthorizedOperation", "no", 403)
-    assert judged(session, spec)["ssh"].state is State.CANNOT_TELL
+    assert findings(session, spec)["ssh"].state is State.CANNOT_TELL
 
 
 def test_nodes_in_two_zones(net: Network, session: Session, spec: Spec) -> None:
     """A second zone is a fault only for nodes with EFA."""
     for zone in ZONES:
         make_nodes(session, "m5.large", 1, net, zone, trainyard__cluster="gpu")
-    assert judged(session, spec)["zone"].state is State.PASS
+    assert findings(session, spec)["zone"].state is State.PASS
     make_nodes(session, "p4d.24xlarge", 2, net, ZONES[0], trainyard__cluster="gpu")
-    assert judged(session, spec)["zone"].state is State.WARN, "no placement group"
+    assert findings(session, spec)["zone"].state is State.WARN, "no placement group"
     make_nodes(session, "p4d.24xlarge", 1, net, ZONES[1], trainyard__cluster="gpu")
-    assert judged(session, spec)["zone"].state is State.FAIL
+    assert findings(session, spec)["zone"].state is State.FAIL
 
 
 @pytest.mark.parametrize(
@@ -139,14 +139,14 @@ def test_an_old_cni(
     net: Network, session: Session, spec: Spec, gaps: Gaps, version: str, level: State
 ) -> None:
     Addon(gaps, version)
-    assert judged(session, spec)["cni"].state is level
+    assert findings(session, spec)["cni"].state is level
 
 
 def test_the_version_of_a_cni_without_addon_is_unknown(
     net: Network, session: Session, spec: Spec, gaps: Gaps
 ) -> None:
     gaps["eks", "describe_addon"] = refusal("ResourceNotFoundException", "No addon", 404)
-    assert judged(session, spec)["cni"].state is State.CANNOT_TELL
+    assert findings(session, spec)["cni"].state is State.CANNOT_TELL
 
 
 def test_lustre_ports(net: Network, session: Session, change: Change, gaps: Gaps) -> None:
@@ -158,23 +158,23 @@ def test_lustre_ports(net: Network, session: Session, change: Change, gaps: Gaps
     }
     gaps["fsx", "describe_file_systems"] = {"FileSystems": [row]}
     spec = change("gpu")
-    closed = judged(session, spec)["lustre"]
+    closed = findings(session, spec)["lustre"]
     assert (closed.state, "988, 1018-1023" in closed.summary) == (State.FAIL, True)
     nodes = [{"GroupId": net.group}]
     allow(session, group, IpProtocol="tcp", FromPort=988, ToPort=988, UserIdGroupPairs=nodes)
-    half = judged(session, spec)["lustre"]
+    half = findings(session, spec)["lustre"]
     assert (half.state, "988" in half.summary.replace("1018-1023", "")) == (State.FAIL, False)
     allow(session, group, IpProtocol="tcp", FromPort=1018, ToPort=1023, UserIdGroupPairs=nodes)
-    assert judged(session, spec)["lustre"].state is State.PASS
+    assert findings(session, spec)["lustre"].state is State.PASS
     session.call("ec2", "revoke_security_group_ingress", GroupId=group, IpPermissions=ingress(session, group))
     make_nodes(session, "m5.large", 1, net, "us-west-2a", trainyard__cluster="gpu")
     for first, last in ((988, 988), (1018, 1020), (1021, 1023)):
-        assert judged(session, spec)["lustre"].state is State.FAIL
+        assert findings(session, spec)["lustre"].state is State.FAIL
         subnets = [{"CidrIp": "10.0.0.0/16"}]
         allow(session, group, IpProtocol="tcp", FromPort=first, ToPort=last, IpRanges=subnets)
-    assert judged(session, spec)["lustre"].state is State.PASS, "by the nodes' addresses"
+    assert findings(session, spec)["lustre"].state is State.PASS, "by the nodes' addresses"
     row["VpcId"] = "vpc-0fffffff"
-    away = judged(session, spec)["lustre"]
+    away = findings(session, spec)["lustre"]
     assert (away.state, "is in vpc-0fffffff, but the nodes are in" in away.summary) == (State.WARN, True)
 
 
@@ -182,7 +182,7 @@ def test_a_file_system_that_is_gone_is_a_fault(
     net: Network, session: Session, change: Change, gaps: Gaps
 ) -> None:
     gaps["fsx", "describe_file_systems"] = refusal("FileSystemNotFound", "no such", 400)
-    assert judged(session, change("gpu"))["lustre"].state is State.FAIL
+    assert findings(session, change("gpu"))["lustre"].state is State.FAIL
 
 
 def ingress(session: Session, group: str) -> list[dict[str, Any]]:

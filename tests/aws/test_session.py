@@ -103,7 +103,7 @@ PROFILES = Path(__file__).with_name("profiles.ini")
     ("profile", "kind", "said", "hint"),
     [
         ("reserch", "credentials", "the profile reserch does not exist", "did you mean research?"),
-        ("nobody", "credentials", "the profile nobody does not exist", "list-profiles"),
+        ("zzz", "credentials", "the profile zzz does not exist", "list-profiles"),
         ("research", "credentials", 'source_profile "bas"', "aws configure"),
         ("careful", "credentials", "needs an MFA code", "terminal"),
         ("round", "credentials", "Infinite loop", "aws configure"),
@@ -124,11 +124,11 @@ def test_a_profile_without_credentials_is_reported(
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name)
 
-    def nobody_types(prompt: str) -> str:
+    def no_terminal(prompt: str) -> str:
         raise EOFError
 
     make = AssumeRoleProvider.__init__
-    defaults = tuple(nobody_types if one is getpass.getpass else one for one in make.__defaults__)
+    defaults = tuple(no_terminal if one is getpass.getpass else one for one in make.__defaults__)
     monkeypatch.setattr(make, "__defaults__", defaults)
     with pytest.raises(AwsError) as caught:
         Session(REGION, profile).identity()

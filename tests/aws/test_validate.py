@@ -32,13 +32,13 @@ def whole() -> dict[str, list[Object]]:
     return found
 
 
-def judged(objects: dict[str, list[Object]], **unseen: str) -> dict[str, Finding]:
+def findings(objects: dict[str, list[Object]], **unseen: str) -> dict[str, Finding]:
     spec = specs.load(repo.root(), "gpu")
     return {one.name: one for one in validate.check(spec, Snapshot(objects, unseen))}
 
 
 def test_a_complete_cluster_passes() -> None:
-    found = judged(whole())
+    found = findings(whole())
     assert {one.state for one in found.values()} == {State.PASS}, found
     assert list(found) == [name for name, _, _ in validate.CHECKS if name != "auto-resume"]
 
@@ -92,7 +92,7 @@ def test_each_fault_is_found_by_its_own_check(
 ) -> None:
     objects = whole()
     take(objects, *path, value=value)
-    found = judged(objects)[name]
+    found = findings(objects)[name]
     assert (found.state, said in found.summary) == (level, True), found
     assert found.remedy
 
@@ -104,13 +104,13 @@ def test_names_do_not_matter() -> None:
     service.update(namespace="elsewhere", name="another")
     metadata = objects[SLICES][0]["metadata"]
     metadata |= {"namespace": "elsewhere", "labels": {"kubernetes.io/service-name": "another"}}
-    assert judged(objects)["operator"].state is State.PASS
+    assert findings(objects)["operator"].state is State.PASS
 
 
 def test_denied_kinds_are_unknown_and_not_failed() -> None:
     objects = whole()
     del objects["nodes"], objects[CRD]
-    found = judged(objects, nodes="nodes is forbidden", **{CRD: "forbidden"})
+    found = findings(objects, nodes="nodes is forbidden", **{CRD: "forbidden"})
     hidden = {name for name, one in found.items() if one.state is State.CANNOT_TELL}
     assert hidden == {"nodes", "devices", "efa", "operator", "fsx", "health agents", "pods"}
     assert not any(one.state is State.FAIL for one in found.values())
@@ -125,7 +125,7 @@ def test_hyperpods_labels_are_monitoring_and_problems() -> None:
             "sagemaker.amazonaws.com/node-health-status": health,
             "sagemaker.amazonaws.com/deep-health-check-status": deep,
         }
-    found = judged(objects)
+    found = findings(objects)
     assert found["health agents"].state is State.PASS
     assert found["devices"].state is State.PASS
     assert "UnschedulablePendingReplacement (HyperPod replaces it" in found["nodes"].evidence[0]

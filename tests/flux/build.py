@@ -1,8 +1,8 @@
-"""Flux's kustomize-controller, built from its pinned module, and what else the tests take from Go modules.
+"""Builds Flux's kustomize-controller and fetches other parts from pinned Go modules.
 
-It lies in `$XDG_CACHE_HOME/trainyard/flux/<digest>` (`~/.cache` without it), beside the test cluster's own
-programs. source-controller is not among it: a module that it needs is not to be had; tests.flux.source stands
-in for it.
+They are in `$XDG_CACHE_HOME/trainyard/flux/<digest>` (default `~/.cache`), next to the programs of the test
+cluster. source-controller cannot be built, because one of its modules is not available; tests.flux.source
+replaces it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.parts.gomodule import Module, Progress
 SOURCE = Path(__file__).parent / "binaries/kustomize-controller"
 CONTROLLER = "github.com/fluxcd/kustomize-controller"
 PACKAGES = (CONTROLLER, "github.com/getsops/sops/v3/cmd/sops", "filippo.io/age/cmd/age-keygen")
-# Folders of modules, by the name that they get here: module, version, folder.
+# Folders of modules by their name here: module, version, folder.
 FOLDERS = {
     "crds/kustomize": (CONTROLLER, "1.9.5", "config/crd/bases"),
     "crds/source": ("github.com/fluxcd/source-controller", "1.9.5", "config/crd/bases"),
@@ -34,14 +34,13 @@ class Parts:
     root: Path
 
     def program(self, name: str) -> Path:
-        """Return where kustomize-controller, sops or age-keygen lies."""
+        """Return the path of kustomize-controller, sops or age-keygen."""
         return self.root / "bin" / name
 
     def folder(self, name: str) -> Path:
-        """Return one of FOLDERS."""
         return self.root / name
 
 
 def ensure(progress: Progress) -> Parts:
-    """Return the parts; make them where they are not there yet (3 to 6 minutes, once). Raises CannotBuild."""
+    """Return the parts. Building them takes 3 to 6 minutes, once. Raises CannotBuild."""
     return Parts(gomodule.ensure(SOURCE, MODULE, gomodule.cache("flux"), progress))

@@ -1,4 +1,4 @@
-"""Flux on a Kubernetes of its own. `make test-flux` runs these tests; `make test` passes them by."""
+"""Flux on its own Kubernetes cluster. `make test-flux` runs these tests; `make test` skips them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tools.core import repo
 
 @pytest.fixture(scope="session")
 def start(say: Progress) -> Callable[[Path], Fleet]:
-    """A function that starts an empty cluster with Flux, which watches a working copy; close it after use."""
+    """A function that starts an empty cluster with Flux for a working copy. Close the cluster after use."""
 
     def started(clone: Path) -> Fleet:
         try:
@@ -32,7 +32,7 @@ def start(say: Progress) -> Callable[[Path], Fleet]:
 
 @pytest.fixture(scope="session")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
-    """A function that clones this repository as it is committed; its branch is main."""
+    """A function that clones the committed state of this repository as branch main."""
 
     def made() -> Path:
         root = tmp_path_factory.mktemp("clone") / "trainyard"
@@ -45,7 +45,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
 
 @pytest.fixture(scope="session")
 def world(start: Callable[[Path], Fleet], clone: Callable[[], Path]) -> Iterator[World]:
-    """The cluster `cpu-demo`, reconciled from a clone that tests may commit to."""
+    """The cluster `cpu-demo`, reconciled from a clone to which tests may commit."""
     root = clone()
     fleet = start(root)
     try:

@@ -1,4 +1,4 @@
-"""Flux on a test cluster: the real kustomize-controller, and the git repository that it reconciles from."""
+"""Flux on a test cluster: the real kustomize-controller, and its git repository."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tests.flux.source import Source
 NAMESPACE = "flux-system"
 ADDRESS = "https://git.example.com/team/trainyard.git"  # of base/flux/sync/sync.yaml
 KIND = "kustomizations.kustomize.toolkit.fluxcd.io"
-PATIENCE = 400  # seconds that anything may take on a machine with no time; usually one
-# The API server's answer, 429, of a type that is just being made: kubectl asks again.
+PATIENCE = 400  # seconds for one step on a busy machine; usually one is enough
+# The API server's answer (429) for a type that is being created. The request is repeated.
 STORAGE_COMES = "storage is (re)initializing"
-# Without waiting that only a production cluster needs (`kustomize-controller --help`).
+# Shorter waits than in production (`kustomize-controller --help`).
 FLAGS = (
     *("--watch-all-namespaces", "--enable-leader-election=false", "--events-addr=", "--log-encoding=console"),
     *("--metrics-addr=127.0.0.1:18190", "--health-addr=127.0.0.1:18191"),
@@ -38,18 +38,18 @@ FLAGS = (
 
 @dataclass
 class Fleet:
-    """A cluster with Flux, and one working copy of the repository that it watches."""
+    """A cluster with Flux, and a working copy of its repository."""
 
     plane: ControlPlane
     parts: Parts
     source: Source
-    programs: Path  # put first on the controller's PATH
+    programs: Path  # first in the controller's PATH
 
     @classmethod
     def start_new(cls, programs: Programs, parts: Parts, clone: Path) -> Fleet:
-        """Start a control plane without a training operator, and Flux, for which `clone` is at ADDRESS.
+        """Start a control plane without a training operator, and Flux with `clone` at ADDRESS.
 
-        Raises Unsupported where this machine cannot.
+        Raises Unsupported where this machine cannot run it.
         """
         sandbox = Sandbox()
         try:
@@ -69,11 +69,10 @@ class Fleet:
 
     @property
     def kube(self) -> Kube:
-        """Return the cluster's kubectl."""
         return self.plane.kube
 
     def install(self) -> None:
-        """Apply Flux's types and start its controller, as `flux install` does on a cluster with nodes."""
+        """Apply Flux's types and start its controller, as `flux install` does."""
         self.kube.make_namespace(NAMESPACE)
         for name in ("kustomize", "source", "helm"):
             self.kube.apply(_joined(self.parts.folder(f"crds/{name}").glob("*.yaml")), None)
@@ -83,7 +82,6 @@ class Fleet:
         self.start()
 
     def start(self) -> Process:
-        """Start kustomize-controller."""
         environment = {
             name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")
         }
@@ -96,22 +94,21 @@ class Fleet:
         return process
 
     def restart(self) -> None:
-        """Kill kustomize-controller and start it again."""
         self.plane.process("kustomize-controller").kill()
         self.start()
 
     def apply(self, directory: Path) -> None:
-        """What a person does once: `kubectl apply --server-side -k clusters/<name>`."""
+        """Run `kubectl apply --server-side -k clusters/<name>`, as a user does once."""
         self.kube.run("apply", "--server-side", "-k", str(directory))
 
     def get(self, name: str, namespace: str = NAMESPACE) -> Object:
-        """Return a Flux Kustomization; an empty one where there is none."""
+        """Return a Flux Kustomization, or an empty object where it does not exist."""
         return self.kube.get(KIND, name, namespace) or {}
 
     def poke(self, *names: str) -> str:
-        """Ask for a reconciliation now, as `flux reconcile kustomization NAME` does; return the request.
+        """Request a reconciliation, as `flux reconcile kustomization NAME` does, and return the request.
 
-        By its field manager, too: what kubectl writes on what Flux applies is taken back.
+        The field manager is Flux's, because Flux reverts changes of kubectl's default manager.
         """
         asked = str(time.time_ns())
         value = f"reconcile.fluxcd.io/requestedAt={asked}"
@@ -120,7 +117,7 @@ class Fleet:
         return asked
 
     def wait(self, what: str, ready: Callable[[], bool], seconds: float = PATIENCE) -> None:
-        """Wait until `ready`, and publish meanwhile. Raises TimeoutError with the conditions."""
+        """Wait until `ready`, and publish commits meanwhile. Raises TimeoutError with the conditions."""
 
         def look() -> bool:
             self.source.publish()
@@ -137,7 +134,7 @@ class Fleet:
             raise TimeoutError(f"{problem}\n{self.states()}\n{self._log()}") from None
 
     def reconciled(self, name: str, seconds: float = PATIENCE) -> Object:
-        """Poke a Kustomization, wait until it has handled that, and return it, Ready or not."""
+        """Request a reconciliation of a Kustomization, wait for it, and return the Kustomization."""
         self.source.publish()
         asked = self.poke(name)
 
@@ -148,7 +145,7 @@ class Fleet:
         return self.get(name)
 
     def ready(self, name: str, commit: str | None = None) -> bool:
-        """Say whether a Kustomization is Ready in its present generation, and at `commit`."""
+        """Return whether a Kustomization is Ready in its current generation, and at `commit`."""
         item = self.get(name)
         found = condition(item)
         applied = str((item.get("status") or {}).get("lastAppliedRevision", ""))
@@ -159,11 +156,10 @@ class Fleet:
         )
 
     def wait_ready(self, name: str, commit: str | None = None, seconds: float = PATIENCE) -> None:
-        """Wait until a Kustomization is Ready."""
         self.wait(f"{name} to be Ready", lambda: self.ready(name, commit), seconds)
 
     def wait_failed(self, name: str, seconds: float = PATIENCE) -> str:
-        """Wait until a Kustomization is not Ready and not on its way either; return why."""
+        """Wait until a Kustomization has failed, and return the reason."""
 
         def failed() -> bool:
             found = condition(self.get(name))
@@ -173,7 +169,6 @@ class Fleet:
         return str(condition(self.get(name))["message"])
 
     def states(self) -> str:
-        """Return each Kustomization's condition, a line each."""
         lines = []
         for item in self.kube.list(KIND):
             found = condition(item)
@@ -185,31 +180,29 @@ class Fleet:
 
 
 def condition(item: Object, kind: str = "Ready") -> Object:
-    """Return a condition whatever its status; an empty one where there is none."""
+    """Return a condition with any status, or an empty object where it does not exist."""
     found = (item.get("status") or {}).get("conditions") or []
     return next((one for one in found if one["type"] == kind), {})
 
 
 def git(repository: Path, *words: str) -> str:
-    """Run git in a working copy, as an author of no name."""
     who = ["-c", "user.name=test", "-c", "user.email=test@example.com", "-c", "commit.gpgsign=false"]
     command = ["git", *who, *words]
     return subprocess.run(command, cwd=repository, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def commit(repository: Path, message: str) -> str:
-    """Commit everything in a working copy and return the commit."""
     git(repository, "add", "--all")
     git(repository, "commit", "--quiet", "--allow-empty", "--message", message)
     return git(repository, "rev-parse", "HEAD")
 
 
 def mirrors(folder: Path, plane: ControlPlane, parts: Parts, root: Path) -> Path:
-    """Make a `git` that has the remote bases of base/plugins on this machine; return its directory.
+    """Create a program `git` that finds the remote bases of base/plugins locally; return its directory.
 
     kustomize fetches a remote base with `git fetch --depth=1 <address> <commit>`. Here each pinned commit is
-    a branch of a repository on the disk with the same folders, from the Go module of the same version;
-    everything else goes to the real git. An address or commit that is not there fails as in the world.
+    a branch of a local repository with the same folders, from the Go module of the same version. Everything
+    else goes to the real git. An unknown address or commit fails as it does upstream.
     """
     real = shutil.which("git")
     assert real is not None
@@ -233,14 +226,13 @@ def mirrors(folder: Path, plane: ControlPlane, parts: Parts, root: Path) -> Path
 
 
 def _remote_base(path: Path) -> tuple[str, str]:
-    """Return address and commit of the one remote base in a kustomization."""
     text = yaml.safe_load(path.read_text(encoding="utf-8"))["resources"][0]
     address, _, reference = text.partition("?ref=")
     return "/".join(address.split("/")[:5]), reference
 
 
 def _write_operator(directory: Path, plane: ControlPlane) -> None:
-    """Write upstream's manifests, with the webhook where tests.cluster runs the operator."""
+    """Write upstream's manifests with the webhook address of tests.cluster's operator."""
     directory.mkdir(parents=True)
     (directory / "all.yaml").write_text(plane.operator_manifests(deployment=True), encoding="utf-8")
     kustomization = {"resources": ["all.yaml"]}

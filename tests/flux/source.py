@@ -1,8 +1,8 @@
-"""What stands in for source-controller: GitRepository objects get the artifact of their commit.
+"""Stands in for source-controller: GitRepository objects get the artifact of their commit.
 
-Like it, it takes `spec.ref` of the repository at `spec.url`, only the folders of `spec.sparseCheckout`, and
-writes `status.artifact` and the condition Ready. Unlike it, it looks only when it is told to, and finds
-repositories on this machine's disk by their address.
+As source-controller does, it reads `spec.ref` of the repository at `spec.url` with only the folders of
+`spec.sparseCheckout`, and writes `status.artifact` and the condition Ready. Unlike it, it runs only on
+request, and finds repositories on this machine by their address.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KIND = "gitrepositories.source.toolkit.fluxcd.io"
 
 @dataclass
 class Source:
-    """A web server in the cluster's network, and the repositories whose commits it serves."""
+    """A web server in the cluster's network, and the repositories that it serves."""
 
     kube: Kube
     folder: Path
@@ -39,7 +39,7 @@ class Source:
         sandbox.start("artifacts", [*server, "--directory", self.folder])
 
     def publish(self) -> None:
-        """Give every GitRepository that is not suspended the artifact of what it asks for now."""
+        """Give every GitRepository that is not suspended the artifact of its current reference."""
         for item in self.kube.list(KIND):
             if not item["spec"].get("suspend"):
                 self._publish(item)
@@ -60,7 +60,7 @@ class Source:
         self.kube.run(*words, "--subresource=status", "--type=merge", f"--patch={patch}")
 
     def _wanted(self, item: Object) -> tuple[str, str]:
-        """Return the commit that a GitRepository asks for now, and the artifact's revision of it."""
+        """Return the current commit of a GitRepository, and the revision of its artifact."""
         reference = item["spec"]["ref"]
         branch = None if reference.get("commit") else reference["branch"]
         name = f"refs/heads/{branch}" if branch else reference["commit"]
@@ -69,7 +69,7 @@ class Source:
         return commit, f"{branch}@sha1:{commit}" if branch else f"sha1:{commit}"
 
     def _stored(self, item: Object, commit: str, revision: str) -> Object:
-        """Return the status of a GitRepository whose artifact lies in the folder."""
+        """Store the artifact of a GitRepository and return its status."""
         spec, metadata = item["spec"], item["metadata"]
         repository = self.repositories[spec["url"]]
         archive = _git(repository, "archive", "--format=tar", commit, *spec.get("sparseCheckout", []))
@@ -103,7 +103,7 @@ def _ready(item: Object, status: str, reason: str, message: str) -> Object:
 
 
 def _has(item: Object, revision: str) -> bool:
-    """Say whether an object has its artifact: of this revision, for what its spec says now."""
+    """Return whether an object has the artifact of this revision and of its current spec."""
     status = item.get("status") or {}
     known = (status.get("artifact") or {}).get("revision"), status.get("observedGeneration")
     ready = (status.get("conditions") or [{}])[0].get("status") == "True"

@@ -1,6 +1,6 @@
-"""This repository, as committed, reconciles onto an empty API server: each cluster, each Kustomization.
+"""The committed state of this repository reconciles on an empty API server: each cluster and Kustomization.
 
-The first file of the folder: the others commit to the clone of cpu-demo.
+This file runs first, because the others commit to the clone of cpu-demo.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tools.gitops import check
 
 
 def test_cpu_demo_is_up_and_the_platform_came_before_the_runs(world: World) -> None:
-    """Its example run's job is the operator's already, with the claim bound and the facts filled in."""
+    """The operator runs the job of the example run, with the claim bound and the facts filled in."""
     assert world.runs_said & {"DependencyNotReady"}
-    # Before its source was served it says ArtifactFailed.
+    # The reason is ArtifactFailed until the source is served.
     assert world.runs_said <= {"DependencyNotReady", "ArtifactFailed", "None"}
     assert world.before_platform <= {"flux-system", "plugins", "storage", "runs"}
     _assert_whole(world)

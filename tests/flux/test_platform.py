@@ -1,4 +1,4 @@
-"""The platform under Flux: drift repaired, prune, broken commits, strict facts, and Secrets by SOPS."""
+"""The platform under Flux: drift, pruning, broken commits, strict facts, and Secrets with SOPS."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ patches:
 
 @pytest.fixture(autouse=True)
 def restored(world: World) -> Iterator[None]:
-    """The platform as it was, after a test that breaks it; and the first run untouched by all of it."""
+    """Restore the platform after each test, and check that the first run was not touched."""
     before = git(world.root, "rev-parse", "HEAD")
     job = world.job(FIRST)
     yield
@@ -55,13 +55,13 @@ def restored(world: World) -> Iterator[None]:
 
 
 def edit(path: Path, old: str, new: str) -> None:
-    """Replace a text that stands once in a file."""
+    """Replace a text that occurs once in a file."""
     text = path.read_text(encoding="utf-8")
     assert text.count(old) == 1, (old, text)
     path.write_text(text.replace(old, new), encoding="utf-8")
 
 
-def test_drift_is_repaired_and_what_others_own_stays(world: World) -> None:
+def test_drift_is_reverted_and_fields_of_others_stay(world: World) -> None:
     kube = world.fleet.kube
     where = (*OPERATOR[:2], "-n", OPERATOR[2], "--type=merge")
     for manager, patch in (
@@ -75,7 +75,7 @@ def test_drift_is_repaired_and_what_others_own_stays(world: World) -> None:
     repaired = _get(world, *OPERATOR)
     assert repaired["spec"]["replicas"] == 1
     assert repaired["metadata"]["labels"]["theirs"] == "1"
-    assert "mine" not in repaired["metadata"]["labels"], "what was written with kubectl is drift, too"
+    assert "mine" not in repaired["metadata"]["labels"], "a change with kubectl is drift too"
     assert kube.get("clusterrole", "training-operator") is not None
     world.fleet.wait_ready("plugins")
 
@@ -92,7 +92,7 @@ def test_prune_removes_only_what_left_git(world: World) -> None:
     assert _get(world, *OPERATOR)
     assert _get(world, "configmap", "by-hand", "kube-system")
     namespace = _get(world, "namespace", "training")
-    assert namespace["status"]["phase"] == "Active", "everything of the team's would go with it"
+    assert namespace["status"]["phase"] == "Active", "everything of the team would be deleted with it"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_prune_removes_only_what_left_git(world: World) -> None:
         ("plugins/bad.yaml", "apiVersion: v1\nkind: ConfigMapp\nmetadata: {name: bad}\n", "ConfigMapp"),
     ],
 )
-def test_a_broken_commit_leaves_what_runs_and_says_what_is_wrong(
+def test_a_broken_commit_stops_nothing_and_is_reported(
     world: World, file: str, text: str, message: str
 ) -> None:
     operator = _get(world, *OPERATOR)["metadata"]
@@ -127,8 +127,8 @@ def test_a_broken_commit_leaves_what_runs_and_says_what_is_wrong(
     )
 
 
-def test_a_fact_that_is_not_set_stops_the_platform_and_nothing_is_made_of_it(world: World) -> None:
-    """Flux is strict; so is our check, which is earlier."""
+def test_a_missing_fact_stops_the_platform(world: World) -> None:
+    """Flux is strict, and so is our check before the push."""
     facts = world.cluster / "cluster.env"
     text = facts.read_text(encoding="utf-8")
     without = "".join(
@@ -151,8 +151,8 @@ def test_a_changed_fact_reaches_the_cluster(world: World) -> None:
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
 
 
-def test_a_secret_is_decrypted_and_without_decryption_applied_as_ciphertext(world: World) -> None:
-    """The second is what the check refuses: Flux says Ready, and the pod gets `ENC[...`."""
+def test_a_secret_is_only_decrypted_with_spec_decryption(world: World) -> None:
+    """The check refuses the second: Flux reports Ready, but the pod gets `ENC[...`."""
     key = world.fleet.plane.sandbox.root / "age.key"
     program = world.fleet.parts.program("age-keygen")
     made = subprocess.run([program, "-o", key], capture_output=True, text=True, check=True)
@@ -182,7 +182,7 @@ def test_a_secret_is_decrypted_and_without_decryption_applied_as_ciphertext(worl
 
 
 def _encrypt(world: World, path: Path, recipient: str) -> None:
-    """Encrypt as docs/flux.md says."""
+    """Encrypt a file as in docs/flux.md."""
     program = world.fleet.parts.program("sops")
     words = [
         "encrypt",

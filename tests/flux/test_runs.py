@@ -1,4 +1,4 @@
-"""Runs under Flux: added by a commit, made once and never twice, removed by a commit."""
+"""Runs under Flux: added by a commit, created once, removed by a commit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ FIRST = "cpu-llama-tiny-example"
 
 @pytest.fixture(scope="module")
 def renderer() -> Renderer:
-    """The renderer that a user's command takes."""
     return kustomize.ensure(repo.root(), print)
 
 
@@ -35,7 +34,7 @@ def commands(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, world.fleet.kube.environment[name])
 
 
-def test_a_commit_adds_a_run_and_flux_makes_what_we_rendered(world: World, renderer: Renderer) -> None:
+def test_flux_creates_what_we_rendered(world: World, renderer: Renderer) -> None:
     name = world.add_run(renderer, "added")
     job = world.running(name)
     run = next(one for one in check.run_files(world.root, world.cluster) if one.name == name)
@@ -51,15 +50,15 @@ def test_a_commit_adds_a_run_and_flux_makes_what_we_rendered(world: World, rende
 
 
 def _spec(job: Object) -> Object:
-    """Return what of a job's spec was asked for; the operator fills in its defaults."""
+    """Return the fields of a job's spec that the operator does not set."""
     worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
     pod = worker["template"]["spec"]
     kept = {key: pod[key] for key in ("containers", "volumes", "securityContext", "serviceAccountName")}
     return kept | {"replicas": worker["replicas"], "labels": worker["template"]["metadata"]["labels"]}
 
 
-def test_a_run_is_made_once(world: World, renderer: Renderer) -> None:
-    """Not again after an unrelated commit, a changed cell, a lost pod, a restart of Flux, its end."""
+def test_a_run_is_created_once(world: World, renderer: Renderer) -> None:
+    """Not again after an unrelated commit, a changed cell, a lost pod, a restart of Flux, or its end."""
     name = world.add_run(renderer, "once")
     job = world.running(name)
 
@@ -98,8 +97,8 @@ def _is_replaced(world: World, job: Object, pod: Object) -> bool:
     return len(uids) == len(set(uids)) == 2 and pod["metadata"]["uid"] not in uids
 
 
-def test_an_edited_run_keeps_its_job_and_check_would_have_said_so(world: World, renderer: Renderer) -> None:
-    """What the refusal prevents, the check passed by: the job stays, the ConfigMaps it mounts are gone."""
+def test_an_edited_run_keeps_its_job_and_fails_the_check(world: World, renderer: Renderer) -> None:
+    """Without the check, the job stays, but the ConfigMaps that it mounts are deleted."""
     name = world.add_run(renderer, "edited")
     job = world.running(name)
     mounted = _config_maps(job)
@@ -120,7 +119,7 @@ def test_an_edited_run_keeps_its_job_and_check_would_have_said_so(world: World, 
     assert now["spec"] == job["spec"]
     namespace = job["metadata"]["namespace"]
     there = [one for one in mounted if world.fleet.kube.get("configmap", one, namespace)]
-    assert len(there) < len(mounted), "what the reason in check says"
+    assert len(there) < len(mounted), "as the check says"
     path.write_text(text, encoding="utf-8")
     world.push("put back")
     world.fleet.wait_ready(name, re.findall(r'commit: "([0-9a-f]{40})"', text)[0])
@@ -133,10 +132,10 @@ def _config_maps(job: Object) -> list[str]:
     return [source["configMap"]["name"] for source in config]
 
 
-def test_what_is_deleted_by_hand_comes_back_and_what_leaves_git_goes(
+def test_a_job_deleted_by_hand_comes_back_and_a_removed_run_is_deleted(
     world: World, renderer: Renderer
 ) -> None:
-    """A finished job that is deleted would train again: it is removed by removing its file."""
+    """A finished job that is deleted would run again, so a run is removed with its file."""
     name = world.add_run(renderer, "gone")
     job = world.running(name)
     where = ("pytorchjob", job["metadata"]["name"], "-n", job["metadata"]["namespace"])
@@ -156,7 +155,7 @@ def test_what_is_deleted_by_hand_comes_back_and_what_leaves_git_goes(
 def test_a_failed_job_makes_its_run_not_ready_with_the_reason(
     world: World, renderer: Renderer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The others stay Ready; list gives the operator's own message, which Flux does not pass on."""
+    """Other runs stay Ready, and `list` has the message of the operator, which Flux does not have."""
     name = world.add_run(renderer, "failing")
     job = world.running(name)
     limit = job["spec"]["runPolicy"]["backoffLimit"]
@@ -179,8 +178,8 @@ def test_a_failed_job_makes_its_run_not_ready_with_the_reason(
 
 
 @pytest.mark.usefixtures("commands")
-def test_a_run_is_waiting_until_its_job_runs(world: World, renderer: Renderer) -> None:
-    """Control of the health expressions: a job that a queue holds back is not Ready."""
+def test_a_run_is_not_ready_until_its_job_runs(world: World, renderer: Renderer) -> None:
+    """Control of the health expressions: a queued job is not Ready."""
     made = world.add_run(renderer, "queued")
     job = world.running(made)
     where = ("pytorchjob", job["metadata"]["name"], "-n", job["metadata"]["namespace"])
@@ -195,7 +194,7 @@ def test_a_run_is_waiting_until_its_job_runs(world: World, renderer: Renderer) -
 
 
 def test_the_last_run_can_be_removed(world: World) -> None:
-    """The directory stays in git by its README, or Flux would find no path and remove nothing."""
+    """Its README keeps the directory in git; without the path, Flux would remove nothing."""
     assert world.job(FIRST)
     for path in sorted((world.cluster / "runs").glob("*.yaml")):
         path.unlink()

@@ -1,8 +1,8 @@
-"""A cluster of clusters/<name> under Flux, with what no test machine has played for it.
+"""A cluster of clusters/<name> under Flux, with simulated parts for those that a test machine lacks.
 
-Played are, each named in PLAYED: the controllers of Helm charts, whose registries are not reached, and AWS's
-file systems. Real are etcd, the API server, the controller manager, the scheduler, the training operator and
-kustomize-controller; kwok plays the kubelets.
+Simulated (PLAYED) are the controllers of Helm charts, whose registries cannot be reached, and the file
+systems of AWS. Real are etcd, the API server, the controller manager, the scheduler, the training operator
+and kustomize-controller. kwok simulates the kubelets.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ NODES = {
     "gpu-hyperpod": ["m5.2xlarge"] * 2 + ["p5en.48xlarge"] * 4,
     "trn1": ["m5.2xlarge"] * 2 + ["trn1.32xlarge"] * 2,
 }
-# HyperPod's health agent sets it; elsewhere nobody asks for it.
+# Set by HyperPod's health agent. Other clusters ignore it.
 HEALTHY = {"sagemaker.amazonaws.com/node-health-status": "Schedulable"}
-# What is played, and whose part it is.
+# The simulated kinds, and the component that is simulated.
 PLAYED = {
     "HelmRelease": "Flux's helm-controller and the chart's registry",
     "OCIRepository": "Flux's source-controller and the chart's registry",
@@ -51,7 +51,7 @@ LATE = ("ReconciliationFailed", "HealthCheckFailed")
 
 @dataclass
 class World:
-    """One cluster and the clone that it is reconciled from."""
+    """A cluster and the clone that it is reconciled from."""
 
     fleet: Fleet
     root: Path
@@ -60,20 +60,19 @@ class World:
     has_kueue: bool = False
     before_platform: set[str] = field(
         default_factory=set
-    )  # Kustomizations there while `plugins` was not Ready
-    runs_said: set[str] = field(default_factory=set)  # the reasons that `runs` gave meanwhile
+    )  # Kustomizations that existed before `plugins` was Ready
+    runs_said: set[str] = field(default_factory=set)  # the reasons of `runs` until then
 
     @property
     def cluster(self) -> Path:
-        """Return the cluster's directory in the clone."""
         return self.root / "clusters" / self.name
 
     def bring_up(self) -> None:
-        """Do what a person does once, and wait until everything is Ready."""
+        """Set up the cluster as a user does once, and wait until everything is Ready."""
         fleet = self.fleet
         for index, kind in enumerate(NODES[self.name]):
             fleet.kube.put([fake_node(instance(kind), f"node-{index}", HEALTHY)])
-        if self.name == "gpu-hyperpod":  # HyperPod's own Helm chart has the operator
+        if self.name == "gpu-hyperpod":  # HyperPod's Helm chart installs the operator
             self._run_operator()
         fleet.apply(self.cluster)
         fleet.wait("the whole cluster to be Ready", self._is_up, UP_SECONDS)
@@ -100,13 +99,13 @@ class World:
         self.operator_runs = True
 
     def _hurry(self, found: list[Object]) -> None:
-        """Ask again for what was tried before its operator ran: its next try would be minutes away."""
+        """Reconcile again what failed before its operator ran; the next retry would be minutes away."""
         late = [item["metadata"]["name"] for item in found if said(item).get("reason") in LATE]
         if late and self.operator_runs:
             self.fleet.poke(*late)
 
     def play(self) -> None:
-        """Do the part of whoever is not here (PLAYED), as they would write it."""
+        """Write the objects and conditions of the simulated components."""
         for item in self._of("HelmRelease", "OCIRepository"):
             self._say(item)
         if self.has_kueue:
@@ -149,30 +148,29 @@ class World:
         return made
 
     def add_run(self, renderer: Renderer, suffix: str, cell: str = "cpu/llama-tiny") -> str:
-        """Write a run's file as `yard cluster run new` does, commit it, and return its name."""
+        """Create a run as `yard cluster run new` does, commit it, and return its name."""
         made = new_run.make(self.root, Wanted(cell, self.name, suffix, image=DIGEST), renderer)
         new_run.write(made)
         self.push(f"Run {made.path.stem}")
         return made.path.stem
 
     def job(self, run: str) -> Object:
-        """Return a run's job; an empty one where there is none."""
+        """Return a run's job, or an empty object where it does not exist."""
         selector = f"kustomize.toolkit.fluxcd.io/name={run}"
         found = self.fleet.kube.list("pytorchjobs.kubeflow.org", None, selector)
         return found[0] if found else {}
 
     def running(self, run: str) -> Object:
-        """Wait until a run's job runs, and return it."""
+        """Wait until a run's job is running, and return it."""
         self.fleet.wait(f"{run} to run", lambda: condition(self.job(run), "Running") is not None)
         return self.job(run)
 
     def pods(self, job: Object) -> list[Object]:
-        """Return a job's pods."""
         selector = f"training.kubeflow.org/job-name={job['metadata']['name']}"
         return self.fleet.kube.list("pods", job["metadata"]["namespace"], selector)
 
     def write_pod(self, pod: Object, **status: object) -> None:
-        """Write a pod's status, as its kubelet would."""
+        """Write the status of a pod as its kubelet would."""
         metadata = pod["metadata"]
         words = ("patch", "pod", metadata["name"], f"--namespace={metadata['namespace']}")
         patch = json.dumps({"status": status})
@@ -180,7 +178,7 @@ class World:
 
 
 def _volume(claim: Object) -> Object:
-    """Return the volume that the CSI driver would make for a claim."""
+    """Return the volume that the CSI driver would create for a claim."""
     metadata, spec = claim["metadata"], claim["spec"]
     return {
         "apiVersion": "v1",

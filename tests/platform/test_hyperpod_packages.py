@@ -135,7 +135,7 @@ def question(job: Object) -> Object:
     return {"job": job, "flat": flat_form(job), "lines": [], "rules": {}}
 
 
-# The models give a pod the security context of a container; to Kubernetes both fields are a pod's.
+# The models lack these fields of a pod's security context.
 NOT_IN_MODELS = [
     f"replicaSpecs.0.template.spec.securityContext.{field}: Extra inputs are not permitted"
     for field in ("fsGroup", "fsGroupChangePolicy")
@@ -145,7 +145,7 @@ NOT_IN_MODELS = [
 def test_models_take_every_field_and_refuse_what_is_not_theirs(
     job: Callable[[str], Object], theirs: Callable[..., list[Object]]
 ) -> None:
-    """The nested models refuse what they do not know; the flat form makes the same container."""
+    """The nested models refuse unknown fields, and the flat form gives the same container."""
     jobs = [job(cell) for cell in CELLS]
     named = question(jobs[0])
     named["flat"]["job_name"] = "Train_1"
@@ -159,7 +159,7 @@ def test_models_take_every_field_and_refuse_what_is_not_theirs(
 
 
 def check_domain(made: Object, domain: Any) -> None:
-    """Hold the job that the flat form makes against ours."""
+    """Compare the job of the flat form with ours."""
     assert isinstance(domain, dict), domain
     (replica,) = domain["replicaSpecs"]
     (container,) = replica["template"]["spec"]["containers"]
@@ -172,7 +172,7 @@ def check_domain(made: Object, domain: Any) -> None:
     }
 
 
-# Controls: a field of nobody, one of the other operator, one that the agent knows and the models do not.
+# Controls: an unknown field, a field of the other operator, a field of the agent that the models lack.
 WRONG: dict[str, Callable[[Object], object]] = {
     "elasticPolicies": lambda spec: spec.update(elasticPolicies={}),
     "runPolicy.backoffLimit": lambda spec: spec["runPolicy"].update(backoffLimit=3),
@@ -181,7 +181,7 @@ WRONG: dict[str, Callable[[Object], object]] = {
 
 
 def broken(made: Object) -> list[Object]:
-    """Return the job once for each of WRONG, with that wrong."""
+    """Return a copy of the job for each fault in WRONG."""
     copies = [json.loads(json.dumps(made)) for _ in WRONG]
     for copy, change in zip(copies, WRONG.values(), strict=True):
         change(copy["spec"])
@@ -190,12 +190,12 @@ def broken(made: Object) -> list[Object]:
 
 @pytest.fixture(scope="module")
 def output(
-    theirs: Callable[..., list[Object]],  # first, for without it the run is for nothing
+    theirs: Callable[..., list[Object]],  # first, because the run is useless without it
     tmp_path_factory: pytest.TempPathFactory,
     renderer: Renderer,
     objects: Parse,
 ) -> dict[int, list[str]]:
-    """Lines by rank of a real run of two ranks, from the files that the agent's log rules read."""
+    """The output of a real run by rank, from the files that the agent's log rules read."""
     work = tmp_path_factory.mktemp("run")
     config, text = work / "config", work / "text"
     for directory in (config, text):
@@ -236,9 +236,9 @@ def output(
 def test_the_rule_fires_when_steps_stop_and_not_before(
     output: dict[int, list[str]], job: Callable[[str], Object], theirs: Callable[..., list[Object]]
 ) -> None:
-    """The agent's own evaluator, with a clock of its own, on what the trainer really printed.
+    """The agent's evaluator, with a simulated clock, on the real output of the trainer.
 
-    When the run is done sampling and the report follow the last step, and nobody waits for another one.
+    After the last step, samples and the report follow without further steps.
     """
     made = job(CELLS[0])
     (rule,) = made["spec"]["runPolicy"]["logMonitoringConfiguration"]
@@ -247,7 +247,9 @@ def test_the_rule_fires_when_steps_stop_and_not_before(
     steps = [line for line in said if line.startswith("step ")]
     assert len(steps) >= 2
     assert said[-1].startswith("finished at step ")
-    assert output[1] == []  # only rank 0 prints, so a rule about a first line would call other pods hanging
+    assert (
+        output[1] == []
+    )  # only rank 0 prints, so a rule about the first line would report other pods as hanging
     hung = [(1000.0 * index, line) for index, line in enumerate(said[:-1])]
     finished = [(float(index), line) for index, line in enumerate(said)]
     early = {**rule, "expectedStartCutOffInSeconds": 600}
@@ -268,7 +270,7 @@ def test_the_rule_fires_when_steps_stop_and_not_before(
     assert limit < states["after"][-1][0] - last_step <= limit + 20
     assert states["silent"] == "WAITING"
     assert [state for _, state in done["states"]["rule"]["after"]] == ["WAITING", "HEALTHY"]
-    # Controls: what the comments in job.yaml say of the rules that are not there.
+    # Controls: the comments in job.yaml about rules that are left out.
     assert stopped["states"]["early"]["silent"] == "HANGING"
     assert any("," in line.split("tokens/s")[0].split()[-1] for line in steps)
     assert "could not convert string to float" in stopped["states"]["speed"]["error"]
