@@ -1,4 +1,4 @@
-"""Measure what forked ranks save: `make bench-restart`. Not a test: nothing here is held against a limit."""
+"""Measures how much forked ranks save: `make bench-restart`. It is not a test: there are no limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Figures = dict[str, float]
 
 @pytest.mark.timeout(1800)
 def test_restart(start: Callable[..., Job], capsys: pytest.CaptureFixture[str]) -> None:
-    """The same two ranks as torchrun starts them and forked, in turns, each killed once: medians."""
+    """Two ranks started by plain torchrun and forked, in turns, each killed once: medians."""
     same = {"nproc": 2, "overrides": LONG, "restarts": 1}
     found: dict[str, list[Figures]] = {"torch.distributed.run": [], "training.pod.launcher": []}
     for number, (launcher, figures) in itertools.product(range(ROUNDS), found.items()):

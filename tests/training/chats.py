@@ -1,4 +1,4 @@
-"""Small chats, and a small tokenizer with a chat template, for tests of fine-tuning."""
+"""Small chats, and a small tokenizer with a chat template, for the tests of fine-tuning."""
 
 from __future__ import annotations
 
@@ -38,12 +38,11 @@ WORDS = [
 
 
 def say(count: int, start: int = 0) -> str:
-    """Some words."""
     return " ".join(WORDS[(start + index) % len(WORDS)] for index in range(count))
 
 
 def chat(*turns: str) -> dict[str, Any]:
-    """Messages of user and assistant by turns."""
+    """Messages of user and assistant in turns."""
     return {
         "messages": [
             {"role": ("user", "assistant")[number % 2], "content": turn} for number, turn in enumerate(turns)

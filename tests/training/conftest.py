@@ -41,7 +41,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some hundred documents of seeded sentences."""
+    """120 documents of seeded sentences."""
     directory = tmp_path_factory.mktemp("corpus")
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefgh", k=draw.randint(2, 7))) for _ in range(200)]
@@ -89,7 +89,7 @@ class Job:
         return [json.loads(p.read_text()) for p in sorted((self.run / "failures").glob("*.json"))]
 
     def until(self, condition: Callable[[], bool], timeout: float = 90) -> None:
-        """Poll for a condition; fails with the job's output when the job ends or time is up first."""
+        """Poll for a condition; fail with the job's output if the job ends or the time is up first."""
         end = time.monotonic() + timeout
         while not condition():
             assert self.process.poll() is None, f"the job ended first:\n{self.text()}"
@@ -121,10 +121,10 @@ def _command(pid: int) -> bytes:
 
 @functools.cache
 def own_network() -> list[str]:
-    """Return the words that give a command a loopback of its own; none where this account may not.
+    """Return the command prefix that gives a command its own loopback; empty if this account may not.
 
-    torchrun chooses a port some ten seconds before rank 0 listens on it, and on a network that tests share,
-    another one takes it now and then.
+    torchrun chooses a port about ten seconds before rank 0 listens on it. On a shared network another test
+    sometimes takes it meanwhile.
     """
     words = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "own-network"]
     try:
@@ -138,8 +138,8 @@ def own_network() -> list[str]:
 def start(texts: dict[str, tuple[str, str]], data_root: Path, tmp_path: Path) -> Iterator[Callable[..., Job]]:
     """Start the trainer: `start(name, nproc=2, overrides=(...))`. Every job is ended afterwards.
 
-    With `entrypoint` it starts as in a pod, else by `launcher`; `alone` it has a loopback of its own, where
-    it can be given one; `variables` are added to its environment.
+    With `entrypoint` it starts as in a pod, else by `launcher`. With `alone` it has its own loopback, if that
+    is possible. `variables` are added to its environment.
     """
     jobs: list[Job] = []
 

@@ -1,4 +1,4 @@
-"""Runs of the trainer inside the test's own process, for what needs no second rank."""
+"""Runs of the trainer inside the test's process, for tests that need no second rank."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Texts = Mapping[str, tuple[str, str]]
 
 
 class Quiet(Attempt):
-    """An attempt that leaves the test process's own signal handlers alone."""
+    """An attempt that does not change the test process's signal handlers."""
 
     def listen(self) -> None:
         pass
 
 
 class StopAfter(Quiet):
-    """Asks to stop after a step, as a SIGTERM at that moment would."""
+    """Requests a stop after a step, like a SIGTERM at that moment."""
 
     def __init__(self, step: int) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def step(rank: int) -> int:
-    """Make steps, twenty a second, for as long as there is nobody to stop it."""
+    """Make twenty steps a second until it is stopped."""
     heartbeat.enter("training", 0)
     for number in range(1, 100_000):
         heartbeat.beat(number)
@@ -74,7 +74,7 @@ def print_lines(rank: int) -> int:
 
 
 def refuse(rank: int) -> int:
-    """Fail as a rank does whose configuration is wrong, while the launcher goes on."""
+    """Fail like a rank with a wrong configuration, while the launcher keeps running."""
     record("config", rank, None, "model.yaml:3: unknown key")
     time.sleep(60)
     return 1
@@ -86,7 +86,7 @@ def wait_for_sigterm(rank: int) -> int:
     (RUN.path / "ready").write_text(str(os.getpid()))
     while not heard:
         time.sleep(0.02)
-    time.sleep(0.5)  # further requests would be heard here
+    time.sleep(0.5)  # further requests would arrive here
     (RUN.path / "heard").write_text(" ".join(map(str, heard)))
     record("drained", rank, 3, "stopped on request at step 3")
     return 1
@@ -98,7 +98,7 @@ def eat_memory(rank: int) -> int:
 
 
 def leave_orphans(rank: int) -> int:
-    """Leave a process behind that has a session of its own, and one that is already dead."""
+    """Leave a process with its own session behind, and one that is already dead."""
     for text in ("import time; time.sleep(600)", "pass"):
         start = f"subprocess.Popen([sys.executable, '-c', {text!r}], start_new_session=True)"
         subprocess.run([sys.executable, "-c", f"import subprocess, sys; {start}"], check=True)

@@ -1,4 +1,4 @@
-"""A rank whose first forward pass on rank 0 takes longer than a collective may, as slow compilation does."""
+"""A trainer whose first forward pass on rank 0 takes longer than a collective may, like slow compilation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLLECTIVE_SECONDS, COMPILE_SECONDS = 10, 14
 
 
 class SlowToCompile(Pretrain):
-    """Pre-training of a model that is slow once, where it would be compiled, and is not compiled at all."""
+    """Pre-training with a model that is slow once, when it would be compiled, and is never compiled."""
 
     def build(self, *arguments: Any) -> Any:
         model = super().build(*arguments)

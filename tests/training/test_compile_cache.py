@@ -1,4 +1,4 @@
-"""A compiler's cache that a kill left half written is never used again; a whole one is kept."""
+"""A compiler's cache that was incomplete at a kill is never used again; a complete one is kept."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_cache_that_a_step_has_run_with_is_kept(library: Path) -> None:
     assert library.exists()
 
 
-def test_torchs_own_directory_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_own_directory_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     cache = CompileCache()
     assert cache.begin() == "none"

@@ -1,4 +1,4 @@
-"""What the configuration's schema refuses, each with one line that names file, line, key and the way out."""
+"""What the configuration's schema refuses, each with one line that names file, line, key and the fix."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def texts(architecture: str, *more: str) -> dict[str, tuple[str, str]]:
         (("bert", BERT, MASKING), "training.bert"),
     ],
 )
-def test_each_configuration_is_one_entry_points(given: tuple[str, ...], task: str) -> None:
+def test_each_configuration_has_one_entry_point(given: tuple[str, ...], task: str) -> None:
     config = load_texts(texts(*given))
     assert config.task == task
     config.require_task(task)
@@ -92,7 +92,7 @@ def test_each_configuration_is_one_entry_points(given: tuple[str, ...], task: st
          "model.yaml:10: lora is for causal models only: architecture is bert"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_together_is_one_line(given: tuple[str, ...], message: str) -> None:
+def test_inconsistent_sections_are_one_line(given: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_texts(texts(*given))
     assert str(caught.value).startswith(message)
@@ -107,7 +107,7 @@ def test_bert_has_as_many_key_heads_as_heads() -> None:
 
 
 def test_overrides_reach_optional_sections() -> None:
-    """A section that may be missing can be made key by key, or taken out whole; another can not."""
+    """An optional section can be created key by key or removed as a whole; a required one cannot."""
     plain = texts("llama", WEIGHTS)
     with_rank = apply_override(plain, "lora.rank=8")
     made = apply_override(apply_override(with_rank, "lora.alpha=16"), "lora.target_modules=[q_proj]")

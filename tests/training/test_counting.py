@@ -1,4 +1,4 @@
-"""Parameter and FLOP counts against published figures and against what transformers builds."""
+"""Parameter and FLOP counts against published figures and against transformers' models."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _model(
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_counts_to_the_unit(name: str, config: Config) -> None:
+def test_counts_equal_the_published_ones(name: str, config: Config) -> None:
     published, *shape = PUBLISHED[name]
     model = _model(*shape)
     assert parameters(model) == published

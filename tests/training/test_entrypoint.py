@@ -71,7 +71,7 @@ def pod(tmp_path: Path) -> Iterator[Callable[..., Pod]]:
         one.process.communicate()
 
 
-def test_output_is_passed_on_and_a_good_end_is_zero(pod: Callable[..., Pod]) -> None:
+def test_output_is_passed_on_and_success_is_zero(pod: Callable[..., Pod]) -> None:
     one = pod("print lines")
     assert one.wait() == 0
     assert one.out == "to stdout\n"
@@ -80,7 +80,7 @@ def test_output_is_passed_on_and_a_good_end_is_zero(pod: Callable[..., Pod]) -> 
 
 
 def test_sigterm_is_passed_on_once_and_ends_in_143(pod: Callable[..., Pod]) -> None:
-    """With zero the operator would count a drained pod as done; torchrun asked twice cuts its end short."""
+    """With 0 the operator would count the pod as done; a second signal cuts torchrun's shutdown short."""
     one = pod("wait for sigterm")
     one.until_exists("ready")
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
@@ -97,12 +97,12 @@ def test_orphans_are_adopted_reaped_and_ended(pod: Callable[..., Pod]) -> None:
     one = pod("leave orphans")
     assert one.wait() == 0
     children = (one.run / "children").read_text().split()
-    assert len(children) == 2  # the launcher and the orphan that lives; the dead one has been waited for
+    assert len(children) == 2  # the launcher and the live orphan; the dead one was reaped
     for pid in map(int, children):
         assert not Path(f"/proc/{pid}").exists()
 
 
-def test_what_nothing_can_cure_ends_the_pod_early_and_its_restarts_at_once(
+def test_a_permanent_failure_ends_the_pod_early_and_its_restarts_at_once(
     pod: Callable[..., Pod], tmp_path: Path
 ) -> None:
     """A restarted container knows its pod by POD_UID; a new pod of the same run tries again."""
@@ -116,13 +116,13 @@ def test_what_nothing_can_cure_ends_the_pod_early_and_its_restarts_at_once(
     assert again.wait() == CODES["config"]
     assert again.out == ""
     assert "rank 0 on " in again.err
-    assert "model.yaml:3: unknown key (exit code 78)" in again.err, "the cause is said again"
+    assert "model.yaml:3: unknown key (exit code 78)" in again.err, "the cause is printed again"
     fresh = pod("print lines", POD_UID="5678", TMPDIR=str(tmp_path))
     assert fresh.wait() == 0
 
 
 def test_a_hung_rank_is_named_and_killed_and_nothing_else_is(tmp_path: Path) -> None:
-    """Control: without the guard the same rank hangs on. Ranks that step or save for long are left alone."""
+    """Control: without the guard the same rank keeps hanging. Ranks that step or save are not killed."""
     guarded = Pod(tmp_path / "guarded", "step", "hang", TRAINYARD_HANG_SECONDS="3")
     control = Pod(tmp_path / "control", "hang", TRAINYARD_HANG_SECONDS="0")
     saving = Pod(tmp_path / "saving", "save for long", TRAINYARD_HANG_SECONDS="3")
@@ -150,7 +150,7 @@ def test_a_hung_rank_is_named_and_killed_and_nothing_else_is(tmp_path: Path) -> 
             one.process.communicate()
 
 
-def test_a_kill_for_memory_is_told_from_another(pod: Callable[..., Pod], tmp_path: Path) -> None:
+def test_a_kill_for_memory_is_distinguished_from_another(pod: Callable[..., Pod], tmp_path: Path) -> None:
     group = Path("/sys/fs/cgroup/memory") / f"trainyard-test-{os.getpid()}"
     try:
         group.mkdir()
@@ -187,9 +187,9 @@ def test_a_command_that_does_not_start(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_a_stopped_rank_is_cured_and_a_killed_one_is_the_end(start: Callable) -> None:
-    """Under torchrun, with one restart. All ranks fall silent, for they wait for the stopped one; only that
-    one is killed, and the run goes on. The kill after that is the cause of the end, not the cured hang.
+def test_a_stopped_rank_is_restarted_and_a_killed_one_is_the_cause_of_the_end(start: Callable) -> None:
+    """Under torchrun, with one restart. All ranks fall silent, because they wait for the stopped one. Only
+    that one is killed, and training continues. A kill after that is the cause of the end, not the hang.
     """
     long, limit = ("train.steps=4000",), {"TRAINYARD_HANG_SECONDS": "2"}
     job = start("struck", nproc=2, overrides=long, restarts=1, entrypoint=True, **limit)
@@ -198,7 +198,7 @@ def test_a_stopped_rank_is_cured_and_a_killed_one_is_the_end(start: Callable) ->
     os.kill(stopped, signal.SIGSTOP)
     job.until(lambda: any(one["class"] == "hang" for one in job.failures()))
     hung_at = job.failures()[0]["time"]
-    # Steps so long after it say that it is cured, however late they are logged.
+    # Steps this long after the hang show that it is over, however late they are logged.
     job.until(lambda: job.records()[-1]["time"] > hung_at + 6, timeout=180)
     killed = job.workers()[1]
     os.kill(killed, signal.SIGKILL)
@@ -218,7 +218,7 @@ def test_a_stopped_rank_is_cured_and_a_killed_one_is_the_end(start: Callable) ->
     )
 
 
-def test_what_nothing_can_cure_uses_up_no_restart_of_torchrun(tmp_path: Path) -> None:
+def test_a_permanent_failure_uses_no_restart_of_torchrun(tmp_path: Path) -> None:
     options = ["--standalone", "--nproc-per-node=2", "--max-restarts=3", "--no-python", sys.executable]
     torchrun = [sys.executable, "-m", "torch.distributed.run", *options, str(LAUNCHED), "refuse"]
     done = subprocess.run(
@@ -228,7 +228,7 @@ def test_what_nothing_can_cure_uses_up_no_restart_of_torchrun(tmp_path: Path) ->
     )  # fmt: skip
     assert done.returncode == CODES["config"], done.stderr
     records = [json.loads(path.read_text()) for path in (tmp_path / "failures").iterdir()]
-    assert sorted(one["rank"] for one in records) == [0, 1]  # one a rank, of one try
+    assert sorted(one["rank"] for one in records) == [0, 1]  # one per rank, of one attempt
 
 
 def record(kind: str, rank: int, at: float) -> Failure:
@@ -237,7 +237,7 @@ def record(kind: str, rank: int, at: float) -> Failure:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_victim_never_outranks_the_first_failure(seed: int, tmp_path: Path) -> None:
-    """Whatever order the records of several pods are written in, and whichever pod concludes last."""
+    """In any order of the records of several pods, and whichever pod concludes last."""
     draw = random.Random(seed)
     kind = draw.choice(["killed", "out of memory", "hang", "config", "data", "nan", "storage", "error"])
     now = time.time()
@@ -264,7 +264,7 @@ def test_a_victim_never_outranks_the_first_failure(seed: int, tmp_path: Path) ->
     ]
 
 
-def test_failures_that_a_restart_has_cured_are_no_cause(tmp_path: Path) -> None:
+def test_failures_fixed_by_a_restart_are_not_the_cause(tmp_path: Path) -> None:
     run, now = RunDir(tmp_path), time.time()
     failure.write(record("killed", 1, now - 100), run)
     failure.write(record("nan", 2, now), run)
@@ -287,7 +287,7 @@ def test_failures_that_a_restart_has_cured_are_no_cause(tmp_path: Path) -> None:
         (-11, [], "error"),
     ],
 )
-def test_an_end_that_no_rank_recorded(code: int, lines: list[str], kind: str) -> None:
+def test_an_end_without_a_record(code: int, lines: list[str], kind: str) -> None:
     output = Output()
     for line in lines:
         output.take(line)
@@ -299,7 +299,7 @@ def test_an_end_that_no_rank_recorded(code: int, lines: list[str], kind: str) ->
         assert found.kind == "out of memory"
 
 
-def test_the_document_tells_every_class_and_code() -> None:
+def test_the_document_lists_every_class_and_code() -> None:
     text = (Path(__file__).parents[2] / "docs" / "ends.md").read_text(encoding="utf-8")
     rows = re.findall(r"(?m)^\| ([a-z ]+) \| (\d+) \| (no|yes|) ?\|", text)
     told = {kind: (int(code), answer) for kind, code, answer in rows}
@@ -307,7 +307,7 @@ def test_the_document_tells_every_class_and_code() -> None:
     assert told == {kind: (code, answers[kind]) for kind, code in CODES.items()}
 
 
-def test_codes_are_distinct_and_never_a_success() -> None:
+def test_codes_are_distinct_and_only_done_is_zero() -> None:
     assert len(set(CODES.values())) == len(CODES)
     assert [kind for kind, code in CODES.items() if code == 0] == ["done"]
     assert all(0 <= code < 256 for code in CODES.values())
@@ -333,7 +333,7 @@ Path(sys.argv[2]).touch()
 def test_a_rank_whose_agent_died_while_it_was_starting_ends(
     tmp_path: Path, entrypoint: str | None, lives: bool
 ) -> None:
-    """Below an entrypoint that is process 1 (or none), init as a parent says nothing: the control."""
+    """If the entrypoint is process 1, or there is none, process 1 as parent means nothing: the control."""
     environment = {k: v for k, v in os.environ.items() if k != ENTRYPOINT}
     environment |= {"PYTHONPATH": "."} | ({ENTRYPOINT: entrypoint} if entrypoint else {})
     ready, alive = tmp_path / "ready", tmp_path / "alive"
@@ -341,7 +341,7 @@ def test_a_rank_whose_agent_died_while_it_was_starting_ends(
         [sys.executable, "-c", ORPHAN, str(ready), str(alive)],
         env=environment, stdout=subprocess.PIPE, timeout=60, check=True,
     ).stdout  # fmt: skip
-    assert out == b"", "the pipe ends with the last process that holds it"
+    assert out == b"", "the last process that holds the pipe has ended"
     if ready.read_text() != "1":
         pytest.skip("orphans have another parent than process 1 here")
     assert alive.exists() == lives

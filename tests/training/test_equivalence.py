@@ -1,4 +1,4 @@
-"""The same run on other numbers of ranks, sharded or not, accumulated or not: the same curve."""
+"""The same run on one or two ranks, sharded or not, accumulated or not, gives the same curve."""
 
 from __future__ import annotations
 

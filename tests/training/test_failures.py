@@ -1,4 +1,4 @@
-"""What ends a run: bad input, values that are not finite, a full disk; one record and one class each."""
+"""Failures of a run: bad input, values that are not finite, a full disk; one record and one class each."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ def test_a_failure_record_names_rank_step_and_cause(tmp_path: Path) -> None:
         ("data.source=/nowhere/at/all", "data", "/nowhere/at/all"),
     ],
 )
-def test_bad_input_under_torchrun_is_one_record_a_rank_and_no_traceback(
+def test_bad_input_is_one_record_per_rank_without_traceback(
     start: Callable, override: str, kind: str, says: str
 ) -> None:
     job = start("bad", nproc=2, overrides=(override,), launcher="training.pod.launcher")
-    assert job.wait() == 1  # torchrun's answer to everything
+    assert job.wait() == 1  # torchrun's code for every failure
     causes = [f for f in job.failures() if f["class"] not in ("lost peer", "communication")]
     assert causes
     assert {c["class"] for c in causes} == {kind}
@@ -95,7 +95,7 @@ def test_bad_input_under_torchrun_is_one_record_a_rank_and_no_traceback(
     )
 
 
-def test_a_failed_checkpoint_is_an_alarm_and_the_run_goes_on(
+def test_a_failed_checkpoint_is_a_warning_and_training_continues(
     texts: Texts, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saves: list[int] = []
@@ -126,8 +126,8 @@ def test_a_failed_last_checkpoint_ends_the_run(
     assert not (tmp_path / "report.json").exists()
 
 
-def test_stop_requests_are_heard_only_once_the_loop_listens() -> None:
-    """Nothing is lost then, and a rank blocked in the rendezvous must not hold up the others."""
+def test_stop_requests_count_only_after_the_loop_listens() -> None:
+    """Before that nothing can be lost, and a rank blocked in the rendezvous must not hold up the others."""
     before = signal.getsignal(signal.SIGTERM)
     attempt = Attempt()
     assert signal.getsignal(signal.SIGTERM) is before
@@ -150,7 +150,7 @@ def test_a_configuration_of_another_entry_point_is_refused(
 
 @pytest.mark.long
 def test_a_compilation_may_take_longer_than_a_collective(start: Callable) -> None:
-    """The other ranks wait for rank 0's compiler in small steps, so that none of them times out."""
+    """The other ranks wait for rank 0's compiler in short collectives, so that none of them times out."""
     few = ("device.compile=on", "train.steps=2", "train.warmup_steps=1", "train.eval_sequences=2")
     job = start("slow", nproc=2, overrides=few, module="tests.training.slow_compile")
     assert job.wait(300) == 0, job.text()

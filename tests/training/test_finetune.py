@@ -1,4 +1,4 @@
-"""Fine-tuning as the trainer does it: from a base, on examples, adapters or every weight."""
+"""Fine-tuning by the trainer: from a base, on examples, of adapters or of every weight."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BASES = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SHAPE, rms_norm_eps=1e-6, tie_word_embeddings=False)),
 }
 LORA = "lora={rank: 4, alpha: 8, dropout: 0.1, target_modules: [q_proj, v_proj, down_proj]}"
-# Two linear maps of each of the targets' 2 layers: q 64 to 64, v 64 to 32, down 128 to 64.
+# Two matrices for each target in 2 layers: q 64 to 64, v 64 to 32, down 128 to 64.
 ADAPTERS = 2 * 4 * ((64 + 64) + (64 + 32) + (128 + 64))
 
 
@@ -66,7 +66,7 @@ def _overrides(shared: Path, architecture: str, *more: str) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def adapted(shared: Path, texts: Texts) -> RunDir:
-    """12 steps of adapters, undisturbed."""
+    """12 steps of adapters without a stop."""
     return run(texts, _overrides(shared, "llama", LORA), shared / "runs/a", shared / "data", task=Finetune())
 
 
@@ -74,7 +74,7 @@ def adapted(shared: Path, texts: Texts) -> RunDir:
 def test_adapters_are_trained_and_nothing_else(
     architecture: str, shared: Path, texts: Texts, tmp_path: Path
 ) -> None:
-    """They learn; the checkpoint holds them alone; the report tells of before and after."""
+    """They learn; the checkpoint holds only them; the report has the losses before and after."""
     done = run(
         texts, _overrides(shared, architecture, LORA), tmp_path / "runs/r", shared / "data", task=Finetune()
     )
@@ -110,8 +110,8 @@ def test_every_weight_is_trained_without_the_section_lora(
 def test_packed_examples_have_the_loss_that_they_have_alone(
     shared: Path, texts: Texts, tmp_path: Path
 ) -> None:
-    """Up to the order of sums, in fp32, for every way to attend; without separation it would be another."""
-    # Large initial weights, so that what is attended to matters.
+    """Up to the order of sums in fp32, for eager and sdpa; without separate documents the loss differs."""
+    # Large initial weights, so that attention matters.
     for override in _overrides(shared, "llama", "model.initializer_range=0.3"):
         texts = apply_override(texts, override)
     packed = settings_of(load_texts(texts), str(shared / "llama"))
@@ -139,8 +139,8 @@ def test_packed_examples_have_the_loss_that_they_have_alone(
         assert mixed != pytest.approx(found[1][0], rel=1e-4)
 
 
-def test_a_stopped_run_goes_on_bitwise(adapted: RunDir, shared: Path, texts: Texts, tmp_path: Path) -> None:
-    """Dropout of adapters included; the loss before the first step is not forgotten."""
+def test_a_stopped_run_continues_bitwise(adapted: RunDir, shared: Path, texts: Texts, tmp_path: Path) -> None:
+    """With dropout of adapters; the loss before the first step is kept."""
     overrides = _overrides(shared, "llama", LORA)
     directory = tmp_path / "runs/r"
     run(texts, overrides, directory, shared / "data", StopAfter(5), task=Finetune())
@@ -155,7 +155,7 @@ def test_a_stopped_run_goes_on_bitwise(adapted: RunDir, shared: Path, texts: Tex
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_two_ranks_killed_and_sharded(shared: Path, texts: Texts, start: Callable) -> None:
-    """DDP with a rank killed ends with the bits of an undisturbed run; FSDP has the same curve."""
+    """DDP with a killed rank ends with the bits of an undisturbed run; FSDP has the same curve."""
     overrides = _overrides(shared, "llama", LORA.replace("dropout: 0.1", "dropout: 0.0"), "train.steps=16")
     jobs, killed_at = {}, random.Random(5).randint(6, 9)
     for name in ("calm", "struck", "fsdp"):
@@ -176,7 +176,7 @@ def test_two_ranks_killed_and_sharded(shared: Path, texts: Texts, start: Callabl
 def test_another_run_is_a_base_with_its_tokenizer(
     texts: Texts, corpus: Path, shared: Path, data_root: Path, tmp_path: Path
 ) -> None:
-    """Pre-train, fine-tune, sample; before there is a base, and with a tokenizer of its own, an error."""
+    """Pre-train, fine-tune, sample; an error without a base, and with data.tokenizer=train."""
     more = (
         "model.weights=run:base", f"data.source={shared / 'chats.jsonl'}", "sequence_length=64",
         "train.steps=5", "train.eval_every=5", LORA,

@@ -1,4 +1,4 @@
-"""What a rank's heartbeat says, when it is written, and after how long silence a rank is late."""
+"""The content of a rank's heartbeat, when it is written, and when a silent rank is late."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def beat_with(phase: heartbeat.Phase = "training", beats: int = SETTLED, longest
     return Beat(0, phase, 7, time.time(), "here", os.getpid(), "", beats, longest, 1)
 
 
-def test_a_heartbeat_is_written_on_a_change_and_else_once_a_second(tmp_path: Path) -> None:
+def test_a_heartbeat_is_written_on_a_change_or_once_a_second(tmp_path: Path) -> None:
     heart = Heartbeat(tmp_path, 3)
     heart.enter("training", 0)
     for step in range(1, 200):
@@ -33,7 +33,7 @@ def test_a_heartbeat_is_written_on_a_change_and_else_once_a_second(tmp_path: Pat
     assert early is not None
     assert (early.rank, early.phase, early.pid) == (3, "training", os.getpid())
     assert early.beats >= SETTLED
-    assert early.count <= 4  # on entering, once it was settled, and at most each second since
+    assert early.count <= 4  # on entering, once when settled, and at most each second since
     with heart.during("saving"):
         saving = read(path_of(tmp_path, 3))
         assert saving is not None
@@ -44,7 +44,7 @@ def test_a_heartbeat_is_written_on_a_change_and_else_once_a_second(tmp_path: Pat
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_a_heartbeat_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
+def test_a_heartbeat_that_cannot_be_written_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     heart = Heartbeat(tmp_path / "file" / "heartbeat", 0)
     heart.answer_with_stacks()
@@ -72,8 +72,8 @@ def test_how_long_a_phase_may_be_silent(beat: Beat, limit: float) -> None:
     assert Limits(step=10, long=100).for_(beat) == limit
 
 
-def test_slow_steps_make_their_own_limit_before_the_short_one_holds(tmp_path: Path) -> None:
-    """A run whose steps take longer than the limit does not hang: its first ones are measured."""
+def test_slow_steps_get_a_longer_limit_than_the_short_one(tmp_path: Path) -> None:
+    """A run whose steps take longer than the limit does not hang: its first steps are measured."""
     heart = Heartbeat(tmp_path, 0)
     heart.enter("training", 0)
     for step in range(1, SETTLED + 1):
@@ -88,7 +88,7 @@ def test_slow_steps_make_their_own_limit_before_the_short_one_holds(tmp_path: Pa
     assert Limits(step=0.1, long=100).for_(found) >= 1.0
 
 
-def test_ranks_of_other_starts_and_dead_ones_are_not_late(tmp_path: Path) -> None:
+def test_dead_ranks_and_those_of_other_starts_are_not_late(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     run_dir.heartbeat.mkdir()
     for rank, attempt, pid in ((0, "mine", os.getpid()), (1, "other", os.getpid()), (2, "mine", 4194303)):
@@ -135,7 +135,7 @@ def test_a_rank_that_waits_for_others_is_not_the_cause(file: str, name: str, wai
         assert f"in {name}" in reason
 
 
-def test_where_all_wait_the_one_furthest_behind_is_named_later(tmp_path: Path) -> None:
+def test_if_all_wait_the_one_furthest_behind_is_named_later(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     run_dir.heartbeat.mkdir()
     detector = HangDetector(run_dir, "mine", Limits(step=10, long=100))

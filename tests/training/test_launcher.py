@@ -1,4 +1,4 @@
-"""Ranks that are forked from one process which has imported the trainer: what they are, and how they end."""
+"""Ranks that are forked from one process with the trainer imported: their names, parents and ends."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ TASKS = "import training.pretrain, training.finetune, training.bert"
 PROBE = "import sys; from training.pod.launcher import *; m = sys.argv[1]; print(start_server(m) or probe(m))"
 
 
-def test_a_restarted_rank_comes_from_the_same_server_and_its_death_stays_known(start: Callable) -> None:
-    """The end by SIGTERM right after it is a drain: what a restart has cured a moment ago is no cause."""
+def test_a_restarted_rank_is_forked_from_the_same_server(start: Callable) -> None:
+    """Its death is recorded. A SIGTERM right after the restart is a drain, not the earlier death's result."""
     job = start("struck", nproc=2, overrides=LONG, restarts=1, entrypoint=True)
     job.until(lambda: len(job.records()) >= 12)
     before = job.workers()
@@ -65,7 +65,7 @@ def test_a_server_that_is_killed_is_started_again(start: Callable) -> None:
 
 @pytest.mark.long
 def test_nothing_outlives_a_killed_launcher(start: Callable) -> None:
-    """Without the entrypoint, which would end them too."""
+    """Without the entrypoint, which would also end them."""
     job = start("killed", nproc=2, overrides=LONG, launcher="training.pod.launcher")
     job.until(lambda: len(job.records()) >= 12)
     left = [*job.workers(), _parent(job.workers()[0])]
@@ -77,7 +77,7 @@ def test_nothing_outlives_a_killed_launcher(start: Callable) -> None:
 
 
 @pytest.mark.long
-def test_where_forking_is_not_safe_each_rank_imports_for_itself(start: Callable, tmp_path: Path) -> None:
+def test_if_forking_is_not_safe_each_rank_imports_for_itself(start: Callable, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(UNFORKABLE["starts_a_thread"])
     job = start("alone", nproc=2, entrypoint=True, PYTHONPATH=str(tmp_path))
     assert job.wait() == 0, job.text()
@@ -94,7 +94,7 @@ def test_where_forking_is_not_safe_each_rank_imports_for_itself(start: Callable,
         ("is_not_there", "is_not_there could not be imported"),
     ],
 )
-def test_what_makes_forking_unsafe_is_found(module: str, reason: str, tmp_path: Path) -> None:
+def test_unsafe_forking_is_detected(module: str, reason: str, tmp_path: Path) -> None:
     if module == "sets_up_cuda" and torch.version.cuda is None:
         pytest.skip("needs a build of torch with CUDA (no GPU): pip install torch, not its +cpu build")
     for name, text in UNFORKABLE.items():
@@ -135,15 +135,15 @@ def test_only_torchrun_with_a_task_of_the_trainer_forks(words: str, forked: bool
     assert launcher.suits(words.split()) is forked
 
 
-def test_torchruns_own_options_stay_as_they_are() -> None:
+def test_torchruns_options_are_kept() -> None:
     words = launcher.forking(["--nnodes=2", "-m", "training.bert", "--config", "d"])
     assert words[:3] == ["--start-method=forkserver", "--nnodes=2", "--run-path"]
     assert words[3].endswith("training/pod/forked_rank.py")
     assert words[4:] == ["training.bert", "--config", "d"]
 
 
-def test_what_a_rank_has_trained_behind_is_cured(tmp_path: Path) -> None:
-    """However short ago; the control is the same heartbeat before its first step."""
+def test_a_failure_before_a_ranks_next_step_is_not_the_cause(tmp_path: Path) -> None:
+    """However recent it is; the control is the same heartbeat before its first step."""
     run, now = RunDir(tmp_path), time.time()
     failure.write(Failure("killed", 1, "h", 9, 7, "was killed", "", now - 0.2), run)
     failure.write(Failure("nan", 2, "h", 8, 9, "not finite", "", now), run)

@@ -1,4 +1,4 @@
-"""What tools and a pod's first process import of the trainer loads neither torch nor numpy."""
+"""The modules that tools and a pod's first process import load neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIGHT = (
 
 
 def loaded(*modules: str) -> str:
-    """Import modules in a process of their own; return the heavy ones that this loaded."""
+    """Import modules in a child process; return the heavy modules that this loaded."""
     code = f"import sys, {', '.join(modules)}; print(*sorted({{'torch', 'numpy'}} & set(sys.modules)))"
     root = Path(__file__).parents[2]
     return subprocess.run(

@@ -1,4 +1,4 @@
-"""The model at step 0: every parameter and buffer right, whatever the sharding; documents kept apart."""
+"""The model at step 0: right parameters and buffers, sharded or not; documents are separate."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_tied_head_is_one_parameter(config: Config) -> None:
     assert len(dict(named_parameters(model))) == len(list(model.parameters()))
 
 
-def test_weights_follow_the_seed_and_nothing_else(config: Config) -> None:
+def test_weights_depend_on_the_seed_only(config: Config) -> None:
     first, second = _built(config), _built(config)
     other = build_on_meta(config, "eager")
     initialise(other, config.model_copy(update={"train": config.train.model_copy(update={"seed": 8})}), CPU)
@@ -113,7 +113,7 @@ def test_sharded_initialisation_on_two_ranks_equals_the_whole() -> None:
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_packed_documents_do_not_see_each_other(config: Config, attention: str) -> None:
+def test_packed_documents_do_not_attend_to_each_other(config: Config, attention: str) -> None:
     model = _built(config, attention)
     tokens, _, positions, documents = _batch(512, [10, 14, 8])
     before = model.logits(tokens, positions, documents)
@@ -129,7 +129,7 @@ def test_packed_documents_do_not_see_each_other(config: Config, attention: str) 
     )
 
 
-def test_a_packed_document_has_the_logits_it_has_alone(config: Config) -> None:
+def test_a_packed_document_has_the_same_logits_as_alone(config: Config) -> None:
     model = _built(config)
     tokens, _, positions, documents = _batch(512, [10, 14])
     packed = model.logits(tokens, positions, documents)[:, 10:]
@@ -152,7 +152,7 @@ def test_masks_of_eager_and_sdpa_agree() -> None:
 
 @pytest.mark.long
 def test_flex_attention_computes_what_plain_attention_does(config: Config) -> None:
-    """What a GPU runs, here by its CPU implementation: packed documents, grouped queries, forward."""
+    """The GPU's attention, here on a CPU: packed documents, grouped queries, forward pass."""
     if not resolve(config.model_copy(update={"device": Device(compile="auto")})).compile:
         pytest.skip("flex_attention compiles itself: install g++ and Python's development files")
     tokens, _, positions, documents = _batch(512, [100, 156])

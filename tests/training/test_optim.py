@@ -1,4 +1,4 @@
-"""LAMB against its paper, step by step; schedules by their values; keys that do not fit together."""
+"""LAMB against its paper, step by step; the values of schedules; inconsistent keys."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Two(nn.Module):
 def by_the_paper(
     weight: torch.Tensor, gradients: list[torch.Tensor], rate: float, decay: float, adapt: bool
 ) -> torch.Tensor:
-    """Algorithm 2 of You et al. 2019 in float64, line by line; without the scaling where not `adapt`."""
+    """Algorithm 2 of You et al. 2019 in float64, line by line; without the scaling if not `adapt`."""
     x, m, v = weight.double(), torch.zeros_like(weight).double(), torch.zeros_like(weight).double()
     for t, gradient in enumerate(gradients, start=1):
         g = gradient.double()
@@ -41,7 +41,7 @@ def by_the_paper(
     return x
 
 
-def test_lamb_is_the_papers_algorithm(config: Config) -> None:
+def test_lamb_follows_the_paper(config: Config) -> None:
     torch.manual_seed(0)
     model = Two()
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -76,7 +76,7 @@ def test_lamb_moves_each_matrix_by_the_rate_times_its_norm(config: Config) -> No
     assert moved["adamw"] != pytest.approx(0.02, rel=0.1)
 
 
-def test_lamb_leaves_a_zero_matrix_its_plain_step_and_a_frozen_one_alone() -> None:
+def test_lamb_does_not_scale_a_zero_matrix_or_move_a_frozen_one() -> None:
     zero, frozen = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.ones(2, 2))
     optimizer = Lamb([{"params": [zero, frozen]}], 0.1, (0.9, 0.999), 1e-6)
     zero.grad = torch.ones(2, 2)
@@ -131,7 +131,7 @@ def test_schedules_rise_to_the_peak_and_fall_to_the_minimum(
         (("train.optimizer=lam",), r"did you mean lamb\?"),
     ],
 )
-def test_keys_that_do_not_fit_are_one_error(
+def test_inconsistent_keys_are_one_error(
     texts: dict[str, tuple[str, str]], overrides: tuple[str, ...], said: str
 ) -> None:
     for override in overrides:

@@ -1,4 +1,4 @@
-"""A profile holds the steps that were asked for, and nothing is recorded unasked."""
+"""A profile holds the requested steps; without a request there is none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from training.config import ConfigError
 from training.trainer.profiling import Profile
 
 
-def test_the_asked_steps_are_written_and_change_nothing(
+def test_the_requested_steps_are_recorded_without_side_effects(
     texts: Texts, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calm = run(texts, ("train.steps=5",), tmp_path / "calm", data_root)
@@ -26,7 +26,7 @@ def test_the_asked_steps_are_written_and_change_nothing(
     assert losses(watched) == losses(calm)
 
 
-def test_a_profile_that_cannot_be_written_ends_no_run(
+def test_a_profile_that_cannot_be_written_does_not_end_the_run(
     texts: Texts, data_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "profile").write_text("in the way")
@@ -37,9 +37,7 @@ def test_a_profile_that_cannot_be_written_ends_no_run(
 
 
 @pytest.mark.parametrize("asked", ["20", "0:3", "3:0", "a:b", "-1:2"])
-def test_a_range_that_is_none_is_one_clear_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
-) -> None:
+def test_a_wrong_range_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
     monkeypatch.setenv("TRAINYARD_PROFILE", asked)
     with pytest.raises(ConfigError, match="write <first step>:<steps>"):
         Profile(tmp_path, 0)

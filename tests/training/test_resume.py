@@ -1,4 +1,4 @@
-"""Any stop, bitwise the same run afterwards: next losses and final weights, not only the first loss."""
+"""After any stop a run continues bitwise: all next losses and the final weights are the same."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def undisturbed(texts: Texts, data_root: Path, tmp_path_factory: pytest.TempPath
 def _stopped_and_resumed(
     texts: Texts, data_root: Path, directory: Path, without: str | None = None
 ) -> RunDir:
-    """Stop at step 7, go on in a fresh state to step 20, leaving one part of the saved state out."""
+    """Stop at step 7, continue in a new state to step 20 without one part of the saved state."""
     run(texts, DROPOUT, directory, data_root, StopAfter(7))
     assert newest(directory / "checkpoints").step == 7  # type: ignore[union-attr]
     parts = dict(state.PARTS)
@@ -46,7 +46,7 @@ def _stopped_and_resumed(
 
 
 def _forget_moments(parts: dict[str, state.Part]) -> None:
-    """Load into tensors that are then dropped: the optimizer starts with empty moments."""
+    """Load into tensors that are then dropped, so that the optimizer starts with empty moments."""
     whole = parts["optimizer"].tensors
 
     def dropped(now: state.TrainState) -> dict[str, Shard]:
@@ -58,7 +58,7 @@ def _forget_moments(parts: dict[str, state.Part]) -> None:
     parts["optimizer"] = replace(parts["optimizer"], tensors=dropped)
 
 
-def test_a_stopped_run_goes_on_bitwise(
+def test_a_stopped_run_continues_bitwise(
     undisturbed: RunDir, texts: Texts, data_root: Path, tmp_path: Path
 ) -> None:
     resumed = _stopped_and_resumed(texts, data_root, tmp_path)
@@ -83,7 +83,7 @@ def two_ranks() -> tuple[str, ...]:
 
 @pytest.mark.long
 def test_a_killed_worker_costs_nothing(start: Callable, two_ranks: tuple[str, ...]) -> None:
-    """SIGKILL of one rank at a random step: the group is forked again, and ends with torchrun's bits."""
+    """SIGKILL of one rank at a random step: the group is forked again and ends with the same bits."""
     calm = start("calm", nproc=2, overrides=two_ranks)
     assert calm.wait() == 0, calm.text()
     struck = start("struck", nproc=2, overrides=two_ranks, restarts=1, entrypoint=True)
@@ -126,10 +126,10 @@ def test_sigterm_saves_the_same_step_on_all_ranks_and_loses_none(
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_compiled_blocks_with_dropout_go_on_bitwise(
+def test_compiled_blocks_with_dropout_continue_bitwise(
     start: Callable, texts: Texts, data_root: Path, tmp_path: Path
 ) -> None:
-    """The compiled code draws its dropout from the same generators, which are saved and restored."""
+    """Compiled code draws its dropout from the same generators, which are saved and restored."""
     overrides = (*DROPOUT, 'device.compile="on"', "checkpoint.every=1000", "train.steps=30")
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
     calm = start("calm", overrides=overrides, **cache)
@@ -139,7 +139,7 @@ def test_compiled_blocks_with_dropout_go_on_bitwise(
     first.until(lambda: len(first.records()) >= 6, 300)
     first.process.send_signal(signal.SIGTERM)
     assert first.wait() != 0
-    assert 6 <= len(first.records()) < 30, "it was over before it was stopped"
+    assert 6 <= len(first.records()) < 30, "it ended before it was stopped"
     again = start("stopped", overrides=overrides, **cache)
     assert again.wait(300) == 0, again.text()
     assert again.losses() == calm.losses()
@@ -149,10 +149,10 @@ def test_compiled_blocks_with_dropout_go_on_bitwise(
 
 
 @pytest.mark.long
-def test_another_number_of_ranks_goes_on_with_the_same_samples(
+def test_another_number_of_ranks_continues_with_the_same_samples(
     start: Callable, texts: Texts, data_root: Path
 ) -> None:
-    """2 sharded ranks, then 1: the curve stays the undisturbed one to rounding."""
+    """2 sharded ranks, then 1: the curve is the undisturbed one up to rounding."""
     first = start("shrunk", nproc=2, overrides=("parallel.sharding=fsdp", "train.steps=10"))
     assert first.wait() == 0, first.text()
     second = run(texts, ("train.steps=20",), first.run, data_root)
@@ -169,7 +169,7 @@ def test_a_run_directory_refuses_another_model(texts: Texts, data_root: Path, tm
         run(texts, ("train.seed=9",), tmp_path, data_root)
 
 
-def test_a_finished_run_says_so_and_goes_further_when_asked(
+def test_a_finished_run_stops_at_once_unless_steps_are_raised(
     texts: Texts, data_root: Path, tmp_path: Path
 ) -> None:
     done = run(texts, ("train.steps=4",), tmp_path, data_root)
@@ -181,7 +181,7 @@ def test_a_finished_run_says_so_and_goes_further_when_asked(
     assert done.report.read_bytes() != report
 
 
-def test_a_report_lost_in_a_kill_is_made_again(texts: Texts, data_root: Path, tmp_path: Path) -> None:
+def test_a_lost_report_is_written_again(texts: Texts, data_root: Path, tmp_path: Path) -> None:
     done = run(texts, ("train.steps=4",), tmp_path, data_root)
     before = done.report.read_bytes()
     done.report.unlink()

@@ -27,7 +27,7 @@ def trained(texts: Texts, data_root: Path, tmp_path_factory: pytest.TempPathFact
     return run(texts, prompts, tmp_path_factory.mktemp("trained"), data_root)
 
 
-def test_the_report_holds_what_the_run_is_judged_by(trained: RunDir) -> None:
+def test_the_report_has_losses_and_samples(trained: RunDir) -> None:
     report = json.loads(trained.report.read_text())
     assert report["step"] == report["steps"] == 20
     assert report["heldout_loss"] < report["ln_vocab"]
@@ -44,8 +44,8 @@ def test_sampling_uses_the_checkpoints_weights(trained: RunDir) -> None:
         assert torch.equal(parameter, checkpoint.full(f"model.{name}")), name
 
 
-def test_cached_generation_equals_the_trainers_logits(trained: RunDir, texts: Texts) -> None:
-    """The greedy next token of the sampler is the argmax of the model that trains, over a whole prompt."""
+def test_generation_with_a_cache_equals_the_trainers_logits(trained: RunDir, texts: Texts) -> None:
+    """The sampler's logits over a whole prompt are those of the training model."""
 
     checkpoint = newest(trained.checkpoints)
     assert checkpoint is not None

@@ -1,4 +1,4 @@
-"""A model on S3: whole or not there, read back, taken up again, and refused by name. The server is moto's."""
+"""A model on S3: complete or absent, read back, retried, and refused by name. The server is moto's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TO = "s3://models/team/tiny"
 
 
 class Server:
-    """moto behind faults: `unavailable` PUTs to come are answered 503, GETs of `flipped` have a bad byte."""
+    """moto with faults: the next `unavailable` PUTs are answered 503, GETs of `flipped` have a bad byte."""
 
     def __init__(self) -> None:
         self._app = DomainDispatcherApplication(create_backend_app)
@@ -50,7 +50,7 @@ class Server:
         return answer
 
     def sent(self) -> list[str]:
-        """Names of the files that were put, in order."""
+        """Names of the uploaded files, in order."""
         return [path.rpartition("/")[2] for method, path in self.requests if method == "PUT"]
 
 
@@ -83,7 +83,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A small file in a directory of its own, and one that is sent in several parts."""
+    """A small file, and one in a subdirectory that is sent in several parts."""
     directory = tmp_path / "model"
     (directory / "more").mkdir(parents=True)
     (directory / "config.json").write_text("{}")
@@ -101,7 +101,7 @@ def has_manifest() -> bool:
     return any(item["Key"].endswith(MANIFEST) for item in listed)
 
 
-def test_a_model_is_whole_with_its_digests_and_the_manifest_comes_last(server: Server, model: Path) -> None:
+def test_a_model_is_complete_and_its_manifest_comes_last(server: Server, model: Path) -> None:
     lines: list[str] = []
     done = upload(model, TO, "tiny", 7, lines.append)
     assert (done.files, done.nbytes, done.step) == (2, 2 + (20 << 20), 7)
@@ -113,12 +113,12 @@ def test_a_model_is_whole_with_its_digests_and_the_manifest_comes_last(server: S
         assert body == (model / name).read_bytes()
         assert entry == {"size": len(body), "sha256": hashlib.sha256(body).hexdigest()}
         head = client.head_object(Bucket="models", Key=f"team/tiny/{name}", ChecksumMode="ENABLED")
-        assert head["ChecksumSHA256"]  # S3 itself has checked what it took
+        assert head["ChecksumSHA256"]  # S3 itself checked the content
     assert server.sent()[-1] == MANIFEST
     assert server.sent().count(MANIFEST) == 1
 
 
-def test_a_second_time_sends_nothing_and_still_reads_back(server: Server, model: Path) -> None:
+def test_a_second_upload_sends_nothing_but_reads_back(server: Server, model: Path) -> None:
     upload(model, TO, "tiny", 7, print)
     server.requests.clear()
     upload(model, TO, "tiny", 7, print)
@@ -128,7 +128,7 @@ def test_a_second_time_sends_nothing_and_still_reads_back(server: Server, model:
         upload(model, TO, "tiny", 7, print)
 
 
-def test_what_reads_back_wrong_gets_no_manifest(server: Server, model: Path) -> None:
+def test_a_model_that_reads_back_wrong_gets_no_manifest(server: Server, model: Path) -> None:
     server.flipped = "config.json"
     with pytest.raises(UploadError, match=r"s3://models/team/tiny.*config\.json") as caught:
         upload(model, TO, "tiny", 7, print)
@@ -136,7 +136,7 @@ def test_what_reads_back_wrong_gets_no_manifest(server: Server, model: Path) -> 
     assert not has_manifest()
 
 
-def test_a_busy_server_is_asked_again_and_a_dead_one_is_an_error(
+def test_a_busy_server_is_retried_and_a_dead_one_is_an_error(
     server: Server, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("training.upload.ATTEMPTS", 3)
@@ -156,7 +156,7 @@ def test_a_later_step_replaces_and_another_run_is_refused(server: Server, model:
     (model / "config.json").write_text('{"later": 1}')
     server.requests.clear()
     upload(model, TO, "tiny", 9, print)
-    assert server.sent()[0] == MANIFEST  # while files change, none of the two models is there
+    assert server.sent()[0] == MANIFEST  # while files change, the manifest names neither model
     assert there()["step"] == 9
     with pytest.raises(ConfigError, match="holds the model of run tiny; use another prefix"):
         upload(model, TO, "huge", 1, print)
@@ -181,10 +181,10 @@ def test_a_wrong_destination_is_one_error_before_and_after(
             call()
 
 
-def test_the_identity_is_the_pods_own(
+def test_credentials_are_the_pods(
     server: Server, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """EKS Pod Identity: an agent on the node gives credentials to whoever has the service account's token."""
+    """EKS Pod Identity: an agent on the node gives credentials for the service account's token."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(ConfigError, match=r"no credentials.*EKS Pod Identity"):
@@ -206,10 +206,10 @@ def test_the_identity_is_the_pods_own(
     assert set(seen) == {"the-pods-token"}
 
 
-def test_a_run_ends_with_its_model_on_s3_and_a_failed_upload_is_made_up_for(
+def test_a_run_uploads_its_model_and_retries_a_failed_upload(
     server: Server, texts: Texts, data_root: Path, tmp_path: Path
 ) -> None:
-    """The report is there when the upload fails; starting the run again only brings the model away."""
+    """The report exists when the upload fails; starting the run again only uploads the model."""
     wanted = ("train.steps=4", "upload.to=s3://models/team/tiny", "upload.dtype=bfloat16")
     server.flipped = "model.safetensors"
     with pytest.raises(UploadError, match=r"model\.safetensors"):
@@ -226,13 +226,11 @@ def test_a_run_ends_with_its_model_on_s3_and_a_failed_upload_is_made_up_for(
     assert server.sent() == []
     with pytest.raises(ConfigError, match="holds the model of run tiny"):
         run(texts, wanted, tmp_path / "other", data_root)
-    assert not (tmp_path / "other" / "metrics.jsonl").exists()  # told before the first step
+    assert not (tmp_path / "other" / "metrics.jsonl").exists()  # refused before the first step
 
 
-def test_a_bert_run_ends_with_its_model_on_s3(
-    server: Server, corpus: Path, data_root: Path, tmp_path: Path
-) -> None:
-    """With both heads of its pre-training, and the tokenizer that it was trained with."""
+def test_a_bert_run_uploads_its_model(server: Server, corpus: Path, data_root: Path, tmp_path: Path) -> None:
+    """With both heads of its pre-training and its tokenizer."""
     texts = {
         "model": ("model.yaml", tiny_bert.MODEL.format(source=corpus)),
         "hardware": ("hardware.yaml", tiny_bert.HARDWARE),
@@ -245,7 +243,7 @@ def test_a_bert_run_ends_with_its_model_on_s3(
     assert json.loads(body.read())["architectures"] == ["BertForPreTraining"]
 
 
-def test_what_cannot_be_exported_is_refused_with_its_line(texts: Texts) -> None:
+def test_impossible_uploads_are_refused_with_their_line(texts: Texts) -> None:
     with pytest.raises(ConfigError, match=r"upload\.merge adds adapters to their base, but lora is missing"):
         load_texts(apply_override(apply_override(texts, "upload.to=s3://models/x"), "upload.merge=true"))
     with pytest.raises(ConfigError, match=r"cell\.yaml.*upload\.to: 'models/x' is not a prefix in a bucket"):

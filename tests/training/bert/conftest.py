@@ -27,7 +27,7 @@ LENGTH, VOCABULARY = 32, 512
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Documents of seeded sentences; sentence s of document d begins with a word of its own: `q<d>x<s>q`."""
+    """Documents of seeded sentences; sentence s of document d begins with a unique word: `q<d>x<s>q`."""
     directory = tmp_path_factory.mktemp("sentences")
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefgh", k=draw.randint(2, 9))) for _ in range(150)]
@@ -57,5 +57,5 @@ def config(texts: dict[str, tuple[str, str]]) -> Config:
 
 @pytest.fixture(scope="session")
 def dataset(corpus: Path, data_root: Path) -> Path:
-    """The prepared corpus, the same that the tiny configuration trains on."""
+    """The prepared corpus of the tiny configuration."""
     return prepare_pairs(str(corpus), "text", 0.1, "train", VOCABULARY, LENGTH, data_root, lambda line: None)

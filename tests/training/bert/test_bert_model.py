@@ -1,4 +1,4 @@
-"""The model at step 0 against transformers' own: losses, masks, initial values, tables that are one."""
+"""The model at step 0 against transformers' own: losses, masks, initial values, tied tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def changed(config: Config, **changes: object) -> Config:
 
 
 def built(config: Config, attention: str = "eager", **changes: object) -> PretrainingBert:
-    """Initialised, in evaluation: no dropout."""
+    """Build and initialise a model in evaluation mode, without dropout."""
     config = changed(config, **changes)
     model = build_on_meta(config, attention)
     initialise(model, config, CPU)
@@ -49,7 +49,7 @@ def inputs(vocabulary: int, rows: int = 4, length: int = 32, most: int = 6) -> d
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_losses_are_those_of_transformers(config: Config, attention: str, tied: bool) -> None:
-    """Against its plain forward pass with a plain mask, over all positions."""
+    """Compared with transformers' forward pass with a plain mask, over all positions."""
     model, batch = built(config, attention, tie_word_embeddings=tied), inputs(512)
     words, following = model(**batch)
     theirs = model.hf(
@@ -70,7 +70,7 @@ def test_losses_are_those_of_transformers(config: Config, attention: str, tied: 
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_padding_is_not_seen(config: Config, attention: str) -> None:
+def test_padding_is_not_attended_to(config: Config, attention: str) -> None:
     model, batch = built(config, attention), inputs(512)
     before = model(**batch)
     batch["input_ids"][0, 20:] = 7
@@ -84,7 +84,7 @@ def test_padding_is_not_seen(config: Config, attention: str) -> None:
     [{}, {"vocab_size": 30522}, {"hidden_size": 1024, "num_attention_heads": 16, "vocab_size": 8192}],
 )
 def test_first_losses_are_ln_of_the_vocabulary_and_ln_2(config: Config, changes: dict) -> None:
-    """And half the variance of the first logits, hidden size x 0.02^2: 0.2 for BERT-large."""
+    """Plus half the variance of the first logits, hidden size x 0.02^2: 0.2 for BERT-large."""
     model = built(config, **changes)
     batch = inputs(model.hf.config.vocab_size, rows=32, most=18)
     counts = torch.tensor([(batch["masked_labels"] != IGNORE).sum(), 32])
@@ -94,13 +94,13 @@ def test_first_losses_are_ln_of_the_vocabulary_and_ln_2(config: Config, changes:
     assert following == pytest.approx(math.log(2), rel=0.1)
 
 
-def test_bert_large_is_built_to_the_unit(config: Config) -> None:
+def test_bert_large_has_the_published_number_of_parameters(config: Config) -> None:
     model = build_on_meta(changed(config, **PUBLISHED), "eager")
     assert sum(p.numel() for p in model.parameters()) == 336_226_108
     assert all(p.is_meta for p in model.parameters())
 
 
-def test_values_follow_the_seed_the_name_and_nothing_else(config: Config) -> None:
+def test_initial_values_depend_on_seed_and_name_only(config: Config) -> None:
     first, second = built(config), built(config)
     other = build_on_meta(config, "eager")
     initialise(other, config.model_copy(update={"train": config.train.model_copy(update={"seed": 8})}), CPU)
@@ -113,7 +113,7 @@ def test_values_follow_the_seed_the_name_and_nothing_else(config: Config) -> Non
             assert torch.equal(a, torch.full_like(a, float(name.endswith("LayerNorm.weight")))), name
 
 
-def test_tables_that_are_one_are_one_parameter(config: Config) -> None:
+def test_tied_tables_are_one_parameter(config: Config) -> None:
     predictions = (model := built(config)).hf.cls.predictions
     assert predictions.decoder.weight is model.hf.bert.embeddings.word_embeddings.weight
     assert predictions.decoder.bias is predictions.bias

@@ -1,4 +1,4 @@
-"""Runs of training.bert: the same curve however it is divided, bitwise over any stop."""
+"""Runs of training.bert: the same curve however batches are divided, bitwise equal after a stop."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def parts(run_dir: RunDir) -> list[tuple[float, float, float]]:
     return [(r["loss"], r["mlm_loss"], r["nsp_loss"]) for r in records(run_dir)]
 
 
-def test_the_first_step_knows_nothing_and_the_last_one_more(alone: RunDir) -> None:
+def test_losses_start_at_those_of_guessing_and_fall(alone: RunDir) -> None:
     first, *_, last = records(alone)
     assert first["mlm_loss"] == pytest.approx(math.log(512), rel=0.03)
     assert first["nsp_loss"] == pytest.approx(math.log(2), rel=0.1)
@@ -67,7 +67,7 @@ def test_the_first_step_knows_nothing_and_the_last_one_more(alone: RunDir) -> No
 
 
 def test_every_step_has_its_losses_rate_and_speed(alone: RunDir) -> None:
-    """What the tutorials of the published recipes print, and in the line for people too."""
+    """The values that the tutorials of the published recipes print; they are also in the log line."""
     for line in records(alone):
         assert line["loss"] == pytest.approx(line["mlm_loss"] + line["nsp_loss"])
         assert line["sequences_per_s"] == pytest.approx(8 / line["step_s"])
@@ -83,7 +83,7 @@ def test_every_step_has_its_losses_rate_and_speed(alone: RunDir) -> None:
 def test_accumulation_changes_nothing(
     alone: RunDir, texts: Texts, data_root: Path, tmp_path: Path, optimizer: tuple[str, ...]
 ) -> None:
-    """Micro batches hold unequal numbers of masked words: each counts as much as in one batch."""
+    """Micro batches have unequal numbers of masked words; each word counts as much as in one batch."""
     overrides = (*CALM, *optimizer, "parallel.micro_batch_size=2")
     divided = run(texts, overrides, tmp_path, data_root)
     assert [x for row in parts(divided) for x in row] == pytest.approx(
@@ -94,7 +94,7 @@ def test_accumulation_changes_nothing(
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_two_ranks_change_nothing(alone: RunDir, start: Callable, optimizer: tuple[str, ...]) -> None:
-    """Plain AdamW with whole models, LAMB with sharded ones, whose norms are then of all shards."""
+    """AdamW with whole models, LAMB with sharded ones, whose norms are over all shards."""
     sharding = "fsdp" if optimizer else "ddp"
     overrides = (*CALM, *optimizer, f"parallel.sharding={sharding}")
     job = start("two", nproc=2, overrides=overrides, module=MODULE)
@@ -102,10 +102,10 @@ def test_two_ranks_change_nothing(alone: RunDir, start: Callable, optimizer: tup
     assert job.losses() == pytest.approx(losses(alone), rel=1e-4)
 
 
-def test_a_stopped_run_goes_on_bitwise(
+def test_a_stopped_run_continues_bitwise(
     texts: Texts, data_root: Path, tmp_path: Path, optimizer: tuple[str, ...]
 ) -> None:
-    """With dropout: losses of all later steps, weights, moments; masks are drawn by position alone."""
+    """With dropout: losses of all later steps, weights, moments; masks depend on the position only."""
     whole = run(texts, optimizer, tmp_path / "whole", data_root)
     run(texts, optimizer, tmp_path / "stopped", data_root, StopAfter(7))
     resumed = run(texts, optimizer, tmp_path / "stopped", data_root)
@@ -120,7 +120,7 @@ def test_a_stopped_run_goes_on_bitwise(
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_killed_rank_costs_nothing(start: Callable) -> None:
-    """SIGKILL of one of two sharded ranks, with LAMB and dropout; both start again: the same bits."""
+    """SIGKILL of one of two sharded ranks, with LAMB and dropout: after the restart the bits are the same."""
     overrides = (*LAMB, "parallel.sharding=fsdp", "checkpoint.every=3")
     calm = start("calm", nproc=2, overrides=overrides, module=MODULE)
     assert calm.wait(300) == 0, calm.text()
@@ -134,7 +134,7 @@ def test_a_killed_rank_costs_nothing(start: Callable) -> None:
 
 
 def test_held_out_samples_are_the_same_for_every_seed(texts: Texts, dataset: Path) -> None:
-    """Models of different seeds are judged on the very same pairs and masks; they train on different ones."""
+    """Models with different seeds are evaluated on the same pairs and masks, but train on different ones."""
     one, two = (
         [
             split.batch(range(4), [0] * 4).arrays()["input_ids"].tolist()
@@ -148,7 +148,7 @@ def test_held_out_samples_are_the_same_for_every_seed(texts: Texts, dataset: Pat
 
 @pytest.mark.long
 def test_a_very_large_batch_is_the_sum_of_its_parts(texts: Texts, data_root: Path, tmp_path: Path) -> None:
-    """128 micro batches of one sample make the steps that one of 128 makes."""
+    """128 micro batches of one sample give the same steps as one of 128 samples."""
     overrides = (*CALM, "train.global_batch_size=128", "train.steps=2", "train.warmup_steps=0")
     divided, whole = (
         run(texts, (*overrides, f"parallel.micro_batch_size={size}"), tmp_path / str(size), data_root)
@@ -159,7 +159,7 @@ def test_a_very_large_batch_is_the_sum_of_its_parts(texts: Texts, data_root: Pat
 
 @pytest.mark.long
 def test_a_very_large_batch_needs_hardly_more_memory(texts: Texts, dataset: Path) -> None:
-    """A rank's share of 65,536 samples on 16 ranks, which a step holds at once: 4 bytes a token and mask."""
+    """A rank's share of 65,536 samples on 16 ranks, all held in one step: 4 bytes per token and mask."""
     large = (*CALM, "train.global_batch_size=65536", "parallel.micro_batch_size=64")
     changed = texts
     for override in large:

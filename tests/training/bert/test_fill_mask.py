@@ -1,4 +1,4 @@
-"""BERT's samples: each [MASK] filled in from the checkpoint; other prompts are refused at the start."""
+"""BERT's samples: each [MASK] is filled in from the checkpoint; other prompts are refused at the start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipes' HDF5 shards: read as NVIDIA's own loader reads them; a bad one is one error with its row."""
+"""The recipes' HDF5 shards: read like NVIDIA's loader does; a bad shard is one error with its row."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def rows(count: int, seed: int, most: int = 6) -> dict[str, np.ndarray]:
 
 
 def write(path: Path, values: dict[str, np.ndarray]) -> None:
-    """As `create_pretraining_data.py` writes them."""
+    """Write them as `create_pretraining_data.py` does."""
     with h5py.File(path, "w") as file:
         for key, kind in zip(KEYS, TYPES, strict=True):
             if key in values:
@@ -61,7 +61,7 @@ def write(path: Path, values: dict[str, np.ndarray]) -> None:
 
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five shards of unequal size, one of them a test shard, and a file that is none."""
+    """Five shards of unequal size, one of them a test shard, and a file that is not a shard."""
     directory = tmp_path_factory.mktemp("hdf5")
     for number, count in enumerate((37, 5, 60, 21)):
         write(directory / f"wikicorpus_en_training_{number}.hdf5", rows(count, number))
@@ -77,7 +77,7 @@ def masked(texts: Texts, shards: Path) -> Texts:
 
 
 def published_item(values: dict[str, np.ndarray], row: int) -> tuple[np.ndarray, ...]:
-    """What both recipes' `pretraining_dataset` makes of a row: ids, segments, mask, labels, next."""
+    """A row as both recipes' `pretraining_dataset` returns it: ids, segments, mask, labels, next."""
     ids, mask, segments, positions, guessed, following = (values[key][row] for key in KEYS)
     labels = np.full(len(ids), NO_LABEL)
     used = len(positions)
@@ -115,7 +115,7 @@ def test_every_row_is_what_the_published_loader_reads(masked: Texts, data_root: 
 
 
 def test_files_without_a_test_shard_give_whole_files(texts: Texts, tmp_path: Path) -> None:
-    """No row of a held-out file is trained on; of a single file the last rows are held out."""
+    """No row of a held-out file is trained on; for a single file the last rows are held out."""
     many = tmp_path / "many"
     many.mkdir()
     for number in range(6):
@@ -179,7 +179,7 @@ def put(key: str, place: tuple[int, ...], value: int) -> Callable[[dict[str, np.
 def test_a_bad_shard_is_one_error(
     change: Callable[[dict[str, np.ndarray]], Any], said: str, texts: Texts, tmp_path: Path
 ) -> None:
-    """Among good ones; the error names the file, and no dataset is left."""
+    """Among good shards; the error names the file, and no dataset is left."""
     source = tmp_path / "shards"
     source.mkdir()
     write(source / "a_training_0.hdf5", rows(10, 0))

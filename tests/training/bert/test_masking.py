@@ -1,4 +1,4 @@
-"""Masks: 80/10/10 by count, whole words by example and by count, never more than `most`, exact by seed."""
+"""Masks: 80/10/10 by count, whole words by example and by count, at most `most`, the same for a seed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from training.data.bert.masking import Rules, mask
 from training.data.bert.wordpiece import Vocabulary
 
-# [PAD] [UNK] [CLS] [SEP] [MASK], words 5..104, pieces that go on a word 105..204.
+# [PAD] [UNK] [CLS] [SEP] [MASK], words 5..104, pieces that continue a word 105..204.
 INSIDE = np.arange(205) >= 105
 ORDINARY = ~np.isin(np.arange(205), [0, 2, 3, 4])
 WORDS = Vocabulary(0, 2, 3, 4, INSIDE, ORDINARY, np.arange(5, 205))
@@ -98,7 +98,7 @@ def words_of(tokens: Ids) -> list[list[int]]:
 
 
 def test_whole_words_are_chosen_whole() -> None:
-    """Each word has all of its pieces chosen or none; single tokens are not chosen so (control)."""
+    """All pieces of a word are chosen or none; without whole_words they are not (control)."""
     tokens = sample(128, seed=3)
     words = words_of(tokens)
     assert sum(len(word) > 1 for word in words) > 20
@@ -131,7 +131,7 @@ def test_whole_words_mask_as_many_tokens() -> None:
     assert np.mean(counts) > 18.5
 
 
-def test_the_generator_decides_alone() -> None:
+def test_masks_depend_on_the_generator_only() -> None:
     first, again, other = (masked(sample(), Rules(0.15, 20, True), seed)[0] for seed in (5, 5, 6))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)

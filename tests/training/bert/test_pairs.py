@@ -1,4 +1,4 @@
-"""Sentence pairs: whole sentences in their order, half of the second ones from elsewhere, exact on resume."""
+"""Sentence pairs: whole sentences in order, half of the second ones from elsewhere, exact on resume."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_a_sentence_ends_with_its_line_or_at_a_mark_before_a_capital() -> None:
     ("lengths", "room", "runs"),
     [
         ([5, 5, 5, 5], 10, [(0, 2), (2, 4)]),
-        ([5, 5, 5, 5, 5], 10, [(0, 2), (2, 4), (3, 5)]),  # the last one alone takes its neighbour once more
-        ([12, 1, 1], 10, [(0, 2), (1, 3)]),  # never one sentence alone
+        ([5, 5, 5, 5, 5], 10, [(0, 2), (2, 4), (3, 5)]),  # a single last sentence reuses its neighbour
+        ([12, 1, 1], 10, [(0, 2), (1, 3)]),  # never a single sentence
         ([3, 3, 3, 3], 10, [(0, 4)]),
         ([7], 10, []),
         ([], 10, []),
@@ -74,7 +74,7 @@ def test_runs_fill_a_sequence_and_have_two_sentences(
 
 
 @pytest.mark.parametrize(("first", "second"), [(50, 5), (5, 50), (30, 30), (31, 30), (1, 200), (3, 4)])
-def test_the_longer_sentence_gives_way(first: int, second: int) -> None:
+def test_the_longer_sentence_is_shortened(first: int, second: int) -> None:
     draw = np.random.default_rng(0)
     fronts = []
     for _ in range(50):
@@ -84,13 +84,13 @@ def test_the_longer_sentence_gives_way(first: int, second: int) -> None:
         assert min(kept) == min(first, second, 10)
         fronts.append(one.start + two.start)
     if first + second > 24:
-        assert 0 < np.mean(fronts) < first + second - 20  # both ends give
+        assert 0 < np.mean(fronts) < first + second - 20  # both ends lose tokens
 
 
 def test_a_pair_is_one_documents_order_or_another_document(
     pairs: Open, text_of: Callable[[Sample], tuple[str, str]]
 ) -> None:
-    """Sentences carry their document and number: the second part follows the first, or is elsewhere."""
+    """Sentences contain their document and number: the second part follows the first or is from elsewhere."""
     split = pairs()
     seen = {0: 0, 1: 0}
     for index in range(len(split)):
@@ -113,13 +113,13 @@ def test_a_pair_is_one_documents_order_or_another_document(
 
 
 def test_half_of_the_second_sentences_come_from_elsewhere(pairs: Open) -> None:
-    """4,000 coins: 50 % within four deviations of 0.8 %."""
+    """4,000 draws: 50 % within four deviations of 0.8 %."""
     split = pairs()
     drawn = [split.sample(i % len(split), i // len(split)).random_next for i in range(4000)]
     assert np.mean(drawn) == pytest.approx(0.5, abs=0.032)
 
 
-def test_another_documents_sentences_come_from_all_documents(
+def test_random_sentences_come_from_all_documents(
     pairs: Open, text_of: Callable[[Sample], tuple[str, str]]
 ) -> None:
     split = pairs()
@@ -129,7 +129,7 @@ def test_another_documents_sentences_come_from_all_documents(
         if sample.random_next:
             found |= {document for document, _ in re.findall(r"q(\d+)x(\d+)q", text_of(sample)[1])}
     documents = read_index(split.directory).splits["train"].documents
-    assert len(found) > 0.9 * documents  # those of one sentence too, which have no pair of their own
+    assert len(found) > 0.9 * documents  # also those of one sentence, which have no pair themselves
 
 
 def test_a_sample_is_a_function_of_seed_epoch_and_index(pairs: Open) -> None:
@@ -180,7 +180,7 @@ def test_a_padding_row_counts_nothing(pairs: Open) -> None:
 def test_preparing_twice_gives_the_same_bytes_and_verifies(
     corpus: Path, dataset: Path, tmp_path: Path
 ) -> None:
-    """Once here, once in two processes."""
+    """Once in this process, once in two others."""
     lines: list[str] = []
     again = prepare_pairs(
         str(corpus), "text", 0.1, "train", VOCABULARY, LENGTH, tmp_path, lines.append, workers=2

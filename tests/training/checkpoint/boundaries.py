@@ -1,4 +1,4 @@
-"""Every moment of a save at which a machine can die: around each call that changes the file system."""
+"""The points of a save at which a machine can die: around each call that changes the file system."""
 
 from __future__ import annotations
 

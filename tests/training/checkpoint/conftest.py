@@ -1,4 +1,4 @@
-"""Ranks that really run, and checkpoints that they saved."""
+"""Real ranks, and checkpoints that they saved."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ LIMIT_S = 40.0
 
 @pytest.fixture(scope="session")
 def ranks_status() -> Iterator[Ranks]:
-    """Call a function of ranks.py on real ranks: `ranks_status(name, world, **arguments)`, one answer a rank.
+    """Call a function of ranks.py on real ranks: `ranks_status(name, world, **arguments)`.
 
-    An answer holds the exit `status` (negative signal number when killed), `result` or `error` and `kind`.
+    There is one answer per rank: the exit `status` (negative signal number if killed), and `result` or
+    `error` and `kind`.
     """
     command = [sys.executable, "-m", "tests.training.checkpoint.ranks"]
     with subprocess.Popen(
@@ -61,7 +62,7 @@ def ranks(ranks_status: Ranks) -> Callable[..., list[Any]]:
 
 @pytest.fixture(scope="session")
 def two_steps(ranks: Callable[..., list[Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Steps 1 and 2, saved by two ranks that share every tensor. Not to be changed: see `checkpoints`."""
+    """Steps 1 and 2, saved by two ranks that share every tensor. Tests change only a copy: `checkpoints`."""
     directory = tmp_path_factory.mktemp("two-steps")
     ranks("save", 2, directory=directory, steps=[1, 2])
     return directory

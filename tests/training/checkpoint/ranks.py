@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # what FSDP and optimizers import late: once here, not again in every rank
+import torch._dynamo  # FSDP and optimizers import it late: once here instead of in every rank
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -52,13 +52,13 @@ def save(directory: str, steps: list[int], sharded: bool = True) -> list[str]:
 
 
 def save_with_own_run_state(directory: str) -> None:
-    """A save in which the ranks do not agree on what is the same on all ranks."""
+    """A save in which the ranks have different run states."""
     rank, world = rank_and_world()
     Store(Path(directory)).save(1, held(whole(1), rank, world, sharded=True), {}, {"tokens": rank}, {})
 
 
 def load(directory: str, sharded: bool = True) -> dict[str, Any]:
-    """Load the newest checkpoint into this rank's shards: its step, whether all is equal, and the log."""
+    """Load the newest checkpoint into this rank's shards; return its step, equality of all values, and log."""
     rank, world = rank_and_world()
     told: list[str] = []
     checkpoint = Store(Path(directory), log=told.append).latest()
@@ -86,7 +86,7 @@ def save_until_killed(
 
 
 def save_in_place_until_killed(directory: str, step: int, point: int | None) -> list[str]:
-    """The control: one file per tensor, written over the old ones, no protocol."""
+    """The control: one file per tensor, written over the old one, without a protocol."""
     boundaries = Boundaries(point)
     with boundaries.watched():
         for name, tensor in whole(step).items():
@@ -152,7 +152,7 @@ def _named(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[tup
 
 
 def refused_layout(directory: str) -> None:
-    """A tensor cut by columns, which the store does not take."""
+    """A tensor sharded by columns, which the store refuses."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     shards_of([("columns", DTensor.from_local(torch.zeros(4, 2), mesh, [Shard(1)]))])
 
@@ -182,7 +182,7 @@ def _fork(request: dict[str, Any], rank: int, scratch: Path) -> int:
 
 
 def _wait(children: list[int], limit_s: float) -> list[int]:
-    """Exit statuses; negative signal numbers for the killed. Kills what outlives the limit."""
+    """Return exit statuses, negative signal numbers for killed ranks. Kills ranks that exceed the limit."""
     end = time.monotonic() + limit_s
     statuses: dict[int, int] = {}
     while len(statuses) < len(children):

@@ -1,4 +1,4 @@
-"""A save that is killed at any moment leaves the previous checkpoint or the new one, never a mixture."""
+"""A save that is killed at any point leaves the previous checkpoint or the new one, never a mixture."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Call = Callable[..., list[Any]]
 
 @pytest.fixture
 def copies(two_steps: Path, tmp_path: Path) -> Callable[[], Path]:
-    """Fresh copies of the two saved steps; each is removed when the next one is made."""
+    """Fresh copies of the two saved steps; each is removed when the next one is created."""
     target = tmp_path / "run"
 
     def copy() -> Path:
@@ -32,7 +32,7 @@ def copies(two_steps: Path, tmp_path: Path) -> Callable[[], Path]:
 
 
 def resume(directory: Path) -> tuple[int, list[str]]:
-    """What a new job finds: the newest step and what was told. Every step there has every value right."""
+    """Return what a new job finds: the newest step and the log. Every step there must be right."""
     seen = newest(directory)
     told: list[str] = []
     store = Store(directory, log=told.append)
@@ -48,7 +48,7 @@ def resume(directory: Path) -> tuple[int, list[str]]:
 
 
 def save_again(directory: Path, step: int) -> None:
-    """The resumed job commits the step as if nothing had happened."""
+    """The resumed job commits the step."""
     store = Store(directory)
     store.save(step, held(whole(step), 0, 1, sharded=False), state(step, 0), {"tokens": 1000 * step}, {})
     checkpoint = store.latest()
@@ -60,7 +60,7 @@ def save_again(directory: Path, step: int) -> None:
 def test_killed_at_every_boundary_in_every_rank(
     ranks: Call, ranks_status: Call, copies: Callable[[], Path], world: int
 ) -> None:
-    """Each boundary of each rank in turn (of three ranks the last), with the loss of what was not synced."""
+    """Each boundary of each rank in turn (of three ranks the last), losing what was not synced."""
     passed = ranks("save_until_killed", world, directory=copies(), step=3, victim=0, point=None)
     points = [
         (rank, point) for rank in range(world) for point in range(len(passed[rank])) if world < 3 or rank == 2
@@ -100,7 +100,7 @@ def test_names_are_durable_before_they_are_relied_on(ranks: Call, copies: Callab
 def test_control_without_fsync_the_committed_step_is_torn(
     ranks: Call, ranks_status: Call, copies: Callable[[], Path]
 ) -> None:
-    """The sweep above can fail: with fsync left out, power lost after the rename tears the new step."""
+    """The sweep above can fail: without fsync, a power loss after the rename tears the new step."""
     passed = ranks("save_until_killed", 1, directory=copies(), step=3, victim=0, point=None)[0]
     after_rename = 1 + next(i for i, call in enumerate(passed) if call.startswith("rename step-00000003"))
     directory = copies()
@@ -114,7 +114,7 @@ def test_control_without_fsync_the_committed_step_is_torn(
 
 
 def test_control_writing_in_place_leaves_a_mixture(ranks: Call, ranks_status: Call, tmp_path: Path) -> None:
-    """Without the protocol the same kills leave values of two steps side by side."""
+    """Without the protocol the same kills leave values of two steps."""
     ranks("save_in_place_until_killed", 1, directory=tmp_path, step=2, point=None)
     passed = ranks("save_in_place_until_killed", 1, directory=tmp_path, step=3, point=None)[0]
     mixtures = 0

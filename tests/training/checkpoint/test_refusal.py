@@ -1,4 +1,4 @@
-"""A damaged checkpoint is refused by name before anything of it is used, and the one before it is taken."""
+"""A damaged checkpoint is refused by name before anything of it is used; the one before it is loaded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def flip(path: Path, position: int) -> None:
 
 
 def reseal(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change the manifest and give it a digest that fits: what only a writer with another intent can do."""
+    """Change the manifest and give it a matching digest, which no accident can do."""
     path = directory / "MANIFEST.json"
     content = json.loads(path.read_text())
     del content["digest"]
@@ -46,7 +46,7 @@ def reseal(directory: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 def assert_falls_back(directory: Path, named: str) -> None:
-    """Step 2 is refused with `named` in the reason, kept as evidence, and step 1 is loaded."""
+    """Step 2 is refused with `named` in the reason and kept as evidence; step 1 is loaded."""
     with pytest.raises(CheckpointError, match=named):
         open_checkpoint(directory / NEW)
     beside = newest(directory)
@@ -80,7 +80,7 @@ def test_control_without_digests_a_flipped_bit_loads(checkpoints: Path) -> None:
         assert_holds(unverified, 2)
 
 
-def test_every_bit_of_the_manifest_counts(checkpoints: Path) -> None:
+def test_every_bit_of_the_manifest_matters(checkpoints: Path) -> None:
     data = (checkpoints / NEW / "MANIFEST.json").read_bytes()
     decode_manifest(data)
     for position in range(len(data)):
@@ -164,8 +164,8 @@ def test_a_manifest_that_contradicts_itself_or_the_headers(
     assert_falls_back(checkpoints, reason)
 
 
-def test_a_header_that_lies(checkpoints: Path) -> None:
-    """A file whose digest fits but whose header does not: the header is checked against the manifest."""
+def test_a_header_that_contradicts_the_manifest(checkpoints: Path) -> None:
+    """The file's digest matches, but its header does not match the manifest."""
     path = checkpoints / NEW / "rank-00000.safetensors"
     path.write_bytes(path.read_bytes().replace(b"model.bias", b"model.bogs"))
 
@@ -176,7 +176,7 @@ def test_a_header_that_lies(checkpoints: Path) -> None:
     assert_falls_back(checkpoints, "tensor 'model.bias' is missing in the header")
 
 
-def test_nothing_is_left_to_load(checkpoints: Path) -> None:
+def test_without_a_good_checkpoint_there_is_nothing_to_load(checkpoints: Path) -> None:
     for step in (OLD, NEW):
         flip(checkpoints / step / "rank-00000.json", 3)
     told: list[str] = []
@@ -198,7 +198,7 @@ def test_latest_file_does_not_matter(checkpoints: Path, content: bytes | None) -
 
 
 def test_all_ranks_agree(checkpoints: Path, ranks: Callable[..., list[Any]]) -> None:
-    """Only one rank hashes the damaged file, yet all fall back to the same step."""
+    """Only one rank hashes the damaged file, but all fall back to the same step."""
     flip(checkpoints / NEW / "rank-00001.safetensors", 200)
     found = ranks("load", 3, directory=checkpoints)
     assert [answer["step"] for answer in found] == [1, 1, 1]
@@ -215,10 +215,10 @@ def test_each_file_is_hashed_once(checkpoints: Path) -> None:
 
 
 @pytest.mark.parametrize(("failures", "step"), [(2, 2), (3, 1)])
-def test_a_passing_read_error_is_tried_again(
+def test_a_transient_read_error_is_retried(
     checkpoints: Path, monkeypatch: pytest.MonkeyPatch, failures: int, step: int
 ) -> None:
-    """EIO of a network file system: three tries, then the step counts as unreadable."""
+    """EIO of a network file system: three attempts, then the step counts as unreadable."""
     tries: list[Path] = []
     real = disk.file_digest
 

@@ -1,4 +1,4 @@
-"""What is saved is what is loaded, bit for bit, on any number of ranks."""
+"""Loaded values equal the saved ones bit for bit, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_only_a_part(checkpoints: Path) -> None:
 def test_two_ranks_to_one_to_three(
     ranks: Callable[..., list[Any]], tmp_path: Path, saved_sharded: bool
 ) -> None:
-    """Through world sizes 2, 1 and 3, sharded and replicated, every loaded bit is the one saved."""
+    """Through world sizes 2, 1 and 3, sharded and replicated, every bit is preserved."""
     ranks("save", 2, directory=tmp_path, steps=[1], sharded=saved_sharded)
     for world, sharded in ((1, True), (3, True), (3, False), (2, not saved_sharded)):
         loaded = ranks("load", world, directory=tmp_path, sharded=sharded)
@@ -153,7 +153,7 @@ def test_two_ranks_to_one_to_three(
 
 
 def test_only_the_overlapping_rows_are_read(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank of three whose rows lie in one of the two files never opens the other."""
+    """A rank of three whose rows are in one of the two files does not open the other."""
     opened: list[str] = []
     real = Checkpoint._read
 

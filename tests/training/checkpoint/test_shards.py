@@ -33,7 +33,7 @@ def test_plain_tensors_are_shared_and_whole() -> None:
 
 
 def test_fully_sharded_model_and_optimizer(tmp_path: Path, ranks: Call) -> None:
-    """Uneven and empty rows, sharded moments and 0-d step counts come back bit for bit."""
+    """Uneven and empty rows, sharded moments and 0-d step counts are restored bit for bit."""
     answers = ranks("fsdp_round_trip", 2, directory=tmp_path)
     for answer in answers:
         assert (answer["before"], answer["after"], answer["full"]) == (False, True, True)

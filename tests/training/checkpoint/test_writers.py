@@ -36,8 +36,8 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_every_rank_hears_of_the_full_disk_of_one(checkpoints: Path, ranks_status: Call) -> None:
-    """RLIMIT_FSIZE stops one rank's file: the save fails as a whole, naming rank, file and reason."""
+def test_every_rank_gets_the_error_of_one_full_disk(checkpoints: Path, ranks_status: Call) -> None:
+    """RLIMIT_FSIZE stops one rank's file: the save fails on all ranks with rank, file and reason."""
     before = names(checkpoints)
     answers = ranks_status("save_with_limit", 2, directory=checkpoints, step=3, victim=1, limit=100)
     assert [answer["kind"] for answer in answers] == ["CheckpointError"] * 2
@@ -73,7 +73,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_disk_full(small_disk: Path) -> None:
-    """ENOSPC in the middle of a file: nothing of the save stays, and smaller ones go on."""
+    """ENOSPC in the middle of a file: nothing of the save is left, and smaller saves still work."""
     store = Store(small_disk)
     put(store, 1)
     large = shards_of([("large", torch.zeros(200_000))])
@@ -111,8 +111,8 @@ def test_a_broken_step_is_written_again(tmp_path: Path) -> None:
     assert told == ["step 1 is kept as step-00000001.bad"]
 
 
-def test_evidence_goes_when_steps_of_its_age_go(tmp_path: Path) -> None:
-    """A quarantined step is kept until as many good ones as are kept are newer."""
+def test_quarantined_steps_are_pruned_with_steps_of_their_age(tmp_path: Path) -> None:
+    """A quarantined step is kept until there are `keep` newer good ones."""
     store = Store(tmp_path, log=lambda line: None)
     for step in (1, 2):
         put(store, step)
@@ -153,7 +153,7 @@ def test_states_that_are_not_json(tmp_path: Path, states: dict[str, Any], reason
         ),
     ],
 )
-def test_shards_that_make_no_sense(tmp_path: Path, shard: Shard, reason: str) -> None:
+def test_inconsistent_shards(tmp_path: Path, shard: Shard, reason: str) -> None:
     with pytest.raises(CheckpointError, match=f"tensor 'odd': .*{reason}"):
         Store(tmp_path).save(1, {"odd": shard}, {}, {}, {})
     assert names(tmp_path) == []
@@ -166,7 +166,7 @@ def test_ranks_that_disagree(tmp_path: Path, ranks_status: Call) -> None:
 
 
 def test_two_writers_commit_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second job commits the step right before the first one renames: the first fails, nothing mixes."""
+    """A second job commits the step right before the first one renames: the first fails without a mixture."""
     first = Store(tmp_path)
     real = os.rename
     raced: list[str] = []
@@ -188,7 +188,7 @@ def test_two_writers_commit_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert_holds(found, 1)
 
 
-def test_left_overs_of_the_dead_are_removed_and_of_the_living_not(tmp_path: Path) -> None:
+def test_leftovers_of_dead_writers_are_removed_and_of_live_ones_kept(tmp_path: Path) -> None:
     alive = Attempt.begin(tmp_path, 7)
     dead = Attempt.begin(tmp_path, 8)
     os.close(dead._manifest)
@@ -209,7 +209,7 @@ def test_left_overs_of_the_dead_are_removed_and_of_the_living_not(tmp_path: Path
     assert names(tmp_path) == ["notes.tmp"]
 
 
-def test_pruning_keeps_what_it_must(tmp_path: Path) -> None:
+def test_pruning_keeps_good_and_new_steps(tmp_path: Path) -> None:
     store = Store(tmp_path, keep=3)
     for step in (1, 2, 3, 4):
         put(store, step)
@@ -223,7 +223,7 @@ def test_pruning_keeps_what_it_must(tmp_path: Path) -> None:
         Store(tmp_path, keep=1)
 
 
-def test_a_latest_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_latest_file_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     told: list[str] = []
     store = Store(tmp_path, log=told.append)
     (tmp_path / "LATEST").mkdir()
@@ -232,7 +232,7 @@ def test_a_latest_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     assert_holds(open_checkpoint(tmp_path / "step-00000001"), 1)
 
 
-def test_a_reader_looks_again_when_what_it_listed_was_pruned(
+def test_a_reader_lists_again_if_its_steps_were_pruned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(tmp_path)
@@ -254,7 +254,7 @@ def test_a_reader_looks_again_when_what_it_listed_was_pruned(
 
 
 def test_pruning_never_leaves_a_reader_without_a_checkpoint(tmp_path: Path, ranks: Call) -> None:
-    """While two ranks commit and prune 25 steps, a reader beside them always finds a valid checkpoint."""
+    """While two ranks commit and prune 25 steps, a concurrent reader always finds a valid checkpoint."""
     put(Store(tmp_path), 1)
     writer = threading.Thread(
         target=ranks, args=("save", 2), kwargs={"directory": tmp_path, "steps": list(range(2, 27))}

@@ -1,4 +1,4 @@
-"""The tensors and states that tests save: every value tells the step it belongs to."""
+"""The tensors and states that tests save: every value shows the step that it belongs to."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _held(tensor: torch.Tensor, rank: int, world: int, *, sharded: bool) -> Shar
 
 
 def zeroed(shards: dict[str, Shard]) -> dict[str, Shard]:
-    """The same layout with every value forgotten."""
+    """The same layout with all values zero."""
     return {
         name: Shard(torch.zeros_like(s.tensor), s.global_shape, s.row_offset, s.replicated)
         for name, s in shards.items()
@@ -68,7 +68,7 @@ def state(step: int, rank: int) -> dict[str, Any]:
 
 
 def assert_holds(checkpoint: Checkpoint, step: int) -> None:
-    """The checkpoint is `step` in every tensor and state: nothing is missing, nothing is of another step."""
+    """Every tensor and state of the checkpoint belongs to `step`, and none is missing."""
     assert checkpoint.step == step
     assert checkpoint.run_state == {"tokens": 1000 * step}
     tensors = whole(step)

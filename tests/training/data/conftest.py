@@ -1,4 +1,4 @@
-"""Real text for the data tests, and preparations in processes of their own."""
+"""Real text for the data tests, and preparations in child processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from training.data.prepare_tokens import prepare_tokens
 
 REPOSITORY = Path(__file__).parents[3]
 VOCABULARY = 512
-# Runs one preparation. The line it prints last is the dataset's directory, or the error.
+# Runs one preparation. The last line it prints is the dataset's directory or the error.
 SCRIPT = """
 import json, os, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Examples: what is learned, what is cut, what is laid together, and what is refused."""
+"""Examples: which tokens are learned, how examples are cut and packed, and what is refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from training.data.examples.prepare_examples import ExampleSettings, prepare_exa
 from training.data.index import read_index, verify
 from training.data.sources import SourceFile
 
-# The same text, with what the assistant says marked by the template itself.
+# The same text, but the template itself marks the assistant's turns.
 MARKED = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}{{ '\\n' }}"
     "{% if message['role'] == 'assistant' %}"
@@ -32,7 +32,7 @@ MARKED = (
     "{% else %}{{ message['content'] }}<|im_end|>{% endif %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant{{ '\\n' }}{% endif %}"
 )
-# As reasoning models' templates do: thoughts of earlier turns are left out.
+# Like reasoning models' templates: thoughts of earlier turns are left out.
 FORGETFUL = CHATML.replace(
     "{{ message['content'] }}",
     "{{ message['content'] if loop.last else message['content'].split('</think>')[-1] }}",
@@ -95,7 +95,7 @@ def texts(directory: Path, length: int = 64) -> set[tuple[str, str]]:
 
 @pytest.mark.parametrize("template", [CHATML, MARKED])
 def test_only_the_assistants_tokens_are_learned(template: str, prepared: Prepared, tmp_path: Path) -> None:
-    """Every turn of it with its end-of-turn token, and nothing else; the ids are the tokenizer's own."""
+    """All its turns with their end-of-turn tokens, and nothing else; the ids are the tokenizer's."""
     (tmp_path / "template.jinja").write_text(template)
     rows = [chat("hi", " the cat ", "why\n", "a mat"), chat("dogs", "run")]
     rows[0]["messages"].insert(0, {"role": "system", "content": "the old stones"})
@@ -117,7 +117,7 @@ def test_only_the_assistants_tokens_are_learned(template: str, prepared: Prepare
 
 
 def test_prompts_with_completions_and_texts(prepared: Prepared) -> None:
-    """A completion is learned with the end of text; of two lists only what the second one says."""
+    """A completion is learned with the end of text; of two lists only the second one is learned."""
     before = [*chat("hi", "the cat")["messages"], {"role": "user", "content": "why"}]
     rows = [
         {"prompt": "dogs may", "completion": " run far", "text": "not this"},
@@ -132,10 +132,10 @@ def test_prompts_with_completions_and_texts(prepared: Prepared) -> None:
 
 
 def test_a_prompt_is_encoded_without_what_follows(prepared: Prepared, chatml: Path) -> None:
-    """As it will be when a model continues it, although both together would have other tokens."""
+    """As at inference, although both together would have other tokens."""
     own = Tokenizer.from_file(str(chatml / "tokenizer.json"))
     apart = own.encode("th", add_special_tokens=False).ids + own.encode("e cat", add_special_tokens=False).ids
-    assert apart != own.encode("the cat", add_special_tokens=False).ids  # there is something to get wrong
+    assert apart != own.encode("the cat", add_special_tokens=False).ids  # the two encodings differ
     rows = [{"prompt": "th", "completion": "e cat"}, {"prompt": "rain", "completion": "falls"}]
     assert any(tokens[1:-1] == apart for tokens, _ in examples(prepared(rows)))
 
@@ -170,7 +170,7 @@ def test_a_tokenizer_without_template_gets_the_plain_one(prepared: Prepared, tmp
 def test_a_template_that_would_teach_something_else_is_refused(
     template: str, turns: tuple[str, ...], why: str, prepared: Prepared, tmp_path: Path
 ) -> None:
-    """Rather than learn tokens that the model would never be asked for there."""
+    """Otherwise the model would learn tokens that it is never asked for there."""
     (tmp_path / "template.jinja").write_text(template)
     with pytest.raises(DataError, match=why):
         prepared([chat(*turns), chat("dogs", "run")], chat_template=str(tmp_path / "template.jinja"))
@@ -204,7 +204,7 @@ GOOD = [chat("hi", say(3, start)) for start in range(4)]
 def test_a_bad_row_is_one_error_or_left_out_and_counted(
     row: Any, why: str, prepared: Prepared, tmp_path: Path
 ) -> None:
-    """The error has file, row and reason, and leaves nothing behind."""
+    """The error has file, row and reason, and no dataset is left."""
     rows = [*GOOD[:2], row, *GOOD[2:]]
     with pytest.raises(DataError) as error:
         prepared(rows)
@@ -246,7 +246,7 @@ def test_data_that_cannot_be_used(rows: Any, changed: dict[str, Any], why: str, 
 
 
 def test_what_happens_to_examples_that_are_too_long(prepared: Prepared, tmp_path: Path) -> None:
-    """Cut short, left out, or split so that each token is guessed once; counted; or an error."""
+    """Truncated, left out, or split so that each token is predicted once, and counted; or an error."""
     rows = [{"text": say(100)}, *({"text": say(4, start)} for start in range(6))]
     whole = max((tokens for tokens, _ in examples(prepared(rows, sequence_length=400), 400)), key=len)
     assert len(whole) > 90
@@ -266,7 +266,7 @@ def test_what_happens_to_examples_that_are_too_long(prepared: Prepared, tmp_path
 
 
 def test_a_batch_says_where_each_example_begins(prepared: Prepared) -> None:
-    """Labels are the next learned token of the same example; positions and documents begin anew."""
+    """Labels are the next learned token of the same example; positions and documents start again."""
     rows = [chat("hi", say(count, count)) for count in range(2, 14)]
     directory = prepared(rows)
     dataset = ExampleDataset.open(directory, "train", 64)
@@ -297,8 +297,8 @@ def test_without_packing_each_example_is_a_sample(prepared: Prepared) -> None:
     assert sorted(examples(packed)) == sorted(examples(padded))
 
 
-def test_packing_fills_samples_and_loses_nothing() -> None:
-    """Best fit, longest first: never overfull, each example once, and close to the least possible."""
+def test_packing_fills_samples_and_keeps_every_example() -> None:
+    """Best fit, longest first: no sample is too long, each example occurs once, few samples are needed."""
     generator = np.random.default_rng(5)
     for length in (7, 64, 2048):
         lengths = np.minimum(generator.geometric(3 / length, size=700) + 1, length)
@@ -312,7 +312,7 @@ def test_packing_fills_samples_and_loses_nothing() -> None:
 
 
 def test_the_same_rows_make_the_same_dataset(prepared: Prepared, tmp_path: Path) -> None:
-    """From JSON lines, Parquet or a directory of both, byte for byte; other rows make another."""
+    """From JSON lines, Parquet or a directory of both, byte for byte; other rows make another dataset."""
     rows = [chat("hi", say(count, count)) for count in range(2, 8)]
     lines = prepared(rows)
     table = pa.Table.from_pylist(rows)
@@ -331,7 +331,7 @@ def test_the_same_rows_make_the_same_dataset(prepared: Prepared, tmp_path: Path)
 
 
 def test_a_directory_of_texts(prepared: Prepared, tmp_path: Path) -> None:
-    """Each file is an example; one that is no text is a bad row."""
+    """Each file is an example; one that is not text is a bad row."""
     (tmp_path / "files").mkdir()
     for start in range(5):
         (tmp_path / "files" / f"{start}.txt").write_text(say(5, start))
@@ -343,8 +343,8 @@ def test_a_directory_of_texts(prepared: Prepared, tmp_path: Path) -> None:
     assert read_index(skipped).source["bad_rows"] == 1
 
 
-def test_what_lies_beside_rows_is_no_example(prepared: Prepared, tmp_path: Path) -> None:
-    """A page about the data is not learned; a table that cannot be read is not learned as text."""
+def test_files_beside_rows_are_not_examples(prepared: Prepared, tmp_path: Path) -> None:
+    """A page about the data is left out; a table in another format is refused instead of learned as text."""
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "README.md").write_text(say(30))
     (tmp_path / "set" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in GOOD))
@@ -357,8 +357,8 @@ def test_what_lies_beside_rows_is_no_example(prepared: Prepared, tmp_path: Path)
         prepared(tmp_path / "set")
 
 
-def test_equal_rows_are_on_the_same_side(prepared: Prepared) -> None:
-    """Held out is decided by content, so nothing that is trained on is held out."""
+def test_equal_rows_are_in_the_same_split(prepared: Prepared) -> None:
+    """The content decides about the split, so no held-out example is trained on."""
     rows = [chat("hi", say(2, start % 15)) for start in range(60)]
     directory = prepared(rows)
     sides = [
@@ -370,7 +370,7 @@ def test_equal_rows_are_on_the_same_side(prepared: Prepared) -> None:
     assert not sides[0] & sides[1]
 
 
-def test_python_explains_itself(tmp_path: Path) -> None:
+def test_python_help_gives_questions_and_answers(tmp_path: Path) -> None:
     """Topics of the reference, and functions by signature and the first paragraph of their docstring."""
     topics = dict(python_help._topics())
     question, answer = topics["topic assert"]

@@ -1,4 +1,4 @@
-"""Pinned data sets and tokenizers of the hub: the real library against a small hub on this machine."""
+"""Pinned data sets and tokenizers of the hub: the real library with a small hub on this machine."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def hub() -> Iterator[str]:
 
 
 def ran(hub: str, directory: Path, script: str, *arguments: str) -> list[str]:
-    """Run a script with the hub as the hub; return the lines that it printed."""
+    """Run a script that uses this hub; return the lines that it printed."""
     environment = {**os.environ, "HF_ENDPOINT": hub, "HF_HOME": str(directory / "hf"), "HF_TOKEN": "t"}
     environment |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
     done = subprocess.run(
@@ -131,7 +131,7 @@ def ran(hub: str, directory: Path, script: str, *arguments: str) -> list[str]:
 @pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_pinned_data_set_of_the_hub(hub: str, tmp_path: Path) -> None:
-    """The same rows make the same dataset as a file of them; what the hub refuses is one sentence."""
+    """It makes the same dataset as a file of its rows; the hub's refusals are one sentence each."""
     tokenizer.train(iter(["q cats 0 1 2 3 4 5 6 7 8"]), 400).write(tmp_path / "tokenizer")
     (tmp_path / "rows.jsonl").write_text(LINES)
     sources = [
@@ -154,7 +154,7 @@ def test_a_pinned_data_set_of_the_hub(hub: str, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(180)
 def test_a_data_set_without_paths_and_a_tokenizer_of_the_hub(hub: str, tmp_path: Path) -> None:
-    """A data set stands for the files of its train split; a tokenizer is the one with those files."""
+    """A data set stands for the files of its train split; a tokenizer is read from its files."""
     words = tmp_path / "words"
     tokenizer.train(iter(TEXTS), 400).write(words)
     FILES["someone/words"] = {path.name: path.read_bytes() for path in words.iterdir()}

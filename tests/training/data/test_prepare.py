@@ -1,4 +1,4 @@
-"""Datasets: the same bytes for the same text, special tokens from nowhere else, every damage found."""
+"""Datasets: the same bytes for the same text, no special tokens from text, all damage found."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_text_cannot_make_special_tokens(prepared: Callable[..., Path], tmp_path
         assert np.count_nonzero(tokens == index.eos) == index.splits[split].documents
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer" / "tokenizer.json"))
     control = tokenizer.encode((source / "0.txt").read_text()).ids
-    assert control.count(index.bos) > 1, "read the ordinary way, these names would have become special tokens"
+    assert control.count(index.bos) > 1, "without encode_special_tokens these names become special tokens"
 
 
 def test_transformers_loads_the_tokenizer(prepared: Callable[..., Path]) -> None:
@@ -297,7 +297,7 @@ def test_text_that_changes_while_it_is_read_is_refused(prepared: Callable[..., P
     assert list((tmp_path / "data").iterdir()) == []
 
 
-def test_progress_goes_on_during_long_work(
+def test_progress_is_reported_during_long_work(
     prepared: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reporter, "INTERVAL", 1e-5)

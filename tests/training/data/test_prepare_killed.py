@@ -1,4 +1,4 @@
-"""Preparations that are killed, run into a full disk, or run twice at once."""
+"""Preparations that are killed, fill the disk, or run twice at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STAGES = ["reading", "training a tokenizer", "split", "index", "rename"]
 
 
 def reach(process: Any) -> None:
-    """Wait until the child stands at its stage."""
+    """Wait until the child reaches its stage."""
     line = process.stdout.readline()
     assert line == "reached\n", line + process.stderr.read()
 
@@ -41,13 +41,13 @@ def test_a_killed_preparation_leaves_no_dataset(
     assert process.wait(30) == -signal.SIGKILL
     assert names(root) == [leftover]
     if stage == "rename":
-        assert (root / leftover / "index.json").exists(), "killed with everything written but the last step"
+        assert (root / leftover / "index.json").exists(), "killed before the last step"
     directory = prepared()
     assert names(root) == [directory.name]
     verify(directory)
 
 
-def test_what_a_dead_preparation_left_goes_even_when_the_dataset_is_there(
+def test_leftovers_are_removed_even_if_the_dataset_exists(
     prepared: Callable[..., Path], child: Callable[..., Any], tmp_path: Path
 ) -> None:
     process = child("rename")
@@ -60,7 +60,7 @@ def test_what_a_dead_preparation_left_goes_even_when_the_dataset_is_there(
     assert names(tmp_path / "data") == [directory.name]
 
 
-def test_of_two_at_once_the_second_discards_its_own(
+def test_of_two_preparations_the_second_discards_its_own(
     prepared: Callable[..., Path], child: Callable[..., Any], tmp_path: Path
 ) -> None:
     process = child("rename")
@@ -98,7 +98,7 @@ def test_a_write_that_fails_is_one_error_and_leaves_nothing(
     assert names(tmp_path / "data") == []
 
 
-def test_a_root_that_is_no_directory_is_one_error(prepared: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_root_that_is_not_a_directory_is_one_error(prepared: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=r"cannot write the dataset under .*/file"):
         prepared(root=tmp_path / "file")

@@ -1,4 +1,4 @@
-"""Preparations in several processes, taken up after a kill, and of files over HTTP: always the same bytes."""
+"""Preparations in several processes, continued after a kill, and over HTTP: always the same bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from training.data.word_cache import parts_of, word_cache_of
 __all__ = ["serve", "shard_bytes"]
 
 _SIDES = ("single_word", "lstrip", "rstrip", "normalized")
-# Prepares with an entry in the journal for every batch; stands still before the batch that is named.
+# Prepares with an entry in the journal for every batch; stops before the named batch.
 SCRIPT = """
 import json, sys
 from pathlib import Path
@@ -66,7 +66,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def stopped(corpus: Path, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start a preparation in a process and wait until it stands before a batch."""
+    """Start a preparation in a process and wait until it stops before a batch."""
     children: list[subprocess.Popen[str]] = []
 
     def start(stop: int) -> subprocess.Popen[str]:
@@ -105,7 +105,7 @@ def test_processes_make_the_same_bytes(prepared: Callable[..., Path], tmp_path: 
     assert len(read_index(alone).splits["train"].shards) > 3
 
 
-def test_a_killed_preparation_is_taken_up_to_the_same_bytes(
+def test_a_killed_preparation_continues_to_the_same_bytes(
     prepared: Callable[..., Path],
     stopped: Callable[..., Any],
     tmp_path: Path,
@@ -117,7 +117,7 @@ def test_a_killed_preparation_is_taken_up_to_the_same_bytes(
     (leftover,) = (tmp_path / "data").iterdir()
     assert leftover.name.endswith(".preparing")
     done = json.loads((leftover / "journal.json").read_text())
-    assert done["batches"] >= 9, "each went on where the one before was"
+    assert done["batches"] >= 9, "each continued where the one before stopped"
     encoded: list[int] = []
     lines: list[str] = []
     original = TextTokenizer.encode
@@ -134,11 +134,11 @@ def test_a_killed_preparation_is_taken_up_to_the_same_bytes(
     assert f"continuing after {documents:,} documents" in lines
     assert not any(line.startswith("training a tokenizer") for line in lines)
     total = sum(split.documents for split in read_index(again).splits.values())
-    assert sum(encoded) == total - documents, "what was done is not done again"
+    assert sum(encoded) == total - documents, "finished work is not repeated"
 
 
 @pytest.mark.parametrize("damage", ["shard", "tokenizer", "starts", "journal"])
-def test_damaged_leftovers_are_made_anew(
+def test_damaged_leftovers_are_discarded(
     prepared: Callable[..., Path], stopped: Callable[..., Any], tmp_path: Path, damage: str
 ) -> None:
     whole = prepared(root=tmp_path / "whole")
@@ -156,7 +156,7 @@ def test_damaged_leftovers_are_made_anew(
     assert not any(line.startswith("going on") for line in lines)
 
 
-def test_other_preparations_leave_work_that_can_be_taken_up(
+def test_other_preparations_keep_work_that_can_be_continued(
     prepared: Callable[..., Path],
     stopped: Callable[..., Any],
     tmp_path: Path,
@@ -168,10 +168,10 @@ def test_other_preparations_leave_work_that_can_be_taken_up(
     assert sorted((tmp_path / "data").iterdir()) == sorted([leftover, other])
     monkeypatch.setattr("training.data.staging._RESUMABLE_AGE_S", -1)
     prepared(vocab_size=401)
-    assert not leftover.exists(), "but not for ever"
+    assert not leftover.exists(), "but not forever"
 
 
-def test_ctrl_c_keeps_what_can_be_taken_up(
+def test_ctrl_c_keeps_work_that_can_be_continued(
     prepared: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(journal, "EVERY", 0.0)
@@ -276,7 +276,7 @@ def test_files_over_http_make_the_same_bytes_as_files_here(
     assert any("attempts failed" in line for line in lines)
     before = len(server.requests)
     assert prepared(server.pattern) == remote
-    assert len(server.requests) == before, "what is prepared needs no network"
+    assert len(server.requests) == before, "a prepared dataset needs no network"
 
 
 def test_a_dead_url_leaves_nothing(

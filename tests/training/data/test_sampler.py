@@ -1,4 +1,4 @@
-"""The order of samples: a permutation of every epoch, the same whoever reads it, however often it resumes."""
+"""The order of samples: a permutation of every epoch, the same on any number of ranks and after resumes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_every_epoch_is_a_permutation(seed: int) -> None:
         assert sorted(order(n, seed, epoch=3)) == list(range(n)), n
 
 
-def test_any_index_alone_gives_the_same_as_all_together() -> None:
+def test_one_index_gives_the_same_as_all_together() -> None:
     n = 1021
     whole = order(n)
     assert [int(permute(np.array([index]), n, 0, 0)[0]) for index in range(0, n, 50)] == whole[::50]
@@ -41,8 +41,8 @@ def test_huge_epochs_cost_nothing_more() -> None:
     assert 0.4 < (images < n // 2).mean() < 0.6
 
 
-def test_the_order_never_changes_between_versions() -> None:
-    """A resumed run relies on these numbers: whoever changes them breaks every checkpoint."""
+def test_the_order_stays_the_same_between_versions() -> None:
+    """A resumed run relies on these numbers: changing them breaks every checkpoint."""
     assert order(10, seed=0, epoch=0) == [2, 1, 9, 0, 4, 3, 7, 8, 6, 5]
     assert order(10, seed=0, epoch=1) == [2, 6, 4, 1, 8, 5, 7, 0, 3, 9]
     assert permute(np.array([0, 1, 2]), 35_776, 42, 7).tolist() == [5875, 30786, 27120]
@@ -60,7 +60,7 @@ def test_seeds_and_epochs_give_unrelated_orders() -> None:
 
 
 @pytest.mark.parametrize("n", [1000, 1021, 4096])
-def test_an_order_has_no_structure(n: int) -> None:
+def test_an_order_looks_random(n: int) -> None:
     images = np.array(order(n, seed=5))
     for lag in (1, 2, int(n**0.5), int(n**0.5) + 1, n // 2):
         steps = (np.roll(images, -lag) - images) % n
@@ -119,7 +119,7 @@ def test_a_global_batch_does_not_depend_on_the_world_size(world_size: int) -> No
 @pytest.mark.parametrize("world_sizes", [[1], [2], [4], [1, 2, 4], [4, 1, 2, 2]])
 @pytest.mark.parametrize("n", [96, 101])
 def test_every_sample_is_read_exactly_once_an_epoch_through_resumes(world_sizes: list[int], n: int) -> None:
-    """Every three steps the job is gone, and goes on with another world size; only the position is kept."""
+    """Every three steps the job restarts with another world size; only the position is kept."""
     global_size, micro = 8, 2
     position = 0
     seen: list[int] = []
@@ -145,7 +145,7 @@ def test_a_batch_that_does_not_divide_is_refused() -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize(("count", "n"), [(10, 1000), (1000, 1000), (5000, 37), (1, 1)])
-def test_heldout_samples_are_split_over_the_ranks(count: int, n: int, world_size: int) -> None:
+def test_heldout_samples_are_divided_over_the_ranks(count: int, n: int, world_size: int) -> None:
     parts = [heldout_batches(count, 4, rank, world_size, n) for rank in range(world_size)]
     assert len({len(part) for part in parts}) == 1
     assert {batch.shape for part in parts for batch in part} == {(4,)}

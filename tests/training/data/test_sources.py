@@ -1,4 +1,4 @@
-"""Documents from every kind of source, in a fixed order, and one clear error for each that is bad."""
+"""Documents from every kind of source, in a fixed order, and one error for each bad source."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_missing_and_empty_sources(tmp_path: Path) -> None:
 
 @pytest.fixture
 def as_ordinary_user() -> Iterator[Path]:
-    """A directory that everyone may enter; root, who may read anything, becomes nobody meanwhile."""
+    """A directory that every user may enter; root, who may read anything, becomes the user nobody."""
     user, nobody = os.geteuid(), 65534
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)

@@ -1,4 +1,4 @@
-"""Samples from token shards, held against a plain reading of the same tokens one by one."""
+"""Samples from token shards, compared with the same tokens read one by one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LENGTH = 48
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of many small shards and both long and very short documents; tests only read it."""
+    """A dataset of many small shards with long and very short documents; tests only read it."""
     source, root = tmp_path_factory.mktemp("text"), tmp_path_factory.mktemp("data")
     draw = np.random.default_rng(0)
     for number in range(150):
@@ -34,7 +34,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plain(directory: Path, split: str) -> list[list[int]]:
-    """Every document's tokens, read the plainest way."""
+    """Every document's tokens, read directly."""
     index = read_index(directory)
     tokens = b"".join((directory / name).read_bytes() for name in index.splits[split].shards)
     starts = np.load(directory / index.splits[split].starts).tolist()
@@ -43,7 +43,7 @@ def plain(directory: Path, split: str) -> list[list[int]]:
 
 
 def expected_row(documents: list[list[int]], sample: int) -> list[list[int]]:
-    """Input, label, position and document of each token of a sample, by walking the stream token by token."""
+    """Input, label, position and document of each token of a sample, read token by token."""
     stream = [
         (token, number, place) for number, ids in enumerate(documents) for place, token in enumerate(ids)
     ]
@@ -75,7 +75,7 @@ def test_every_sample_is_what_a_plain_reading_gives(directory: Path, split: str)
     assert batch.document_ids.max() > 2, "some samples hold several documents"
 
 
-def test_labels_stop_at_the_end_of_a_document(directory: Path) -> None:
+def test_labels_end_with_the_document(directory: Path) -> None:
     dataset = TokenDataset.open(directory, "train", LENGTH)
     batch = dataset.batch(np.arange(len(dataset)))
     index = read_index(directory)
@@ -118,7 +118,7 @@ def test_the_last_sample_needs_its_last_label(directory: Path) -> None:
         TokenDataset.open(directory, "heldout", tokens)
 
 
-def test_opening_what_is_no_dataset(directory: Path, tmp_path: Path) -> None:
+def test_opening_what_is_not_a_dataset(directory: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"not a prepared dataset: it has no index\.json"):
         TokenDataset.open(tmp_path, "train", LENGTH)
     with pytest.raises(DataError, match="no split 'heldut'; did you mean 'heldout'"):

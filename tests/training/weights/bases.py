@@ -1,4 +1,4 @@
-"""Tiny published models, written by transformers itself, and configurations that start from them."""
+"""Tiny published models, written by transformers, and configurations that start from them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def configuration(
 
 
 def publish(directory: Path, dtype: torch.dtype = torch.float32, files: str = "5GB", **model: Any) -> Any:
-    """Write a model with seeded weights as transformers writes it; returns it, in fp32."""
+    """Let transformers write a model with seeded weights; return it in fp32."""
     config = configuration(str(directory), **model)
     torch.manual_seed(0)
     built: Any = MODELS[config.model.architecture](hf_config(config))
@@ -74,7 +74,7 @@ def publish(directory: Path, dtype: torch.dtype = torch.float32, files: str = "5
 
 
 def trainers(config: Config, run: RunDir, precision: str = "fp32") -> CausalLM:
-    """The model as the trainer has it at the start: on meta, adapted, loaded."""
+    """The trainer's model at the start: built on meta, adapted, loaded."""
     model = build_on_meta(config, "eager")
     if config.lora is not None:
         adapt(model, config, precision)
@@ -83,7 +83,7 @@ def trainers(config: Config, run: RunDir, precision: str = "fp32") -> CausalLM:
 
 
 def logits(model: CausalLM, ids: torch.Tensor) -> torch.Tensor:
-    """The trainer's own logits for one document a row."""
+    """The trainer's logits for one document per row."""
     positions = torch.arange(ids.shape[1]).expand(ids.shape)
     with torch.no_grad():
         return model.logits(ids, positions, torch.zeros_like(ids))
@@ -96,7 +96,7 @@ def token_ids() -> torch.Tensor:
 def commit(
     run: RunDir, config: Config, model: Trainable, dataset: Path, step: int = 20, **origin: Any
 ) -> None:
-    """Write a checkpoint (and run.json) of the model, as the loop does."""
+    """Write a checkpoint and run.json of the model, like the loop does."""
     meta = {"config": config.model_dump(mode="json"), "dataset_directory": str(dataset), **origin}
     tensors = shards_of([(f"model.{name}", p.detach()) for name, p in trained_parameters(model)])
     Store(run.checkpoints).save(step, tensors, rank_state={}, run_state={}, meta=meta)
@@ -104,7 +104,7 @@ def commit(
 
 
 def pretrained(run: RunDir, dataset: Path, step: int = 20, seed: int = 7, **model: Any) -> CausalLM:
-    """A run that trained every weight, as far as its checkpoint tells."""
+    """Write the checkpoint of a run that trained every weight; return the model."""
     config = configuration(None, **model)
     config = config.model_copy(update={"train": config.train.model_copy(update={"seed": seed})})
     built = build_on_meta(config, "eager")
@@ -114,7 +114,7 @@ def pretrained(run: RunDir, dataset: Path, step: int = 20, seed: int = 7, **mode
 
 
 def adapted(run: RunDir, config: Config, dataset: Path) -> CausalLM:
-    """A run that trained adapters, as far as its checkpoint tells: they are no longer at their start."""
+    """Write the checkpoint of a run that trained adapters away from their start; return the model."""
     model = trainers(config, run)
     torch.manual_seed(2)
     with torch.no_grad():
@@ -125,7 +125,7 @@ def adapted(run: RunDir, config: Config, dataset: Path) -> CausalLM:
 
 
 def random_weights(directory: Path, config: Config, dtype: torch.dtype) -> int:
-    """Write a directory for a configuration without building its model; returns its number of parameters."""
+    """Write a directory for a configuration without building its model; return the number of parameters."""
     directory.mkdir(parents=True)
     meta = build_on_meta(config, "eager")
     generator = torch.Generator().manual_seed(0)

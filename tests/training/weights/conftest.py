@@ -1,4 +1,4 @@
-"""A real dataset on the tiny corpus, for the tokenizer that goes with weights."""
+"""A real dataset from the tiny corpus, for its tokenizer."""
 
 from __future__ import annotations
 

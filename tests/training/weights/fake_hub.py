@@ -1,4 +1,4 @@
-"""A small Hugging Face hub on loopback: the requests that huggingface_hub makes, answered as the hub does.
+"""A small Hugging Face hub on loopback: it answers the requests that huggingface_hub makes like the hub.
 
 Source: huggingface_hub's own client (file_download.py, hf_api.py, utils/_http.py): model info and trees under
 /api/models, files under /<id>/resolve/<commit>/ with X-Repo-Commit and ETag, errors by X-Error-Code.
@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-LATER = "fedcba9876543210fedcba9876543210fedcba98"  # the same files, one commit on
+LATER = "fedcba9876543210fedcba9876543210fedcba98"  # the same files, one commit later
 TOKEN = "a-token-of-the-right-person"
 CUT_AFTER = 20_000  # bytes of a body before a reset
 
@@ -26,11 +26,11 @@ class FakeHub:
     def __init__(self, directory: Path) -> None:
         self.files = {path.name: path.read_bytes() for path in sorted(directory.iterdir()) if path.is_file()}
         self.resets = 0
-        """How many of the next file bodies break off midway."""
+        """How many of the next file bodies are cut off."""
         self.failures = 0
         """How many of the next requests are answered 503."""
         self.commits = {"v1.0": COMMIT, "main": COMMIT, COMMIT: COMMIT, LATER: LATER}
-        """The commit that each revision stands for."""
+        """The commit of each revision."""
         self.log: list[tuple[str, str, str]] = []
         """Method, path and Range of every request."""
         self._lock = threading.Lock()
@@ -85,7 +85,7 @@ class FakeHub:
         return self._file(request, rest[-1], self.commits[rest[1]])
 
     def _refusal(self, repository: str, rest: list[str], token: str, api: bool) -> tuple[int, str] | None:
-        """Status and error code of what the hub refuses."""
+        """Status and error code of a refusal."""
         if repository not in ("team/open", "team/gated", "team/granted-to-others"):
             return 401 if not token else 404, "RepoNotFound"
         if rest[1] not in self.commits:

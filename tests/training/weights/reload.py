@@ -1,4 +1,4 @@
-"""Run in a process of its own: load exported directories with the libraries alone, and write their logits.
+"""Run in a child process: load exported directories with the public libraries only, and write their logits.
 
 argv[1] is JSON: a list of {"directory", "base" (of an adapter, else null), "ids", "out"}.
 """
@@ -18,7 +18,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for case in json.loads(sys.argv[1]):
         ids = torch.tensor(case["ids"])
-        if case["base"]:  # in fp32, as it was trained; by itself it would come in the type of its file
+        if case["base"]:  # in fp32, as in training; by default it would have its file's type
             model = AutoModelForCausalLM.from_pretrained(
                 case["base"], dtype=torch.float32, attn_implementation="eager"
             )

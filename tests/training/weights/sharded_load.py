@@ -38,7 +38,7 @@ SHAPE: dict[str, Any] = {
 
 
 class Loading:
-    """As much of a task as parallelise needs."""
+    """The part of a task that parallelise needs."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
@@ -112,7 +112,7 @@ def main() -> None:
 
 
 def check_a_bf16_step(directory: Path, ranks: Ranks) -> None:
-    """A base in bf16 and adapters in fp32 train sharded as they do whole, up to bf16's rounding."""
+    """A base in bf16 and adapters in fp32 train sharded like unsharded, up to bf16's rounding."""
     section = {**LORA, "modules_to_save": ["norm", "input_layernorm"]}
     config = configuration(str(directory), section, "fsdp")
     config = config.model_copy(update={"device": config.device.model_copy(update={"precision": "bf16"})})

@@ -1,4 +1,4 @@
-"""`yard checkpoint` on real checkpoints: what it says is so, and what is wrong it says in one line."""
+"""`yard checkpoint` on real checkpoints: its output is right, and errors are one line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from training.run.directory import RunDir
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trainer's modules run in this process, where torch is imported already."""
+    """Run the trainer's modules in this process, where torch is already imported."""
 
     def answer(module: list[str]) -> dict[str, Any]:
         out, err = io.StringIO(), io.StringIO()
@@ -46,7 +46,7 @@ def run(tmp_path: Path, dataset: Path) -> RunDir:
 
 
 @pytest.mark.usefixtures("here")
-def test_list_and_verify_find_the_damaged_step(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_and_verify_report_the_damaged_step(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.invoke(["checkpoint", "verify", str(run.path)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("PASS: 2 checkpoints: every byte is as it was written\n  step 20: ")
@@ -71,7 +71,7 @@ def test_list_and_verify_find_the_damaged_step(run: RunDir, capsys: pytest.Captu
     )
 
 
-def test_show_tells_what_the_newest_holds(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_the_newest_checkpoint(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     """With the trainer's module in its own process, as for users."""
     assert cli.invoke(["checkpoint", "show", str(run.path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -83,7 +83,7 @@ def test_show_tells_what_the_newest_holds(run: RunDir, capsys: pytest.CaptureFix
 
 
 @pytest.mark.usefixtures("here")
-def test_export_says_what_it_wrote_and_how_to_load_it(
+def test_export_prints_the_result_and_how_to_load_it(
     tmp_path: Path, dataset: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     publish(tmp_path / "base")

@@ -1,4 +1,4 @@
-"""What leaves a run is what it trained: the libraries alone load it and give the trainer's logits."""
+"""Exported models: the public libraries load them and compute the trainer's logits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> RunDir:
 
 @dataclass(frozen=True)
 class Case:
-    """An exported directory, what loads it, and how near its logits must be to the trainer's."""
+    """An exported directory, its base, and how close its logits must be to the trainer's."""
 
     directory: Path
     base: Path | None
@@ -135,8 +135,10 @@ def test_an_exported_model_is_a_base_again(tmp_path: Path, run: RunDir, dataset:
     assert open_weights(configuration("run:first"), run).digest == written.digest
 
 
-def test_bert_leaves_with_both_heads_and_is_the_trainers(tmp_path: Path, run: RunDir, dataset: Path) -> None:
-    """Also without a tokenizer, as shards of masked words come."""
+def test_berts_export_has_both_heads_and_the_trainers_logits(
+    tmp_path: Path, run: RunDir, dataset: Path
+) -> None:
+    """Also without a tokenizer, as with shards of masked samples."""
     text = (Path(__file__).parents[3] / "overlays/model/bert-tiny/model.yaml").read_text()
     hardware, cell = "device: {type: cpu}", "parallel: {micro_batch_size: 2}\ncheckpoint: {every: 5}"
     config = load_texts({"model": ("m", text), "hardware": ("h", hardware), "cell": ("c", cell)})
@@ -157,17 +159,17 @@ def test_bert_leaves_with_both_heads_and_is_the_trainers(tmp_path: Path, run: Ru
     assert not (tmp_path / "out" / "generation_config.json").exists()
 
 
-def test_merging_needs_the_very_base(tmp_path: Path, run: RunDir, dataset: Path) -> None:
+def test_merging_needs_the_same_base(tmp_path: Path, run: RunDir, dataset: Path) -> None:
     publish(tmp_path / "base")
     adapted(run, configuration(str(tmp_path / "base"), LORA), dataset)
     publish(tmp_path / "base", hidden_size=64, dtype=torch.bfloat16)
     with pytest.raises(WeightsError, match="began with weights"):
         export_run(run.path, tmp_path / "out", merge=True)
     assert not (tmp_path / "out").exists()
-    assert export_run(run.path, tmp_path / "adapter").kind == "adapter"  # it holds nothing of the base
+    assert export_run(run.path, tmp_path / "adapter").kind == "adapter"  # it contains nothing of the base
 
 
-def test_refused_exports_leave_nothing(tmp_path: Path, run: RunDir, dataset: Path) -> None:
+def test_refused_exports_leave_no_files(tmp_path: Path, run: RunDir, dataset: Path) -> None:
     with pytest.raises(CheckpointError, match="no committed checkpoint"):
         export_run(run.path, tmp_path / "out")
     pretrained(run, dataset)
@@ -186,7 +188,7 @@ def test_refused_exports_leave_nothing(tmp_path: Path, run: RunDir, dataset: Pat
     export_run(run.path, tmp_path / "full" / "out")  # control
 
 
-def test_a_failure_midway_leaves_nothing(
+def test_a_failed_export_leaves_no_files(
     tmp_path: Path, run: RunDir, dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk fills when the third file is written."""

@@ -69,7 +69,7 @@ def test_a_branch_is_the_commit_that_it_named_when_the_run_began(hub: FakeHub, r
     assert f"weights team/open@main: main is commit {COMMIT}" in said
     hub.commits["main"] = LATER
     other = open_weights(config, RunDir(run.path.with_name("another")))
-    assert other.origin["base_commit"] == f"team/open@{LATER}"  # it did move
+    assert other.origin["base_commit"] == f"team/open@{LATER}"  # the branch did move
     write_json(run.run, first.origin)  # as the loop does when a run begins
     again = open_weights(config, run)
     assert again.origin["base_commit"] == f"team/open@{COMMIT}"
@@ -85,7 +85,7 @@ def test_a_cache_directory_that_is_set_is_used(
     assert opened.directory.is_relative_to(tmp_path / "home" / "hub")
 
 
-def test_a_download_goes_on_where_it_was_cut(
+def test_a_download_continues_where_it_was_cut(
     hub: FakeHub, published: Path, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", CUT_AFTER // 5)  # what is written at a time
@@ -95,7 +95,7 @@ def test_a_download_goes_on_where_it_was_cut(
     assert hub.bodies() == ["", f"bytes={CUT_AFTER}-", f"bytes={2 * CUT_AFTER}-"]
 
 
-def test_a_hub_that_fails_for_a_while_is_asked_again(hub: FakeHub, run: RunDir) -> None:
+def test_a_hub_that_fails_for_a_while_is_retried(hub: FakeHub, run: RunDir) -> None:
     hub.failures = 3
     open_weights(configuration(f"team/open@{COMMIT}", **LLAMA), run)
     assert hub.failures == 0
@@ -160,7 +160,7 @@ def test_offline_only_the_cache_is_used(hub: FakeHub, run: RunDir, monkeypatch: 
     assert len(hub.log) == before
 
 
-def test_a_hub_that_is_gone_is_named_and_may_come_back(hub: FakeHub, run: RunDir) -> None:
+def test_an_unreachable_hub_is_an_error_that_may_be_retried(hub: FakeHub, run: RunDir) -> None:
     hub.close()
     said: list[str] = []
     with pytest.raises(CheckpointError, match=f"cannot be downloaded from {hub.url}"):

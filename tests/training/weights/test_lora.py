@@ -1,4 +1,4 @@
-"""Adapters: peft's own, counted, the base frozen; the same start on any number of ranks."""
+"""Adapters: those of peft, counted, with a frozen base; the same initial values on any number of ranks."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_gradients_are_those_of_peft_and_the_base_gets_none(tmp_path: Path, run:
             assert parameter.grad is None, name
 
 
-def test_adapters_begin_as_nothing_and_depend_on_the_seed_only(tmp_path: Path, run: RunDir) -> None:
+def test_new_adapters_change_nothing_and_depend_on_the_seed_only(tmp_path: Path, run: RunDir) -> None:
     publish(tmp_path / "base")
     plain = trainers(configuration(str(tmp_path / "base")), run)
     config = configuration(str(tmp_path / "base"), LORA)
@@ -136,7 +136,7 @@ def test_a_bf16_device_keeps_the_base_in_bf16_and_the_rest_in_fp32(tmp_path: Pat
         ({**LORA, "modules_to_save": ["score"]}, {}, "modules_to_save.0"),
     ],
 )
-def test_sections_that_make_no_adapter_are_refused(section: dict, model: dict, message: str) -> None:
+def test_sections_without_an_adapter_are_refused(section: dict, model: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=r"model\.yaml:1: ") as caught:
         configuration("/somewhere", section, **model)
     assert message in str(caught.value)

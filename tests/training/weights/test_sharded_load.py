@@ -1,4 +1,4 @@
-"""Two ranks load a sharded base from a hub: one fetches it, each reads and holds its own rows only."""
+"""Two ranks load a sharded base from a hub: one downloads it, each reads and holds only its rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHECKOUT = Path(__file__).parents[3]
     not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc"
 )
 def test_each_rank_holds_its_shard_and_little_more(tmp_path: Path) -> None:
-    """Also: what the library reads of HF_ENDPOINT and HF_TOKEN_PATH, in processes of their own."""
+    """In child processes, because the library reads HF_ENDPOINT and HF_TOKEN_PATH when it is imported."""
     config = configuration(str(tmp_path / "base"), LORA, **SHAPE)
     random_weights(tmp_path / "base", config, torch.bfloat16)
     (tmp_path / "token").write_text(TOKEN)

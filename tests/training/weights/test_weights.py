@@ -1,4 +1,4 @@
-"""Base weights: the values that transformers reads, whatever the files; anything else is one clear error."""
+"""Base weights: the same values as transformers reads, whatever the files; other files are one error."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_what_cannot_be_used_is_one_error_that_names_it(tmp_path: Path, run: Run
     damage, message = FAULTS[fault]
     publish(tmp_path / "base")
     config = configuration(str(tmp_path / "base"))
-    open_weights(config, run)  # control: it is good before
+    open_weights(config, run)  # control: it is good without the fault
     damage(tmp_path / "base")
     with pytest.raises(WeightsError) as caught:
         open_weights(config, run)
@@ -200,7 +200,7 @@ def test_other_weights_than_the_run_began_with_are_refused(tmp_path: Path, run: 
     publish(tmp_path / "base", **LLAMA)
     config = configuration(str(tmp_path / "base"), LORA, **LLAMA)
     write_json(run.run, open_weights(config, run).origin)
-    open_weights(config, run)  # control: unchanged weights are taken
+    open_weights(config, run)  # control: unchanged weights are accepted
     tensors = load_file(tmp_path / "base" / "model.safetensors")
     tensors["model.norm.weight"][0] += 1
     save_file(tensors, tmp_path / "base" / "model.safetensors")
@@ -208,7 +208,7 @@ def test_other_weights_than_the_run_began_with_are_refused(tmp_path: Path, run: 
         open_weights(config, run)
 
 
-def test_another_run_is_a_base(tmp_path: Path, run: RunDir, dataset: Path) -> None:
+def test_another_run_can_be_a_base(tmp_path: Path, run: RunDir, dataset: Path) -> None:
     other = RunDir(tmp_path / "runs" / "first")
     config = configuration("run:first")
     with pytest.raises(WeightsError, match="first does not exist; train it first"):
@@ -220,7 +220,7 @@ def test_another_run_is_a_base(tmp_path: Path, run: RunDir, dataset: Path) -> No
     for (name, a), (_, b) in zip(named_parameters(whole(config, run)), named_parameters(model), strict=True):
         assert torch.equal(a, b), name
 
-    write_json(run.run, opened.origin)  # the run has begun; its base trains on
+    write_json(run.run, opened.origin)  # the run has begun; its base continues training
     newer = pretrained(other, dataset, step=40, seed=8)
     assert open_weights(config, run).origin == opened.origin
     fresh = RunDir(tmp_path / "runs" / "another")
@@ -231,9 +231,7 @@ def test_another_run_is_a_base(tmp_path: Path, run: RunDir, dataset: Path) -> No
         open_weights(config, run)
 
 
-def test_a_damaged_checkpoint_of_the_base_run_is_passed_over(
-    tmp_path: Path, run: RunDir, dataset: Path
-) -> None:
+def test_a_damaged_checkpoint_of_the_base_run_is_skipped(tmp_path: Path, run: RunDir, dataset: Path) -> None:
     other = RunDir(tmp_path / "runs" / "first")
     pretrained(other, dataset, step=20)
     pretrained(other, dataset, step=40)
@@ -245,7 +243,7 @@ def test_a_damaged_checkpoint_of_the_base_run_is_passed_over(
     assert path.exists()  # another run's files are only read
 
 
-def test_runs_that_are_no_base_are_refused(tmp_path: Path, run: RunDir, dataset: Path) -> None:
+def test_runs_that_cannot_be_a_base_are_refused(tmp_path: Path, run: RunDir, dataset: Path) -> None:
     pretrained(RunDir(tmp_path / "runs" / "wide"), dataset, hidden_size=128)
     with pytest.raises(WeightsError, match=r"run:wide: hidden_size is 128 there, model\.hidden_size is 64"):
         open_weights(configuration("run:wide"), run)

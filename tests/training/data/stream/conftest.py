@@ -39,7 +39,7 @@ FAULTS = ("429", "503", "503 date", "reset", "cut", "slow", "silent")
 
 
 def text_of(shard: int, row: int) -> str:
-    """One document: its number, which no other has, and seeded words."""
+    """One document: its unique number and seeded words."""
     draw = random.Random(shard * 1000 + row)
     return f"document {shard:02d}-{row:03d} " + " ".join(draw.choices(WORDS, k=draw.randint(5, 60)))
 
@@ -49,7 +49,7 @@ ALL_TEXTS = {text_of(shard, row) for shard in range(SHARDS) for row in range(ROW
 
 @dataclass
 class Server:
-    """What the server holds and does. `share` of the requests fail, in a way drawn from `seed`."""
+    """The server's files and behaviour. `share` of the requests fail, in a way drawn from `seed`."""
 
     files: dict[str, bytes]
     share: float = 0.0
@@ -77,7 +77,7 @@ class Server:
         return draw.choice(FAULTS) if draw.random() < self.share else ""
 
     def faults(self) -> Counter[str]:
-        """Count what went wrong, by kind."""
+        """Count the faults by kind."""
         return Counter(fault for _, _, fault in self.requests if fault)
 
 
@@ -128,7 +128,7 @@ def handler(server: Server) -> type[BaseHTTPRequestHandler]:
             self.send_header("ETag", f'"{len(data)}"')
             self.end_headers()
             body = data[first:]
-            if fault:  # cut, slow or silent: a part of the body, then nothing, a pause, or the end
+            if fault:  # cut, slow or silent: a part of the body, then the end, a pause, or nothing
                 half = len(body) // 2
                 self._write(body[:half])
                 if fault == "slow":
@@ -145,18 +145,18 @@ def handler(server: Server) -> type[BaseHTTPRequestHandler]:
             try:
                 self.wfile.write(data)
                 self.wfile.flush()
-            except OSError:  # the reader has gone
+            except OSError:  # the reader closed the connection
                 self.close_connection = True
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Print nothing."""
 
     return Handler
 
 
 @pytest.fixture(scope="session")
 def shard_bytes() -> dict[str, bytes]:
-    """The shards by path: JSON lines, compressed; another size each."""
+    """The shards by path: compressed JSON lines of different sizes."""
     return {
         f"/shard-{shard:02d}.jsonl.gz": gzip.compress(
             "".join(json.dumps({"text": text_of(shard, row)}) + "\n" for row in range(ROWS)).encode(), mtime=0
@@ -187,7 +187,7 @@ def serve(shard_bytes: dict[str, bytes]) -> Iterator[Callable[..., Server]]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses of milliseconds instead of seconds; more attempts, for these servers fail most of the time."""
+    """Pauses of milliseconds instead of seconds; more attempts, because these servers fail often."""
     policy = retries.RetryPolicy(attempts=20, first=0.01, most=0.05, silence=0.3, longest=2.0)
     monkeypatch.setattr(retries, "POLICY", policy)
 

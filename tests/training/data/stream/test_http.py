@@ -1,4 +1,4 @@
-"""Files over HTTP: whole and once whatever the server does, and one error when it is too much."""
+"""Files over HTTP: complete and read once whatever the server does, and one error if it fails too often."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def test_every_byte_once_whatever_the_server_does(serve: Callable[..., Any]) -> 
     for path, data in server.files.items():
         assert read(server.url + path) == data
     assert set(server.faults()) == set(FAULTS), "the schedule has every kind of failure"
-    assert any(asked for _, asked, _ in server.requests), "something was asked for from its middle on"
+    assert any(asked for _, asked, _ in server.requests), "some request began in the middle of a file"
 
 
-def test_without_trying_again_it_fails(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_retries_it_fails(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: the same schedule, one attempt."""
     monkeypatch.setattr(retries, "POLICY", retries.RetryPolicy(attempts=1, silence=0.3))
     server = serve(share=0.75, seed=3)
@@ -60,7 +60,7 @@ def test_a_server_without_ranges_sends_from_the_start(serve: Callable[..., Any])
     assert {"cut", "silent"} & set(server.faults())
 
 
-def test_the_servers_wish_is_respected(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_after_is_respected(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     server = serve()
     path = "/shard-00.jsonl.gz"
     answers = iter([{"Retry-After": "1"}, {"Retry-After": "5000"}])
@@ -104,12 +104,12 @@ def test_a_dead_source_is_one_error_with_its_url(serve: Callable[..., Any]) -> N
     assert lines[0].startswith(f"{url}: the server answered 503; 1 of 20 attempts failed, the next in 0.0")
 
 
-def test_nobody_listens(serve: Callable[..., Any]) -> None:
+def test_a_refused_connection_is_retried(serve: Callable[..., Any]) -> None:
     with pytest.raises(DataError, match=r"http://127\.0\.0\.1:9/x\.jsonl: .*; gave up after 20 of 20"):
         read("http://127.0.0.1:9/x.jsonl")
 
 
-def test_what_cannot_pass_is_asked_once(serve: Callable[..., Any]) -> None:
+def test_a_permanent_failure_is_not_retried(serve: Callable[..., Any]) -> None:
     server = serve()
     with pytest.raises(DataError, match=r"/nothing\.jsonl: the server has no such file \(404\)"):
         read(f"{server.url}/nothing.jsonl")

@@ -1,4 +1,4 @@
-"""Streams: ranks disjoint and together complete, shuffled, exact on resume at any number of ranks."""
+"""Streams: ranks are disjoint and together complete, shuffled, exact on resume at any number of ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BATCH, LENGTH = 24, 16
 
 
 class Rank:
-    """One of several ranks, as far as a feed looks."""
+    """One of several ranks, with what a feed needs."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size, self.local_rank, self.first = rank, world_size, rank, rank == 0
@@ -81,7 +81,7 @@ def read_on(feed: StreamFeed, steps: int = 25) -> list[list[bytes]]:
 
 
 def rows(batches: Sequence[Batch]) -> list[bytes]:
-    """Every sample of some batches, whole, as something that can be compared."""
+    """Every sample of some batches, in a form that can be compared."""
     return [
         b"".join(array[number].tobytes() for array in batch.arrays().values())
         for batch in batches
@@ -90,7 +90,7 @@ def rows(batches: Sequence[Batch]) -> list[bytes]:
 
 
 def plan_of(source: str, lanes: int, *, below: int = 0, block: int = 10, seed: int = 1) -> Plan:
-    """Lanes over a source whose tokens are the documents' own numbers: -1, shard, row, words, -2."""
+    """Lanes over a source whose tokens are the documents' numbers: -1, shard, row, words, -2."""
 
     def encode(texts: list[str]) -> list[Any]:
         return [
@@ -128,7 +128,7 @@ def test_lanes_are_disjoint_and_together_complete(shard_directory: Path, lanes: 
     assert found == Counter(EVERY), "each document of the epoch once, over all lanes"
 
 
-def test_documents_are_shuffled_by_the_seed_and_anew_each_epoch(shard_directory: Path) -> None:
+def test_documents_are_shuffled_by_the_seed_and_again_each_epoch(shard_directory: Path) -> None:
     source = str(shard_directory)
     first, second = (documents(plan_of(source, 1, seed=seed), 0, 2 * len(EVERY)) for seed in (1, 2))
     assert documents(plan_of(source, 1, seed=1), 0, 300) == first[:300]
@@ -140,7 +140,7 @@ def test_documents_are_shuffled_by_the_seed_and_anew_each_epoch(shard_directory:
 
 
 @pytest.mark.parametrize("block", [1, 7, 60, 5000])
-def test_a_lane_goes_on_exactly_from_every_sample(shard_directory: Path, block: int) -> None:
+def test_a_lane_continues_exactly_from_every_sample(shard_directory: Path, block: int) -> None:
     plan = plan_of(str(shard_directory), 5, block=block)
     whole = []
     for sample in samples(plan, 2):
@@ -156,7 +156,7 @@ def test_a_lane_goes_on_exactly_from_every_sample(shard_directory: Path, block: 
             assert expected.state == found.state
 
 
-def test_samples_are_the_documents_one_after_the_other(shard_directory: Path) -> None:
+def test_samples_are_the_documents_in_sequence(shard_directory: Path) -> None:
     plan = plan_of(str(shard_directory), 3)
     first = [sample for sample, _ in zip(samples(plan, 0), range(50), strict=False)]
     for one, two in pairwise(first):
@@ -227,7 +227,7 @@ def test_labels_end_with_their_document(
         assert np.array_equal(labels[:, :-1][labelled], ids[:, 1:][labelled])
 
 
-def test_what_is_held_out_is_never_trained_on(
+def test_held_out_documents_are_never_trained_on(
     stream_config: Callable[..., Config], feeds: Feeds, shard_directory: Path
 ) -> None:
     config = stream_config(shard_directory, "data.heldout_fraction=0.3")
@@ -243,7 +243,9 @@ def test_what_is_held_out_is_never_trained_on(
     assert all(hash_of(text) >= below for text in names)
     assert len(names) == share
     heldout = index.splits["heldout"].documents
-    assert heldout == sum(1 for text in ALL_TEXTS if hash_of(text) < below), "the first part is all there is"
+    assert heldout == sum(1 for text in ALL_TEXTS if hash_of(text) < below), (
+        "the first part is the whole source"
+    )
 
 
 def hash_of(text: str) -> int:
@@ -277,10 +279,10 @@ def test_a_failing_server_changes_nothing(
     )
     assert expected == found
     assert sum(stormy.faults().values()) > 10
-    assert any("attempts failed, the next in" in line for line in lines), "and it is said"
+    assert any("attempts failed, the next in" in line for line in lines), "retries are reported"
 
 
-def test_without_trying_again_the_stream_ends(
+def test_without_retries_the_stream_ends(
     stream_config: Callable[..., Config],
     feeds: Feeds,
     serve: Callable[..., Any],

@@ -1,4 +1,4 @@
-"""Real training from a stream: killed under torchrun, resumed bit for bit, and on another number of ranks."""
+"""Real training from a stream: killed under torchrun, continued bit for bit and on more ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS = (
 
 @pytest.mark.long
 @pytest.mark.timeout(500)
-def test_a_killed_run_goes_on_bit_for_bit_and_on_another_number_of_ranks(
+def test_a_killed_run_continues_bit_for_bit_and_on_another_number_of_ranks(
     start: Callable[..., Any],
     serve: Callable[..., Any],
     texts: dict[str, tuple[str, str]],
@@ -38,12 +38,12 @@ def test_a_killed_run_goes_on_bit_for_bit_and_on_another_number_of_ranks(
     for pid in killed.workers():
         os.kill(pid, signal.SIGKILL)
     assert killed.wait() != 0
-    assert len(killed.records()) < 12, "the control: it was killed on its way"
+    assert len(killed.records()) < 12, "the control: it was killed before its end"
     assert losses(run(texts, keys, killed.run, data_root)) == whole, "bit for bit"
     assert server.faults()
     two = start("whole", nproc=2, overrides=(*keys, "train.steps=14"), alone=False)
     assert two.wait(200) == 0, two.text()
-    assert "continuing from step 12" in two.text(), "a checkpoint of one rank goes on at two"
+    assert "continuing from step 12" in two.text(), "two ranks continue one rank's checkpoint"
     assert losses(run(texts, (*keys, "train.steps=14"), killed.run, data_root)) == pytest.approx(
         two.losses(), rel=1e-4
     ), "and two ranks read the same global batches"
