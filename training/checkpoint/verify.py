@@ -1,7 +1,7 @@
 """Checks a checkpoint's files against its manifest before use: size, then digest, then header."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -73,11 +73,16 @@ def _fits(place: Entry, size: int) -> bool:
 
 def share_of(manifest: Manifest, rank: int, world_size: int) -> list[str]:
     """The files that `rank` of `world_size` hashes: each file is hashed once, and bytes are balanced."""
+    return balanced({name: stored.size for name, stored in manifest.files.items()}, rank, world_size)
+
+
+def balanced(sizes: Mapping[str, int], rank: int, world_size: int) -> list[str]:
+    """The share of `rank` of items with these sizes: largest first, each to the rank with least so far."""
     load = [0] * world_size
     mine = []
-    for name in sorted(manifest.files, key=lambda name: (-manifest.files[name].size, name)):
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
         lightest = load.index(min(load))
-        load[lightest] += manifest.files[name].size + 1
+        load[lightest] += sizes[name] + 1
         if lightest == rank:
             mine.append(name)
     return mine

@@ -23,14 +23,6 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from training.config.base import ConfigError, Section
 from training.config.config import Config
-from training.config.data import Masking
-from training.config.model import Lora, Model
-from training.config.train import Train
-
-__all__ = [
-    "FILES", "OWNER", "Config", "ConfigError", "Lora", "Masking", "Model", "Train",
-    "apply_override", "load", "load_texts",
-]  # fmt: skip
 
 FILES = ("model", "hardware", "cell")
 OWNER: dict[str, str] = {

@@ -246,18 +246,6 @@ def _some(names: list[str]) -> str:
     return f"tensors {listed} are" if len(names) > 1 else f"tensor {listed} is"
 
 
-def share(tensors: Tensors, names: list[str], rank: int, world_size: int) -> list[str]:
-    """The names that `rank` of `world_size` reads: each is read once, and bytes are balanced."""
-    load = [0] * world_size
-    mine = []
-    for name in sorted(names, key=lambda name: (-tensors.kinds[name].nbytes, name)):
-        lightest = load.index(min(load))
-        load[lightest] += tensors.kinds[name].nbytes + 1
-        if lightest == rank:
-            mine.append(name)
-    return mine
-
-
 def hashes(tensors: Tensors, names: list[str], tell: Callable[[int], None]) -> dict[str, str]:
     """SHA-256 of each tensor's bytes; `tell` gets the number of bytes of every finished piece."""
     found = {}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from training.checkpoint.verify import balanced
 from training.config import Config
 from training.data.run_tokenizer import dataset_directory
 from training.distributed.ranks import Ranks
@@ -30,7 +31,6 @@ from training.weights.tensors import (
     fill,
     hashes,
     read_object,
-    share,
     whole,
 )
 
@@ -170,8 +170,9 @@ def _digest(tensors: Tensors, config: Config, broadcast: Broadcast, say: Say) ->
     """The content's digest; each tensor is read by one rank. A tied head must equal the token table."""
     ignored = _ignored(tensors, config)
     names = sorted(name for name in tensors.kinds if name not in ignored or name == HEAD)
-    mine = share(tensors, names, broadcast.rank, broadcast.size)
-    progress = _Progress(sum(tensors.kinds[name].nbytes for name in mine), say)
+    sizes = {name: tensors.kinds[name].nbytes for name in names}
+    mine = balanced(sizes, broadcast.rank, broadcast.size)
+    progress = _Progress(sum(sizes[name] for name in mine), say)
     parts: list[dict[str, str]] = broadcast.gather(lambda: hashes(tensors, mine, progress.add))
     hashed = {name: sha for part in parts for name, sha in part.items()}
     if HEAD in ignored and hashed.pop(HEAD) != hashed[WORDS]:

@@ -58,7 +58,7 @@ def save_with_own_run_state(directory: str) -> None:
 
 
 def load(directory: str, sharded: bool = True) -> dict[str, Any]:
-    """Load the newest checkpoint into this rank's shards; return its step, equality of all values, and log."""
+    """Load the newest checkpoint into this rank's shards; return step, equality and log."""
     rank, world = rank_and_world()
     told: list[str] = []
     checkpoint = Store(Path(directory), log=told.append).latest()

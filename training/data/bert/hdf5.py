@@ -27,7 +27,7 @@ from training.data import token_shards
 from training.data import tokenizer as tokenizers_
 from training.data.bert.batch import PairBatch, Sample, collate
 from training.data.bert.files import FlatWriter, read_flat
-from training.data.errors import DataError, nearest, reason
+from training.data.errors import DataError, nearest
 from training.data.index import (
     FORMAT,
     HELDOUT,
@@ -36,14 +36,12 @@ from training.data.index import (
     TRAIN,
     FileEntry,
     Index,
-    check_sizes,
-    read_index,
 )
 from training.data.mapped_split import MappedSplit
-from training.data.prepare_tokens import directory_name, entropy, refuse_inside
+from training.data.prepare_tokens import directory_name, entropy, made_once, refuse_inside
 from training.data.reporter import Reporter
 from training.data.sources import STDLIB, Source, SourceFile, open_source
-from training.data.staging import commit, staging, sweep
+from training.data.staging import commit, staging
 from training.data.token_shards import SplitWriter
 
 KIND = "masked samples"
@@ -100,15 +98,7 @@ def prepare(
     }
     target = root / directory_name(source, settings)
     refuse_inside(path, root)
-    try:
-        sweep(root)
-        if not target.exists():
-            _make(source, settings, given or {}, target, Reporter(progress))
-    except OSError as error:
-        where = f" ({Path(error.filename).name})" if isinstance(error.filename, str) else ""
-        raise DataError(f"cannot write the dataset under {root}{where}: {reason(error)}") from error
-    check_sizes(target, read_index(target))
-    return target
+    return made_once(target, lambda: _make(source, settings, given or {}, target, Reporter(progress)))
 
 
 def _make(
