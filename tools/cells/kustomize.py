@@ -58,7 +58,7 @@ class Renderer:
 
         Raises UserError with kustomize's message, shortened, if it does not render.
         """
-        # Without this, a remote base that asks for a password would wait for ever.
+        # Without this, a remote base that asks for a password would wait forever.
         environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
         try:
             done = subprocess.run(

@@ -1,6 +1,6 @@
 """Prove that a job's pods form one world of ranks.
 
-Every PyTorchJob of a cell or a file is judged by the training operator's rules, every Volcano Job, as TorchX
+Every PyTorchJob of a cell or a file is checked by the training operator's rules, every Volcano Job, as TorchX
 makes it, by Volcano's. What passes is run here with its own launch command, a probe in place of the trainer:
 world size, unique ranks, one all-reduce over all of them. Nothing of the manifest's own code runs.
 
