@@ -19,6 +19,7 @@ from training.data.examples.example import BadRow
 from training.distributed.process import Attempt
 from training.export import ExportError
 from training.run.directory import RunDir
+from training.run.exit_status import exit_in_words
 from training.run.failure import CODES, Drained, NanError, UploadError, classify, record
 from training.trainer import state
 from training.weights import WeightsError
@@ -61,6 +62,19 @@ def test_classes_of_failure(error: BaseException, kind: str) -> None:
     """An error that carries its class keeps it, whatever it says; its text decides for the others."""
     assert kind in CODES
     assert classify(error) == kind
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "exited with code 0"),
+        (3, "exited with code 3"),
+        (-9, "was killed by SIGKILL"),
+        (-200, "was killed by signal 200"),
+    ],
+)
+def test_exit_codes_in_words(code: int, words: str) -> None:
+    assert exit_in_words(code) == words
 
 
 def test_a_failure_record_names_rank_step_and_cause(tmp_path: Path) -> None:
