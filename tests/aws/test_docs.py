@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import boto3
 import click
 import pytest
 
+from tests.aws.conftest import Gaps, StandIn, Yard
 from tests.aws.eks_state import Access, Associations
 from tests.aws.kubectl import World
 from tests.aws.test_access import simulator
@@ -64,10 +63,9 @@ def commands(page: str) -> list[str]:
 @pytest.fixture
 def road(
     moto_server: str,
-    gaps: Any,
-    refusal: Callable[..., Exception],
+    gaps: Gaps,
     checkout: Path,
-    stand_in: Callable[[str], Path],
+    stand_in: StandIn,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -81,8 +79,8 @@ def road(
     World(objects).install(monkeypatch)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     monkeypatch.setattr(teardown, "POLL_SECONDS", 0.0)
-    Access(gaps, refusal)
-    Associations(gaps, refusal)
+    Access(gaps)
+    Associations(gaps)
     Addon(gaps)
     quota = {"Quota": {"ServiceCode": "ec2", "QuotaCode": "L-417A185B", "Value": 2000.0}}
     gaps["service-quotas", "get_service_quota"] = quota
@@ -109,7 +107,7 @@ def road(
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_of_the_page_runs(
-    page: str, road: None, yard: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    page: str, road: None, yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("cpu-demo\n"))  # what `down` asks for
     lines, said = commands(page), ""
