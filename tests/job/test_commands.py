@@ -188,6 +188,74 @@ def test_cp_leaves_no_part_of_a_file_that_does_not_arrive(
     assert list(out.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../victim",
+        "/tmp/victim",
+        "checkpoints/../../victim",
+        "checkpoints/a\n0000  b",
+        "report.json",
+        "checkpoints/link/file",
+    ],
+)
+def test_cp_takes_no_file_that_was_not_asked_for(
+    name: str,
+    world: NewWorld,
+    cluster: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    yard: Yard,
+) -> None:
+    """A hostile pod answers the protocol itself."""
+    cluster(world())
+    out, victim = tmp_path / "here/out", tmp_path / "here/victim"
+    (out / "checkpoints").mkdir(parents=True)
+    victim.mkdir()
+    (out / "checkpoints/link").symlink_to(victim)
+    sender = tmp_path / "sender.py"
+    answer = f"{json.dumps({'name': name, 'size': 4})}\n4\nevil"
+    digest = hashlib.sha256(b"evil").hexdigest()
+    sender.write_text(f"import sys\ndef main(*words):\n    print({answer!r} + '0 {digest}\\nend')\n")
+    monkeypatch.setattr(remote_sender, "__file__", str(sender))
+    error = yard.err("cp", JOB, "checkpoints", str(out), code=1)
+    assert "was not asked for" in error or "symbolic link that leads out" in error
+    assert [path for path in (tmp_path / "here").rglob("*") if path.is_file()] == []
+    assert not Path("/tmp/victim").exists()
+
+
+def test_cp_takes_the_same_file_under_its_own_name(
+    world: NewWorld, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, yard: Yard
+) -> None:
+    """Control of the hostile names."""
+    cluster(world())
+    sender = tmp_path / "sender.py"
+    answer = f"{json.dumps({'name': 'checkpoints/file', 'size': 4})}\n4\ngood"
+    digest = hashlib.sha256(b"good").hexdigest()
+    sender.write_text(f"import sys\ndef main(*words):\n    print({answer!r} + '0 {digest}\\nend')\n")
+    monkeypatch.setattr(remote_sender, "__file__", str(sender))
+    yard("cp", JOB, "checkpoints", str(tmp_path / "out"))
+    assert (tmp_path / "out/checkpoints/file").read_text() == "good"
+
+
+def test_a_name_in_a_job_never_becomes_an_option_of_kubectl(
+    world: NewWorld, cluster: Cluster, yard: Yard, tmp_path: Path
+) -> None:
+    """With --server, kubectl would send the user's token to the host that the job names."""
+    planted = world()
+    planted.pods.clear()
+    template = planted.job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    names = ("--server=https://127.0.0.1:1", "--insecure-skip-tls-verify=true", "-v=9")
+    template["containers"][0]["envFrom"] = [{"configMapRef": {"name": name}} for name in names]
+    cluster(planted)
+    assert "'--insecure-skip-tls-verify=true' is not a name" in yard.out("why", JOB, code=3)
+    for name in names[:2]:
+        with pytest.raises(UserError, match="is not a name"):
+            Kubectl().words("get", "configmap", name)
+    assert Kubectl().words("get", "configmap", "model", "--output=json")[0] == "kubectl"  # the control
+    assert Kubectl().words("exec", "pod", "--", "ls", "--server=x")  # words of the user's own command
+
+
 def test_cp_does_not_follow_links_out_of_the_run_directory(
     world: NewWorld, cluster: Cluster, tmp_path: Path, yard: Yard
 ) -> None:

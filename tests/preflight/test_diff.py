@@ -43,7 +43,7 @@ def test_no_difference(answer: Answer, capsys: pytest.CaptureFixture[str]) -> No
     assert invoke(["diff", "cpu/llama-tiny"]) == 0
     assert capsys.readouterr().out == "overlays/cpu/llama-tiny: no difference\n"
     asked = (noted / "asked").read_text(encoding="utf-8")
-    assert asked == "diff --server-side --field-manager=kubectl -f -\n"
+    assert asked == "diff --server-side --field-manager=kubectl --filename=-\n"
     assert (noted / "given").read_text(encoding="utf-8") == RENDERED
 
 

@@ -42,7 +42,7 @@ def command(cell: str, namespace: str | None, context: str | None, manager: str,
     path = locate.cell_path(cell)
     text = kustomize.ensure(repo.root(), output.note).build(path)
     done = Kubectl(context, namespace).run(
-        *("diff", "--server-side", f"--field-manager={manager}", "-f", "-"),
+        *("diff", "--server-side", f"--field-manager={manager}", "--filename=-"),
         stdin=text,
         seconds=None,
         environment={"KUBECTL_EXTERNAL_DIFF": "diff -u -N"},  # another program may have other exit codes

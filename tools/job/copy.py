@@ -20,8 +20,11 @@ from tools.job import remote_sender
 from tools.job.snapshot.pod import JobPod
 from tools.kube.kubectl import Kubectl, failure, missing
 
+LONGEST_LINE = 65536  # bytes of a line of the protocol
+LARGEST_CHUNK = 16 * remote_sender.CHUNK  # bytes; the sender's own are smaller
 TRIES = 3  # without a new file: a stream through the API server may end early without an error
 SILENCE = 60.0  # seconds without data after which a stream is given up
+NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
 ENDED = "command terminated with exit code"  # kubectl's message about a program that failed
 
 
@@ -119,7 +122,7 @@ def _received(
             raise missing() from None
         assert process.stdout is not None
         try:
-            yield from _files(_Stream(process.stdout), target, sparing(say))
+            yield from _files(_Stream(process.stdout), wanted, target, sparing(say))
             process.wait(SILENCE)
         except Broken as problem:
             process.kill()
@@ -142,7 +145,7 @@ def _raise(said: str, problem: str) -> NoReturn:
     raise Broken(f"{problem}: {own[-1]}" if own else problem) from None
 
 
-def _files(stream: _Stream, target: Path, say: Callable[[str], None]) -> Iterator[CopiedFile]:
+def _files(stream: _Stream, wanted: str, target: Path, say: Callable[[str], None]) -> Iterator[CopiedFile]:
     while (line := stream.line()) != "end":
         if line == "+":
             continue
@@ -151,14 +154,13 @@ def _files(stream: _Stream, target: Path, say: Callable[[str], None]) -> Iterato
             name, size, same = str(head["name"]), int(head["size"]), head.get("same")
         except (ValueError, KeyError, TypeError):
             raise Broken(f"unexpected answer from the pod: {line[:80]!r}") from None
+        path = _inside(name, wanted, target)
         if same is not None:
             yield CopiedFile(name, size, str(same), copied=False)
             continue
-        path = target / name
-        path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.part")
         try:
-            with part.open("wb") as file:
+            with os.fdopen(os.open(part, NEW_FILE, 0o644), "wb") as file:
                 complete = _write(stream, name, file, size, say)
             os.replace(part, path)
         finally:
@@ -167,10 +169,31 @@ def _files(stream: _Stream, target: Path, say: Callable[[str], None]) -> Iterato
         yield complete
 
 
+def _inside(name: str, wanted: str, target: Path) -> Path:
+    """Return where the file that the pod calls `name` goes; its directory exists afterwards.
+
+    The pod may be hostile. Raises UserError unless the name is a plain path at or below `wanted`, and its
+    directory is below `target` without a symbolic link that leads out.
+    """
+    path, asked = PurePosixPath(name), PurePosixPath(wanted)
+    plain = name.isprintable() and str(path) == name and not path.is_absolute() and ".." not in path.parts
+    if not plain or not (path == asked or path.is_relative_to(asked)):
+        raise UserError(
+            f"the pod sent a file that was not asked for: {name!r}", "do not trust this pod", code=1
+        )
+    local = target / path
+    local.parent.mkdir(parents=True, exist_ok=True)
+    if not local.parent.resolve().is_relative_to(target.resolve()):
+        raise UserError(f"{local.parent} is a symbolic link that leads out of {target}", code=1)
+    return local
+
+
 def _write(stream: _Stream, name: str, file: IO[bytes], size: int, say: Callable[[str], None]) -> CopiedFile:
     """Write a file's chunks to `file`; Broken if they do not match the digest that follows them."""
     found, done = hashlib.sha256(), 0
     while (line := stream.line()).isdigit() and line != "0":
+        if len(line) > len(str(LARGEST_CHUNK)) or int(line) > LARGEST_CHUNK or done + int(line) > size:
+            raise Broken(f"{name}: the pod sends more than it announced")
         chunk = stream.read(int(line))
         found.update(chunk)
         file.write(chunk)
@@ -189,6 +212,8 @@ class _Stream:
 
     def line(self) -> str:
         while b"\n" not in self._kept:
+            if len(self._kept) > LONGEST_LINE:
+                raise Broken("unexpected answer from the pod: a line without an end")
             self._more()
         return self.read(self._kept.index(b"\n") + 1).decode("utf-8", "replace").removesuffix("\n")
 

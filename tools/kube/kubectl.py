@@ -16,6 +16,14 @@ from typing import Any
 from tools.core.errors import UserError
 
 SECONDS = 60  # limit of a single command
+# The options that yard passes. Any other word with a dash in front is a name from a manifest or a cluster.
+OPTIONS = frozenset({
+    "--address", "--all-namespaces", "--attach", "--container", "--dry-run", "--field-manager",
+    "--field-selector", "--filename", "--follow", "--force-conflicts", "--ignore-not-found", "--image",
+    "--image-pull-policy", "--minify", "--namespace", "--output", "--patch", "--previous", "--profile",
+    "--quiet", "--raw", "--selector", "--server-side", "--since", "--stdin", "--tail", "--target",
+    "--timestamps", "--type", "--wait",
+})  # fmt: skip
 CANNOT_SEE = 3
 # Parts of kubectl's messages, and their usual cause.
 HINTS = {
@@ -48,6 +56,12 @@ class Kubectl:
     namespace: str | None = None
 
     def words(self, *arguments: str) -> list[str]:
+        """Return the command line. Raises UserError for a name that kubectl would read as an option."""
+        end = arguments.index("--") if "--" in arguments else len(arguments)
+        for word in arguments[:end]:
+            if word.startswith("-") and word.partition("=")[0] not in OPTIONS:
+                message = f"kubectl {arguments[0]}: {word!r} is not a name"
+                raise UserError(message, "look at the object that has this name: who created it?", CANNOT_SEE)
         context = [f"--context={self.context}"] if self.context else []
         namespace = [f"--namespace={self.namespace}"] if self.namespace else []
         return ["kubectl", *context, *namespace, *arguments]
