@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from tools.core.verdict import State, Verdict
 from tools.facts.instances import instance
 from tools.image.dockerfile import parse
 from tools.image.fix import fix
-from tools.image.rules.evaluate import Target, evaluate, rules, subject, verdicts
+from tools.image.rules.evaluate import MODULES, Target, evaluate, rules, subject, verdicts
 
 CORPUS = Path(__file__).parent / "corpus"
 BAD, GOOD = (sorted((CORPUS / kind).glob("*.Dockerfile")) for kind in ("bad", "good"))
@@ -279,3 +280,11 @@ def test_without_hadolint_the_verdict_is_cannot_tell(
     assert "fix: make setup" in out
     assert invoke(["image", "fix", str(tmp_path)]) == 1
     assert "left hadolint" in capsys.readouterr().out
+
+
+def test_rules_have_one_order_whatever_was_imported_first() -> None:
+    code = "import tools.image.rules.efa; from tools.image.rules.evaluate import rules; print(*rules())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = [rules()[name].check.__module__.rpartition(".")[2] for name in done.stdout.split()]
+    assert list(dict.fromkeys(modules)) == [name for name in MODULES if name in modules]
+    assert "efa" in modules[1:]

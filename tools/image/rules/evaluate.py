@@ -85,9 +85,11 @@ def find(text: str, context: str | None = None) -> Target:
 
 def rules() -> dict[str, Rule]:
     """Return all rules by name, in the order in which they are applied."""
-    for name in MODULES:
-        importlib.import_module(f"tools.image.rules.{name}")
-    return RULES
+    modules = [f"tools.image.rules.{name}" for name in MODULES]
+    for name in modules:
+        importlib.import_module(name)
+    # One of the modules may have been imported, and its rules registered, before this.
+    return dict(sorted(RULES.items(), key=lambda item: modules.index(item[1].check.__module__)))
 
 
 def subject(
