@@ -165,6 +165,6 @@ def test_a_published_encoder_learns_to_guess_words(minilm: Path, texts: Texts, t
     assert guessed[0] == pytest.approx(10.33, abs=0.6)  # ln(30522): the head knows nothing yet
     assert guessed[-1] < guessed[0] - 1.0
     said = done.rank_log(0).read_text()
-    assert "has not the masked-word head nor the next-sentence head: drawn from the seed" in said
+    assert "lacks the masked-word head and the next-sentence head: initialised at random" in said
     theirs = (minilm / "tokenizer.json").read_bytes()
     assert (Path(_dataset(done)) / "tokenizer/tokenizer.json").read_bytes() == theirs
