@@ -159,8 +159,8 @@ def _first(root: Path, reasons: list[str]) -> Renderer | None:
     return None
 
 
-def _probe(program: Path, source: str) -> Renderer:
-    """Ask kustomize or kubectl for its version. Raises Unusable if it does not run or is too old."""
+def _version(program: Path) -> str:
+    """Return what kustomize or kubectl prints about its version. Raises Unusable if it does not run."""
     kubectl = program.name == "kubectl"
     command = [str(program), "version", *(["--client", "--output=json"] if kubectl else [])]
     try:
@@ -178,13 +178,18 @@ def _probe(program: Path, source: str) -> Renderer:
         raise Unusable(f"{program} does not answer") from problem
     if done.returncode != 0:
         raise Unusable(f"{program} does not run: exit code {done.returncode}")
-    version = re.search(r'(?:^|"kustomizeVersion": *")v?(\d+)\.(\d+)\.(\d+)', done.stdout)
+    return done.stdout
+
+
+def _probe(program: Path, source: str) -> Renderer:
+    """Return kustomize or kubectl as a renderer. Raises Unusable if it does not run or is too old."""
+    version = re.search(r'(?:^|"kustomizeVersion": *")v?(\d+)\.(\d+)\.(\d+)', _version(program))
     if version is None:
         raise Unusable(f"{program} does not print a version of kustomize")
     dotted = ".".join(version.groups())
     if (int(version[1]), int(version[2])) < MINIMUM:
         raise Unusable(f"{program} is kustomize {dotted}, older than {'.'.join(map(str, MINIMUM))}")
-    return Renderer((str(program), "kustomize" if kubectl else "build"), dotted, source)
+    return Renderer((str(program), "kustomize" if program.name == "kubectl" else "build"), dotted, source)
 
 
 def _put(program: bytes, target: Path) -> Path:
@@ -194,7 +199,7 @@ def _put(program: bytes, target: Path) -> Path:
         fresh = Path(directory) / target.name
         fresh.write_bytes(program)
         fresh.chmod(0o755)
-        _probe(fresh, "")
+        _version(fresh)
         return fresh.replace(target)
 
 
