@@ -41,7 +41,7 @@ def trn1_bert(
     """Train a cell of trn1, BERT-large if nothing else is said, or compile its graphs beforehand.
 
     Args:
-        name: the application, and the run's directory: /shared/runs/<name>; a name used before continues there
+        name: the application, and the run's directory: /shared/runs/<name>; a used name continues its run
         model: the cell overlays/trn1/<model>
         nnodes: machines; 0 takes the cell's own number
         image: the trainer's image; the cell's own if empty
