@@ -218,7 +218,7 @@ def test_two_runs_at_once_meet_at_ports_of_their_own(
         directory = checkout.run_directory(name)
         met = [json.loads((directory / f"met-{name}-worker-{i}").read_text()) for i in range(2)]
         assert met == [sorted(f"{name}-worker-{i}" for i in range(2))] * 2
-    moved = [err for _, err in ends if "is taken on this machine; the pods meet at " in err]
+    moved = [err for _, err in ends if "is taken on this machine; using port " in err]
     assert len(moved) == 1
 
 
