@@ -1,7 +1,7 @@
 """The resources of a pod that takes a whole machine: from the table of instance types to a Component's patch.
 
-The default size of a hardware Component and every other size that a cell names are generated here, so nobody
-writes device, processor or memory counts by hand.
+The default size of a hardware Component and every other size that a cell names are generated here, so that
+device, processor and memory counts are never written by hand.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ import click
 from tools.cells import kustomize, locate
 from tools.core import output, repo, wait
 from tools.core.errors import UserError
-from tools.core.verdict import State, Verdict, worst
+from tools.core.verdict import State, worst
 from tools.kube.manifests import Manifests, parse, read
 from tools.preflight.evaluate import Evaluation, evaluate, rules
 
@@ -90,19 +90,9 @@ def _show(one: Evaluation, verbose: bool) -> None:
     counts = f"{len(failed)} failed, {len(unknown)} unknown, {len(passed)} passed"
     output.line(f"{one.state.value}: {one.source}: {counts}")
     for verdict in [*failed, *unknown, *(passed if verbose else [])]:
-        _print(verdict)
+        output.rule_verdict(verdict, rules()[verdict.details["rule"]].reason)
     if one.needs and (verbose or failed or unknown):
         output.line(f"  needs from the cluster: {', '.join(one.needs)}")
-
-
-def _print(verdict: Verdict) -> None:
-    output.line(f"  {verdict.state.value} {verdict.details['rule']}: {verdict.summary}")
-    for line in verdict.evidence:
-        output.line(f"    {line}")
-    if verdict.state is not State.PASS:
-        output.line(f"    why: {rules()[verdict.details['rule']].reason}")
-        if verdict.remedy:
-            output.line(f"    fix: {verdict.remedy}")
 
 
 def _total(checked: list[Evaluation]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tools.core.verdict import Verdict
+from tools.core.verdict import State, Verdict
 
 LINE = 90  # characters of a value in a message
 
@@ -63,6 +63,17 @@ def columns(rows: Iterable[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in cells]
     return ["  ".join(row).rstrip() for row in padded]
+
+
+def rule_verdict(result: Verdict, reason: str) -> None:
+    """Print the verdict of a rule: its evidence and, unless it is a PASS, the rule's reason and the fix."""
+    line(f"  {result.state.value} {result.details['rule']}: {result.summary}")
+    for item in result.evidence:
+        line(f"    {item}")
+    if result.state is not State.PASS:
+        line(f"    why: {reason}")
+        if result.remedy:
+            line(f"    fix: {result.remedy}")
 
 
 def table(rows: Iterable[Sequence[str]], indent: str = "  ") -> None:

@@ -20,7 +20,7 @@ import click
 
 from tools.cli.image._options import BUILD_ARG, CONTEXT, arguments
 from tools.core import output
-from tools.core.verdict import State, Verdict
+from tools.core.verdict import State
 from tools.facts.instances import instance
 from tools.image.rules.evaluate import Result, evaluate, find, rules, subject
 
@@ -59,23 +59,13 @@ def _show(result: Result, verbose: bool) -> None:
     counts = f"{len(failed)} failed, {len(unknown)} unknown, {len(passed)} passed"
     output.line(f"{result.state.value}: {result.source}: {counts}")
     for verdict in [*failed, *unknown, *(passed if verbose else [])]:
-        _print(verdict)
+        output.rule_verdict(verdict, rules()[verdict.details["rule"]].reason)
     for note in result.remarks if verbose else []:
         output.line(f"  hadolint {note.level} {note.code}: {result.source}:{note.line}: {note.message}")
     if result.remarks and not verbose:
         output.line(f"  {output.count(len(result.remarks), 'remark')} of hadolint; -v prints them")
     if failed:
         output.line(f"next: yard image fix {result.source}")
-
-
-def _print(verdict: Verdict) -> None:
-    output.line(f"  {verdict.state.value} {verdict.details['rule']}: {verdict.summary}")
-    for line in verdict.evidence:
-        output.line(f"    {line}")
-    if verdict.state is not State.PASS:
-        output.line(f"    why: {rules()[verdict.details['rule']].reason}")
-        if verdict.remedy:
-            output.line(f"    fix: {verdict.remedy}")
 
 
 def _as_data(result: Result) -> dict[str, object]:

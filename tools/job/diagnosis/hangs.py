@@ -73,7 +73,7 @@ def unhealthy_nodes(snapshot: Snapshot) -> Iterator[Cause]:
 def network(snapshot: Snapshot) -> Iterator[Cause]:
     """The ranks cannot meet: the rendezvous host has no Service, or a NetworkPolicy separates the pods.
 
-    This is no cause for a job that takes steps: its ranks have met.
+    This is not a cause for a job that takes steps: its ranks have met.
     """
     if is_over(snapshot) or snapshot.replicas < 2 or progress.of(snapshot).step is not None:
         return
