@@ -30,7 +30,7 @@ export PROMPT
 # These would redirect an import or an installation.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
 
-.PHONY: help setup setup-dev train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-test push cluster down platform cluster-run preflight diff test test-long test-cluster test-cluster-all test-flux test-images test-neuron bench-cells bench-restart bench-data lint format types docs docs-serve ci lock lock-neuron clean purge
+.PHONY: help setup setup-dev train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-test push cluster down platform cluster-run preflight diff test test-long test-security test-cluster test-cluster-all test-flux test-images test-neuron bench-cells bench-restart bench-data lint format types docs docs-serve ci lock lock-neuron clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -121,6 +121,9 @@ test: setup-dev ## Run the tests (ARGS="tests/house -k lock")
 
 test-long: setup-dev ## Run the long tests: training on two ranks, every printed command, programs built from source
 	@exec $(PYTEST) --numprocesses auto --maxprocesses 4 --dist worksteal -m long $(ARGS)
+
+test-security: setup-dev ## Run the tests that attack: hostile pods, manifests, checkpoints, neighbours on the network
+	@exec $(PYTEST) --numprocesses auto --maxprocesses 4 --dist worksteal tests/security $(ARGS)
 
 test-cluster: setup-dev ## Run the tests on a real cluster that is started for them (the first run builds Kubernetes)
 	@.venv/bin/python -m tests.cluster build; exec $(PYTEST) --numprocesses 2 tests/cluster -m "not cluster_all" $(ARGS)

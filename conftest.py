@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-# These suites start clusters or an engine. They are collected only when their path is given.
-ON_REQUEST = tuple(Path(__file__).parent / "tests" / name for name in ("cluster", "docker", "flux"))
+# These suites are collected only when their path is given. All but `security` start clusters or an engine.
+ON_REQUEST = tuple(
+    Path(__file__).parent / "tests" / name for name in ("cluster", "docker", "flux", "security")
+)
 SECONDS = 3600
 
 
@@ -32,9 +34,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give their tests more time: the first one starts everything, and may build it."""
+    """Give tests of a cluster or an engine more time: the first one starts everything, and may build it."""
     for item in items:
-        if _on_request(item.path) is not None and item.get_closest_marker("timeout") is None:
+        home = _on_request(item.path)
+        starts = home is not None and home.name != "security"
+        if starts and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SECONDS))
 
 
