@@ -203,8 +203,9 @@ def test_only_the_jobs_own_pods_may_connect(rendered: Objects, job: dict[str, An
     (policy,) = (one["spec"] for (kind, _), one in rendered.items() if kind == "NetworkPolicy")
     own = {"matchLabels": {"training.kubeflow.org/job-name": job["metadata"]["name"]}}
     assert policy["podSelector"] == own
-    assert policy["policyTypes"] == ["Ingress"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
     assert policy["ingress"] == [{"from": [{"podSelector": own}], "ports": [{"protocol": "TCP"}]}]
+    assert policy["egress"][0] == {"to": [{"podSelector": own}], "ports": [{"protocol": "TCP"}]}
 
 
 def test_container_is_whole(pod: dict[str, Any], container: dict[str, Any]) -> None:

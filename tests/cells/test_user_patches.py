@@ -173,6 +173,7 @@ def test_names_images_and_replicas_follow_a_user(checkout: Path, builder: Render
     policy = built["NetworkPolicy", f"we-{NAME}-r001"]["spec"]
     selected = {"matchLabels": {"training.kubeflow.org/job-name": f"we-{NAME}-r001"}}
     assert policy["podSelector"] == policy["ingress"][0]["from"][0]["podSelector"] == selected
+    assert policy["egress"][0]["to"][0]["podSelector"] == selected
     assert pod["containers"][0]["image"] == "registry.example/cpu:2.0.0"
     elastic = job["spec"]["elasticPolicy"]
     assert elastic["minReplicas"] == elastic["maxReplicas"] == 3

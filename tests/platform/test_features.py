@@ -228,6 +228,7 @@ def test_hyperpod_job_is_the_same_pod(
     assert field == "metadata.labels['HPJob']"
     assert policy["podSelector"]["matchLabels"] == {"HPJob": name}
     assert policy["ingress"][0]["from"][0]["podSelector"]["matchLabels"] == {"HPJob": name}
+    assert policy["egress"][0]["to"][0]["podSelector"]["matchLabels"] == {"HPJob": name}
     assert {one["containerPort"] for one in container["ports"]} == {
         one["port"] for one in policy["ingress"][1]["ports"]
     }
