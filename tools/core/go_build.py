@@ -13,6 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PROGRESS_SECONDS = 2
+# A machine's settings for private modules must not switch off the comparison with the checksum database.
+# "none" matches no module; an empty value would mean that of `go env -w`.
+CHECKED = {"GONOSUMDB": "none", "GOINSECURE": "none", "GOPRIVATE": "none"}
+SUMDB = "sum.golang.org"
 
 Progress = Callable[[str], None]
 
@@ -43,6 +47,8 @@ def workshop(root: Path) -> Iterator[dict[str, str]]:
             **{name: str(work / directory) for name, directory in directories.items()},
             "GOFLAGS": "-modcacherw",  # otherwise the module cache cannot be removed
             "GOWORK": "off",
+            **CHECKED,
+            "GOSUMDB": SUMDB if os.environ.get("GOSUMDB", "off") == "off" else os.environ["GOSUMDB"],
             "CGO_ENABLED": "0",
             "GOTMPDIR": str(work),
             "TEST_TELEMETRY_DIR": str(work),  # otherwise go writes its counters to the home directory
