@@ -30,7 +30,7 @@ export PROMPT
 # These would redirect an import or an installation.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
 
-.PHONY: help setup setup-dev train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-test push cluster down platform cluster-run preflight diff test test-long test-security test-cluster test-cluster-all test-flux test-images test-neuron bench-cells bench-restart bench-data lint format types docs docs-serve ci lock lock-neuron clean purge
+.PHONY: help setup setup-dev train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-test push cluster down platform cluster-run preflight diff test test-long test-security audit test-cluster test-cluster-all test-flux test-images test-neuron bench-cells bench-restart bench-data lint format types docs docs-serve ci lock lock-neuron clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -125,6 +125,9 @@ test-long: setup-dev ## Run the long tests: training on two ranks, every printed
 test-security: setup-dev ## Run the tests that attack: hostile pods, manifests, checkpoints, neighbours on the network
 	@exec $(PYTEST) --numprocesses auto --maxprocesses 4 --dist worksteal tests/security $(ARGS)
 
+audit: setup-dev ## Check the locks for published vulnerabilities, the workflows with zizmor, the manifests with checkov
+	@.venv/bin/python -m tests.parts.venv tests/audit/requirements.lock && exec $(PYTEST) tests/audit $(ARGS)
+
 test-cluster: setup-dev ## Run the tests on a real cluster that is started for them (the first run builds Kubernetes)
 	@.venv/bin/python -m tests.cluster build; exec $(PYTEST) --numprocesses 2 tests/cluster -m "not cluster_all" $(ARGS)
 
@@ -167,8 +170,8 @@ docs-serve: setup-dev ## Serve the documentation on this machine and rebuild it 
 ci: ## Run what continuous integration runs: set-up, lint, types and tests in a clean environment
 	@exec bash .ci/run
 
-lock: setup-dev ## Pin what changed in requirements.in and requirements-dev.in (ARGS=--upgrade: pin the newest of everything)
-	@$(COMPILE) --output-file requirements-dev.lock requirements.in requirements-dev.in $(ARGS) && cp requirements-dev.lock requirements.lock && $(COMPILE) --output-file requirements.lock requirements.in
+lock: setup-dev ## Pin what changed in requirements.in, requirements-dev.in and tests/audit (ARGS=--upgrade: pin the newest of everything)
+	@$(COMPILE) --output-file requirements-dev.lock requirements.in requirements-dev.in $(ARGS) && cp requirements-dev.lock requirements.lock && $(COMPILE) --output-file requirements.lock requirements.in && $(COMPILE) --output-file tests/audit/requirements.lock tests/audit/requirements.in $(ARGS)
 
 lock-neuron: setup-dev ## Pin the environment of test-neuron after a change of requirements.in
 	@$(COMPILE) --override tests/neuron/requirements.in --output-file tests/neuron/requirements.lock requirements.in tests/neuron/requirements.in $(ARGS) && $(COMPILE) --output-file tests/neuron/torchx.lock requirements-torchx.in $(ARGS)

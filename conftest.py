@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-# These suites are collected only when their path is given. All but `security` start clusters or an engine.
-ON_REQUEST = tuple(
-    Path(__file__).parent / "tests" / name for name in ("cluster", "docker", "flux", "security")
-)
+# These suites are collected only when their path is given. The first three start clusters or an engine.
+STARTING = ("cluster", "docker", "flux")
+ON_REQUEST = tuple(Path(__file__).parent / "tests" / name for name in (*STARTING, "audit", "security"))
 SECONDS = 3600
 
 
@@ -37,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give tests of a cluster or an engine more time: the first one starts everything, and may build it."""
     for item in items:
         home = _on_request(item.path)
-        starts = home is not None and home.name != "security"
+        starts = home is not None and home.name in STARTING
         if starts and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SECONDS))
 

@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,17 +55,6 @@ def test_no_file_contains(what: str) -> None:
 def test_each_pattern_finds_its_kind(what: str, line: str) -> None:
     assert FORBIDDEN[what].search(line)
     assert not FORBIDDEN[what].search("work through the root of the workload in /workspace at $ROOT/work")
-
-
-def test_actions_are_pinned_and_may_only_read() -> None:
-    """A tag can be moved to other code; a commit cannot."""
-    workflow = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
-    used = re.findall(r"uses: (\S+)(.*)", workflow)
-    assert used
-    for action, comment in used:
-        assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action), action
-        assert re.fullmatch(r" # v\d+\.\d+\.\d+", comment), f"{action} does not say its version"
-    assert YAML(typ="safe").load(workflow)["permissions"] == {"contents": "read"}
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.neuron import environment
+from tests.parts import venv
 from training.config import apply_override, load_texts
 from training.run.directory import RunDir
 
@@ -70,7 +71,7 @@ Trainer = Callable[..., subprocess.Popen[str]]
 @pytest.fixture(scope="session")
 def python() -> Path:
     """The interpreter of the environment with torch_xla."""
-    found = environment.python(environment.XLA)
+    found = venv.python(environment.XLA)
     if found is None:
         pytest.fail("the environment with torch_xla is not made: python -m tests.neuron.environment")
     return found

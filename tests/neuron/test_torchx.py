@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.neuron import environment
+from tests.parts import venv
 from tools.core.repo import root
 from tools.core.verdict import State
 from tools.kube.manifests import parse
@@ -21,7 +22,7 @@ from tools.simulator import wiring
 @pytest.mark.parametrize("precompile", [False, True])
 def test_the_real_torchx_makes_a_job_that_passes(tmp_path: Path, precompile: bool) -> None:
     """`torchx run --dryrun`, as a person types it."""
-    python = environment.python(environment.TORCHX)
+    python = venv.python(environment.TORCHX)
     assert python is not None, "python -m tests.neuron.environment"
     command = [
         str(python.parent / "torchx"), "run", "--dryrun", "-s", "kubernetes", "-cfg", "queue=trainyard",
