@@ -38,6 +38,12 @@ SAMPLES = [
     ("a PyPI token", "password = ", "pypi" + "-AgEIcHlwaS5vcmc" + LETTERS[:60]),
     ("an npm token", "_authToken=", "npm" + "_" + LETTERS[:36]),
     ("a Docker token", "docker login -p ", "dckr" + "_pat_" + LETTERS[:27]),
+    ("a Google OAuth secret", "client ", "GOC" + "SPX-" + LETTERS[:28]),
+    ("a Vault token", "X-Vault-Token ", "hv" + "s." + LETTERS[:28]),
+    ("a web token", "jwt ", f"ey{LETTERS[:20]}.ey{LETTERS[:20]}.{LETTERS}".replace("eyq", "eyJ")),
+    ("a signature of an address", "https://a.blob.core.windows.net/c?sv=1&si" + "g=", LETTERS[:40] + "%3D"),
+    ("a key of Azure Storage", "AccountKey=", LETTERS + "=="),
+    ("a webhook's address", "https://hooks.slack.com/services/", "T01/B02/" + LETTERS[:24]),
     ("a Stripe key", "", "sk" + "_live_" + LETTERS[:24]),
     *(("a private key", "", KEY.format(kind)) for kind in ("RSA ", "", "EC ", "OPENSSH ", "ENCRYPTED ")),
     *(
@@ -109,7 +115,9 @@ def test_a_search_takes_linear_time(shape: secret_patterns.Shape) -> None:
     """Texts of 200,000 characters that start to match again and again: a quadratic pattern takes minutes."""
     pieces = [
         *shape.hints, "aws_secret_access_key=", "wandb login --a ", "-----BEGIN A PRIVATE KEY-----\n", "a+", "a://b:",
-        "LS0tLS1CRUdJTiB", "glpat-", "-", " ", "\n", "a", "A: ", "://", "a_",
+        "LS0tLS1CRUdJTiB", "glpat-", "eyJaaaaaaaa.", "eyJaaaaaaaa-", "token=", 'token="', '\\"token\\":\\"',
+        "--token ", "name: TOKEN, value: ", "login a -p", "authorization: ", "bearer a", "-u a:", "cookie:",
+        "-", " ", "\n", "a", "A: ", "://", "a_",
     ]  # fmt: skip
     began = time.process_time()
     for piece in pieces:
@@ -144,3 +152,42 @@ def test_a_secret_in_a_file_has_its_line_and_no_value(tmp_path: Path) -> None:
 def test_a_name_says_whether_its_value_is_secret(name: str, expected: bool) -> None:
     assert is_secret_name(name) == expected
     assert mask(f"{name}=abc: x") == (f"{name}=*** x" if expected else f"{name}=abc: x")
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("run --password {} -x", "run --password *** -x"),
+        ("--hf-token={}", "--hf-token=***"),
+        ("Authorization: Bearer {}", "Authorization: Bearer ***"),
+        ("curl -u alice:{} https://host", "curl -u alice:*** https://host"),
+        ("docker login -u alice -p {} registry", "docker login -u alice -p *** registry"),
+        ("machine host login alice password {}", "machine host login alice password ***"),
+        ("https://u:{}@host/x", "https://u:***@host/x"),
+        ('{{"password": "{}", "step": 1}}', '{{"password": "***", "step": 1}}'),
+        (r"{{\"password\": \"{}\", \"k\": 1}}", r"{{\"password\": \"***\", \"k\": 1}}"),
+        ("- name: HF_TOKEN\n  value: {}\n", "- name: HF_TOKEN\n  value: ***\n"),
+        ("url=https://host?token={}", "url=https://host?token=***"),
+        ("Cookie: session={}", "Cookie: ***"),
+        ("x-api-key: {}", "x-api-key: ***"),
+    ],
+)
+def test_a_value_behind_a_secrets_name_is_masked(text: str, masked: str) -> None:
+    found = mask(text.format("x7Kq"))
+    assert found == masked.format()
+    assert mask(found) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["token: not found", 'secret "hf-token" not found', '{"token": 5, "loss": 2.0}', "max_tokens: 5 loss=2.1",
+     "run -u 1000:1000 x", "docker-pullable://host/a:1@sha256:0a"],
+)  # fmt: skip
+def test_other_words_stay(text: str) -> None:
+    assert mask(text) == text
+
+
+def test_plain_data_is_masked_with_the_option_before_a_value() -> None:
+    spec = {"args": ["--wandb-key", "x7Kq", "--lr", "1"], "env": [{"name": "DB_PASS", "value": "x7Kq"}]}
+    expected = {"args": ["--wandb-key", "***", "--lr", "1"], "env": [{"name": "DB_PASS", "value": "***"}]}
+    assert secret_patterns.masked(spec) == expected

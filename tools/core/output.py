@@ -1,37 +1,90 @@
-"""How `yard` prints: results on standard output, errors and progress on standard error."""
+"""How `yard` prints: results on standard output, errors and progress on standard error.
+
+Nothing else in tools/ prints. The text of a log, a pod, a manifest or a file may hold characters that control
+a terminal, or that hide or reorder other text. They are shown, as \\x1b or \\u202e, and never sent.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+import traceback
+import unicodedata
 from collections.abc import Iterable, Sequence
+from types import TracebackType
 from typing import Any
 
 import click
 
+from tools.core.secret_patterns import mask
 from tools.core.verdict import State, Verdict
 
 LINE = 90  # characters of a value in a message
+TAB = 8  # columns
+# All but the printable characters of ASCII and Latin-1, to be looked at one by one.
+_SPECIAL = re.compile(r"[^ -~\xa0-\xac\xae-\xff]")
+
+
+def visible(text: str, keep: str = "") -> str:
+    """Return `text` with its control and format characters shown, except those in `keep`."""
+    if text.isprintable():
+        return text
+    return _SPECIAL.sub(lambda found: found[0] if found[0] in keep else _shown(found[0]), text)
+
+
+def _shown(character: str) -> str:
+    if character.isprintable() or unicodedata.category(character) == "Zs":
+        return character
+    return character.encode("unicode_escape").decode("ascii")
 
 
 def line(text: str = "") -> None:
     """Print one line of a result at once, also into a pipe."""
-    click.echo(text)
+    click.echo(visible(text.expandtabs(TAB)))
 
 
 def note(text: str) -> None:
-    """Print one line of progress on standard error."""
-    click.echo(text, err=True)
+    """Print one line of progress on standard error, with secrets masked."""
+    click.echo(visible(mask(text).expandtabs(TAB)), err=True)
 
 
-def data(value: Any) -> None:
-    """Print `value` as JSON."""
-    click.echo(json.dumps(value, indent=2, sort_keys=False, default=str))
+def notes(text: str) -> None:
+    """Print the lines of a text as progress."""
+    for one in text.splitlines():
+        note(one)
+
+
+def block(text: str) -> None:
+    """Print a text of several lines, such as a manifest or a diff."""
+    shown = visible(text, keep="\n\t")
+    if shown:
+        click.echo(shown, nl=not shown.endswith("\n"))
+    if shown != text:
+        note("characters that control a terminal or hide text are shown as escapes, so this text differs")
+
+
+def data(value: Any, indent: int | None = 2) -> None:
+    """Print `value` as JSON; `indent=None` prints it as one line."""
+    text = json.dumps(value, indent=indent, sort_keys=False, default=str)
+    click.echo(text.replace("\x7f", "\\u007f"))  # JSON itself escapes all other characters beyond ASCII
+
+
+def ask(question: str) -> str:
+    """Return the user's answer to a question on standard error. Raises click.Abort at the end of input."""
+    answer: str = click.prompt(visible(question), err=True, default="", show_default=False)
+    return answer
 
 
 def error(message: str, hint: str | None = None) -> None:
-    click.echo(f"error: {message}", err=True)
+    """Print an error as one line, with secrets masked: it may quote another program's message."""
+    click.echo(f"error: {visible(mask(message).expandtabs(TAB))}", err=True)
     if hint:
-        click.echo(f"  hint: {hint}", err=True)
+        click.echo(f"  hint: {visible(mask(hint).expandtabs(TAB))}", err=True)
+
+
+def exception(kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
+    """Print an unexpected exception: sys.excepthook, which would send its text as it is."""
+    notes("".join(traceback.format_exception(kind, problem, trace)))
 
 
 def count(number: int, name: str, plural: str | None = None) -> str:

@@ -6,10 +6,12 @@ example tokens: `find(text, examples=False)` leaves these out.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 LARGEST_FILE = 2**20  # bytes; larger files are data
 MOST_IN_FILE = 4  # findings reported for one file
@@ -48,7 +50,11 @@ SHAPES = (
         ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_"),
         re.compile(r"\b(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_\w{22,})"),
     ),
-    Shape("a GitLab token", ("glpat-",), re.compile(r"\bglpat-[\w-]{20,}")),
+    Shape(
+        "a GitLab token",
+        ("glpat-", "gldt-", "glrt-", "glcbt-", "glptt-"),
+        re.compile(r"\bgl(?:pat|dt|rt|cbt|ptt)-[\w-]{20,}"),
+    ),
     Shape(
         "a Weights & Biases key",  # 40 hexadecimal digits, or 86 characters since wandb 0.22.3
         ("wandb",),
@@ -74,6 +80,27 @@ SHAPES = (
     Shape("a PyPI token", ("pypi-age",), re.compile(r"\bpypi-AgE[\w-]{16,}")),
     Shape("an npm token", ("npm_",), re.compile(r"\bnpm_[A-Za-z0-9]{36}\b")),
     Shape("a Docker token", ("dckr_",), re.compile(r"\bdckr_[po]at_[\w-]{20,}")),
+    Shape("a Google OAuth secret", ("gocspx-", "ya29."), re.compile(r"\b(?:GOCSPX-|ya29\.)[\w-]{20,}")),
+    Shape("a Vault token", ("hvs.", "hvb."), re.compile(r"\bhv[sb]\.[\w-]{24,}")),
+    Shape(
+        "a web token",
+        ("eyj",),
+        re.compile(r"(?<![\w-])eyJ[\w-]{8,}+\.eyJ[\w-]{8,}+\.[\w-]{8,}"),  # JWT: header, claims and signature
+    ),
+    Shape(
+        "a signature of an address",  # a shared access signature of Azure, a presigned URL of AWS
+        ("sig=", "signature="),
+        re.compile(r"(?i)[?&;](?:sig|X-Amz-Signature|Signature)=([\w%/+=-]{20,})"),
+    ),
+    Shape("a key of Azure Storage", ("accountkey=",), re.compile(r"(?i)\bAccountKey=([\w/+]{40,}={0,2})")),
+    Shape(
+        "a webhook's address",
+        ("hooks.slack.com/", "/api/webhooks/", "webhook.office.com/"),
+        re.compile(
+            r"(?:hooks\.slack\.com/(?:services|workflows)|discord(?:app)?\.com/api/webhooks"
+            r"|webhook\.office\.com/webhookb2)/([\w/@-]{20,})"
+        ),
+    ),
     Shape("a Stripe key", ("k_live_",), re.compile(r"\b[rs]k_live_[0-9A-Za-z]{16,}")),
     Shape(
         PRIVATE_KEY,  # with the lines of the key, or as base64
@@ -116,7 +143,38 @@ NOT_SECRET = re.compile(
     r"^(?:\w+_)?(?:PAD|EOS|BOS|UNK|CLS|SEP|MASK|SPECIAL|STOP|START|END|IMAGE|NEXT|FIRST|LAST|PER|NEW|MAX|MIN)_TOKEN(?:_IDS?)?$",
     re.IGNORECASE,
 )
-PAIR = re.compile(r"\b([A-Za-z_]\w{0,127})(=|: )(\"[^\"]*\"|'[^']*'|\S+)")
+# What stands before a value, with its name as the first group: `NAME=` and `"name": `, then `--name ` of an
+# option, then `name: NAME, value: ` of a variable in a manifest.
+_NAME, _QUOTE, _BLANKS = r"([A-Za-z_][\w-]{0,127})", r"\\?[\"']?", r"[ \t]{0,8}"
+_BEFORE_VALUE = (
+    re.compile(rf"(?<!\w){_NAME}({_QUOTE}{_BLANKS}[=:]{_BLANKS})"),
+    re.compile(rf"(?<![\w-])--?{_NAME}([ \t]{{1,8}})(?=[^\s-])"),
+    re.compile(
+        rf"(?i)\bname{_QUOTE}{_BLANKS}[=:]{_BLANKS}{_QUOTE}{_NAME}"
+        rf"({_QUOTE}[\s,;-]{{1,40}}{_QUOTE}value{_QUOTE}{_BLANKS}[=:]{_BLANKS})"
+    ),
+)
+# A text in quotes, also inside another one, or else all up to a blank. The quotes stay: JSON stays valid.
+_VALUE = re.compile(
+    r"""\\"((?:[^"\\]|\\[^"]){0,4096})\\"|"((?:[^"\\]|\\.){0,4096})"|'([^']{0,4096})'|(\S+)"""
+)
+_JSON_NUMBER = re.compile(r"(?:[-+.\deE]+|true|false|null)(?=[\s,}\]])")
+_WORD = re.compile(r"[a-z]{1,15}(?= )")  # after a colon: `token: not found` is a sentence
+# Values that need no name. The group is the value.
+_GIVEN_AWAY = (
+    re.compile(
+        r"(?i)\bauthorization\\?[\"']?[ \t]{0,8}[=:][ \t]{0,8}\\?[\"']?"
+        r"(?:(?:bearer|basic|token|negotiate|digest)[ \t]{1,4})?+([^\s\"'\\]{4,})"
+    ),
+    re.compile(r"(?i)\bbearer[ \t]{1,4}(?=[^\s\d]{0,64}\d)([\w.~+/=-]{12,})"),
+    re.compile(
+        r"(?<![\w-])(?:-u|-U|--user|--proxy-user)[ \t=]{1,4}[\"']?(?!\d+:\d+\b)[^\s:\"']{1,256}:(\S+)"
+    ),
+    re.compile(r"(?i)\blogin\b[^\n]{0,200}?[ \t](?:-p|password)[ \t]{1,8}([^\s-]\S*)"),
+    re.compile(r"(?i)\b(?:set-)?cookie:[ \t]{0,8}(\S[^\n]{3,4096})"),
+    re.compile(r"://[^\s/:@$<>{}]{0,256}:([^\s/$<>{}]{1,256})@(?!sha256)"),
+    re.compile(r"://([^\s/:@$<>{}]{20,256})@"),
+)
 
 
 @dataclass(frozen=True)
@@ -155,15 +213,61 @@ def find(text: str, examples: bool = True) -> list[Secret]:
 
 
 def mask(text: str) -> str:
-    """Return `text` with *** for each secret, and for each value after NAME= or NAME: of a secret's name."""
-    for secret in reversed(find(text)):
-        text = f"{text[: secret.start]}***{text[secret.end :]}"
-    return PAIR.sub(lambda pair: f"{pair[1]}{pair[2]}***" if is_secret_name(pair[1]) else pair[0], text)
+    """Return `text` with *** for each secret, and for each value behind a secret's name."""
+    text = _replaced(text, [(secret.start, secret.end) for secret in find(text)])
+    for pattern in _GIVEN_AWAY:
+        text = _replaced(text, [match.span(1) for match in pattern.finditer(text)])
+    for pattern in _BEFORE_VALUE:
+        text = _replaced(text, _named_values(pattern, text))
+    return text
 
 
+def masked(value: Any) -> Any:
+    """Return plain data (texts, lists and mappings) with its secrets masked."""
+    if isinstance(value, str):
+        return mask(value)
+    if isinstance(value, list):
+        options = [False, *(isinstance(item, str) and _is_secret_option(item) for item in value)]
+        return ["***" if after and isinstance(item, str) else masked(item)
+                for after, item in zip(options, value, strict=False)]  # fmt: skip
+    if not isinstance(value, dict):
+        return value
+    found = {mask(key) if isinstance(key, str) else key: masked(item) for key, item in value.items()}
+    named = [key for key, item in found.items() if isinstance(item, str) and is_secret_name(str(key))]
+    named += ["value"] if "value" in found and is_secret_name(str(found.get("name"))) else []
+    return found | dict.fromkeys(named, "***")
+
+
+def _is_secret_option(word: str) -> bool:
+    return word.startswith("-") and "=" not in word and is_secret_name(word.lstrip("-"))
+
+
+def _replaced(text: str, spans: list[tuple[int, int]]) -> str:
+    parts, at = [], 0
+    for start, end in spans:
+        parts += [text[at:start], "***"]
+        at = end
+    return "".join([*parts, text[at:]])
+
+
+def _named_values(pattern: re.Pattern[str], text: str) -> list[tuple[int, int]]:
+    """Return where the values behind secrets' names are."""
+    spans: list[tuple[int, int]] = []
+    for before in pattern.finditer(text):
+        if (spans and before.start() < spans[-1][1]) or not is_secret_name(before[1]):
+            continue
+        value = _VALUE.match(text, before.end())
+        json_number = before[2].strip()[:1] in "\"'\\" and _JSON_NUMBER.match(text, before.end())
+        if value and not json_number and not (":" in before[2] and _WORD.match(text, before.end())):
+            spans.append(value.span(value.lastindex or 0))
+    return spans
+
+
+@functools.lru_cache(4096)
 def is_secret_name(name: str) -> bool:
     """Return whether a variable of this name holds a secret."""
-    return bool(NAME.search(name)) and not NOT_SECRET.match(name)
+    plain = name.replace("-", "_")
+    return bool(NAME.search(plain)) and not NOT_SECRET.match(plain)
 
 
 def in_file(path: Path) -> Iterator[FileSecret]:
