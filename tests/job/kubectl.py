@@ -49,7 +49,7 @@ def get(words: "list[str]") -> int:
 
 def logs(words: "list[str]") -> int:
     """Print a pod's log."""
-    pod = words[0]
+    pod = words[words.index("--") + 1]
     if not os.path.exists(f"{HOME}/{pod}.log"):
         error = f'Error from server (BadRequest): container in pod "{pod}" is waiting to start'
         print(error, file=sys.stderr)
@@ -81,8 +81,9 @@ def forward(words: "list[str]") -> int:
 
 def execute(words: "list[str]") -> int:
     """Run a command here. `break` holds the number of bytes after which the output ends, once."""
-    command = words[words.index("--") + 1 :]
-    environment = {**os.environ, "TRAINYARD_RUN": f"{HOME}/volume", "POD": words[0]}
+    end = words.index("--")
+    command = words[end + 1 :]
+    environment = {**os.environ, "TRAINYARD_RUN": f"{HOME}/volume", "POD": words[end - 1]}
     if not os.path.exists(f"{HOME}/break"):
         done = subprocess.run(command, env=environment)
     else:

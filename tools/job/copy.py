@@ -111,7 +111,9 @@ def _received(
 ) -> Iterator[CopiedFile]:
     """Yield each complete file. Raises Broken, and UserError if the pod refuses."""
     words = ("sh", "-c", 'exec python3 - "$TRAINYARD_RUN" "$1"', "sh", wanted)
-    program = kubectl.words("exec", pod.name, f"--container={pod.container_name}", "--stdin", "--", *words)
+    program = kubectl.words(
+        "exec", f"--container={pod.container_name}", "--stdin", names=[pod.name], command=words
+    )
     call = f"\nmain(sys.argv[1], sys.argv[2], {json.dumps(have)})\n"
     with tempfile.TemporaryFile() as script, tempfile.TemporaryFile() as complaint:
         script.write(Path(remote_sender.__file__).read_bytes() + call.encode())

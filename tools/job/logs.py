@@ -44,7 +44,7 @@ def once(kubectl: Kubectl, pods: list[JobPod], wanted: Wanted) -> tuple[Iterator
     """Return the pods' lines merged by time, and the reason for each pod whose log could not be read."""
     logs, unseen = [], {}
     for pod in pods:
-        done = kubectl.run("logs", pod.name, f"--container={pod.container_name}", *wanted.words())
+        done = kubectl.run("logs", f"--container={pod.container_name}", *wanted.words(), names=[pod.name])
         if done.returncode == 0:
             logs.append(log_lines.read(done.stdout, pod.name))
         else:
@@ -57,9 +57,9 @@ def follow(kubectl: Kubectl, pods: list[JobPod], wanted: Wanted) -> Iterator[Lin
     lines: queue.Queue[Line | None] = queue.Queue(maxsize=10000)
 
     def read(pod: JobPod) -> None:
-        words = ("logs", pod.name, f"--container={pod.container_name}", "--follow", *wanted.words())
+        words = ("logs", f"--container={pod.container_name}", "--follow", *wanted.words())
         try:
-            for text in kubectl.lines(*words):
+            for text in kubectl.lines(*words, names=[pod.name]):
                 lines.put(log_lines.line_of(text, pod.name))
         finally:
             lines.put(None)

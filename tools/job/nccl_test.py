@@ -33,7 +33,7 @@ MIB = 2**20
 # and of nccom-test (Neuron 2.28).
 _OURS = re.compile(r"^\s*(\d+)\s+[\d.]+\s+[\d.]+\s+([\d.]+)\s+(right|WRONG)$")
 _NCCL = re.compile(
-    r"^\s*(?:\d+:)?\s*(\d+)\s+\d+\s+[a-z]\w*\s+[a-z]\w*\s+(?:-?\d+\s+)?[\d.]+\s+[\d.]+\s+([\d.]+)\s+(\S+)(?:\s|$)"
+    r"^\s*+(?:\d++:\s*+)?(\d++)\s++\d++\s++[a-z]\w*+\s++[a-z]\w*+\s++(?:-?\d++\s++)?[\d.]+\s+[\d.]+\s+([\d.]+)\s+(\S+)(?:\s|$)"
 )
 _NCCOM = re.compile(r"^\s*(\d+)\s+\d+\s+\w+\s+[\d.]+\s+[\d.]+\s+([\d.]+)$")
 _OUT_OF_BOUNDS = re.compile(r"# Out of bounds values : (\d+)")
@@ -123,7 +123,7 @@ def run(kubectl: Kubectl, found: Manifests, seconds: float, say: Callable[[str],
         raise UserError(f"{name} has not ended after {seconds:.0f} s: {summary}", code=3)
     lines: list[str] = []
     for pod in last.snapshot.pods:
-        done = kubectl.run("logs", pod.name, f"--container={pod.container_name}", "--tail=-1")
+        done = kubectl.run("logs", f"--container={pod.container_name}", "--tail=-1", names=[pod.name])
         lines += done.stdout.splitlines()
     return lines
 

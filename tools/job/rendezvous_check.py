@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tools.core import repo
+from tools.core.command_line import selector
 from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
 from tools.core.wait import until
@@ -23,6 +25,7 @@ from tools.simulator.operator_pods import DEFAULT_PORT
 
 CLUSTER_DNS = "kubernetes.default.svc"
 MOST = 16  # pods that the check runs from
+PORT = re.compile(r"[0-9]{1,5}")
 STARTS = 60.0  # seconds for an ephemeral container to start
 LIVES = 300  # seconds that it runs, because it cannot be removed from the pod
 PORT_REMEDIES = {
@@ -52,7 +55,7 @@ def rendezvous(seen: Snapshot) -> Rendezvous:
     host = host or values.get("MASTER_ADDR", "") or seen.pods[0].name
     port = port or values.get("MASTER_PORT", "")
     found = next((pod for pod in seen.pods if pod.name == host), None)
-    return Rendezvous(host, int(port) if port.isdigit() else DEFAULT_PORT, found)
+    return Rendezvous(host, int(port) if PORT.fullmatch(port) else DEFAULT_PORT, found)
 
 
 def check_objects(seen: Snapshot, slices: list[Object] | None) -> Iterator[Verdict]:
@@ -137,15 +140,16 @@ def check_from_pods(
         say(f"checking from {pod.name}")
         targets = [CLUSTER_DNS, there.host, f"{there.host}:{there.port}"]
         targets += [f"{there.address}:{there.port}"] if there.address else []
-        words = ("exec", pod.name, f"--container={container}", "--stdin", "--", "python3", "-", "--json")
-        done = kubectl.run(*words, *targets, stdin=script)
+        words = ("python3", "-", "--json", *targets)
+        done = kubectl.run(
+            "exec", f"--container={container}", "--stdin", names=[pod.name], command=words, stdin=script
+        )
         try:
-            found = json.loads(done.stdout)
-        except ValueError:
+            hops = list(checked(there, pod, json.loads(done.stdout)))
+        except (ValueError, TypeError, KeyError, RecursionError):  # whoever made the image wrote the answer
             line = f"{pod.short} cannot run the check: {last_line(done.stderr)}"
-            yield _hop("look", State.CANNOT_TELL, line, pod.name)
-            continue
-        yield from checked(there, pod, found)
+            hops = [_hop("look", State.CANNOT_TELL, line, pod.name)]
+        yield from hops
 
 
 def checked(there: Rendezvous, pod: JobPod, found: list[Object]) -> Iterator[Verdict]:
@@ -192,14 +196,16 @@ def _ephemeral_container(kubectl: Kubectl, pod: JobPod, say: Callable[[str], Non
     name = f"yard-debug-{uuid.uuid4().hex[:5]}"
     say(f"adding the ephemeral container {name} to {pod.name}; it ends after {LIVES} s")
     image = f"--image={pod.container_spec.get('image')}"
-    words = ("debug", pod.name, image, f"--container={name}", "--profile=restricted", "--attach=false")
-    kubectl.text(*words, "--image-pull-policy=IfNotPresent", "--quiet", "--", "sleep", str(LIVES))
+    words: tuple[str, ...] = ("debug", image, f"--container={name}", "--profile=restricted", "--attach=false")
+    words += ("--image-pull-policy=IfNotPresent", "--quiet")
+    kubectl.text(*words, names=[pod.name], command=["sleep", str(LIVES)])
     state: Object = {}
 
     def runs() -> bool:
-        status = (kubectl.json("get", "pod", pod.name).get("status") or {}).get("ephemeralContainerStatuses")
+        status = kubectl.json("get", "pod", names=[pod.name]).get("status") or {}
+        added = status.get("ephemeralContainerStatuses") or []
         state.clear()
-        state.update(next((one["state"] for one in status or [] if one["name"] == name), {}))
+        state.update(next((one["state"] for one in added if one["name"] == name), {}))
         return "running" in state
 
     if not until(runs, STARTS, every=0.5):
@@ -209,8 +215,8 @@ def _ephemeral_container(kubectl: Kubectl, pod: JobPod, say: Callable[[str], Non
 
 def slices(kubectl: Kubectl, seen: Snapshot) -> list[Object] | None:
     """Return the EndpointSlices of the rendezvous' Service, None if they may not be read."""
-    label = f"--selector=kubernetes.io/service-name={rendezvous(seen).host}"
     try:
+        label = selector("kubernetes.io/service-name", rendezvous(seen).host)
         return kubectl.items("endpointslices.discovery.k8s.io", label)
     except UserError:
         return None

@@ -144,7 +144,7 @@ def _configuration(kubectl: Kubectl, seen: Snapshot) -> list[Object]:
     """Return the ConfigMaps that the job's pods name."""
     references = [reference for spec in template_specs(seen.job) for reference in needed(spec)]
     names = sorted({reference.name for reference in references if reference.kind == "ConfigMap"})
-    return [_clean(one) for one in (kubectl.items("configmap", *names) if names else [])]
+    return [_clean(one) for one in (kubectl.items("configmap", names=names) if names else [])]
 
 
 def _halve(objects: Manifests, seen: Snapshot, remedy: str, number: int) -> str:

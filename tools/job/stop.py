@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from tools.core import output
+from tools.core.command_line import selector
 from tools.core.errors import UserError
 from tools.core.wait import sparing, until
 from tools.job.snapshot import lookup
@@ -19,6 +21,7 @@ from tools.kube.manifests import Object, name_of
 # Lines of training/trainer/loop.py, and of the trainer's own record of a drain.
 SAVED = re.compile(r"checkpoint of step (\d+) saved|stopped on request at step (\d+), which is saved")
 LOG_SECONDS = 10.0  # for a log to end once its pod is gone
+LAST_LINES = 10000  # of all logs together
 GONE_SECONDS = 60.0  # for the pods to end, beyond their own grace period
 
 
@@ -35,20 +38,22 @@ class Drained:
 def drain(kubectl: Kubectl, job: Object, say: Callable[[str], None]) -> Drained:
     """Suspend a job and wait until its pods are gone; UserError if they do not end."""
     running = [pod for pod in map(JobPod, _pods(kubectl, job)) if pod.running]
-    lines: list[str] = []
+    lines: deque[str] = deque(maxlen=LAST_LINES)
     readers = [_reader(kubectl, pod, lines) for pod in running]
     suspend(kubectl, name_of(job), True)
     say(f"asked {output.count(len(running), 'running pod')} of {name_of(job)} to stop")
     wait_gone(kubectl, job, say)
     for reader in readers:
         reader.join(LOG_SECONDS)
-    return last_checkpoint(bool(running), lines)
+    return last_checkpoint(bool(running), list(lines))
 
 
-def _reader(kubectl: Kubectl, pod: JobPod, lines: list[str]) -> threading.Thread:
+def _reader(kubectl: Kubectl, pod: JobPod, lines: deque[str]) -> threading.Thread:
     """Collect a pod's log in a thread from now on: the log is gone once the pod is."""
-    words = ("logs", pod.name, f"--container={pod.container_name}", "--follow", "--since=1s")
-    thread = threading.Thread(target=lambda: lines.extend(kubectl.lines(*words)), daemon=True)
+    words = ("logs", f"--container={pod.container_name}", "--follow", "--since=1s")
+    thread = threading.Thread(
+        target=lambda: lines.extend(kubectl.lines(*words, names=[pod.name])), daemon=True
+    )
     thread.start()
     return thread
 
@@ -68,14 +73,14 @@ def last_checkpoint(ran: bool, lines: list[str]) -> Drained:
 def suspend(kubectl: Kubectl, name: str, value: bool) -> Object:
     """Set spec.runPolicy.suspend and return the changed job."""
     patch = json.dumps({"spec": {"runPolicy": {"suspend": value}}})
-    changed: Object = kubectl.json("patch", "pytorchjob", name, "--type=merge", f"--patch={patch}")
+    changed: Object = kubectl.json("patch", "pytorchjob", "--type=merge", f"--patch={patch}", names=[name])
     return changed
 
 
 def delete(kubectl: Kubectl, job: Object, say: Callable[[str], None]) -> None:
     """Delete a job and wait until its pods are gone: they use their grace period for a last checkpoint."""
     name = name_of(job)
-    kubectl.text("delete", "pytorchjob", name, "--wait=false")
+    kubectl.text("delete", "pytorchjob", "--wait=false", names=[name])
     wait_gone(kubectl, job, say)
     if lookup.existing(kubectl, name) is not None:
         raise UserError(
@@ -103,7 +108,7 @@ def wait_gone(kubectl: Kubectl, job: Object, say: Callable[[str], None]) -> None
 
 
 def _pods(kubectl: Kubectl, job: Object) -> list[Object]:
-    return kubectl.items("pods", f"--selector=training.kubeflow.org/job-name={name_of(job)}")
+    return kubectl.items("pods", selector("training.kubeflow.org/job-name", name_of(job)))
 
 
 def _is_alive(pod: Object) -> bool:

@@ -45,7 +45,7 @@ def check(kubectl: Kubectl, manifests: Manifests, say: Callable[[str], None]) ->
 
 def _check_namespace(kubectl: Kubectl, say: Callable[[str], None]) -> None:
     assert kubectl.namespace
-    done = kubectl.run("get", "namespace", kubectl.namespace, "--ignore-not-found", "--output=name")
+    done = kubectl.run("get", "namespace", "--ignore-not-found", "--output=name", names=[kubectl.namespace])
     if done.returncode != 0:
         problem = failure("get", done.stderr)
         if "orbidden" not in done.stderr:
@@ -72,7 +72,7 @@ def _missing(kubectl: Kubectl, manifests: Manifests) -> Iterator[str]:
 
 def lacks(kubectl: Kubectl, kind: str, name: str) -> bool:
     """Return whether the namespace has no such object; False if it may not be read."""
-    done = kubectl.run("get", kind, name, "--ignore-not-found", "--output=name")
+    done = kubectl.run("get", kind, "--ignore-not-found", "--output=name", names=[name])
     return done.returncode == 0 and not done.stdout.strip()
 
 

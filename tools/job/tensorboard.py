@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 
 from tools.core import repo
+from tools.core.command_line import selector
 from tools.core.errors import UserError
 from tools.core.wait import sparing, until
 from tools.job import submit
@@ -69,7 +70,7 @@ def start(kubectl: Kubectl, found: Manifests, say: Callable[[str], None]) -> lis
     say_sometimes = sparing(say, 5.0)
 
     def ready() -> bool:
-        return _available(kubectl.json("get", "deployment", NAME))
+        return _available(kubectl.json("get", "deployment", names=[NAME]))
 
     def report(waited: float) -> None:
         say_sometimes(f"{waited:.0f} s: {_waits_for(kubectl)}")
@@ -89,7 +90,7 @@ def _available(deployment: Object) -> bool:
 
 def _waits_for(kubectl: Kubectl) -> str:
     """Return what its newest pod waits for."""
-    pods = kubectl.items("pods", f"--selector=app.kubernetes.io/name={NAME}")
+    pods = kubectl.items("pods", selector("app.kubernetes.io/name", NAME))
     if not pods:
         return "it has no pod yet"
     return JobPod(max(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))).waits_for
@@ -158,10 +159,10 @@ def stop(kubectl: Kubectl) -> list[str]:
     """Delete it and return the deleted objects by kind and UID."""
     gone = []
     for kind in ("deployment", "service", "networkpolicy"):
-        for item in kubectl.items(kind, NAME, "--ignore-not-found"):
+        for item in kubectl.items(kind, "--ignore-not-found", names=[NAME]):
             part_of = (item["metadata"].get("labels") or {}).get("app.kubernetes.io/part-of")
             if kind != "networkpolicy" and part_of != "trainyard":
                 raise UserError(f"the {kind} {NAME} is not trainyard's; nothing more was removed", code=1)
-            kubectl.text("delete", kind, NAME, "--wait=true")
+            kubectl.text("delete", kind, "--wait=true", names=[NAME])
             gone.append(f"{kind}/{NAME} {item['metadata']['uid']}")
     return gone

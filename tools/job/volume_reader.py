@@ -68,7 +68,7 @@ def reading(kubectl: Kubectl, seen: Snapshot, say: Callable[[str], None]) -> Ite
     try:
         yield _started(kubectl, name)
     finally:
-        kubectl.run("delete", "pod", name, "--ignore-not-found", "--wait=false")
+        kubectl.run("delete", "pod", "--ignore-not-found", "--wait=false", names=[name])
 
 
 def _started(kubectl: Kubectl, name: str) -> JobPod:
@@ -76,7 +76,7 @@ def _started(kubectl: Kubectl, name: str) -> JobPod:
 
     def running() -> JobPod | None:
         nonlocal pod
-        pod = JobPod(kubectl.json("get", "pod", name))
+        pod = JobPod(kubectl.json("get", "pod", names=[name]))
         return pod if pod.running else None
 
     if until(running, SECONDS, every=1.0) is None:

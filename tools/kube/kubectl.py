@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tools.core import command_line
 from tools.core.errors import UserError
 
 SECONDS = 60  # limit of a single command
-# The options that yard passes. Any other word with a dash in front is a name from a manifest or a cluster.
+LONGEST = 1 << 16  # characters of a line
+# The options that yard passes.
 OPTIONS = frozenset({
     "--address", "--all-namespaces", "--attach", "--container", "--dry-run", "--field-manager",
     "--field-selector", "--filename", "--follow", "--force-conflicts", "--ignore-not-found", "--image",
@@ -55,20 +57,35 @@ class Kubectl:
     context: str | None = None
     namespace: str | None = None
 
-    def words(self, *arguments: str) -> list[str]:
-        """Return the command line. Raises UserError for a name that kubectl would read as an option."""
-        end = arguments.index("--") if "--" in arguments else len(arguments)
-        for word in arguments[:end]:
+    def words(
+        self, *arguments: str, names: Sequence[str] = (), command: Sequence[str] | None = None
+    ) -> list[str]:
+        """Return the command line for yard's own `arguments` and the `names` of objects.
+
+        kubectl reads no name as an option: names are valid and, unless a `command` for a pod follows, behind
+        `--`. Raises UserError for a name that Kubernetes does not allow.
+        """
+        for word in arguments:
             if word.startswith("-") and word.partition("=")[0] not in OPTIONS:
-                message = f"kubectl {arguments[0]}: {word!r} is not a name"
-                raise UserError(message, "look at the object that has this name: who created it?", CANNOT_SEE)
+                raise UserError(f"kubectl {arguments[0]}: yard does not use {word[:80]!r}", code=CANNOT_SEE)
+        for name in names:
+            command_line.object_name(name)
         context = [f"--context={self.context}"] if self.context else []
-        namespace = [f"--namespace={self.namespace}"] if self.namespace else []
-        return ["kubectl", *context, *namespace, *arguments]
+        namespace = []
+        if self.namespace:
+            if not command_line.is_label(self.namespace):
+                raise UserError(
+                    f"{self.namespace[:80]!r} is not a valid name of a namespace", "such as team-a"
+                )
+            namespace = [f"--namespace={self.namespace}"]
+        behind = [*names, "--", *command] if command is not None else ["--", *names] if names else []
+        return ["kubectl", *context, *namespace, *arguments, *behind]
 
     def run(
         self,
         *arguments: str,
+        names: Sequence[str] = (),
+        command: Sequence[str] | None = None,
         stdin: str | None = None,
         seconds: float | None = SECONDS,
         environment: Mapping[str, str] | None = None,
@@ -76,50 +93,64 @@ class Kubectl:
         """Run kubectl and return its output and exit code. `environment` is added to the process's own.
 
         Raises UserError if kubectl is missing, and with exit code 3 if it takes longer than `seconds`
-        (None: no limit).
+        (None: no limit) or its answer is too large.
         """
+        words = self.words(*arguments, names=names, command=command)
         try:
-            return subprocess.run(
-                self.words(*arguments),
-                input=stdin,
-                stdin=None if stdin is not None else subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=seconds,
-                env={**os.environ, **(environment or {})},
-                check=False,
+            done = command_line.captured(
+                words,
+                stdin=None if stdin is None else stdin.encode(),
+                seconds=seconds,
+                environment={**os.environ, **(environment or {})},
             )
         except FileNotFoundError:
             raise missing() from None
         except subprocess.TimeoutExpired:
             message = f"kubectl {arguments[0]}: no answer from the cluster for {seconds} s"
             raise UserError(message, HINTS["connection refused"], CANNOT_SEE) from None
+        except command_line.TooLarge as problem:
+            hint = "yard job logs --tail N reads less of a log"
+            raise UserError(f"kubectl {arguments[0]}: the answer has {problem}", hint, CANNOT_SEE) from None
         except OSError as problem:
             raise UserError(f"kubectl cannot be started: {problem.strerror}") from problem
+        out, error = (stream.decode("utf-8", "replace") for stream in (done.stdout, done.stderr))
+        return subprocess.CompletedProcess(words, done.returncode, out, error)
 
-    def text(self, *arguments: str, stdin: str | None = None, seconds: float | None = SECONDS) -> str:
+    def text(
+        self,
+        *arguments: str,
+        names: Sequence[str] = (),
+        command: Sequence[str] | None = None,
+        stdin: str | None = None,
+        seconds: float | None = SECONDS,
+    ) -> str:
         """Return kubectl's output. Raises UserError with its last message if it fails."""
-        done = self.run(*arguments, stdin=stdin, seconds=seconds)
+        done = self.run(*arguments, names=names, command=command, stdin=stdin, seconds=seconds)
         if done.returncode != 0:
             raise failure(arguments[0], done.stderr)
         return done.stdout
 
-    def json(self, *arguments: str, stdin: str | None = None) -> Any:
+    def json(self, *arguments: str, names: Sequence[str] = (), stdin: str | None = None) -> Any:
         """Return the JSON that kubectl prints. Raises UserError if it fails."""
-        text = self.text(*arguments, "--output=json", stdin=stdin)
-        return json.loads(text) if text.strip() else None
+        text = self.text(*arguments, "--output=json", names=names, stdin=stdin)
+        try:
+            return json.loads(text) if text.strip() else None
+        except (ValueError, RecursionError):
+            raise UserError(f"kubectl {arguments[0]}: the answer is not JSON", code=CANNOT_SEE) from None
 
-    def items(self, *arguments: str) -> list[dict[str, Any]]:
+    def items(self, *arguments: str, names: Sequence[str] = ()) -> list[dict[str, Any]]:
         """Return the objects of a `get` as a list, also if it is a single one."""
-        answer = self.json("get", *arguments) or {}
+        answer = self.json("get", *arguments, names=names) or {}
         return list(answer["items"]) if "items" in answer else [answer] if answer else []
 
-    def lines(self, *arguments: str) -> Iterator[str]:
-        """Yield kubectl's output line by line. Ends kubectl when the caller stops reading."""
+    def lines(self, *arguments: str, names: Sequence[str] = ()) -> Iterator[str]:
+        """Yield kubectl's output line by line. Ends kubectl when the caller stops reading.
+
+        A line of more than LONGEST characters is several lines.
+        """
         try:
             process = subprocess.Popen(
-                self.words(*arguments),
+                self.words(*arguments, names=names),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -131,7 +162,7 @@ class Kubectl:
         with process:
             assert process.stdout is not None
             try:
-                for line in process.stdout:
+                while line := process.stdout.readline(LONGEST):
                     yield line.rstrip("\n")
             finally:
                 process.kill()

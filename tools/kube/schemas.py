@@ -117,7 +117,7 @@ def _faults(error: Any) -> Iterator[Fault]:
 def main() -> int:
     """Build the schemas if they are missing, and print their path. Return the exit code."""
     try:
-        print(ensure(repo.root(), output.note).directory)
+        output.line(str(ensure(repo.root(), output.note).directory))
     except UserError as problem:
         output.error(problem.message, problem.hint)
         return problem.code

@@ -43,12 +43,12 @@ def command(
     pod = pod_of(seen, rank or 0) if index is None else _worker(seen, index)
     container = f"--container={pod.container_name}"
     if as_json:
-        done = here.run("exec", pod.name, container, "--", *words, seconds=None)
+        done = here.run("exec", container, names=[pod.name], command=words, seconds=None)
         answer = {"pod": pod.name, "code": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
         output.data(answer)
         raise click.exceptions.Exit(done.returncode)
     terminal = ["--stdin", "--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
-    program = here.words("exec", pod.name, container, *terminal, "--", *words)
+    program = here.words("exec", container, *terminal, names=[pod.name], command=words)
     try:
         os.execvp(program[0], program)
     except FileNotFoundError:

@@ -18,9 +18,9 @@ Exit codes: 0 printed, 1 no failure found (--first-failure), 3 a log could not b
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
+from typing import Any
 
 import click
 
@@ -79,7 +79,7 @@ def command(
         with volume_reader.reading(here, seen, output.note) as pod:
             lines = logs.from_volume(here, pod, rank, tail)
         for line in filter(wanted.matches, lines):
-            output.line(_json(line, rank) if as_json else line.text)
+            _print(line, line.text, as_json, rank)
         return
     pods = seen.require_pods()
     chosen = pods if rank is None else [pod_of(seen, rank)]
@@ -117,18 +117,25 @@ def _pattern(text: str | None) -> re.Pattern[str] | None:
         raise UserError(f"--grep {text}: {problem}") from None
 
 
-def _json(line: Line, rank: int | None = None) -> str:
-    """Return a line as JSON; `rank` is used if the line names none."""
+def _facts(line: Line, rank: int | None = None) -> dict[str, Any]:
+    """Return a line as plain data; `rank` is used if the line names none."""
     time = line.time.isoformat() if line.time else None
     own = line.rank if line.rank is not None else rank
-    return json.dumps({"time": time, "pod": line.pod, "rank": own, "text": line.text})
+    return {"time": time, "pod": line.pod, "rank": own, "text": line.text}
 
 
 def _print_all(lines: Iterable[Line], pods: list[JobPod], as_json: bool) -> None:
     names = {pod.name: pod.short for pod in pods}
     width = max(map(len, names.values()))
     for line in lines:
-        output.line(_json(line) if as_json else f"{names[line.pod]:<{width}} | {line.text}")
+        _print(line, f"{names[line.pod]:<{width}} | {line.text}", as_json)
+
+
+def _print(line: Line, text: str, as_json: bool, rank: int | None = None) -> None:
+    if as_json:
+        output.data(_facts(line, rank), indent=None)
+    else:
+        output.line(text)
 
 
 def _print_failure(lines: Iterable[Line], pods: list[JobPod], as_json: bool) -> None:
@@ -139,7 +146,7 @@ def _print_failure(lines: Iterable[Line], pods: list[JobPod], as_json: bool) -> 
     around, failure = found
     if as_json:
         facts = {"kind": failure.kind, "pod": failure.line.pod, "line": failure.line.text}
-        output.data({**facts, "around": [json.loads(_json(line)) for line in around]})
+        output.data({**facts, "around": [_facts(line) for line in around]})
         return
     output.line(f"{failure.kind}: first seen in {failure.line.pod}")
     _print_all(around, pods, as_json)

@@ -22,8 +22,7 @@ Exit codes: 0 printed, 1 some graphs were not compiled, 3 no metrics found.
 from __future__ import annotations
 
 import csv
-import json
-import sys
+import io
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -59,7 +58,7 @@ def command(kubectl: Kubectl, source: str | None, as_csv: bool, as_json: bool) -
         _print_csv(rows, [name for name in COLUMNS if any(name in row for row in rows)])
         return
     for row in rows:
-        output.line(json.dumps(row))
+        output.data(row, indent=None)
 
 
 def _print_graphs(nodes: list[Summary], as_csv: bool, as_json: bool) -> None:
@@ -75,6 +74,8 @@ def _print_graphs(nodes: list[Summary], as_csv: bool, as_json: bool) -> None:
 
 
 def _print_csv(rows: Sequence[dict[str, Any]], columns: list[str]) -> None:
-    writer = csv.DictWriter(sys.stdout, columns, extrasaction="ignore", lineterminator="\n")
+    table = io.StringIO()
+    writer = csv.DictWriter(table, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
+    output.block(table.getvalue())

@@ -86,7 +86,7 @@ def _resumes(job: Object | None, change: str, resume: bool, replace: bool) -> bo
         return False
     name, state = name_of(job), state_of(job)
     output.note(f"{name} ({job['metadata']['uid']}) exists: {state}")
-    output.note(change.rstrip() or "it is equal to the cell")
+    output.notes(change.rstrip() or "it is equal to the cell")
     if replace:
         return False
     if not resume:

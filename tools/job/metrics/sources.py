@@ -148,7 +148,7 @@ def _from_job(kubectl: Kubectl, seen: Snapshot) -> RunMetrics:
 
 def _log(kubectl: Kubectl, pod: JobPod) -> str:
     """Return a pod's log after the log of its container before the last restart."""
-    words = ("logs", pod.name, f"--container={pod.container_name}", "--timestamps", "--tail=-1")
+    words = ("logs", f"--container={pod.container_name}", "--timestamps", "--tail=-1")
     each = [(*words, "--previous")] if pod.restarts else []
-    answers = [kubectl.run(*one) for one in (*each, words)]
+    answers = [kubectl.run(*one, names=[pod.name]) for one in (*each, words)]
     return "".join(done.stdout for done in answers if done.returncode == 0)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from tools.core import command_line
 from tools.core.errors import UserError
 from tools.job.snapshot import log_lines, lookup, pod_exec
 from tools.job.snapshot.kinds import CLAIMS, GANGS, GLOBAL, KUEUE, NAMESPACED, QUEUE_LABEL
@@ -38,12 +39,12 @@ def collect(kubectl: Kubectl, name: str, *, logs: bool = True, run: bool = True)
 
     Raises UserError if the job itself cannot be read. The reason for anything else is in `unseen`.
     """
-    job = kubectl.json("get", "pytorchjob", name)
+    job = kubectl.json("get", "pytorchjob", names=[name])
     namespace = job["metadata"]["namespace"]
     here = Kubectl(kubectl.context, namespace)
     queries = _Queries(here)
     objects, unseen = queries.objects, queries.unseen
-    selector = f"--selector=training.kubeflow.org/job-name={name}"
+    selector = command_line.selector("training.kubeflow.org/job-name", name)
     single = {"others": ("pods", "--all-namespaces", LIVE), "Pod": ("pods", selector)}
     if namespace != CLUSTER_NAMESPACE:
         single[NODE_EVENTS] = ("events", f"--namespace={CLUSTER_NAMESPACE}")
@@ -152,20 +153,19 @@ def _references(kubectl: Kubectl, job: Object, pods: list[JobPod], queries: _Que
         names[reference.kind].add(reference.name)
 
     def config_maps() -> list[Object]:
-        wanted = ("configmap", *sorted(names["ConfigMap"]), "--ignore-not-found")
+        wanted = sorted(names["ConfigMap"])
+        found = kubectl.items("configmap", "--ignore-not-found", names=wanted) if wanted else []
         return [
             {
                 "metadata": {"name": name_of(item)},
                 "keys": sorted([*(item.get("data") or {}), *(item.get("binaryData") or {})]),
             }
-            for item in (kubectl.items(*wanted) if names["ConfigMap"] else [])
+            for item in found
         ]
 
     def secrets() -> list[Object]:
-        words = ("--ignore-not-found", "--output=name")
-        found = (
-            name for name in sorted(names["Secret"]) if kubectl.text("get", "secret", name, *words).strip()
-        )
+        words = ("get", "secret", "--ignore-not-found", "--output=name")
+        found = (name for name in sorted(names["Secret"]) if kubectl.text(*words, names=[name]).strip())
         return [{"metadata": {"name": name}} for name in found]
 
     queries.attempt("ConfigMap", config_maps)
@@ -184,8 +184,9 @@ def _logs(kubectl: Kubectl, pods: list[JobPod], unseen: dict[str, str]) -> list[
     def read(one: tuple[JobPod, str]) -> None:
         pod, which = one
         container = pod.broken_init[0] if pod.broken_init else pod.container_name
-        words = ["logs", pod.name, f"--container={container}", f"--tail={TAIL}", "--timestamps"]
-        done = kubectl.run(*words, *(["--previous"] if which is PREVIOUS else []))
+        words = ["logs", f"--container={container}", f"--tail={TAIL}", "--timestamps"]
+        words += ["--previous"] if which is PREVIOUS else []
+        done = kubectl.run(*words, names=[pod.name])
         if done.returncode == 0:
             found.append(Log(pod.name, which, done.stdout))
         else:

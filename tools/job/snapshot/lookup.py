@@ -59,7 +59,7 @@ def job(kubectl: Kubectl, name: str) -> Object:
 
 def existing(kubectl: Kubectl, name: str) -> Object | None:
     """Return the job of this name, None if there is none."""
-    found = kubectl.items("pytorchjob", name, "--ignore-not-found")
+    found = kubectl.items("pytorchjob", "--ignore-not-found", names=[name])
     return found[0] if found else None
 
 

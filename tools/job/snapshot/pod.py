@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -50,7 +51,8 @@ class JobPod:
     @property
     def index(self) -> int:
         """The pod's number among those of its role."""
-        return int(self.labels.get(f"{LABEL}replica-index", 0))
+        text = str(self.labels.get(f"{LABEL}replica-index", 0))
+        return int(text) if re.fullmatch(r"[0-9]{1,6}", text) else 0
 
     @property
     def short(self) -> str:
