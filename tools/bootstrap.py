@@ -56,7 +56,8 @@ def say(line: str) -> None:
 
 
 def fail(message: str, hint: str, code: int = 2) -> NoReturn:
-    print(f"error: {message}\n  hint: {hint}", file=sys.stderr)
+    for line in (f"error: {message}", f"  hint: {hint}"):  # the installer's message may hold any character
+        print("".join(c if c.isprintable() else repr(c)[1:-1] for c in line), file=sys.stderr)
     sys.exit(code)
 
 

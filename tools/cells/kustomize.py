@@ -14,7 +14,6 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 import tempfile
 import urllib.error
@@ -22,7 +21,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.core import go_build
+from tools.core import go_build, output
 from tools.core.errors import UserError
 from tools.core.go_build import Progress, Unusable
 from tools.core.repo import shown
@@ -75,8 +74,7 @@ class Renderer:
             raise UserError(
                 f"{shown(path)} does not render: {_short(done.stderr, path)}", f"rendered by {self}"
             )
-        if done.stderr:
-            sys.stderr.write(done.stderr)  # warnings about deprecated fields
+        output.notes(done.stderr)  # warnings about deprecated fields
         return done.stdout
 
     def __str__(self) -> str:

@@ -42,7 +42,8 @@ def yard() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run `yard` and exit with its code. Every error is one line, without a traceback."""
+    """Run `yard` and exit with its code. Every error that the user can correct is one line."""
+    sys.excepthook = output.exception
     sys.exit(invoke(arguments))
 
 
@@ -55,7 +56,7 @@ def invoke(arguments: list[str] | None = None) -> int:
         output.error(problem.message, problem.hint)
         return problem.code
     except click.exceptions.NoArgsIsHelpError as problem:
-        output.note(problem.format_message())
+        output.notes(problem.format_message())
         return 2
     except click.UsageError as problem:
         output.error(_usage_message(problem), _usage_hint(problem))

@@ -55,9 +55,9 @@ def command(cell: str, namespace: str | None, context: str | None, manager: str,
     if as_json:
         output.data({"cell": repo.shown(path), "differs": differs, "diff": done.stdout})
     else:
-        click.echo(done.stdout, nl=False)
+        output.block(done.stdout)
         output.line(f"{repo.shown(path)}: " + ("differs from the cluster" if differs else "no difference"))
     if done.stderr.strip():
-        output.note(done.stderr.rstrip())  # the API server's warnings
+        output.notes(done.stderr)  # the API server's warnings
     if differs:
         raise click.exceptions.Exit(1)

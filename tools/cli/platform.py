@@ -30,5 +30,5 @@ def command(name: str, as_json: bool) -> None:
     if as_json:
         output.data(manifests.parse(text, name).objects)
         return
-    click.echo(text, nl=False)
+    output.block(text)
     output.note(f"to apply it: yard platform {name} | kubectl apply --server-side -f -")

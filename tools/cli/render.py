@@ -26,4 +26,4 @@ def command(cell: str, as_json: bool) -> None:
     if as_json:
         output.data(list(YAML(typ="safe", pure=True).load_all(text)))
     else:
-        click.echo(text, nl=False)
+        output.block(text)

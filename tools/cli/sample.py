@@ -51,7 +51,10 @@ def command(
     prompt = _configured_prompt(directory) if prompt is None else prompt
     argv = [sys.executable, "-m", "training.sample", "--run", str(directory), f"--prompt={prompt}"]
     argv += [f"--{name}={value}" for name, value in options.items() if value is not None]
-    done = subprocess.run(argv, cwd=repo.root(), check=False, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        argv, cwd=repo.root(), check=False, capture_output=True, text=True, errors="replace"
+    )
+    output.block(done.stdout)  # a model may write any character
     if done.returncode == 0:
         return
     lines = [line for line in done.stderr.splitlines() if line.strip()]

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -108,13 +109,17 @@ def prepare(job: LocalJob, *options: str) -> None:
         return
     argv = [sys.executable, "-m", "training.prepare", "--config", str(config), "--data", data, *options]
     pod = job.local[0]
-    child = processes.start(argv, pod.environment, repo.root(), None, subprocess.PIPE)
-    assert child.stderr is not None
-    try:
-        said = child.stderr.read().decode(errors="replace")
-        child.wait()
-    finally:
-        processes.kill_tree([child])
+    with tempfile.TemporaryFile() as complaint:
+        child = processes.start(argv, pod.environment, repo.root(), subprocess.PIPE, complaint)
+        assert child.stdout is not None
+        try:
+            for line in child.stdout:
+                output.line(line.decode(errors="replace").rstrip("\n"))
+            child.wait()
+        finally:
+            processes.kill_tree([child])
+        complaint.seek(0)
+        said = complaint.read().decode(errors="replace")
     if child.returncode == 0:
         return
     lines = [line for line in said.splitlines() if line.strip()]

@@ -60,7 +60,7 @@ def command(
         output.data({"diff": fixed.diff, "repaired": fixed.done, "left": left, "written": paths})
     else:
         if fixed.diff:
-            output.line(fixed.diff.rstrip("\n"))
+            output.block(fixed.diff)
         for text in fixed.done:
             output.line(f"repaired {text}")
         for verdict in fixed.left:

@@ -35,7 +35,7 @@ def command(name: str, image: str | None, as_json: bool) -> None:
     if as_json:
         output.data({"name": name, "repository": repository, "digest": digest, "diff": diff or None})
     elif diff:
-        output.line(diff.rstrip("\n"))
+        output.block(diff)
         output.line("next: git add overlays/images && git commit")
     else:
         output.line(f"{name} is already pinned to {repository}@{digest}")

@@ -45,6 +45,6 @@ def command(name: str, target: str, tag_from: str | None, pins: bool, as_json: b
     output.line(f"pushed {repository}:{tag}")
     output.line(f"digest {digest}, read back from {registry.host(repository)}")
     if diff:
-        output.line(diff.rstrip("\n"))
+        output.block(diff)
     if not pins and short in pin.known():
         output.line(f"next: yard image pin {short}")

@@ -25,7 +25,7 @@ def command(as_json: bool) -> int:
         print_json(state)
     elif state.changes:
         for change in state.changes:
-            output.line(change.diff(repo.root()).rstrip("\n"))
+            output.block(change.diff(repo.root()))
         differ = "differs" if len(state.changes) == 1 else "differ"
         files = output.count(len(state.changes), "file")
         output.error(f"{files} {differ} from {matrix.MATRIX}", "run: yard matrix sync")
