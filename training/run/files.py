@@ -1,0 +1,45 @@
+"""Reads files that somebody else may have written: regular ones only, and never more than a given size."""
+
+from __future__ import annotations
+
+import os
+import stat
+from io import FileIO
+from pathlib import Path
+
+
+def open_regular(path: Path, *, follow: bool = False) -> FileIO:
+    """Open a regular file for reading, without waiting for a FIFO; a link only with `follow`.
+
+    Raises:
+        OSError: the system refuses, or the path is a link, a FIFO, a device or a directory.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    try:
+        descriptor = os.open(path, flags)
+    except ValueError as error:
+        raise OSError(f"the name cannot be a file's: {error}") from None
+    file = FileIO(descriptor, "rb")
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        file.close()
+        raise OSError("not a regular file")
+    return file
+
+
+def read_bounded(path: Path, limit: int, *, follow: bool = False) -> bytes:
+    """Return the content of a regular file of at most `limit` bytes; OSError for any other."""
+    with open_regular(path, follow=follow) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = _all_of(file, limit + 1) if size <= limit else b""
+    if max(size, len(content)) > limit:
+        raise OSError(f"has {max(size, len(content)):,} bytes, more than {limit:,}")
+    return content
+
+
+def _all_of(file: FileIO, most: int) -> bytes:
+    """Return the file's bytes up to `most`; a network file system may return fewer for one read."""
+    parts, left = [], most
+    while left and (part := file.read(min(left, 1 << 20))):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
