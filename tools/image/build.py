@@ -75,6 +75,19 @@ def record_path(name: str) -> Path:
     return repo.local() / "images" / f"{name}.json"
 
 
+def write_log(name: str, said: str) -> Path:
+    """Write the output of a build, with secrets masked, for this user only; return the file.
+
+    What a build prints is decided by the Dockerfile and by everything that it downloads.
+    """
+    path = repo.local() / "images" / f"{name}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # an older one may be readable for others, or a link
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(secret_patterns.mask(said))
+    return path
+
+
 def load_record(name: str) -> Record | None:
     """Return the record of the last build of `name`, or None."""
     try:
@@ -107,8 +120,6 @@ def build(request: Request, engine: Engine, say: Say) -> tuple[Record, Image]:
     sent = context.guard(request.target.context, ignore, request.limit)
     client = engine.check()
     name = request.target.name
-    log = repo.local() / "images" / f"{name}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
     builder, head, variables = _builder(engine, client)
     say(f"building {name} with {builder}: {sent.files:,} files, {context.shown(sent.size)} of context")
     for text in sent.warnings():
@@ -122,8 +133,8 @@ def build(request: Request, engine: Engine, say: Say) -> tuple[Record, Image]:
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / "id"
             words = [*head, *_options(request, file), str(request.target.context)]
-            code, said = engine.stream(words, say, variables)
-            log.write_text(said, encoding="utf-8")
+            code, said = engine.stream(words, lambda line: say(secret_patterns.mask(line)), variables)
+            log = write_log(name, said)
             identity = file.read_text(encoding="utf-8").strip() if file.is_file() else ""
         if code == 0 and identity:
             break

@@ -54,7 +54,8 @@ def patterns() -> tuple[Pattern, ...]:
 
 def cause(output: str) -> Cause:
     """Return the cause of a failed build, from the output of the failed step."""
-    text, step = _failing(COLOUR.sub("", output))
+    text, failed = _failing(COLOUR.sub("", output))
+    step = secret_patterns.mask(failed) if failed else None
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for pattern in patterns():
         found = [line for line in lines if pattern.lines.search(line)]

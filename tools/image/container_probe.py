@@ -4,6 +4,7 @@
     python - rights                the user, and the directories that it can write to
     python - device                a multiplication on each device that torch finds
     python - environment           variables, packages, devices
+    python - contents              packages of Python, and of the system where it has dpkg
 
 It is passed as text and only needs the standard library, so that the image needs nothing of ours.
 """
@@ -68,6 +69,26 @@ def environment(_: list[str]) -> dict[str, Any]:
     return {"variables": dict(os.environ), "packages": dict(sorted(packages.items())), "devices": devices}
 
 
+def contents(_: list[str]) -> dict[str, Any]:
+    found = [
+        {"type": "pypi", "name": one.metadata["Name"], "version": one.version}
+        for one in importlib.metadata.distributions()
+    ]
+    try:
+        with open("/var/lib/dpkg/status", encoding="utf-8") as file:
+            entries = file.read().split("\n\n")
+        with open("/etc/os-release", encoding="utf-8") as file:
+            system = dict(line.strip().split("=", 1) for line in file if "=" in line).get("ID", "debian")
+    except OSError:
+        entries, system = [], ""
+    for entry in entries:
+        fields = dict(line.split(": ", 1) for line in entry.splitlines() if ": " in line)
+        if fields.get("Status", "").endswith(" installed"):
+            name, version, arch = (fields[key] for key in ("Package", "Version", "Architecture"))
+            found.append({"type": "deb", "name": name, "version": version, "arch": arch})
+    return {"packages": found, "system": system.strip('"')}
+
+
 if __name__ == "__main__":
-    probes: dict[str, Any] = {one.__name__: one for one in (versions, rights, device, environment)}
+    probes: dict[str, Any] = {one.__name__: one for one in (versions, rights, device, environment, contents)}
     print("\n" + json.dumps(probes[sys.argv[1]](sys.argv[2:])))

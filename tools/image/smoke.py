@@ -77,7 +77,7 @@ class ImageTest:
 
     def imports(self, modules: tuple[str, ...]) -> Verdict:
         """The modules can be imported."""
-        found, problem = self._probe("versions", *modules)
+        found, problem = self.probe("versions", *modules)
         if found is None:
             return _fail("imports: the image's Python does not run", [problem], "is `python` on its PATH?")
         if found["failed"]:
@@ -89,7 +89,7 @@ class ImageTest:
 
     def device(self) -> Verdict:
         """torch multiplies on every device that it finds."""
-        found, problem = self._probe("device")
+        found, problem = self.probe("device")
         if found is None:
             return _fail("device: torch does not multiply", [problem], None)
         wrong = [place for place, value in found["devices"].items() if value != 64.0**3]
@@ -130,7 +130,7 @@ class ImageTest:
 
     def rights(self) -> Verdict:
         """The image's user is not root, and can write to temporary directories only."""
-        found, problem = self._probe("rights")
+        found, problem = self.probe("rights")
         if found is None:
             return _fail("rights: the directories cannot be listed", [problem], None)
         if found["uid"] == 0:
@@ -155,7 +155,7 @@ class ImageTest:
 
     def environment(self) -> Verdict:
         """No variable holds a secret. Variables, packages and devices are the evidence."""
-        found, problem = self._probe("environment")
+        found, problem = self.probe("environment")
         if found is None:
             return _fail("environment: the variables cannot be read", [problem], None)
         pairs = sorted(found["variables"].items())
@@ -167,10 +167,10 @@ class ImageTest:
             return _fail(text, evidence, "a Kubernetes Secret at run time")
         return _pass("environment: no secret", evidence, variables=variables, packages=found["packages"])
 
-    def _probe(self, *words: str) -> tuple[dict[str, Any] | None, str]:
+    def probe(self, *words: str, options: tuple[str, ...] = ()) -> tuple[dict[str, Any] | None, str]:
         """Return what container_probe.py prints in the image, or None and the error."""
         text = (Path(__file__).parent / "container_probe.py").read_text(encoding="utf-8")
-        done = self._run(["--entrypoint", "python"], "-c", text, *words)
+        done = self._run([*options, "--entrypoint", "python"], "-c", text, *words)
         try:
             if done.returncode == 0:
                 return dict(json.loads(done.stdout.strip().splitlines()[-1])), ""

@@ -10,7 +10,7 @@ from tools import __version__
 from tools.core import output
 from tools.core.errors import UserError
 from tools.core.verdict import Verdict, worst
-from tools.image import smoke, tags
+from tools.image import registry, smoke, tags
 from tools.image.build import NAMESPACE, load_record
 from tools.image.engine import Engine
 
@@ -21,6 +21,7 @@ BUILD_ARG = click.option(
     "--build-arg", "given", multiple=True, metavar="NAME=VALUE", help="A build argument, as in docker build."
 )
 
+OFFLINE = click.option("--offline", is_flag=True, help="Do not use the transparency log.")
 TAG_FROM = click.option("--tag-from", type=click.Choice(tags.POLICIES), help="Where the tag comes from.")
 
 
@@ -43,6 +44,21 @@ def local_name(name: str) -> str:
     if record is not None:
         return record.tags[0]
     return name if "/" in name else f"{NAMESPACE}/{name}:{__version__}"
+
+
+def pushed(image: str) -> tuple[str, str]:
+    """Return the name of an image under images/, and REPOSITORY@DIGEST of its last push or of `image` itself.
+
+    Raises UserError if it was not pushed from here.
+    """
+    if "@" in image or "/" in image:
+        return registry.split(image)[0].rpartition("/")[2], image
+    record = load_record(image)
+    if record is None or not record.digests:
+        hint = f"yard image push {image} --to <repository>, or name the image with its registry"
+        raise UserError(f"{image} was not pushed from here", hint)
+    repository, digest = list(record.digests.items())[-1]
+    return image, f"{repository}@{digest}"
 
 
 def run_tests(image: str, level: str, modules: tuple[str, ...], quiet: bool) -> list[Verdict]:

@@ -1,9 +1,12 @@
 """Build an image with the Docker engine.
 
 WHAT is an image under images/, a directory with a Dockerfile, or a Dockerfile. A build succeeds if the
-engine has the image under its name. Size, layers, commit and duration go to local/images/<name>.json, and
-the whole output to <name>.log. A failed build ends in one cause with its line and a fix. After a network
-failure the build is tried again, three times in all.
+engine has the image under its name. A failed build ends in one cause with its line and a fix. After a
+network failure the build is tried again, three times in all.
+
+Files in local/images tell what was built: <name>.json has size, layers, commit and duration, <name>.log the
+output with secrets masked, <name>.cdx.json the packages (an SBOM, CycloneDX), <name>.slsa.json how it was
+built (a provenance, SLSA).
 
 The steps run in this order, each after the success of the one before: --fix repairs what `yard image check`
 finds, in a copy of your files; the build; --test, after which --fix adds missing modules and builds again;
@@ -43,7 +46,7 @@ from tools.aws.session import Session
 from tools.cli.image._options import BUILD_ARG, CONTEXT, TAG_FROM, arguments, exit_with, run_tests
 from tools.core import output, repo
 from tools.core.verdict import State, Verdict
-from tools.image import build, codebuild, push, registry, remote_build, smoke, tags
+from tools.image import build, codebuild, evidence, push, registry, remote_build, smoke, tags
 from tools.image.dockerfile import context
 from tools.image.engine import Engine
 from tools.image.fix import Fixed, fix, repaired
@@ -163,7 +166,9 @@ def _build(
         if fixed is not None:
             _print_repairs(fixed, request.target, quiet)
         with repaired(request.target, fixed or Fixed({}, {})) as target:
-            record, _ = build.build(replace(request, target=target), Engine(), output.note)
+            built = replace(request, target=target)
+            record, image = build.build(built, Engine(), output.note)
+            evidence.write(built, record, image, Engine(), output.note)
         outcome = Outcome(record, fixed)
         if not quiet:
             output.table(build.summary(record), indent="")
@@ -222,7 +227,7 @@ def _print_repairs(fixed: Fixed, target: Target, quiet: bool) -> None:
     for verdict in fixed.left:
         output.note(f"left {verdict.details['rule']}: {verdict.summary}")
     if fixed.diff and not quiet:
-        output.line(fixed.diff.rstrip("\n"))
+        output.block(fixed.diff)
         output.line(f"only the image has this change; your files: yard image fix {target.shown} --write")
 
 

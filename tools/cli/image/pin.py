@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import click
 
+from tools.cli.image._options import pushed
 from tools.core import output
 from tools.core.errors import UserError
 from tools.image import pin, registry
-from tools.image.build import load_record
 from tools.image.engine import Engine
 
 
@@ -30,7 +30,7 @@ from tools.image.engine import Engine
 @click.option("--json", "as_json", is_flag=True, help="Print what was pinned as JSON.")
 def command(name: str, image: str | None, as_json: bool) -> None:
     pin.require(name)
-    repository, digest = _look_up(image) if image else _last_push(name)
+    repository, digest = _look_up(image) if image else registry.split(pushed(name)[1])
     diff = pin.pin(name, repository, digest)
     if as_json:
         output.data({"name": name, "repository": repository, "digest": digest, "diff": diff or None})
@@ -50,11 +50,3 @@ def _look_up(image: str) -> tuple[str, str]:
     if digest is None:
         raise UserError(f"{registry.host(repository)} does not have {image}; nothing was pinned", code=1)
     return repository, digest
-
-
-def _last_push(name: str) -> tuple[str, str]:
-    record = load_record(name)
-    if record is None or not record.digests:
-        hint = f"yard image push {name} --to <repository>, or name the image: yard image pin {name} IMAGE"
-        raise UserError(f"{name} was not pushed from here", hint)
-    return list(record.digests.items())[-1]
