@@ -18,12 +18,12 @@ def test_it_reads_the_jobs_run_and_writes_nothing(world: NewWorld) -> None:
     assert container["image"] == own["image"]
     values = {one["name"]: one["value"] for one in container["env"]}
     assert values["JOB_NAME"] == job["metadata"]["name"]
-    assert values["TRAINYARD_RUN"] == "/shared/runs/$(JOB_NAME)"
+    assert values["TRAINYARD_RUN"] == {one["name"]: one.get("value") for one in own["env"]}["TRAINYARD_RUN"]
     order = [one["name"] for one in container["env"]]
     assert order.index("JOB_NAME") < order.index("TRAINYARD_RUN"), "$(NAME) refers only to variables above it"
     mounts = {one["name"]: one for one in container["volumeMounts"]}
     assert set(mounts) == {one["name"] for one in pod["spec"]["volumes"]}
-    assert mounts["shared"]["readOnly"]
+    assert all(one["readOnly"] for one in container["volumeMounts"] if one["name"] == "shared")
     assert container["securityContext"]["readOnlyRootFilesystem"]
     assert pod["spec"]["securityContext"]["runAsNonRoot"]
     assert "limits" in container["resources"]

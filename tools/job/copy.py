@@ -6,14 +6,16 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import select
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, NoReturn
 
+from tools.core import foreign_files
 from tools.core.errors import UserError
 from tools.core.wait import sparing
 from tools.job import remote_sender
@@ -24,7 +26,10 @@ LONGEST_LINE = 65536  # bytes of a line of the protocol
 LARGEST_CHUNK = 16 * remote_sender.CHUNK  # bytes; the sender's own are smaller
 TRIES = 3  # without a new file: a stream through the API server may end early without an error
 SILENCE = 60.0  # seconds without data after which a stream is given up
-NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+SUMS = "SHA256SUMS"
+LARGEST_SUMS = 64 * 2**20  # bytes
+MOST_LINES = 1_000_000  # about files, in one answer
+DIGEST = re.compile(r"[0-9a-f]{64}  \S")
 ENDED = "command terminated with exit code"  # kubectl's message about a program that failed
 
 
@@ -54,67 +59,122 @@ def fetch(
     if path.is_absolute() or ".." in path.parts:
         hint = "for example checkpoints/step-00000100"
         raise UserError(f"{wanted}: not a path inside the run directory", hint)
-    found: dict[str, CopiedFile] = {}
+    copy = _Copy(kubectl, pod, path.as_posix(), target, say)
     tries = 0
-    while True:
-        before = len(found)
-        try:
-            for file in _received(kubectl, pod, wanted, target, _here(target, wanted), say):
-                copied = file.copied or (file.name in found and found[file.name].copied)
-                found[file.name] = replace(file, copied=copied)
-            break
-        except Broken as problem:
-            tries = 1 if len(found) > before else tries + 1
-            say(f"{problem}: attempt {tries} of {TRIES}")
-            if tries == TRIES:
-                message = f"{wanted}: {problem}, {TRIES} times; {len(found)} files are complete"
-                raise UserError(message, code=1) from None
-    if not found:
+    try:
+        while True:
+            before = len(copy.found)
+            try:
+                copy.receive()
+                break
+            except Broken as problem:
+                tries = 1 if len(copy.found) > before else tries + 1
+                say(f"{problem}: attempt {tries} of {TRIES}")
+                if tries == TRIES:
+                    message = f"{wanted}: {problem}, {TRIES} times; {len(copy.found)} files are complete"
+                    raise UserError(message, code=1) from None
+    finally:
+        copy.write_digests()
+    if not copy.found:
         hint = "`yard job exec JOB -- ls` lists its files"
         raise UserError(f"the run directory has no file at {wanted}", hint)
-    return sorted(found.values(), key=lambda file: file.name)
+    return sorted(copy.found.values(), key=lambda file: file.name)
 
 
-def write_digests(path: Path, files: list[CopiedFile]) -> None:
-    """Write the files' digests in the format of sha256sum; keep those of earlier copies to this place."""
+class _Copy:
+    """One copy: the files that have arrived, and those of earlier copies by SHA256SUMS.
+
+    The pod is not told what is on this machine: only files that an earlier copy brought and that the pod
+    itself lists are compared, and the comparison is made here.
+    """
+
+    def __init__(
+        self, kubectl: Kubectl, pod: JobPod, wanted: str, target: Path, say: Callable[[str], None]
+    ) -> None:
+        self._kubectl, self._pod, self._wanted, self._target, self._say = kubectl, pod, wanted, target, say
+        self._sums = _sums(target / SUMS)
+        self._earlier = {name: digest for name, digest in self._sums.items() if is_below(name, wanted)}
+        self._here: dict[str, str] | None = None  # intact files of an earlier copy, by name
+        self.found: dict[str, CopiedFile] = {}
+
+    def receive(self) -> None:
+        """Receive all files that are not here. Raises Broken, and UserError if the pod refuses."""
+        if self._here is None:
+            self._here = dict(self._intact()) if self._earlier else {}
+        while True:
+            changed = set()
+            with _talk(self._kubectl, self._pod, self._wanted, [*self._here, *self.found]) as stream:
+                for head in stream.heads(self._wanted):
+                    if head.sha256 is None:
+                        self.found[head.name] = self._store(stream, head)
+                    elif head.sha256 == self._here.get(head.name):
+                        self.found[head.name] = CopiedFile(head.name, head.size, head.sha256, copied=False)
+                    elif head.name not in self.found:
+                        changed.add(head.name)
+            if not changed:
+                return
+            for name in changed:
+                self._here.pop(name, None)
+
+    def _intact(self) -> Iterator[tuple[str, str]]:
+        """Yield name and digest of the files that the pod lists and that an earlier copy brought whole."""
+        with _talk(self._kubectl, self._pod, self._wanted, None) as stream:
+            heads = [head for head in stream.heads(self._wanted) if head.name in self._earlier]
+        for head in heads:
+            path = self._target / head.name
+            if path.is_symlink() or not path.is_file() or path.stat().st_size != head.size:
+                continue
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest == self._earlier[head.name]:
+                yield head.name, digest
+
+    def _store(self, stream: _Stream, head: _Head) -> CopiedFile:
+        with foreign_files.writing(self._target, head.name, 0o644) as file:
+            return _write(stream, head, file, sparing(self._say))
+
+    def write_digests(self) -> None:
+        """Write the files' digests in the format of sha256sum; keep those of earlier copies."""
+        if self.found:
+            sums = self._sums | {file.name: file.sha256 for file in self.found.values()}
+            with foreign_files.writing(self._target, SUMS, 0o644) as file:
+                file.writelines(f"{digest}  {name}\n".encode() for name, digest in sorted(sums.items()))
+
+
+def is_below(name: str, wanted: str) -> bool:
+    """Return whether `name` is a plain path at or below `wanted`, and not the file of digests."""
+    return foreign_files.is_plain(name) and PurePosixPath(name).is_relative_to(wanted) and name != SUMS
+
+
+def _sums(path: Path) -> dict[str, str]:
+    """Return the digests that earlier copies wrote, by name."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        lines = []
-    sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    sums |= {file.name: file.sha256 for file in files}
-    text = "".join(f"{digest}  {name}\n" for name, digest in sorted(sums.items()))
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
+        if path.is_symlink() or not path.is_file() or path.stat().st_size > LARGEST_SUMS:
+            return {}
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    pairs = [line.split("  ", 1) for line in lines if DIGEST.match(line)]
+    return {name: digest for digest, name in pairs if foreign_files.is_plain(name)}
 
 
-def _here(target: Path, wanted: str) -> dict[str, tuple[int, str]]:
-    """Return size and digest of the files of an earlier copy."""
-    start = target / wanted
-    paths = [start] if start.is_file() else sorted(start.rglob("*"))
-    found = {}
-    for path in (path for path in paths if path.is_file() and not path.name.endswith(".part")):
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        found[path.relative_to(target).as_posix()] = (path.stat().st_size, digest)
-    return found
+@dataclass(frozen=True)
+class _Head:
+    """The line before a file: `sha256` if its content does not follow."""
+
+    name: str
+    size: int
+    sha256: str | None
 
 
-def _received(
-    kubectl: Kubectl,
-    pod: JobPod,
-    wanted: str,
-    target: Path,
-    have: dict[str, tuple[int, str]],
-    say: Callable[[str], None],
-) -> Iterator[CopiedFile]:
-    """Yield each complete file. Raises Broken, and UserError if the pod refuses."""
+@contextlib.contextmanager
+def _talk(kubectl: Kubectl, pod: JobPod, wanted: str, known: list[str] | None) -> Iterator[_Stream]:
+    """Start the sender in the pod and yield its answer. Raises Broken, and UserError if the pod refuses."""
     words = ("sh", "-c", 'exec python3 - "$TRAINYARD_RUN" "$1"', "sh", wanted)
     program = kubectl.words(
         "exec", f"--container={pod.container_name}", "--stdin", names=[pod.name], command=words
     )
-    call = f"\nmain(sys.argv[1], sys.argv[2], {json.dumps(have)})\n"
+    call = f"\nmain(sys.argv[1], sys.argv[2], {ascii(known)})\n"
     with tempfile.TemporaryFile() as script, tempfile.TemporaryFile() as complaint:
         script.write(Path(remote_sender.__file__).read_bytes() + call.encode())
         script.seek(0)
@@ -124,13 +184,14 @@ def _received(
             raise missing() from None
         assert process.stdout is not None
         try:
-            yield from _files(_Stream(process.stdout), wanted, target, sparing(say))
-            process.wait(SILENCE)
+            yield _Stream(process.stdout)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the answer is complete
+                process.wait(SILENCE)
         except Broken as problem:
             process.kill()
             process.wait()
             complaint.seek(0)
-            _raise(complaint.read().decode("utf-8", "replace"), str(problem))
+            _raise(complaint.read(LARGEST_CHUNK).decode("utf-8", "replace"), str(problem))
         finally:
             process.kill()
             process.wait()
@@ -147,63 +208,20 @@ def _raise(said: str, problem: str) -> NoReturn:
     raise Broken(f"{problem}: {own[-1]}" if own else problem) from None
 
 
-def _files(stream: _Stream, wanted: str, target: Path, say: Callable[[str], None]) -> Iterator[CopiedFile]:
-    while (line := stream.line()) != "end":
-        if line == "+":
-            continue
-        try:
-            head = json.loads(line)
-            name, size, same = str(head["name"]), int(head["size"]), head.get("same")
-        except (ValueError, KeyError, TypeError):
-            raise Broken(f"unexpected answer from the pod: {line[:80]!r}") from None
-        path = _inside(name, wanted, target)
-        if same is not None:
-            yield CopiedFile(name, size, str(same), copied=False)
-            continue
-        part = path.with_name(f".{path.name}.part")
-        try:
-            with os.fdopen(os.open(part, NEW_FILE, 0o644), "wb") as file:
-                complete = _write(stream, name, file, size, say)
-            os.replace(part, path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                part.unlink()
-        yield complete
-
-
-def _inside(name: str, wanted: str, target: Path) -> Path:
-    """Return where the file that the pod calls `name` goes; its directory exists afterwards.
-
-    The pod may be hostile. Raises UserError unless the name is a plain path at or below `wanted`, and its
-    directory is below `target` without a symbolic link that leads out.
-    """
-    path, asked = PurePosixPath(name), PurePosixPath(wanted)
-    plain = name.isprintable() and str(path) == name and not path.is_absolute() and ".." not in path.parts
-    if not plain or not (path == asked or path.is_relative_to(asked)):
-        raise UserError(
-            f"the pod sent a file that was not asked for: {name!r}", "do not trust this pod", code=1
-        )
-    local = target / path
-    local.parent.mkdir(parents=True, exist_ok=True)
-    if not local.parent.resolve().is_relative_to(target.resolve()):
-        raise UserError(f"{local.parent} is a symbolic link that leads out of {target}", code=1)
-    return local
-
-
-def _write(stream: _Stream, name: str, file: IO[bytes], size: int, say: Callable[[str], None]) -> CopiedFile:
+def _write(stream: _Stream, head: _Head, file: IO[bytes], say: Callable[[str], None]) -> CopiedFile:
     """Write a file's chunks to `file`; Broken if they do not match the digest that follows them."""
     found, done = hashlib.sha256(), 0
-    while (line := stream.line()).isdigit() and line != "0":
-        if len(line) > len(str(LARGEST_CHUNK)) or int(line) > LARGEST_CHUNK or done + int(line) > size:
-            raise Broken(f"{name}: the pod sends more than it announced")
+    while (line := stream.line()).isdecimal() and line != "0":
+        if len(line) > len(str(LARGEST_CHUNK)) or int(line) > LARGEST_CHUNK or done + int(line) > head.size:
+            raise Broken(f"{head.name}: the pod sends more than it announced")
         chunk = stream.read(int(line))
         found.update(chunk)
         file.write(chunk)
         done += len(chunk)
-        say(f"{name}: {done:,} of {size:,} bytes")
+        say(f"{head.name}: {done:,} of {head.size:,} bytes")
     if line != f"0 {found.hexdigest()}":
-        raise Broken(f"{name}: the received data does not have the pod's digest")
-    return CopiedFile(name, done, found.hexdigest())
+        raise Broken(f"{head.name}: the received data does not have the pod's digest")
+    return CopiedFile(head.name, done, found.hexdigest())
 
 
 class _Stream:
@@ -211,6 +229,16 @@ class _Stream:
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._pipe, self._kept = pipe, bytearray()
+
+    def heads(self, wanted: str) -> Iterator[_Head]:
+        """Yield the line before each file, whose content the caller reads; UserError for a strange name."""
+        for _ in range(MOST_LINES):
+            line = self.line()
+            if line == "end":
+                return
+            if line != "+":
+                yield _head(line, wanted)
+        raise UserError(f"the pod lists more than {MOST_LINES:,} files", "copy a directory below", 1)
 
     def line(self) -> str:
         while b"\n" not in self._kept:
@@ -234,3 +262,16 @@ class _Stream:
         if not chunk:
             raise Broken("the stream was cut short")
         self._kept += chunk
+
+
+def _head(line: str, wanted: str) -> _Head:
+    """Return what the pod says about a file. The pod may be hostile."""
+    try:
+        found = json.loads(line)
+        name, size, sha256 = str(found["name"]), int(found["size"]), found.get("sha256")
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        raise Broken(f"unexpected answer from the pod: {line[:80]!r}") from None
+    if not is_below(name, wanted):
+        message = f"the pod sent a file that was not asked for: {name[:200]!r}"
+        raise UserError(message, "do not trust this pod", code=1)
+    return _Head(name, size, None if sha256 is None else str(sha256))

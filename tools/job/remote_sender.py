@@ -1,12 +1,13 @@
-"""Sends the files below a path, with SHA-256, to standard output: `send(BASE, PATH, HAVE)`.
+"""Sends the files below a path, with SHA-256, to standard output: `send(BASE, PATH, KNOWN)`.
 
 `kubectl exec` sends this file to a pod, so it uses only the standard library of Python 3.8 or newer. An
 active run replaces, deletes and extends its files, so all files are opened before the first one is read: an
 open file stays complete. The digest is computed from the bytes that are sent.
 
 The stream has a line of JSON for each file (`name` relative to BASE), then its bytes in chunks, each after a
-line with its length, then a line `0` and the digest. A file that the receiver has is one line with `same`. A
-line `+` is a sign of life. The last line is `end`: a stream without it was cut short.
+line with its length, then a line `0` and the digest. Of a file in KNOWN only the digest is sent, as `sha256`
+in its line of JSON, and with KNOWN None all files are only named. A line `+` is a sign of life. The last line
+is `end`: a stream without it was cut short.
 
 Unfinished files (below `*.tmp`), deleted files (below `*.deleting`) and symbolic links are left out.
 """
@@ -20,7 +21,7 @@ import os
 import resource
 import sys
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 CHUNK = 1 << 20
 TRIES = 20  # at opening all files before one of them is deleted
@@ -61,17 +62,17 @@ def _paths(base: Path, wanted: str) -> list[Path]:
     return sorted(whole, key=lambda path: (path.parent, path.name == "MANIFEST.json", path.name))
 
 
-def send(base: Path, wanted: str, have: dict[str, tuple[int, str]], out: IO[bytes]) -> None:
-    """Write the files at or below `wanted` to `out`; only the names of those in `have` (size, digest)."""
+def send(base: Path, wanted: str, known: set[str] | None, out: IO[bytes]) -> None:
+    """Write the files at or below `wanted` to `out`; of those in `known` only the digest."""
     for name, file in opened(base, wanted):
         with file:
-            size = os.fstat(file.fileno()).st_size
-            if name in have and have[name] == (size, _digest(file, out)):
-                _line(out, json.dumps({"name": name, "size": size, "same": have[name][1]}))
+            head = {"name": name, "size": os.fstat(file.fileno()).st_size}
+            if known is None or name in known:
+                digest = {} if known is None else {"sha256": _digest(file, out)}
+                _line(out, json.dumps({**head, **digest}))
                 continue
-            file.seek(0)
-            _line(out, json.dumps({"name": name, "size": size}))
-            _send_one(file, size, out)
+            _line(out, json.dumps(head))
+            _send_one(file, head["size"], out)
     _line(out, "end")
 
 
@@ -99,10 +100,9 @@ def _line(out: IO[bytes], text: str) -> None:
     out.flush()
 
 
-def main(base: str, wanted: str, have: dict[str, Any]) -> None:
+def main(base: str, wanted: str, known: list[str] | None) -> None:
     """Send to standard output; exit with 1 and the reason on standard error if that fails."""
-    known = {name: (int(size), str(sha256)) for name, (size, sha256) in have.items()}
     try:
-        send(Path(base), wanted, known, sys.stdout.buffer)
+        send(Path(base), wanted, None if known is None else set(known), sys.stdout.buffer)
     except OSError as problem:
         sys.exit(f"{problem.filename or wanted}: {problem.strerror or problem}")

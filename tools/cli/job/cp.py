@@ -3,7 +3,7 @@
 PATH is a file or directory relative to the run directory. The pod opens all files first, so that an active
 run cannot delete them during the copy, and computes the SHA-256 of the data that it sends. The command
 verifies the received files and writes their digests to SHA256SUMS (`sha256sum --check SHA256SUMS`). An intact
-file that is already here is not copied again. If no pod is running, a temporary pod mounts the volume and is
+file of SHA256SUMS is not copied again. If no pod is running, a temporary pod mounts the volume and is
 removed afterwards.
 
 \b
@@ -42,7 +42,6 @@ def command(kubectl: Kubectl, job: str, path: str, target: Path, as_json: bool) 
         with volume_reader.reading(here, seen, output.note) as pod:
             output.note(f"copying from {pod.name}")
             files = copy.fetch(here, pod, path, target, output.note)
-        copy.write_digests(target / "SHA256SUMS", files)
     except OSError as problem:
         where = problem.filename2 or problem.filename or target  # a full disk has no file name
         code = 1 if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else 2
