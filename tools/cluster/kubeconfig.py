@@ -81,7 +81,7 @@ def _update(session: Session, cluster: str, context: str) -> str:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         reason = (lines or [f"exit code {done.returncode}"])[-1]
         raise UserError(f"{title} failed: {reason}", None, 3 if done.returncode in NO_ANSWER else 2)
-    written = re.search(r"context .+ (?:to|in) (.+)", done.stdout)
+    written = re.search(r"context .{1,300} (?:to|in) (.+)", done.stdout)
     return written[1] if written else done.stdout.strip()
 
 

@@ -32,7 +32,7 @@ DISABLED = "kustomize.toolkit.fluxcd.io/substitute"
 # Kustomize drops the quotes of "${NAME}", so quotes in the manifest do not help.
 _UNQUOTABLE = "Flux would read it the same way; keep such a value in a Secret, not in cluster.env"
 # `$$`, or a `${` with the text up to its closing brace.
-_REFERENCE = re.compile(r"\$\$|\$\{(?:(?P<name>[^}\n]*)\}|\w*)")
+_REFERENCE = re.compile(r"\$\$|\$\{(?:(?P<name>[^}\n]{0,100})\}|\w*)")
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from tools.core.repo import nearest, shown
 from tools.facts.instances import Instance, instance
 
 NODES = "NODES_"
-REGION = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d")
-ZONE = re.compile(r"[a-z]{2,4}(-[a-z]+)+-\d[a-z]")
+REGION = re.compile(r"[a-z]{2,4}(-[a-z]{1,20}){1,4}-\d")
+ZONE = re.compile(r"[a-z]{2,4}(-[a-z]{1,20}){1,4}-\d[a-z]")
 # Partition by prefix of the region (botocore, partitions.json).
 PARTITIONS = {
     "cn-": "aws-cn",

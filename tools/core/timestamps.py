@@ -12,9 +12,9 @@ def moment(text: Any) -> datetime | None:
         return None
     try:
         time = datetime.fromisoformat(str(text).replace("Z", "+00:00"))
-    except ValueError:
+        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    except (ValueError, OverflowError):
         return None
-    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
 def epoch(seconds: float) -> datetime:

@@ -12,7 +12,7 @@ CANNOT_SEE = 3
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 TAG = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
 REPOSITORY = re.compile(
-    r"(?:(?:[A-Za-z0-9.-]+\.[A-Za-z0-9.-]+|localhost|[A-Za-z0-9.-]+:\d+|\[[0-9a-fA-F:]+\])(?::\d+)?/)?"
+    r"(?=.{1,512}\Z)(?:(?:[A-Za-z0-9.-]+\.[A-Za-z0-9.-]+|localhost|[A-Za-z0-9.-]+:\d+|\[[0-9a-fA-F:]+\])(?::\d+)?/)?"
     r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*"
 )
 LOOPBACK = re.compile(r"^(?:localhost|127\.\d+\.\d+\.\d+|\[::1\])(?::\d+)?/")

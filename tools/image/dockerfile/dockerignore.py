@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.core.errors import UserError
+
+MOST_WILD = 6  # wildcards of a pattern; each one multiplies the time of a name that almost matches
 WILD = re.compile(r"[*?\[\\]")
 
 
@@ -60,7 +63,9 @@ def parse(text: str) -> Ignore:
         exclude = not pattern.startswith("!")
         pattern = os.path.normpath(pattern.removeprefix("!").strip()).strip("/")
         if pattern not in ("", "."):
-            found.append((re.compile(_translate(pattern)), exclude))
+            if pattern.replace("**", "*").count("*") > MOST_WILD:
+                raise UserError(f".dockerignore: {pattern[:80]}: a pattern has at most {MOST_WILD} wildcards")
+            found.append((_compiled(pattern), exclude))
             if not exclude:
                 wild = WILD.search(pattern)
                 included.append(pattern[: wild.start()].rpartition("/")[0] if wild else pattern)
@@ -84,6 +89,13 @@ def files(context: Path, ignore: Ignore) -> Iterator[tuple[str, int]]:
                 yield prefix + name, status.st_size
 
 
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(_translate(pattern))
+    except (re.error, OverflowError, RecursionError):
+        raise UserError(f".dockerignore: {pattern[:80]}: not a pattern") from None
+
+
 def _translate(pattern: str) -> str:
     out, at = "", 0
     while at < len(pattern):
@@ -93,7 +105,7 @@ def _translate(pattern: str) -> str:
         elif rest.startswith("**"):
             out, at = out + ".*", at + 2
         elif rest[0] == "*":
-            out, at = out + "[^/]*", at + 1
+            out, at = out + "[^/]*", at + len(rest) - len(rest.lstrip("*"))
         elif rest[0] == "?":
             out, at = out + "[^/]", at + 1
         elif rest[0] == "[" and "]" in rest[2:]:

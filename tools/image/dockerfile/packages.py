@@ -22,7 +22,7 @@ PIP = re.compile(r"pip(?:3(?:\.\d+)?)?")
 PYTHON = re.compile(r"python(?:3(?:\.\d+)?)?")
 INDEX = re.compile(r"/whl/(?:nightly/)?(cu\d+|cpu)\b")
 LOCAL = re.compile(r"^cu(\d{2,3})$")
-WHEEL = re.compile(r"([A-Za-z0-9_.]+)-(\d[^-]*)-.*\.whl")
+WHEEL = re.compile(r"(?<![A-Za-z0-9_.])([A-Za-z0-9_.]{1,200}+)-(\d[^-]{0,200}+)-.{0,200}\.whl")
 WITH_VALUE = frozenset(
     [
         *("-r", "--requirement", "-c", "--constraint", "-i", "--index-url", "--extra-index-url", "-f"),

@@ -28,7 +28,7 @@ HEREDOC = re.compile(r"\d*<<(-?)([\"']?)([^\s<\"']+)\2")
 WITH_HEREDOC = re.compile(r"^\s*(RUN|COPY|ADD)\b", re.IGNORECASE)
 FLAG = re.compile(r"\s*--([a-z-]+)(?:=(\S+))?(?=\s|$)")
 VARIABLE = re.compile(r"\\\$|\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?([-+])((?:[^{}]|\{[^{}]*\})*))?\})")
-PAIR = re.compile(r"([A-Za-z_][\w.-]*)=(\"(?:[^\"\\]|\\.)*\"|'[^']*'|(?:[^\s\"'\\]|\\.)*)")
+PAIR = re.compile(r"([A-Za-z_][\w.-]{0,200}+)=(\"(?:[^\"\\]|\\.)*\"|'[^']*'|(?:[^\s\"'\\]|\\.)*)")
 LITERAL = frozenset(
     ["CMD", "ENTRYPOINT", "SHELL", "HEALTHCHECK"]
 )  # the builder fills no variables into these

@@ -14,9 +14,9 @@ from tools.image.dockerfile.shell_script import script
 from tools.image.rules.rule import Subject, at, rule
 
 INSTALLER = re.compile(r"aws-efa-installer-v?(\d+\.\d+\.\d+)")
-PLUGIN = re.compile(r"aws-ofi-nccl[-/@ ](?:.*?[^\d.])??v?(\d+\.\d+\.\d+)")
-LIBFABRIC = re.compile(r"libfabric[-/](?:.*?[^\d.])??v?(\d+\.\d+\.\d+)")
-SKIPS_KERNEL = re.compile(r"efa_installer\.sh\b[^&;|\n]*(?:--skip-kmod|\s-[a-z]*k)")
+PLUGIN = re.compile(r"aws-ofi-nccl[-/@ ](?:.{0,200}?[^\d.])??v?(\d+\.\d+\.\d+)")
+LIBFABRIC = re.compile(r"libfabric[-/](?:.{0,200}?[^\d.])??v?(\d+\.\d+\.\d+)")
+SKIPS_KERNEL = re.compile(r"efa_installer\.sh\b[^&;|\n]{0,300}(?:--skip-kmod|\s-[a-z]{0,9}k)")
 RUNS = re.compile(r"efa_installer\.sh")
 
 

@@ -95,7 +95,7 @@ def pins(subject: Subject) -> Iterator[Verdict]:
             for one in install.places
             if re.match(r"(?:git\+|https?://)", one)
             and not COMMIT.search(one)
-            and not re.search(r"\d+\.\d+", one.rsplit("/", 1)[-1])
+            and not re.search(r"\d\.\d", one.rsplit("/", 1)[-1])
         ]
         if loose:
             names = ", ".join(one.text.split(";")[0].strip() for one in loose[:SHOWN])
@@ -170,13 +170,13 @@ def _moving(one: Instruction) -> tuple[str, str] | None:
 
 def _versioned(address: str) -> bool:
     if re.search(r"\.git(?:#|$)|^git@", address):
-        return bool(re.search(r"#(?:[0-9a-f]{7,40}|(?:refs/tags/)?v?\d+(?:\.\d+)+[\w.-]*)(?::|$)", address))
-    return bool(re.search(r"\d+\.\d+|[0-9a-f]{40}|\d{8}", address.split("://", 1)[1].partition("/")[2]))
+        return bool(re.search(r"#(?:[0-9a-f]{7,40}|(?:refs/tags/)?v?\d++\.\d[\w.-]*+)(?::|$)", address))
+    return bool(re.search(r"\d\.\d|[0-9a-f]{40}|\d{8}", address.split("://", 1)[1].partition("/")[2]))
 
 
 def _fixed_clone(words: list[str], text: str) -> bool:
     """Return whether a clone is of one tag, or a later command checks out one commit."""
-    later = r"git\s+(?:-C\s+\S+\s+)?(?:checkout|reset --hard|switch|submodule|fetch)\b[^;&|\n]*\s\S*[\d$]"
+    later = r"git\s+(?:-C\s+\S+\s+)?(?:checkout|reset --hard|switch|submodule|fetch)\b\s[^;&|\n]{0,300}[\d$]"
     if re.search(later, text) or any("://" in word and re.search(r"\d\.\d", word) for word in words):
         return True
     branch = next((after for word, after in pairwise(words) if word in ("-b", "--branch")), "")
@@ -199,7 +199,7 @@ def _python_cache(subject: Subject, install: Install) -> Iterator[Verdict]:
     one = install.instruction
     text = script(one)
     if install.tool == "conda":
-        cleaned = bool(re.search(r"\b(?:conda|mamba|micromamba)\s+clean\b|\brm\s[^;&|]*/pkgs\b", text))
+        cleaned = bool(re.search(r"\b(?:conda|mamba|micromamba)\s+clean\b|\brm\s[^;&|]{0,300}/pkgs\b", text))
         cleaned |= _mounted(one, "pkgs")
         remedy = "&& conda clean -afy, in the same RUN"
     else:

@@ -27,8 +27,10 @@ OWN_USER = re.compile(
     r"nonroot|^cgr\.dev/chainguard/|^(?:quay\.io/)?jupyter/|^(?:docker\.io/)?bitnami/(?!minideb)|^mambaorg/micromamba"
 )
 ROOT = frozenset({"root", "0"})
-QUOTED = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'[^']*'")
-TRAP = re.compile(r"(?m)^\s*trap\s+(?:--\s+)?(\"[^\"]*\"|'[^']*'|[^-\s]\S*)\s[^\n]*\b(?:SIGTERM|TERM|15)\b")
+QUOTED = re.compile(r"(?<!\\)\"(?:[^\"\\]|\\.)*\"|'[^']*'")
+TRAP = re.compile(
+    r"(?m)^[ \t]*+trap\s++(?:--\s++)?(\"[^\"]*\"|'[^']*'|[^-\s]\S*)\s[^\n]*\b(?:SIGTERM|TERM|15)\b"
+)
 ENDS = frozenset({"fi", "done", "esac", "}", ";;"})
 BEFORE = re.compile(r"^(?:(?:then|else|do|\{)\s+|[^\s()]+\)\s*)*")  # a keyword, or a pattern of `case`
 ONLY_EXEC = re.compile(r"exec\s+[^\s|&;][^|&;]*$")
@@ -279,9 +281,9 @@ def ends_in_exec(script: str) -> bool:
 
 def _body(text: str, name: str) -> str:
     """Return the body of the shell function `name`, or `name` itself if there is none."""
-    head = rf"(?ms)^\s*(?:function\s+)?{re.escape(name)}\s*(?:\(\))?\s*\{{(.*?)^\s*\}}"
-    match = re.search(head, text)
-    return match[1] if match else name
+    head = re.search(rf"(?m)^[ \t]*+(?:function\s++)?{re.escape(name)}\s*+(?:\(\))?\s*+\{{", text)
+    end = re.compile(r"(?m)^[ \t]*+\}").search(text, head.end()) if head else None
+    return text[head.end() : end.start()] if head and end else name
 
 
 def _written(subject: Subject, name: str) -> str | None:

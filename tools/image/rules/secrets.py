@@ -18,14 +18,14 @@ SPOKEN = {
     "a password for .netrc": re.compile(r"\bmachine\s+\S+\s+login\s+\S+\s+password\s+[^\s$'\"]{3,}"),
     "an authorization header": re.compile(r"(?i)authorization:\s*(?:bearer|basic|token)\s+[^\s$'\"]{8,}"),
     "a password of a command": re.compile(
-        r"\bcurl\b[^|;&\n]*\s(?:-u|--user)[ =][\"']?[^\s:$\"']+:[^\s$\"']{3,}"
-        r"|\bdocker\s+login\b[^|;&\n]*\s(?:-p|--password)[ =][\"']?[^\s$\"']{3,}"
+        r"\bcurl\b[^|;&\n]{0,300}\s(?:-u|--user)[ =][\"']?[^\s:$\"']+:[^\s$\"']{3,}"
+        r"|\bdocker\s+login\b[^|;&\n]{0,300}\s(?:-p|--password)[ =][\"']?[^\s$\"']{3,}"
         r"|\s--password=[\"']?[^\s$\"'<]{3,}"
     ),
-    "an AWS secret key": re.compile(r"(?i)aws_secret_access_key\s*(?:=|\s)\s*[\"']?[A-Za-z0-9/+]{20,}"),
+    "an AWS secret key": re.compile(r"(?i)aws_secret_access_key(?:\s*+=\s*+|\s++)[\"']?[A-Za-z0-9/+]{20,}"),
 }
 # A secret's mount ends with its RUN. A copy of the secret stays in the layer.
-KEPT = re.compile(r"(?:\bcat\s+/run/secrets/\S+\s*>>?\s*|\bcp\s+(?:-\S+\s+)*/run/secrets/\S+\s+)(\S+)")
+KEPT = re.compile(r"(?:\bcat\s+/run/secrets/\S+\s*>>?\s*|\bcp\s+(?:-\S+\s+){0,8}/run/secrets/\S+\s+)(\S+)")
 ASSIGNED = re.compile(r"(?:^|[\s;&|(])(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;&|]+)")
 FILES = (
     *(
@@ -115,7 +115,9 @@ def _in_words(text: str) -> str | None:
         literal = len(bare) > 3 and not EMPTY.match(bare) and bare[:1] != "`"
         if literal and name.isupper() and secret_patterns.is_secret_name(name):
             return f"the value of {name} in the Dockerfile"
-    kept = (path for path in KEPT.findall(text) if not re.search(rf"\brm\b[^;&|]*{re.escape(path)}", text))
+    kept = (
+        path for path in KEPT.findall(text) if not re.search(rf"\brm\b[^;&|]{{0,300}}{re.escape(path)}", text)
+    )
     path = next(kept, None)
     return f"a secret is copied from its mount to {path}, which stays in the layer" if path else None
 

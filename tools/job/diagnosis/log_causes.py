@@ -27,10 +27,8 @@ _ABSENT = r"(?:not found|not exists?\b|doesn't exist|(?:is|are) (?:missing|empty
 _NONE = (
     r"(?:(?:can(?:no|')t|could(?: not|n't)|unable to|failed to) (?:find|load|read|open|parse)|undefined|no)"
 )
-_DATA = (
-    r"(?:data ?sets?|data ?files?|samples?|shards?|corpus|examples?|records?|splits?"
-    r"|\S+\.(?:jsonl?|csv|parquet|txt|bin|idx|npy|tar|arrow|tsv))"
-)
+_DATA = r"data ?sets?|data ?files?|samples?|shards?|corpus|examples?|records?|splits?"
+_SUFFIX = r"\.(?:jsonl?|csv|parquet|txt|bin|idx|npy|tar|arrow|tsv)"
 _SETTING = r"(?:template|optimizer|scheduler|strategy|option|setting|argument|model type|precision|config\w*)"
 _YOU = (
     r"You (?:passed|set|specified|provided|selected|chose|requested|enabled"
@@ -46,19 +44,19 @@ WORDS = tuple(
     for kind, *patterns in (
         (
             "checkpoint",
-            rf"(?i:\b(?:checkpoint|ckpt|state_dict|weights?)\b.*{_ABSENT})",
+            rf"(?i:\b(?:checkpoint|ckpt|state_dict|weights?)\b.{{0,300}}{_ABSENT})",
             rf"(?i:\b{_NONE} (?:\w+ ){{0,3}}(?:checkpoint|ckpt)\b)",
         ),
         (
             "data",
-            rf"(?i:\b{_DATA}\b.*{_ABSENT})",
-            rf"(?i:\b{_NONE} (?:\w+ ){{0,3}}{_DATA}(?:\b|$))",
+            rf"(?i:\b(?:{_DATA}|{_SUFFIX})\b.{{0,300}}{_ABSENT})",
+            rf"(?i:\b{_NONE} (?:\w+ ){{0,3}}(?:{_DATA}|\S{{1,200}}{_SUFFIX})(?:\b|$))",
         ),
         (
             "config",
             r"^(?:Value|Assertion|NotImplemented|Runtime)Error: "
             rf"(?:{_YOU}|Your\b|Please\b|`?--?\w|{_UNKNOWN})",
-            rf"^ValueError: (?i:.*\b{_SETTING}\b.*(?:{_ABSENT}|not (?:supported|valid|allowed)))",
+            rf"^ValueError: (?i:.{{0,300}}\b{_SETTING}\b.{{0,300}}(?:{_ABSENT}|not (?:supported|valid|allowed)))",
             r"^(?:Value|Key|Assertion|Attribute)Error: .*\bnot (?:exist|found|defined) in (?:the )?config",
         ),
     )
@@ -70,7 +68,7 @@ BETWEEN_RANKS = (
     *("rendezvous-dns", "rendezvous", "lost-peer", "collective-timeout", "communication", "port-taken"),
 )
 # A failed assertion on the GPU is the program's own fault. Every later CUDA call fails too.
-_ASSERTED = re.compile(r"\.cu:\d+: .*Assertion .* failed|device-side assert triggered")
+_ASSERTED = re.compile(r"\.cu:\d+: .{0,300}Assertion .{0,300} failed|device-side assert triggered")
 _MODULE = re.compile(r"((?:\w+\.)+)\w+(?:: |:?$)")
 _VAGUE = re.compile(r"^(?:RuntimeError|Exception|SystemExit|subprocess\.CalledProcessError)\b")
 # The trainer's wide classes, each with the narrower ones that its message may show.

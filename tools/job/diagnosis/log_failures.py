@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from tools.job.diagnosis import log_patterns
 from tools.job.metrics import series
-from tools.job.snapshot.log_lines import Line
+from tools.job.snapshot.log_lines import Line, cut
 
 SURVIVED = 3  # steps after a report: no rank takes one when another has failed, but lines may be late
 MESSAGE = 6  # further lines of an exception's message
@@ -51,8 +51,8 @@ class Report:
 
 # Prefixes of ranks, torchrun, srun, mpirun, Ray and log collectors. A line may have several.
 _PREFIX = re.compile(
-    r"^(?:\([^()]* pid=\d+[^()]*\) |\d+: |(?:\d{1,3}\.){3}\d{1,3}: |\[\d+,\d+\]<std\w+>:|"
-    r"\[[\w-]+(?:: \d+)?\](?:: ?| )|[a-z][\w-]*\d[\w-]*: (?=(?:\w+\.)*\w*(?:Error|Exception)\b))*"
+    r"^(?:\([^()]{0,100}? pid=\d++[^()]{0,100}+\) |\d+: |(?:\d{1,3}\.){3}\d{1,3}: |\[\d+,\d+\]<std\w+>:|"
+    r"\[[\w-]+(?:: \d+)?\](?:: ?| )|[a-z](?=[\w-]*\d)[\w-]*+: (?=(?:\w+\.)*\w*(?:Error|Exception)\b))*+"
 )
 LONGEST = 60  # characters of another collector's prefix
 _TORCH_RANK = re.compile(r"\[rank\d+\]: ?$")
@@ -74,7 +74,7 @@ _CONTINUED = re.compile(r"\s+\S|nccl\w+Error: |Last error:")
 # A level in capitals may be anywhere in a line; one in small letters only at its beginning.
 _LEVEL = re.compile(
     r"\b(?:ERROR|FATAL|CRITICAL)\b|\[[EF](?:\d{3}| )|^[EF]\d{4} |"
-    r"^[^A-Za-z]*(?:[\w./-]+:\s+){0,3}(?:(?i:fatal|panic)\b|(?i:error):\s(?!\s*[-+.\d]))"
+    r"^[^A-Za-z]*+(?:[\w./-]++:\s++){0,3}(?:(?i:fatal|panic)\b|(?i:error):\s(?!\s*+[-+.\d]))"
 )
 _MILD = re.compile(r"\b(?:INFO|DEBUG|TRACE|WARN|WARNING|Warning|UserWarning|FutureWarning)\b")
 _PYTHON_WARNS = re.compile(r":\d+: \w*Warning: ")
@@ -217,16 +217,15 @@ def _unfolded(line: Line) -> Iterator[Line]:
         return
     try:
         value = json.loads(line.text)
-    except ValueError:
-        yield line
-        return
+    except (ValueError, RecursionError):
+        value = {}
     level = next((str(value[key]) for key in _LEVELS if key in value), None)
     if level is None:
-        yield line
+        yield replace(line, text=cut(line.text))
     elif level.upper() in ("ERROR", "FATAL", "CRITICAL"):
         messages = [str(value[key]) for key in _MESSAGES if value.get(key)]
         tracebacks = [str(value[key]) for key in _TRACEBACKS if value.get(key)]
         for text in messages:
-            yield from (replace(line, text=f"ERROR {words}") for words in text.splitlines())
+            yield from (replace(line, text=cut(f"ERROR {words}")) for words in text.splitlines())
         for text in tracebacks:
-            yield from (replace(line, text=words) for words in text.splitlines())
+            yield from (replace(line, text=cut(words)) for words in text.splitlines())

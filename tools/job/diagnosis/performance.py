@@ -27,8 +27,8 @@ NO_GRADIENT = 10  # steps in a row without a gradient: finding a loss scale take
 LOW_USE = 0.1
 WAITS_FOR_DATA = 0.3  # of a step's time
 SLOWED = 0.7  # of the run's earlier speed
-SOCKET = re.compile(r"NCCL INFO (?:.*\b)?(?:NET/Socket|Using network Socket)", re.IGNORECASE)
-OFI = re.compile(r"NET/OFI.*Selected [Pp]rovider is efa|Using network (?:AWS Libfabric|OFI|Libfabric)")
+SOCKET = re.compile(r"NCCL INFO (?:.{0,200}\b)?(?:NET/Socket|Using network Socket)", re.IGNORECASE)
+OFI = re.compile(r"NET/OFI.{0,200}Selected [Pp]rovider is efa|Using network (?:AWS Libfabric|OFI|Libfabric)")
 
 
 def straggler(snapshot: Snapshot) -> Iterator[Cause]:

@@ -22,12 +22,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tools.core.timestamps import moment
+from tools.job.snapshot.log_lines import LONGEST
 
 Values = dict[str, Any]
 # Not a number that ends after its point, as in the last line of a killed process.
-_NUMBER = r"([-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:e[-+]?\d+)?|\.\d+|nan\b|inf(?:inity)?\b))"
+_NUMBER = (
+    r"([-+]?(?:\d{1,3}(?:,\d{3}){1,6}(?:\.\d+)?|\d+(?:\.\d+)?(?:e[-+]?\d+)?|\.\d+|nan\b|inf(?:inity)?\b))"
+)
 _NUMBER += r"(?!\d|\.(?:\d|$))"
-_IS = r"\s*[:=]?\s*[\[(]?\s*"  # between a name and its number
+_IS = r"\s*+[:=]?\s*+[\[(]?\s*+"  # between a name and its number
 _OWN = r"(?<![\w.-])"  # not the end of another name: `loss` is not `load_balancing_loss`
 
 
@@ -49,8 +52,8 @@ def _named(hint: str, *names: str, unit: str = "") -> _Sign:
 def _rate(hint: str, things: str) -> tuple[_Sign, _Sign]:
     """Return the two ways to write a rate: `tokens/s: 12` and `12 tokens/s`, but not `tokens/s/GPU`."""
     second = r"(?:/s(?:ec(?:ond)?)?|[ _]?per[ _]?sec(?:ond)?)"
-    named = rf"(?<![\w.-])(?:curr)?(?:{things}){second}(?:\s*[:=]\s*){_NUMBER}"
-    behind = rf"(?<![\w.]){_NUMBER}\s*(?:{things}){second}(?![\w/]|\s*[:=])"
+    named = rf"(?<![\w.-])(?:curr)?(?:{things}){second}\s*+[:=]\s*+{_NUMBER}"
+    behind = rf"(?<![\w.]){_NUMBER}\s*+(?:{things}){second}(?![\w/]|\s*+[:=])"
     return _Sign(hint, re.compile(named)), _Sign(hint, re.compile(behind))
 
 
@@ -61,7 +64,9 @@ _LOSS = (
     _named("loss", "train(?:ing)?[_ ]loss", "lm[_ ]loss", "step_loss", "loss"),
 )
 _STEP = tuple(
-    _Sign(hint, re.compile(rf"{_OWN}{name}\s*[:=#]?\s*\[?\s*(\d+)(?:\.0+)?(?![\d.]|,\d)(?:\s*/\s*(\d+))?"))
+    _Sign(
+        hint, re.compile(rf"{_OWN}{name}\s*+[:=#]?\s*+\[?\s*+(\d+)(?:\.0+)?(?![\d.]|,\d)(?:\s*+/\s*+(\d+))?")
+    )
     for hint, name in (
         ("global", "global[_ ]step"),
         ("step", "step"),
@@ -78,24 +83,24 @@ _MORE: dict[str, tuple[_Sign, ...]] = {
         *_rate("sample", "samples?"), *_rate("seq", "seqs?|sequences?"), *_rate("e", "examples?|images?")
     ),
     "step_s": (_named("train_step_timing in s"),),
-    "memory_gib": (_Sign("gib", re.compile(rf"(?<![\w.]){_NUMBER}\s*gib")),),
+    "memory_gib": (_Sign("gib", re.compile(rf"(?<![\w.]){_NUMBER}\s*+gib")),),
 }  # fmt: skip
 _MILLISECONDS = (
     _named("per iteration", r"elapsed time per iteration \(ms\)"),
-    _named("ms", "time", "dt", unit=r"\s*ms\b"),
+    _named("ms", "time", "dt", unit=r"\s*+ms\b"),
 )
-_MFU = _Sign("mfu", re.compile(rf"{_OWN}mfu{_IS}{_NUMBER}\s*(%?)"))
+_MFU = _Sign("mfu", re.compile(rf"{_OWN}mfu{_IS}{_NUMBER}\s*+(%?)"))
 _THROUGHPUT = _named("throughput")  # Neuron's has no unit: it is sequences per second
 _NEURON = re.compile(r"step_loss|consumed_samples")
 _NO_TRAINING = re.compile(r"\b(?:eval\w*|valid\w*|val|test|dev)\b|[a-z](?:error|exception)\b")
 _DEEPSPEED = re.compile(r"\bstep=\d+, skipped=|samplespersec=")
 _NEURON_LINE = re.compile(r"LOG (\w{3} \w{3} +\d+ [\d:]{8} \d{4}) - \((\d+), (\d+)\) (step_loss : .*)")
-_DICT = re.compile(r"\{'(?:[^{}]*')?loss':[^{}]*\}")
-_CALL = re.compile(r"\b(?:np\.|numpy\.|torch\.)?(?:tensor|float\d*|int\d*)\(\s*([^(),]+)[^()]*\)")
+_DICT = re.compile(r"\{(?=[^{}]*'loss':)'[^{}]*+\}")
+_CALL = re.compile(r"\b(?:np\.|numpy\.|torch\.)?(?:tensor|float\d*|int\d*)\(\s*+([^(),]++)[^()]*+\)")
 _NO_NUMBER = re.compile(r"(?<=: )-?(?:nan|inf)\b")
 # PyTorch's example, and Kubeflow's, which prints `loss=`.
-_MNIST = re.compile(rf"train epoch: (\d+) \[\s*(\d+)/(\d+)[^\]]*\]\s+loss{_IS}{_NUMBER}")
-_BAR = re.compile(r"\d+%\|[^|]*\|\s*(\d+)/(\d+) \[")
+_MNIST = re.compile(rf"train epoch: (\d+) \[\s*+(\d+)/(\d++)[^\[\]]*+\]\s++loss{_IS}{_NUMBER}")
+_BAR = re.compile(r"(?<!\d)\d++%\|[^|]*+\|\s*+(\d+)/(\d+) \[")
 _TOTAL = re.compile(r"Total optimization steps = ([\d,]+)")
 # Lines without any of these are skipped.
 MAYBE = re.compile(r"[Ll]oss|LOSS|[Ss]tep|STEP|[Ii]ter|\d/\d+ \[")
@@ -178,11 +183,11 @@ def number(value: Any) -> float | None:
 
 def _without_prefix(text: str) -> tuple[str, str]:
     """Return the writer that a line's prefixes name, and the rest of the line."""
-    names, rest = [], text
-    while found := _PREFIX.match(rest):
+    names, end = [], 0
+    while found := _PREFIX.match(text, end):
         names.append(found[1] or "")
-        rest = rest[found.end() :]
-    return "".join(names), rest
+        end = found.end()
+    return "".join(names), text[end:]
 
 
 def _values(text: str) -> Values | None:
@@ -190,6 +195,7 @@ def _values(text: str) -> Values | None:
         known = from_json(text)
         if known is not None:
             return known
+    text = text[:LONGEST]
     if found := _DICT.search(text):
         return _from_dict(found[0])
     if found := _NEURON_LINE.search(text):

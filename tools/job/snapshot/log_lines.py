@@ -14,6 +14,7 @@ from tools.core.timestamps import moment
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) ?(.*)$", re.DOTALL)
 # The rank that wrote a line: torchrun --tee (`[default3]:`), torch (`[rank3]:`), TorchX (`[3]:`), ours.
 _RANK = re.compile(r"^\s*\[(?:rank|default|trainer|\w+-)?(\d+)\]:|^\s*rank (\d+): ")
+LONGEST, LONGEST_JSON = 4096, 1 << 16  # characters of a line that are kept
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -42,7 +43,16 @@ def line_of(text: str, pod: str = "") -> Line:
     found = _STAMP.match(text)
     words = found[2] if found else text
     shown = _COLOUR.sub("", words.rstrip("\r\n").rpartition("\r")[2] or words.strip("\r\n"))
-    return Line(shown, moment(found[1]) if found else None, pod)
+    kept = cut(shown, LONGEST_JSON if shown.startswith("{") else LONGEST)
+    return Line(kept, moment(found[1]) if found else None, pod)
+
+
+def cut(text: str, longest: int = LONGEST) -> str:
+    """Return `text`, or its first characters and how many are left out.
+
+    Patterns are searched in each line of each pod, so what one line costs must have a bound.
+    """
+    return text if len(text) <= longest else f"{text[:longest]}... (cut: {len(text)} characters)"
 
 
 def merged(logs: Iterable[Iterable[Line]]) -> Iterator[Line]:

@@ -25,7 +25,7 @@ TOKEN_NAMES = (
     "HF_TOKEN_PATH",
 )
 # Keys of model.yaml that can name a model on the hub.
-MODEL_KEY = re.compile(r"(?m)^\s*(?:weights|tokenizer|source):\s*([^#\s]+)")
+MODEL_KEY = re.compile(r"(?m)^[ \t]*+(?:weights|tokenizer|source):\s*+([^#\s]+)")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 BYTES_SAVED = 12  # per parameter: an fp32 weight and two moments
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")

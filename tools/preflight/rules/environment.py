@@ -14,9 +14,9 @@ from tools.preflight.subject import Job, Subject, Template, texts, title
 from tools.simulator.command_line import command, literals, script
 from tools.simulator.environment import REFERENCE
 
-ENV_MARK = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*[^}]*\}")
-TEMPLATE_MARK = re.compile(ENV_MARK.pattern + r"|\{\{.*?\}\}")
-SHELL_MARK = re.compile(r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][^}]*\})")
+ENV_MARK = re.compile(r"\$\{[A-Za-z_][^{}]*+\}")
+TEMPLATE_MARK = re.compile(ENV_MARK.pattern + r"|\{\{[^{}\n]*+\}\}")
+SHELL_MARK = re.compile(r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][^{}]*+\})")
 ENVIRONMENT_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 FREE_TEXT = ("data", "stringData", "binaryData", "annotations")
 WORD_PATH = re.compile(r"\.(command|args)\[\d+\]$")

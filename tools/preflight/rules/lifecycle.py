@@ -17,7 +17,7 @@ GITOPS = ("kustomize.toolkit.fluxcd.io/", "helm.toolkit.fluxcd.io/", "argocd.arg
 PART_OF_TRAINYARD = ("app.kubernetes.io/part-of", "trainyard")
 AUTO_RESUME = "sagemaker.amazonaws.com/enable-job-auto-resume"
 QUEUE = "kueue.x-k8s.io/queue-name"
-EXEC = re.compile(r"(?m)(?:^|[;&|]\s*)\s*exec\s+\S")
+EXEC = re.compile(r"(?m)(?:^|[;&|])[ \t]*+exec\s++\S")
 
 
 @rule("restart-policy", "with some restart policies a job ends at its first fault, or never")
@@ -266,5 +266,5 @@ def _several(text: str) -> bool:
         for line in text.replace("\\\n", " ").splitlines()
         if line.strip() and not line.strip().startswith("#")
     ]
-    bare = re.sub(r"'[^']*'|\"[^\"]*\"|\$\([^)]*\)", "", "\n".join(lines))
+    bare = re.sub(r"'[^']*'|\"[^\"]*\"|\$\([^()]*+\)", "", "\n".join(lines))
     return len(lines) > 1 or bool(re.search(r";|&&|\|\|?|&\s*$", bare.strip().rstrip(";")))

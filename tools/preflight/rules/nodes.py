@@ -13,7 +13,7 @@ from tools.preflight.rule import Place, rule
 from tools.preflight.subject import INSTANCE_LABELS, Subject, Template
 
 TYPE_NAME = re.compile(
-    r"[a-z]+[0-9]+[a-z0-9-]*\.(nano|micro|small|medium|large|xlarge|[0-9]+xlarge|metal(-[0-9]+xl)?)"
+    r"[a-z]+[0-9][a-z0-9-]*\.(nano|micro|small|medium|large|xlarge|[0-9]+xlarge|metal(-[0-9]+xl)?)"
 )
 HYPERPOD = "sagemaker.amazonaws.com/"
 ARCH_LABELS = ("kubernetes.io/arch", "beta.kubernetes.io/arch")
