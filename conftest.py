@@ -1,4 +1,6 @@
-"""For every test run: bounded threads, uncaptured output, a closing count, suites on request."""
+"""For every test run: bounded threads, torch on loopback only, uncaptured output, a closing count, suites on
+request.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ import pytest
 STARTING = ("cluster", "docker", "flux")
 ON_REQUEST = tuple(Path(__file__).parent / "tests" / name for name in (*STARTING, "audit", "security"))
 SECONDS = 3600
+GUARD = str(Path(__file__).parent / "training" / "guard")  # read with every `import torch` of a test
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -23,6 +26,9 @@ def pytest_configure(config: pytest.Config) -> None:
     share = max(1, cores // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "TRAINYARD_CPUS"):
         os.environ.setdefault(name, str(share))
+    sys.path.append(GUARD)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [GUARD, os.environ.get("PYTHONPATH")]))
+    os.environ.update(TRAINYARD_LOOPBACK="1", GLOO_SOCKET_IFNAME="lo0" if sys.platform == "darwin" else "lo")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
