@@ -2,7 +2,8 @@
 
 torchrun exits with 1 for every failure. This process
 
-- starts torchrun, for the trainer's own tasks by `training.pod.launcher`, whose ranks start faster;
+- starts torchrun, for the trainer's own tasks by `training.pod.launcher`, whose ranks start faster; what it
+  starts reads the rendezvous' state without pickle (`training/guard`);
 - passes SIGTERM on to it, and ends the processes that it leaves behind;
 - checks the heartbeats of this pod's ranks (`training.pod.hang_detector`);
 - ends the pod early if a rank records a failure that no restart can fix;
@@ -24,6 +25,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from training.distributed.process import ENTRYPOINT, adopt_orphans, children, tied_to
 from training.pod import end_record, exit_analysis, hang_detector, launcher
@@ -43,6 +45,7 @@ END_SECONDS = 15.0  # from SIGTERM to SIGKILL after a permanent failure
 HUNG_SECONDS = 60.0  # time for torchrun to notice that a hung rank was killed; it waits 30 s for the others
 VICTIM_SECONDS = 3.0  # how long a pod that only saw consequences waits for the record of their cause
 CHUNK = 65536
+GUARD = str(Path(__file__).resolve().parent / "guard")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as in shells
 
@@ -103,7 +106,7 @@ class Pod:
             [sys.executable, "-m", "training.pod.launcher", *self._words[1:]] if forks else self._words,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, heartbeat.ATTEMPT: self._start.id, ENTRYPOINT: str(os.getpid())},
+            env={**_fenced(), heartbeat.ATTEMPT: self._start.id, ENTRYPOINT: str(os.getpid())},
             start_new_session=True,
             preexec_fn=tied_to(os.getpid()),
         )
@@ -284,6 +287,12 @@ class Pod:
                 return records
             time.sleep(TICK)
         return []
+
+
+def _fenced() -> dict[str, str]:
+    """Return the environment, with the directory of `trainyard_guard` first on PYTHONPATH."""
+    path = (GUARD, os.environ.get("PYTHONPATH"))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 @contextlib.contextmanager
