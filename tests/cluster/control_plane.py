@@ -21,6 +21,7 @@ from tests.cluster.build import Programs
 from tests.cluster.kube import Kube, condition
 from tests.cluster.pki import Pki
 from tests.cluster.sandbox import BRIDGE_ADDRESS, UP_SECONDS, CannotStart, Process, Sandbox
+from tools.core import repo
 
 SERVICES = "10.96.0.0/16"
 DNS_SERVICE = "10.96.0.10"
@@ -120,10 +121,9 @@ class ControlPlane:
         )
 
     def start_operator(self) -> None:
-        """Apply upstream's manifests and start the operator beside the API server, which calls it there.
+        """Apply base/plugins/training-operator and start the operator beside the API server.
 
-        Not applied are its Deployment, for it runs here with the Deployment's ServiceAccount, and the
-        CRDs of the kinds of jobs that it is told not to watch.
+        Not applied is its Deployment, for it runs here with the Deployment's ServiceAccount.
         The kubelet's part, to put the Secret's certificate into the container's folder, is done here too.
         """
         self.kube.apply(self.operator_manifests(), None, "--force-conflicts")
@@ -201,12 +201,12 @@ class ControlPlane:
     def _operator_home(self) -> Path:
         return self.sandbox.root / "operator"
 
-    def operator_manifests(self, deployment: bool = False) -> str:
-        """Return upstream's manifests, the webhook where the operator runs; with the Deployment if asked."""
-        text = self.kube.run("kustomize", str(self.programs.operator_manifests / "overlays/standalone"))
+    def operator_manifests(self) -> str:
+        """Return our manifests, with the webhook where the operator runs and without the Deployment."""
+        text = self.kube.run("kustomize", str(repo.root() / "base/plugins/training-operator"))
         kept = []
         for item in yaml.load_all(text, Loader=_LOADER):
-            if (item["kind"] == "Deployment" and not deployment) or _is_crd_of_another_job(item):
+            if item["kind"] == "Deployment":
                 continue
             if item["kind"] == "Service":
                 item["spec"] = {"type": "ExternalName", "externalName": "localhost"}
@@ -255,7 +255,3 @@ class ControlPlane:
         }
         done = self.kube.call("create", "--dry-run=server", "-f", "-", given=yaml.safe_dump(job))
         return "denied the request" in done.err and "failed calling webhook" not in done.err
-
-
-def _is_crd_of_another_job(item: dict[str, Any]) -> bool:
-    return item["kind"] == "CustomResourceDefinition" and item["spec"]["names"]["kind"] != "PyTorchJob"

@@ -79,9 +79,8 @@ def test_flux_makes_the_same_of_the_example(
     """The output of the command equals Flux's substitution of the same build byte for byte."""
     found = platform.load(repo.root(), "example")
     values = {name: fact.value for name, fact in found.facts.items()}
-    parts = [part for part in found.parts if part.name != "plugins"]  # it has remote bases
-    assert len(parts) == 2
-    for part in parts:
+    assert len(found.parts) == 3
+    for part in found.parts:
         (answer,) = flux([{"text": renderer.build(part), "vars": values}])
         ours = platform.render(repo.root(), platform.load(repo.root(), f"example/{part.name}"), renderer)
         assert ours == answer["text"]
