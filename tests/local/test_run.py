@@ -52,11 +52,20 @@ def test_pods_have_the_operators_environment_and_nothing_of_the_users_shell(
     )
     allowed = {
         *("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "HOSTNAME"),
-        *("CUDA_VISIBLE_DEVICES", "PET_LOCAL_ADDR", "GLOO_SOCKET_IFNAME"),
+        *(
+            "CUDA_VISIBLE_DEVICES",
+            "PET_LOCAL_ADDR",
+            "PET_RDZV_ID",
+            "GLOO_SOCKET_IFNAME",
+            "NCCL_SOCKET_IFNAME",
+        ),
+        *("PYTHONPATH", "TORCH_DEVICE_BACKEND_AUTOLOAD", "TRAINYARD_LOOPBACK"),
         *("TRAINYARD_RUN", "OWN", "DIR", "PYTHONUNBUFFERED", "MASTER_PORT", "PET_MASTER_PORT", "MASTER_ADDR"),
         *("PET_MASTER_ADDR", "WORLD_SIZE", "RANK", "PET_NODE_RANK", "PET_NPROC_PER_NODE", "PET_NNODES"),
     }
     assert set(worker) <= allowed
+    assert worker["PYTHONPATH"] == f"{checkout.root}/training/guard"
+    assert worker["PET_RDZV_ID"] == master["PET_RDZV_ID"]
     assert worker["RANK"] == "1"
     assert worker["OWN"] == "$(RANK) of $(WORLD_SIZE)"  # the operator's variables stand behind the user's own
     assert (worker["MASTER_ADDR"], worker["PET_NNODES"]) == ("127.0.0.1", "2")

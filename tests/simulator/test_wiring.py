@@ -141,11 +141,11 @@ def test_without_torch_the_proof_cannot_tell(make_job: Job, monkeypatch: pytest.
 def test_a_launcher_that_is_slow_to_end_is_no_fault_when_every_rank_was_counted(
     make_job: Job, monkeypatch: pytest.MonkeyPatch, seen: int, state: State
 ) -> None:
-    def run(nodes: list[Any], _size: Any, directory: Path, _timeout: float) -> dict[str, None]:
-        for rank, node in enumerate(nodes[:seen]):
-            record = {"rank": rank, "world": 2, "pod": node.pod.name, "counted": [1, 1]}
+    def run(nodes: list[Any], _size: Any, directory: Path, _timeout: float) -> tuple[dict[str, None], str]:
+        for rank in range(seen):
+            record = {"rank": rank, "world": 2, "pod": str(rank), "counted": [1, 1]}
             (directory / f"{rank}.json").write_text(json.dumps(record))
-        return {node.pod.name: None for node in nodes}
+        return {node.pod.name: None for node in nodes}, "loopback"
 
     monkeypatch.setattr(wiring_proof, "_run", run)
     verdict = wiring_proof.prove(analysed(make_job(command=TORCHRUN)), None, None, 60)
@@ -198,7 +198,7 @@ def test_a_launcher_that_fails_or_waits_is_a_fail(checkout: Any, make_job: Job) 
     bad = make_job("refuses", pods=1, command=["torchrun", "--start-method=none", "a.py"])
     done = checkout.yard("wiring", checkout.cell(bad))
     assert done.returncode == 1
-    assert "start-method" in done.stdout
+    assert "torchrun: --start-method 'none' is none of spawn, fork, forkserver" in done.stdout
     waits = checkout.yard("wiring", checkout.cell(make_job("waits", command=TORCHRUN)), "--timeout", "1")
     assert waits.returncode == 1
     assert "2 of 2 pods were still waiting after 1 s" in waits.stdout

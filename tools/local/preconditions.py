@@ -28,6 +28,7 @@ BYTES_A_PARAMETER = 12  # fp32 master weight and two fp32 moments
 OTHER_FILES = 200 * MEGABYTE  # data, logs, compiled kernels
 LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp
 PORTS_TO_TRY = 100
+ELSEWHERE = "set XDG_RUNTIME_DIR to a directory of your own"
 OTHER_RUN = "run:"  # before a run's name in model.weights
 
 
@@ -81,8 +82,8 @@ def own_port(port: int, *, asked: bool) -> Iterator[int]:
     is known, when the port was `asked` for and is taken.
     """
     for candidate in range(port, min(port + PORTS_TO_TRY, 65536)):
-        with _locked(_port_lock(candidate)) as lock:
-            if lock and is_free(candidate):
+        with _port_lock(candidate) as locked:
+            if locked and is_free(candidate):
                 yield candidate
                 return
         if asked:
@@ -98,18 +99,27 @@ def _by_whom(port: int) -> str:
     return f" by process {holder} ({processes.command_line(holder) or 'unknown'})" if holder else ""
 
 
-def _port_lock(port: int) -> Path:
-    directory = Path(tempfile.gettempdir()) / f"trainyard-ports-{os.getuid()}"
-    directory.mkdir(mode=0o700, exist_ok=True)
-    return directory / str(port)
-
-
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[bool]:
-    """Lock a file without waiting; yield whether that worked."""
-    with path.open("a+") as file:
+def _port_lock(port: int) -> Iterator[bool]:
+    """Lock a port for this user's runs without waiting; yield whether that worked.
+
+    Raises UserError when the directory of the locks does not belong to this user alone.
+    """
+    directory = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"trainyard-{os.getuid()}"
+    with contextlib.ExitStack() as opened:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            directory.mkdir(mode=0o700, exist_ok=True)
+            own = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            opened.callback(os.close, own)
+            found = os.fstat(own)
+            if found.st_uid != os.getuid() or found.st_mode & 0o077:
+                raise UserError(f"{directory}: other users can write there", ELSEWHERE)
+            lock = os.open(str(port), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode=0o600, dir_fd=own)
+            opened.callback(os.close, lock)
+        except OSError as problem:
+            raise UserError(f"{directory}: {problem.strerror}", ELSEWHERE) from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             yield False
             return
@@ -117,11 +127,11 @@ def _locked(path: Path) -> Iterator[bool]:
 
 
 def is_free(port: int) -> bool:
-    """Return whether a server can listen at `port` on every address of this machine."""
+    """Return whether nobody listens at `port` on loopback or on all addresses."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            server.bind(("", port))
+            server.bind((ADDRESS, port))
             server.listen(1)
         except OSError:
             return False

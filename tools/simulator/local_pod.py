@@ -13,9 +13,11 @@ cluster the image and the node give:
 
 The only other differences from a cluster: pods have loopback addresses, so that 127.0.0.1 replaces a pod's
 host name in an address variable (`*ADDR`, `*ENDPOINT`, `*HOST`) and in the command, PET_LOCAL_ADDR is the
-pod's own and GLOO_SOCKET_IFNAME is the loopback interface; mount paths are local directories
-(`volumes`); requested cores are this machine's share of them (`environment`); a rendezvous port that is
-taken here gives way to the next free one (`tools.local.job.at_port`).
+pod's own, and everything that torch starts listens on loopback only: gloo and NCCL by their variables,
+torch's stores by `training/guard`, to which PYTHONPATH leads; PET_RDZV_ID is random for each start of a job;
+mount paths are local directories (`volumes`); requested cores are this machine's share of them
+(`environment`); a rendezvous port that is taken here gives way to the next free one
+(`tools.local.job.at_port`).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import os
 import re
 import shutil
 import sys
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +41,9 @@ from tools.simulator.operator_pods import Pod
 ADDRESS = environment.MACHINE
 FROM_THE_MACHINE = ("LANG", "LC_ALL", "LD_LIBRARY_PATH")
 ADDRESS_VARIABLE = re.compile(r".*(ADDR|ENDPOINT|HOST)")
+GUARD = Path(__file__).resolve().parents[2] / "training" / "guard"
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK, "TRAINYARD_LOOPBACK": "1"}
 DEFAULT_GRACE = 30  # seconds; Kubernetes' terminationGracePeriodSeconds
 
 
@@ -76,6 +82,7 @@ def local_pods(
     share = environment.core_share(len(pods))
     devices = _devices(pods, user, plan_only)
     hosts = [pod.name for pod in pods]
+    meeting = uuid.uuid4().hex
     result = []
     for pod, address in zip(pods, environment.addresses(len(pods)), strict=True):
         directory = shared / "pods" / pod.name
@@ -93,8 +100,11 @@ def local_pods(
                 for name, value in resolved.values.items()
             },
             "PET_LOCAL_ADDR": address,
-            "GLOO_SOCKET_IFNAME": loopback(),
+            "PET_RDZV_ID": meeting,
+            **ON_LOOPBACK,
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",
         }
+        final["PYTHONPATH"] = os.pathsep.join(filter(None, [str(GUARD), final.get("PYTHONPATH")]))
         final["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{final['PATH']}"
         argv = [mounts.translate(_local_hosts(word, hosts)) for word in command]
         result.append(
@@ -126,11 +136,6 @@ def command_of(pod: Pod, values: Mapping[str, str]) -> list[str]:
         )
     words = [*container["command"], *(container.get("args") or [])]
     return [environment.expand(word, values) for word in words]
-
-
-def loopback() -> str:
-    """Return the name of this machine's loopback interface."""
-    return "lo0" if sys.platform == "darwin" else "lo"
 
 
 def localised(name: str, value: str, hosts: Sequence[str]) -> str:

@@ -54,6 +54,7 @@ FLAGS = ("standalone", "module", "no-python", "run-path", "virtual-local-rank")
 SHORT = {"module": "-m", "redirects": "-r", "tee": "-t"}
 NOT_FROM_ENVIRONMENT = ("logs-specs", "numa-binding", "print-completion")
 NUMBERS = ("node-rank", "master-port", "max-restarts", "shutdown-timeout")
+START_METHODS = ("spawn", "fork", "forkserver")
 PYTHON_FLAGS_WITH_VALUE = ("-W", "-X")
 
 
@@ -189,6 +190,9 @@ def _torchrun(module: str, words: list[str], environment: Mapping[str, str]) -> 
     for name in NUMBERS:
         if values[name] is not None and not _is_integer(values[name]):
             raise BadOptions(f"torchrun: --{name} {values[name]!r} is not an integer")
+    if values["start-method"] not in START_METHODS:
+        known = ", ".join(START_METHODS)
+        raise BadOptions(f"torchrun: --start-method {values['start-method']!r} is none of {known}")
     flags = frozenset(name for name in FLAGS if getattr(parsed, name.replace("-", "_")))
     return Torchrun(module, words[: len(words) - behind], values, flags)
 

@@ -1,8 +1,12 @@
 """The proof of a job's wiring: its own launch commands run here, with a probe in place of the trainer.
 
-None of the manifest's own code runs: only torchrun (or python) with the manifest's options and environment,
-and `rank_probe`. All pods share this machine's address, so each rendezvous of the job gets its own free port.
-Pods that would not meet on a cluster do not meet here.
+None of the manifest's own code runs. What starts is this Python, torchrun and `rank_probe`, by a command line
+that is written here: the manifest gives numbers of nodes and ranks, time limits, and which pods meet. Its
+variables, its other options and its texts stay outside. The processes listen on loopback only, and where the
+kernel allows it they have a network of their own.
+
+All pods share this machine's address, so each rendezvous of the job gets its own free port. Pods that would
+not meet on a cluster do not meet here.
 """
 
 from __future__ import annotations
@@ -11,12 +15,14 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,8 +32,9 @@ from typing import Any
 from tools.core import output, processes, repo
 from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
-from tools.simulator import environment, rank_probe
-from tools.simulator.local_pod import ADDRESS, FROM_THE_MACHINE, loopback
+from tools.simulator import environment, probe_launcher, rank_probe
+from tools.simulator.local_pod import ADDRESS, FROM_THE_MACHINE, ON_LOOPBACK
+from tools.simulator.torchrun import OPTIONS
 from tools.simulator.wiring import Analysis, Node, world_size
 
 # Processes started when the user gave no numbers. Each imports torch, which takes a processor some seconds.
@@ -35,8 +42,19 @@ AT_MOST_UNASKED = max(4, min(8, environment.cores()))
 AT_MOST = 64
 SCALED = 2  # pods, and processes a pod, of a larger job
 TICK = 0.1
-LOADER_VARIABLES = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "PYTHONHOME", "PYTHON_EXEC")
 LAST_LINES = 3
+PYTHON = (sys.executable, "-I", "-W", "ignore", "-u")  # reads no variables and no working directory
+LAUNCHER = str(Path(probe_launcher.__file__).resolve())
+PROBE = str(Path(rank_probe.__file__).resolve())
+# What may stand in --rdzv-conf: time limits of torch/distributed/elastic/rendezvous/dynamic_rendezvous.py.
+TIME_LIMIT = re.compile(
+    r"(?:(?:join_|last_call_|close_|heartbeat_|read_)?timeout|keep_alive_interval)=[0-9]{1,6}"
+)
+# What else decides about the world; the command line is made of it.
+PROVED = ("nnodes", "nproc-per-node", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "node-rank")
+PROVED += ("master-addr", "master-port", "local-addr", "max-restarts", "start-method")
+ISOLATED = "the launchers had a network of their own, with loopback only"
+NOT_ISOLATED = "the launchers listened on loopback only; this machine gives no network namespace"
 
 
 @dataclass(frozen=True)
@@ -87,11 +105,17 @@ def prove(analysis: Analysis, pods: int | None, nproc: int | None, timeout: floa
         return Verdict(State.CANNOT_TELL, reason, analysis.verdict.evidence)
     with _scratch() as directory:
         began = time.monotonic()
-        ends = _run(nodes, size, directory, timeout)
-        records = _records(directory)
-        said = {node.pod.name: _last_lines(directory / f"{node.pod.name}.log") for node in nodes}
+        ends, network = _run(nodes, size, directory, timeout)
+        records = _records(nodes, directory)
+        said = {node.pod.name: _last_lines(_log(directory, index)) for index, node in enumerate(nodes)}
     ran = f"ran here: {_sized(size)}, {time.monotonic() - began:.1f} s"
-    evidence = [*analysis.verdict.evidence, ran, *_lines(nodes, records, ends, said)]
+    evidence = [
+        *analysis.verdict.evidence,
+        ran,
+        network,
+        *_left_out(nodes),
+        *_lines(nodes, records, ends, said),
+    ]
     return _judge(analysis, size, records, ends, evidence, timeout)
 
 
@@ -156,24 +180,53 @@ def _sized(size: Scale) -> str:
     return f"{output.count(size.pods, 'pod')} x {output.count(size.processes, 'process', 'processes')}"
 
 
-def _run(nodes: Sequence[Node], size: Scale, directory: Path, timeout: float) -> dict[str, int | None]:
-    """Start every pod's launcher and wait. Returns exit codes; None for a launcher that had to be killed."""
-    ports = {meeting: _free_port() for meeting in sorted({node.meeting for node in nodes})}
+def _run(
+    nodes: Sequence[Node], size: Scale, directory: Path, timeout: float
+) -> tuple[dict[str, int | None], str]:
+    """Start every pod's launcher and wait. Returns exit codes, None for a launcher that had to be killed, and
+    a line about the network.
+    """
+    meetings = {meeting: (_free_port(), uuid.uuid4().hex) for meeting in {node.meeting for node in nodes}}
     processes.adopt_orphans()
     before = processes.children_of(os.getpid())
     started: list[subprocess.Popen[bytes]] = []
     deadline = time.monotonic() + timeout
     try:
-        for node, address in zip(nodes, environment.addresses(len(nodes)), strict=True):
-            argv, variables = _command(node, size, address, ports[node.meeting], directory, timeout)
-            with (directory / f"{node.pod.name}.log").open("wb") as log:
-                started.append(processes.start(argv, variables, repo.root(), log, log))
+        holder = _network(directory)
+        own = {probe_launcher.NAMESPACE: str(holder)} if holder else {}
+        for index, (node, address) in enumerate(zip(nodes, environment.addresses(len(nodes)), strict=True)):
+            argv, variables = _command(node, size, address, *meetings[node.meeting])
+            variables |= {**_environment(index, directory, timeout), **own}
+            with _log(directory, index).open("wb") as log:
+                started.append(processes.start(argv, variables, directory, log, log))
         while time.monotonic() < deadline and not _over(started):
             time.sleep(TICK)
-        return {node.pod.name: process.poll() for node, process in zip(nodes, started, strict=True)}
+        ends = {node.pod.name: process.poll() for node, process in zip(nodes, started, strict=True)}
+        return ends, ISOLATED if holder else NOT_ISOLATED
     finally:
         processes.kill_tree(started)
         processes.kill_tree([], processes.children_of(os.getpid()) - before)
+
+
+def _network(directory: Path) -> int | None:
+    """Start the process that holds a network namespace; return its id, or None where there are none."""
+    argv = [*PYTHON, "-S", LAUNCHER, probe_launcher.HOLD]
+    holder = processes.start(argv, {}, directory, subprocess.PIPE, subprocess.DEVNULL)
+    assert holder.stdout is not None
+    with holder.stdout:
+        ready = holder.stdout.readline().strip() == probe_launcher.READY.encode()
+    return holder.pid if ready else None
+
+
+def _left_out(nodes: Sequence[Node]) -> list[str]:
+    """Return a line about the options of torchrun that the launchers did not get here, if there are any."""
+    given = {
+        f"--{name}"
+        for node in nodes
+        for name, value in (node.launch.torchrun.values if node.launch.torchrun else {}).items()
+        if name not in PROVED and value != OPTIONS[name]
+    }
+    return [f"not given to the launchers here: {', '.join(sorted(given))}"] if given else []
 
 
 def _over(started: Sequence[subprocess.Popen[bytes]]) -> bool:
@@ -183,50 +236,50 @@ def _over(started: Sequence[subprocess.Popen[bytes]]) -> bool:
 
 
 def _command(
-    node: Node, size: Scale, address: str, port: int, directory: Path, timeout: float
+    node: Node, size: Scale, address: str, port: int, meeting_id: str
 ) -> tuple[list[str], dict[str, str]]:
-    """Return a pod's launch command with the probe in place of its program, and its environment."""
-    variables = _environment(node, directory, timeout)
-    script = str(Path(rank_probe.__file__).resolve())
+    """Return a pod's launch command with the probe in place of its program, and the variables of a rank that
+    no torchrun starts.
+    """
+    launcher = [*PYTHON, LAUNCHER]
+    backend, _, asked, _ = node.meeting
     torchrun = node.launch.torchrun
     if torchrun is None:
-        if node.meeting[2]:
-            variables |= {"MASTER_ADDR": ADDRESS, "MASTER_PORT": str(port), "WORLD_SIZE": str(size.pods)}
-        return [sys.executable, "-u", script], variables
-    options = [*torchrun.words, f"--local-addr={address}", f"--nproc-per-node={size.processes}"]
-    if size.pods < node.nodes[0]:
-        options.append(f"--nnodes={size.pods}")
-    if torchrun.values["log-dir"] is not None:
-        options.append(f"--log-dir={directory / 'logs'}")
-    backend, _, asked, _ = node.meeting
-    if backend == "static" and not torchrun.values["rdzv-endpoint"]:
-        options += [f"--master-addr={ADDRESS}", f"--master-port={port}"]
-    elif asked:
-        options.append(f"--rdzv-endpoint={ADDRESS}:{port}")
-    program = [script]
-    if "module" in torchrun.flags:
-        program = ["tools.simulator.rank_probe"]
-    elif "no-python" in torchrun.flags:
-        program = [sys.executable, "-u", script]
-    return [sys.executable, "-m", torchrun.module, *options, *program], variables
+        rank = {"RANK": str(node.rank), "WORLD_SIZE": str(size.pods)}
+        return launcher, {**rank, "MASTER_ADDR": ADDRESS, "MASTER_PORT": str(port)} if asked else {}
+    nodes = f"{size.pods}" if size.pods < node.nodes[0] else f"{node.nodes[0]}:{node.nodes[1]}"
+    options = [f"--nnodes={nodes}", f"--nproc-per-node={size.processes}", f"--local-addr={address}"]
+    limits = [item for item in (torchrun.values["rdzv-conf"] or "").split(",") if TIME_LIMIT.fullmatch(item)]
+    if limits:
+        options.append(f"--rdzv-conf={','.join(limits)}")
+    if not asked:
+        options.append("--standalone")
+    elif backend == "static":
+        options += [f"--node-rank={node.rank}", f"--master-addr={ADDRESS}", f"--master-port={port}"]
+    else:
+        options += [f"--rdzv-backend={backend}", f"--rdzv-endpoint={ADDRESS}:{port}"]
+    return [*launcher, *options, f"--rdzv-id={meeting_id}", "--no-python", *PYTHON, PROBE], {}
 
 
-def _environment(node: Node, directory: Path, timeout: float) -> dict[str, str]:
-    """Return the pod's environment without the variables that lead the loader or Python into its image."""
-    own = {name: value for name, value in node.launch.environment.items() if name not in LOADER_VARIABLES}
+def _environment(index: int, directory: Path, timeout: float) -> dict[str, str]:
+    """Return the environment of a pod's processes. Nothing in it comes from the manifest."""
     return {
         "PATH": os.environ.get("PATH", os.defpath),
         **{name: os.environ[name] for name in FROM_THE_MACHINE if name in os.environ},
         "OMP_NUM_THREADS": "1",
-        **own,
         "HOME": str(directory),
         "TMPDIR": str(directory),
-        "HOSTNAME": node.pod.name,
+        "HOSTNAME": str(index),
         "CUDA_VISIBLE_DEVICES": "",
-        "GLOO_SOCKET_IFNAME": loopback(),
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        **ON_LOOPBACK,
         rank_probe.RECORDS: str(directory),
         rank_probe.SECONDS: str(timeout),
     }
+
+
+def _log(directory: Path, index: int) -> Path:
+    return directory / f"{index}.log"
 
 
 @contextlib.contextmanager
@@ -245,8 +298,10 @@ def _free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def _records(directory: Path) -> list[dict[str, Any]]:
+def _records(nodes: Sequence[Node], directory: Path) -> list[dict[str, Any]]:
     records = [json.loads(path.read_text()) for path in directory.glob("*.json")]
+    for record in records:
+        record["pod"] = nodes[int(record["pod"])].pod.name
     return sorted(records, key=lambda record: (record["rank"], record["pod"]))
 
 
