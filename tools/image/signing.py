@@ -20,6 +20,7 @@ from tools.image.evidence import KINDS
 from tools.image.registry import DIGEST, split
 
 CANNOT_SEE = 3
+UNSIGNED = (10, 12, 13)  # cosign's exit codes: no signature, no matching one, one without a certificate
 UNSEEN = re.compile(
     r"(?i)connection refused|no such host|timeout|UNAUTHORIZED|denied|\bTUF\b|certificate signed by"
 )
@@ -67,7 +68,7 @@ def sign(
     for words in commands:
         code, said = _cosign([*words, _digested(image)], say, variables)
         if code != 0:
-            unseen = CANNOT_SEE if UNSEEN.search(said) else 1
+            unseen = CANNOT_SEE if UNSEEN.search(_last(said)) else 1
             raise UserError(f"cosign {words[0]}: {_last(said)}", "--offline signs without a log", unseen)
 
 
@@ -75,7 +76,7 @@ def verify(image: str, signer: Signer) -> Verdict:
     """Return whether `signer` signed the image. Digest, signer and attestations are the evidence."""
     digest = split(_digested(image))[1]
     code, said = _cosign(["verify", "--output=json", *signer.for_verifying(), image])
-    if code != 0 and UNSEEN.search(said):
+    if code not in (0, *UNSIGNED) and UNSEEN.search(_last(said)):
         return Verdict(
             State.CANNOT_TELL, f"{image} cannot be verified", [_last(said)], "see --offline in --help"
         )
