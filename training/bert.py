@@ -1,6 +1,6 @@
 """Pre-train BERT on masked words and next sentences: `torchrun -m training.bert --config DIR`.
 
-Reads TRAINYARD_RUN (the run directory) and TRAINYARD_DATA (the directory of prepared datasets). The run
+Reads TRAINYARD_RUN (the run directory) and TRAINYARD_DATA (the datasets prepared for all runs). The run
 continues from its newest good checkpoint, whatever number of ranks wrote it.
 """
 
@@ -39,7 +39,7 @@ class Bert:
     def open(self, config: Config, ranks: Ranks, data: Path, run: RunDir, say: Callable[[str], None]) -> Feed:
         self._weights = bert.open_for(config, run, ranks, say)
         tokenizer = self._weights.tokenizer if self._weights else None
-        directory = together(ranks, lambda: prepare_for(config, data, say, tokenizer))
+        directory = together(ranks, lambda: prepare_for(config, run.data, say, tokenizer, shared=data))
         check_prompts(config.sample.prompts, config, directory)
         return IndexedFeed(*splits_of(config, directory), config, ranks, reference(config, directory))
 

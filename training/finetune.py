@@ -2,7 +2,7 @@
 
 Starts from `model.weights`: a directory, a pinned revision of the hub or another run. Trains adapters if the
 configuration has a section `lora`, else every weight. Reads TRAINYARD_RUN (the run directory) and
-TRAINYARD_DATA (the directory of prepared datasets). The run continues from its newest good checkpoint.
+TRAINYARD_DATA (the datasets prepared for all runs). The run continues from its newest good checkpoint.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Finetune:
         self._weights = open_weights(config, run, ranks, say)
         say(lora.describe(config))
         settings = settings_of(config, tokenizer_of(config, run, ranks, say))
-        directory = together(ranks, lambda: prepare_examples(settings, data, say))
+        directory = together(ranks, lambda: prepare_examples(settings, run.data, say, shared=data))
         train = ExampleDataset.open(directory, "train", config.sequence_length)
         heldout = ExampleDataset.open(directory, "heldout", config.sequence_length)
         reference = {"unigram_nats": heldout.unigram_nats, "ln_vocab": math.log(config.model.vocab_size)}

@@ -1,6 +1,6 @@
 """Pre-train a causal language model: `torchrun -m training.pretrain --config DIR`.
 
-Reads TRAINYARD_RUN (the run directory) and TRAINYARD_DATA (the directory of prepared datasets). The run
+Reads TRAINYARD_RUN (the run directory) and TRAINYARD_DATA (the datasets prepared for all runs). The run
 continues from its newest good checkpoint, whatever number of ranks wrote it.
 """
 
@@ -34,7 +34,7 @@ class Pretrain:
     losses = ("loss",)
 
     def open(self, config: Config, ranks: Ranks, data: Path, run: RunDir, say: Callable[[str], None]) -> Feed:
-        directory = together(ranks, lambda: prepare_for(config, data, say))
+        directory = together(ranks, lambda: prepare_for(config, run.data, say, shared=data))
         if config.data.stream is not None:
             return open_stream(config, directory, ranks, say)
         train = TokenDataset.open(directory, "train", config.sequence_length)

@@ -111,7 +111,7 @@ class Task(Protocol):
         ...
 
     def open(self, config: Config, ranks: Ranks, data: Path, run: RunDir, say: Callable[[str], None]) -> Feed:
-        """Open the data for a run, on all ranks together; prepare it under `data` if it is missing."""
+        """Open a run's data, on all ranks together; prepare it below the run if it is not under `data`."""
         ...
 
     def build(self, config: Config, device: Device) -> Trainable:

@@ -93,7 +93,7 @@ def upload_run(run: RunDir, to: str, step: int, merge: bool, dtype: str, say: Sa
             export_run(run.path, kept, merge=merge, step=step, dtype=dtype, say=say)
         except ExportError as error:
             raise UploadError(str(error)) from error
-    done = upload(kept, to, run.path.resolve().name, step, say)
+    done = upload(kept, to, run.name, step, say)
     write_json(run.path / "upload.json", {**asdict(done), "time": time.time()})
     shutil.rmtree(run.path / "export", ignore_errors=True)
     return done

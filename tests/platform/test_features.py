@@ -75,6 +75,11 @@ def test_a_feature_adds_and_takes_nothing_away(
 CHANGED = {
     "spot": {"spec.runPolicy.backoffLimit"},
     "local-nvme": {"spec.pytorchReplicaSpecs.Worker.template.spec.containers[0].env[5].value"},
+    # In place of the claim's own directory.
+    "s3-data": {
+        "spec.pytorchReplicaSpecs.Worker.template.spec.containers[0].volumeMounts[3].name",
+        "spec.pytorchReplicaSpecs.Worker.template.spec.containers[0].volumeMounts[3].subPath",
+    },
 }
 
 

@@ -23,14 +23,16 @@ from training.checkpoint.layout import newest_committed
 from training.run.directory import RunDir
 from training.run.exit_status import exit_in_words
 
-KEPT = (".lock", "cache")  # what a fresh start leaves in the run directory
+KEPT = (".lock", "data", "hub")  # what a fresh start leaves in the run directory
 
 
 def run(job: LocalJob, fresh: bool, as_json: bool) -> int:
     """Train `job` until it succeeds, fails or is stopped, and return the exit code of `yard`.
 
+    Files of the run are for this user only: they may hold the text that is trained on, and secrets.
     Raises UserError when something is missing before the start, and for a run that failed.
     """
+    os.umask(0o077)
     if job.config is not None:
         preconditions.check_base(job.config, job.directory, job.source)
     done = None if fresh else report.finished(job)
@@ -64,7 +66,7 @@ def _at_own_port(job: LocalJob) -> Iterator[LocalJob]:
 
 
 def clear(run_directory: Path) -> None:
-    """Remove the results of a run whose lock is held. The compile cache stays.
+    """Remove the results of a run whose lock is held. Prepared data and downloaded weights stay.
 
     Everything is renamed before it is deleted, first the files that mark the run as finished or resumable, so
     that an interrupted removal leaves nothing that looks like a run.
@@ -108,9 +110,10 @@ def prepare(job: LocalJob, *options: str) -> None:
     if config is None or data is None:
         return
     argv = [sys.executable, "-m", "training.prepare", "--config", str(config), "--data", data, *options]
-    pod = job.local[0]
+    # Weights of the hub are downloaded for all runs, as base/services/prepare does.
+    environment = {"HF_HUB_CACHE": f"{data}/hub", **job.local[0].environment}
     with tempfile.TemporaryFile() as complaint:
-        child = processes.start(argv, pod.environment, repo.root(), subprocess.PIPE, complaint)
+        child = processes.start(argv, environment, repo.root(), subprocess.PIPE, complaint)
         assert child.stdout is not None
         try:
             for line in child.stdout:

@@ -85,9 +85,9 @@ def local_pods(
     meeting = uuid.uuid4().hex
     result = []
     for pod, address in zip(pods, environment.addresses(len(pods)), strict=True):
-        directory = shared / "pods" / pod.name
+        directory = volumes.below(shared / "pods", pod.name)
         resolved = environment.resolve(pod, pod.container, manifests, share, address)
-        mounts = volumes.plan(pod, pod.container, shared, directory)
+        mounts = volumes.plan(pod, pod.container, shared, directory, resolved.values)
         missing = resolved.missing + mounts.missing
         if missing:
             raise UserError(f"pod {pod.name} needs {missing[0]}, which is not in {manifests.source}")

@@ -3,19 +3,28 @@
 The claim `trainyard` is `<checkout>/local`; any other claim is `<checkout>/local/claims/<name>`. ConfigMaps,
 Secrets and projections of them are written as files. An emptyDir is an empty directory. A volume that this
 machine cannot provide (hostPath, CSI, NFS and so on) is an empty directory too, and `kind` says so.
+
+One emptyDir is kept and shared by the pods of a job: `compiled`, because all of them are the same user's, and
+compiling takes longer than a short run. A mount is `readOnly` only in the cluster.
+
+Names and paths of a manifest are below the directory that they belong to, or an error, as in Kubernetes.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+from tools.core.errors import UserError
 from tools.kube.manifests import Manifests, Object
+from tools.simulator import environment
 from tools.simulator.operator_pods import Pod
 
 CLAIM = "trainyard"
+COMPILED = "compiled"  # the emptyDir of base/pytorchjob with compiled kernels
 
 
 @dataclass(frozen=True)
@@ -58,10 +67,11 @@ class Volumes:
         return None
 
 
-def plan(pod: Pod, container: Object, shared: Path, directory: Path) -> Volumes:
-    """Return the local directories of the mounts of `container`. Writes nothing.
+def plan(pod: Pod, container: Object, shared: Path, directory: Path, values: Mapping[str, str]) -> Volumes:
+    """Return the local directories of the mounts of `container`, with its variables `values`. Writes nothing.
 
     `shared` stands for the claim. `directory` is the pod's own and holds one directory for each volume.
+    Raises UserError for a path of the manifest that leaves its volume.
     """
     by_name = {volume["name"]: volume for volume in pod.spec.get("volumes") or []}
     result = Volumes()
@@ -70,9 +80,10 @@ def plan(pod: Pod, container: Object, shared: Path, directory: Path) -> Volumes:
         if volume is None:
             result.missing.append(f"volume {mount['name']} (mounted at {mount['mountPath']})")
             continue
-        local, kind = _place(volume, shared, directory)
+        local, kind = _place(pod, volume, shared, directory)
         path = "/" + mount["mountPath"].strip("/")
-        result.mounts.append(Mount(path, local / (mount.get("subPath") or ""), kind))
+        inside = mount.get("subPath") or environment.expand(mount.get("subPathExpr") or "", values)
+        result.mounts.append(Mount(path, below(local, inside) if inside else local, kind))
     result.mounts.sort(key=lambda item: len(item.path), reverse=True)
     return result
 
@@ -80,25 +91,38 @@ def plan(pod: Pod, container: Object, shared: Path, directory: Path) -> Volumes:
 def materialise(pod: Pod, manifests: Manifests, shared: Path, directory: Path) -> list[str]:
     """Create the pod's volumes under `directory`, which is emptied first, and the claims' directories.
 
-    Returns required references that the manifests do not have.
+    Returns required references that the manifests do not have. Raises UserError for a path that leaves its
+    volume.
     """
     if directory.exists():
         shutil.rmtree(directory)
     missing: list[str] = []
     for volume in pod.spec.get("volumes") or []:
-        local, _ = _place(volume, shared, directory)
+        local, _ = _place(pod, volume, shared, directory)
         local.mkdir(parents=True, exist_ok=True)
         for source in _sources(volume):
             missing += _write_files(source, pod, manifests, local)
     return missing
 
 
-def _place(volume: Object, shared: Path, directory: Path) -> tuple[Path, str]:
+def below(directory: Path, inside: str) -> Path:
+    """Return the path `inside` a directory. Raises UserError where it is absolute, or has `..` or a control
+    character.
+    """
+    path = PurePosixPath(inside)
+    if not inside.isprintable() or path.is_absolute() or ".." in path.parts or not path.parts:
+        raise UserError(f"the manifest names the path {inside!r}, which is not below its volume")
+    return directory / path
+
+
+def _place(pod: Pod, volume: Object, shared: Path, directory: Path) -> tuple[Path, str]:
     claim = volume.get("persistentVolumeClaim")
     if claim is not None:
         name = claim["claimName"]
-        return (shared if name == CLAIM else shared / "claims" / name), f"claim {name}"
-    local = directory / volume["name"]
+        return (shared if name == CLAIM else below(shared / "claims", name)), f"claim {name}"
+    if volume["name"] == COMPILED and volume.get("emptyDir") is not None:
+        return below(shared / "compiled", pod.job), "emptyDir, kept for the next run"
+    local = below(directory, volume["name"])
     if volume.get("emptyDir") is not None:
         return local, "emptyDir"
     names = [name for name, _ in _sources(volume)]
@@ -130,7 +154,7 @@ def _write_files(source: tuple[str, Object], pod: Pod, manifests: Manifests, loc
         if key not in found:
             missing.append(f"key {key} of {kind} {name}")
             continue
-        target = local / path
+        target = below(local, path)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(found[key], encoding="utf-8")
         target.chmod(0o400 if kind == "Secret" else 0o444)

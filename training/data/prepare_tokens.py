@@ -94,8 +94,10 @@ def prepare_tokens(
     progress: Callable[[str], None],
     first_bytes: int | None = None,
     workers: int | None = None,
+    shared: Path | None = None,
 ) -> Path:
-    """Return the dataset directory under `root` for this source and these settings; create it if missing.
+    """Return the dataset directory for this source and these settings: that under `shared` if it is there,
+    else that under `root`, which is created if it is missing.
 
     `tokenizer` is "train", or a directory or tokenizer.json. `progress` gets lines of text, at least one
     every two seconds of work. With `first_bytes` only the source's first documents are used, that many bytes
@@ -106,11 +108,15 @@ def prepare_tokens(
     root = Path(root)
     plan = _plan(source, text_field, heldout_fraction, tokenizer, vocab_size, first_bytes, workers)
     refuse_inside(source, root)
-    return made_once(root / plan.name, lambda: _make(plan, root, Reporter(progress)))
+    return made_once(root / plan.name, lambda: _make(plan, root, Reporter(progress)), shared)
 
 
-def made_once(target: Path, make: Callable[[], None]) -> Path:
-    """Return the dataset directory `target`; create it if it is missing. Raises DataError."""
+def made_once(target: Path, make: Callable[[], None], shared: Path | None) -> Path:
+    """Return the dataset directory of the name of `target`: under `shared`, where nothing is written, or else
+    `target`, which is created if it is missing. Raises DataError.
+    """
+    if shared is not None and (shared / target.name / INDEX).is_file():
+        return _checked(shared / target.name)
     try:
         sweep(target.parent)
         if not target.exists():
@@ -118,8 +124,12 @@ def made_once(target: Path, make: Callable[[], None]) -> Path:
     except OSError as error:
         where = f" ({Path(error.filename).name})" if isinstance(error.filename, str) else ""
         raise DataError(f"cannot write the dataset under {target.parent}{where}: {reason(error)}") from error
-    check_sizes(target, read_index(target))
-    return target
+    return _checked(target)
+
+
+def _checked(directory: Path) -> Path:
+    check_sizes(directory, read_index(directory))
+    return directory
 
 
 def refuse_inside(source: str, root: Path) -> None:

@@ -20,13 +20,16 @@ def load_tokenizer(checkpoint: Checkpoint, run: RunDir) -> PreTrainedTokenizerBa
 
 
 def dataset_directory(meta: dict[str, Any], run: RunDir) -> Path:
-    """The run's dataset: at its recorded path, or beside the run if the volume is mounted elsewhere now."""
+    """The run's dataset: below the run, at its recorded path, or with the prepared data of this volume."""
     recorded = Path(meta["dataset_directory"])
-    beside = run.path.resolve().parent.parent / "data" / recorded.name
-    for directory in (recorded, beside):
-        if (directory / "index.json").exists():
-            return directory
-    raise CheckpointError(f"the run's dataset is neither at {recorded} nor at {beside}")
+    around = run.path.resolve().parent  # with `runs` in a pod: /shared/runs/<job>, /shared/data
+    found = (run.data, recorded.parent, around / "data", around.parent / "data")
+    for root in found:
+        if (root / recorded.name / "index.json").exists():
+            return root / recorded.name
+    raise CheckpointError(
+        f"the run's dataset {recorded.name} is in none of {', '.join(map(str, dict.fromkeys(found)))}"
+    )
 
 
 def prompt_ids(dataset: Path, tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:

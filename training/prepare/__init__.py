@@ -16,13 +16,16 @@ from training.distributed.rank_zero import Ranks, while_others_wait
 from training.run.directory import RunDir
 
 
-def prepare_for(config: Config, root: Path, progress: Callable[[str], None]) -> Path:
-    """Return the directory of the configuration's dataset under `root`; create it if it is missing.
+def prepare_for(
+    config: Config, root: Path, progress: Callable[[str], None], shared: Path | None = None
+) -> Path:
+    """Return the directory of the configuration's dataset: that under `shared`, where nothing is written,
+    else that under `root`, which is created if it is missing.
 
     For a stream it is the dataset of its first part.
     """
     if config.data.stream is not None:
-        return prepare_first(config, root, progress)
+        return prepare_first(config, root, progress, shared)
     return prepare_tokens(
         source=config.data.source,
         text_field=config.data.text_field,
@@ -31,6 +34,7 @@ def prepare_for(config: Config, root: Path, progress: Callable[[str], None]) -> 
         vocab_size=config.model.vocab_size,
         root=root,
         progress=progress,
+        shared=shared,
     )
 
 

@@ -23,9 +23,13 @@ HELDOUT_SEED = 0
 
 
 def prepare_for(
-    config: Config, root: Path, progress: Callable[[str], None], base: Path | None = None
+    config: Config,
+    root: Path,
+    progress: Callable[[str], None],
+    base: Path | None = None,
+    shared: Path | None = None,
 ) -> Path:
-    """Return the directory of the configuration's dataset under `root`; create it if it is missing.
+    """Return the directory of the configuration's dataset, as `training.prepare.prepare_for`.
 
     `base` is the directory of the tokenizer of `model.weights`. It is used instead of training one, because
     those weights are meaningless with another vocabulary.
@@ -43,6 +47,7 @@ def prepare_for(
             most=_masking(config).most,
             root=root,
             progress=progress,
+            shared=shared,
         )
     return prepare_pairs(
         source=config.data.source,
@@ -53,6 +58,7 @@ def prepare_for(
         sequence_length=config.sequence_length,
         root=root,
         progress=progress,
+        shared=shared,
     )
 
 

@@ -41,7 +41,7 @@ def tokenizer_of(config: Config, run: RunDir, ranks: Ranks | None, say: Say) -> 
         return wanted
     if not is_run(weights):
         return str(locate_directory(weights, run, Broadcast(ranks), say))
-    other = RunDir(run.path.resolve().parent / weights.removeprefix(RUN))
+    other = run.other(weights.removeprefix(RUN))
     if not other.run.exists():
         raise ConfigError(f"model.weights: {other.path} is not a run yet; train it first")
     return str(dataset_directory(read_json(other.run), other) / "tokenizer")

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+MOUNTED = "run"  # the last part of the mount of a job's own run in base/pytorchjob
 _TAIL = 65536  # bytes; a line of metrics is far shorter
 
 
@@ -29,6 +30,19 @@ class RunDir:
         self.heartbeat = self.path / "heartbeat"
         self.end = self.path / "end.json"
         self.report = self.path / "report.json"
+        self.data = self.path / "data"  # datasets that were not prepared for all runs
+
+    @property
+    def name(self) -> str:
+        """The run's name, which is its job's; in a pod the directory of its own run is mounted as `run`."""
+        name = self.path.resolve().name
+        return os.environ.get("JOB_NAME", name) if name == MOUNTED else name
+
+    def other(self, name: str) -> RunDir:
+        """Return another run: in `runs` beside this one, where a pod mounts it, or else beside this one."""
+        around = self.path.resolve().parent
+        mounted = around / "runs" / name
+        return RunDir(mounted if mounted.is_dir() else around / name)
 
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank-{rank:05d}.log"

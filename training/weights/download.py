@@ -38,10 +38,33 @@ _ATTEMPTS = 3  # for the whole download; the library itself retries each request
 _EVERY_S = 5.0
 
 
-def cache_directory(shared: Path) -> Path:
-    """The directory of downloads: from HF_HOME or HF_HUB_CACHE, else on the volume with the runs."""
+def cache_directory(run: Path) -> Path:
+    """The directory of downloads: from HF_HOME or HF_HUB_CACHE, else below the run."""
     told = any(os.environ.get(name) for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"))
-    return Path(constants.HF_HUB_CACHE) if told else shared / "hub"
+    return Path(constants.HF_HUB_CACHE) if told else run / "hub"
+
+
+def prepared(repository: str, revision: str) -> Path | None:
+    """The directory of a revision that was downloaded for all runs, None if it is not complete there.
+
+    It is below TRAINYARD_DATA, where a trainer writes nothing.
+    """
+    cache = Path(os.environ.get("TRAINYARD_DATA", "local/data")) / "hub"
+    if not cache.is_dir():
+        return None
+    try:
+        return Path(
+            snapshot_download(
+                repository,
+                revision=revision,
+                cache_dir=cache,
+                allow_patterns=list(WANTED),
+                ignore_patterns=list(UNWANTED),
+                local_files_only=True,
+            )
+        )
+    except (HFValidationError, IncompleteSnapshotError, LocalEntryNotFoundError, OSError):
+        return None
 
 
 def download(repository: str, revision: str, cache: Path, say: Say, *, offline: bool = False) -> Path:

@@ -14,7 +14,7 @@ from training.checkpoint.verify import check_contents, share_of
 from training.distributed.rank_zero import while_others_wait
 from training.run.directory import RunDir, read_json
 from training.weights.broadcast import Broadcast
-from training.weights.download import cache_directory, download
+from training.weights.download import cache_directory, download, prepared
 from training.weights.errors import WeightsError
 
 Say = Callable[[str], None]
@@ -30,8 +30,9 @@ def is_run(weights: str) -> bool:
 def locate_directory(weights: str, run: RunDir, broadcast: Broadcast, say: Say) -> Path:
     """Return the directory of published weights; one process of each node downloads those of the hub.
 
-    Rank 0 downloads first, so that nodes with a shared cache find everything there. A branch or tag means the
-    commit that it named when the run began, also when the run continues.
+    What was downloaded for all runs is used. Else rank 0 downloads first, so that the other nodes find
+    everything in the run's directory. A branch or tag means the commit that it named when the run began, also
+    when the run continues.
 
     Raises:
         WeightsError, CheckpointError: see `download`; or there is no such directory.
@@ -44,7 +45,9 @@ def locate_directory(weights: str, run: RunDir, broadcast: Broadcast, say: Say) 
         return directory
     repository, _, named = weights.partition("@")
     revision = _commit_begun_with(repository, run) or named
-    cache = cache_directory(run.path.resolve().parent.parent)
+    if (ready := prepared(repository, revision)) is not None:
+        return ready
+    cache = cache_directory(run.path)
     fetched: list[Path] = []
 
     def fetch() -> None:
@@ -84,7 +87,7 @@ def open_run(weights: str, run: RunDir, step: int | None, broadcast: Broadcast, 
         CheckpointError: no checkpoint verifies.
     """
     name = weights.removeprefix(RUN)
-    other = RunDir(run.path.resolve().parent / name)
+    other = run.other(name)
     steps: list[int] = broadcast.first(lambda: committed_steps(other.checkpoints))
     if not steps:
         raise WeightsError(f"model.weights: {other.path} {_nothing(other)}")

@@ -76,8 +76,10 @@ def prepare(
     most: int,
     root: Path,
     progress: Callable[[str], None],
+    shared: Path | None = None,
 ) -> Path:
-    """Return the dataset directory under `root` for these shards and settings; create it if it is missing.
+    """Return the dataset directory for these shards and settings: that under `shared` if it is there, else
+    that under `root`, which is created if it is missing.
 
     Files with "test" in their names are held out, as in NVIDIA's and AWS's shards. Without such files, a
     fraction of the files but at least one is held out, or the last rows of a single file. `tokenizer` is
@@ -98,7 +100,7 @@ def prepare(
     }
     target = root / directory_name(source, settings)
     refuse_inside(path, root)
-    return made_once(target, lambda: _make(source, settings, given or {}, target, Reporter(progress)))
+    return made_once(target, lambda: _make(source, settings, given or {}, target, Reporter(progress)), shared)
 
 
 def _make(

@@ -60,8 +60,10 @@ def prepare_pairs(
     root: Path,
     progress: Callable[[str], None],
     workers: int | None = None,
+    shared: Path | None = None,
 ) -> Path:
-    """Return the dataset directory under `root` for this source and these settings; create it if missing.
+    """Return the dataset directory for this source and these settings: that under `shared` if it is there,
+    else that under `root`, which is created if it is missing.
 
     Samples are made for one sequence length. The rest is as in `training.data.prepare_tokens`, but a
     preparation that was killed starts from scratch.
@@ -83,6 +85,7 @@ def prepare_pairs(
     return made_once(
         target,
         lambda: _make(found, source, settings, (tokenizer, given), target, Reporter(progress), workers),
+        shared,
     )
 
 

@@ -80,15 +80,18 @@ class Plan:
         counts["bad_rows"] += 1
 
 
-def prepare_examples(settings: ExampleSettings, root: Path, progress: Callable[[str], None]) -> Path:
-    """Return the dataset directory under `root` for these settings; create it if it is missing.
+def prepare_examples(
+    settings: ExampleSettings, root: Path, progress: Callable[[str], None], shared: Path | None = None
+) -> Path:
+    """Return the dataset directory for these settings: that under `shared` if it is there, else that under
+    `root`, which is created if it is missing.
 
     `progress` gets lines of text, at least one every two seconds of work. Raises DataError. A preparation
     that fails or is killed leaves nothing that can be read as a dataset.
     """
     root, plan = Path(root), plan_of(settings)
     refuse_inside(settings.source, root)
-    return made_once(root / plan.name, lambda: _make(plan, root, Reporter(progress)))
+    return made_once(root / plan.name, lambda: _make(plan, root, Reporter(progress)), shared)
 
 
 def plan_of(settings: ExampleSettings) -> Plan:
