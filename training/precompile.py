@@ -2,7 +2,7 @@
 
 The command is the one that trains. neuron_parallel_compile runs it with NEURON_EXTRACT_GRAPHS_ONLY: the
 trainer then shows two steps and the held-out data to the compiler and computes nothing. The compiler compiles
-these graphs in parallel into the cache of `device.cacheset`, where the training job finds them.
+these graphs in parallel into this run's cache of `device.cacheset`. The training job copies them from there.
 
 Exit codes: 0 every graph is compiled, 1 some are not or it is unknown, 78 configuration, 143 stopped.
 """
@@ -16,13 +16,13 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 
 from training.config import Config, ConfigError, load
 from training.distributed.process import tied_to
 from training.neuron import cache as neuron_cache
 from training.neuron import compile_log
+from training.run.directory import RunDir
 from training.run.failure import CODES
 
 COMPILER = "neuron_parallel_compile"
@@ -54,8 +54,8 @@ def _precompile(words: Sequence[str], config: Config) -> int:
     cache = neuron_cache.use(config)
     print(f"compiling the graphs of {' '.join(words)} into {cache}", flush=True)
     said: list[str] = []
-    job = os.environ.setdefault("TRAINYARD_RUN", "local/runs/precompile")  # the ranks share the claim
-    with neuron_cache.claimed(cache, str(Path(job))):
+    run = os.environ.setdefault("TRAINYARD_RUN", "local/runs/precompile")  # the ranks share the claim
+    with neuron_cache.claimed(cache, RunDir(run).name):
         code, stopped = _run([COMPILER, *words], said)
     if stopped:
         return CODES["drained"]

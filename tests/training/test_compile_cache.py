@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from training.run.directory import RunDir
 from training.trainer.compile_cache import CompileCache
+
+
+def cache_of(tmp_path: Path) -> CompileCache:
+    return CompileCache(RunDir(tmp_path / "run"), "cpu")
 
 
 @pytest.fixture
@@ -18,24 +23,30 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_kill_before_the_first_step_discards_the_cache(library: Path) -> None:
-    assert CompileCache().begin() == "whole"  # killed here: done() never ran
-    assert CompileCache().begin() == "broken"
+def test_a_kill_before_the_first_step_discards_the_cache(library: Path, tmp_path: Path) -> None:
+    assert cache_of(tmp_path).begin("1") == "whole"  # killed here: done() never ran
+    assert cache_of(tmp_path).begin("2") == "broken"
     assert not library.exists()
-    assert CompileCache().begin() == "broken"  # killed again, before anything was compiled
+    assert cache_of(tmp_path).begin("3") == "broken"  # killed again, before anything was compiled
 
 
-def test_a_cache_that_a_step_has_run_with_is_kept(library: Path) -> None:
-    cache = CompileCache()
-    assert cache.begin() == "whole"
+def test_a_cache_that_a_step_has_run_with_is_kept(library: Path, tmp_path: Path) -> None:
+    cache = cache_of(tmp_path)
+    assert cache.begin("1") == "whole"
     cache.done()
     cache.done()
-    assert CompileCache().begin() == "whole"
+    assert cache_of(tmp_path).begin("2") == "whole"
     assert library.exists()
 
 
-def test_torchs_own_directory_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_own_directory_is_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    cache = CompileCache()
-    assert cache.begin() == "none"
+    cache = cache_of(tmp_path)
+    assert cache.begin("1") == "none"
     cache.done()
+
+
+def test_nodes_with_one_directory_join_the_same_attempt(library: Path, tmp_path: Path) -> None:
+    assert cache_of(tmp_path).begin("1") == "whole"
+    assert cache_of(tmp_path).begin("1") == "joined"
+    assert library.exists()

@@ -77,8 +77,8 @@ GUIDANCE: tuple[Guidance, ...] = (
         "pytorch, CUDA semantics, memory management", value="expandable_segments:True", device=NVIDIA,
     ),
     Guidance(
-        "NEURON_COMPILE_CACHE_URL", Say.SET, "keeps compiled graphs after the pod ends, for all jobs",
-        f"{_NEURON}, Neuron persistent cache", value="/shared/cache/neuron", device=NEURON,
+        "NEURON_COMPILE_CACHE_URL", Say.SET, "keeps compiled graphs after the pod ends, for this job only",
+        f"{_NEURON}, Neuron persistent cache", value="/shared/run/cache/neuron", device=NEURON,
     ),
     *_each(
         "FI_PROVIDER FI_EFA_USE_DEVICE_RDMA FI_EFA_FORK_SAFE FI_EFA_ENABLE_SHM_TRANSFER", Say.LEAVE_ALONE,

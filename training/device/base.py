@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,8 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from training.run.directory import RunDir
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Device:
         return None
 
     @contextmanager
-    def cache_claimed(self, run: Path) -> Iterator[None]:
+    def cache_claimed(self, run: RunDir) -> Iterator[None]:
         """Hold this run's claim on a compile cache that is shared with other runs; only rank 0 calls it.
 
         Raises:

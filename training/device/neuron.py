@@ -28,6 +28,7 @@ from training.config import Config, ConfigError
 from training.device.base import Device
 from training.device.peaks import card_peak
 from training.neuron import cache as neuron_cache
+from training.run.directory import RunDir
 
 CPU_CLIENT, NEURON = "CPU", "NEURON"  # values of PJRT_DEVICE
 INSTANCE_TYPE = Path("/sys/devices/virtual/neuron_device/neuron0/info/architecture/instance_type")
@@ -114,11 +115,12 @@ class Neuron(Device):
         return int(counters.counter_value("UncachedCompile") or 0)
 
     @contextmanager
-    def cache_claimed(self, run: Path) -> Iterator[None]:
+    def cache_claimed(self, run: RunDir) -> Iterator[None]:
         if self.cache is None:
             yield
             return
-        with neuron_cache.claimed(self.cache, str(run)):
+        with neuron_cache.claimed(self.cache, run.name):
+            neuron_cache.add_precompiled(self.cache)
             yield
 
     def seconds(self, start: Any, end: Any) -> float:

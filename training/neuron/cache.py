@@ -1,4 +1,7 @@
-"""The Neuron compiler's cache on the shared volume: a directory for each cacheset, one job at a time.
+"""The Neuron compiler's cache: a directory for each cacheset, one job at a time.
+
+A cell's cache is in its run's directory, which no other job can write, because graphs are programs. Rank 0
+copies there what the run of `yard precompile` has compiled, which is mounted read-only.
 
 Two running jobs that write the same cache can damage it, so a job claims it first. Claims are numbered files
 in `<root>/claims/<cacheset>/`. The highest number counts, a hard link creates the file atomically, and no
@@ -14,6 +17,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
@@ -27,6 +31,7 @@ from pathlib import Path
 from training.config import Config, ConfigError
 
 URL = "NEURON_COMPILE_CACHE_URL"
+PRECOMPILED = "TRAINYARD_GRAPHS"  # the root of the precompiled graphs' cache
 DEFAULT_ROOT = "/var/tmp/neuron-compile-cache"  # the Neuron SDK's own
 BEAT, LEASE = 10.0, 60.0  # seconds
 LOOK = 0.2  # seconds between checks of another job's claim
@@ -60,6 +65,32 @@ def use(config: Config) -> Path:
     directory = Path(root) if Path(root).name == name else Path(root) / name
     os.environ[URL] = str(directory)
     return directory
+
+
+def add_precompiled(cache: Path) -> None:
+    """Copy into `cache` the precompiled graphs of the same cacheset that it lacks: regular files only.
+
+    The compiler keeps a graph in `<compiler version>/MODULE_<key>/`. Raises ConfigError.
+    """
+    root = os.environ.get(PRECOMPILED)
+    try:
+        for found in sorted((Path(root) / cache.name).glob("*/MODULE_*")) if root else []:
+            target = cache / found.parent.name / found.name
+            if not target.exists():
+                _copy(found, target)
+    except OSError as error:
+        raise ConfigError(f"cannot copy the precompiled graphs of {root} to {cache}: {error}") from None
+
+
+def _copy(directory: Path, target: Path) -> None:
+    """Copy a graph so that it appears as a whole; a link in it stays behind."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    temporary.mkdir()
+    for path in directory.iterdir():
+        if path.is_file() and not path.is_symlink():
+            shutil.copyfile(path, temporary / path.name)
+    temporary.rename(target)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import platform
+import secrets
 import sys
 import time
 from collections.abc import Iterator
@@ -104,11 +105,8 @@ def _train(run: Run, attempt: Attempt) -> None:
     if device.extracts_graphs:
         _show_graphs(run, now, metrics, attempt)
         return
-    cache = CompileCache()
-    found = cache.begin() if ranks.first and device.compile else "none"
-    if found == "broken":
-        log.warning("the compiler's cache was incomplete and was removed; compiling again")
-    if ranks.sum([float(found == "whole" and now.step > 0)]) == [0.0]:  # else all ranks find compiled code
+    cache = CompileCache(directory, device.name())
+    if not _compiled_before(run, cache) or now.step == 0:
         _compile_once(run, now)
     if now.step == 0 and config.model.weights is not None:
         _evaluate(run, now, metrics)  # the base's loss, before training
@@ -125,7 +123,7 @@ def _train(run: Run, attempt: Attempt) -> None:
 def _cache_claimed(run: Run) -> Iterator[None]:
     """Hold the device's compile cache for this job; rank 0 does it for all."""
     with ExitStack() as held:
-        claim = run.device.cache_claimed(run.directory.path)
+        claim = run.device.cache_claimed(run.directory)
         while_others_wait(run.ranks, (lambda: held.enter_context(claim)) if run.ranks.first else None)
         yield
 
@@ -159,8 +157,8 @@ def _loop(
             _save(run, now, store, must=True)
             raise failure.Drained(f"stopped on request at step {now.step}, which is saved")
         heartbeat.enter("training", now.step)
-        if run.ranks.first:
-            cache.done()
+        if cache.done() and run.ranks.first:
+            _keep(cache)
         if said := profile.after(now.step):
             log.info(said)
         last = now.step == recipe.steps
@@ -183,8 +181,35 @@ def _evaluate(run: Run, now: TrainState, metrics: Metrics) -> float:
     return loss
 
 
+def _compiled_before(run: Run, cache: CompileCache) -> bool:
+    """Begin to use each node's cache; return whether every rank finds compiled code there."""
+    ranks = run.ranks
+    (attempt,) = ranks.sum([float(secrets.randbits(40)) if ranks.first else 0.0])
+    missing = False
+    # Rank 0 comes first: on one machine its cache may be that of the other pods.
+    for turn in (ranks.first, ranks.local_rank == 0 and not ranks.first):
+        if turn and run.device.compile:
+            found = cache.begin(f"{attempt:.0f}")
+            missing = found in ("none", "broken")
+            if found == "broken":
+                log.warning("the compiler's cache was incomplete and was removed; compiling again")
+            if found == "copied":
+                log.info("beginning with the compiled code that this run has kept")
+        ranks.barrier()
+    return ranks.sum([float(missing)]) == [0.0]
+
+
+def _keep(cache: CompileCache) -> None:
+    """Keep compiled code for new pods, if there is a key to sign it with."""
+    try:
+        if cache.keep():
+            log.info("compiled code is kept, signed, for new pods of this run")
+    except OSError as error:
+        log.warning("compiled code was not kept for new pods: %s", error)
+
+
 def _compile_once(run: Run, now: TrainState) -> None:
-    """On a CPU, let rank 0 compile while the others wait and then find its results in the cache.
+    """On a CPU, let one rank of each node compile, rank 0 first; the others wait and find its results.
 
     Otherwise all ranks on the same processors would compile the same code at once. On CUDA each card needs
     its own code, and a sharded model cannot run on one rank alone. State, gradients and random generators do
@@ -196,7 +221,7 @@ def _compile_once(run: Run, now: TrainState) -> None:
     heartbeat.enter("compiling")
 
     def compile_all() -> None:
-        log.info("compiling on rank 0; this takes a while the first time")
+        log.info("compiling on rank %d; this takes a while the first time", run.ranks.rank)
         before = device.rng_state()
         with now.parallel.autocast(device):
             losses = now.parallel.model(**device.put(run.feed.batches(now.position)[0].arrays()))
@@ -204,7 +229,8 @@ def _compile_once(run: Run, now: TrainState) -> None:
         now.optimizer.zero_grad(set_to_none=True)
         device.set_rng_state(before)
 
-    while_others_wait(run.ranks, compile_all if run.ranks.first else None)
+    for leader in (run.ranks.first, run.ranks.local_rank == 0 and not run.ranks.first):
+        while_others_wait(run.ranks, compile_all if leader else None)
 
 
 def _step(run: Run, now: TrainState, metrics: Metrics, attempt: Attempt) -> str:
@@ -376,7 +402,7 @@ def _check_destination(run: Run) -> None:
         return
     from training import upload
 
-    name = run.directory.path.resolve().name
+    name = run.directory.name
     while_others_wait(run.ranks, (lambda: upload.check(wanted.to, name, _say)) if run.ranks.first else None)
 
 
