@@ -4,6 +4,7 @@ torchrun exits with 1 for every failure. This process
 
 - starts torchrun, for the trainer's own tasks by `training.pod.launcher`, whose ranks start faster; what it
   starts reads the rendezvous' state without pickle (`training/guard`);
+- gives torchrun a rendezvous id that only this job's pods know (`training.pod.rendezvous`);
 - passes SIGTERM on to it, and ends the processes that it leaves behind;
 - checks the heartbeats of this pod's ranks (`training.pod.hang_detector`);
 - ends the pod early if a rank records a failure that no restart can fix;
@@ -28,7 +29,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from training.distributed.process import ENTRYPOINT, adopt_orphans, children, tied_to
-from training.pod import end_record, exit_analysis, hang_detector, launcher
+from training.pod import end_record, exit_analysis, hang_detector, launcher, rendezvous
 from training.pod.end_record import Start
 from training.pod.exit_analysis import Death
 from training.run import failure, heartbeat
@@ -80,6 +81,12 @@ class Pod:
             _say("this pod's last attempt ended with an error that another attempt cannot fix")
             _say(f"{summary} (exit code {CODES[kind]})")
             return CODES[kind]
+        try:
+            self._meeting = self._agreed()
+        except (rendezvous.BadIdError, OSError) as problem:
+            kind = "config" if isinstance(problem, rendezvous.BadIdError) else "storage"
+            _say(f"no rendezvous id: {problem} (exit code {CODES[kind]})")
+            return CODES[kind]
         adopt_orphans()
         for number in STOP_SIGNALS:
             signal.signal(number, self._asked_to_stop)
@@ -100,13 +107,24 @@ class Pod:
         self._end_rest()
         return self._conclude()
 
+    def _agreed(self) -> dict[str, str]:
+        """Return the variable with the id of this run's rendezvous, where torchrun's pods meet by one."""
+        if self._run is None or os.environ.get("PET_RDZV_BACKEND") != "c10d":
+            return {}
+        return {rendezvous.VARIABLE: rendezvous.agreed(self._run.path)}
+
     def _launch(self) -> subprocess.Popen[bytes]:
         forks = launcher.suits(self._words)
         child = subprocess.Popen(
             [sys.executable, "-m", "training.pod.launcher", *self._words[1:]] if forks else self._words,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**_fenced(), heartbeat.ATTEMPT: self._start.id, ENTRYPOINT: str(os.getpid())},
+            env={
+                **_fenced(),
+                **self._meeting,
+                heartbeat.ATTEMPT: self._start.id,
+                ENTRYPOINT: str(os.getpid()),
+            },
             start_new_session=True,
             preexec_fn=tied_to(os.getpid()),
         )
