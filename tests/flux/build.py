@@ -22,7 +22,6 @@ FOLDERS = {
     "crds/source": ("github.com/fluxcd/source-controller", "1.9.5", "config/crd/bases"),
     "crds/helm": ("github.com/fluxcd/helm-controller", "1.6.3", "config/crd/bases"),
     "crds/kueue": ("sigs.k8s.io/kueue", "0.19.2", "config/components/crd/bases"),
-    "fsx-csi": ("sigs.k8s.io/aws-fsx-csi-driver", "1.9.0", "deploy"),
 }
 MODULE = Module(packages=PACKAGES, fetched=FOLDERS)
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml  # type: ignore[import-untyped]
-
 from tests.cluster.api import KubectlError, Object
 from tests.cluster.build import Programs
-from tests.cluster.control_plane import ControlPlane
+from tests.cluster.control_plane import OPERATOR_PORT, ControlPlane
 from tests.cluster.kube import Kube
 from tests.cluster.sandbox import Process, Sandbox
 from tests.flux.build import Parts
@@ -27,12 +23,27 @@ KIND = "kustomizations.kustomize.toolkit.fluxcd.io"
 PATIENCE = 400  # seconds for one step on a busy machine; usually one is enough
 # The API server's answer (429) for a type that is being created. The request is repeated.
 STORAGE_COMES = "storage is (re)initializing"
+# Leads the API server to the operator of tests.cluster, which runs beside it.
+WEBHOOK = "".join(
+    f"      - {{op: add, path: /webhooks/{number}/clientConfig/service/port, value: {OPERATOR_PORT}}}\n"
+    for number in range(5)
+)
+NEARBY = f"""\
+  - target: {{kind: ValidatingWebhookConfiguration}}
+    patch: |
+{WEBHOOK}\
+  - target: {{kind: Service, name: training-operator}}
+    patch: |
+      - {{op: replace, path: /spec, value: {{type: ExternalName, externalName: localhost}}}}
+"""
 # Shorter waits than in production (`kustomize-controller --help`).
 FLAGS = (
     *("--watch-all-namespaces", "--enable-leader-election=false", "--events-addr=", "--log-encoding=console"),
     *("--metrics-addr=127.0.0.1:18190", "--health-addr=127.0.0.1:18191"),
     *("--interval-jitter-percentage=0", "--requeue-dependency=1s"),
     *("--min-retry-delay=200ms", "--max-retry-delay=2s"),
+    # As base/flux/install.
+    *("--no-cross-namespace-refs=true", "--no-remote-bases=true", "--default-service-account=default"),
 )
 
 
@@ -43,7 +54,6 @@ class Fleet:
     plane: ControlPlane
     parts: Parts
     source: Source
-    programs: Path  # first in the controller's PATH
 
     @classmethod
     def start_new(cls, programs: Programs, parts: Parts, clone: Path) -> Fleet:
@@ -58,9 +68,11 @@ class Fleet:
             plane.start_api_server()
             plane.start_controllers()
             plane.start_kwok()
-            git_program = mirrors(sandbox.root / "mirrors", plane, parts, clone)
+            operator = clone / "base/plugins/training-operator/kustomization.yaml"
+            operator.write_text(operator.read_text(encoding="utf-8") + NEARBY, encoding="utf-8")
+            commit(clone, "the operator of the test")
             source = Source(plane.kube, sandbox.root / "artifacts", {ADDRESS: clone})
-            fleet = cls(plane, parts, source, git_program)
+            fleet = cls(plane, parts, source)
             fleet.install()
         except BaseException:
             sandbox.close()
@@ -86,7 +98,6 @@ class Fleet:
             name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")
         }
         environment |= {"RUNTIME_NAMESPACE": NAMESPACE, "KUBECONFIG": str(self.kube.kubeconfig)}
-        environment |= {"PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}"}
         program = self.parts.program("kustomize-controller")
         process = self.plane.sandbox.start("kustomize-controller", [program, *FLAGS], environment)
         time.sleep(0.2)
@@ -101,9 +112,9 @@ class Fleet:
         """Run `kubectl apply --server-side -k clusters/<name>`, as a user does once."""
         self.kube.run("apply", "--server-side", "-k", str(directory))
 
-    def get(self, name: str, namespace: str = NAMESPACE) -> Object:
-        """Return a Flux Kustomization, or an empty object where it does not exist."""
-        return self.kube.get(KIND, name, namespace) or {}
+    def get(self, name: str) -> Object:
+        """Return a Flux Kustomization of any namespace, or an empty object where it does not exist."""
+        return next((item for item in self.kube.list(KIND) if item["metadata"]["name"] == name), {})
 
     def poke(self, *names: str) -> str:
         """Request a reconciliation, as `flux reconcile kustomization NAME` does, and return the request.
@@ -112,8 +123,10 @@ class Fleet:
         """
         asked = str(time.time_ns())
         value = f"reconcile.fluxcd.io/requestedAt={asked}"
-        words = ("annotate", "--overwrite", f"--namespace={NAMESPACE}", "--field-manager=flux", KIND)
-        self.kube.run(*words, *names, value)
+        for name in names:
+            namespace = self.get(name)["metadata"]["namespace"]
+            words = ("annotate", "--overwrite", f"--namespace={namespace}", "--field-manager=flux", KIND)
+            self.kube.run(*words, name, value)
         return asked
 
     def wait(self, what: str, ready: Callable[[], bool], seconds: float = PATIENCE) -> None:
@@ -195,48 +208,6 @@ def commit(repository: Path, message: str) -> str:
     git(repository, "add", "--all")
     git(repository, "commit", "--quiet", "--allow-empty", "--message", message)
     return git(repository, "rev-parse", "HEAD")
-
-
-def mirrors(folder: Path, plane: ControlPlane, parts: Parts, root: Path) -> Path:
-    """Create a program `git` that finds the remote bases of base/plugins locally; return its directory.
-
-    kustomize fetches a remote base with `git fetch --depth=1 <address> <commit>`. Here each pinned commit is
-    a branch of a local repository with the same folders, from the Go module of the same version. Everything
-    else goes to the real git. An unknown address or commit fails as it does upstream.
-    """
-    real = shutil.which("git")
-    assert real is not None
-    lines = ["#!/bin/sh", 'if [ "$1" = fetch ]; then', '  case "$3" in']
-    for plugin, name in (("training-operator", "trainer"), ("fsx-csi", "aws-fsx-csi-driver")):
-        address, reference = _remote_base(root / "base/plugins" / plugin / "kustomization.yaml")
-        repository = folder / name
-        repository.mkdir(parents=True)
-        git(repository, "init", "--quiet", f"--initial-branch=at-{reference}")
-        if name == "trainer":
-            _write_operator(repository / "manifests/overlays/standalone", plane)
-        else:
-            shutil.copytree(parts.folder("fsx-csi"), repository / "deploy")
-        commit(repository, "from the Go module")
-        lines.append(f'    {address}*) exec {real} fetch --depth=1 {repository.as_uri()} "at-$4" ;;')
-    program = folder / "bin/git"
-    program.parent.mkdir()
-    program.write_text("\n".join([*lines, "  esac", "fi", f'exec {real} "$@"', ""]), encoding="utf-8")
-    program.chmod(0o755)
-    return program.parent
-
-
-def _remote_base(path: Path) -> tuple[str, str]:
-    text = yaml.safe_load(path.read_text(encoding="utf-8"))["resources"][0]
-    address, _, reference = text.partition("?ref=")
-    return "/".join(address.split("/")[:5]), reference
-
-
-def _write_operator(directory: Path, plane: ControlPlane) -> None:
-    """Write upstream's manifests with the webhook address of tests.cluster's operator."""
-    directory.mkdir(parents=True)
-    (directory / "all.yaml").write_text(plane.operator_manifests(deployment=True), encoding="utf-8")
-    kustomization = {"resources": ["all.yaml"]}
-    (directory / "kustomization.yaml").write_text(json.dumps(kustomization), encoding="utf-8")
 
 
 def _joined(paths: Iterable[Path]) -> str:

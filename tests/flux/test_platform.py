@@ -20,7 +20,7 @@ from tools.core import repo
 from tools.core.verdict import State
 from tools.gitops import check, git_secrets
 
-FIRST = "cpu-llama-tiny-example"
+FIRST = "cpu-llama-tiny-sample"
 OPERATOR = ("deployment", "training-operator", "kubeflow")
 SECRET = """\
 apiVersion: v1

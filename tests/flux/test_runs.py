@@ -18,7 +18,7 @@ from tools.core.verdict import State
 from tools.gitops import check
 from tools.gitops.render import render
 
-FIRST = "cpu-llama-tiny-example"
+FIRST = "cpu-llama-tiny-sample"
 
 
 @pytest.fixture(scope="module")

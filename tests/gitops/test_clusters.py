@@ -56,7 +56,8 @@ def test_references_resolve(name: str, built: dict[str, list[Object]]) -> None:
     """Paths, sources, dependencies without a cycle, and the ConfigMap of the facts."""
     objects = built[name]
     there = {(item["kind"], item["metadata"]["name"]) for item in objects}
-    assert {item["metadata"]["namespace"] for item in objects} == {"flux-system"}
+    team = cluster_env.read(ROOT / "clusters" / name / "cluster.env")["TEAM_NAMESPACE"].value
+    assert {item["metadata"].get("namespace") for item in objects} == {"flux-system", team, None}
     after: dict[str, list[str]] = {}
     for item in objects:
         if item["apiVersion"] != KUSTOMIZATION:
@@ -99,9 +100,10 @@ def test_the_paths_follow_the_sync_that_flux_bootstrap_writes(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", NAMES)
 def test_facts_are_those_of_the_file(name: str, built: dict[str, list[Object]]) -> None:
-    (facts,) = (item for item in built[name] if item["kind"] == "ConfigMap")
+    maps = {item["metadata"]["name"]: item for item in built[name] if item["kind"] == "ConfigMap"}
+    facts = maps["cluster-facts"]
     known = cluster_env.read(ROOT / "clusters" / name / "cluster.env")
-    assert facts["metadata"]["name"] == "cluster-facts"
+    assert set(maps) == {"cluster-facts", "run-source"}
     assert facts["metadata"]["labels"] == {"reconcile.fluxcd.io/watch": "Enabled"}
     assert facts["data"] == {key: fact.value for key, fact in known.items()}
 

@@ -7,10 +7,12 @@ long as its job was never created.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tools.cells.kustomize import Renderer
+from tools.cells.kustomize_graph import KUSTOMIZATION_NAMES
 from tools.cluster import cluster_env
 from tools.cluster.cluster_env import Fact
 from tools.cluster.platform import substitute
@@ -21,19 +23,35 @@ from tools.core.verdict import State, Verdict
 from tools.gitops import flux_objects, git
 from tools.gitops.live import Live
 from tools.gitops.render import render
-from tools.gitops.run_file import COMMIT, DIGEST, HEALTH, NAMESPACE, SSA, RunFile, health_check, read
+from tools.gitops.run_file import COMMIT, DIGEST, HEALTH, RUNNER, SSA, RunFile, health_check, read
 from tools.kube.manifests import Manifests, Object
 from tools.preflight.evaluate import evaluate
 
 TTL = "ttlSecondsAfterFinished"
+# The fields of a run's two objects. Others add rights or sources: kubeConfig, decryption, include.
+SOURCE_FIELDS = {"interval", "timeout", "suspend", "ref", "sparseCheckout", "url", *flux_objects.ACCESS}
+SPEC_FIELDS = {
+    *("interval", "retryInterval", "timeout", "suspend", "path", "prune", "sourceRef", "serviceAccountName"),
+    *("targetNamespace", "nameSuffix", "images", "components", "patches", "healthChecks"),
+    *("healthCheckExprs", "wait", "force", "postBuild"),  # these three have their own sentence
+}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What every run of a cluster has: the namespace of the team, and the repository that Flux watches."""
+
+    team: str
+    source: Object  # url, and access where the repository is private
 
 
 def check(root: Path, cluster: Path, renderer: Renderer, live: Mapping[str, Live] | None) -> list[Verdict]:
     """Return the verdicts on a cluster's runs and facts. `live` is its state by run, or None if unknown."""
     added = git.added(root, _folder(root, cluster))
+    wanted = Wanted(flux_objects.team(cluster), flux_objects.source(cluster, renderer))
     found: list[Verdict] = []
     for path in sorted((cluster / "runs").glob("*.y*ml")):
-        found += _run(root, path, added, renderer, live)
+        found += _run(root, path, wanted, added, renderer, live)
     return [*found, *_misplaced(root, cluster), _facts(root, cluster, renderer)]
 
 
@@ -53,9 +71,12 @@ def _misplaced(root: Path, cluster: Path) -> Iterator[Verdict]:
     """Yield verdicts on files below runs/ that Flux applies and this check would not read as a run."""
     folder = cluster / "runs"
     known = {path.with_suffix("").name: path for path in sorted(folder.glob("*.yaml"))}
-    for path in sorted(folder.rglob("*.y*ml")):
+    listed = (path for path in folder.rglob("*") if path.match("*.y*ml") or path.name in KUSTOMIZATION_NAMES)
+    for path in sorted(listed):
         name = path.relative_to(root).as_posix()
-        if path.parent != folder:
+        if path.name in KUSTOMIZATION_NAMES:
+            summary, remedy = f"{name}: Flux would apply what it lists, unchecked", "remove it"
+        elif path.parent != folder:
             remedy = f"git mv it into {_folder(root, cluster)}; Flux applies subdirectories too"
             summary = f"{name}: a run must be directly in runs/; this file is not checked"
         elif path.suffix == ".yml" and path.stem in known:
@@ -66,7 +87,12 @@ def _misplaced(root: Path, cluster: Path) -> Iterator[Verdict]:
 
 
 def _run(
-    root: Path, path: Path, added: Mapping[str, str], renderer: Renderer, live: Mapping[str, Live] | None
+    root: Path,
+    path: Path,
+    wanted: Wanted,
+    added: Mapping[str, str],
+    renderer: Renderer,
+    live: Mapping[str, Live] | None,
 ) -> Iterator[Verdict]:
     name = path.relative_to(root).as_posix()
     try:
@@ -74,7 +100,7 @@ def _run(
     except UserError as problem:
         yield Verdict(State.FAIL, problem.message, remedy=problem.hint, details={"rule": "run-file"})
         return
-    faults = list(_faults(run))
+    faults = [*_faults(run), *_foreign(run, wanted)]
     yield _verdict("run-file", name, faults, "pinned and created once", "write it with: yard cluster run new")
     yield _edited(root, run, added, live)
     if not faults:
@@ -87,11 +113,11 @@ def _faults(run: RunFile) -> Iterator[str]:
     for item in (run.source, run.kustomization):
         if item["metadata"].get("name") != run.name:
             yield f"{item['kind']} is named {item['metadata'].get('name')}, but the file {run.name}"
-        if item["metadata"].get("namespace") != NAMESPACE:
-            yield f"{item['kind']} is not in {NAMESPACE}: Flux would create the job a second time"
+        if item["metadata"].get("namespace") != run.namespace:
+            yield f"{item['kind']} is not in {run.namespace}, where Flux may create a run"
     if not COMMIT.fullmatch(run.commit) or not isinstance((source.get("ref") or {}).get("commit"), str):
         yield f"spec.ref.commit is not a quoted commit of 40 digits: {run.commit or 'missing'}"
-    if spec.get("sourceRef", {}).get("name") != run.name or "namespace" in spec.get("sourceRef", {}):
+    if spec.get("sourceRef") != {"kind": "GitRepository", "name": run.name}:
         yield "spec.sourceRef is not the GitRepository of this file: the run would not be pinned"
     if not spec.get("nameSuffix"):
         yield "no spec.nameSuffix: two runs of the cell would share one job"
@@ -111,6 +137,22 @@ def _faults(run: RunFile) -> Iterator[str]:
         yield f"spec.healthChecks must be only the job {run.job}: Ready would not mean that it is training"
     if spec.get("postBuild"):
         yield "spec.postBuild: Flux would replace ${...} in scripts of the job by facts of the cluster"
+
+
+def _foreign(run: RunFile, wanted: Wanted) -> Iterator[str]:
+    """Yield what would give a run another source, more rights, or another place than the team's."""
+    source = run.source.get("spec") or {}
+    access = {key: source[key] for key in ("url", *flux_objects.ACCESS) if key in source}
+    for key in sorted({*access, *wanted.source}):
+        found, own = access.get(key), wanted.source.get(key)
+        if found != own:
+            yield f"GitRepository spec.{key} is {_short(found)}, but that of flux-system is {_short(own)}"
+    for item, fields in ((source, SOURCE_FIELDS), (run.spec, SPEC_FIELDS)):
+        yield from (f"spec.{key}: a run does not have this field" for key in sorted(set(item) - fields))
+    if run.spec.get("serviceAccountName") != RUNNER:
+        yield f"spec.serviceAccountName is not {RUNNER}: the run would not have the rights of the team"
+    if run.namespace and run.namespace != wanted.team:
+        yield f"spec.targetNamespace is {run.namespace}, but the team's namespace is {wanted.team}"
 
 
 def _edited(root: Path, run: RunFile, added: Mapping[str, str], live: Mapping[str, Live] | None) -> Verdict:

@@ -15,8 +15,9 @@ from tools.gitops.run_file import GIT_REPOSITORY, KUSTOMIZATION
 from tools.kube.manifests import Object, parse
 
 SYNC = "flux-system"
-# The fields of a GitRepository that a private repository needs beside its address.
-ACCESS = ("secretRef", "provider", "serviceAccountName", "proxySecretRef")
+TEAM = "TEAM_NAMESPACE"
+# The fields of a GitRepository that a private or verified repository needs beside its address.
+ACCESS = ("secretRef", "provider", "serviceAccountName", "proxySecretRef", "verify")
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,20 @@ def kustomizations(cluster: Path, renderer: Renderer) -> list[Applied]:
     return [one for one in found if (one.item.get("apiVersion"), one.item.get("kind")) == KUSTOMIZATION]
 
 
+def team(cluster: Path) -> str:
+    """Return the namespace of the team's runs and jobs. Raises UserError."""
+    path = cluster / cluster_env.FILE
+    fact = cluster_env.read(path).get(TEAM)
+    if fact is None or not fact.value.strip():
+        raise UserError(f"{shown(path)}: {TEAM}, the namespace of the team's jobs, is not set")
+    return fact.value
+
+
 def source(cluster: Path, renderer: Renderer) -> dict[str, Any]:
     """Return address and access of the repository that Flux watches for a cluster. Raises UserError."""
-    for item in parse(renderer.build(cluster / SYNC), shown(cluster / SYNC)).objects:
-        if (item.get("apiVersion"), item.get("kind")) == GIT_REPOSITORY:
+    for item in parse(renderer.build(cluster), shown(cluster)).objects:
+        kind = (item.get("apiVersion"), item.get("kind"))
+        if kind == GIT_REPOSITORY and item["metadata"]["name"] == SYNC:
             spec = item["spec"]
             return {"url": spec["url"], **{key: spec[key] for key in ACCESS if key in spec}}
-    raise UserError(f"{shown(cluster)}/{SYNC} has no GitRepository of Flux", "see docs/flux.md")
+    raise UserError(f"{shown(cluster)} has no GitRepository {SYNC} of Flux", "see docs/flux.md")

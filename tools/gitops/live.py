@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tools.gitops.run_file import NAMESPACE, RunFile
+from tools.gitops.run_file import RunFile
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Object
 
@@ -51,16 +51,16 @@ class Live:
         return ""
 
 
-def look(kubectl: Kubectl, files: Sequence[RunFile]) -> list[Live]:
-    """Return the runs of `files` and the runs in the cluster that have no file, by name.
+def look(context: str | None, namespace: str, files: Sequence[RunFile]) -> list[Live]:
+    """Return the runs of `files` and the runs in the team's namespace that have no file, by name.
 
     Raises UserError, with exit code 3 where the cluster does not answer or denies access.
     """
-    flux = Kubectl(kubectl.context, NAMESPACE)
-    every = {str(item["metadata"]["name"]): item for item in flux.items(KUSTOMIZATIONS)}
+    kubectl = Kubectl(context, namespace)
+    every = {str(item["metadata"]["name"]): item for item in kubectl.items(KUSTOMIZATIONS)}
     made = {name: item for name, item in every.items() if _is_run(item)}
     jobs: dict[str, Object] = {}
-    for item in Kubectl(kubectl.context).items("pytorchjobs.kubeflow.org", "--all-namespaces"):
+    for item in kubectl.items("pytorchjobs.kubeflow.org"):
         owner = (item["metadata"].get("labels") or {}).get(MADE_BY)
         if owner:
             jobs[str(owner)] = item

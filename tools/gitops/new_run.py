@@ -19,7 +19,6 @@ from tools.kube.manifests import Manifests, Object
 from tools.kube.selectors import REQUIRED
 from tools.preflight.evaluate import Evaluation, evaluate
 
-TEAM = "TEAM_NAMESPACE"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 
 
@@ -57,7 +56,7 @@ def make(root: Path, wanted: Wanted, renderer: Renderer) -> Made:
     name = f"{cell.removeprefix('overlays/').replace('/', '-')}-{suffix}"
     path = cluster / "runs" / f"{name}.yaml"
     parts: dict[str, Any] = {"name": name, "suffix": suffix, "cell": cell, "commit": commit}
-    parts |= {"namespace": _team(cluster), "source": flux_objects.source(cluster, renderer)}
+    parts |= {"namespace": flux_objects.team(cluster), "source": flux_objects.source(cluster, renderer)}
     parts |= {"components": [_feature(root, one, commit) for one in wanted.features]}
     draft = Run(**parts, image=Image("", "", ""))
     image = _image(_container_image(_rendered(root, draft, path, renderer)), wanted.image)
@@ -125,14 +124,6 @@ def _suffix(root: Path, cluster: Path, cell: str, wanted: str | None) -> str:
             "choose another --name, or leave it out for the next number",
         )
     return wanted
-
-
-def _team(cluster: Path) -> str:
-    path = cluster / cluster_env.FILE
-    fact = cluster_env.read(path).get(TEAM)
-    if fact is None or not fact.value.strip():
-        raise UserError(f"{shown(path)}: {TEAM}, the namespace of the team's jobs, is not set")
-    return fact.value
 
 
 def _strange(cluster: Path, manifests: Manifests) -> list[str]:

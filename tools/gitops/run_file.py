@@ -19,7 +19,8 @@ from tools.kube.manifests import Object, parse
 
 GIT_REPOSITORY = ("source.toolkit.fluxcd.io/v1", "GitRepository")
 KUSTOMIZATION = ("kustomize.toolkit.fluxcd.io/v1", "Kustomization")
-NAMESPACE = "flux-system"
+# The account that a run is applied as, in the namespace of the team (base/plugins/namespace/runner.yaml).
+RUNNER = "team-runner"
 # The folders of the commit that a cell is built from.
 FOLDERS = ["base", "overlays"]
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -74,7 +75,8 @@ class Run:
     components: list[str] = field(default_factory=list)  # relative to the cell
 
     def objects(self) -> list[Object]:
-        metadata = {"name": self.name, "namespace": NAMESPACE}
+        # In the team's namespace, so that no other account and no other source can be named.
+        metadata = {"name": self.name, "namespace": self.namespace}
         source: Object = {
             "interval": "24h",
             **self.source,
@@ -87,6 +89,7 @@ class Run:
             "timeout": "1m",
             "path": f"./{self.cell}",
             "prune": True,
+            "serviceAccountName": RUNNER,
             "sourceRef": {"kind": "GitRepository", "name": self.name},
             "targetNamespace": self.namespace,
             "nameSuffix": f"-{self.suffix}",

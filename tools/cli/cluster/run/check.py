@@ -1,9 +1,9 @@
 """Check runs, cluster facts and Secrets in git before a push, offline.
 
-Refused are: a run's file that was changed after its commit; a run that is not pinned, or whose finished job
-would be deleted and run again; a ${NAME} of the platform that cluster.env does not set; a Secret in plain
-text; an encrypted Secret that Flux would apply as ciphertext. With --live a changed run is allowed if the
-cluster has not created its job yet.
+Refused are: a run's file that was changed after its commit; a run that is not pinned, is of another
+repository, has other rights than the team's, or whose finished job would be deleted and run again; a ${NAME}
+of the platform that cluster.env does not set; a Secret in plain text; an encrypted Secret that Flux would
+apply as ciphertext. With --live a changed run is allowed if the cluster has not created its job yet.
 
 \b
 Examples:
@@ -23,7 +23,6 @@ from tools.core import output, repo
 from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict, worst
 from tools.gitops import check, flux_objects, git_secrets, live
-from tools.kube.kubectl import Kubectl
 
 
 @click.command(name="check", help=__doc__)
@@ -42,7 +41,8 @@ def command(cluster: str | None, ask: bool, context: str | None, verbose: bool, 
     found: list[Verdict] = []
     for name in [cluster] if cluster else flux_objects.names(root):
         directory = flux_objects.find(root, name)
-        runs = live.look(Kubectl(context), check.run_files(root, directory)) if ask else None
+        team = flux_objects.team(directory)
+        runs = live.look(context, team, check.run_files(root, directory)) if ask else None
         by_name = None if runs is None else {run.name: run for run in runs}
         found += check.check(root, directory, renderer, by_name)
     found += git_secrets.check(root, renderer)

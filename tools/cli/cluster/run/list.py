@@ -22,7 +22,6 @@ from tools.core import output, repo
 from tools.core.errors import UserError
 from tools.gitops import check, flux_objects, live
 from tools.gitops.run_file import RunFile
-from tools.kube.kubectl import Kubectl
 
 COLUMNS = ("run", "file", "commit", "flux", "job")
 
@@ -32,10 +31,11 @@ COLUMNS = ("run", "file", "commit", "flux", "job")
 @click.option("--context", metavar="NAME", help="The context of the kubeconfig.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def command(cluster: str, context: str | None, as_json: bool) -> None:
-    files = check.run_files(repo.root(), flux_objects.find(repo.root(), cluster))
+    directory = flux_objects.find(repo.root(), cluster)
+    files = check.run_files(repo.root(), directory)
     problem: UserError | None = None
     try:
-        found = live.look(Kubectl(context), files)
+        found = live.look(context, flux_objects.team(directory), files)
     except UserError as reason:
         problem, found = reason, [live.Live(one.name, None, None) for one in files]
     rows = [_row(one, {run.name: run for run in files}, problem is None) for one in found]

@@ -57,7 +57,7 @@ def _refuse_uncommitted(made: new_run.Made, renderer: kustomize.Renderer) -> Non
     """End with the difference where the cell of the working tree is not the one that the run would train."""
     difference = uncommitted(repo.root(), made.cell, made.commit, renderer)
     if difference:
-        output.line(difference.rstrip())
+        output.block(difference.rstrip())
         message = f"{repo.shown(made.path)} was not written: {made.cell} has changes that are not committed"
         output.error(message, "commit the changes, or choose a --commit")
         raise click.exceptions.Exit(1)
