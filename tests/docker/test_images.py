@@ -34,6 +34,17 @@ def trainer(engine: Harness) -> dict[str, Any]:
     return image(engine, "trainer-cpu", engine.base())
 
 
+def test_the_sbom_lists_the_packages_of_the_image(engine: Harness, trainer: dict[str, Any]) -> None:
+    """Those of Python and of the system, in the image that was built."""
+    found = json.loads((engine.tree / "local/images/trainer-cpu.cdx.json").read_text())
+    assert found["metadata"]["component"]["version"] == trainer["id"]
+    names = {one["purl"].partition("@")[0] for one in found["components"]}
+    assert {"pkg:pypi/torch", "pkg:pypi/safetensors", "pkg:deb/debian/libc6"} <= names
+    made = json.loads((engine.tree / "local/images/trainer-cpu.slsa.json").read_text())
+    assert made["runDetails"]["metadata"]["invocationId"] == trainer["id"]
+    assert (engine.tree / "local/images/trainer-cpu.log").stat().st_mode & 0o077 == 0
+
+
 def test_a_killed_training_continues_with_the_same_losses(engine: Harness, trainer: dict[str, Any]) -> None:
     """Level full includes the other levels, and its control: the same run without a kill."""
     done = engine.yard("test", trainer["tags"][0], "--level", "full", "--json")

@@ -46,6 +46,8 @@ if name == "docker":
         print(answers["said"], file=sys.stderr)
         pathlib.Path(words[words.index("--iidfile") + 1]).write_text("{ID}")
         sys.exit(answers.get("code", 0))
+    elif "--format" in words:
+        print("/app")
     elif words[:2] == ["image", "inspect"]:
         print(json.dumps([{{"Id": "{ID}", "Size": 1, "Architecture": "amd64"}}]))
     elif words[0] == "run":
@@ -154,6 +156,16 @@ def test_a_build_is_described_by_an_sbom_and_a_provenance(
     assert {"uri": "pkg:docker/docker.io/library/python%3A3.12", "digest": {"sha256": "a" * 64}} in made[
         "resolvedDependencies"
     ]
+
+
+@pytest.mark.parametrize("name", [".env", "a/.netrc", ".git/config", "notes.txt"])
+def test_an_overlay_takes_no_credentials_along(yard: Yard, calls: Path, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "tree" / name
+    path.parent.mkdir(parents=True)
+    path.write_text(f"{TOKEN}\n")
+    done = yard("overlay", str(tmp_path / "tree"), "--on", "localhost/team/image:1")
+    assert (done.exit_code, f"{name} would be in the image" in done.output) == (2, True), done.output
+    assert TOKEN not in done.output
 
 
 def pushed(tmp_path: Path) -> str:

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools import __version__
+from tools.core import secret_patterns
 from tools.core.errors import UserError
 from tools.image import build, registry, tags
 from tools.image.dockerfile import context, dockerignore
 from tools.image.engine import Engine, Image, Say
 from tools.image.rules.evaluate import Target
+from tools.image.rules.secrets import holds_credentials
 
 NAME = "overlay"  # of its record, local/images/overlay.json
 DIGITS = 12
@@ -33,7 +35,7 @@ def add(tree: Path, on: str, engine: Engine, say: Say, limit: int = context.LIMI
 
     The tag is `dev-` and a digest of the files and of `on`, so that an equal tree is not built again. Raises
     BuildFailed, and UserError if the engine does not have the image, the image has no working directory, or
-    the tree is empty or larger than `limit` bytes.
+    the tree is empty, holds a secret or is larger than `limit` bytes.
     """
     registry.split(on)
     engine.check()
@@ -46,6 +48,7 @@ def add(tree: Path, on: str, engine: Engine, say: Say, limit: int = context.LIMI
     ignore = dockerignore.read(tree)
     if context.guard(tree, ignore, limit).files == 0:
         raise UserError(f"{tree}: no file to add to {on}", ".dockerignore excludes everything")
+    _refuse_secrets(tree, ignore)
     name = f"{registry.split(on)[0]}:dev-{content(tree, ignore, below.id)}"
     existing = engine.image(name)
     if existing is not None:
@@ -70,6 +73,16 @@ def content(tree: Path, ignore: dockerignore.Ignore, on: str) -> str:
         kind = "link" if path.is_symlink() else "program" if os.access(path, os.X_OK) else "file"
         found.update(f"\0{name}\0{kind}\0{len(body)}\0".encode() + body)
     return found.hexdigest()[:DIGITS]
+
+
+def _refuse_secrets(tree: Path, ignore: dockerignore.Ignore) -> None:
+    for name, _ in dockerignore.files(tree, ignore):
+        found = next(secret_patterns.in_file(tree / name), None)
+        if found or holds_credentials(name) or name.endswith(".git/config"):
+            what = f"{found.kind} in line {found.line}" if found else "by its name"
+            raise UserError(
+                f"{name} would be in the image, and holds credentials ({what})", f"{name} in .dockerignore"
+            )
 
 
 def _dockerfile(on: str, tree: Path, below: Image) -> str:

@@ -26,6 +26,11 @@ SPOKEN = {
 }
 # A secret's mount ends with its RUN. A copy of the secret stays in the layer.
 KEPT = re.compile(r"(?:\bcat\s+/run/secrets/\S+\s*>>?\s*|\bcp\s+(?:-\S+\s+){0,8}/run/secrets/\S+\s+)(\S+)")
+# git and pip write the address into a file of the layer, with what the shell put in the place of a variable.
+WRITTEN = re.compile(
+    r"\b(git\s{1,4}(?:clone|remote|config|submodule)|pip3?\s{1,4}config)\b[^;&|\n]{0,200}"
+    r"://[^\s@/$]{0,60}\$(?:\([^)\n]{0,100}\)|[^\s@/]{1,60})[^\s@/]{0,60}@"
+)
 ASSIGNED = re.compile(r"(?:^|[\s;&|(])(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;&|]+)")
 FILES = (
     *(
@@ -115,6 +120,9 @@ def _in_words(text: str) -> str | None:
         literal = len(bare) > 3 and not EMPTY.match(bare) and bare[:1] != "`"
         if literal and name.isupper() and secret_patterns.is_secret_name(name):
             return f"the value of {name} in the Dockerfile"
+    written = WRITTEN.search(text)
+    if written and not re.search(r"\brm\b[^;&|\n]{0,300}\.git", text):
+        return f"{' '.join(written[1].split())} keeps the credential of its address in a file of the layer"
     kept = (
         path for path in KEPT.findall(text) if not re.search(rf"\brm\b[^;&|]{{0,300}}{re.escape(path)}", text)
     )
@@ -124,7 +132,7 @@ def _in_words(text: str) -> str | None:
 
 def _copied(subject: Subject, one: Instruction) -> Iterator[Verdict]:
     sources = [word.strip("/").removeprefix("./") for word in (one.words or one.value.split())[:-1]]
-    named = [word for word in sources if _credentials(word)]
+    named = [word for word in sources if holds_credentials(word)]
     if named:
         yield bad(at(subject, one), f"{named[0]} holds credentials and is copied into a layer", REMEDY)
         return
@@ -132,7 +140,7 @@ def _copied(subject: Subject, one: Instruction) -> Iterator[Verdict]:
         return
     sent = _sent(subject, sources)
     for name in sent:
-        if _credentials(name):
+        if holds_credentials(name):
             remedy = f"{PurePosixPath(name).name} in .dockerignore (**/{PurePosixPath(name).name})"
             yield bad(at(subject, one), f"{name} is copied with its directory", remedy)
             return
@@ -155,7 +163,8 @@ def _below(name: str, source: str) -> bool:
     return len(parts) >= len(wanted) and all(map(fnmatchcase, parts, wanted))
 
 
-def _credentials(path: str) -> bool:
+def holds_credentials(path: str) -> bool:
+    """Return whether a file of this name usually holds credentials."""
     parts = PurePosixPath(path).parts
     name = parts[-1] if parts else ""
     if any(fnmatchcase(name, pattern) for pattern in HARMLESS):
