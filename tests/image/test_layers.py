@@ -89,7 +89,8 @@ def checked(name: str, **options: Any) -> evaluate.Result:
 @pytest.mark.parametrize("name", sorted({*IMAGES, *evaluate.names()}))
 def test_our_own_images_pass_and_have_one_user(name: str) -> None:
     result = checked(name)
-    assert result.state is State.PASS, [one.summary for one in result.verdicts if one.state is not State.PASS]
+    found = [(one.state, one.details["rule"]) for one in result.verdicts if one.state is not State.PASS]
+    assert found == ([(State.WARN, "advisory")] if name == "trainer-neuron" else [])  # it needs torch 2.9
     users = [one.summary for one in result.verdicts if one.details["rule"] == "user"]
     assert users == ["runs as 1000:1000"]
     assert result.notes is not None

@@ -13,6 +13,11 @@ import pytest
 from ruamel.yaml import YAML
 
 from tools.core import go_build, repo
+from tools.core.verdict import State
+from tools.image.dockerfile.dockerignore import Ignore
+from tools.image.dockerfile.parse import parse
+from tools.image.rules.evaluate import verdicts
+from tools.image.rules.rule import Subject
 
 ROOT = repo.root()
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -133,3 +138,68 @@ def test_go_modules_are_compared_with_the_checksum_database(
     except go_build.Unusable as reason:
         pytest.skip(f"{reason}: install Go")
     assert [found[name] for name in names] == ["sum.golang.org", "none", "none", "none", "-modcacherw"]
+
+
+def failed(line: str, root: Path) -> set[str]:
+    """Return the rules of `yard image check` that fail at one line of a Dockerfile."""
+    text = f"FROM docker.io/library/python:3.12@sha256:{'a' * 64}\n{line}\nUSER 1000\n"
+    found = verdicts(Subject("Dockerfile", parse(text, "Dockerfile"), root, Ignore()))
+    return {str(one.details["rule"]) for one in found if one.state is State.FAIL and one.details["line"] == 2}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ADD http://example.com/data-1.0.tar.gz /data",
+        "RUN cd /tmp && curl -sSkLO https://example.com/data-1.0.tar.gz",
+        "RUN curl --insecure https://example.com/data-1.0.tar.gz -o x",
+        "RUN wget --no-check-certificate https://example.com/data-1.0.tar.gz",
+        "RUN git clone --branch v1.0 git://example.com/a",
+        "RUN GIT_SSL_NO_VERIFY=1 git clone --branch v1.0 https://example.com/a",
+        "RUN git -c http.sslVerify=false clone --branch v1.0 https://example.com/a",
+        "RUN pip install --no-cache-dir --index-url http://index.example.com/simple torch==2.15.0",
+        "RUN pip install --no-cache-dir --trusted-host index.example.com torch==2.15.0",
+        "ENV PIP_INDEX_URL=http://index.example.com/simple",
+        "ENV PYTHONHTTPSVERIFY=0",
+        "RUN echo 'deb [trusted=yes] http://example.com/debian stable main' > /etc/apt/sources.list",
+    ],
+)
+def test_a_download_that_nobody_checks_fails(line: str, tmp_path: Path) -> None:
+    assert "transport" in failed(line, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"ADD --checksum=sha256:{'a' * 64} http://example.com/data-1.0.tar.gz /data",
+        'RUN curl -LO http://example.com/data-1.0.tar.gz && echo "$SUM data-1.0.tar.gz" | sha256sum --check',
+        "RUN pip install --no-cache-dir --index-url http://localhost:3141/simple torch==2.15.0",
+        "RUN echo 'deb http://deb.debian.org/debian bookworm main' > /etc/apt/sources.list",
+        "RUN curl -LO https://example.com/data-1.0.tar.gz",
+    ],
+)
+def test_a_checked_download_passes(line: str, tmp_path: Path) -> None:
+    assert "transport" not in failed(line, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("git clone --branch v1.0 https://x:$(cat /run/secrets/gh)@github.com/a/b", True),
+        ("git config --global url.https://${GH}@github.com/.insteadOf https://github.com/", True),
+        ("pip config set global.index-url https://me:$KEY@index.example.com/simple", True),
+        ("git clone --branch v1.0 https://x:$GH@github.com/a/b /b && rm -rf /b/.git", False),
+        ("git clone --branch v1.0 https://github.com/a/b", False),
+    ],
+)
+def test_a_credential_that_git_writes_into_a_layer_is_found(line: str, found: bool, tmp_path: Path) -> None:
+    assert ("secrets" in failed(f"RUN --mount=type=secret,id=gh {line}", tmp_path)) is found
+
+
+def test_a_torch_that_executes_pickles_is_a_warning(tmp_path: Path) -> None:
+    """Not a failure: on Trainium there is no newer one."""
+    for version, state in (("2.9.1", State.WARN), ("2.10.0", State.PASS)):
+        text = f"FROM python:3.12\nRUN pip install --no-cache-dir torch=={version}\n"
+        found = verdicts(Subject("Dockerfile", parse(text, "Dockerfile"), tmp_path, Ignore()))
+        (said,) = [one for one in found if one.details["rule"] == "advisory"]
+        assert (said.state, "CVE-2026-24747" in said.summary) == (state, True)

@@ -55,10 +55,12 @@ def command(
 
 
 def _show(result: Result, verbose: bool) -> None:
-    failed, unknown, passed = (result.of(state) for state in (State.FAIL, State.CANNOT_TELL, State.PASS))
-    counts = f"{len(failed)} failed, {len(unknown)} unknown, {len(passed)} passed"
+    shown = (State.FAIL, State.CANNOT_TELL, State.WARN, State.PASS)
+    failed, unknown, warned, passed = (result.of(state) for state in shown)
+    warnings = f"{output.count(len(warned), 'warning')}, " if warned else ""
+    counts = f"{len(failed)} failed, {len(unknown)} unknown, {warnings}{len(passed)} passed"
     output.line(f"{result.state.value}: {result.source}: {counts}")
-    for verdict in [*failed, *unknown, *(passed if verbose else [])]:
+    for verdict in [*failed, *unknown, *warned, *(passed if verbose else [])]:
         output.rule_verdict(verdict, rules()[verdict.details["rule"]].reason)
     for note in result.remarks if verbose else []:
         output.line(f"  hadolint {note.level} {note.code}: {result.source}:{note.line}: {note.message}")

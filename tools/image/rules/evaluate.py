@@ -16,7 +16,7 @@ from tools.image.dockerfile.parse import parse
 from tools.image.rules import hadolint
 from tools.image.rules.rule import RULES, Rule, Subject
 
-MODULES = ("runtime", "hadolint", "layers", "secrets", "versions", "efa")
+MODULES = ("runtime", "hadolint", "layers", "secrets", "versions", "efa", "origin")
 
 
 @dataclass(frozen=True)

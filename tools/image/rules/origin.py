@@ -1,0 +1,90 @@
+"""Rules on where an image's parts come from: over which connection, and with which known vulnerability."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from packaging.version import Version
+
+from tools.core.secret_patterns import mask
+from tools.core.verdict import Verdict, bad, doubtful, good
+from tools.facts import compatibility
+from tools.image.dockerfile.shell_script import commands, program, script
+from tools.image.rules.rule import Subject, at, rule
+from tools.image.rules.versions import find_torch
+
+PLAIN = re.compile(r"(?i)\b(?:http|ftp|git)://(?!localhost\b|127\.|\[::1\])[^\s\"']{1,512}")
+DOWNLOADS = frozenset(
+    {"curl", "wget", "aria2c", "git", "pip", "pip3", "uv", "python", "python3", "conda", "mamba"}
+)
+CHECKED = re.compile(r"\bsha(?:256|384|512)sum\b|\bshasum\b|\bgpgv?\b|--require-hashes|--hash=sha256:")
+# Options and variables that accept every certificate, or packages without a signature.
+UNCHECKED = re.compile(
+    r"(?<!\S)(?:--insecure|--no-check-certificate|--trusted-host|--allow-insecure-host|--nogpgcheck"
+    r"|--allow-unauthenticated|--no-gpg-checks|--force-yes)(?![\w-])|\[[^\]\n]{0,200}trusted=yes"
+    r"|\bhttp\.sslVerify[= ]+[\"']?(?:false|0)|\b(?:PYTHONHTTPSVERIFY|NODE_TLS_REJECT_UNAUTHORIZED)=[\"']?0"
+    r"|\bGIT_SSL_NO_VERIFY=|\b(?:PIP_TRUSTED_HOST|UV_INSECURE_HOST)="
+)
+CURL_INSECURE = re.compile(r"-[A-Za-z]{0,8}k[A-Za-z]{0,8}")
+INDEX = re.compile(r"(?:PIP|UV)_\w*(?:INDEX|LINKS)\w*")
+NEURON_TORCH = re.compile(r"pytorch-(?:training|inference)-neuronx:(\d+\.\d+(?:\.\d+)?)")
+REMEDY = "https://, or check the file's SHA-256 in the same RUN; ADD --checksum=sha256:..."
+
+
+@rule("transport", "whoever stands between the build and a server can send another file")
+def transport(subject: Subject) -> Iterator[Verdict]:
+    """Downloads use TLS with certificates that are checked, or their digest is checked in the same RUN.
+
+    apt, dnf and apk may use http, because they check the signatures of their packages.
+    """
+    for _, one in subject.dockerfile.instructions():
+        text = "\n".join([one.value, *one.heredocs])
+        problem = None
+        if one.name == "RUN" and not CHECKED.search(script(one)):
+            problem = _run(script(one))
+        elif one.name == "ADD" and one.flag("checksum") is None:
+            problem = PLAIN.search(text)
+        elif one.name in ("ENV", "ARG"):
+            problem = UNCHECKED.search(text) or next(
+                (
+                    found
+                    for name, value in one.pairs
+                    if INDEX.fullmatch(name) and (found := PLAIN.search(value))
+                ),
+                None,
+            )
+        if problem:
+            found = problem if isinstance(problem, str) else problem[0]
+            yield bad(at(subject, one), f"{mask(found)}: what it brings is not checked", REMEDY)
+
+
+@rule("advisory", "a published vulnerability has a published exploit soon after")
+def advisory(subject: Subject) -> Iterator[Verdict]:
+    """torch has the repair of each known vulnerability that reaches a trainer. Otherwise this warns.
+
+    An older torch may be the newest that a machine has: on Trainium, torch_xla ends at 2.9.
+    """
+    torch, base = find_torch(subject), NEURON_TORCH.search(subject.dockerfile.final.image)
+    release = torch.version if torch else base[1] if base else ""
+    place = torch.place if torch else at(subject, subject.dockerfile.final.lineage()[0])
+    number = compatibility.version(release)
+    for name, row in compatibility.ADVISORIES.items() if number else ():
+        if number and number < Version(row["repaired"]):
+            text = f"torch {release} has {name}: {row['what']}"
+            yield doubtful(place, text, f"torch {row['repaired']} or newer; until then, {row['until']}")
+        else:
+            yield good(place, f"torch {release} has the repair of {name}")
+
+
+def _run(text: str) -> str | None:
+    """Return what a script downloads or accepts without a check, or None."""
+    if found := UNCHECKED.search(text):
+        return found[0]
+    for words in commands(text):
+        name = program(words)
+        if name == "curl" and (option := next(filter(CURL_INSECURE.fullmatch, words), None)):
+            return f"curl {option}"
+        if name in DOWNLOADS and (found := PLAIN.search(" ".join(words))):
+            return found[0]
+    return None
