@@ -11,17 +11,19 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
+from tools.aws.session import Session
 from tools.cli import invoke
 from tools.core import repo, wait
 from tools.core.verdict import State
 from tools.image import signing
 from tools.image.build import Record, record_path
+from tools.image.remote_build import Log
 
 DIGEST = f"sha256:{'a' * 64}"
 ID = f"sha256:{'b' * 64}"
@@ -121,6 +123,18 @@ def test_secrets_in_the_output_of_a_build_are_not_kept_or_shown(
     assert "machine: https://" in text
     assert [one for one in CANARIES if one in text + done.output] == []
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+def test_the_lines_of_a_remote_build_are_masked_too() -> None:
+    class Logs:
+        def find(self, *_: str, **__: object) -> dict[str, object]:
+            return {"events": [{"message": line} for line in SAID], "nextForwardToken": None}
+
+    log, told = Log(cast("Session", Logs())), list[str]()
+    log.read({"groupName": "a", "streamName": "b"}, told.append)
+    assert told == log.lines
+    assert len(told) == len(SAID)
+    assert [one for one in CANARIES if one in "".join(told)] == []
 
 
 def test_a_log_that_is_a_link_is_replaced(

@@ -18,10 +18,10 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from tools.aws.session import Session
-from tools.core import repo, wait
+from tools.core import secret_patterns, wait
 from tools.core.errors import UserError
 from tools.image import codebuild, ecr
-from tools.image.build import BuildFailed, Request, refuse_secrets
+from tools.image.build import BuildFailed, Request, refuse_secrets, write_log
 from tools.image.build_failures import Cause, cause
 from tools.image.codebuild import Project
 from tools.image.dockerfile import context, dockerignore
@@ -153,9 +153,7 @@ def follow(session: Session, build_id: str, name: str, say: Say) -> None:
         session.call("codebuild", "stop_build", id=build_id)
         say(f"stopped {build_id}")
         raise
-    path = repo.local() / "images" / f"{name}.log"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(log.lines) + "\n", encoding="utf-8")
+    path = write_log(name, "\n".join(log.lines) + "\n")
     if found["buildStatus"] != "SUCCEEDED":
         raise BuildFailed(why(found, log.lines), path, 1)
 
@@ -183,7 +181,7 @@ class Log:
             if page is None:
                 return
             for event in page["events"]:
-                self.lines.append(event["message"].rstrip("\n"))
+                self.lines.append(secret_patterns.mask(event["message"].rstrip("\n")))
                 say(self.lines[-1])
             if page["nextForwardToken"] == self._token:
                 return
