@@ -174,7 +174,7 @@ def _talk(kubectl: Kubectl, pod: JobPod, wanted: str, known: list[str] | None) -
     program = kubectl.words(
         "exec", f"--container={pod.container_name}", "--stdin", names=[pod.name], command=words
     )
-    call = f"\nmain(sys.argv[1], sys.argv[2], {ascii(known)})\n"
+    call = f"\nmain(sys.argv[1], sys.argv[2], {known!a})\n"
     with tempfile.TemporaryFile() as script, tempfile.TemporaryFile() as complaint:
         script.write(Path(remote_sender.__file__).read_bytes() + call.encode())
         script.seek(0)

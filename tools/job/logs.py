@@ -56,16 +56,17 @@ def follow(kubectl: Kubectl, pods: list[JobPod], wanted: Wanted) -> Iterator[Lin
     """Yield the pods' new lines until every container has ended."""
     lines: queue.Queue[Line | None] = queue.Queue(maxsize=10000)
 
-    def read(pod: JobPod) -> None:
-        words = ("logs", f"--container={pod.container_name}", "--follow", *wanted.words())
+    def read(pod: JobPod, texts: Iterator[str]) -> None:
         try:
-            for text in kubectl.lines(*words, names=[pod.name]):
+            for text in texts:
                 lines.put(log_lines.line_of(text, pod.name))
         finally:
             lines.put(None)
 
     for pod in pods:
-        threading.Thread(target=read, args=(pod,), daemon=True).start()
+        words = ("logs", f"--container={pod.container_name}", "--follow", *wanted.words())
+        texts = kubectl.lines(*words, names=[pod.name])
+        threading.Thread(target=read, args=(pod, texts), daemon=True).start()
     open_ = len(pods)
     while open_:
         line = lines.get()

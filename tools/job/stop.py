@@ -51,9 +51,8 @@ def drain(kubectl: Kubectl, job: Object, say: Callable[[str], None]) -> Drained:
 def _reader(kubectl: Kubectl, pod: JobPod, lines: deque[str]) -> threading.Thread:
     """Collect a pod's log in a thread from now on: the log is gone once the pod is."""
     words = ("logs", f"--container={pod.container_name}", "--follow", "--since=1s")
-    thread = threading.Thread(
-        target=lambda: lines.extend(kubectl.lines(*words, names=[pod.name])), daemon=True
-    )
+    found = kubectl.lines(*words, names=[pod.name])
+    thread = threading.Thread(target=lambda: lines.extend(found), daemon=True)
     thread.start()
     return thread
 

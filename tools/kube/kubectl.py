@@ -22,9 +22,9 @@ LONGEST = 1 << 16  # characters of a line
 OPTIONS = frozenset({
     "--address", "--all-namespaces", "--attach", "--container", "--dry-run", "--field-manager",
     "--field-selector", "--filename", "--follow", "--force-conflicts", "--ignore-not-found", "--image",
-    "--image-pull-policy", "--minify", "--namespace", "--output", "--patch", "--previous", "--profile",
-    "--quiet", "--raw", "--selector", "--server-side", "--since", "--stdin", "--tail", "--target",
-    "--timestamps", "--type", "--wait",
+    "--image-pull-policy", "--limit-bytes", "--minify", "--namespace", "--output", "--patch", "--previous",
+    "--profile", "--quiet", "--raw", "--selector", "--server-side", "--since", "--stdin", "--tail",
+    "--target", "--timestamps", "--type", "--wait",
 })  # fmt: skip
 CANNOT_SEE = 3
 # Parts of kubectl's messages, and their usual cause.
@@ -144,28 +144,32 @@ class Kubectl:
         return list(answer["items"]) if "items" in answer else [answer] if answer else []
 
     def lines(self, *arguments: str, names: Sequence[str] = ()) -> Iterator[str]:
-        """Yield kubectl's output line by line. Ends kubectl when the caller stops reading.
+        """Return kubectl's output line by line. Ends kubectl when the caller stops reading.
 
         A line of more than LONGEST characters is several lines.
         """
+        return _lines(self.words(*arguments, names=names))
+
+
+def _lines(words: list[str]) -> Iterator[str]:
+    try:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+        )
+    except FileNotFoundError:
+        raise missing() from None
+    with process:
+        assert process.stdout is not None
         try:
-            process = subprocess.Popen(
-                self.words(*arguments, names=names),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                errors="replace",
-            )
-        except FileNotFoundError:
-            raise missing() from None
-        with process:
-            assert process.stdout is not None
-            try:
-                while line := process.stdout.readline(LONGEST):
-                    yield line.rstrip("\n")
-            finally:
-                process.kill()
+            while line := process.stdout.readline(LONGEST):
+                yield line.rstrip("\n")
+        finally:
+            process.kill()
 
 
 def missing() -> UserError:

@@ -24,6 +24,7 @@ import click
 
 from tools.cli.job import _options
 from tools.core import output
+from tools.core.errors import UserError
 from tools.core.verdict import State
 from tools.job.diagnosis.explain import Explanation, explain
 from tools.job.snapshot import collect, lookup, snapshot
@@ -41,9 +42,15 @@ def command(
     kubectl: Kubectl, job: str | None, recorded: Path | None, keep: Path | None, verbose: bool, as_json: bool
 ) -> None:
     seen = snapshot.load(recorded) if recorded else collect.collect(kubectl, lookup.job_name(kubectl, job))
+    try:
+        seen = seen.shareable()
+        found = explain(seen)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as problem:
+        if recorded is None:
+            raise
+        raise UserError(f"{recorded}: incomplete snapshot: {problem!r}") from None
     if keep:
         seen.save(keep)
-    found = explain(seen)
     if as_json:
         identity = {"job": seen.name, "namespace": seen.namespace, "uid": seen.uid}
         output.data({**identity, **found.verdict.as_dict()})

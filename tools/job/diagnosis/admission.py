@@ -10,14 +10,13 @@ from tools.core.timestamps import duration, moment
 from tools.job.diagnosis import queues
 from tools.job.diagnosis.cause import Cause, Layer, short
 from tools.job.diagnosis.resources import formatted, name_of
-from tools.job.snapshot.kinds import QUEUE_LABEL
+from tools.job.snapshot.kinds import OPERATOR_IMAGE, QUEUE_LABEL
 from tools.job.snapshot.snapshot import Snapshot, event_time
 from tools.kube.manifests import Object
 from tools.kube.quantity import amounts, pod_requests
 
 TOGETHER = 5.0  # seconds in which the operator creates all pods of a job
 PATIENCE = 30.0  # seconds after which operator and scheduler must have reacted
-OPERATOR_IMAGE = "training-operator"
 FAILED_TO_CREATE = ("FailedCreatePod", "FailedCreateService", "FailedCreate")
 
 

@@ -14,7 +14,7 @@ from tools.job.snapshot import log_lines, lookup, pod_exec
 from tools.job.snapshot.kinds import CLAIMS, GANGS, GLOBAL, KUEUE, NAMESPACED, QUEUE_LABEL
 from tools.job.snapshot.pod import JobPod, claim_names, template_specs
 from tools.job.snapshot.references import needed
-from tools.job.snapshot.snapshot import CURRENT, PREVIOUS, Log, Snapshot
+from tools.job.snapshot.snapshot import CURRENT, LARGEST_LOG, PREVIOUS, Log, Snapshot
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Object, name_of
 
@@ -184,7 +184,13 @@ def _logs(kubectl: Kubectl, pods: list[JobPod], unseen: dict[str, str]) -> list[
     def read(one: tuple[JobPod, str]) -> None:
         pod, which = one
         container = pod.broken_init[0] if pod.broken_init else pod.container_name
-        words = ["logs", f"--container={container}", f"--tail={TAIL}", "--timestamps"]
+        words = [
+            "logs",
+            f"--container={container}",
+            f"--tail={TAIL}",
+            "--timestamps",
+            f"--limit-bytes={LARGEST_LOG}",
+        ]
         words += ["--previous"] if which is PREVIOUS else []
         done = kubectl.run(*words, names=[pod.name])
         if done.returncode == 0:

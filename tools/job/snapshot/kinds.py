@@ -1,5 +1,6 @@
 """The resources that a snapshot asks the API server for, by kind."""
 
+OPERATOR_IMAGE = "training-operator"  # part of the name of its image
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 # Resources of the job's namespace, then of the cluster.
 NAMESPACED = {

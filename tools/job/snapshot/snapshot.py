@@ -8,21 +8,24 @@ failure.
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import dataclass, field
+import os
+import stat
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
+from tools.core import foreign_files
 from tools.core.errors import UserError
+from tools.core.secret_patterns import mask
 from tools.core.timestamps import moment
-from tools.job.snapshot.pod import JobPod, replicas
+from tools.job.snapshot.pod import JobPod, replicas, template_specs
+from tools.job.snapshot.shareable import affinity_labels, clean, counted
 from tools.kube.manifests import Object
 
 FILE = "snapshot.json"
 CURRENT, PREVIOUS = "current", "previous"
-# Wider than core.secret_patterns: a saved snapshot is made to be shared.
-SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|KEY|CREDENTIAL", re.IGNORECASE)
+LARGEST_FILE, LARGEST_LOG = 64 * 2**20, 4 * 2**20  # bytes
+MOST_LOGS = 64  # files
 
 
 @dataclass(frozen=True)
@@ -110,48 +113,72 @@ class Snapshot:
         """Return the seconds from `moment` to the snapshot."""
         return None if moment is None else (self.taken - moment).total_seconds()
 
-    def save(self, directory: Path) -> None:
-        """Write snapshot.json and one file for each log.
+    def shareable(self) -> Snapshot:
+        """Return the snapshot without secrets, and with no more of others' pods than the scheduler counts."""
+        specs = [*template_specs(self.job), *(pod.spec for pod in self.pods)]
+        labels = set(affinity_labels(specs))
+        return replace(
+            self,
+            job=clean(self.job),
+            objects=clean(self.objects),
+            others=[counted(pod, labels) for pod in self.others],
+            logs=[replace(log, text=mask(log.text)) for log in self.logs],
+            run=clean(self.run),
+            unseen=clean(self.unseen),
+        )
 
-        Values of environment variables whose names contain token, key, secret or password are left out.
-        """
-        directory.mkdir(parents=True, exist_ok=True)
+    def save(self, directory: Path) -> None:
+        """Write what may be shared, for this user only: snapshot.json and one file for each log."""
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shared = self.shareable()
         value: Object = {"taken": self.taken.isoformat(), "namespace": self.namespace}
-        value |= {name: _without_secrets(getattr(self, name)) for name in ("job", "objects", "others")}
-        value |= {"run": self.run, "unseen": self.unseen}
-        for log in self.logs:
-            (directory / f"{log.pod}.{log.which}.log").write_text(log.text, encoding="utf-8")
-        (directory / FILE).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        value |= {name: getattr(shared, name) for name in ("job", "objects", "others", "run", "unseen")}
+        texts = {f"{log.pod}.{log.which}.log": log.text for log in shared.logs}
+        for name, text in {**texts, FILE: json.dumps(value, indent=1) + "\n"}.items():
+            with foreign_files.writing(directory, name) as file:
+                file.write(text.encode("utf-8", "replace"))
 
 
 def load(directory: Path) -> Snapshot:
-    """Read a saved snapshot; UserError if it is missing or incomplete."""
+    """Read a saved snapshot, which somebody else may have made; UserError if it is missing or incomplete."""
     path = directory / FILE
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(_text(path))
         taken = datetime.fromisoformat(value.pop("taken"))
-        return Snapshot(taken, logs=[_log(file) for file in sorted(directory.glob("*.log"))], **value)
+        logs = [_log(file) for file in sorted(directory.glob("*.log"))[:MOST_LOGS]]
+        return _checked(Snapshot(taken, logs=logs, **value))
     except OSError as problem:
         hint = "yard job why JOB --save DIRECTORY writes one"
         raise UserError(f"{path}: {problem.strerror}", hint) from None
-    except (ValueError, KeyError, TypeError) as problem:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as problem:
         raise UserError(f"{path}: incomplete snapshot: {problem!r}") from None
 
 
-def _without_secrets(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_secrets(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    found = {key: _without_secrets(item) for key, item in value.items() if key != "managedFields"}
-    if "value" in found and SECRET.search(str(found.get("name", ""))):
-        found["value"] = "left out"
-    return found
+def _checked(seen: Snapshot) -> Snapshot:
+    """Return the snapshot if its parts have their types; ValueError or TypeError if not."""
+    lists = [seen.others, *seen.objects.values()]
+    for item in (seen.job, *(item for one in lists for item in one)):
+        if not isinstance(item["metadata"].get("name"), str):
+            raise ValueError("an object without a name")
+    if not isinstance(seen.job["spec"], dict) or not isinstance(seen.run, dict | None):
+        raise ValueError("the job or its run directory")
+    return replace(seen, unseen={str(what): str(why) for what, why in seen.unseen.items()})
+
+
+def _text(path: Path, largest: int = LARGEST_FILE) -> str:
+    """Return the text of a regular file that is not too large; UserError for anything else."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe does not block
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise UserError(f"{path}: not a regular file")
+        data = file.read(largest + 1)
+    if len(data) > largest:
+        raise UserError(f"{path}: larger than {largest // 2**20} MiB")
+    return data.decode("utf-8", "replace")
 
 
 def _log(path: Path) -> Log:
     pod, _, which = path.stem.rpartition(".")
-    return Log(pod, which, path.read_text(encoding="utf-8", errors="replace"))
+    return Log(pod, which, _text(path, LARGEST_LOG))
 
 
 def event_time(event: Object) -> datetime | None:
