@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from tools.core.command_line import is_label, is_subdomain
 from tools.core.verdict import Verdict, bad, good
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, title
 from tools.simulator.operator_pods import pod_name
 
 LONGEST = 63  # characters of a DNS label (a Service's or pod's name) and of a label's value
-SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+NAMED = ("serviceAccountName", "priorityClassName", "runtimeClassName", "schedulerName", "nodeName")
 LABEL_VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
 COLON_NAMES = ("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")  # system:... is valid for these
 MOVING = (
@@ -28,7 +28,7 @@ REFERENCE = re.compile(
 
 @rule("names", "Kubernetes refuses an invalid name only when the manifest is applied")
 def names(subject: Subject) -> Iterator[Verdict]:
-    """Names of objects, containers and volumes are valid in Kubernetes, and so are label values.
+    """Names of objects, namespaces, containers and volumes are valid in Kubernetes, and so are label values.
 
     Common faults are underscores and capitals, which model names contain (`llama3_1_8b`).
     """
@@ -38,11 +38,15 @@ def names(subject: Subject) -> Iterator[Verdict]:
         place = Place(title(item), "metadata.name", name)
         if "$" in name:
             continue  # the rule `template-left` reports it
-        if kind not in COLON_NAMES and (len(name) > 253 or not SUBDOMAIN.fullmatch(name)):
+        if kind not in COLON_NAMES and not is_subdomain(name):
             remedy = re.sub(r"[^a-z0-9.-]+", "-", name.lower()).strip("-.") or "name"
             yield bad(place, f"{name!r} is not a valid object name", f"such as {remedy}")
         else:
             yield good(place, "a valid name")
+        namespace = metadata.get("namespace")
+        if namespace is not None and "$" not in namespace and not is_label(namespace):
+            fault = Place(title(item), "metadata.namespace", namespace)
+            yield bad(fault, f"{namespace!r} is not a valid namespace", "use a-z, 0-9 and -")
         yield from _label_faults(title(item), "metadata.labels", metadata.get("labels") or {})
     for template in subject.templates:
         labels = template.metadata.get("labels") or {}
@@ -50,9 +54,14 @@ def names(subject: Subject) -> Iterator[Verdict]:
         parts = [(path, container["name"]) for path, container in template.containers()]
         parts += [(f"{template.spec_path}.volumes", name) for name in template.volumes()]
         for path, name in parts:
-            if not DNS_LABEL.fullmatch(name) or len(name) > LONGEST:
+            if not is_label(name):
                 summary = f"{name!r} is not a valid name of a container or volume"
                 yield bad(Place(template.object, path, name), summary, "use a-z, 0-9 and -")
+        for field in NAMED:
+            name = template.spec.get(field)
+            if name and "$" not in name and not is_subdomain(name):
+                place = Place(template.object, f"{template.spec_path}.{field}", name)
+                yield bad(place, f"{name!r} is not a valid object name", "use a-z, 0-9, - and .")
 
 
 def _label_faults(owner: str, path: str, labels: dict[str, str]) -> Iterator[Verdict]:

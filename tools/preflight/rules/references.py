@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from tools.core.command_line import is_subdomain
 from tools.core.repo import nearest
 from tools.core.verdict import Verdict, bad, good
 from tools.kube.manifests import Object, name_of
@@ -62,6 +63,10 @@ def references(subject: Subject) -> Iterator[Verdict]:
         for kind, name, path, key, optional in _wanted(template):
             here = subject.named(kind, template.namespace)
             place = Place(template.object, path, name)
+            if "$" not in name and not is_subdomain(name):
+                summary = f"Kubernetes allows no {kind} of the name {name!r}"
+                yield bad(place, summary, "use a-z, 0-9, - and .")
+                continue
             if name in here:
                 yield _key_verdict(place, kind, here[name], key, optional)
                 continue
