@@ -72,8 +72,17 @@ def test_failures_are_printed_with_evidence_reason_and_remedy(known: Schemas) ->
 def test_verbose_prints_what_passed(capsys: pytest.CaptureFixture[str]) -> None:
     assert invoke(["preflight", "-f", GOOD, "-v"]) == 0
     assert "  PASS wiring: mnist-cpu forms one world" in capsys.readouterr().out
-    assert invoke(["preflight", "-f", GOOD]) == 0
+    assert invoke(["preflight", "-f", str(CORPUS / "good" / "policies-add-up.yaml")]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_a_warning_is_printed_and_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["preflight", "-f", GOOD]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert (first.startswith("WARN: "), first.endswith(", 1 warning")) == (True, True)
+    assert second.startswith(
+        "  WARN network-policy: without a NetworkPolicy, every pod of the cluster reaches"
+    )
 
 
 def test_json_has_rule_object_path_value_and_evidence(capsys: pytest.CaptureFixture[str]) -> None:

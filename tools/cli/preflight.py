@@ -16,9 +16,6 @@ Exit codes: 0 PASS, 1 anything failed, 2 bad input, 3 nothing failed and somethi
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import click
 
 from tools.cells import kustomize, locate
@@ -66,7 +63,7 @@ def _manifests(cells: tuple[str, ...], every: bool, files: tuple[str, ...]) -> l
         raise UserError("standard input can only be read once")
     manifests = _rendered(named) if named else []
     for name in sources:
-        manifest = parse(sys.stdin.read(), "standard input") if name == "-" else read(Path(name))
+        manifest = read(name)
         if not manifest.objects:
             raise UserError(f"{manifest.source}: contains no object")
         manifests.append(manifest)
@@ -87,9 +84,11 @@ def _rendered(names: list[str]) -> list[Manifests]:
 
 def _show(one: Evaluation, verbose: bool) -> None:
     failed, unknown, passed = (one.of(state) for state in (State.FAIL, State.CANNOT_TELL, State.PASS))
+    warned = one.of(State.WARN)
     counts = f"{len(failed)} failed, {len(unknown)} unknown, {len(passed)} passed"
+    counts += f", {output.count(len(warned), 'warning')}" if warned else ""
     output.line(f"{one.state.value}: {one.source}: {counts}")
-    for verdict in [*failed, *unknown, *(passed if verbose else [])]:
+    for verdict in [*failed, *unknown, *warned, *(passed if verbose else [])]:
         output.rule_verdict(verdict, rules()[verdict.details["rule"]].reason)
     if one.needs and (verbose or failed or unknown):
         output.line(f"  needs from the cluster: {', '.join(one.needs)}")
@@ -97,9 +96,9 @@ def _show(one: Evaluation, verbose: bool) -> None:
 
 def _total(checked: list[Evaluation]) -> None:
     states = [one.state for one in checked]
-    failed, unknown, passed = (states.count(state) for state in (State.FAIL, State.CANNOT_TELL, State.PASS))
+    failed, unknown = states.count(State.FAIL), states.count(State.CANNOT_TELL)
     manifests = output.count(len(checked), "manifest")
-    output.line(f"{manifests}: {failed} failed, {unknown} unknown, {passed} passed")
+    output.line(f"{manifests}: {failed} failed, {unknown} unknown, {len(states) - failed - unknown} passed")
 
 
 def _as_data(one: Evaluation) -> dict[str, object]:

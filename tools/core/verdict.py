@@ -67,5 +67,9 @@ def bad(place: Placed, summary: str, remedy: str) -> Verdict:
     return Verdict(State.FAIL, summary, [place.evidence()], remedy, place.details())
 
 
+def doubtful(place: Placed, summary: str, remedy: str) -> Verdict:
+    return Verdict(State.WARN, summary, [place.evidence()], remedy, place.details())
+
+
 def unclear(place: Placed, summary: str, remedy: str | None = None) -> Verdict:
     return Verdict(State.CANNOT_TELL, summary, [place.evidence()], remedy, place.details())

@@ -120,7 +120,9 @@ def _policy(seen: Snapshot, there: Rendezvous) -> Verdict:
         policy for policy in seen.of("NetworkPolicy") if network_policy.applies(policy, "Ingress", labels)
     ]
     if not selecting:
-        return _hop("policy", State.PASS, f"no NetworkPolicy selects {there.host}: any pod may reach it")
+        remedy = "admit only the job's pods, as base/pytorchjob/networkpolicy.yaml does"
+        line = f"no NetworkPolicy selects {there.host}: any pod may reach it"
+        return _hop("policy", State.WARN, line, remedy=remedy)
     admitting = [name_of(policy) for policy in selecting if admits(policy, "Ingress", there.pod)]
     if admitting:
         return _hop("policy", State.PASS, f"{', '.join(admitting)} admits the job's own pods")

@@ -42,6 +42,24 @@ def admits(
     )
 
 
+def is_open(policy: Object, port: int, named: Mapping[str, int]) -> bool:
+    """Return whether an ingress rule opens a port to pods of every namespace or to any address."""
+    rules = (policy.get("spec") or {}).get("ingress") or []
+    return any(
+        (not rule.get("from") or any(map(_is_anybody, rule["from"])))
+        and _admits_ports(rule.get("ports"), range(port, port + 1), named)
+        for rule in rules
+    )
+
+
+def _is_anybody(peer: Object) -> bool:
+    """Return whether a peer is every namespace, with no selection among their pods, or every address."""
+    if "ipBlock" in peer:
+        return str(peer["ipBlock"].get("cidr", "")).endswith("/0")
+    every = "namespaceSelector" in peer and not any((peer["namespaceSelector"] or {}).values())
+    return every and not any((peer.get("podSelector") or {}).values())
+
+
 def _admits_peers(listed: list[Object] | None, peers: Object) -> bool:
     return not listed or any(
         "ipBlock" in peer or "podSelector" not in peer or selects(peer["podSelector"], peers)

@@ -62,5 +62,5 @@ def _show(hop: Verdict, as_json: bool) -> None:
     if as_json:
         return
     output.line(f"{hop.state.value:<11}  {hop.details['hop']:<9}  {hop.summary}")
-    if hop.state is State.FAIL and hop.remedy:
+    if hop.state is not State.PASS and hop.remedy:
         output.line(f"{'':<24}fix: {hop.remedy}")

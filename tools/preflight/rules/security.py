@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from tools.core import secret_patterns
-from tools.core.verdict import Verdict, bad, good
+from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.kube import network_policy
 from tools.kube.manifests import Object
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, Template, known_kind, texts, title
+from tools.simulator.operator_pods import DEFAULT_PORT
 
 # Capabilities that the baseline Pod Security Standard lets a container add (Kubernetes v1.35).
 BASELINE = {
@@ -234,27 +235,59 @@ def exposed(subject: Subject) -> Iterator[Verdict]:
             yield good(place, f"{what} is open inside the cluster only")
 
 
-@rule("network-policy", "a policy that opens only port 23456 isolates the ranks from each other")
+@rule("network-policy", "who reaches the rendezvous can run code; a rank that reaches no other trains alone")
 def network_policy_rule(subject: Subject) -> Iterator[Verdict]:
-    """The NetworkPolicies on a job's pods together admit all TCP ports between them.
+    """The NetworkPolicies of a job let its pods reach each other on all TCP ports, and keep others out.
 
-    The rendezvous uses port 23456. gloo and NCCL then listen on ports that they choose themselves.
+    The rendezvous uses port 23456, and runs what is written into it. gloo and NCCL then listen on ports that
+    they choose themselves. A job of several pods without a policy is a warning, because the cluster may have
+    one. It is a fault if the manifest has policies and none selects the pods, and if one admits pods of every
+    namespace or any address.
     """
     for template in subject.training():
-        labels = _labels(template)
-        policies = [
-            item
-            for item in subject.named("NetworkPolicy", template.namespace).values()
-            if known_kind(item) == "NetworkPolicy" and network_policy.applies(item, "Ingress", labels)
-        ]
-        admitted = any(network_policy.admits(policy, "Ingress", labels) for policy in policies)
-        for policy in policies if template.nodes > 1 else ():
-            place = Place(title(policy), "spec.ingress", template.object)
-            if admitted:
-                yield good(place, "the job's pods reach each other")
-            else:
-                summary = "no rule lets the job's pods reach each other on all ports"
-                yield bad(place, summary, "from: the job's own pods, without ports")
+        if template.nodes > 1:
+            labels = _labels(template)
+            there = [
+                item
+                for item in subject.named("NetworkPolicy", template.namespace).values()
+                if known_kind(item) == "NetworkPolicy"
+            ]
+            yield from _unfenced(template, labels, there)
+            for direction in network_policy.PEERS:
+                yield from _joined(template, labels, there, direction)
+
+
+def _joined(
+    template: Template, labels: dict[str, str], there: list[Object], direction: str
+) -> Iterator[Verdict]:
+    """Yield whether the policies of one direction let the pods of a job reach each other."""
+    policies = [item for item in there if network_policy.applies(item, direction, labels)]
+    admitted = any(network_policy.admits(policy, direction, labels) for policy in policies)
+    for policy in policies:
+        place = Place(title(policy), f"spec.{direction.lower()}", template.object)
+        if admitted:
+            yield good(place, "the job's pods reach each other")
+        else:
+            summary = "no rule lets the job's pods reach each other on all ports"
+            remedy = f"{network_policy.PEERS[direction]}: the job's own pods, without ports"
+            yield bad(place, summary, remedy)
+
+
+def _unfenced(template: Template, labels: dict[str, str], there: list[Object]) -> Iterator[Verdict]:
+    """Yield how pods outside of the job's namespace could reach its pods."""
+    place = Place(template.object, template.spec_path, f"{template.nodes} pods")
+    policies = [item for item in there if network_policy.applies(item, "Ingress", labels)]
+    remedy = "a NetworkPolicy that admits only the job's own pods, such as base/pytorchjob/networkpolicy.yaml"
+    if not policies and there:
+        yield bad(place, "no NetworkPolicy of this manifest selects the pods: every pod reaches them", remedy)
+    elif not policies:
+        yield doubtful(place, "without a NetworkPolicy, every pod of the cluster reaches these pods", remedy)
+    ports = template.trainer()[1].get("ports") or []
+    named = {str(one["name"]): int(one["containerPort"]) for one in ports if "name" in one}
+    for policy in policies:
+        if network_policy.is_open(policy, DEFAULT_PORT, named):
+            summary = f"every pod of the cluster reaches port {DEFAULT_PORT} of these pods"
+            yield bad(Place(title(policy), "spec.ingress"), summary, remedy)
 
 
 def _labels(template: Template) -> dict[str, str]:
