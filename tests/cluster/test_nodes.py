@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.cluster.api import Object
 from tests.cluster.conftest import Nodes
 from tests.cluster.kube import Kube
 from tests.cluster.nodes import TRAINER
 from tests.cluster.storage import directory_of
+from tools.cluster import isolation
+from tools.core.verdict import State
+from tools.kube.kubectl import Kubectl
 
 SECONDS = 120
 BY_DIGEST = TRAINER.rpartition(":")[0]
@@ -33,6 +38,18 @@ def test_an_image_is_pulled_by_its_digest_and_writes_to_the_claim(
     # The kubelet says which image it is a little after the container has begun.
     kube.wait("their images", lambda: all(_image_of(kube, name, namespace) for name in names), SECONDS)
     assert all(_image_of(kube, name, namespace).endswith(nodes.digest) for name in names)
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_network_that_enforces_no_policy_is_found(
+    kube: Kube, nodes: Nodes, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These nodes have a bridge and nothing that reads policies. What the probe creates is removed."""
+    monkeypatch.setattr(isolation, "_image", lambda: f"{BY_DIGEST}@{nodes.digest}")
+    found = isolation.probe(Kubectl(), namespace)
+    assert (found.state, len(found.evidence)) == (State.FAIL, 2), found
+    gone = lambda: not [*kube.list("pods", namespace), *kube.list("networkpolicies", namespace)]  # noqa: E731
+    kube.wait("the probe's objects to go", gone, SECONDS)
 
 
 def test_control_another_digest_is_not_to_be_had(kube: Kube, nodes: Nodes, namespace: str) -> None:

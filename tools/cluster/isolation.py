@@ -1,0 +1,190 @@
+"""Tries whether the cluster enforces NetworkPolicies, with two pods and two policies in the team's namespace.
+
+Every API server accepts a NetworkPolicy, but only some network plugins enforce it. One pod listens on three
+ports and another tries them. The policies of both open the first; that of the pod that listens closes the
+second, that of the pod that tries the third. An answer of the first port is the control of the other two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import secrets
+from typing import Any
+
+from tools.cells import kustomize
+from tools.cluster.finding import Finding, bad, good, unknown
+from tools.core import output, repo
+from tools.core.errors import UserError
+from tools.core.wait import until
+from tools.kube.kubectl import Kubectl
+from tools.kube.manifests import Object, parse
+
+OPEN, NO_INGRESS, NO_EGRESS = 18081, 18082, 18083
+PORTS = tuple(map(str, (OPEN, NO_INGRESS, NO_EGRESS)))
+ANSWER = re.compile(r"\[(\d{5}(, \d{5}){0,2})?\]")
+LABEL = "trainyard/isolation"
+STARTS, POLL = 90.0, 1.0  # seconds for each pod to start, an image pull included
+SETTLES = 30  # seconds for the policies to take effect; the VPC CNI needs some after a pod has started
+LIVES = 300  # seconds after which a pod ends by itself
+# The kernel completes connections to a listening socket, so nothing needs to accept them.
+LISTENER = """
+import socket, sys, time
+both = socket.has_dualstack_ipv6()
+family = socket.AF_INET6 if both else socket.AF_INET
+held = [socket.create_server(("", int(port)), family=family, dualstack_ipv6=both) for port in sys.argv[1:]]
+time.sleep(300)
+"""
+# Asks until only the first port answers, and leaves its last answers where the kubelet reads them.
+PROBER = """
+import json, socket, sys, time
+host, seconds, ports = sys.argv[1], float(sys.argv[2]), [int(port) for port in sys.argv[3:]]
+def answers(port):
+    try:
+        socket.create_connection((host, port), timeout=2).close()
+    except OSError:
+        return False
+    return True
+end = time.monotonic() + seconds
+while True:
+    found = [port for port in ports if answers(port)]
+    if found == ports[:1] or time.monotonic() > end:
+        break
+    time.sleep(1)
+open("/dev/termination-log", "w").write(json.dumps(found))
+"""
+PENDING = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError")
+
+
+def probe(kubectl: Kubectl, namespace: str) -> Finding:
+    """Return whether NetworkPolicies are enforced in a namespace. What it creates is removed."""
+    here = Kubectl(kubectl.context, namespace)
+    name = f"isolation-{secrets.token_hex(4)}"
+    output.note(f"starting two pods in {namespace} to see whether NetworkPolicies are enforced")
+    try:
+        found = _answering(here, name)
+    except UserError as problem:
+        return unknown("isolation", f"NetworkPolicies were not tried: {problem.message}", problem.hint)
+    finally:
+        with contextlib.suppress(UserError):
+            words = ("delete", "pods,networkpolicies", "--wait=false", "--ignore-not-found")
+            here.run(*words, f"--selector={LABEL}={name}")
+    return judge(found)
+
+
+def judge(found: list[int]) -> Finding:
+    """Return the finding from the ports that answered."""
+    if OPEN not in found:
+        return unknown("isolation", "no port answered, not even the one that the policies open")
+    if found == [OPEN]:
+        return good("isolation", "NetworkPolicies are enforced: of three ports, the open one answered")
+    sides = {NO_INGRESS: "that lets nobody in", NO_EGRESS: "that the other pod may not reach"}
+    lines = [f"a port {sides[port]} answered" for port in found if port in sides]
+    remedy = (
+        "enable it in the network plugin (vpc-cni: enableNetworkPolicy), or install one that enforces them"
+    )
+    return bad("isolation", "NetworkPolicies are not enforced: every pod reaches every job", remedy, *lines)
+
+
+def _answering(here: Kubectl, name: str) -> list[int]:
+    """Return the ports that answered. Raises UserError where the pods cannot run."""
+    image = _image()
+    listener = _pod(name, "listener", image, LISTENER, *PORTS)
+    _create(here, *policies(name), listener)
+    address = str(_waited(here, f"{name}-listener", "podIP"))
+    _create(here, _pod(name, "prober", image, PROBER, address, str(SETTLES), *PORTS))
+    ended = _waited(here, f"{name}-prober", "terminated")
+    said = str(ended.get("message"))
+    if not ANSWER.fullmatch(said):
+        raise UserError(f"the pod ended with exit code {ended.get('exitCode')} and no answer")
+    return [int(port) for port in re.findall(r"\d+", said)]
+
+
+def _image() -> str:
+    """Return the image of the debug pod, by digest where `yard image pin` has written one."""
+    built = kustomize.ensure(repo.root(), output.note).build(repo.root() / "base/services/debug")
+    (pod,) = parse(built, "base/services/debug").of_kind("Pod")
+    return str(pod["spec"]["containers"][0]["image"])
+
+
+def policies(name: str) -> list[Object]:
+    """Return the policies of both pods: each opens the first port, and the one that the other side closes."""
+    sides = (
+        ("listener", "Ingress", "from", "prober", NO_EGRESS),
+        ("prober", "Egress", "to", "listener", NO_INGRESS),
+    )
+    return [
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": {"name": f"{name}-{side}", "labels": {LABEL: name}},
+            "spec": {
+                "podSelector": {"matchLabels": _labels(name, side)},
+                "policyTypes": [direction],
+                direction.lower(): [
+                    {
+                        key: [{"podSelector": {"matchLabels": _labels(name, peer)}}],
+                        "ports": [{"protocol": "TCP", "port": port} for port in (OPEN, other)],
+                    }
+                ],
+            },
+        }
+        for side, direction, key, peer, other in sides
+    ]
+
+
+def _labels(name: str, side: str) -> dict[str, str]:
+    return {LABEL: name, f"{LABEL}-side": side}
+
+
+def _pod(name: str, side: str, image: str, script: str, *arguments: str) -> Object:
+    container = {
+        "name": side,
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["python3", "-c", script, *arguments],
+        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+    profile = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"{name}-{side}", "labels": _labels(name, side)},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "activeDeadlineSeconds": LIVES,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": profile,
+            "containers": [container],
+        },
+    }
+
+
+def _create(here: Kubectl, *items: Object) -> None:
+    listing = {"apiVersion": "v1", "kind": "List", "items": list(items)}
+    here.text("create", "--filename=-", stdin=json.dumps(listing))
+
+
+def _waited(here: Kubectl, name: str, wanted: str) -> Any:
+    """Return a pod's address (podIP) while it runs, or how its container ended (terminated)."""
+    state: Object = {}
+
+    def settled() -> bool:
+        status = here.json("get", "pod", names=[name]).get("status") or {}
+        own = (status.get("containerStatuses") or [{}])[0].get("state") or {}
+        state.update(own.get("waiting") or {}, podIP=status.get("podIP") if "running" in own else None)
+        state["terminated"] = own.get("terminated")
+        return bool(state[wanted] or state["terminated"] or state.get("reason") in PENDING)
+
+    until(settled, STARTS + (SETTLES if wanted == "terminated" else 0), POLL)
+    if not state.get(wanted):
+        raise UserError(f"the pod {name} does not start: {state.get('reason') or 'it is not scheduled'}")
+    return state[wanted]
