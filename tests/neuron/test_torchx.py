@@ -38,8 +38,10 @@ def test_the_real_torchx_makes_a_job_that_passes(tmp_path: Path, precompile: boo
     container = job["spec"]["tasks"][0]["template"]["spec"]["containers"][0]
     limits, variables = container["resources"]["limits"], {one["name"]: one for one in container["env"]}
     assert (limits["aws.amazon.com/neuron"], limits["vpc.amazonaws.com/efa"]) == ("16", "8")
-    assert variables["NEURON_COMPILE_CACHE_URL"]["value"] == "/shared/cache/neuron"
-    assert variables["TRAINYARD_RUN"]["value"] == "/shared/runs/bert"
+    assert variables["NEURON_COMPILE_CACHE_URL"]["value"] == "/shared/run/cache/neuron"
+    mounts = {one["mountPath"]: one.get("subPathExpr") for one in container["volumeMounts"]}
+    assert mounts[variables["TRAINYARD_RUN"]["value"]] == "runs/$(JOB_NAME)"
+    assert variables["JOB_NAME"]["value"] == "bert"
     assert ("training.precompile" in container["command"]) is precompile
     texts = job["spec"]["tasks"][0]["template"]["metadata"]["annotations"]
     assert "cacheset: mine" in texts["trainyard/hardware.yaml"]

@@ -1,7 +1,7 @@
 """A trn1 cell as a TorchX application: the same pods, in a Volcano job instead of a PyTorchJob.
 
     torchx run -s kubernetes -cfg queue=trainyard --workspace "" tools/cells/torchx.py:trn1_bert \\
-        --name bertcompile --precompile True
+        --name berttrain-graphs --precompile True
     torchx run -s kubernetes -cfg queue=trainyard --workspace "" tools/cells/torchx.py:trn1_bert
 
 Needs the extra `torchx` (pip install -e ".[torchx]"), Volcano (base/plugins/volcano), and the claim
@@ -41,12 +41,12 @@ def trn1_bert(
     """Train a cell of trn1, BERT-large if nothing else is said, or compile its graphs beforehand.
 
     Args:
-        name: the application, and the run's directory: /shared/runs/<name>; a used name continues its run
+        name: the application, and its run; a used name continues that run
         model: the cell overlays/trn1/<model>
         nnodes: machines; 0 takes the cell's own number
         image: the trainer's image; the cell's own if empty
-        precompile: compile the graphs with neuron_parallel_compile instead of training
-        cacheset: directory of compiled graphs on the shared volume; one job at a time holds it
+        precompile: compile the graphs with neuron_parallel_compile instead of training; name it <name>-graphs
+        cacheset: directory of compiled graphs below the run
         max_retries: how often Volcano restarts the whole job after a failed or evicted pod
     """
     cell = _cell(model)
@@ -74,7 +74,7 @@ def trn1_bert(
         pod=pod,
         config=_config(cell, cacheset),
         processes=str(cell.job()["spec"]["nprocPerNode"]),
-        run=f"/shared/runs/{name}",
+        run=name,
     )
     return specs.AppDef(name=name, roles=[role])
 
@@ -117,7 +117,8 @@ class CellRole(specs.Role):  # type: ignore[misc]  # torchx is not in the projec
         pod["volumes"] = [self._config_volume() if one["name"] == "config" else one for one in pod["volumes"]]
         container = pod["containers"][0]
         container["ports"] = [{"name": name, "containerPort": port} for name, port in self.port_map.items()]
-        container["env"] = [*self._rendezvous(job), *map(self._adapted, container["env"])]
+        own = [entry for entry in container["env"] if entry["name"] != "JOB_NAME"]
+        container["env"] = [*self._rendezvous(job), *own]
         return pod
 
     def _config_volume(self) -> Object:
@@ -133,7 +134,7 @@ class CellRole(specs.Role):  # type: ignore[misc]  # torchx is not in the projec
         """
         host = f"{job}-{self.name}-0-0.{job}"
         values = {
-            "JOB_NAME": job,
+            "JOB_NAME": self.run,  # Volcano's job has another name at each start
             "PYTHONUNBUFFERED": "1",
             "PET_NPROC_PER_NODE": self.processes,
             "PET_NNODES": str(self.num_replicas),
@@ -143,13 +144,6 @@ class CellRole(specs.Role):  # type: ignore[misc]  # torchx is not in the projec
             "PET_MAX_RESTARTS": "3",
         }
         return [{"name": name, "value": value} for name, value in values.items()]
-
-    def _adapted(self, entry: Object) -> Object:
-        if entry["name"] == "JOB_NAME":
-            return {"name": "VOLCANO_JOB", "value": "$(JOB_NAME)"}
-        if entry["name"] == "TRAINYARD_RUN":
-            return {"name": "TRAINYARD_RUN", "value": self.run}
-        return entry
 
 
 def _cell(model: str) -> Manifests:
