@@ -69,9 +69,10 @@ def data(value: Any, indent: int | None = 2) -> None:
     click.echo(text.replace("\x7f", "\\u007f"))  # JSON itself escapes all other characters beyond ASCII
 
 
-def ask(question: str) -> str:
+def ask(question: str, hidden: bool = False) -> str:
     """Return the user's answer to a question on standard error. Raises click.Abort at the end of input."""
-    answer: str = click.prompt(visible(question), err=True, default="", show_default=False)
+    text = visible(question)
+    answer: str = click.prompt(text, hide_input=hidden, err=True, default="", show_default=False)
     return answer
 
 
@@ -103,9 +104,9 @@ def verdict(result: Verdict, as_json: bool = False) -> None:
     if as_json:
         data(result.as_dict())
         return
-    line(f"{result.state.value}: {result.summary}")
+    line(mask(f"{result.state.value}: {result.summary}"))
     for item in result.evidence:
-        line(f"  {item}")
+        line(mask(f"  {item}"))
     if result.remedy:
         line(f"  fix: {result.remedy}")
 
@@ -120,9 +121,9 @@ def columns(rows: Iterable[Sequence[str]]) -> list[str]:
 
 def rule_verdict(result: Verdict, reason: str) -> None:
     """Print the verdict of a rule: its evidence and, unless it is a PASS, the rule's reason and the fix."""
-    line(f"  {result.state.value} {result.details['rule']}: {result.summary}")
+    line(mask(f"  {result.state.value} {result.details['rule']}: {result.summary}"))
     for item in result.evidence:
-        line(f"    {item}")
+        line(mask(f"    {item}"))
     if result.state is not State.PASS:
         line(f"    why: {reason}")
         if result.remedy:

@@ -46,9 +46,7 @@ def command(image: str, key: str, offline: bool, as_json: bool) -> None:
     statements = {kind: path for kind, path in paths.items() if path.is_file()}
     variables = {}
     if Path(key).is_file() and "COSIGN_PASSWORD" not in os.environ and sys.stdin.isatty():
-        variables["COSIGN_PASSWORD"] = click.prompt(
-            "Password of the key", hide_input=True, default="", err=True
-        )
+        variables["COSIGN_PASSWORD"] = output.ask("Password of the key", hidden=True)
     signing.sign(digested, signing.Signer(key, offline=offline), statements, output.note, variables)
     if as_json:
         output.data({"image": digested, "attested": sorted(statements)})
