@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.aws.session import Session
+from tools.core.command_line import operand
 from tools.core.errors import UserError
 from tools.kube.kubectl import Kubectl
 
@@ -61,11 +62,11 @@ def _update(session: Session, cluster: str, context: str) -> str:
         "eks",
         "update-kubeconfig",
         "--name",
-        cluster,
+        operand(cluster, "the name of the cluster"),
         "--region",
         session.region,
         "--alias",
-        context,
+        operand(context, "--context"),
     ]
     words += ["--profile", session.profile] if session.profile else []
     title = " ".join(words[:3])

@@ -1,4 +1,7 @@
-"""Questions to git, one function each."""
+"""Questions to git, one function each.
+
+A revision comes from a run's file. None that begins with a dash is passed on: git would read it as an option.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import subprocess
 import tarfile
 from pathlib import Path
 
+from tools.core import command_line
 from tools.core.errors import UserError
 
 
@@ -19,12 +23,13 @@ def commit(root: Path, text: str) -> str:
 
 
 def has(root: Path, text: str) -> bool:
-    return _git(root, "cat-file", "-e", f"{text}^{{commit}}").returncode == 0
+    return _git(root, "cat-file", "-e", f"{_revision(text)}^{{commit}}").returncode == 0
 
 
 def is_pushed(root: Path, text: str) -> bool:
     """Return whether a remote branch, as last fetched, has the commit."""
-    return bool(_text(root, "branch", "--remotes", "--contains", text, "--format=%(refname)").strip())
+    words = ("branch", "--remotes", f"--contains={_revision(text)}", "--format=%(refname)")
+    return bool(_text(root, *words).strip())
 
 
 def changed(root: Path, *paths: str) -> list[str]:
@@ -40,13 +45,13 @@ def files(root: Path, *paths: str) -> list[str]:
 
 
 def files_at(root: Path, revision: str, folder: str) -> list[str]:
-    listed = _text(root, "ls-tree", "-r", "-z", "--name-only", revision, "--", folder)
+    listed = _text(root, "ls-tree", "-r", "-z", "--name-only", _revision(revision), "--", folder)
     return [name for name in listed.split("\0") if name]
 
 
 def text_at(root: Path, revision: str, path: str) -> str | None:
     """Return a file's text at a revision, or None where the revision has no such file."""
-    done = _git(root, "show", f"{revision}:{path}")
+    done = _git(root, "show", f"{_revision(revision)}:{path}")
     return done.stdout.decode(errors="replace") if done.returncode == 0 else None
 
 
@@ -74,11 +79,15 @@ def is_shallow(root: Path) -> bool:
 
 def unpack(root: Path, revision: str, folders: list[str], target: Path) -> None:
     """Extract `folders` of a commit into `target`. Raises UserError where a folder is missing."""
-    done = _git(root, "archive", "--format=tar", revision, "--", *folders)
+    done = _git(root, "archive", "--format=tar", _revision(revision), "--", *folders)
     if done.returncode != 0:
         raise UserError(f"commit {revision[:12]}: {done.stderr.decode().strip().splitlines()[-1]}")
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         archive.extractall(target, filter="data")
+
+
+def _revision(text: str) -> str:
+    return command_line.operand(text, "a commit")
 
 
 def _text(root: Path, *words: str) -> str:

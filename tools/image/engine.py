@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tools.core.command_line import TooLarge, captured, operand
 from tools.core.errors import UserError
 
 SECONDS = 60  # for one command
@@ -55,19 +56,15 @@ class Engine:
         Raises UserError without docker, and with exit code 3 if it does not end within `seconds`.
         """
         try:
-            return subprocess.run(
-                [self.program, *words],
-                input=stdin,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=seconds,
-                check=False,
-            )
+            done = captured([self.program, *words], stdin=stdin.encode(), seconds=seconds)
+        except TooLarge as problem:
+            raise UserError(f"docker {words[0]}: the answer has {problem}", code=CANNOT_SEE) from None
         except FileNotFoundError:
             raise missing() from None
         except subprocess.TimeoutExpired:
             raise UserError(f"docker {words[0]}: no answer within {seconds} s", code=CANNOT_SEE) from None
+        out, error = (stream.decode("utf-8", "replace") for stream in (done.stdout, done.stderr))
+        return subprocess.CompletedProcess(done.args, done.returncode, out, error)
 
     def text(self, *words: str, seconds: float | None = SECONDS) -> str:
         """Return docker's output. Raises UserError with docker's error."""
@@ -113,7 +110,7 @@ class Engine:
 
     def image(self, name: str) -> Image | None:
         """Return the image with a name or id, or None."""
-        done = self.run("image", "inspect", name)
+        done = self.run("image", "inspect", operand(name, "an image"))
         if done.returncode != 0:
             if "No such image" in done.stderr:
                 return None
