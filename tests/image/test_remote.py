@@ -18,7 +18,7 @@ from botocore.stub import Stubber
 from moto.codebuild.models import CodeBuildBackend
 from ruamel.yaml import YAML
 
-from tests.parts.moto import server
+from tests.parts.moto import ignore_bucket_policies, server
 from tools import __version__
 from tools.aws.session import Session
 from tools.cli import invoke
@@ -37,6 +37,7 @@ MANIFEST = '{"schemaVersion": 2, "mediaType": "application/vnd.docker.distributi
 @pytest.fixture(autouse=True)
 def _no_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(repo, "local", lambda: tmp_path / "local")
+    ignore_bucket_policies(monkeypatch)
 
 
 @pytest.fixture
@@ -92,7 +93,10 @@ def test_a_role_may_read_contexts_write_its_log_and_push_to_one_repository(proje
     (push,) = (one for one in said if "ecr:PutImage" in one["Action"])
     assert push["Resource"] == [f"arn:aws:ecr:{REGION}:{ACCOUNT}:repository/team/train"]
     assert codebuild.trust(project)["Statement"][0]["Condition"] == {
-        "StringEquals": {"aws:SourceAccount": ACCOUNT}
+        "StringEquals": {
+            "aws:SourceAccount": ACCOUNT,
+            "aws:SourceArn": f"arn:aws:codebuild:{REGION}:{ACCOUNT}:project/{project.name}",
+        }
     }
 
 
@@ -133,7 +137,7 @@ def test_a_role_that_stays_unknown_is_one_error(
         builds.add_response("batch_get_projects", {"projects": []})
         builds.add_client_error("create_project", "InvalidInputException", text)
         with pytest.raises(
-            UserError, match="cannot assume the new role trainyard-image-team-train"
+            UserError, match="cannot assume the new role trainyard-image-us-west-2-team-train"
         ) as caught:
             codebuild.ensure(session, project, print)
     assert caught.value.code == 1

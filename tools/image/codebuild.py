@@ -1,11 +1,12 @@
 """The AWS resources of a build on CodeBuild: created if missing, listed, and removed.
 
-Each repository has its own project and role, so that a build can push to that repository only. All names
-derive from the repository's name. Resources without our tag are never removed.
+Each repository has its own project and role, so that a build can push to that repository only. All names end
+in a digest of account, region and repository. Resources without our tags are neither used nor removed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from tools.image import ecr
 from tools.image.engine import Say
 
 TAG = {"trainyard": "image-build"}
+REPOSITORY_TAG = "trainyard/repository"  # on all but the bucket, which the repositories share
+DIGEST_LENGTH = 10
 # AWS's image with Docker; 8 vCPUs, 16 GB of memory, 128 GB of disk (CodeBuild user guide).
 MACHINE, COMPUTE = "aws/codebuild/standard:7.0", "BUILD_GENERAL1_LARGE"
 MINUTES = 120
@@ -45,8 +48,28 @@ class Project:
 
     @property
     def name(self) -> str:
-        """The name of project and role; IAM allows 64 characters."""
-        return f"trainyard-image-{re.sub(r'[^A-Za-z0-9-]+', '-', self.repository)}"[:64]
+        """The name of project and role; IAM, which has no regions, allows 64 characters."""
+        whole = f"{self.account}/{self.region}/{self.repository}"
+        digest = hashlib.sha256(whole.encode()).hexdigest()[:DIGEST_LENGTH]
+        readable = f"trainyard-image-{self.region}-{re.sub(r'[^A-Za-z0-9-]+', '-', self.repository)}"
+        return f"{readable[: 63 - DIGEST_LENGTH]}-{digest}"
+
+    @property
+    def tags(self) -> dict[str, str]:
+        return {**TAG, REPOSITORY_TAG: f"{self.region}/{self.repository}"}
+
+    @property
+    def partition(self) -> str:
+        """The partition of the region, among those that have CodeBuild and ECR's usual host name."""
+        starts = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}
+        return next((name for start, name in starts.items() if self.region.startswith(start)), "aws")
+
+    def arn(self, service: str, resource: str) -> str:
+        return f"arn:{self.partition}:{service}:{self.region}:{self.account}:{resource}"
+
+    @property
+    def bucket_arn(self) -> str:
+        return f"arn:{self.partition}:s3:::{self.bucket}"
 
     @property
     def bucket(self) -> str:
@@ -58,34 +81,57 @@ class Project:
 
     @property
     def role_arn(self) -> str:
-        return f"arn:aws:iam::{self.account}:role/{self.name}"
+        return f"arn:{self.partition}:iam::{self.account}:role/{self.name}"
 
 
 def trust(project: Project) -> dict[str, Any]:
-    """Return the trust policy: CodeBuild may assume the role for builds of this account."""
+    """Return the trust policy: CodeBuild may assume the role for builds of this project.
+
+    Source: CodeBuild user guide, cross-service confused deputy prevention.
+    """
+    source = {
+        "aws:SourceAccount": project.account,
+        "aws:SourceArn": project.arn("codebuild", f"project/{project.name}"),
+    }
     statement = {
         "Effect": "Allow",
         "Principal": {"Service": "codebuild.amazonaws.com"},
         "Action": "sts:AssumeRole",
-        "Condition": {"StringEquals": {"aws:SourceAccount": project.account}},
+        "Condition": {"StringEquals": source},
     }
     return {"Version": VERSION, "Statement": [statement]}
 
 
 def policy(project: Project) -> dict[str, Any]:
     """Return the permissions of a build: read contexts, write its log, push to its repository."""
-    logs = f"arn:aws:logs:{project.region}:{project.account}:log-group:{project.log_group}"
+    logs = project.arn("logs", f"log-group:{project.log_group}")
     push = ["BatchCheckLayerAvailability", "InitiateLayerUpload", "UploadLayerPart", "CompleteLayerUpload"]
     push += ["PutImage", "BatchGetImage", "GetDownloadUrlForLayer"]
-    repository = f"arn:aws:ecr:{project.region}:{project.account}:repository/{project.repository}"
+    repository = project.arn("ecr", f"repository/{project.repository}")
+    owned = {"StringEquals": {"aws:ResourceAccount": project.account}}
     allowed = [
         (["logs:CreateLogStream", "logs:PutLogEvents"], [logs, f"{logs}:*"]),
-        (["s3:GetObject"], [f"arn:aws:s3:::{project.bucket}/{project.name}/*"]),
+        (["s3:GetObject"], [f"{project.bucket_arn}/{project.name}/*"]),
         (["ecr:GetAuthorizationToken"], ["*"]),
         ([f"ecr:{action}" for action in push], [repository]),
     ]
-    statements = [{"Effect": "Allow", "Action": actions, "Resource": names} for actions, names in allowed]
+    statements: list[dict[str, Any]] = [
+        {"Effect": "Allow", "Action": actions, "Resource": names} for actions, names in allowed
+    ]
+    statements[1]["Condition"] = owned
     return {"Version": VERSION, "Statement": statements}
+
+
+def bucket_policy(project: Project) -> dict[str, Any]:
+    """Return the policy of the bucket: no request without TLS."""
+    statement = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:*",
+        "Resource": [project.bucket_arn, f"{project.bucket_arn}/*"],
+        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+    }
+    return {"Version": VERSION, "Statement": [statement]}
 
 
 def ensure(session: Session, project: Project, say: Say) -> list[str]:
@@ -105,8 +151,7 @@ def cleanup(session: Session, project: Project, say: Say) -> list[str]:
     """
     ecr.same_account(session, project.account)
     removed = []
-    projects = session.call("codebuild", "batch_get_projects", names=[project.name])["projects"]
-    if projects and _is_ours(projects[0].get("tags")):
+    if _has_project(session, project):
         session.call("codebuild", "delete_project", name=project.name)
         removed.append(f"project {project.name}")
     if _has_role(session, project):
@@ -123,18 +168,20 @@ def cleanup(session: Session, project: Project, say: Say) -> list[str]:
     return removed
 
 
-def _tags(key: str = "Key", value: str = "Value") -> list[dict[str, str]]:
-    return [{key: name, value: text} for name, text in TAG.items()]
+def _tags(tags: dict[str, str], key: str = "Key", value: str = "Value") -> list[dict[str, str]]:
+    return [{key: name, value: text} for name, text in tags.items()]
 
 
-def _is_ours(tags: list[dict[str, str]] | None) -> bool:
-    found = {one.get("Key", one.get("key")): one.get("Value", one.get("value")) for one in tags or []}
-    return all(found.get(name) == value for name, value in TAG.items())
-
-
-def _require_ours(what: str, tags: list[dict[str, str]] | None) -> None:
-    if not _is_ours(tags):
-        raise UserError(f"{what} is not trainyard's (no tag trainyard=image-build)", code=1)
+def _require_ours(
+    what: str, wanted: dict[str, str], tags: list[dict[str, str]] | dict[str, str] | None
+) -> None:
+    """Raise UserError for a resource without our tags: somebody else made it, and may be able to read it."""
+    pairs = tags if isinstance(tags, dict) else {}
+    for one in tags if isinstance(tags, list) else []:
+        pairs |= {one.get("Key", one.get("key", "")): one.get("Value", one.get("value", ""))}
+    missing = [f"{name}={value}" for name, value in wanted.items() if pairs.get(name) != value]
+    if missing:
+        raise UserError(f"{what} is not trainyard's (no tag {', '.join(missing)})", code=1)
 
 
 def _create_bucket(session: Session, project: Project) -> str | None:
@@ -150,7 +197,8 @@ def _create_bucket(session: Session, project: Project) -> str | None:
 
     call("create_bucket", **({} if project.region == "us-east-1" else where))
     call("put_public_access_block", PublicAccessBlockConfiguration=dict.fromkeys(blocked, True))
-    call("put_bucket_tagging", Tagging={"TagSet": _tags()})
+    call("put_bucket_policy", Policy=json.dumps(bucket_policy(project)))
+    call("put_bucket_tagging", Tagging={"TagSet": _tags(TAG)})
     rules = [{**expiry, "Expiration": {"Days": KEPT_DAYS}}]
     call("put_bucket_lifecycle_configuration", LifecycleConfiguration={"Rules": rules})
     return f"bucket {project.bucket}"
@@ -161,7 +209,7 @@ def _has_bucket(session: Session, project: Project) -> bool:
     if not any(one["Name"] == project.bucket for one in session.call("s3", "list_buckets")["Buckets"]):
         return False
     tags = session.call("s3", "get_bucket_tagging", Bucket=project.bucket)["TagSet"]
-    _require_ours(f"the bucket {project.bucket}", tags)
+    _require_ours(f"the bucket {project.bucket}", TAG, tags)
     return True
 
 
@@ -181,21 +229,28 @@ def _empty_bucket(session: Session, project: Project) -> list[str]:
 def _create_log_group(session: Session, project: Project) -> str | None:
     if _has_log_group(session, project):
         return None
-    session.call("logs", "create_log_group", logGroupName=project.log_group, tags=TAG)
+    session.call("logs", "create_log_group", logGroupName=project.log_group, tags=project.tags)
     session.call("logs", "put_retention_policy", logGroupName=project.log_group, retentionInDays=KEPT_DAYS)
     return f"log group {project.log_group}"
 
 
 def _has_log_group(session: Session, project: Project) -> bool:
-    found = session.call("logs", "describe_log_groups", logGroupNamePrefix=project.log_group)["logGroups"]
-    return any(one["logGroupName"] == project.log_group for one in found)
+    """Return whether the log group exists. Raises UserError if it does not have our tags."""
+    found = session.pages("logs", "describe_log_groups", "logGroups", logGroupNamePrefix=project.log_group)
+    if not any(one["logGroupName"] == project.log_group for one in found):
+        return False
+    arn = project.arn("logs", f"log-group:{project.log_group}")
+    tags = session.call("logs", "list_tags_for_resource", resourceArn=arn)["tags"]
+    _require_ours(f"the log group {project.log_group}", project.tags, tags)
+    return True
 
 
 def _create_role(session: Session, project: Project) -> str | None:
     name, new = project.name, not _has_role(session, project)
     if new:
         trusted = json.dumps(trust(project))
-        session.call("iam", "create_role", RoleName=name, AssumeRolePolicyDocument=trusted, Tags=_tags())
+        tags = _tags(project.tags)
+        session.call("iam", "create_role", RoleName=name, AssumeRolePolicyDocument=trusted, Tags=tags)
     # An existing role gets it too: an older trainyard may have created it.
     document = json.dumps(policy(project))
     session.call("iam", "put_role_policy", RoleName=name, PolicyName="build", PolicyDocument=document)
@@ -203,15 +258,27 @@ def _create_role(session: Session, project: Project) -> str | None:
 
 
 def _has_role(session: Session, project: Project) -> bool:
-    """Return whether the role exists. Raises UserError if it does not have our tag."""
+    """Return whether the role exists. Raises UserError if it does not have our tags."""
     found = session.find("iam", "get_role", RoleName=project.name)
     if found is not None:
-        _require_ours(f"the role {project.name}", found["Role"].get("Tags"))
+        _require_ours(f"the role {project.name}", project.tags, found["Role"].get("Tags"))
     return found is not None
 
 
+def _has_project(session: Session, project: Project) -> bool:
+    """Return whether the project exists. Raises UserError if it lacks our tags or has another role."""
+    found = session.call("codebuild", "batch_get_projects", names=[project.name])["projects"]
+    for one in found:
+        _require_ours(f"the CodeBuild project {project.name}", project.tags, one.get("tags"))
+        if one.get("serviceRole") != project.role_arn:
+            raise UserError(
+                f"the CodeBuild project {project.name} has the role {one.get('serviceRole')}", code=1
+            )
+    return bool(found)
+
+
 def _create_project(session: Session, project: Project) -> str | None:
-    if session.call("codebuild", "batch_get_projects", names=[project.name])["projects"]:
+    if _has_project(session, project):
         return None
     wanted = {
         "name": project.name,
@@ -223,7 +290,7 @@ def _create_project(session: Session, project: Project) -> str | None:
         },
         "serviceRole": project.role_arn,
         "timeoutInMinutes": MINUTES,
-        "tags": _tags("key", "value"),
+        "tags": _tags(project.tags, "key", "value"),
         "logsConfig": {"cloudWatchLogs": {"status": "ENABLED", "groupName": project.log_group}},
     }  # fmt: skip
 

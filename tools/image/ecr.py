@@ -10,8 +10,9 @@ from tools.aws.session import Session
 from tools.core.errors import UserError
 from tools.image.engine import Engine, Say
 
-HOST = re.compile(r"^(\d{12})\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/(.+)$")
-LIKE = re.compile(r"^[^/]*\.ecr[.-][^/]*amazonaws\.com")  # a name that looks like one of ECR
+NAME = r"[a-z0-9]+(?:[._/-]+[a-z0-9]+)*"  # of a repository; it holds no character of IAM's patterns
+HOST = re.compile(rf"^(\d{{12}})\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/({NAME})$")
+LIKE = re.compile(r"^[^/]{0,200}\.ecr[.-][^/]{0,200}amazonaws\.com")  # a name that looks like one of ECR
 FORM = "<account, 12 digits>.dkr.ecr.<region>.amazonaws.com/<name>"
 # The settings of new repositories. An existing one is not changed; differences are printed.
 SETTINGS: dict[str, Any] = {

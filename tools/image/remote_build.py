@@ -71,7 +71,8 @@ def build(request: Request, session: Session, say: Say) -> Built:
     archive = pack(request.target.context, request.target.dockerfile, say, request.limit)
     made = codebuild.ensure(session, project, say)
     key = f"{project.name}/{hashlib.sha256(archive).hexdigest()}.zip"
-    session.call("s3", "put_object", Bucket=project.bucket, Key=key, Body=archive)
+    owner = {"ExpectedBucketOwner": project.account}
+    session.call("s3", "put_object", Bucket=project.bucket, Key=key, Body=archive, **owner)
     say(f"uploaded {context.shown(len(archive))} to s3://{project.bucket}/{key}")
     began = time.monotonic()
     started = session.call(
