@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -21,8 +22,9 @@ from tools.aws.session import Session
 from tools.cli import invoke
 from tools.core import repo, wait
 from tools.core.verdict import State
-from tools.image import signing
-from tools.image.build import Record, record_path
+from tools.image import push, signing
+from tools.image.build import Record, load_record, record_path
+from tools.image.engine import Engine
 from tools.image.remote_build import Log
 
 DIGEST = f"sha256:{'a' * 64}"
@@ -213,6 +215,20 @@ def test_a_signature_names_the_digest_and_attests_the_sbom(yard: Yard, calls: Pa
     assert signed == ["sign", *options, image]
     sbom = record_path("image").with_suffix(".cdx.json")
     assert attested == ["attest", *options, "--type=cyclonedx", f"--predicate={sbom}", image]
+
+
+def test_the_digest_of_another_build_is_not_remembered(calls: Path, tmp_path: Path) -> None:
+    """Otherwise the SBOM of this build would be attested for an image with other packages."""
+    pushed(tmp_path)
+    push.remember("image", "r.example.com/same", DIGEST, Engine())
+    record = load_record("image")
+    assert record is not None
+    assert record.digests["r.example.com/same"] == DIGEST
+    dataclasses.replace(record, id=DIGEST).save()
+    push.remember("image", "r.example.com/older", DIGEST, Engine())
+    again = load_record("image")
+    assert again is not None
+    assert again.digests == record.digests
 
 
 @pytest.mark.parametrize(

@@ -69,10 +69,10 @@ def refusal(target: str, said: str) -> UserError:
     return UserError(f"{target} was not pushed: {last}", code=1)
 
 
-def remember(name: str, repository: str, digest: str) -> None:
-    """Add a digest to the record of the image's build, if there is one."""
-    record = load_record(name)
-    if record is not None:
+def remember(name: str, repository: str, digest: str, engine: Engine) -> None:
+    """Add a digest to the record of the build, if what was pushed is the image of that build."""
+    record, image = load_record(name), engine.image(f"{repository}@{digest}")
+    if record is not None and image is not None and image.id == record.id:
         record.digests[repository] = digest
         record.save()
 

@@ -37,7 +37,7 @@ def command(name: str, target: str, tag_from: str | None, pins: bool, as_json: b
     tag = tags.tag(tag_from, repo.root()) if tag_from else tag or registry.split(local)[1]
     digest = push.push(local, f"{repository}:{tag}", Engine(), output.note)
     short = registry.split(local)[0].rpartition("/")[2] if ":" in name else name
-    push.remember(short, repository, digest)
+    push.remember(short, repository, digest, Engine())
     diff = pin.pin(short, repository, digest) if pins else ""
     if as_json:
         output.data({"repository": repository, "tag": tag, "digest": digest, "pinned": diff or None})

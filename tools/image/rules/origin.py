@@ -21,10 +21,13 @@ DOWNLOADS = frozenset(
 CHECKED = re.compile(r"\bsha(?:256|384|512)sum\b|\bshasum\b|\bgpgv?\b|--require-hashes|--hash=sha256:")
 # Options and variables that accept every certificate, or packages without a signature.
 UNCHECKED = re.compile(
-    r"(?<!\S)(?:--insecure|--no-check-certificate|--trusted-host|--allow-insecure-host|--nogpgcheck"
-    r"|--allow-unauthenticated|--no-gpg-checks|--force-yes)(?![\w-])|\[[^\]\n]{0,200}trusted=yes"
-    r"|\bhttp\.sslVerify[= ]+[\"']?(?:false|0)|\b(?:PYTHONHTTPSVERIFY|NODE_TLS_REJECT_UNAUTHORIZED)=[\"']?0"
-    r"|\bGIT_SSL_NO_VERIFY=|\b(?:PIP_TRUSTED_HOST|UV_INSECURE_HOST)="
+    r"(?i)(?<!\S)--(?:(?:proxy-)?insecure|no-check-certificate|allow-insecure-host|nogpgcheck|allow-untrusted"
+    r"|allow-unauthenticated|no-gpg-checks|force-yes|nosignature|nodigest)(?![\w-])|\btrusted-host\b"
+    r"|\[[^\]\n]{0,200}trusted=yes"
+    r"|\b(?:http\.sslVerify|sslverify|gpgcheck|strict-ssl|ssl_verify)[= ][\"']?(?:false|no|0)"
+    r"|\b(?:PYTHONHTTPSVERIFY|NODE_TLS_REJECT_UNAUTHORIZED)=[\"']?0|Verify-(?:Peer|Host)=[\"']?(?:false|0)"
+    r"|AllowInsecureRepositories|AllowUnauthenticated|\b(?:GIT_SSL_NO_VERIFY|PIP_TRUSTED_HOST|UV_INSECURE_HOST"
+    r"|GOINSECURE|GONOSUMDB)=|\bGOSUMDB=[\"']?off"
 )
 CURL_INSECURE = re.compile(r"-[A-Za-z]{0,8}k[A-Za-z]{0,8}")
 INDEX = re.compile(r"(?:PIP|UV)_\w*(?:INDEX|LINKS)\w*")

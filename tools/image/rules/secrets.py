@@ -26,10 +26,16 @@ SPOKEN = {
 }
 # A secret's mount ends with its RUN. A copy of the secret stays in the layer.
 KEPT = re.compile(r"(?:\bcat\s+/run/secrets/\S+\s*>>?\s*|\bcp\s+(?:-\S+\s+){0,8}/run/secrets/\S+\s+)(\S+)")
-# git and pip write the address into a file of the layer, with what the shell put in the place of a variable.
+# Commands that write a credential into a file of the layer. The shell has put it in the place of a variable.
 WRITTEN = re.compile(
     r"\b(git\s{1,4}(?:clone|remote|config|submodule)|pip3?\s{1,4}config)\b[^;&|\n]{0,200}"
     r"://[^\s@/$]{0,60}\$(?:\([^)\n]{0,100}\)|[^\s@/]{1,60})[^\s@/]{0,60}@"
+    r"|\b((?:huggingface-cli|hf\s{1,4}auth|wandb|docker|gh\s{1,4}auth)\s{1,4}login"
+    r"|aws\s{1,4}configure\s{1,4}set\s{1,4}aws_s\w{1,40}|poetry\s{1,4}config\s{1,4}(?:http-basic|pypi-token)"
+    r"|npm\s{1,4}config\s{1,4}set\s{1,4}\S{0,100}_(?:authToken|password))\b[^;&\n]{0,200}\$"
+)
+REMOVED = re.compile(
+    r"\brm\b[^;&|\n]{0,300}(?:\.git|\.netrc|\.docker|huggingface|\.aws|\.npmrc|\.config)|\blogout\b"
 )
 ASSIGNED = re.compile(r"(?:^|[\s;&|(])(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;&|]+)")
 FILES = (
@@ -121,8 +127,8 @@ def _in_words(text: str) -> str | None:
         if literal and name.isupper() and secret_patterns.is_secret_name(name):
             return f"the value of {name} in the Dockerfile"
     written = WRITTEN.search(text)
-    if written and not re.search(r"\brm\b[^;&|\n]{0,300}\.git", text):
-        return f"{' '.join(written[1].split())} keeps the credential of its address in a file of the layer"
+    if written and not REMOVED.search(text):
+        return f"{' '.join((written[1] or written[2]).split())} keeps a credential in a file of the layer"
     kept = (
         path for path in KEPT.findall(text) if not re.search(rf"\brm\b[^;&|]{{0,300}}{re.escape(path)}", text)
     )
