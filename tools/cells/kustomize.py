@@ -22,9 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.core import go_build, output
+from tools.core.command_line import TooLarge, captured
 from tools.core.errors import UserError
 from tools.core.go_build import Progress, Unusable
 from tools.core.repo import shown
+from tools.kube.manifests import LARGEST
 
 VERSION = "5.8.1"  # what is installed when the machine has none: February 2026
 MINIMUM = (5, 4)  # 5.1 changed the order of generators and Components; kubectl 1.31 contains 5.4.2
@@ -40,7 +42,9 @@ DIGESTS = {
 }
 
 PROBE_SECONDS = 20
+BUILD_SECONDS = 300  # a remote base may have to be cloned
 NETWORK_SECONDS = 30
+LARGEST_ARCHIVE = 2**26  # bytes
 MESSAGE_CHARACTERS = 400
 
 
@@ -53,29 +57,35 @@ class Renderer:
     source: str  # where it was found, for messages
 
     def build(self, path: Path) -> str:
-        """Return the YAML that `path` renders to, with the default load restrictions.
+        """Return the YAML that `path` renders to, with the default load restrictions and without plugins.
 
-        Raises UserError with kustomize's message, shortened, if it does not render.
+        A remote base may come by https only, unless the user's own GIT_ALLOW_PROTOCOL says more. kustomize
+        hands `?ref=--upload-pack=COMMAND` to git as an option, and git runs the command: here for a file://
+        base, on the other host for an ssh:// one. Raises UserError with kustomize's message, shortened, if it
+        does not render.
         """
-        # Without this, a remote base that asks for a password would wait forever.
-        environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
+        # Without GIT_TERMINAL_PROMPT, a remote base that asks for a password would wait forever.
+        environment = {"GIT_ALLOW_PROTOCOL": "https", **os.environ, "GIT_TERMINAL_PROMPT": "0"}
         try:
-            done = subprocess.run(
-                [*self.argv, str(path)],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                check=False,
+            done = captured(
+                [*self.argv, os.path.join(".", path)],
+                environment=environment,
+                seconds=BUILD_SECONDS,
+                largest=LARGEST,
             )
+            answer, complaint = done.stdout.decode(), done.stderr.decode(errors="replace")
         except OSError as problem:
             raise UserError(f"{self.argv[0]}: {problem.strerror}") from problem
+        except subprocess.TimeoutExpired:
+            raise UserError(f"{shown(path)} does not render within {BUILD_SECONDS} seconds") from None
+        except (TooLarge, UnicodeDecodeError) as problem:
+            raise UserError(f"{shown(path)} does not render to a manifest: {problem}") from None
         if done.returncode != 0:
             raise UserError(
-                f"{shown(path)} does not render: {_short(done.stderr, path)}", f"rendered by {self}"
+                f"{shown(path)} does not render: {_short(complaint, path)}", f"rendered by {self}"
             )
-        output.notes(done.stderr)  # warnings about deprecated fields
-        return done.stdout
+        output.notes(complaint)  # warnings about deprecated fields
+        return answer
 
     def __str__(self) -> str:
         return f"{' '.join(self.argv)} (kustomize {self.version}, {self.source})"
@@ -133,7 +143,7 @@ def download(root: Path, progress: Progress) -> Path:
     progress(f"downloading {url} (6 MiB)")
     try:
         with urllib.request.urlopen(url, timeout=NETWORK_SECONDS) as answer:
-            archive = answer.read()
+            archive = answer.read(LARGEST_ARCHIVE)
         digest = hashlib.sha256(archive).hexdigest()
         if digest != DIGESTS[target]:
             raise Unusable(f"{url}: its SHA-256 is {digest}, not {DIGESTS[target]}")
