@@ -8,16 +8,19 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from tools.kube.manifests import Object
-from tools.simulator.environment import expand
+from tools.simulator.environment import LONGEST, check_size, expand
 from tools.simulator.torchrun import SHELLS
 
 
 def literals(container: Object) -> dict[str, str]:
     """Return the variables with a literal value, `$(NAME)` expanded where it is known."""
     values: dict[str, str] = {}
+    size = 0
     for entry in container.get("env") or []:
         if entry.get("value") is not None:
             values[entry["name"]] = expand(entry["value"], values)
+            size += len(values[entry["name"]])
+            check_size(size)
     return values
 
 
@@ -45,6 +48,8 @@ def words(container: Object) -> list[str]:
     text = script(container)
     if text is None:
         return command(container)
+    if len(text) > LONGEST:
+        return []  # Linux refuses to start it
     try:
         return shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError:

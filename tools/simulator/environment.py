@@ -24,6 +24,8 @@ from tools.simulator.operator_pods import Pod
 MACHINE = "127.0.0.1"
 VARIABLE_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 REFERENCE = re.compile(r"\$(\$|\(([^()]*)\))")
+LONGEST = 131_072  # characters of one value, as in Linux (MAX_ARG_STRLEN)
+LARGEST = 2_097_152  # characters of all values; Linux counts a quarter of the stack, which is 8 MiB
 SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 
 
@@ -69,12 +71,19 @@ def _is_here(address: str) -> bool:
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
-    """Expand `$(NAME)` in `text` from `values` by Kubernetes' rules."""
+    """Expand `$(NAME)` in `text` from `values` by Kubernetes' rules.
+
+    Raises UserError when the result is longer than Linux allows: values may double from one to the next.
+    """
+    length = 0
 
     def replace(match: re.Match[str]) -> str:
-        if match[1] == "$":
-            return "$"
-        return values.get(match[2], match[0])
+        nonlocal length
+        found = "$" if match[1] == "$" else values.get(match[2], match[0])
+        length += len(found)
+        if length > LONGEST:
+            raise UserError(f"{text[:40]!r} expands to more than {LONGEST:,} characters, the limit of Linux")
+        return found
 
     return REFERENCE.sub(replace, text)
 
@@ -90,9 +99,18 @@ def resolve(
     result = Environment()
     for source in container.get("envFrom") or []:
         _add_source(result, source, pod, manifests)
+    size = sum(map(len, result.values.values()))
     for entry in container.get("env") or []:
         _add_entry(result, entry, pod, container, manifests, share, address)
+        size += len(result.values.get(entry["name"], ""))
+        check_size(size)
     return result
+
+
+def check_size(size: int) -> None:
+    """Raise UserError for an environment of `size` characters that Linux would not start a process with."""
+    if size > LARGEST:
+        raise UserError(f"a container's variables have more than {LARGEST:,} characters, the limit of Linux")
 
 
 def _add_source(result: Environment, source: Object, pod: Pod, manifests: Manifests) -> None:

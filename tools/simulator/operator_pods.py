@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tools.core.errors import UserError
 from tools.kube.manifests import Object
 from tools.simulator.operator_admission import (
     DEFAULT_CONTAINER,
@@ -40,6 +42,8 @@ DEFAULT_PORT = 23456
 LABEL = "training.kubeflow.org/"
 INIT_IMAGE = "alpine:3.10"
 INIT_TRIES = 100
+MOST_PODS = 4096
+MOST_VARIABLES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -108,11 +112,27 @@ def pods(job: Object, version: str = LATEST) -> list[Pod]:
         return []
     if release >= (1, 9) and run_policy.get("managedBy") == "kueue.x-k8s.io/multikueue":
         return []
+    check_size(job["spec"]["pytorchReplicaSpecs"].values())
     return [
         _pod(job, release, replica_type, index)
         for replica_type, replica in _in_order(job)
         for index in _indices(replica_type, replica["replicas"])
     ]
+
+
+def check_size(replicas: Iterable[Object]) -> None:
+    """Raise UserError for more pods, or more variables of all pods, than can be looked at one by one."""
+    pods = variables = 0
+    for replica in replicas:
+        count = int(replica.get("replicas", 1))
+        containers = replica["template"]["spec"]["containers"]
+        pods += count
+        variables += count * sum(len(container.get("env") or []) for container in containers)
+    if pods > MOST_PODS:
+        raise UserError(f"the job has {pods:,} pods", f"at most {MOST_PODS:,} can be checked")
+    if variables > MOST_VARIABLES:
+        limit = f"at most {MOST_VARIABLES:,} can be checked"
+        raise UserError(f"the job's pods have {variables:,} variables", limit)
 
 
 def services(job: Object, version: str = LATEST) -> list[Service]:
@@ -184,15 +204,18 @@ def _indices(replica_type: str, replicas: int) -> range:
 
 def _pod(job: Object, release: tuple[int, ...], replica_type: str, index: int) -> Pod:
     replica = job["spec"]["pytorchReplicaSpecs"][replica_type]
-    template = copy.deepcopy(replica["template"])
+    template = replica["template"]
     metadata = template.get("metadata") or {}
     name = job["metadata"]["name"]
     labels = dict(metadata.get("labels") or {}) | _labels(name, replica_type, index)
     if _is_master(job, release, replica_type, index):
         labels[LABEL + "job-role"] = "master"
-    spec = template["spec"]
-    for container in spec["containers"]:
-        container["env"] = list(container.get("env") or []) + _environment(job, release, replica_type, index)
+    injected = _environment(job, release, replica_type, index)
+    containers = [
+        {**container, "env": [*(container.get("env") or []), *injected]}
+        for container in template["spec"]["containers"]
+    ]
+    spec = {**template["spec"], "containers": containers}
     if replica_type == WORKER and MASTER in job["spec"]["pytorchReplicaSpecs"]:
         spec["initContainers"] = [*(spec.get("initContainers") or []), _init_container(name)]
     policy = replica["restartPolicy"]

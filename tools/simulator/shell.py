@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+LARGEST = 2_097_152  # characters of all words; Linux refuses more
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)(?::?-([^}$`]*))?\})")
 OPERATORS = set(";|&<>()`")
@@ -39,7 +40,8 @@ class _Reader:
         self._at = 0
         self._environment = environment
         self._words: list[str] = []
-        self._word: str | None = None
+        self._word: list[str] | None = None
+        self._length = 0
 
     def words(self) -> list[str]:
         while self._at < len(self._text):
@@ -66,7 +68,7 @@ class _Reader:
             self._unquoted(self._expand())
         elif char in OPERATORS:
             raise NotSimple(f"it has the operator {char}")
-        elif char in PATTERNS and not (char == "[" and self._word):
+        elif char in PATTERNS and not (char == "[" and any(self._word or ())):
             raise NotSimple(f"it has a file pattern ({char})")
         else:
             self._add(char)
@@ -74,11 +76,15 @@ class _Reader:
 
     def _end_word(self) -> None:
         if self._word is not None:
-            self._words.append(self._word)
+            self._words.append("".join(self._word))
         self._word = None
 
     def _add(self, text: str) -> None:
-        self._word = (self._word or "") + text
+        self._length += len(text)
+        if self._length > LARGEST:
+            raise NotSimple(f"it is longer than {LARGEST:,} characters")
+        self._word = self._word or []
+        self._word.append(text)
 
     def _escape(self) -> None:
         following = self._text[self._at + 1 : self._at + 2]

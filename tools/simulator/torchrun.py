@@ -10,11 +10,13 @@ installed torch.
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import NoReturn
 
+from tools.simulator.environment import LONGEST
 from tools.simulator.shell import NotSimple, simple_command
 
 SHELLS = ("sh", "bash", "dash", "ash")
@@ -158,6 +160,8 @@ def _behind_shell(words: list[str], values: dict[str, str]) -> tuple[list[str], 
         rest = rest[1:]
     if len(rest) < 2 or not rest[0].startswith("-") or not rest[0].endswith("c"):
         raise NotSimple("it runs a file of the image")
+    if len(rest[1]) > LONGEST:
+        raise NotSimple(f"it is longer than {LONGEST:,} characters, the limit of Linux")
     return simple_command(rest[1], values)
 
 
@@ -183,7 +187,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _torchrun(module: str, words: list[str], environment: Mapping[str, str]) -> Torchrun:
-    parser = _parser(module, environment)
+    own = {name: value for name, value in environment.items() if name.startswith("PET_")}
+    parser = _parser(module, tuple(sorted(own.items())))
     parsed = parser.parse_args(words)
     behind = len(parsed.training_script_args) + 1
     values = {name: getattr(parsed, name.replace("-", "_")) for name in OPTIONS}
@@ -197,8 +202,10 @@ def _torchrun(module: str, words: list[str], environment: Mapping[str, str]) -> 
     return Torchrun(module, words[: len(words) - behind], values, flags)
 
 
-def _parser(module: str, environment: Mapping[str, str]) -> _Parser:
+@functools.lru_cache(maxsize=8)  # most pods of a job have the same variables
+def _parser(module: str, variables: tuple[tuple[str, str], ...]) -> _Parser:
     """Return a parser like torchrun's: the default of an option is its PET_ variable."""
+    environment = dict(variables)
     parser = _Parser(prog="torchrun", add_help=False)
     for name, default in OPTIONS.items():
         known = None if name in NOT_FROM_ENVIRONMENT else environment.get(_variable(name))

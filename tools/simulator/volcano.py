@@ -7,10 +7,8 @@ such jobs, with one task for each replica.
 
 from __future__ import annotations
 
-import copy
-
 from tools.kube.manifests import Object
-from tools.simulator.operator_pods import Pod
+from tools.simulator.operator_pods import Pod, check_size
 
 GROUP = "batch.volcano.sh/"
 NAMES_PLUGIN = "svc"  # gives each pod its name as host name, and the job's as subdomain
@@ -27,6 +25,7 @@ def has_names(job: Object) -> bool:
 
 def pods(job: Object) -> list[Pod]:
     """Return the pods of `job`, ordered by task, then by index."""
+    check_size(job["spec"].get("tasks") or [])
     return [
         _pod(job, task, number, index)
         for number, task in enumerate(job["spec"].get("tasks") or [])
@@ -37,10 +36,12 @@ def pods(job: Object) -> list[Pod]:
 def _pod(job: Object, task: Object, number: int, index: int) -> Pod:
     name, task_name = job["metadata"]["name"], task.get("name") or f"default{number}"
     metadata = task["template"].get("metadata") or {}
-    spec = copy.deepcopy(task["template"]["spec"])
-    for container in spec["containers"]:
-        given = [{"name": variable, "value": str(index)} for variable in ("VK_TASK_INDEX", "VC_TASK_INDEX")]
-        container["env"] = [*(container.get("env") or []), *given]
+    given = [{"name": variable, "value": str(index)} for variable in ("VK_TASK_INDEX", "VC_TASK_INDEX")]
+    containers = [
+        {**container, "env": [*(container.get("env") or []), *given]}
+        for container in task["template"]["spec"]["containers"]
+    ]
+    spec = {**task["template"]["spec"], "containers": containers}
     policy = str(spec.get("restartPolicy") or "OnFailure")
     return Pod(
         name=f"{name}-{task_name}-{index}",

@@ -21,6 +21,7 @@ from tools.simulator.torchrun import BadOptions, Launch, Torchrun
 OWN_ADDRESSES = ("localhost", "127.0.0.1", "::1", "[::1]", "0.0.0.0")
 DEFAULT_MASTER_PORT = 29500  # torch/distributed/run.py
 DEFAULT_C10D_PORT = 29400  # torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py
+LONGEST_SHOWN = 500  # characters of a command in a verdict
 WHY_NO_ENDPOINT = (
     "a job without Master and without elasticPolicy gets no rendezvous from the operator"
     " (no PET_RDZV_ENDPOINT, no MASTER_ADDR)"
@@ -74,15 +75,19 @@ class Analysis:
 
 def analyse(job: Object, manifests: Manifests, version: str = operator_pods.LATEST) -> Analysis:
     """Check the wiring of `job` under operator `version` without starting anything."""
-    evidence = [_made_by(job, version)]
+    evidence: list[str] = []
     nodes: list[Node] = []
     try:
+        evidence.append(_made_by(job, version))
         pods = _pods(job, version)
         nodes += [_node(pod, pods, manifests) for pod in pods]
         evidence += [node.line() for node in nodes]
         _judge(nodes)
     except Finding as finding:
         return Analysis(Verdict(finding.state, finding.reason, evidence, finding.remedy), nodes)
+    except (AttributeError, LookupError, TypeError, ValueError) as problem:
+        reason = f"the job is not of the form that Kubernetes takes ({str(problem)[:80]})"
+        return Analysis(Verdict(State.CANNOT_TELL, reason, evidence), nodes)
     return Analysis(Verdict(State.PASS, f"{name_of(job)} forms one world", evidence), nodes)
 
 
@@ -148,7 +153,7 @@ def _node(pod: Pod, pods: Sequence[Pod], manifests: Manifests) -> Node:
     except UserError as problem:
         raise Finding(problem.message, problem.hint, State.CANNOT_TELL) from None
     if understood.unknown:
-        looked = f"looked at: {understood.shown}"
+        looked = f"looked at: {understood.shown[:LONGEST_SHOWN]}"
         raise Finding(f"{pod.name}: {understood.unknown}; {looked}", None, State.CANNOT_TELL)
     if understood.torchrun is None:
         return _plain_node(pod, pods, understood)
