@@ -1,8 +1,15 @@
 """Prove that a job's pods form one world of ranks.
 
 Every PyTorchJob of a cell or a file is checked by the training operator's rules, every Volcano Job, as TorchX
-makes it, by Volcano's. What passes is run here with its own launch command, a probe in place of the trainer:
-world size, unique ranks, one all-reduce over all of them. Nothing of the manifest's own code runs.
+makes it, by Volcano's. What passes is run here, with a probe in place of the trainer: world size, unique
+ranks, one all-reduce over all of them.
+
+Nothing of the manifest's own code runs, and none of its files is read or written. What starts is this Python
+(-I, isolated), torch's torchrun and this project's probe. The manifest decides the numbers of nodes,
+processes and ranks, the rendezvous backend and its time limits, and which pods meet. Its variables, its other
+options and its images are not used. The processes listen on loopback only. Where the kernel allows it, they
+have a network of their own; the evidence says whether they had. A cell, unlike a file, is rendered by
+kustomize, which may fetch remote bases by https; plugins and exec functions stay off.
 
 \b
 Examples:
@@ -16,15 +23,12 @@ Exit codes: 0 PASS, 1 FAIL, 3 CANNOT TELL.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import click
 
 from tools.core import output
 from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
-from tools.kube.manifests import Manifests, parse, read
+from tools.kube.manifests import Manifests, read
 from tools.local import job as local_job
 from tools.simulator import operator_pods, wiring, wiring_proof
 
@@ -77,9 +81,7 @@ def _manifests(cell: str | None, file: str | None) -> Manifests:
         raise UserError("give a cell, or a file with -f", "yard wiring overlays/cpu/llama-tiny")
     if cell is not None:
         return local_job.render(cell, output.note)
-    if file == "-":
-        return parse(sys.stdin.read(), "standard input")
-    return read(Path(str(file)))
+    return read(str(file))
 
 
 def _show(verdicts: list[Verdict], as_json: bool) -> None:
