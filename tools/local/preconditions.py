@@ -105,7 +105,9 @@ def _port_lock(port: int) -> Iterator[bool]:
 
     Raises UserError when the directory of the locks does not belong to this user alone.
     """
-    directory = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"trainyard-{os.getuid()}"
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    home = runtime if os.access(runtime, os.W_OK | os.X_OK) else tempfile.gettempdir()
+    directory = Path(home) / f"trainyard-{os.getuid()}"
     with contextlib.ExitStack() as opened:
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
@@ -113,7 +115,7 @@ def _port_lock(port: int) -> Iterator[bool]:
             opened.callback(os.close, own)
             found = os.fstat(own)
             if found.st_uid != os.getuid() or found.st_mode & 0o077:
-                raise UserError(f"{directory}: other users can write there", ELSEWHERE)
+                raise UserError(f"{directory} must belong to this user alone, with mode 0700", ELSEWHERE)
             lock = os.open(str(port), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, mode=0o600, dir_fd=own)
             opened.callback(os.close, lock)
         except OSError as problem:

@@ -38,7 +38,8 @@ def test_each_rank_holds_its_shard_and_little_more(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=170, check=False,
         env={
             **os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN_PATH": str(tmp_path / "token"),
-            "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1", "TRAINYARD_CPUS": "1",
+            "PYTHONPATH": f"{CHECKOUT}{os.pathsep}{os.environ['PYTHONPATH']}",
+            "OMP_NUM_THREADS": "1", "TRAINYARD_CPUS": "1",
         },
     )  # fmt: skip
     hub.close()
