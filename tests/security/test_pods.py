@@ -19,7 +19,9 @@ import pytest
 from tools.cells import kustomize, matrix
 from tools.core import repo
 from tools.core.errors import UserError
-from tools.kube.manifests import parse
+from tools.core.verdict import State
+from tools.kube.manifests import parse, read
+from tools.preflight.evaluate import evaluate
 from tools.simulator import volumes
 from tools.simulator.operator_pods import Pod
 from training.data.prepare_tokens import prepare_tokens
@@ -143,6 +145,27 @@ def test_the_check_sees_the_old_mounts() -> None:
     }
     volume = {"name": "shared", "persistentVolumeClaim": {"claimName": "trainyard"}}
     assert len(faults({"containers": [container], "volumes": [volume]})) == 3
+
+
+@pytest.mark.parametrize(
+    ("cache", "mount", "state"),
+    [
+        ("/shared/cache", {"mountPath": "/shared"}, State.WARN),
+        ("/shared/cache/../cache", {"mountPath": "/shared"}, State.WARN),
+        ("/shared/run/cache", {"mountPath": "/shared/run", "subPathExpr": "runs/$(JOB_NAME)"}, State.PASS),
+        ("/tmp/cache", {"mountPath": "/shared"}, State.PASS),
+    ],
+)
+def test_preflight_warns_of_compiled_code_on_a_claim(cache: str, mount: dict[str, str], state: State) -> None:
+    job = read(ROOT / "tests/preflight/corpus/good/worker-only-c10d.yaml")
+    spec = job.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    spec["volumes"] = [{"name": "team", "persistentVolumeClaim": {"claimName": "team"}}]
+    spec["containers"][0] |= {
+        "env": [{"name": "TORCHINDUCTOR_CACHE_DIR", "value": cache}],
+        "volumeMounts": [{"name": "team", **mount}],
+    }
+    found = [one.state for one in evaluate(job).verdicts if one.details["rule"] == "compile-cache"]
+    assert found == [state]
 
 
 class Bomb:

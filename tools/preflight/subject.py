@@ -264,7 +264,8 @@ def _templates(item: Object) -> tuple[list[Template], list[Misshape]]:
             metadata = template.get("metadata") or {}
             found.append(Template(item, path, role, replicas, 0, metadata, template["spec"]))
     if item.get("kind") == "PyTorchJob" and not wrong and isinstance(item.get("spec"), dict):
-        bound = (item["spec"].get("elasticPolicy") or {}).get("maxReplicas")
+        policy = item["spec"].get("elasticPolicy")
+        bound = policy.get("maxReplicas") if isinstance(policy, dict) else 0
         elastic = bound if isinstance(bound, int) else 0
     nodes = max(sum(template.replicas for template in found), elastic) if _trains(item) else 1
     return [replace(template, nodes=nodes) for template in found], wrong

@@ -146,7 +146,7 @@ def gated_model(subject: Subject) -> Iterator[Verdict]:
                 yield good(place, f"{name} is gated, and the container has a token")
             else:
                 summary = f"{name} is gated, and the container has no token"
-                yield bad(place, summary, "HF_TOKEN by secretKeyRef")
+                yield bad(place, summary, "a mounted Secret, and HF_TOKEN_PATH")
 
 
 def _configured(subject: Subject) -> Iterator[tuple[Template, tuple[str, ...]]]:

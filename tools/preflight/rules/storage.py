@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from tools.core.verdict import Verdict, bad, good, unclear
+from tools.core.verdict import Verdict, bad, doubtful, good, unclear
 from tools.kube.manifests import Object
 from tools.kube.quantity import amount
 from tools.preflight.rule import Place, rule
@@ -26,6 +26,8 @@ VARIABLES = ("TRAINYARD_RUN", "CHECKPOINT_DIR", "CKPT_DIR", "CHECKPOINT_PATH", "
 REMOTE = ("s3://", "gs://", "hf://", "https://")
 NOT_SHARED = ("emptyDir", "hostPath", "ephemeral", "configMap", "secret", "projected", "downwardAPI")
 LAYER = "in the container's own layer"
+# Where torch and Triton keep compiled code, which they unpickle, load and run.
+COMPILED = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "AOTINDUCTOR_CACHE_DIR")
 TORCHRUN_DEFAULT = 30  # seconds between SIGTERM and SIGKILL of the workers, torch/distributed/run.py
 KUBERNETES_DEFAULT = 30  # seconds, terminationGracePeriodSeconds
 
@@ -112,6 +114,42 @@ def claim_access(subject: Subject) -> Iterator[Verdict]:
             else:
                 summary = f"{template.nodes} pods use a claim that only one node can mount"
                 yield bad(place, summary, "ReadWriteMany")
+
+
+@rule("compile-cache", "torch unpickles and runs what it finds in its cache, whoever wrote it there")
+def compile_cache(subject: Subject) -> Iterator[Verdict]:
+    """Caches of compiled code are where no other job writes: on an emptyDir, or in a directory of the job.
+
+    Checked are variables such as TORCHINDUCTOR_CACHE_DIR. A cache on a hostPath fails: any pod of the node
+    that mounts it can run code in this one. On a claim it is a warning, because the rule cannot see who else
+    mounts it, unless the mount has a subPathExpr, such as runs/$(JOB_NAME).
+    """
+    for template in subject.training():
+        path, container = template.trainer()
+        values = literals(container)
+        for name in filter(values.get, COMPILED):
+            place = Place(template.object, f"{path}.env[{name}]", values[name])
+            mount = _mount_of(container, values[name])
+            volume = template.volumes().get(mount["name"], {}) if mount else {}
+            if "hostPath" in volume:
+                summary = "compiled code on a directory of the node, which other pods can write"
+                yield bad(place, summary, "a path on an emptyDir")
+            elif mount and "subPathExpr" not in mount and _kind(volume) == "shared":
+                summary = "whoever writes to this volume runs code in the job"
+                yield doubtful(place, summary, "a path on an emptyDir")
+            else:
+                yield good(place, "no other job writes there")
+
+
+def _mount_of(container: Object, directory: str) -> Object | None:
+    """Return the mount that a path is on, None in the container's own layer."""
+    whole = PurePosixPath(directory)
+    mounts = [
+        mount
+        for mount in container.get("volumeMounts") or []
+        if whole.is_relative_to(PurePosixPath(mount["mountPath"]))
+    ]
+    return max(mounts, key=lambda mount: len(mount["mountPath"]), default=None)
 
 
 @rule("checkpoint-interval", "a checkpoint after the last step is never saved")
