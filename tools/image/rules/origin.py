@@ -47,19 +47,12 @@ def transport(subject: Subject) -> Iterator[Verdict]:
         if one.name == "RUN" and not CHECKED.search(script(one)):
             problem = _run(script(one))
         elif one.name == "ADD" and one.flag("checksum") is None:
-            problem = PLAIN.search(text)
+            problem = _first(PLAIN, text)
         elif one.name in ("ENV", "ARG"):
-            problem = UNCHECKED.search(text) or next(
-                (
-                    found
-                    for name, value in one.pairs
-                    if INDEX.fullmatch(name) and (found := PLAIN.search(value))
-                ),
-                None,
-            )
+            indexes = " ".join(value for name, value in one.pairs if INDEX.fullmatch(name))
+            problem = _first(UNCHECKED, text) or _first(PLAIN, indexes)
         if problem:
-            found = problem if isinstance(problem, str) else problem[0]
-            yield bad(at(subject, one), f"{mask(found)}: what it brings is not checked", REMEDY)
+            yield bad(at(subject, one), f"{mask(problem)}: what it brings is not checked", REMEDY)
 
 
 @rule("advisory", "a published vulnerability has a published exploit soon after")
@@ -82,12 +75,17 @@ def advisory(subject: Subject) -> Iterator[Verdict]:
 
 def _run(text: str) -> str | None:
     """Return what a script downloads or accepts without a check, or None."""
-    if found := UNCHECKED.search(text):
-        return found[0]
+    if found := _first(UNCHECKED, text):
+        return found
     for words in commands(text):
         name = program(words)
         if name == "curl" and (option := next(filter(CURL_INSECURE.fullmatch, words), None)):
             return f"curl {option}"
-        if name in DOWNLOADS and (found := PLAIN.search(" ".join(words))):
-            return found[0]
+        if name in DOWNLOADS and (found := _first(PLAIN, " ".join(words))):
+            return found
     return None
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str | None:
+    match = pattern.search(text)
+    return match[0] if match else None
