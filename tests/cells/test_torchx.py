@@ -15,7 +15,7 @@ from tools.preflight.evaluate import evaluate
 from tools.simulator import volcano, wiring
 
 Object = dict[str, Any]
-# Made by torchx 0.7.0, `torchx run --dryrun ... --precompile True --cacheset bert-large`, for berttrain-graphs.
+# Made by torchx 0.7.0: `torchx run --dryrun ... --precompile True --cacheset bert-large` as berttrain-graphs.
 RECORDED = Path(__file__).parents[1] / "neuron" / "bertcompile.yaml"
 
 

@@ -49,7 +49,7 @@ def _yard_of(make: int) -> int:
 @pytest.mark.timeout(900)
 def test_make_train_survives_kills_and_finishes(clone: Clone) -> None:
     clone.shrink()
-    cache = clone.run_directory / "cache"
+    cache = clone.root / "local" / "compiled" / clone.run_directory.name
     _killed_when(clone, lambda: list(cache.glob("inductor/**/*.cpp")), "the compiler ran")
     assert (cache / "inductor.dirty").exists()  # the fault happened: killed in the middle of a compile
     _killed_when(clone, lambda: len(_steps(clone)) >= 12, "12 steps")
