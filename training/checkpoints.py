@@ -9,14 +9,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from training.checkpoint.errors import CheckpointError
-from training.checkpoint.layout import BAD, Manifest, committed_steps, read_manifest, step_name, step_of
+from training.checkpoint.layout import (
+    BAD,
+    Manifest,
+    committed_steps,
+    manifest_bytes,
+    read_manifest,
+    signer_of,
+    step_name,
+    step_of,
+)
 from training.checkpoint.verify import check_contents, check_sizes
+from training.run import signing
 from training.run.directory import RunDir
 
 Result = dict[str, Any]
@@ -44,11 +55,10 @@ def shown(run: RunDir, step: int | None) -> Result:
         for name, tensor in manifest.tensors.items()
     }
     files = {name: stored.model_dump() for name, stored in manifest.files.items()}
-    state = manifest.run_state
     return {
         **_counted(directory, manifest),
         "meta": manifest.meta,
-        "state": state,
+        "state": manifest.run_state,
         "tensors": tensors,
         "files": files,
     }
@@ -62,6 +72,7 @@ def verified(run: RunDir, step: int | None) -> Result:
         about = _about(directory)
         if about["problem"] is None:
             about["problem"] = _problem(directory, check_contents)
+        about["signed_by"] = _signer(directory, run) if about["problem"] is None else None
         checked.append(about)
     return {"run": str(run.path), "checkpoints": checked}
 
@@ -71,7 +82,8 @@ def _chosen(run: RunDir, step: int | None) -> list[int]:
     if not steps:
         raise CheckpointError(f"{run.checkpoints}: no committed checkpoint yet")
     if step is not None and step not in steps:
-        raise CheckpointError(f"{run.checkpoints}: has no step {step}; steps: {', '.join(map(str, steps))}")
+        newest = ", ".join(map(str, steps[-10:]))
+        raise CheckpointError(f"{run.checkpoints}: has no step {step}; steps: {newest}")
     return steps if step is None else [step]
 
 
@@ -85,14 +97,22 @@ def _about(directory: Path) -> Result:
 
 
 def _counted(directory: Path, manifest: Manifest) -> Result:
+    counters = manifest.run_state.get("counters")
+    counted = counters.get("tokens") if isinstance(counters, dict) else None
     return {
         "step": manifest.step,
         "directory": str(directory),
         "ranks": manifest.world_size,
-        "tokens": manifest.run_state.get("counters", {}).get("tokens"),
+        "tokens": counted if isinstance(counted, int) else None,
         "file_count": len(manifest.files),
         "nbytes": sum(stored.size for stored in manifest.files.values()),
     }
+
+
+def _signer(directory: Path, run: RunDir) -> str | None:
+    """Id of the key that signed the manifest, None without a key to verify with."""
+    keys = signing.keys()
+    return signer_of(directory, run.name, manifest_bytes(directory), keys) if keys else None
 
 
 def _problem(directory: Path, check: Callable[[Path, Manifest, Iterable[str]], None]) -> str | None:
@@ -110,14 +130,17 @@ def main(arguments: Iterable[str] | None = None) -> None:
     parser.add_argument("what", choices=("list", "show", "verify"))
     parser.add_argument("--run", required=True, help="run directory")
     parser.add_argument("--step", type=int, help="one step only")
+    parser.add_argument("--key", help="file with the key that signed the checkpoints")
     given = parser.parse_args(None if arguments is None else list(arguments))
     run = RunDir(given.run)
+    if given.key is not None:
+        os.environ[signing.KEY_FILE] = given.key
     try:
         if given.what == "list":
             result = listed(run)
         else:
             result = (shown if given.what == "show" else verified)(run, given.step)
-    except CheckpointError as error:
+    except (CheckpointError, signing.SigningError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     print(json.dumps(result))

@@ -1,5 +1,6 @@
 """The temporary directory of one save: locked while its writer lives, committed by one rename."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -9,12 +10,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from training.checkpoint.disk import sync_directory, write_all
+from training.checkpoint.disk import HashedFile, sync_directory, write_all
 from training.checkpoint.errors import CheckpointError, naming
-from training.checkpoint.layout import BAD, DELETING, LATEST, MANIFEST, TEMPORARY, step_name, step_of
+from training.checkpoint.layout import (
+    BAD,
+    DELETING,
+    LATEST,
+    MANIFEST,
+    SIGNATURE,
+    TEMPORARY,
+    step_name,
+    step_of,
+)
 
 Log = Callable[[str], None]
 
+_NO_WRITER = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})
 _NO_LOCKS = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK})
 
 
@@ -43,9 +54,12 @@ class Attempt:
                 except (FileNotFoundError, BlockingIOError):
                     continue  # another store's clean-up removed the directory before it was locked
 
-    def commit(self, manifest: bytes) -> Path:
+    def commit(self, manifest: bytes, signature: bytes | None) -> Path:
         """Write the manifest and rename the directory to its step; CheckpointError if that exists."""
         final = self.root / step_name(self.step)
+        if signature is not None:
+            with HashedFile(self.path / SIGNATURE) as file:
+                file.write(signature)
         with naming(self.path / MANIFEST):
             write_all(self._manifest, manifest)
             os.fsync(self._manifest)
@@ -97,7 +111,16 @@ def discard(directory: Path) -> None:
     doomed = directory.with_name(f"{stem_of(directory.name)}.{secrets.token_hex(6)}{DELETING}")
     with naming(directory):
         os.rename(directory, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    _remove(doomed)
+
+
+def _remove(path: Path) -> None:
+    """Remove a directory with its content, or a link or a file that has a directory's name; never raises."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def stem_of(name: str) -> str:
@@ -108,7 +131,7 @@ def stem_of(name: str) -> str:
 def quarantine(directory: Path) -> Path:
     """Move a refused checkpoint aside, as evidence; return its new path."""
     bad = directory.with_name(directory.name + BAD)
-    if bad.exists():
+    if os.path.lexists(bad):
         bad = directory.with_name(f"{directory.name}.{secrets.token_hex(6)}{BAD}")
     with naming(directory):
         os.rename(directory, bad)
@@ -132,19 +155,26 @@ def point_latest(root: Path, step: int, identity: str) -> None:
 def clean_up(root: Path, log: Log) -> None:
     """Remove leftovers of dead writers and interrupted deletions, but nothing that a live writer uses."""
     for path in sorted(root.iterdir()):
-        if path.suffix == DELETING and path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.suffix == TEMPORARY and path.name.startswith(LATEST):
-            path.unlink(missing_ok=True)
-        elif path.suffix == TEMPORARY and path.is_dir() and step_of(stem_of(path.name)) is not None:
+        of_step = step_of(stem_of(path.name)) is not None
+        temporary = path.suffix == TEMPORARY
+        if of_step and temporary and path.is_dir() and not path.is_symlink():
             _clean_attempt(path, log)
+        elif (temporary and (of_step or path.name.startswith(LATEST))) or (
+            of_step and path.suffix == DELETING
+        ):
+            _remove(path)
 
 
 def _clean_attempt(path: Path, log: Log) -> None:
     try:
-        descriptor = os.open(path / MANIFEST, os.O_WRONLY | os.O_CLOEXEC)
+        descriptor = os.open(path / MANIFEST, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         _remove_empty(path)
+        return
+    except OSError as error:
+        if error.errno not in _NO_WRITER:
+            raise
+        discard(path)  # a link, a FIFO or a directory: no writer made it
         return
     try:
         dead = _lock(descriptor)

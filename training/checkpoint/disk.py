@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from training.checkpoint.errors import CheckpointError, naming
+from training.run.files import open_regular, read_bounded
 
 CHUNK = 16 << 20  # bytes handed to one write or read call
 
@@ -76,15 +77,18 @@ def file_size(path: Path) -> int:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of the file's bytes, in hexadecimal."""
+    """SHA-256 of the bytes that the file has when it is opened, in hexadecimal; a link is refused."""
     digest = hashlib.sha256()
-    buffer = bytearray(CHUNK)
-    with naming(path), open(path, "rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(memoryview(buffer)[:count])
+    buffer = memoryview(bytearray(CHUNK))
+    with naming(path), open_regular(path) as file:
+        left = os.fstat(file.fileno()).st_size
+        while left and (count := file.readinto(buffer[: min(left, CHUNK)])):
+            digest.update(buffer[:count])
+            left -= count
     return digest.hexdigest()
 
 
-def read_file(path: Path) -> bytes:
+def read_file(path: Path, limit: int) -> bytes:
+    """The content of a regular file; CheckpointError for a link, a FIFO, or more than `limit` bytes."""
     with naming(path):
-        return path.read_bytes()
+        return read_bounded(path, limit)

@@ -21,6 +21,10 @@ class CheckpointError(Exception):
         return isinstance(self.__cause__, OSError) and self.__cause__.errno in TRANSIENT
 
 
+class ForeignError(CheckpointError):
+    """A checkpoint that was not signed with this job's key, or not as this run's."""
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Turn an OSError inside the block into a CheckpointError with `path`'s directory and file name."""

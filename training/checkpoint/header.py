@@ -7,6 +7,7 @@ row-major and without gaps. This module needs no torch, so that checkpoints can 
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import FileIO
@@ -21,7 +22,8 @@ SIZES = {
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
 }  # fmt: skip
 
-_LONGEST_HEADER = 100_000_000  # bytes; the library's own limit
+LONGEST_HEADER = 8 << 20  # bytes: more than 50,000 tensors
+_LARGEST = 2**63 - 1  # of a size, a dimension or an offset
 
 
 @dataclass(frozen=True)
@@ -65,14 +67,49 @@ def _places(header: Mapping[str, Mapping[str, Any]], start: int) -> dict[str, En
     return places
 
 
-def read_header(path: Path, file: FileIO) -> dict[str, Entry]:
-    """Places of the tensors in the safetensors `file`; CheckpointError when the header is malformed."""
+def read_header(path: Path, file: FileIO, longest: int = LONGEST_HEADER) -> dict[str, Entry]:
+    """Places of the tensors in the safetensors `file`, whose header has at most `longest` bytes.
+
+    Raises:
+        CheckpointError: the header is malformed, or tensors overlap or lie outside the file.
+    """
     with naming(path):
+        size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
-        text = file.read(length) if length <= _LONGEST_HEADER else b""
+        text = file.read(length) if length <= min(longest, size - 8) else b""
     try:
+        check_density(text)
         entries = json.loads(text)
         entries.pop("__metadata__", None)  # free text of the file's writer
-        return _places(entries, 8 + length)
+        places = _places(entries, 8 + length)
+        _check_places(places, 8 + length, size)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path.parent.name}/{path.name}: damaged safetensors header") from error
+        reason = f": {error}" if isinstance(error, ValueError) else ""
+        raise CheckpointError(
+            f"{path.parent.name}/{path.name}: damaged safetensors header{reason}"
+        ) from error
+    return places
+
+
+def check_density(text: bytes) -> None:
+    """ValueError for JSON of many tiny lists or values, which needs 20 times its size in memory.
+
+    An entry of a header or a manifest has at least 12 bytes for each bracket and 4 for each comma.
+    """
+    brackets, commas = text.count(b"[") + text.count(b"{"), text.count(b",")
+    if max(12 * brackets, 4 * commas) > len(text) + 4096:
+        raise ValueError("too many small values")
+
+
+def _check_places(places: Mapping[str, Entry], start: int, size: int) -> None:
+    """ValueError for values of a wrong type, and for tensors that overlap or lie outside the file."""
+    for place in places.values():
+        numbers = (*place.shape, place.first, place.end)
+        if type(place.dtype) is not str or any(type(n) is not int or not 0 <= n <= _LARGEST for n in numbers):
+            raise ValueError("a value has the wrong type")
+    at = start
+    for name, place in sorted(places.items(), key=lambda item: (item[1].first, item[1].end)):
+        if not at <= place.first <= place.end <= size:
+            bytes_ = f"is at bytes {place.first:,} to {place.end:,}"
+            raise ValueError(f"tensor {name[:80]!r} {bytes_}; expected within {at:,} to {size:,}")
+        at = place.end

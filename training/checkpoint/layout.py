@@ -3,6 +3,7 @@
     checkpoints/
       step-00000100/              a committed step: renamed to this name when complete, never written again
         MANIFEST.json             its content, with size and SHA-256 of every file, and its own digest
+        SIGNATURE.json            with a signing key: the run's name, and the signature of name and manifest
         rank-00000.safetensors    the tensor rows that rank 0 wrote
         rank-00000.json           rank 0's own state (random generators and the like)
       step-00000200.<id>.tmp/     an attempt; its manifest file is locked while the writer lives
@@ -14,22 +15,34 @@ This module makes and parses all of these names.
 """
 
 import hashlib
+import itertools
 import json
+import math
+import os
 import re
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from training.checkpoint.disk import read_file
-from training.checkpoint.errors import CheckpointError
+from training.checkpoint.errors import CheckpointError, ForeignError, naming
+from training.checkpoint.header import SIZES, byte_count, check_density
+from training.run import signing
+from training.run.directory import RunDir
 
 FORMAT = 1
 MANIFEST = "MANIFEST.json"
+SIGNATURE = "SIGNATURE.json"
 LATEST = "LATEST"
 TEMPORARY, DELETING, BAD = ".tmp", ".deleting", ".bad"
 
-_STEP = re.compile(r"step-(\d{8,})")
+_STEP = re.compile(r"step-([0-9]{8,15})")
+_PURPOSE = "checkpoint manifest"
+_FIRST_BYTES, _BYTES_OF_FILE, _MOST_FILES = 2 << 20, 128 << 10, 500  # limit of a manifest, by its files
+_LARGEST = 2**63 - 1  # of a size or a tensor's number of values
+_LONGEST_NAME = 512  # characters of a tensor's name
 
 
 def step_name(step: int) -> str:
@@ -39,7 +52,8 @@ def step_name(step: int) -> str:
 def step_of(name: str) -> int | None:
     """The step in a committed directory's name, None for every other name."""
     match = _STEP.fullmatch(name)
-    return int(match[1]) if match else None
+    step = int(match[1]) if match else None
+    return step if step is not None and step_name(step) == name else None
 
 
 def tensor_file(rank: int) -> str:
@@ -53,11 +67,17 @@ def state_file(rank: int) -> str:
 
 
 def committed_steps(directory: Path) -> list[int]:
-    """Steps with a committed directory, ascending, by name only; empty if `directory` does not exist."""
+    """Steps with a committed directory, ascending, by name only; empty if `directory` does not exist.
+
+    A link is no committed step: a writer renames directories.
+    """
     if not directory.is_dir():
         return []
-    found = (step_of(entry.name) for entry in directory.iterdir() if entry.is_dir())
-    return sorted(step for step in found if step is not None)
+    with naming(directory), os.scandir(directory) as entries:
+        found = ((step_of(entry.name), entry) for entry in entries)
+        return sorted(
+            step for step, entry in found if step is not None and entry.is_dir(follow_symlinks=False)
+        )
 
 
 def newest_committed(directory: Path) -> Path | None:
@@ -85,12 +105,15 @@ def json_bytes(value: Any, what: str) -> bytes:
         raise CheckpointError(f"{what} is not JSON: {error}") from error
 
 
+Count = Annotated[int, Field(strict=True, ge=0, le=_LARGEST)]
+
+
 class Piece(BaseModel):
     """Rows [first, end) of one tensor's dimension 0, and the file they are in. A 0-d tensor is one row."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     file: str
-    rows: tuple[int, int]
+    rows: tuple[Count, Count]
 
 
 class Tensor(BaseModel):
@@ -98,7 +121,7 @@ class Tensor(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     dtype: str
-    shape: tuple[int, ...]
+    shape: Annotated[tuple[Count, ...], Field(max_length=64)]
     shards: tuple[Piece, ...]
 
     @property
@@ -108,6 +131,12 @@ class Tensor(BaseModel):
 
     @model_validator(mode="after")
     def _tiles(self) -> Self:
+        if self.dtype not in SIZES:
+            raise ValueError(f"dtype {self.dtype[:20]!r} is none of {', '.join(SIZES)}")
+        if math.prod(size or 1 for size in self.shape) > _LARGEST:
+            raise ValueError("a tensor has more than 2^63 values")
+        if len({shard.file for shard in self.shards}) < len(self.shards):
+            raise ValueError("a file holds rows of one tensor twice")
         at = 0
         for shard in self.shards:
             if shard.rows[0] != at or shard.rows[1] <= at:
@@ -122,8 +151,8 @@ class Stored(BaseModel):
     """Size in bytes and SHA-256 of one file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    size: int
-    sha256: str
+    size: Count
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class Manifest(BaseModel):
@@ -131,9 +160,9 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     format: int
-    step: int
-    attempt: str
-    world_size: int
+    step: Count
+    attempt: Annotated[str, Field(pattern="^[0-9a-f]{1,64}$")]
+    world_size: Count
     meta: dict[str, Any]
     run_state: dict[str, Any]
     tensors: dict[str, Tensor]
@@ -141,17 +170,31 @@ class Manifest(BaseModel):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        ranks = range(self.world_size)
+        count = 2 * self.world_size
+        ranks = range(self.world_size if count == len(self.files) else 0)
         expected = {name for rank in ranks for name in (tensor_file(rank), state_file(rank))}
-        if set(self.files) != expected:
-            raise ValueError(
-                f"it lists {len(self.files)} files, world size {self.world_size} has {len(expected)}"
-            )
+        if not expected or set(self.files) != expected:
+            raise ValueError(f"it lists {len(self.files)} files, world size {self.world_size} has {count}")
         for name, tensor in self.tensors.items():
+            if len(name) > _LONGEST_NAME or not name.isprintable():
+                raise ValueError(f"{name[:80]!r} cannot be a tensor's name")
             for shard in tensor.shards:
                 if shard.file not in expected:
-                    raise ValueError(f"tensor {name!r} is in {shard.file!r}, which is not listed")
+                    raise ValueError(f"tensor {name!r} is in {shard.file[:80]!r}, which is not listed")
+        for name, held in self.contents.items():
+            if sum(byte_count(dtype, shape) for dtype, shape in held.values()) > self.files[name].size:
+                raise ValueError(f"the tensors in {name} have more bytes than the file")
         return self
+
+    @cached_property
+    def contents(self) -> dict[str, dict[str, tuple[str, tuple[int, ...]]]]:
+        """By file, the tensors whose rows are in it: dtype, and shape of those rows."""
+        held: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {}
+        for name, tensor in self.tensors.items():
+            for shard in tensor.shards:
+                rows = (shard.rows[1] - shard.rows[0], *tensor.shape[1:]) if tensor.shape else ()
+                held.setdefault(shard.file, {})[name] = (tensor.dtype, rows)
+        return held
 
     def encode(self) -> bytes:
         """The manifest's bytes; the key `digest` is the digest of its own canonical content."""
@@ -165,6 +208,7 @@ def _sealed(content: dict[str, Any]) -> bytes:
 
 def decode_manifest(data: bytes) -> Manifest:
     """The manifest in `data`; ValueError if it differs in any byte from what `encode` wrote."""
+    check_density(data)
     content = json.loads(data)
     if not isinstance(content, dict) or "digest" not in content:
         raise ValueError("it has no digest")
@@ -172,23 +216,90 @@ def decode_manifest(data: bytes) -> Manifest:
     if _sealed(content) != data:
         raise ValueError("its content does not match its own digest")
     if content.get("format") != FORMAT:
-        raise ValueError(f"format {content.get('format')} is not the format {FORMAT} this version reads")
+        given = str(content.get("format"))[:20]
+        raise ValueError(f"format {given} is not the format {FORMAT} this version reads")
     return Manifest.model_validate(content)
 
 
-def read_manifest(directory: Path) -> Manifest:
-    """The verified manifest in one step's directory; CheckpointError with the file's name otherwise."""
-    path = directory / MANIFEST
-    data = read_file(path)
+def manifest_limit(file_count: int) -> int:
+    """Most bytes of a manifest beside so many files: a bomb of small values needs 12 times its size."""
+    return _FIRST_BYTES + _BYTES_OF_FILE * min(file_count, _MOST_FILES)
+
+
+def signature_of(key: bytes, run: str, manifest: bytes) -> bytes:
+    """The content of SIGNATURE.json: the manifest, which names step and files, belongs to the run `run`."""
+    return canonical({"run": run, "signature": signing.sign(key, _PURPOSE, _signed(run, manifest))}) + b"\n"
+
+
+def _signed(run: str, manifest: bytes) -> bytes:
+    return canonical([run, hashlib.sha256(manifest).hexdigest()])
+
+
+def signer_of(directory: Path, run: str, manifest: bytes, keys: tuple[bytes, ...]) -> str:
+    """Id of the key that signed this manifest for the run `run`.
+
+    Raises:
+        ForeignError: it has no signature, one of another run, or one that none of the keys made.
+    """
+    try:
+        found = json.loads(read_file(directory / SIGNATURE, 4096))
+        named, signature = str(found["run"]), str(found["signature"])
+    except CheckpointError as error:
+        if error.transient:
+            raise
+        missing = isinstance(error.__cause__, FileNotFoundError)
+        reason = "is not signed, but this job has a key"
+        raise ForeignError(f"{directory.name}/{MANIFEST}: {reason}" if missing else str(error)) from None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise ForeignError(f"{directory.name}/{SIGNATURE}: damaged") from None
+    if not signing.verify(keys, _PURPOSE, _signed(named, manifest), signature):
+        raise ForeignError(f"{directory.name}/{MANIFEST}: is not signed with this job's key")
+    if named != run:
+        raise ForeignError(f"{directory.name}/{MANIFEST}: is signed for run {named!r}, not for {run!r}")
+    return signature.partition(":")[0]
+
+
+def manifest_bytes(directory: Path) -> bytes:
+    """The content of a step's manifest, unverified; CheckpointError if it is no regular file or too large."""
+    with naming(directory / MANIFEST), os.scandir(directory) as entries:
+        limit = manifest_limit(sum(1 for _ in itertools.islice(entries, _MOST_FILES)))
+    return read_file(directory / MANIFEST, limit)
+
+
+def read_manifest(directory: Path, run: str | None = None) -> Manifest:
+    """The verified manifest in one step's directory.
+
+    With a signing key it must be signed as one of the run `run`; the default is the run that the directory is
+    in.
+
+    Raises:
+        CheckpointError: with the file's name: it is damaged, or not a regular file.
+        ForeignError: it is not signed, or not by this key and for this run.
+    """
+    data = manifest_bytes(directory)
+    if keys := signing.keys():
+        signer_of(directory, run or run_of(directory), data, keys)
     try:
         manifest = decode_manifest(data)
     except (ValueError, RecursionError) as error:
-        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        reason = _first(error) if isinstance(error, ValidationError) else error
         raise CheckpointError(f"{directory.name}/{MANIFEST}: damaged: {reason}") from error
     named = step_of(directory.name)
     if named is not None and named != manifest.step:
         raise CheckpointError(f"{directory.name}/{MANIFEST}: is the manifest of step {manifest.step}")
     return manifest
+
+
+def _first(error: ValidationError) -> str:
+    """The first trouble, with the key that has it."""
+    trouble = error.errors(include_input=False, include_url=False)[0]
+    where = ".".join(str(part)[:80] for part in trouble["loc"])
+    return f"{where}: {trouble['msg']}" if where else str(trouble["msg"])
+
+
+def run_of(directory: Path) -> str:
+    """Name of the run that a step's directory belongs to."""
+    return RunDir(Path(os.path.abspath(directory)).parent.parent).name
 
 
 def rows_of(shape: tuple[int, ...]) -> int:

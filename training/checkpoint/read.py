@@ -1,5 +1,6 @@
 """A committed checkpoint, opened: its state, its tensors by rows, and the newest one of a directory."""
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,7 +23,9 @@ from training.checkpoint.layout import (
 from training.checkpoint.shards import Shard, check_shard
 from training.checkpoint.tensors import CODES, DTYPES, read_into
 from training.checkpoint.verify import check_contents, check_header, check_sizes
+from training.run.files import open_regular
 
+_LARGEST_STATE = 64 << 20  # bytes of one rank's own state
 _LISTINGS = 5  # how often `newest` lists the steps again if all that it found were pruned meanwhile
 
 
@@ -48,13 +51,25 @@ class Checkpoint:
         """What is stored under each name: dtype, shape, and where."""
         return self._manifest.tensors
 
+    def recorded(self, key: str) -> dict[str, Any]:
+        """A JSON object of `meta`; CheckpointError if it is missing or something else."""
+        value = self.meta.get(key)
+        if not isinstance(value, dict):
+            raise CheckpointError(f"{self.directory.name}: its metadata have no {key}")
+        return value
+
     def rank_state(self, rank: int) -> dict[str, Any] | None:
         """State that `rank` saved, None if that rank did not exist then."""
         if not 0 <= rank < self.world_size:
             return None
         name = state_file(rank)
-        check_contents(self.directory, self._manifest, [name])
-        state = json.loads(read_file(self.directory / name))
+        data = read_file(self.directory / name, _LARGEST_STATE)
+        if hashlib.sha256(data).hexdigest() != self._manifest.files[name].sha256:
+            raise CheckpointError(f"{self.directory.name}/{name}: its content does not match its digest")
+        try:
+            state = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{self.directory.name}/{name}: not JSON ({error})") from None
         if not isinstance(state, dict):
             raise CheckpointError(f"{self.directory.name}/{name}: does not hold a JSON object")
         return state
@@ -114,7 +129,7 @@ class Checkpoint:
             self._places[file_name] = check_header(self.directory, self._manifest, file_name)
         place = self._places[file_name][name]
         row_bytes = out.element_size() * (out[0].numel() if out.ndim else 1)
-        with naming(path), open(path, "rb", buffering=0) as file:
+        with naming(path), open_regular(path) as file:
             read_into(path, file, place.first + row * row_bytes, out)
 
 

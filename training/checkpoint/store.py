@@ -1,20 +1,24 @@
 """The checkpoints of one run: committed by all ranks together, verified before use, pruned."""
 
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
 
 from training.checkpoint.attempt import Log, clean_up, discard, point_latest, quarantine
-from training.checkpoint.errors import CheckpointError, naming
+from training.checkpoint.errors import CheckpointError, ForeignError, naming
 from training.checkpoint.layout import Manifest, committed_steps, quarantined, read_manifest, step_name
 from training.checkpoint.peers import Peers
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.shards import Shard
 from training.checkpoint.verify import check_contents, check_sizes, share_of, with_retries
 from training.checkpoint.write import Save
+from training.run import signing
+from training.run.directory import RunDir
 
 _warn = logging.getLogger(__name__).warning
 
@@ -41,6 +45,8 @@ class Store:
         if keep < FEWEST:
             raise CheckpointError(f"keep is {keep}; at least {FEWEST} checkpoints are kept")
         self.directory = directory
+        self._run = RunDir(directory.absolute().parent).name
+        signing.keys()  # an unusable key file ends the run here
         self._keep, self._log = keep, log
         self._peers = Peers(group)
         self._refused: set[int] = set()
@@ -66,6 +72,7 @@ class Store:
         """
         attempt = Save(
             self.directory,
+            self._run,
             self._peers,
             step,
             tensors,
@@ -79,14 +86,32 @@ class Store:
             self._settle(step, attempt.identity)
         return self.directory / step_name(step)
 
-    def latest(self) -> Checkpoint | None:
+    def latest(self, check: Callable[[Checkpoint], None] | None = None) -> Checkpoint | None:
         """The newest step that every rank can read and verify, None without one.
 
         Each file is hashed by one rank. A step that fails is quarantined and reported to `log`; then the next
-        one is tried.
+        one is tried. `check` raises CheckpointError for a step that this run cannot restore. With a signing
+        key, a step that is not signed as one of this run fails as well, but it stays where it is, because
+        the key may be the wrong one.
+
+        Raises:
+            CheckpointError: the only steps are unsigned ones; a start from scratch would hide them.
         """
         steps: list[int] = self._peers.agree(lambda: None, lambda _: self.steps())
-        return next(filter(None, map(self._verified, reversed(steps))), None)
+        foreign = 0
+        for step in reversed(steps):
+            found: list[Manifest] = []
+            verdict = self._peers.agree(partial(self._inspect, step, found, check), self._evaluate)
+            if verdict == "good":
+                return Checkpoint(self.directory / step_name(step), found[0])
+            foreign += verdict == "foreign"
+        if foreign:
+            raise CheckpointError(
+                f"{self.directory}: no checkpoint is signed with this job's key for run {self._run} "
+                f"({foreign} are refused). Give the key that signed them, or start from scratch with --fresh "
+                "or another name"
+            )
+        return None
 
     def _prepare(self) -> None:
         with naming(self.directory):
@@ -99,9 +124,9 @@ class Store:
 
     def _is_committed(self, step: int) -> bool:
         """Whether the step is committed already; an incomplete one is quarantined (rank 0)."""
-        if step not in self.steps():
+        if not os.path.lexists(self.directory / step_name(step)):
             return False
-        if step not in self._refused and self._looks_complete(step):
+        if step in self.steps() and step not in self._refused and self._looks_complete(step):
             return True
         self._quarantine(step)
         return False
@@ -110,7 +135,7 @@ class Store:
         """Whether manifest and sizes are right; checking digests would cost as much as the save."""
         path = self.directory / step_name(step)
         try:
-            manifest = read_manifest(path)
+            manifest = read_manifest(path, self._run)
             check_sizes(path, manifest, manifest.files)
         except CheckpointError:
             return False
@@ -144,46 +169,46 @@ class Store:
         old = [step_name(each) for each in steps if each < kept[0] and each != step]
         return old + [name for name, bad in quarantined(self.directory) if bad < kept[0]]
 
-    def _verified(self, step: int) -> Checkpoint | None:
-        """The checkpoint of one step if all ranks find it good (collective)."""
-        found: list[Manifest] = []
-        if not self._peers.agree(lambda: self._inspect(step, found), self._evaluate):
-            return None
-        return Checkpoint(self.directory / step_name(step), found[0])
-
-    def _inspect(self, step: int, found: list[Manifest]) -> dict[str, Any]:
+    def _inspect(
+        self, step: int, found: list[Manifest], check: Callable[[Checkpoint], None] | None
+    ) -> dict[str, Any]:
         """Verify this rank's share of a step's files; return step, attempt and the problem, if any."""
         path = self.directory / step_name(step)
         try:
-            manifest = with_retries(lambda: read_manifest(path))
+            manifest = with_retries(lambda: read_manifest(path, self._run))
             found.append(manifest)
             self._tell_long(manifest)
             share = share_of(manifest, self._peers.rank, self._peers.size)
             with_retries(lambda: check_contents(path, manifest, share))
+            if check is not None:
+                check(Checkpoint(path, manifest))
         except CheckpointError as error:
-            return {"step": step, "attempt": None, "problem": str(error)}
-        return {"step": step, "attempt": manifest.attempt, "problem": None}
+            foreign = isinstance(error, ForeignError)
+            return {"step": step, "attempt": None, "problem": str(error), "foreign": foreign}
+        return {"step": step, "attempt": manifest.attempt, "problem": None, "foreign": False}
 
     def _tell_long(self, manifest: Manifest) -> None:
         size = sum(file.size for file in manifest.files.values())
         if self._peers.rank == 0 and size >= _TOLD_FROM:
             self._log(f"verifying step {manifest.step}, {size / (1 << 30):.1f} GiB")
 
-    def _evaluate(self, reports: list[dict[str, Any]]) -> bool:
-        """Whether all ranks found the same good checkpoint; if not, quarantine it (rank 0)."""
+    def _evaluate(self, reports: list[dict[str, Any]]) -> Literal["good", "damaged", "foreign"]:
+        """Whether all ranks found the same good checkpoint; a damaged one is quarantined (rank 0)."""
         step = reports[0]["step"]
         problems = [f"rank {rank}: {each['problem']}" for rank, each in enumerate(reports) if each["problem"]]
         if not problems and len({each["attempt"] for each in reports}) > 1:
             problems = ["the ranks read different manifests"]
         if not problems:
-            return True
+            return "good"
         self._refused.add(step)
         self._log(f"step {step} is refused: {'; '.join(problems)}")
+        if any(each["foreign"] for each in reports):
+            return "foreign"
         try:
             self._quarantine(step)
         except CheckpointError as error:
             self._log(f"cannot quarantine step {step}: {error}")
-        return False
+        return "damaged"
 
     def _quarantine(self, step: int) -> None:
         moved = quarantine(self.directory / step_name(step))

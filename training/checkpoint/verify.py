@@ -7,8 +7,9 @@ from typing import TypeVar
 
 from training.checkpoint.disk import file_digest, file_size
 from training.checkpoint.errors import CheckpointError, naming
-from training.checkpoint.header import Entry, byte_count, read_header
+from training.checkpoint.header import Entry, byte_count, lay_out, read_header
 from training.checkpoint.layout import Manifest
+from training.run.files import open_regular
 
 _WAITS = (0.2, 1.0)  # seconds before the second and the third attempt at a read that failed transiently
 
@@ -48,27 +49,17 @@ def check_contents(directory: Path, manifest: Manifest, names: Iterable[str]) ->
 def check_header(directory: Path, manifest: Manifest, name: str) -> dict[str, Entry]:
     """Compare the header of one safetensors file with the manifest; return the tensors' places."""
     path = directory / name
-    with naming(path), open(path, "rb", buffering=0) as file:
-        found = read_header(path, file)
-    expected = {
-        tensor: (entry.dtype, (shard.rows[1] - shard.rows[0], *entry.shape[1:]) if entry.shape else ())
-        for tensor, entry in manifest.tensors.items()
-        for shard in entry.shards
-        if shard.file == name
-    }
+    expected = manifest.contents.get(name, {})
+    with naming(path), open_regular(path) as file:
+        found = read_header(path, file, 2 * len(lay_out(expected)[0]) + 1024)
     for tensor in sorted(found.keys() ^ expected.keys()):
         where = "manifest" if tensor in found else "header"
         raise CheckpointError(f"{directory.name}/{name}: tensor {tensor!r} is missing in the {where}")
-    size = manifest.files[name].size
     for tensor, place in found.items():
-        if (place.dtype, place.shape) != expected[tensor] or not _fits(place, size):
+        kind = (place.dtype, place.shape)
+        if kind != expected[tensor] or place.end - place.first != byte_count(*kind):
             raise CheckpointError(f"{directory.name}/{name}: header and manifest disagree on {tensor!r}")
     return found
-
-
-def _fits(place: Entry, size: int) -> bool:
-    inside = place.first >= 0 and place.end <= size
-    return inside and place.end - place.first == byte_count(place.dtype, place.shape)
 
 
 def share_of(manifest: Manifest, rank: int, world_size: int) -> list[str]:

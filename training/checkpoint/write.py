@@ -14,6 +14,8 @@ from training.checkpoint.layout import (
     Stored,
     Tensor,
     json_bytes,
+    manifest_limit,
+    signature_of,
     state_file,
     step_name,
     tensor_file,
@@ -22,6 +24,7 @@ from training.checkpoint.peers import Peers
 from training.checkpoint.plan import Holding, assign, describe
 from training.checkpoint.shards import Shard
 from training.checkpoint.tensors import write_tensors
+from training.run import signing
 
 
 class Save:
@@ -30,6 +33,7 @@ class Save:
     def __init__(
         self,
         root: Path,
+        run: str,
         peers: Peers,
         step: int,
         tensors: Mapping[str, Shard],
@@ -39,7 +43,8 @@ class Save:
         meta: Mapping[str, Any],
         log: Log,
     ) -> None:
-        self._root, self._peers, self._step, self._tensors = root, peers, step, tensors
+        self._root, self._run = root, run
+        self._peers, self._step, self._tensors = peers, step, tensors
         self._rank_state, self._run_state, self._meta = rank_state, run_state, meta
         self._log = log
         self._attempt: Attempt | None = None
@@ -120,7 +125,11 @@ class Save:
             tensors=self._table,
             files={name: Stored(**entry) for files in written for name, entry in files.items()},
         )
-        self._begun.commit(manifest.encode())
+        data = manifest.encode()
+        if len(data) > manifest_limit(len(manifest.files)):
+            raise CheckpointError(f"the manifest has {len(data):,} bytes, more than a reader accepts")
+        key = signing.key()
+        self._begun.commit(data, None if key is None else signature_of(key, self._run, data))
         return step_name(self._step)
 
     def _close(self) -> None:

@@ -8,7 +8,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from training.run.files import open_regular, read_bounded
+
 MOUNTED = "run"  # the last part of the mount of a job's own run in base/pytorchjob
+LONGEST_JSON = 4 << 20  # bytes of run.json, a heartbeat, a failure record and the like
 _TAIL = 65536  # bytes; a line of metrics is far shorter
 
 
@@ -50,13 +53,13 @@ class RunDir:
     def last_record(self) -> dict[str, Any]:
         """Return the newest step's whole line of metrics.jsonl; empty without one."""
         try:
-            with self.metrics.open("rb") as file:
+            with open_regular(self.metrics) as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-                lines = file.read().splitlines()
+                lines = (file.read(_TAIL) or b"").splitlines()
         except OSError:
             return {}
         for line in reversed(lines):
-            with contextlib.suppress(ValueError):  # a killed process leaves half a line
+            with contextlib.suppress(ValueError, RecursionError):  # a killed process leaves half a line
                 record = json.loads(line)
                 if isinstance(record, dict):
                     return record
@@ -79,7 +82,11 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    value = json.loads(path.read_text(encoding="utf-8"))
+    """Read a small JSON object; OSError for a link, a FIFO or a large file, ValueError for other content."""
+    try:
+        value = json.loads(read_bounded(path, LONGEST_JSON))
+    except RecursionError:
+        raise ValueError(f"{path}: its values are nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path}: a JSON object is needed")
     return value

@@ -100,19 +100,19 @@ def open_run(weights: str, run: RunDir, step: int | None, broadcast: Broadcast, 
     for each in reversed(steps) if step is None else [step]:
         directory = other.checkpoints / step_name(each)
         manifests: list[Manifest] = []
-        reports = broadcast.gather(partial(_verified, directory, manifests, broadcast))
+        reports = broadcast.gather(partial(_verified, directory, name, manifests, broadcast))
         found = [report["problem"] for report in reports if report["problem"]]
         if not found and len({report["attempt"] for report in reports}) == 1:
             return Checkpoint(directory, manifests[0])
         troubles.append(f"step {each}: {found[0] if found else 'the ranks read different manifests'}")
         say(f"weights {weights}: {troubles[-1]}")
-    raise CheckpointError(f"{other.checkpoints}: every checkpoint is damaged: {troubles[0]}")
+    raise CheckpointError(f"{other.checkpoints}: every checkpoint is refused: {troubles[0]}")
 
 
-def _verified(directory: Path, into: list[Manifest], broadcast: Broadcast) -> dict[str, Any]:
+def _verified(directory: Path, run: str, into: list[Manifest], broadcast: Broadcast) -> dict[str, Any]:
     """Verify this rank's share of the files; return the problem, if any, and the attempt that wrote it."""
     try:
-        manifest = read_manifest(directory)
+        manifest = read_manifest(directory, run)
         check_contents(directory, manifest, share_of(manifest, broadcast.rank, broadcast.size))
     except CheckpointError as error:
         return {"problem": str(error), "attempt": None}
