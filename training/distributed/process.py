@@ -16,6 +16,7 @@ ENTRYPOINT = "TRAINYARD_ENTRYPOINT"  # set by training.entrypoint: its process i
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LINUX = sys.platform.startswith("linux")
+_DEEPEST = 64  # generations of processes between a pod's first one and a rank
 _LIBC = ctypes.CDLL(None, use_errno=True) if _LINUX else None
 
 
@@ -80,6 +81,21 @@ def children() -> set[int]:
         for thread in own.iterdir():
             found.update(map(int, (thread / "children").read_text().split()))
     return found
+
+
+def is_descendant(pid: int) -> bool:
+    """Whether a process was started by this one, directly or through others (Linux)."""
+    for _ in range(_DEEPEST):
+        if pid <= 1 or pid == os.getpid():
+            return False
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False
+        pid = int(text.rpartition(")")[2].split()[1])
+        if pid == os.getpid():
+            return True
+    return False
 
 
 def state_of(pid: int) -> str | None:

@@ -15,10 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.distributed.process import state_of
+from training.distributed.process import is_descendant, state_of
 from training.run import heartbeat
 from training.run.directory import RunDir
 from training.run.failure import Failure
+from training.run.files import open_regular
 from training.run.hang_limits import Limits
 from training.run.heartbeat import Beat
 
@@ -26,6 +27,7 @@ WAITING = 1.5  # a rank that only waits for others gets this many times its limi
 AFTER_DEATH = 60.0  # seconds without a check after a rank died: the launcher ends and restarts the others
 _ANSWER = 2.0  # seconds that a rank has to write its stacks
 _RESCAN = 5.0  # seconds between two searches for new ranks
+_LONGEST_STACKS = 1 << 20  # bytes
 # Stack frames of a thread that only waits, for other ranks or for the device. A test holds the trainer's own
 # paths against its modules.
 _WAITS = re.compile(
@@ -122,9 +124,10 @@ class HangDetector:
 
 
 def kill(pid: int) -> None:
-    """Kill a rank that no longer reacts."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    """Kill a rank that no longer reacts. Its heartbeat names it, so that only own processes are killed."""
+    if is_descendant(pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _stacks(directory: Path, beats: list[Beat]) -> dict[int, str]:
@@ -132,7 +135,8 @@ def _stacks(directory: Path, beats: list[Beat]) -> dict[int, str]:
     files = {beat.rank: heartbeat.stacks_of(directory, beat.rank) for beat in beats}
     before = {rank: _size(file) for rank, file in files.items()}
     for beat in beats:
-        if before[beat.rank] is not None:  # without a file there is no handler, and the signal would kill it
+        # Without a file there is no handler, and the signal would kill the process.
+        if before[beat.rank] is not None and is_descendant(beat.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(beat.pid, heartbeat.DUMP_SIGNAL)
     deadline = time.monotonic() + _ANSWER
@@ -193,8 +197,8 @@ def _size(file: Path) -> int | None:
 
 def _text_from(file: Path, start: int) -> str:
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             stream.seek(start)
-            return stream.read().decode(errors="replace")
+            return (stream.read(_LONGEST_STACKS) or b"").decode(errors="replace")
     except OSError:
         return ""

@@ -6,7 +6,6 @@ This module imports nothing heavy: a pod's first process and the tools read reco
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import socket
@@ -17,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from training.run import heartbeat
-from training.run.directory import RunDir, write_json
+from training.run.directory import RunDir, read_json, write_json
 
 _LONGEST = 400
 _METRICS_LAG = 5.0  # seconds that a step's metrics may be written after its end
@@ -209,7 +208,7 @@ def is_consequence(kind: str) -> bool:
 def _read(path: Path) -> Failure | None:
     """One record, or None for an incomplete one, whose writer was killed."""
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
+        saved = read_json(path)
         return Failure(
             kind=str(saved["class"]),
             rank=int(saved["rank"]),
@@ -223,5 +222,5 @@ def _read(path: Path) -> Failure | None:
             traceback=str(saved.get("traceback", "")),
             path=path,
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None

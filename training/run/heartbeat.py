@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from training.run.directory import read_json
+
 ATTEMPT = "TRAINYARD_ATTEMPT"  # set by training.entrypoint: the pod's start that a heartbeat belongs to
 DUMP_SIGNAL = signal.SIGUSR2  # a rank answers it with the stacks of its threads
 INTERVAL = 1.0  # seconds between two writes within a phase
@@ -174,7 +176,21 @@ def stacks_of(directory: Path, rank: int) -> Path:
 def read(path: Path) -> Beat | None:
     """Read a heartbeat; None if it is missing or incomplete."""
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        return Beat(**{name: saved[name] for name in Beat.__dataclass_fields__})
+        saved = read_json(path)
+        beat = Beat(**{name: saved[name] for name in Beat.__dataclass_fields__})
+        return beat if _is_sound(beat) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _is_sound(beat: Beat) -> bool:
+    """Whether every value has its type and is finite: others than the rank can write to a shared volume."""
+    numbers = (beat.rank, beat.step or 0, beat.pid, beat.beats, beat.count, beat.time, beat.longest_s)
+    texts = (beat.phase, beat.host, beat.attempt)
+    return (
+        all(type(number) in (int, float) and abs(number) < 2**63 for number in numbers)
+        and beat.pid > 1
+        and all(type(number) is int for number in numbers[:5])
+        and all(type(text) is str for text in texts)
+        and beat.phase in PHASES
+    )
