@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ import transformers
 
 from training.checkpoint.errors import CheckpointError
 from training.checkpoint.layout import step_name
+from training.checkpoint.read import Checkpoint
 from training.checkpoint.store import Store
-from training.config import Config
+from training.config import Config, ConfigError
 from training.device import Device, resolve
 from training.distributed.process import Attempt
 from training.distributed.rank_zero import while_others_wait
@@ -85,8 +87,9 @@ def _train(run: Run, attempt: Attempt) -> None:
     schedule = build_schedule(optimizer, config.train)
     now = TrainState(parallel, optimizer, schedule, device, run.feed, config.train.seed)
     store = Store(directory.checkpoints, keep=config.checkpoint.keep, group=ranks.group, log=log.warning)
-    checkpoint = store.latest()
+    checkpoint = store.latest(partial(state.check, rank=ranks.rank))
     if checkpoint is not None:
+        _check_continues(run, checkpoint)
         state.restore(now, checkpoint, ranks.rank)
         log.info("continuing from step %d (%s)", now.step, checkpoint.directory)
     if now.step >= config.train.steps and directory.report.exists():
@@ -353,6 +356,17 @@ def _claim(run: Run) -> None:
     run.ranks.barrier()
     if run.ranks.first and not path.exists():
         write_json(path, run.meta)
+
+
+def _check_continues(run: Run, checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint of other data or another base than this run has; the checkpoint may be signed."""
+    for key in ("dataset", "weights"):
+        saved, ours = (str(meta.get(key)) for meta in (checkpoint.meta, run.meta))
+        if saved != ours:
+            raise ConfigError(
+                f"{checkpoint.directory}: the digest of {key} was {saved[:12]}, is {ours[:12]}. "
+                "Undo the change, or start from scratch with --fresh or another name"
+            )
 
 
 def _total_peak(device: Device, ranks: Ranks) -> tuple[float | None, str]:

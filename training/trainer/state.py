@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from training.checkpoint.errors import CheckpointError
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.shards import Shard, shards_of
 from training.checkpoint.store import Store
@@ -133,6 +134,21 @@ def save(state: TrainState, store: Store, meta: dict[str, Any]) -> None:
     store.save(state.step, tensors, rank_state=own, run_state=alike, meta=meta)
 
 
+_COUNTS = {"schedule": ("last_epoch",), "data": ("position",), "counters": ("step", "tokens")}
+
+
+def check(checkpoint: Checkpoint, rank: int) -> None:
+    """CheckpointError if what `restore` needs beside the tensors is missing or is no count."""
+    for part, names in _COUNTS.items():
+        saved = checkpoint.run_state.get(part)
+        counts = [saved.get(name) for name in names] if isinstance(saved, dict) else [None]
+        if not all(type(count) is int and 0 <= count < 2**63 for count in counts):
+            raise CheckpointError(f"{checkpoint.directory.name}: the state of {part} is damaged")
+    if checkpoint.run_state["counters"]["step"] != checkpoint.step:
+        raise CheckpointError(f"{checkpoint.directory.name}: its state is that of another step")
+    checkpoint.rank_state(rank)
+
+
 def restore(state: TrainState, checkpoint: Checkpoint, rank: int) -> None:
     """Load a verified checkpoint into a new state, whatever number of ranks wrote it.
 
@@ -142,6 +158,15 @@ def restore(state: TrainState, checkpoint: Checkpoint, rank: int) -> None:
     for part in PARTS.values():
         tensors |= part.tensors(state)
     checkpoint.load(tensors)
+    try:
+        _restore_values(state, checkpoint, rank)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise CheckpointError(
+            f"{checkpoint.directory.name}: its saved state is damaged: {error!r}"
+        ) from error
+
+
+def _restore_values(state: TrainState, checkpoint: Checkpoint, rank: int) -> None:
     own = checkpoint.rank_state(rank)
     for name, part in PARTS.items():
         if part.per_rank and own is not None:
