@@ -28,6 +28,8 @@ from training.models import bert
 from training.models.causal import build_on_meta
 from training.models.lora import ADAPTER, adapter_name, base_name, peft_config
 from training.run.directory import RunDir, write_json
+from training.run.files import read_bounded
+from training.run.signing import SigningError
 from training.sample import checkpoint_of, config_of
 from training.task import Trainable
 from training.weights import Weights, open_weights
@@ -35,6 +37,7 @@ from training.weights.tensors import INDEX, SINGLE, Kind, digest_of, hash_of
 from training.weights.weights import CONFIG, FILES, GENERATION
 
 Say = Callable[[str], None]
+_LARGEST_TOKENIZER = 256 << 20  # bytes of one file
 SHARD_BYTES = 4 << 30  # upper limit of one safetensors file, and so of the memory for weights
 NUMBERS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -221,7 +224,7 @@ def _write_adapter(directory: Path, checkpoint: Checkpoint, config: Config) -> t
 
 def _copy_tokenizer(source: Path, directory: Path) -> None:
     for path in sorted(source.iterdir()):
-        (directory / path.name).write_bytes(path.read_bytes())
+        (directory / path.name).write_bytes(read_bounded(path, _LARGEST_TOKENIZER))
 
 
 def main(arguments: Iterable[str] | None = None) -> None:
@@ -239,7 +242,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
 
     try:
         written = export_run(given.run, given.to, given.merge, given.step, given.dtype, say)
-    except (ExportError, CheckpointError, ConfigError) as error:
+    except (ExportError, CheckpointError, ConfigError, SigningError) as error:
         say(f"error: {error}")
         sys.exit(2)
     print(json.dumps(asdict(written)))

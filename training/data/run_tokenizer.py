@@ -21,7 +21,10 @@ def load_tokenizer(checkpoint: Checkpoint, run: RunDir) -> PreTrainedTokenizerBa
 
 def dataset_directory(meta: dict[str, Any], run: RunDir) -> Path:
     """The run's dataset: below the run, at its recorded path, or with the prepared data of this volume."""
-    recorded = Path(meta["dataset_directory"])
+    named = meta.get("dataset_directory")
+    if not isinstance(named, str) or Path(named).name in ("", ".."):
+        raise CheckpointError("the checkpoint's metadata name no dataset")
+    recorded = Path(named)
     around = run.path.resolve().parent  # with `runs` in a pod: /shared/runs/<job>, /shared/data
     found = (run.data, recorded.parent, around / "data", around.parent / "data")
     for root in found:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
+from pydantic import ValidationError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from training.checkpoint.errors import CheckpointError
@@ -19,6 +20,7 @@ from training.data.run_tokenizer import dataset_directory, load_tokenizer, promp
 from training.models.causal import build_on_meta, materialise, trained_parameters
 from training.models.lora import adapt
 from training.run.directory import RunDir
+from training.run.signing import SigningError
 from training.sample.fill_mask import filled
 from training.weights import open_weights
 
@@ -59,9 +61,10 @@ def checkpoint_of(run: RunDir, step: int | None = None) -> Checkpoint:
     """The run's newest good checkpoint, or that of `step`; CheckpointError without one."""
     if step is not None:
         return open_checkpoint(run.checkpoints / step_name(step))
-    checkpoint = newest(run.checkpoints)
+    refused: list[str] = []
+    checkpoint = newest(run.checkpoints, log=refused.append)
     if checkpoint is None:
-        raise CheckpointError(f"{run.checkpoints}: no committed checkpoint yet")
+        raise CheckpointError(refused[0] if refused else f"{run.checkpoints}: no committed checkpoint yet")
     return checkpoint
 
 
@@ -87,7 +90,13 @@ def load_model(checkpoint: Checkpoint, run: RunDir, *, base: bool = False) -> Pr
 
 def config_of(checkpoint: Checkpoint) -> Config:
     """The configuration in the checkpoint."""
-    return Config.model_validate_json(json.dumps(checkpoint.meta["config"]))
+    try:
+        return Config.model_validate_json(json.dumps(checkpoint.recorded("config")))
+    except ValidationError as error:
+        trouble = error.errors(include_input=False, include_url=False)[0]["msg"]
+        raise CheckpointError(
+            f"{checkpoint.directory.name}: its configuration is damaged: {trouble}"
+        ) from None
 
 
 @torch.no_grad()
@@ -141,7 +150,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
                 given.step,
             )
         )
-    except (CheckpointError, ConfigError) as error:
+    except (CheckpointError, ConfigError, SigningError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     if given.json:

@@ -16,16 +16,18 @@ from typing import Any, Protocol
 
 import torch
 
-from training.checkpoint.disk import CHUNK, file_size
+from training.checkpoint.disk import CHUNK
 from training.checkpoint.errors import CheckpointError, naming
-from training.checkpoint.header import Entry, byte_count, read_header
+from training.checkpoint.header import Entry, byte_count, check_density, read_header
 from training.checkpoint.layout import canonical, rows_of
 from training.checkpoint.read import Checkpoint
 from training.checkpoint.shards import shards_of
 from training.checkpoint.tensors import DTYPES, byte_view, read_into
+from training.run.files import open_regular, read_bounded
 from training.weights.errors import WeightsError
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+LARGEST_OBJECT = 16 << 20  # bytes of an index or a config.json; an index of 90,000 tensors has half of it
 _NUMBERS = ("F32", "BF16", "F16", "F64")
 _PICKLED = (".bin", ".pth", ".pt", ".ckpt")
 
@@ -83,22 +85,17 @@ class SafetensorsDirectory:
     def read(self, name: str, row: int, out: torch.Tensor) -> None:
         path, entry = self._places[name]
         row_bytes = (entry.end - entry.first) // max(1, rows_of(entry.shape))
-        with naming(path), open(path, "rb", buffering=0) as file:
+        with naming(path), open_regular(path, follow=True) as file:
             read_into(path, file, entry.first + row * row_bytes, out)
 
     def _add(self, path: Path, index: Mapping[str, str] | None) -> None:
-        size = file_size(path.resolve())  # a hub snapshot consists of links
-        with naming(path), open(path, "rb", buffering=0) as file:
+        with naming(path), open_regular(path, follow=True) as file:  # a hub snapshot consists of links
             entries = read_header(path, file)
         for name, entry in entries.items():
             if index is not None and index.get(name) != path.name:
                 continue  # an old copy; the index names another file
             if entry.dtype not in DTYPES:
                 raise WeightsError(f"{path}: tensor {name} has dtype {entry.dtype}, which is not supported")
-            if not all(isinstance(n, int) and n >= 0 for n in (*entry.shape, entry.first, entry.end)):
-                raise CheckpointError(f"{path}: tensor {name} has an invalid shape or place")
-            if entry.end > size:
-                raise CheckpointError(f"{path}: has {size:,} bytes, but tensor {name} ends at {entry.end:,}")
             if entry.end - entry.first != byte_count(entry.dtype, entry.shape):
                 raise CheckpointError(f"{path}: the size of tensor {name} does not match its shape")
             if name in self._places:
@@ -132,7 +129,7 @@ def _index(directory: Path) -> dict[str, str] | None:
     if not isinstance(places, dict) or not places:
         raise WeightsError(f"{path}: has no weight_map")
     for name, file in places.items():
-        if not isinstance(file, str) or Path(file).name != file:
+        if not isinstance(file, str) or Path(file).name != file or not file.isprintable():
             raise WeightsError(f"{path}: the file of {name} is {file!r}, which is not a plain file name")
     return places
 
@@ -168,8 +165,9 @@ def _no_files(directory: Path) -> str:
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a small file of published weights; WeightsError if it is not one."""
     with naming(path):
-        data = path.read_bytes()
+        data = read_bounded(path, LARGEST_OBJECT, follow=True)
     try:
+        check_density(data)
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise WeightsError(f"{path}: not JSON ({error})") from None

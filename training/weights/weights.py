@@ -106,7 +106,7 @@ def open_weights(
     began: dict[str, Any] = broadcast.first(lambda: _began_with(run))
     if is_run(named):
         checkpoint = open_run(named, run, began.get("base_step"), broadcast, say)
-        _check_run(checkpoint.meta["config"], config, named)
+        _check_run(checkpoint.recorded("config"), config, named)
         tensors: Tensors = CheckpointTensors(checkpoint)
         directory = checkpoint.directory
         origin = {"base_step": checkpoint.step, FILES: checkpoint.meta.get(FILES, {})}
@@ -157,13 +157,13 @@ def _began_with(run: RunDir) -> dict[str, Any]:
 
 
 def _check_run(theirs: dict[str, Any], config: Config, named: str) -> None:
-    if theirs["lora"] is not None:
+    if theirs.get("lora") is not None:
         name = named.removeprefix(RUN)
         raise WeightsError(
             f"model.weights: {named} trained adapters, so it has no complete model; "
             f"create one with yard checkpoint export {name} --merge --to DIRECTORY"
         )
-    check_same_model(theirs["model"], config.model, f"model.weights: {named}")
+    check_same_model(theirs.get("model", {}), config.model, f"model.weights: {named}")
 
 
 def _digest(tensors: Tensors, config: Config, broadcast: Broadcast, say: Say) -> str:
