@@ -13,7 +13,6 @@ Examples:
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +24,7 @@ from tools.core import output, repo
 from tools.core.errors import UserError
 from tools.kube.manifests import name_of
 from tools.local import job
+from training.run.directory import read_json
 
 
 @click.command(help=__doc__, short_help="write text from a run's checkpoint")
@@ -65,7 +65,7 @@ def command(
 def _configured_prompt(directory: Path) -> str:
     """Return the first of sample.prompts in the run's own configuration."""
     try:
-        saved = json.loads((directory / "run.json").read_text(encoding="utf-8"))
+        saved = read_json(directory / "run.json")
         return str(saved["config"]["sample"]["prompts"][0])
     except (OSError, ValueError, KeyError, IndexError, TypeError):
         message = f"{repo.shown(directory)} has no sample.prompts in its configuration"

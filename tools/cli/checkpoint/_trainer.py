@@ -13,10 +13,11 @@ from tools.core import output, repo
 from tools.core.errors import UserError
 
 
-def about(what: str, directory: Path, step: int | None = None) -> dict[str, Any]:
+def about(what: str, directory: Path, step: int | None = None, *, key: Path | None = None) -> dict[str, Any]:
     """Return the answer of `python -m training.checkpoints WHAT` about the run in `directory`."""
-    steps = [] if step is None else [f"--step={step}"]
-    return answer(["training.checkpoints", what, f"--run={directory}", *steps])
+    options = [] if step is None else [f"--step={step}"]
+    options += [] if key is None else [f"--key={key.absolute()}"]
+    return answer(["training.checkpoints", what, f"--run={directory}", *options])
 
 
 def answer(module: list[str]) -> dict[str, Any]:

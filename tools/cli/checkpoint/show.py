@@ -33,14 +33,25 @@ def command(run: str | None, step: int | None, as_json: bool) -> None:
         ("step", f"{found['step']}, {size(found)}"),
         ("directory", found["directory"]),
         ("trained", f"{len(trained)} tensors, {_numbers(trained):,} numbers"),
-        ("ranks", f"{found['ranks']}, {meta['sharding']}, {meta['precision']}"),
-        ("dataset", f"{meta['dataset'][:12]} in {meta['dataset_directory']}"),
-        ("config", meta["config_digest"][:12]),
-        ("versions", ", ".join(f"{name} {version}" for name, version in meta["versions"].items())),
+        ("ranks", f"{found['ranks']}, {_text(meta, 'sharding')}, {_text(meta, 'precision')}"),
+        ("dataset", f"{_text(meta, 'dataset')[:12]} in {_text(meta, 'dataset_directory')}"),
+        ("config", _text(meta, "config_digest")[:12]),
+        ("versions", ", ".join(f"{name} {version}" for name, version in _table(meta, "versions").items())),
     ]
     if "weights" in meta:
-        rows.append(("base", f"{meta['weights'][:12]} from {meta['config']['model']['weights']}"))
+        origin = _text(_table(_table(meta, "config"), "model"), "weights")
+        rows.append(("base", f"{_text(meta, 'weights')[:12]} from {origin}"))
     output.table(rows)
+
+
+def _text(meta: dict[str, Any], key: str) -> str:
+    """A value as text; the manifest's metadata can hold anything."""
+    return str(meta.get(key, "not recorded"))
+
+
+def _table(meta: dict[str, Any], key: str) -> dict[str, Any]:
+    value = meta.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def _numbers(tensors: list[dict[str, Any]]) -> int:
