@@ -22,7 +22,8 @@ class Addon:
     """The VPC CNI add-on, which moto lacks."""
 
     def __init__(self, gaps: Gaps, version: str = "v1.21.1-eksbuild.8") -> None:
-        self.row = {"addonName": "vpc-cni", "addonVersion": version, "configurationValues": '{"x": 1}'}
+        values = '{"x": 1, "enableNetworkPolicy": "true"}'
+        self.row = {"addonName": "vpc-cni", "addonVersion": version, "configurationValues": values}
         gaps["eks", "describe_addon"] = lambda **_: {"addon": self.row}
         gaps["eks", "update_addon"] = self.update
 
@@ -139,6 +140,20 @@ def test_an_old_cni(
     net: Network, session: Session, spec: Spec, gaps: Gaps, version: str, level: State
 ) -> None:
     Addon(gaps, version)
+    assert findings(session, spec)["cni"].state is level
+
+
+@pytest.mark.parametrize(
+    "values", ["{}", '{"enableNetworkPolicy": "false"}', '{"enableNetworkPolicy": false}']
+)
+@pytest.mark.parametrize(("adopted", "level"), [(None, State.FAIL), ("true", State.CANNOT_TELL)])
+def test_a_cni_that_enforces_no_policy(
+    net: Network, session: Session, change: Change, gaps: Gaps, values: str, adopted: str | None, level: State
+) -> None:
+    """In an adopted cluster another plugin may enforce them."""
+    spec = change("gpu", FSX_FILE_SYSTEM_ID=None, ADOPTED=adopted)
+    assert findings(session, spec)["cni"].state is State.PASS, "the control"
+    Addon(gaps).row["configurationValues"] = values
     assert findings(session, spec)["cni"].state is level
 
 

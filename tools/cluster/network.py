@@ -153,7 +153,13 @@ def cni(session: Session, spec: Spec) -> Finding:
         wanted = ".".join(map(str, CNI_FOR_EFA))
         summary = f"vpc-cni {version} is older than {wanted}, which EFA-only interfaces need"
         return bad("cni", summary, "update the add-on")
-    return good("cni", f"vpc-cni {version}, {prefixes}")
+    if not _enforces(addon):
+        summary = f"vpc-cni {version} does not enforce NetworkPolicies"
+        remedy = "set enableNetworkPolicy of the add-on to true"
+        if not spec.adopted:
+            return bad("cni", summary, remedy)
+        return unknown("cni", f"{summary}; another plugin may", f"{remedy}, or try: yard cluster validate")
+    return good("cni", f"vpc-cni {version}, {prefixes}, enforces NetworkPolicies")
 
 
 def lustre(session: Session, spec: Spec, seen: Seen) -> Finding:
@@ -242,6 +248,11 @@ def set_prefixes(session: Session, spec: Spec, on: bool) -> str:
 def _cni(session: Session, spec: Spec) -> Object | None:
     found = session.find("eks", "describe_addon", clusterName=spec.name, addonName="vpc-cni")
     return found["addon"] if found else None
+
+
+def _enforces(addon: Object) -> bool:
+    values = json.loads(addon.get("configurationValues") or "{}")
+    return str(values.get("enableNetworkPolicy", "")).lower() == "true"
 
 
 def _has_prefixes(addon: Object) -> bool:

@@ -1,7 +1,7 @@
 """Checks whether a cluster has everything that a job needs, and fixes what can be fixed with one change.
 
-Most checks read a Snapshot. The last two ask the API server: what the caller may do, and whether it accepts a
-job; they are left out for a saved snapshot.
+Most checks read a Snapshot. The last three ask the cluster: what the caller may do, whether the API server
+accepts a job, and whether a policy keeps two pods apart. They are left out for a saved snapshot.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tools.aws.retry_budget import Waiting
-from tools.cluster import component_checks, node_checks, platform
+from tools.cluster import component_checks, isolation, node_checks, platform
 from tools.cluster.component_checks import FIX, FSX, JOBS
 from tools.cluster.finding import Finding, bad, good, unknown
 from tools.cluster.snapshot import CRD, OPERATOR_WEBHOOK, SLICES, Snapshot
@@ -22,7 +22,7 @@ from tools.core.verdict import State
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Object
 
-NAMESPACE = "base/plugins/namespace/namespace.yaml"
+NAMESPACE = "base/plugins/namespace"
 # The permissions to submit, watch and end a job (base/pytorchjob, yard job).
 RIGHTS = (
     *((verb, JOBS) for verb in ("create", "get", "list", "watch", "patch", "delete")),
@@ -62,7 +62,7 @@ def check(spec: Spec, snapshot: Snapshot) -> list[Finding]:
 
 def ask(kubectl: Kubectl, spec: Spec) -> list[Finding]:
     """Return the findings of the checks that only the API server can answer."""
-    return [rights(kubectl, spec), admission(kubectl, spec)]
+    return [rights(kubectl, spec), admission(kubectl, spec), isolation.probe(kubectl, spec.namespace)]
 
 
 def rights(kubectl: Kubectl, spec: Spec) -> Finding:
@@ -160,7 +160,8 @@ def fixes(spec: Spec, findings: list[Finding]) -> list[Fix]:
     wanted = {one.name for one in findings if one.state is State.FAIL and one.remedy == FIX}
     found = []
     if "namespace" in wanted:
-        text = (repo.root() / NAMESPACE).read_text(encoding="utf-8")
+        files = sorted((repo.root() / NAMESPACE).glob("[!k]*.yaml"))
+        text = "---\n".join(path.read_text(encoding="utf-8") for path in files)
         words = ("apply", "--server-side", "--filename=-")
         found.append(
             Fix(f"create the namespace {spec.namespace}", words, platform.substitute(text, spec.facts))

@@ -1,8 +1,10 @@
 """Check whether a cluster has everything that a job needs.
 
 Checked are nodes, devices and EFA against the table of instance types, the operator's API and webhook, DNS,
-FSx, the team's namespace and claim, health agents, room for pods, your permissions, and whether the API
-server accepts a job. --fix makes the changes that it can, and checks again.
+FSx, the team's namespace and claim, health agents, room for pods, your permissions, whether the API server
+accepts a job, and whether NetworkPolicies are enforced. For the last, two small pods with the image of the
+debug pod try three ports in the team's namespace, for minutes at most, and are removed. --fix makes the
+changes that it can, and checks again.
 
 \b
 Examples:
