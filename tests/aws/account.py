@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +20,20 @@ class Network:
     group: str
 
 
-def make_network(session: Session, zones: list[str], cidr: str = "10.0") -> Network:
-    """Create a VPC with a /24 in each zone and a security group that is open to itself."""
-    vpc = session.call("ec2", "create_vpc", CidrBlock=f"{cidr}.0.0/16")["Vpc"]["VpcId"]
+def make_stack(session: Session, name: str, cidr: str | None = None, **tags: str) -> str:
+    """Create a stack, with a VPC if it gets a range; return the id of the VPC."""
+    vpc = {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": f"{cidr}.0.0/16"}, "DeletionPolicy": "Retain"}
+    topic = {"Type": "AWS::SNS::Topic"}
+    template = json.dumps({"Resources": {"Vpc": vpc} if cidr else {"Topic": topic}})
+    pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
+    session.call("cloudformation", "create_stack", StackName=name, TemplateBody=template, Tags=pairs)
+    rows = session.call("cloudformation", "describe_stack_resources", StackName=name)["StackResources"]
+    return str(rows[0]["PhysicalResourceId"]) if cidr else ""
+
+
+def make_network(session: Session, zones: list[str], cidr: str = "10.0", vpc: str = "") -> Network:
+    """Create a /24 in each zone of a VPC, a new one by default, and a group that is open to itself."""
+    vpc = vpc or session.call("ec2", "create_vpc", CidrBlock=f"{cidr}.0.0/16")["Vpc"]["VpcId"]
     subnets = {}
     for number, zone in enumerate(zones):
         block = f"{cidr}.{number}.0/24"
@@ -88,3 +100,14 @@ def make_lustre(session: Session, network: Network, zone: str, **tags: str) -> d
     )
     found: dict[str, Any] = made["FileSystem"]
     return found
+
+
+def make_bucket(session: Session, name: str, versioned: bool = True) -> None:
+    """Create a bucket unless it exists."""
+    if any(one["Name"] == name for one in session.call("s3", "list_buckets")["Buckets"]):
+        return
+    where = {"LocationConstraint": session.region}
+    session.call("s3", "create_bucket", Bucket=name, CreateBucketConfiguration=where)
+    if versioned:
+        enabled = {"Status": "Enabled"}
+        session.call("s3", "put_bucket_versioning", Bucket=name, VersioningConfiguration=enabled)

@@ -7,6 +7,7 @@ answer that AWS could not give fails the test.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
 import sys
@@ -22,7 +23,7 @@ from tests.parts.moto import server
 from tools import cli
 from tools.aws.session import Session
 from tools.cells import kustomize_graph
-from tools.cluster import spec
+from tools.cluster import create, spec
 from tools.cluster.spec import Spec
 from tools.core import repo
 
@@ -202,6 +203,31 @@ def yard(capsys: pytest.CaptureFixture[str]) -> Yard:
         return Ran(code, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def down(yard: Yard) -> Yard:
+    """A function that runs `yard cluster down --yes`, expecting what a dry run lists."""
+
+    def run(*arguments: str) -> Ran:
+        listed = json.loads(yard("down", *arguments, "--dry-run", "--json").out)["delete"]
+        return yard("down", *arguments, "--yes", "--expect", str(len(listed)))
+
+    return run
+
+
+@pytest.fixture
+def own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`yard cluster create` runs its own commands in this process, where moto's gaps are filled."""
+    original = create.run
+
+    def run(step: create.Step, title: str, say: create.Say) -> None:
+        if step.words[0] == "yard":
+            cli.yard.main(args=list(step.words[1:]), standalone_mode=False)
+        else:
+            original(step, title, say)
+
+    monkeypatch.setattr(create, "run", run)
 
 
 @pytest.fixture

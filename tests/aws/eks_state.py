@@ -15,9 +15,10 @@ class Access:
     def __init__(self, gaps: Gaps) -> None:
         self.entries: dict[str, dict[str, Object]] = {}
         self.tags: dict[str, dict[str, str]] = {}
+        self.groups: dict[str, list[str]] = {}
         for name in (
             *("describe_access_entry", "create_access_entry", "associate_access_policy"),
-            *("list_access_entries", "delete_access_entry"),
+            *("list_access_entries", "delete_access_entry", "update_access_entry"),
         ):
             gaps["eks", name] = getattr(self, name)
         gaps["eks", "list_associated_access_policies"] = self.listing
@@ -30,8 +31,14 @@ class Access:
 
     def describe_access_entry(self, clusterName: str, principalArn: str) -> Object:
         self._need(principalArn)
-        tags = self.tags.get(principalArn, {})
-        return {"accessEntry": {"clusterName": clusterName, "principalArn": principalArn, "tags": tags}}
+        tags, groups = self.tags.get(principalArn, {}), self.groups.get(principalArn, [])
+        entry = {"clusterName": clusterName, "principalArn": principalArn, "tags": tags}
+        return {"accessEntry": {**entry, "kubernetesGroups": groups}}
+
+    def update_access_entry(self, clusterName: str, principalArn: str, kubernetesGroups: list[str]) -> Object:
+        self._need(principalArn)
+        self.groups[principalArn] = kubernetesGroups
+        return self.describe_access_entry(clusterName, principalArn)
 
     def list_access_entries(self, clusterName: str, **_: Any) -> Object:
         return {"accessEntries": list(self.entries)}
@@ -42,12 +49,17 @@ class Access:
         return {}
 
     def create_access_entry(
-        self, clusterName: str, principalArn: str, type: str, tags: dict[str, str]
+        self,
+        clusterName: str,
+        principalArn: str,
+        type: str,
+        tags: dict[str, str],
+        kubernetesGroups: list[str] | None = None,
     ) -> Object:
         if principalArn in self.entries:
             raise refusal("ResourceInUseException", "exists", 409)
         self.entries[principalArn] = {}
-        self.tags[principalArn] = tags
+        self.tags[principalArn], self.groups[principalArn] = tags, kubernetesGroups or []
         return self.describe_access_entry(clusterName, principalArn)
 
     def associate_access_policy(

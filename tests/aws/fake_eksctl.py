@@ -31,6 +31,9 @@ def main(words: list[str]) -> int:
         ec2 = boto3.client("ec2", region_name=config["metadata"]["region"])
         vpc = {"subnetIds": [one["SubnetId"] for one in ec2.describe_subnets()["Subnets"]][:2]}
         tags = config["metadata"]["tags"]
+        stack = f"eksctl-{name}-cluster"
+        make_stack(config["metadata"]["region"], stack, tags)
+        tags = {**tags, "aws:cloudformation:stack-name": stack}
         version = config["metadata"]["version"]
         eks.create_cluster(name=name, version=version, roleArn=ROLE, resourcesVpcConfig=vpc, tags=tags)
     if words[1] in ("cluster", "nodegroup"):
@@ -40,6 +43,17 @@ def main(words: list[str]) -> int:
                 return 1
             make_group(eks, name, group)
     return 0
+
+
+def make_stack(region: str, name: str, tags: dict[str, str]) -> None:
+    """Create the stack of the cluster, unless an earlier test has left it."""
+    pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
+    template = '{"Resources": {"Topic": {"Type": "AWS::SNS::Topic"}}}'
+    client = boto3.client("cloudformation", region_name=region)
+    try:
+        client.create_stack(StackName=name, TemplateBody=template, Tags=pairs)
+    except client.exceptions.AlreadyExistsException:
+        print("the stack exists", flush=True)
 
 
 def make_group(eks: Any, cluster: str, group: dict[str, Any]) -> None:

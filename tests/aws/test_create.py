@@ -11,6 +11,8 @@ import pytest
 
 from tests.aws.account import ROLE
 from tests.aws.conftest import Change, Gaps, StandIn, Yard
+from tests.aws.eks_state import Associations
+from tests.aws.test_access import simulator
 from tools.aws.session import Session
 from tools.cluster import create
 from tools.core.errors import UserError
@@ -36,7 +38,11 @@ def called(tmp_path: Path) -> list[str]:
     return [json.loads(line)[1] for line in lines]
 
 
-def test_a_cluster_is_created_and_checked(eks: Any, yard: Yard, tmp_path: Path) -> None:
+def test_a_cluster_is_created_and_checked(
+    eks: Any, yard: Yard, own_steps: None, gaps: Gaps, tmp_path: Path
+) -> None:
+    Associations(gaps)
+    simulator(gaps)
     dry = yard("create", "cpu-demo", "--dry-run")
     assert dry.out.startswith("eksctl create cluster --config-file=clusters/cpu-demo/eksctl.yaml")
     assert (dry.code, called(tmp_path)) == (0, [])
@@ -116,7 +122,7 @@ def test_without_eksctl_the_hint_is_its_installation(
 def test_a_foreign_cluster_is_not_touched(eks: Any, yard: Yard, tmp_path: Path) -> None:
     eks.create_cluster(name="cpu-demo", roleArn=ROLE, resourcesVpcConfig={"subnetIds": ["a", "b"]})
     ran = yard("create", "cpu-demo")
-    assert (ran.code, "is not tagged trainyard/cluster=cpu-demo" in ran.err) == (2, True)
+    assert (ran.code, "is not tagged trainyard/cluster=us-west-2/cpu-demo" in ran.err) == (2, True)
     assert called(tmp_path) == []
 
 

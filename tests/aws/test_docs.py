@@ -11,6 +11,7 @@ import boto3
 import click
 import pytest
 
+from tests.aws.account import make_bucket
 from tests.aws.conftest import Gaps, StandIn, Yard
 from tests.aws.eks_state import Access, Associations
 from tests.aws.kubectl import World
@@ -19,6 +20,7 @@ from tests.aws.test_network import Addon
 from tests.aws.test_validate import whole
 from tests.house import printed
 from tools import cli
+from tools.aws.session import Session
 from tools.cluster import teardown
 from tools.core import repo
 
@@ -34,7 +36,7 @@ CODES = {
     "yard cluster capacity p5.48xlarge 4 --cluster gpu": 3,
     "yard cluster capacity trn1.32xlarge 2 --cluster trn1": 3,
     "yard cluster network cpu-demo": 3,  # moto's cluster has no node and no security group
-    "yard cluster access cpu-demo --dry-run": 1,
+    "yard cluster access cpu-demo --policy admin --dry-run": 1,
     "yard cluster identity cpu-demo --apply --irsa --dry-run": 1,
     "yard cluster down cpu-demo --dry-run": 1,
     "yard cluster down trn1 --dry-run": 1,
@@ -44,10 +46,10 @@ SAID = {
     "yard cluster whoami --region us-west-2": "123456789012",
     "yard cluster create cpu-demo": "node group cpu: ACTIVE, 2 nodes",
     "yard cluster kubeconfig cpu-demo": "context cpu-demo written",
-    "yard cluster access cpu-demo --dry-run": "+ access entry",
+    "yard cluster access cpu-demo --policy admin --dry-run": "+ access entry",
     "yard cluster identity cpu-demo --apply --irsa --dry-run": "+ identity provider oidc.eks",
     "yard cluster cost cpu-demo": "per month",
-    "yard cluster down cpu-demo --yes": "nothing with our tag is left",
+    "yard cluster down cpu-demo --yes --expect 9": "nothing that is provably ours is left",
     "yard cluster stack gpu": "AWS::EC2::LaunchTemplate",
     "yard cluster adopt gpu-hyperpod --dry-run": "eksctl create accessentry",
 }
@@ -66,6 +68,7 @@ def road(
     gaps: Gaps,
     checkout: Path,
     stand_in: StandIn,
+    own_steps: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -87,6 +90,7 @@ def road(
     gaps["ec2", "describe_capacity_reservations"] = {"CapacityReservations": []}
     gaps["ec2", "describe_capacity_block_offerings"] = {"CapacityBlockOfferings": []}
     simulator(gaps)
+    make_bucket(Session("us-west-2"), "example-training-data")
     eks = boto3.client("eks", region_name="us-west-2")
     for name in eks.list_clusters()["clusters"]:
         for group in eks.list_nodegroups(clusterName=name)["nodegroups"]:

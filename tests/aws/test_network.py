@@ -56,7 +56,7 @@ def allow(session: Session, group: str, *, egress: bool = False, **rule: Any) ->
 
 
 def test_a_good_network_passes(net: Network, session: Session, spec: Spec) -> None:
-    make_nodes(session, "p4d.24xlarge", 1, net, "us-west-2a", trainyard__cluster="gpu")
+    make_nodes(session, "p4d.24xlarge", 1, net, "us-west-2a", trainyard__cluster="us-west-2/gpu")
     found = findings(session, spec)
     assert {one.state for one in found.values()} == {State.PASS}, found
     assert "every node has it" in found["itself"].summary
@@ -64,7 +64,7 @@ def test_a_good_network_passes(net: Network, session: Session, spec: Spec) -> No
 
 def test_nodes_without_a_group_open_to_itself(net: Network, session: Session, spec: Spec) -> None:
     """A group that only allows all outgoing traffic, as new groups do, is not open to itself."""
-    (node,) = make_nodes(session, "p4d.24xlarge", 1, net, "us-west-2a", trainyard__cluster="gpu")
+    (node,) = make_nodes(session, "p4d.24xlarge", 1, net, "us-west-2a", trainyard__cluster="us-west-2/gpu")
     other = make_group(session, net.vpc, "other")
     itself: dict[str, Any] = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": other}]}
     allow(session, other, **itself)
@@ -125,11 +125,11 @@ def test_ssh_from_the_internet_through_a_prefix_list(
 def test_nodes_in_two_zones(net: Network, session: Session, spec: Spec) -> None:
     """A second zone is a fault only for nodes with EFA."""
     for zone in ZONES:
-        make_nodes(session, "m5.large", 1, net, zone, trainyard__cluster="gpu")
+        make_nodes(session, "m5.large", 1, net, zone, trainyard__cluster="us-west-2/gpu")
     assert findings(session, spec)["zone"].state is State.PASS
-    make_nodes(session, "p4d.24xlarge", 2, net, ZONES[0], trainyard__cluster="gpu")
+    make_nodes(session, "p4d.24xlarge", 2, net, ZONES[0], trainyard__cluster="us-west-2/gpu")
     assert findings(session, spec)["zone"].state is State.WARN, "no placement group"
-    make_nodes(session, "p4d.24xlarge", 1, net, ZONES[1], trainyard__cluster="gpu")
+    make_nodes(session, "p4d.24xlarge", 1, net, ZONES[1], trainyard__cluster="us-west-2/gpu")
     assert findings(session, spec)["zone"].state is State.FAIL
 
 
@@ -182,7 +182,7 @@ def test_lustre_ports(net: Network, session: Session, change: Change, gaps: Gaps
     allow(session, group, IpProtocol="tcp", FromPort=1018, ToPort=1023, UserIdGroupPairs=nodes)
     assert findings(session, spec)["lustre"].state is State.PASS
     session.call("ec2", "revoke_security_group_ingress", GroupId=group, IpPermissions=ingress(session, group))
-    make_nodes(session, "m5.large", 1, net, "us-west-2a", trainyard__cluster="gpu")
+    make_nodes(session, "m5.large", 1, net, "us-west-2a", trainyard__cluster="us-west-2/gpu")
     for first, last in ((988, 988), (1018, 1020), (1021, 1023)):
         assert findings(session, spec)["lustre"].state is State.FAIL
         subnets = [{"CidrIp": "10.0.0.0/16"}]

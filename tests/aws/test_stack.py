@@ -136,7 +136,7 @@ def test_a_second_deployment_is_an_update(session: Session, deployed: Callable[.
     deployed()
     rows = session.call("cloudformation", "describe_stacks")["Stacks"]
     assert [row["StackName"] for row in rows] == ["trainyard-gpu"]
-    assert {"Key": "trainyard/cluster", "Value": "gpu"} in rows[0]["Tags"]
+    assert {"Key": "trainyard/cluster", "Value": "us-west-2/gpu"} in rows[0]["Tags"]
 
 
 def test_without_a_vpc_nothing_is_created(session: Session, change: Change) -> None:

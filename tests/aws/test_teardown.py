@@ -7,47 +7,73 @@ from typing import Any
 
 import pytest
 
-from tests.aws.account import ROLE, make_cluster, make_group, make_lustre, make_network, make_nodes, tag
+from tests.aws.account import (
+    ROLE,
+    make_cluster,
+    make_group,
+    make_lustre,
+    make_network,
+    make_nodes,
+    make_stack,
+    tag,
+)
 from tests.aws.conftest import Change, Gaps, Yard, refusal
 from tests.aws.eks_state import Access, Associations
 from tools.aws import policies
 from tools.aws.session import Session
-from tools.cluster import identity, inventory, teardown
-from tools.cluster.service_accounts import ServiceAccount
+from tools.cluster import inventory, ownership, teardown
 from tools.cluster.spec import Spec
 
-TAG = [{"Key": "trainyard/cluster", "Value": "cpu-demo"}]
-EMPTY = '{"Resources": {"Topic": {"Type": "AWS::SNS::Topic"}}}'
-POLICY = json.dumps(policies.pruner("bucket", "runs/"))
-ORDER = ["node group", "instance", "instance", "cluster", "stack", "stack", "launch template"]
-ORDER += ["network interface", "volume", "security group", "role"]
+TAG = [{"Key": "trainyard/cluster", "Value": "us-west-2/cpu-demo"}]
+POLICY = json.dumps(policies.reader(policies.Bucket("bucket", "123456789012", "aws"), "text/"))
+ORDER = ["node group", "instance", "instance", "cluster", "network interface", "security group"]
+ORDER += ["stack", "stack", "role"]
+ACCOUNT = "123456789012"
 
 
-def populate(session: Session, owner: str) -> None:
-    """Create a cluster called `owner` with everything that belongs to it; only cpu-demo is ours."""
-    tags = {"trainyard__cluster": owner}
-    pairs = [{"Key": "trainyard/cluster", "Value": owner}]
-    network = make_network(session, ["us-west-2a", "us-west-2b"], "10.0" if owner == "cpu-demo" else "10.9")
-    make_cluster(session, owner, network, **{"trainyard/cluster": owner})
+def marks(owner: str, region: str = "us-west-2") -> dict[str, str]:
+    return {"trainyard/cluster": f"{region}/{owner}", "trainyard/team": "training"}
+
+
+def make_role(session: Session, owner: str, account: str, region: str = "us-west-2") -> str:
+    """Create the role of a service account, as `yard cluster identity` does."""
+    place = policies.Place("aws", region, ACCOUNT)
+    role = ownership.role_name(place, owner, "training", "training", account)
+    tags = ownership.pairs({**marks(owner, region), "trainyard/service-account": f"training/{account}"})
+    session.call("iam", "create_role", RoleName=role, AssumeRolePolicyDocument="{}", Tags=tags)
+    session.call("iam", "put_role_policy", RoleName=role, PolicyName="trainyard", PolicyDocument=POLICY)
+    return role
+
+
+def populate(session: Session, owner: str) -> str:
+    """Create a cluster called `owner` with everything that belongs to it; return its VPC.
+
+    Only cpu-demo is ours.
+    """
+    tags, region = marks(owner, session.region), session.region
+    zones = [f"{region}a", f"{region}b"]
+    cidr = "10.0" if owner == "cpu-demo" else "10.9"
+    vpc = make_stack(session, f"eksctl-{owner}-cluster", cidr, **tags)
+    make_stack(session, f"eksctl-{owner}-nodegroup-cpu", **tags)
+    network = make_network(session, zones, cidr, vpc)
+    made_by = {ownership.STACK_TAG: f"eksctl-{owner}-cluster"}
+    make_cluster(session, owner, network, **tags, **made_by)
     subnets = list(network.subnets.values())
     group = {"clusterName": owner, "nodegroupName": "cpu", "nodeRole": ROLE, "subnets": subnets}
-    session.call("eks", "create_nodegroup", **group, tags={"trainyard/cluster": owner})
-    make_nodes(session, "m5.2xlarge", 2, network, "us-west-2a", **tags)
-    for name in (f"eksctl-{owner}-cluster", f"eksctl-{owner}-nodegroup-cpu"):
-        session.call("cloudformation", "create_stack", StackName=name, TemplateBody=EMPTY, Tags=pairs)
+    session.call("eks", "create_nodegroup", **group, tags=tags)
+    make_nodes(session, "m5.2xlarge", 2, network, zones[0], **tags)
     data = {"LaunchTemplateName": f"{owner}-t", "LaunchTemplateData": {"ImageId": "ami-12c6146b"}}
     template = session.call("ec2", "create_launch_template", **data)
     tag(session, template["LaunchTemplate"]["LaunchTemplateId"], **tags)
-    made = session.call("ec2", "create_network_interface", SubnetId=network.subnets["us-west-2a"])
+    made = session.call("ec2", "create_network_interface", SubnetId=network.subnets[zones[0]])
     tag(session, made["NetworkInterface"]["NetworkInterfaceId"], **tags)
-    volume = session.call("ec2", "create_volume", Size=100, VolumeType="gp3", AvailabilityZone="us-west-2a")
+    volume = session.call("ec2", "create_volume", Size=100, VolumeType="gp3", AvailabilityZone=zones[0])
     tag(session, volume["VolumeId"], **tags)
     make_group(session, network.vpc, "extra", **tags)
-    role = f"trainyard-{owner}-pruner"
-    session.call("iam", "create_role", RoleName=role, AssumeRolePolicyDocument="{}", Tags=pairs)
-    session.call("iam", "put_role_policy", RoleName=role, PolicyName="trainyard", PolicyDocument=POLICY)
+    make_role(session, owner, "cpu-llama-tiny-train", region)
     team = {"trainyard/team": "training" if owner == "cpu-demo" else "theirs"}
-    make_lustre(session, network, "us-west-2a", **team)
+    make_lustre(session, network, zones[0], **team)
+    return vpc
 
 
 def picture(session: Session) -> dict[str, Any]:
@@ -94,28 +120,30 @@ def test_ours_is_found_in_the_order_of_deletion(session: Session, spec: Spec) ->
     assert all("others" not in one.id for one in found)
 
 
-def test_down_deletes_ours_and_nothing_else(session: Session, spec: Spec, yard: Yard) -> None:
+def test_down_deletes_ours_and_nothing_else(session: Session, spec: Spec, down: Yard) -> None:
     populate(session, "others")
     before = picture(session)
     populate(session, "cpu-demo")
     network = set(picture(session)["subnets"]) - set(before["subnets"])
-    ran = yard("down", "cpu-demo", "--yes")
+    ran = down("cpu-demo")
     assert ran.code == 0, ran.err
-    assert "11 resources deleted" in ran.out
+    assert "9 resources deleted" in ran.out
     after = picture(session)
     assert len(after["files"]) == 2, "data is never deleted"
     for kind, theirs in before.items():
         extra = set(map(str, after[kind])) - set(map(str, theirs))
         assert set(map(str, theirs)) <= set(map(str, after[kind])), kind
         # Resources without our tag stay too: the network of the test, and what instances leave behind.
-        untagged = ("files", "subnets", "vpcs", "security_groups", "network_interfaces")
+        # Volumes are data, and nothing proves whose a launch template is.
+        untagged = ("files", "subnets", "vpcs", "security_groups", "network_interfaces", "volumes")
+        untagged += ("launch_templates",)
         assert not extra or kind in untagged, (kind, extra)
     assert network <= set(after["subnets"])
-    assert yard("down", "cpu-demo", "--yes").out.splitlines()[1] == "  nothing with our tag"
+    assert down("cpu-demo").out.splitlines()[1] == "  nothing with our tag"
 
 
 def test_a_run_that_is_killed_at_every_step_is_repeated_and_finishes(
-    session: Session, spec: Spec, yard: Yard, monkeypatch: pytest.MonkeyPatch
+    session: Session, spec: Spec, down: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each run is killed after its first deletion, before the result is known."""
     populate(session, "cpu-demo")
@@ -130,9 +158,9 @@ def test_a_run_that_is_killed_at_every_step_is_repeated_and_finishes(
     for step in range(len(ORDER)):
         monkeypatch.setattr(teardown, "_state", state)
         looks.clear()
-        assert yard("down", "cpu-demo", "--yes").code == 130, step
+        assert down("cpu-demo").code == 130, step
     monkeypatch.setattr(teardown, "_state", original)
-    assert yard("down", "cpu-demo", "--yes").code == 0
+    assert down("cpu-demo").code == 0
     assert inventory.owned(session, spec) == []
 
 
@@ -160,12 +188,12 @@ def test_the_plan_as_data(session: Session, spec: Spec, yard: Yard) -> None:
     assert "aws fsx delete-file-system" in found["keep"][0]["why"]
 
 
-def test_a_cluster_with_a_foreign_node_group_is_not_touched(session: Session, spec: Spec, yard: Yard) -> None:
+def test_a_cluster_with_a_foreign_node_group_is_not_touched(session: Session, spec: Spec, down: Yard) -> None:
     populate(session, "cpu-demo")
     group = {"clusterName": "cpu-demo", "nodegroupName": "theirs", "nodeRole": ROLE, "subnets": ["a"]}
     session.call("eks", "create_nodegroup", **group)
     before = picture(session)
-    ran = yard("down", "cpu-demo", "--yes")
+    ran = down("cpu-demo")
     assert (ran.code, "node groups without our tag: theirs" in ran.err) == (1, True), ran
     assert picture(session) == before
 
@@ -175,63 +203,63 @@ def test_roles_with_long_names_are_deleted_with_their_policies(
 ) -> None:
     """A role's name has 64 characters, so the cluster's is shortened in it. Roles of other clusters stay."""
     long = change("cpu-demo", CLUSTER_NAME="c" * 80)
-    account = ServiceAccount("training", "trainyard-pruner", "prunes", policies.pruner("b", "runs/"))
-    names = [identity.role_name("c" * length, account) for length in (80, 81)]
-    for name, owner in zip(names, ("c" * 80, "c" * 81), strict=True):
-        tags = [{"Key": "trainyard/cluster", "Value": owner}]
-        session.call("iam", "create_role", RoleName=name, AssumeRolePolicyDocument="{}", Tags=tags)
+    names = [make_role(session, "c" * length, "cpu-llama-tiny-train") for length in (80, 81)]
     made = session.call("iam", "create_policy", PolicyName="extra", PolicyDocument=POLICY)["Policy"]["Arn"]
     session.call("iam", "attach_role_policy", RoleName=names[0], PolicyArn=made)
     (found,) = inventory.owned(session, long)
     assert (found.kind, found.id) == ("role", names[0])
+    assert max(map(len, names)) <= 64
     teardown.delete(session, long, found, print)
     assert picture(session)["roles"] == [names[1]]
 
 
-def test_a_cluster_of_the_same_name_without_our_tag_stays(session: Session, spec: Spec, yard: Yard) -> None:
+def test_a_cluster_of_the_same_name_without_our_tag_stays(session: Session, spec: Spec, down: Yard) -> None:
     make_cluster(session, "cpu-demo", make_network(session, ["us-west-2a", "us-west-2b"]))
-    assert yard("down", "cpu-demo", "--yes").code == 0
+    assert down("cpu-demo").code == 0
     assert session.call("eks", "list_clusters")["clusters"] == ["cpu-demo"]
 
 
 def test_an_adopted_cluster_keeps_what_was_not_added(
-    session: Session, spec: Spec, gaps: Gaps, change: Change, yard: Yard
+    session: Session, spec: Spec, gaps: Gaps, change: Change, down: Yard
 ) -> None:
     """Control plane, nodes, and the access entries and pod identities of others stay."""
     populate(session, "cpu-demo")
     access, identities = Access(gaps), Associations(gaps)
-    ours, theirs = (f"arn:aws:iam::123456789012:role/{name}" for name in ("ours", "theirs"))
-    for arn, tags in ((ours, {"trainyard/cluster": "cpu-demo"}), (theirs, {"a": "b"})):
-        access.create_access_entry("cpu-demo", arn, "STANDARD", tags)
-        where = {"clusterName": "cpu-demo", "namespace": "training", "serviceAccount": arn[-6:]}
+    theirs = "arn:aws:iam::123456789012:role/theirs"
+    ours = f"arn:aws:iam::123456789012:role/{make_role(session, 'cpu-demo', 'ours')}"
+    for arn, name, tags in ((ours, "ours", marks("cpu-demo")), (theirs, "theirs", {"a": "b"})):
+        access.create_access_entry("cpu-demo", arn, "STANDARD", tags, [ownership.ENTRY_GROUP])
+        where = {"clusterName": "cpu-demo", "namespace": "training", "serviceAccount": name}
         identities.create(**where, roleArn=arn, tags=tags)
     change("cpu-demo", ADOPTED="true")
     before = picture(session)
-    assert yard("down", "cpu-demo", "--yes").code == 0
+    assert down("cpu-demo").code == 0
     after = picture(session)
     assert (before["clusters"], before["instances"]) == (after["clusters"], after["instances"])
     assert list(access.entries) == [theirs]
     assert [row["roleArn"] for row in identities.rows.values()] == [theirs]
 
 
-def test_a_running_deletion_is_waited_for(session: Session, spec: Spec, gaps: Gaps, yard: Yard) -> None:
+def test_a_running_deletion_is_waited_for(session: Session, spec: Spec, gaps: Gaps, down: Yard) -> None:
     """EKS refuses to delete a node group that an earlier run is deleting."""
     network = make_network(session, ["us-west-2a", "us-west-2b"])
-    make_cluster(session, "cpu-demo", network, **{"trainyard/cluster": "cpu-demo"})
+    stack = "eksctl-cpu-demo-cluster"
+    make_stack(session, stack, **marks("cpu-demo"))
+    make_cluster(session, "cpu-demo", network, **marks("cpu-demo"), **{ownership.STACK_TAG: stack})
     looks: list[str] = []
 
     def describe(**_: Any) -> dict[str, Any]:
         looks.append("look")
-        if len(looks) > 4:
+        if len(looks) > 6:
             raise refusal("ResourceNotFoundException", "gone", 404)
-        tags = {"trainyard/cluster": "cpu-demo"}
+        tags = {"trainyard/cluster": "us-west-2/cpu-demo"}
         return {"nodegroup": {"nodegroupName": "cpu", "status": "DELETING", "tags": tags}}
 
-    gaps["eks", "list_nodegroups"] = lambda **_: {"nodegroups": ["cpu"] if len(looks) <= 4 else []}
+    gaps["eks", "list_nodegroups"] = lambda **_: {"nodegroups": ["cpu"] if len(looks) <= 6 else []}
     gaps["eks", "describe_nodegroup"] = describe
     gaps["eks", "delete_nodegroup"] = refusal("ResourceInUseException", "the node group is DELETING", 409)
-    ran = yard("down", "cpu-demo", "--yes")
-    assert (ran.code, len(looks)) == (0, 5), ran.err
+    ran = down("cpu-demo")
+    assert (ran.code, len(looks)) == (0, 7), ran.err
     assert gaps.parameters("delete_nodegroup") == []
 
 
@@ -240,47 +268,45 @@ def test_nothing_is_deleted_if_a_listing_is_denied(
 ) -> None:
     populate(session, "cpu-demo")
     gaps["ec2", "describe_volumes"] = refusal("UnauthorizedOperation", "You are not authorized", 403)
-    ran = yard("down", "cpu-demo", "--yes")
+    ran = yard("down", "cpu-demo", "--yes", "--expect", "9")
     assert (ran.code, "missing permission: ec2:DescribeVolumes" in ran.err) == (3, True)
     assert session.call("eks", "list_clusters")["clusters"] == ["cpu-demo"]
 
 
 def test_the_deletion_of_a_resource_in_use_is_repeated(
-    session: Session, spec: Spec, gaps: Gaps, yard: Yard
+    session: Session, spec: Spec, gaps: Gaps, down: Yard
 ) -> None:
     """The last interface of a node is deleted a little later than the node."""
-    group = make_group(
-        session, make_network(session, ["us-west-2a"]).vpc, "extra", trainyard__cluster="cpu-demo"
-    )
+    vpc = make_stack(session, "eksctl-cpu-demo-cluster", "10.0", **marks("cpu-demo"))
+    group = make_group(session, vpc, "extra", **marks("cpu-demo"))
+    row = {"GroupId": group, "GroupName": "extra", "VpcId": vpc, "Tags": TAG}
     tries = []
 
     def delete(GroupId: str) -> dict[str, Any]:
         tries.append(GroupId)
         if len(tries) < 3:
             raise refusal("DependencyViolation", "resource has a dependent object")
-        tag(session, group, trainyard__cluster="nobody")
         raise refusal("InvalidGroup.NotFound", "gone")
 
     gaps["ec2", "delete_security_group"] = delete
-    gaps["ec2", "describe_security_groups"] = lambda **_: {
-        "SecurityGroups": [{"GroupId": group, "GroupName": "extra"}] if len(tries) < 3 else []
-    }
-    assert yard("down", "cpu-demo", "--yes").code == 0
+    gaps["ec2", "describe_security_groups"] = lambda **_: {"SecurityGroups": [row] if len(tries) < 3 else []}
+    assert down("cpu-demo").code == 0
     assert tries == [group] * 3
 
 
 def test_a_resource_that_stays_in_use_is_reported(
-    session: Session, spec: Spec, gaps: Gaps, yard: Yard, monkeypatch: pytest.MonkeyPatch
+    session: Session, spec: Spec, gaps: Gaps, down: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(teardown, "IN_USE_SECONDS", 0.0)
-    make_group(session, make_network(session, ["us-west-2a"]).vpc, "extra", trainyard__cluster="cpu-demo")
+    vpc = make_stack(session, "eksctl-cpu-demo-cluster", "10.0", **marks("cpu-demo"))
+    make_group(session, vpc, "extra", **marks("cpu-demo"))
     gaps["ec2", "delete_security_group"] = refusal("DependencyViolation", "resource has a dependent object")
-    ran = yard("down", "cpu-demo", "--yes")
+    ran = down("cpu-demo")
     assert (ran.code, "has a dependent object" in ran.err) == (2, True)
 
 
 def test_a_failed_deletion_is_reported_with_its_reason(
-    session: Session, spec: Spec, gaps: Gaps, yard: Yard
+    session: Session, spec: Spec, gaps: Gaps, down: Yard
 ) -> None:
     populate(session, "cpu-demo")
     name, day = "eksctl-cpu-demo-cluster", "2026-01-01"
@@ -293,25 +319,25 @@ def test_a_failed_deletion_is_reported_with_its_reason(
         {**event, "EventId": "1", "ResourceStatus": "CREATE_COMPLETE"},
     ]
     gaps["cloudformation", "describe_stack_events"] = {"StackEvents": events}
-    ran = yard("down", "cpu-demo", "--yes")
+    ran = down("cpu-demo")
     assert ran.code == 1
     assert "is not deleted: DELETE_FAILED: VPC: fs-0 has an interface in it" in ran.err
 
 
-def test_what_a_kept_file_system_uses_is_kept(session: Session, spec: Spec, gaps: Gaps, yard: Yard) -> None:
+def test_what_a_kept_file_system_uses_is_kept(
+    session: Session, spec: Spec, gaps: Gaps, yard: Yard, down: Yard
+) -> None:
     """The stack of its network and its security group are kept, and deleted once it is deleted."""
-    populate(session, "cpu-demo")
-    network = make_network(session, ["us-west-2a"], "10.5")
-    group = make_group(session, network.vpc, "lustre", trainyard__cluster="cpu-demo")
-    where = {"SubnetId": network.subnets["us-west-2a"], "Groups": [group]}
+    vpc = populate(session, "cpu-demo")
+    group = make_group(session, vpc, "lustre", **marks("cpu-demo"))
+    subnet = next(session.ec2("Subnets", {"vpc-id": [vpc]}))["SubnetId"]
+    where = {"SubnetId": subnet, "Groups": [group]}
     made = session.call("ec2", "create_network_interface", **where)["NetworkInterface"]
-    stack = [{"Key": inventory.STACK_TAG, "Value": "eksctl-cpu-demo-cluster"}]
-    gaps["ec2", "describe_vpcs"] = {"Vpcs": [{"VpcId": network.vpc, "Tags": stack}]}
     system = {
         "FileSystemId": "fs-0123456789abcdef0",
         "FileSystemType": "LUSTRE",
         "StorageCapacity": 1200,
-        "VpcId": network.vpc,
+        "VpcId": vpc,
         "NetworkInterfaceIds": [made["NetworkInterfaceId"]],
         "Tags": [{"Key": "trainyard/team", "Value": "training"}],
     }
@@ -321,26 +347,26 @@ def test_what_a_kept_file_system_uses_is_kept(session: Session, spec: Spec, gaps
     for name in ("stack eksctl-cpu-demo-cluster", f"security group {group}"):
         assert f"keep    {name}" in planned.out, planned.out
     assert "used by fs-0123456789abcdef0" in planned.out
-    ran = yard("down", "cpu-demo", "--yes")
-    assert (ran.code, "everything else is deleted: stack eksctl-cpu-demo-cluster" in ran.err) == (1, True), (
-        ran
-    )
+    ran = down("cpu-demo")
+    assert (ran.code, "everything else is deleted: " in ran.err) == (1, True), ran
     kept = [(one.kind, one.id) for one in inventory.owned(session, spec)]
-    assert kept == [("stack", "eksctl-cpu-demo-cluster"), ("security group", group)]
+    assert kept == [("security group", group), ("stack", "eksctl-cpu-demo-cluster")]
     gaps["fsx", "describe_file_systems"] = {"FileSystems": []}
     session.call("ec2", "delete_network_interface", NetworkInterfaceId=made["NetworkInterfaceId"])
-    assert yard("down", "cpu-demo", "--yes").code == 0
+    assert down("cpu-demo").code == 0
     assert inventory.owned(session, spec) == []
 
 
-def test_resources_that_lost_our_tag_are_listed_and_stay(session: Session, spec: Spec, yard: Yard) -> None:
+def test_resources_that_lost_our_tag_are_listed_and_stay(
+    session: Session, spec: Spec, yard: Yard, down: Yard
+) -> None:
     """The stack of a cluster without our tag stays too."""
     populate(session, "cpu-demo")
     arn = session.call("eks", "describe_cluster", name="cpu-demo")["cluster"]["arn"]
     session.call("eks", "untag_resource", resourceArn=arn, tagKeys=["trainyard/cluster"])
-    role = "trainyard-cpu-demo-pruner"
+    role = next(one for one in picture(session)["roles"] if "cpu-llama-tiny" in one)
     session.call("iam", "untag_role", RoleName=role, TagKeys=["trainyard/cluster"])
-    session.call("cloudformation", "create_stack", StackName="trainyard-cpu-demo", TemplateBody=EMPTY)
+    make_stack(session, "trainyard-cpu-demo")
     planned = yard("down", "cpu-demo", "--dry-run")
     for name in (
         "cluster cpu-demo",
@@ -350,7 +376,7 @@ def test_resources_that_lost_our_tag_are_listed_and_stay(session: Session, spec:
     ):
         assert f"keep    {name}" in planned.out, planned.out
         assert f"delete  {name}" not in planned.out
-    assert yard("down", "cpu-demo", "--yes").code == 1
+    assert down("cpu-demo").code == 1
     after = picture(session)
     assert session.call("eks", "list_clusters")["clusters"] == ["cpu-demo"]
     assert role in after["roles"]
@@ -372,8 +398,8 @@ def test_cost_adds_up(session: Session, spec: Spec, yard: Yard) -> None:
 
 def test_an_unknown_price_is_not_free(session: Session, spec: Spec, yard: Yard) -> None:
     network = make_network(session, ["us-west-2a"])
-    make_nodes(session, "p5e.48xlarge", 1, network, "us-west-2a", trainyard__cluster="cpu-demo")
-    make_nodes(session, "m5.large", 1, network, "us-west-2a", trainyard__cluster="cpu-demo")
+    make_nodes(session, "p5e.48xlarge", 1, network, "us-west-2a", trainyard__cluster="us-west-2/cpu-demo")
+    make_nodes(session, "m5.large", 1, network, "us-west-2a", trainyard__cluster="us-west-2/cpu-demo")
     ran = yard("cost", "cpu-demo")
     assert ran.code == 3
     assert "unknown  instance" in ran.out

@@ -16,14 +16,14 @@ from typing import Any
 import botocore.handlers
 import pytest
 
-from tests.aws.account import ROLE, Network, make_cluster, make_network
+from tests.aws.account import ROLE, Network, make_bucket, make_cluster, make_network
 from tests.aws.conftest import KEYS, Change, Gaps, StandIn, Yard
 from tests.aws.eks_state import Access, Associations
 from tests.aws.kubectl import World
 from tests.aws.test_access import simulator
 from tests.aws.test_config import offer_versions
 from tests.aws.test_network import Addon
-from tests.aws.test_teardown import populate
+from tests.aws.test_teardown import marks, populate
 from tests.aws.test_validate import whole
 from tests.aws.wire import Trouble, Unreached, Wire
 from tools import cli
@@ -69,7 +69,7 @@ COMMANDS = {
     "create cpu-demo": 0,
     "adopt gpu-hyperpod --dry-run": 0,
     "adopt gpu-hyperpod": 0,
-    "access cpu-demo arn:aws:sts::123456789012:assumed-role/team/jane": 0,
+    "access cpu-demo arn:aws:sts::123456789012:assumed-role/team/jane --policy admin": 0,
     "kubeconfig cpu-demo": 0,
     "identity cpu-demo --simulate": 0,
     "identity cpu-demo --apply": 0,
@@ -80,7 +80,7 @@ COMMANDS = {
     "scale cpu-demo cpu 2": 0,
     "cost cpu-demo": 3,
     "down cpu-demo --dry-run": 1,
-    "down cpu-demo --yes": 0,
+    "down cpu-demo --yes --expect 9": 0,
 }
 # Exit codes without some permissions, other than 3.
 WITHOUT = {"ec2:CreateFleet": 1, "iam:SimulatePrincipalPolicy": 0}
@@ -92,7 +92,7 @@ def fill(session: Session) -> None:
     """Create our cluster with both its node groups."""
     populate(session, "cpu-demo")
     where = {"clusterName": "cpu-demo", "nodegroupName": "system", "nodeRole": ROLE, "subnets": ["subnet-1"]}
-    session.call("eks", "create_nodegroup", **where, tags={"trainyard/cluster": "cpu-demo"})
+    session.call("eks", "create_nodegroup", **where, tags=marks("cpu-demo"))
 
 
 @pytest.fixture(scope="module")
@@ -190,12 +190,22 @@ def clients_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boto3.Session, "client", client)
 
 
+def expecting(yard: Yard, wire: Wire, command: str) -> list[str]:
+    """Return the words of a command, with the number of resources that `down` lists without a trouble."""
+    words = command.split()
+    if "--expect" in words:
+        trouble, wire.trouble = wire.trouble, None
+        listed = json.loads(yard("down", "cpu-demo", "--dry-run", "--json").out)["delete"]
+        words[-1], wire.trouble = str(len(listed)), trouble
+    return words
+
+
 @pytest.mark.usefixtures("clients_once")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_missing_permission_is_named(wire: Wire, command: str, yard: Yard) -> None:
-    words = command.split()
     wire.trouble = DENIED
     while True:
+        words = expecting(yard, wire, command)
         wire.asked.clear()
         ran = yard(*words)
         missing = set(MISSING.findall(ran.out + ran.err))
@@ -214,6 +224,7 @@ def test_every_missing_permission_is_named(wire: Wire, command: str, yard: Yard)
     emptied = words[0] == "down" and "--yes" in words
     if emptied:
         fill(Session(REGION))
+    words = expecting(yard, wire, command)
     if words[0] != "stack" and command not in ("create cpu-demo", "adopt gpu-hyperpod"):
         ran = yard(*words, "--json")
         json.loads(ran.out)
@@ -273,7 +284,10 @@ def test_every_failure_of_kubectl_is_one_sentence(
 
 
 @pytest.mark.parametrize("kind", [*CLUSTER_WIDE, *ALL_NAMESPACES])
-def test_a_denied_kind_hides_only_itself(kind: str, yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_denied_kind_hides_only_itself(
+    kind: str, session: Session, yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_bucket(session, "example-training-data")
     World(whole(), hidden=[kind]).install(monkeypatch)
     ran = yard("validate", "gpu")
     assert (ran.code, "FAIL " in ran.out, f"{kind} is forbidden" in ran.out) == (3, False, True), ran

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from tests.aws.account import make_bucket
 from tests.aws.conftest import Change, Yard
 from tests.aws.kubectl import World
+from tools.aws.session import Session
 from tools.cluster import snapshot, validate
 from tools.cluster import spec as specs
 from tools.cluster.finding import Finding
@@ -140,8 +142,9 @@ def test_hyperpod_resumes_jobs_in_its_namespaces_only(change: Change) -> None:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
+def world(session: Session, monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
     """A function that replaces kubectl by a stand-in for a cluster with these objects and faults."""
+    make_bucket(session, "example-training-data")
     monkeypatch.setattr(validate, "WEBHOOK_SECONDS", 0.3)
     monkeypatch.setattr(validate, "WEBHOOK_POLL", 0.01)
 

@@ -20,7 +20,7 @@ from tests.cluster.kube import Kube
 from tests.cluster.machines import fake_node
 from tests.parts.gomodule import Progress
 from tools import cli
-from tools.cluster import isolation, validate
+from tools.cluster import bucket, isolation, validate
 from tools.facts.instances import EFA, NVIDIA, instance
 
 CLUSTER, TEAM, FSX = "gpu", "training", "fsx.csi.aws.com"
@@ -28,6 +28,12 @@ NODES = {"gpu-0": "p5.48xlarge", "gpu-1": "p5.48xlarge", "cpu-0": "m5.large"}
 HEALTHY = {"type": "KernelReady", "status": "True", "reason": "KernelIsReady", "message": "no trouble"}
 # A member of the team: everything with jobs there and nothing else, as AmazonEKSEditPolicy in a namespace.
 GUEST = "system:serviceaccount:training:guest"
+
+
+@pytest.fixture(autouse=True)
+def _no_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here is no AWS account with the cluster's bucket; tests/aws asks about one."""
+    monkeypatch.setattr(bucket, "check", lambda *_: [])
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Least-privilege IAM policies for a cluster's pods, generated for one bucket and its prefixes.
+"""Least-privilege IAM policies for a cluster's pods, for one account, one region, a bucket and its prefixes.
 
 Sources: the IAM service authorization reference; for the FSx driver the example in its documentation
 (kubernetes-sigs/aws-fsx-csi-driver v1.9.0, docs), restricted to the tag of trainyard's volumes.
@@ -7,14 +7,54 @@ Sources: the IAM service authorization reference; for the FSx driver the example
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
+
+from tools.aws.session import Session
 
 Policy = dict[str, Any]
 VERSION = "2012-10-17"
-OWNER_TAG = "trainyard/cluster"  # on everything that trainyard creates; the value is the cluster's name
-TEAM_TAG = "trainyard/team"  # on file systems of base/storage/fsx-dynamic
+OWNER_TAG = "trainyard/cluster"  # on everything that trainyard creates; the value is that of `owner`
+TEAM_TAG = "trainyard/team"  # on file systems of base/storage/fsx-dynamic, and on roles
+VOLUME_TAG = "CSIVolumeName"  # the driver's own (pkg/cloud/cloud.go)
 # The limit of all inline policies of a role together, without white space (IAM user guide, quotas).
 MOST_CHARACTERS = 10_240
+
+
+@dataclass(frozen=True)
+class Place:
+    """The partition, region and account of a cluster."""
+
+    partition: str
+    region: str
+    account: str
+
+    @classmethod
+    def of(cls, session: Session) -> Place:
+        """Return the place of a session. Raises AwsError."""
+        return cls(session.partition, session.region, session.identity()["account"])
+
+    def arn(self, service: str, resource: str) -> str:
+        region = "" if service == "iam" else self.region
+        return f"arn:{self.partition}:{service}:{region}:{self.account}:{resource}"
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket and its owner. A name that was given up may belong to another account later."""
+
+    name: str
+    owner: str
+    partition: str
+
+    @property
+    def arn(self) -> str:
+        return f"arn:{self.partition}:s3:::{self.name}"
+
+
+def owner(region: str, cluster: str) -> str:
+    """Return the value of OWNER_TAG. IAM is global, so a name alone would also mean clusters elsewhere."""
+    return f"{region}/{cluster}"
 
 
 def size(policy: Policy) -> int:
@@ -22,51 +62,55 @@ def size(policy: Policy) -> int:
     return len(json.dumps(policy, separators=(",", ":")))
 
 
-def trainer(bucket: str, data: str, runs: str, partition: str = "aws") -> Policy:
-    """Allow a job to read below `data`, and to read and write below `runs`, but not to delete."""
+def trainer(bucket: Bucket, data: str, team: str, own: str) -> Policy:
+    """Allow a job to read below `data` and `team`, to write below `own`, and to delete nothing."""
     return _policy(
-        _listing(bucket, partition, data, runs),
-        _objects("Read", ["s3:GetObject"], bucket, partition, data, runs),
-        _objects("Write", ["s3:PutObject", "s3:AbortMultipartUpload"], bucket, partition, runs),
+        _listing(bucket, data, team),
+        _objects("Read", ["s3:GetObject"], bucket, data, team),
+        _objects("Write", ["s3:PutObject", "s3:AbortMultipartUpload"], bucket, own),
     )
 
 
-def pruner(bucket: str, runs: str, partition: str = "aws") -> Policy:
-    """Allow the pruner to list, read and delete below `runs`, but not to write."""
-    actions = ["s3:GetObject", "s3:DeleteObject"]
-    return _policy(
-        _listing(bucket, partition, runs), _objects("ReadAndDelete", actions, bucket, partition, runs)
-    )
-
-
-def reader(bucket: str, data: str, partition: str = "aws") -> Policy:
+def reader(bucket: Bucket, data: str) -> Policy:
     """Allow Mountpoint's read-only volume to list and read below `data`."""
-    return _policy(
-        _listing(bucket, partition, data), _objects("Read", ["s3:GetObject"], bucket, partition, data)
-    )
+    return _policy(_listing(bucket, data), _objects("Read", ["s3:GetObject"], bucket, data))
 
 
-def secret_reader(team: str, partition: str = "aws") -> Policy:
+def secret_reader(place: Place, team: str) -> Policy:
     """Allow External Secrets to read the secrets whose names begin with `team` and a slash."""
     actions = ["secretsmanager:GetSecretValue", "secretsmanager:DescribeSecret"]
-    return _policy(_allow("Read", actions, [f"arn:{partition}:secretsmanager:*:*:secret:{team}/*"]))
+    return _policy(_allow("Read", actions, [place.arn("secretsmanager", f"secret:{team}/*")]))
 
 
-def fsx_driver(team: str, dynamic: bool, partition: str = "aws") -> Policy:
-    """Allow the FSx driver to describe file systems, and with `dynamic` to manage those of `team`."""
-    look = _allow("Look", ["fsx:DescribeFileSystems"], "*")  # the action has no resource
+def fsx_driver(place: Place, team: str, dynamic: bool) -> Policy:
+    """Allow the FSx driver to describe file systems, and with `dynamic` to create those of `team`.
+
+    It neither deletes nor changes one. fsx:TagResource, which creation needs, also tags what exists (FSx user
+    guide, using tags). So a right that depends on the tag would be a right on every file system.
+    """
+    # The action has no resource.
+    look = _allow("Look", ["fsx:DescribeFileSystems"], "*", _equals({"aws:RequestedRegion": place.region}))
     if not dynamic:
         return _policy(look)
-    system = f"arn:{partition}:fsx:*:*:file-system/*"
-    role = f"arn:{partition}:iam::*:role/aws-service-role/fsx.amazonaws.com/*"
-    requested = {"StringEquals": {f"aws:RequestTag/{TEAM_TAG}": team}}
-    owned = {"StringEquals": {f"aws:ResourceTag/{TEAM_TAG}": team}}
-    service = {"StringEquals": {"iam:AWSServiceName": "fsx.amazonaws.com"}}
+    system = place.arn("fsx", "file-system/*")
+    role = place.arn("iam", "role/aws-service-role/fsx.amazonaws.com/*")
+    requested = _equals({f"aws:RequestTag/{TEAM_TAG}": team})
+    # The tags of another team's file system stay as they are.
+    tagging = {
+        **requested,
+        "StringEqualsIfExists": {f"aws:ResourceTag/{TEAM_TAG}": team},
+        "ForAllValues:StringEquals": {"aws:TagKeys": [TEAM_TAG, VOLUME_TAG]},
+    }
     return _policy(
         look,
-        _allow("Make", ["fsx:CreateFileSystem", "fsx:TagResource"], system, requested),
-        _allow("ChangeOwn", ["fsx:UpdateFileSystem", "fsx:DeleteFileSystem"], system, owned),
-        _allow("FirstFileSystemOfAnAccount", ["iam:CreateServiceLinkedRole"], role, service),
+        _allow("Make", ["fsx:CreateFileSystem"], system, requested),
+        _allow("TagNew", ["fsx:TagResource"], system, tagging),
+        _allow(
+            "FirstFileSystemOfAnAccount",
+            ["iam:CreateServiceLinkedRole"],
+            role,
+            _equals({"iam:AWSServiceName": "fsx.amazonaws.com"}),
+        ),
     )
 
 
@@ -74,20 +118,25 @@ def _policy(*statements: Policy) -> Policy:
     return {"Version": VERSION, "Statement": list(statements)}
 
 
+def _equals(values: Policy) -> Policy:
+    return {"StringEquals": values}
+
+
 def _allow(sid: str, actions: list[str], resource: Any, condition: Policy | None = None) -> Policy:
     statement = {"Sid": sid, "Effect": "Allow", "Action": actions, "Resource": resource}
     return {**statement, **({"Condition": condition} if condition else {})}
 
 
-def _listing(bucket: str, partition: str, *prefixes: str) -> Policy:
+def _listing(bucket: Bucket, *prefixes: str) -> Policy:
     """Allow listing below prefixes. The condition excludes the rest of the bucket."""
     wanted = [text for prefix in _unique(prefixes) for text in ((prefix, f"{prefix}*") if prefix else ("*",))]
-    condition = {"StringLike": {"s3:prefix": wanted}}
-    return _allow("List", ["s3:ListBucket"], f"arn:{partition}:s3:::{bucket}", condition)
+    condition = {"StringLike": {"s3:prefix": wanted}, **_equals({"aws:ResourceAccount": bucket.owner})}
+    return _allow("List", ["s3:ListBucket"], bucket.arn, condition)
 
 
-def _objects(sid: str, actions: list[str], bucket: str, partition: str, *prefixes: str) -> Policy:
-    return _allow(sid, actions, [f"arn:{partition}:s3:::{bucket}/{prefix}*" for prefix in _unique(prefixes)])
+def _objects(sid: str, actions: list[str], bucket: Bucket, *prefixes: str) -> Policy:
+    resources = [f"{bucket.arn}/{prefix}*" for prefix in _unique(prefixes)]
+    return _allow(sid, actions, resources, _equals({"aws:ResourceAccount": bucket.owner}))
 
 
 def _unique(prefixes: tuple[str, ...]) -> list[str]:

@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tools.aws.policies import OWNER_TAG
+from tools.aws.policies import OWNER_TAG, owner
 from tools.aws.session import Session
 from tools.cluster.eksctl import FILE
-from tools.cluster.inventory import describe_cluster
+from tools.cluster.ownership import describe_cluster, tags_of
 from tools.cluster.spec import SYSTEM, Spec
 from tools.core import repo
 from tools.core.errors import UserError
@@ -44,14 +44,15 @@ class Step:
 def steps(spec: Spec, exists: bool) -> list[Step]:
     """Return the commands that complete the cluster. eksctl skips what exists."""
     file = f"--config-file={shown(spec.directory / FILE)}"
+    # eksctl's roles would trust every cluster of the account.
+    roles = Step("roles of pods", ("yard", "cluster", "identity", spec.title, "--apply"))
     if not exists:
         words = ("eksctl", "create", "cluster", file, "--write-kubeconfig=false", *OWN_PLUGINS)
-        return [Step("control plane, nodes, add-ons and identities: about 20 minutes", words)]
+        return [Step("control plane, nodes and add-ons: about 20 minutes", words), roles]
     added = [
         Step("access entries", ("eksctl", "create", "accessentry", file)),
         Step("add-ons", ("eksctl", "create", "addon", file)),
-        # eksctl fails on an existing association; this command corrects it.
-        Step("roles of pods", ("yard", "cluster", "identity", spec.title, "--apply")),
+        roles,
     ]
     if spec.adopted:
         return added
@@ -64,9 +65,10 @@ def check(session: Session, spec: Spec) -> bool:
     if row is None and spec.adopted:
         message = f"{spec.source}: the cluster {spec.name} does not exist, so it cannot be adopted"
         raise UserError(message, "yard cluster facts --hyperpod NAME --write")
-    if row is not None and not spec.adopted and (row.get("tags") or {}).get(OWNER_TAG) != spec.name:
+    wanted = owner(session.region, spec.name)
+    if row is not None and not spec.adopted and tags_of(row).get(OWNER_TAG) != wanted:
         hint = f"to add to it, set ADOPTED=true in {spec.source} and run yard cluster adopt"
-        raise UserError(f"the cluster {spec.name} exists and is not tagged {OWNER_TAG}={spec.name}", hint)
+        raise UserError(f"the cluster {spec.name} exists and is not tagged {OWNER_TAG}={wanted}", hint)
     return row is not None
 
 

@@ -22,7 +22,8 @@ class Found:
     missing: list[str] = field(default_factory=list)
 
     def put(self, name: str, value: Any) -> None:
-        if value not in (None, "", [], "null", "None"):
+        # A line break in a value would be a fact of its own in cluster.env.
+        if value not in (None, "", [], "null", "None") and str(value).isprintable():
             self.facts[name] = str(value)
 
 

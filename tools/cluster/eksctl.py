@@ -6,6 +6,8 @@ Fields and their effect: eksctl v0.230.0, its JSON schema and pkg/cfn/builder.
 from __future__ import annotations
 
 import io
+import ipaddress
+import re
 from collections.abc import Mapping
 from datetime import date
 from typing import Any
@@ -13,16 +15,16 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import LiteralScalarString
 
-from tools.aws.policies import OWNER_TAG
 from tools.cluster import cells, service_accounts
-from tools.cluster.access import policy_arn
-from tools.cluster.service_accounts import ServiceAccount
+from tools.cluster.access import groups, policy_arn
+from tools.cluster.ownership import marks
 from tools.cluster.spec import ROLE, SYSTEM, NodeGroup, Spec
 from tools.core.errors import UserError
 from tools.core.repo import nearest
 from tools.facts.eks import ADDON_NAMES, ADDONS, VERSIONS
 
 FILE = "eksctl.yaml"
+KEY = re.compile(r"arn:aws[\w-]*:kms:[a-z0-9-]+:\d{12}:key/[\w-]+")
 SYSTEM_TYPE, SYSTEM_NODES = "m5.large", (2, 4)
 # Without prefix delegation a node takes only as many pods as its interfaces have addresses (m5.large: 29).
 # base/pytorchjob isolates jobs with network policies, which are off by default.
@@ -57,10 +59,11 @@ def text(spec: Spec, addons: Mapping[str, str] | None = None) -> str:
 def document(spec: Spec, addons: Mapping[str, str] | None = None) -> Document:
     """Return the ClusterConfig. `addons` are versions by name; None uses those in tools/facts.
 
-    For an adopted cluster it has only what can be added: access entries, one add-on and pod identities.
+    For an adopted cluster it has only what can be added: access entries and one add-on.
     Raises UserError for a fact that is missing or cannot work.
     """
     versions = _addons(spec, addons)
+    service_accounts.check(spec)
     result: Document = {
         "apiVersion": "eksctl.io/v1alpha5",
         "kind": "ClusterConfig",
@@ -68,10 +71,9 @@ def document(spec: Spec, addons: Mapping[str, str] | None = None) -> Document:
             "name": spec.name,
             "region": spec.region,
             "version": spec.version,
-            "tags": {OWNER_TAG: spec.name},
+            "tags": marks(spec.region, spec),
         },
         "accessConfig": _access(spec),
-        "iam": {"podIdentityAssociations": [_association(one) for one in service_accounts.of(spec)]},
         "addons": [_addon(name, versions[name]) for name in ADDON_NAMES],
     }
     if spec.adopted:
@@ -80,6 +82,10 @@ def document(spec: Spec, addons: Mapping[str, str] | None = None) -> Document:
         return result
     cells.check(spec)
     result["vpc"] = _vpc(spec)
+    if spec.get("KMS_KEY_ARN"):
+        # Without it, EKS encrypts all API data with a key of AWS from Kubernetes 1.28 on
+        # (https://docs.aws.amazon.com/eks/latest/userguide/envelope-encryption.html).
+        result["secretsEncryption"] = {"keyARN": spec.need("KMS_KEY_ARN", KEY, "the ARN of a KMS key")}
     if "id" not in result["vpc"]:
         result["availabilityZones"] = _cluster_zones(spec)
     result["cloudWatch"] = {"clusterLogging": {"enableTypes": ["audit", "authenticator"]}}
@@ -116,38 +122,29 @@ def _addons(spec: Spec, given: Mapping[str, str] | None) -> Mapping[str, str]:
 
 
 def _access(spec: Spec) -> Document:
-    """Return the access entries: administrators for the cluster, the team's role for its namespace."""
-    entries = [_entry(spec, "ADMIN_ROLE_ARN", "admin", {"type": "cluster"})]
+    """Return the access entries: administrators of the cluster, and the team, whose rights are a Role."""
+    entries = [_entry(spec, "ADMIN_ROLE_ARN")]
+    granted = {"policyARN": policy_arn(spec.partition, "admin"), "accessScope": {"type": "cluster"}}
+    entries[0]["accessPolicies"] = [granted]
     if spec.get("TEAM_ROLE_ARN"):
-        scope = {"type": "namespace", "namespaces": [spec.namespace]}
-        entries.append(_entry(spec, "TEAM_ROLE_ARN", "edit", scope))
+        entries.append(_entry(spec, "TEAM_ROLE_ARN", spec.namespace))
     if spec.adopted:
         return {"accessEntries": entries}
     return {
         "authenticationMode": "API",
-        # eksctl itself needs access: it installs the EFA plugin and service accounts.
+        # eksctl itself needs access: it waits for nodes and installs the EFA plugin. `yard cluster create`
+        # says how to take the access away afterwards.
         "bootstrapClusterCreatorAdminPermissions": True,
         "accessEntries": entries,
     }
 
 
-def _entry(spec: Spec, fact: str, policy: str, scope: Document) -> Document:
+def _entry(spec: Spec, fact: str, *teams: str) -> Document:
     arn = spec.need(fact, ROLE, "the ARN of an IAM role or user (yard cluster whoami prints yours)")
     partition = arn.split(":")[1]
     if partition != spec.partition:
         raise UserError(f"{spec.at(fact)}: {arn} is in {partition}, but {spec.region} is in {spec.partition}")
-    granted = {"policyARN": policy_arn(partition, policy), "accessScope": scope}
-    return {"principalARN": arn, "accessPolicies": [granted]}
-
-
-def _association(account: ServiceAccount) -> Document:
-    made = {"createServiceAccount": True} if account.made_here else {}
-    return {
-        "namespace": account.namespace,
-        "serviceAccountName": account.name,
-        **made,
-        "permissionPolicy": account.policy,
-    }
+    return {"principalARN": arn, "kubernetesGroups": groups(teams)}
 
 
 def _addon(name: str, version: str) -> Document:
@@ -156,10 +153,10 @@ def _addon(name: str, version: str) -> Document:
 
 
 def _vpc(spec: Spec) -> Document:
-    endpoints: Document = {"clusterEndpoints": {"privateAccess": True, "publicAccess": True}}
-    cidrs = spec.get("API_CIDRS")
-    if cidrs:
-        endpoints["publicAccessCIDRs"] = [one.strip() for one in cidrs.split(",")]
+    endpoints: Document = {
+        "clusterEndpoints": {"privateAccess": True, "publicAccess": True},
+        "publicAccessCIDRs": [_cidr(spec, one.strip()) for one in (spec.get("API_CIDRS") or "").split(",")],
+    }
     if spec.get("VPC_ID") is None:
         return {**endpoints, "nat": {"gateway": "Single"}}
     subnets = {}
@@ -170,6 +167,15 @@ def _vpc(spec: Spec) -> Document:
             raise UserError(message, f"zones: {', '.join(spec.zones)}")
         subnets[zone] = {"id": subnet}
     return {**endpoints, "id": spec.need("VPC_ID"), "subnets": {"private": subnets}}
+
+
+def _cidr(spec: Spec, text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text))
+    except ValueError as problem:
+        hint = "yours, such as 203.0.113.0/24; 0.0.0.0/0 lets the whole internet reach the API server"
+        reason = f"API_CIDRS={text}: {problem}" if text else "API_CIDRS is not set"
+        raise UserError(f"{spec.at('API_CIDRS')}: {reason}", hint) from None
 
 
 def _cluster_zones(spec: Spec) -> list[str]:
@@ -195,7 +201,7 @@ def _base_group(spec: Spec, name: str, kind: str, least: int, most: int) -> Docu
         "volumeType": "gp3",
         "volumeEncrypted": True,
         "labels": {"trainyard/pool": name},
-        "tags": {OWNER_TAG: spec.name},
+        "tags": marks(spec.region, spec),
         "nodeRepairConfig": {"enabled": True},
     }
 

@@ -2,23 +2,24 @@
 
 A role is used through Pod Identity, which needs an association and an agent on each node, or through IRSA
 (IAM roles for service accounts), which needs the cluster's issuer as an identity provider of the account and
-an annotation of the service account, but no agent. Trust policies: EKS user guide, Pod Identity role, IAM
-role for a service account.
+an annotation of the service account, but no agent. A role trusts one service account of one cluster.
+Trust policies: EKS user guide, Pod Identity role
+(https://docs.aws.amazon.com/eks/latest/userguide/pod-id-role.html), IAM role for a service account.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from tools.aws import policies
-from tools.aws.policies import OWNER_TAG
+from tools.aws.policies import TEAM_TAG, Place
 from tools.aws.session import AwsError, Session
+from tools.cluster import ownership
 from tools.cluster.finding import Finding, bad, good, run
-from tools.cluster.inventory import DIGEST_LENGTH, ROLE_LENGTH, need_cluster
+from tools.cluster.ownership import ACCOUNT_TAG, issuer_of, need_cluster
 from tools.cluster.service_accounts import ServiceAccount
 from tools.cluster.spec import Spec
 from tools.core import wait
@@ -26,16 +27,6 @@ from tools.core.verdict import State
 
 ANNOTATION = "eks.amazonaws.com/role-arn"
 AUDIENCE = "sts.amazonaws.com"
-POD_IDENTITY_TRUST: policies.Policy = {
-    "Version": policies.VERSION,
-    "Statement": [
-        {
-            "Effect": "Allow",
-            "Principal": {"Service": "pods.eks.amazonaws.com"},
-            "Action": ["sts:AssumeRole", "sts:TagSession"],
-        }
-    ],
-}
 POLICY_NAME = "trainyard"
 # A new role is visible everywhere in IAM within seconds.
 SETTLE_SECONDS, SETTLE_POLL = 12.0, 3.0
@@ -51,12 +42,51 @@ class Expectation:
     context: tuple[tuple[str, str], ...] = ()
 
 
-def role_name(cluster: str, account: ServiceAccount) -> str:
-    """Return the name of a service account's role, with a digest at its end where it would be too long."""
-    name = f"trainyard-{cluster}-{account.name}"
-    if len(name) <= ROLE_LENGTH:
-        return name
-    return f"{name[: ROLE_LENGTH - DIGEST_LENGTH]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+@dataclass(frozen=True)
+class Roles:
+    """The roles of one team in one cluster. `issuer` is the cluster's, where a role is used through IRSA."""
+
+    session: Session
+    spec: Spec
+    place: Place
+    issuer: str = ""
+
+    def name(self, account: ServiceAccount) -> str:
+        team = self.spec.namespace
+        return ownership.role_name(self.place, self.spec.name, team, account.namespace, account.name)
+
+    def arn(self, account: ServiceAccount) -> str:
+        return self.place.arn("iam", f"role/{self.name(account)}")
+
+    def tags(self, account: ServiceAccount) -> dict[str, str]:
+        marks = ownership.marks(self.place.region, self.spec)
+        return {**marks, ACCOUNT_TAG: f"{account.namespace}/{account.name}"}
+
+    @property
+    def provider(self) -> str:
+        return self.place.arn("iam", f"oidc-provider/{self.issuer}")
+
+    def trust(self, account: ServiceAccount, irsa: bool) -> policies.Policy:
+        """Return the trust policy of a service account's role."""
+        place, namespace = self.place, account.namespace
+        if irsa:
+            subject = f"system:serviceaccount:{namespace}:{account.name}"
+            who = {"Federated": self.provider}
+            actions = ["sts:AssumeRoleWithWebIdentity"]
+            equal = {f"{self.issuer}:sub": subject, f"{self.issuer}:aud": AUDIENCE}
+        else:
+            who = {"Service": "pods.eks.amazonaws.com"}
+            actions = ["sts:AssumeRole", "sts:TagSession"]
+            # EKS sets these tags on each session (EKS user guide, Pod Identity, session tags).
+            equal = {
+                "aws:SourceAccount": place.account,
+                "aws:RequestTag/eks-cluster-arn": place.arn("eks", f"cluster/{self.spec.name}"),
+                "aws:RequestTag/kubernetes-namespace": namespace,
+                "aws:RequestTag/kubernetes-service-account": account.name,
+            }
+        condition = {"StringEquals": equal}
+        statement = {"Effect": "Allow", "Principal": who, "Action": actions, "Condition": condition}
+        return {"Version": policies.VERSION, "Statement": [statement]}
 
 
 def simulate(session: Session, account: ServiceAccount) -> Finding:
@@ -65,13 +95,13 @@ def simulate(session: Session, account: ServiceAccount) -> Finding:
     return run(account.name, lambda: _simulate(session, account, "simulate_custom_policy", asked))
 
 
-def simulate_role(session: Session, spec: Spec, account: ServiceAccount) -> Finding:
+def simulate_role(roles: Roles, account: ServiceAccount) -> Finding:
     """Ask IAM what the created role allows, including other limits that the AWS account sets for it."""
 
     def ask() -> Finding:
-        role = session.call("iam", "get_role", RoleName=role_name(spec.name, account))["Role"]
+        role = roles.session.call("iam", "get_role", RoleName=roles.name(account))["Role"]
         asked = {"PolicySourceArn": role["Arn"]}
-        return _simulate(session, account, "simulate_principal_policy", asked)
+        return _simulate(roles.session, account, "simulate_principal_policy", asked)
 
     found: list[Finding] = []
 
@@ -111,8 +141,9 @@ def _simulate(session: Session, account: ServiceAccount, operation: str, subject
 def expectations(policy: policies.Policy, partition: str = "aws") -> Iterator[Expectation]:
     """Yield what a policy must allow, such as its prefixes, and what it must not, such as other prefixes."""
     for statement in policy["Statement"]:
+        context = tuple(statement.get("Condition", {}).get("StringEquals", {}).items())
         if statement["Action"][0].startswith("secretsmanager:"):
-            secret = statement["Resource"][0].replace(":*:*:", ":us-west-2:111122223333:")
+            (secret,) = statement["Resource"]
             for action in statement["Action"]:
                 yield Expectation(action, secret.replace("*", "token-AbCdEf"), True)
                 yield Expectation(action, f"{secret.rpartition(':')[0]}:elsewhere/token-AbCdEf", False)
@@ -121,49 +152,53 @@ def expectations(policy: policies.Policy, partition: str = "aws") -> Iterator[Ex
         if statement["Action"] == ["s3:ListBucket"]:
             inside = statement["Condition"]["StringLike"]["s3:prefix"][0]
             bucket = statement["Resource"]
-            yield Expectation("s3:ListBucket", bucket, True, (("s3:prefix", inside),))
-            yield Expectation("s3:ListBucket", bucket, False, (("s3:prefix", "elsewhere/"),))
+            yield Expectation("s3:ListBucket", bucket, True, (*context, ("s3:prefix", inside)))
+            yield Expectation("s3:ListBucket", bucket, False, (*context, ("s3:prefix", "elsewhere/")))
             continue
         for action in statement["Action"]:
             for resource in statement["Resource"]:
                 bucket = resource.partition("/")[0]
-                yield Expectation(action, resource.replace("*", "file"), True)
-                yield Expectation(action, f"{bucket}/elsewhere/file", False)
+                yield Expectation(action, resource.replace("*", "file"), True, context)
+                yield Expectation(action, f"{bucket}/elsewhere/file", False, context)
+                if action == "s3:PutObject":
+                    another_run = f"{resource.rstrip('/*').rpartition('/')[0]}/another/file"
+                    yield Expectation(action, another_run, False, context)
     names = [action for statement in policy["Statement"] for action in statement["Action"]]
     objects = [one for one in policy["Statement"] if isinstance(one["Resource"], list)]
-    if "s3:DeleteObject" not in names and names[0].startswith("s3:"):
-        yield Expectation("s3:DeleteObject", objects[0]["Resource"][0].replace("*", "file"), False)
+    if names[0].startswith("s3:"):
+        mine = objects[-1]["Resource"][0].replace("*", "file")
+        context = tuple(objects[-1]["Condition"]["StringEquals"].items())
+        yield Expectation("s3:DeleteObject", mine, False, context)
     if "fsx:DescribeFileSystems" in names:
-        foreign = ((f"aws:ResourceTag/{policies.TEAM_TAG}", "another-team"),)
-        system = f"arn:{partition}:fsx:us-west-2:111122223333:file-system/fs-0123456789abcdef0"
-        yield Expectation("fsx:DescribeFileSystems", system, True)
-        yield Expectation("fsx:DeleteFileSystem", system, False, foreign)
+        (region,) = policy["Statement"][0]["Condition"]["StringEquals"].items()
+        system = f"arn:{partition}:fsx:{region[1]}:111122223333:file-system/fs-0123456789abcdef0"
+        yield Expectation("fsx:DescribeFileSystems", system, True, (region,))
+        for action in ("fsx:DeleteFileSystem", "fsx:UpdateFileSystem"):
+            yield Expectation(action, system, False, (region,))
 
 
-def ensure(
-    session: Session, spec: Spec, account: ServiceAccount, issuer: str | None, change: bool
-) -> list[str]:
+def ensure(roles: Roles, account: ServiceAccount, irsa: bool, change: bool) -> list[str]:
     """Create or correct role, trust, policy and association. Return the differences, a line each.
 
-    `issuer` is the cluster's for IRSA, None for Pod Identity. With `change` False nothing is changed. Raises
-    AwsError, also for a role of this name without our tag.
+    With `irsa` the role is used through IRSA, otherwise through Pod Identity. With `change` False nothing is
+    changed. Raises AwsError, also for a role of this name without our tags.
     """
-    name = role_name(spec.name, account)
+    session, name = roles.session, roles.name(account)
     role = _role(session, name)
-    trusted = _irsa_trust(session, account, issuer) if issuer else POD_IDENTITY_TRUST
+    trusted = roles.trust(account, irsa)
     lines = []
     if role is None:
         lines.append(f"+ role {name}")
         if change:
-            tags = [{"Key": OWNER_TAG, "Value": spec.name}]
+            tags = ownership.pairs(roles.tags(account))
             document = json.dumps(trusted)
             session.call("iam", "create_role", RoleName=name, AssumeRolePolicyDocument=document, Tags=tags)
             role = _role(session, name)
-    elif {"Key": OWNER_TAG, "Value": spec.name} not in (role.get("Tags") or []):
-        message = f"the role {name} exists and is not tagged {OWNER_TAG}={spec.name}"
-        raise AwsError("refused", message, "rename or delete that role")
+    elif not roles.tags(account).items() <= ownership.tags_of(role).items():
+        marks = ", ".join(f"{key}={value}" for key, value in roles.tags(account).items())
+        raise AwsError("refused", f"the role {name} exists and is not tagged {marks}", "delete that role")
     elif _document(role["AssumeRolePolicyDocument"]) != trusted:
-        way = "IRSA" if issuer else "Pod Identity"
+        way = "IRSA" if irsa else "Pod Identity"
         lines.append(f"~ trust of {name}: {account.namespace}/{account.name} by {way}")
         if change:
             document = json.dumps(trusted)
@@ -174,66 +209,42 @@ def ensure(
         if change:
             text = json.dumps(account.policy)
             session.call("iam", "put_role_policy", RoleName=name, PolicyName=POLICY_NAME, PolicyDocument=text)
-    return lines if issuer else lines + _associate(session, spec, account, role, change)
+    return lines if irsa else lines + _associate(roles, account, role, change)
 
 
-def ensure_provider(session: Session, spec: Spec, issuer: str, change: bool) -> list[str]:
+def ensure_provider(roles: Roles, change: bool) -> list[str]:
     """Add the cluster's issuer to the account's identity providers. Return the differences."""
+    session = roles.session
     listed = session.call("iam", "list_open_id_connect_providers")["OpenIDConnectProviderList"]
-    if _provider(session, issuer) in {row["Arn"] for row in listed}:
+    if roles.provider in {row["Arn"] for row in listed}:
         return []
     if change:
-        tags = [{"Key": OWNER_TAG, "Value": spec.name}]
-        known = {"Url": f"https://{issuer}", "ClientIDList": [AUDIENCE], "Tags": tags}
+        tags = ownership.pairs(ownership.marks(roles.place.region, roles.spec))
+        known = {"Url": f"https://{roles.issuer}", "ClientIDList": [AUDIENCE], "Tags": tags}
         session.call("iam", "create_open_id_connect_provider", **known)
-    return [f"+ identity provider {issuer}"]
+    return [f"+ identity provider {roles.issuer}"]
 
 
 def issuer(session: Session, spec: Spec) -> str:
     """Return the issuer of the cluster's service account tokens, without https://. Raises AwsError."""
-    cluster = need_cluster(session, spec)
-    url = ((cluster.get("identity") or {}).get("oidc") or {}).get("issuer")
-    if not url:
-        raise AwsError("refused", f"the cluster {spec.name} has no issuer", "leave out --irsa")
-    return str(url).removeprefix("https://")
+    found = issuer_of(need_cluster(session, spec))
+    if not found:
+        raise AwsError("refused", f"the cluster {spec.name} has no issuer, which IRSA needs", None)
+    return found
 
 
-def annotate_commands(session: Session, spec: Spec, accounts: list[ServiceAccount]) -> list[str]:
-    """Return the commands that annotate service accounts with their roles for IRSA. Raises AwsError."""
-    partition, account = _account(session)
-    lines = []
-    for one in accounts:
-        arn = f"arn:{partition}:iam::{account}:role/{role_name(spec.name, one)}"
-        # Flux reverts changes of its objects by kubectl's default field manager.
-        words = f"kubectl annotate --overwrite --field-manager=yard --namespace={one.namespace}"
-        lines.append(f"{words} serviceaccount {one.name} {ANNOTATION}={arn}")
-    return lines
+def annotate_commands(roles: Roles, accounts: list[ServiceAccount]) -> list[str]:
+    """Return the commands that annotate service accounts with their roles for IRSA."""
+    # Flux reverts changes of its objects by kubectl's default field manager.
+    words = "kubectl annotate --overwrite --field-manager=yard"
+    return [
+        f"{words} --namespace={one.namespace} serviceaccount {one.name} {ANNOTATION}={roles.arn(one)}"
+        for one in accounts
+    ]
 
 
-def _account(session: Session) -> tuple[str, str]:
-    who = session.identity()
-    return who["arn"].split(":")[1], who["account"]
-
-
-def _provider(session: Session, issuer: str) -> str:
-    partition, account = _account(session)
-    return f"arn:{partition}:iam::{account}:oidc-provider/{issuer}"
-
-
-def _irsa_trust(session: Session, account: ServiceAccount, issuer: str) -> policies.Policy:
-    subject = f"system:serviceaccount:{account.namespace}:{account.name}"
-    statement = {
-        "Effect": "Allow",
-        "Principal": {"Federated": _provider(session, issuer)},
-        "Action": ["sts:AssumeRoleWithWebIdentity"],
-        "Condition": {"StringEquals": {f"{issuer}:sub": subject, f"{issuer}:aud": AUDIENCE}},
-    }
-    return {"Version": policies.VERSION, "Statement": [statement]}
-
-
-def _associate(
-    session: Session, spec: Spec, account: ServiceAccount, role: dict[str, Any] | None, change: bool
-) -> list[str]:
+def _associate(roles: Roles, account: ServiceAccount, role: dict[str, Any] | None, change: bool) -> list[str]:
+    session, spec = roles.session, roles.spec
     place = {"namespace": account.namespace, "serviceAccount": account.name}
     rows = list(
         session.pages("eks", "list_pod_identity_associations", "associations", clusterName=spec.name, **place)
@@ -241,7 +252,7 @@ def _associate(
     title = f"association {account.namespace}/{account.name}"
     if not rows:
         if change and role is not None:
-            tags = {OWNER_TAG: spec.name}
+            tags = ownership.marks(roles.place.region, spec)
             parameters = {"clusterName": spec.name, **place, "roleArn": role["Arn"], "tags": tags}
             session.call("eks", "create_pod_identity_association", **parameters)
         return [f"+ {title}"]
@@ -249,6 +260,11 @@ def _associate(
     found = session.call("eks", "describe_pod_identity_association", **which)["association"]
     if role is not None and found.get("roleArn") == role["Arn"]:
         return []
+    holder = ownership.tags_of(found).get(TEAM_TAG)
+    if holder != spec.namespace:
+        whose = f"the team {holder}" if holder else "somebody else"
+        message = f"the {title} belongs to {whose} and has the role {found.get('roleArn')}"
+        raise AwsError("refused", message, "one service account has one role: add the right to that role")
     if change and role is not None:
         session.call("eks", "update_pod_identity_association", **which, roleArn=role["Arn"])
     return [f"~ {title}: {found.get('roleArn')}"]

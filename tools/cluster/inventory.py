@@ -1,13 +1,12 @@
-"""What a cluster consists of in its AWS account, by tag, in the order in which it can be deleted.
+"""What a cluster consists of in its AWS account, in the order in which it can be deleted.
 
-Ours is what has the tag `trainyard/cluster` with the cluster's name: eksctl sets it on its stacks and groups,
-and CloudFormation on what they create. What belongs to the cluster without the tag is a leftover: it is
-listed with its price and never deleted from here.
+Ours is what has the tag `trainyard/cluster` with the cluster's region and name, and a proof that tagging
+cannot make (tools/cluster/ownership.py). eksctl sets the tag on its stacks and groups, and CloudFormation on
+what they create. What belongs to the cluster without both is a leftover: it is listed and never deleted.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,8 +15,21 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from tools.aws.policies import OWNER_TAG, TEAM_TAG
-from tools.aws.session import AwsError, Session
+from tools.aws.policies import OWNER_TAG, TEAM_TAG, owner
+from tools.aws.session import Session
+from tools.cluster.ownership import (
+    ACCOUNT_TAG,
+    DOUBT,
+    ENTRY_GROUP,
+    STACK_TAG,
+    Evidence,
+    Row,
+    Tags,
+    is_role,
+    issuer_of,
+    role_prefix,
+    tags_of,
+)
 from tools.cluster.spec import Spec
 from tools.facts.eks import VERSIONS
 from tools.facts.instances import INSTANCES
@@ -26,108 +38,107 @@ SOURCE = Path(__file__).resolve().parents[1] / "facts" / "aws_prices.yaml"
 PRICES: dict[str, Any] = YAML(typ="safe", pure=True).load(SOURCE)
 INSTANCE_PRICES = "us-east-1, on demand, 2026-07-20"
 HOURS_A_MONTH = 730
-ROLE_LENGTH, DIGEST_LENGTH = 64, 9  # of an IAM role's name; of the digest and its hyphen
-STACK_TAG = "aws:cloudformation:stack-name"
 HOLDS = "foreign node group"  # EKS does not delete a cluster that has one
 LIVE = ("pending", "running", "stopping", "stopped")
-
-Tags = dict[str, str]
-Row = dict[str, Any]
-# Kinds of EC2 resources: key of the listing, key of the id, what is shown of a row, price, and whether a
-# resource in use is left out.
-EC2: dict[str, tuple[str, str, Callable[[Row], str], float | None, bool]] = {
-    "launch template": (
-        "LaunchTemplates",
-        "LaunchTemplateId",
-        lambda row: row["LaunchTemplateName"],
-        0.0,
-        False,
-    ),
-    "network interface": ("NetworkInterfaces", "NetworkInterfaceId", lambda row: "not attached", 0.0, True),
-    "volume": ("Volumes", "VolumeId", lambda row: f"{row['Size']} GiB, not attached", None, True),
-    "security group": ("SecurityGroups", "GroupId", lambda row: row["GroupName"], 0.0, False),
-}
 
 
 @dataclass(frozen=True)
 class Resource:
-    """A resource in the account. `price` is in USD an hour, None if unknown. `why` is why it is kept."""
+    """A resource in the account. `price` is in USD an hour, None if unknown. `why` is why it is kept.
+
+    `made` tells it from a later one with the same name: the id or the time that AWS gave it.
+    """
 
     kind: str
     id: str
     detail: str
     price: float | None = 0.0
     why: str | None = None
+    made: str = ""
+
+
+Listing = Callable[[Evidence], Iterator[Resource]]
 
 
 def owned(session: Session, spec: Spec) -> list[Resource]:
     """Return our resources in the order of deletion. Raises AwsError if AWS does not list all of them."""
-    ours = {OWNER_TAG: spec.name}
-    # With our own cluster, pod identities and access entries are deleted by EKS. An adopted one keeps its
-    # nodes.
-    first = (
-        (_pod_identities(session, spec, ours), _access_entries(session, spec, ours))
-        if spec.adopted
-        else (_node_groups(session, spec, ours), _instances(session, ours), _clusters(session, spec, ours))
-    )
-    listings = (
-        *first,
-        _stacks(session, spec, ours),
-        _ec2(session, "launch template", ours),
-        _ec2(session, "network interface", ours),
-        _ec2(session, "volume", ours),
-        _ec2(session, "security group", ours),
-        _roles(session, spec, ours),
-        _providers(session, ours),
-    )
-    return [one for listing in listings for one in listing]
+    return [one for one in _listed(Evidence(session, spec)) if one.why is None]
 
 
-def leftovers(session: Session, spec: Spec) -> list[Resource]:
-    """Return what belongs to the cluster and is not ours to delete: data, and what others created.
+def _listed(evidence: Evidence) -> list[Resource]:
+    """Return what has our tag of the kinds that `down` deletes."""
+    return [one for kind in _kinds(evidence.spec) for one in LISTINGS[kind](evidence)]
 
-    That includes resources with our names and without our tag, because someone removed the tag on purpose.
+
+def still_ours(session: Session, spec: Spec, resource: Resource) -> bool:
+    """Return whether AWS lists a resource with both proofs now, and it is the same one. Raises AwsError."""
+    listed = LISTINGS[resource.kind](Evidence(session, spec))
+    return any(one.id == resource.id and one.made == resource.made for one in listed if one.why is None)
+
+
+def survey(session: Session, spec: Spec) -> tuple[list[Resource], list[Resource]]:
+    """Return our resources, and what belongs to the cluster and is not ours to delete.
+
+    That includes resources with our names and without our tag, because someone removed the tag on purpose,
+    and those with our tag and without the second proof, because someone else may have set it.
     """
-    found = [*_file_systems(session, spec), *_foreign_groups(session, spec), *_without_tag(session, spec)]
+    evidence = Evidence(session, spec)
+    listed = _listed(evidence)
+    found = [*_file_systems(session, spec), *_foreign_groups(evidence), *_without_tag(evidence)]
+    found += [one for one in listed if one.why is not None]
+    found += [*_volumes(session, evidence.ours), *_launch_templates(evidence)]
     mark = {f"kubernetes.io/cluster/{spec.name}": "owned"}
     why = "created by a controller in the cluster, which deletes it with its object"
-    for kind in ("volume", "network interface"):
-        found += [replace(one, why=why) for one in _ec2(session, kind, mark)]
-    return found
+    theirs = (*_volumes(session, mark), *_interfaces(evidence, mark))
+    found += [replace(one, why=why) for one in theirs]
+    return [one for one in listed if one.why is None], found
 
 
 def held(session: Session, spec: Spec, ours: list[Resource]) -> list[Resource]:
     """Return those of `ours` that cannot be deleted while something else is kept, each with the reason.
 
-    A kept file system holds the stack of its network and its security groups. A cluster without our tag would
-    be deleted with its stack. Raises AwsError.
+    A kept file system holds the stack of its network and its security groups. A cluster that is not ours
+    would be deleted with its stack. In an adopted cluster, an identity provider stays that roles of others
+    use. Raises AwsError.
     """
     reasons: dict[str, str] = {}
     for row in _file_system_rows(session, spec):
         why = f"used by {row['FileSystemId']}: delete that first, then run yard cluster down again"
         reasons |= dict.fromkeys(_holders(session, row), why)
-    cluster = None if spec.adopted else describe_cluster(session, spec)
-    if cluster is not None and OWNER_TAG not in (cluster.get("tags") or {}):
-        reasons[f"eksctl-{spec.name}-cluster"] = "the cluster has lost our tag and would be deleted with it"
+    evidence = Evidence(session, spec)
+    if not spec.adopted and evidence.cluster is not None and not evidence.is_cluster_ours:
+        lost = "has lost our tag" if not evidence.has_tag(evidence.cluster) else "is not provably ours"
+        reasons[f"eksctl-{spec.name}-cluster"] = f"the cluster {lost} and would be deleted with it"
+    for one in ours if spec.adopted else ():
+        users = list(_users_of(evidence, one.id, ours)) if one.kind == "identity provider" else []
+        reasons |= dict.fromkeys([one.id] if users else [], f"used by {', '.join(users)}")
     return [replace(one, why=reasons[one.id]) for one in ours if one.id in reasons]
+
+
+def _users_of(evidence: Evidence, provider: str, ours: list[Resource]) -> Iterator[str]:
+    """Yield the roles of others that trust an identity provider."""
+    mine = {one.id for one in ours if one.kind == "role"}
+    for row in evidence.session.pages("iam", "list_roles", "Roles"):
+        if provider in str(row.get("AssumeRolePolicyDocument")) and row["RoleName"] not in mine:
+            yield row["RoleName"]
 
 
 def _holders(session: Session, row: Row) -> Iterator[str]:
     """Yield the stack of a file system's network, and its security groups with their stacks."""
     if row.get("VpcId"):
         for vpc in session.ec2("Vpcs", {"vpc-id": [row["VpcId"]]}):
-            yield _tags(vpc).get(STACK_TAG, "")
+            yield tags_of(vpc).get(STACK_TAG, "")
     filters = {"network-interface-id": row.get("NetworkInterfaceIds") or ["none"]}
     rows = session.ec2("NetworkInterfaces", filters)
     ids = sorted({group["GroupId"] for one in rows for group in one.get("Groups") or []})
     for group in session.ec2("SecurityGroups", {"group-id": ids or ["none"]}):
         yield group["GroupId"]
-        yield _tags(group).get(STACK_TAG, "")
+        yield tags_of(group).get(STACK_TAG, "")
 
 
 def gateways(session: Session, spec: Spec) -> list[Resource]:
     """Return the NAT gateways with our tag. They are deleted with their stack and have a price until then."""
-    filters = {**_tagged({OWNER_TAG: spec.name}), "state": ["available", "pending"]}
+    filters = {**_tagged(Evidence(session, spec).ours), "state": ["available", "pending"]}
     return [
         Resource("NAT gateway", row["NatGatewayId"], row.get("VpcId", ""), PRICES["nat_gateway_hour"])
         for row in session.ec2("NatGateways", filters)
@@ -146,121 +157,138 @@ def instance_price(kind: str, lifecycle: str = "") -> float | None:
     return found.price_usd_per_hour if found and lifecycle not in ("spot", "capacity-block") else None
 
 
-def role_prefix(cluster: str) -> str:
-    """Return the prefix of the roles that `yard cluster identity` creates for a cluster.
-
-    A long name is shortened, so other clusters can share the prefix; the tag names the cluster.
-    """
-    return f"trainyard-{cluster}-"[: ROLE_LENGTH - DIGEST_LENGTH]
-
-
-def describe_cluster(session: Session, spec: Spec) -> Row | None:
-    """Return the cluster as EKS describes it, or None where it does not exist. Raises AwsError."""
-    found = session.find("eks", "describe_cluster", name=spec.name)
-    return found["cluster"] if found else None
-
-
-def need_cluster(session: Session, spec: Spec) -> Row:
-    """Return the cluster as EKS describes it. Raises AwsError, also where it does not exist."""
-    found = describe_cluster(session, spec)
-    if found is None:
-        raise AwsError("missing", f"the EKS cluster {spec.name} does not exist in {session.region}", None)
-    return found
-
-
-def _tags(row: Row) -> Tags:
-    return {one["Key"]: one["Value"] for one in row.get("Tags") or row.get("TagSet") or []}
-
-
 def _tagged(tags: Tags) -> dict[str, list[str]]:
     return {f"tag:{name}": [value] for name, value in tags.items()}
 
 
-def _ec2(session: Session, kind: str, tags: Tags) -> Iterator[Resource]:
-    """Yield EC2's resources of a kind with a tag, except those that belong to a stack."""
-    key, id_, detail, price, only_unused = EC2[kind]
-    filters = _tagged(tags) | ({"status": ["available"]} if only_unused else {})
-    for row in session.ec2(key, filters):
-        if STACK_TAG not in _tags(row):
-            yield Resource(kind, row[id_], detail(row), price)
+def _proven(is_proven: bool) -> str | None:
+    """Return why a resource with our tag is kept, or None where it is proven to be ours."""
+    return None if is_proven else DOUBT
+
+
+def _described(row: Row, *words: str, since: Any = None) -> str:
+    """Return the words about a resource with its Name, VPC and start, by which a person knows it."""
+    named = tags_of(row).get("Name", "")
+    named = named if named.isprintable() else ascii(named)  # a line break would forge a line of the list
+    parts = [" ".join(word for word in words if word), f"Name {named}" if named else "", row.get("VpcId")]
+    return ", ".join(str(part) for part in (*parts, f"since {since}" if since else "") if part)
+
+
+def _unstacked(evidence: Evidence, key: str, filters: dict[str, list[str]]) -> Iterator[Row]:
+    """Yield EC2's resources that match filters, except those that are deleted with their stack."""
+    for row in evidence.session.ec2(key, filters):
+        if tags_of(row).get(STACK_TAG) not in evidence.stacks:
+            yield row
+
+
+def _volumes(session: Session, tags: Tags) -> Iterator[Resource]:
+    """Yield the volumes with a tag that nothing uses. A volume is data, so none is deleted."""
+    for row in session.ec2("Volumes", {**_tagged(tags), "status": ["available"]}):
+        detail = _described(row, f"{row['Size']} GiB, not attached", since=row.get("CreateTime"))
+        why = f"may hold data: aws ec2 delete-volume --volume-id {row['VolumeId']}"
+        yield Resource("volume", row["VolumeId"], detail, None, why)
+
+
+def _launch_templates(evidence: Evidence) -> Iterator[Resource]:
+    """Yield the launch templates with our tag outside of our stacks. Nothing proves whose they are."""
+    for row in _unstacked(evidence, "LaunchTemplates", _tagged(evidence.ours)):
+        detail = _described(row, row["LaunchTemplateName"], since=row.get("CreateTime"))
+        yield Resource("launch template", row["LaunchTemplateId"], detail, 0.0, DOUBT)
+
+
+def _interfaces(evidence: Evidence, tags: Tags) -> Iterator[Resource]:
+    filters = {**_tagged(tags), "status": ["available"]}
+    for row in _unstacked(evidence, "NetworkInterfaces", filters):
+        number = row["NetworkInterfaceId"]
+        why = _proven(evidence.is_inside(row))
+        yield Resource("network interface", number, _described(row, "not attached"), 0.0, why)
+
+
+def _groups(evidence: Evidence) -> Iterator[Resource]:
+    for row in _unstacked(evidence, "SecurityGroups", _tagged(evidence.ours)):
+        why = _proven(evidence.is_inside(row))
+        yield Resource("security group", row["GroupId"], _described(row, row["GroupName"]), 0.0, why)
 
 
 def _members(
-    session: Session, spec: Spec, listing: tuple[str, str], operation: str, parameter: str, key: str
+    evidence: Evidence, listing: tuple[str, str], operation: str, parameter: str, key: str
 ) -> Iterator[tuple[str, Row, Row]]:
     """Yield what EKS lists for the cluster: the id, the listed row, and the answer of `operation`."""
-    if describe_cluster(session, spec) is None:
+    if evidence.cluster is None:
         return
-    where = {"clusterName": spec.name}
-    for row in session.pages("eks", *listing, **where):
+    where = {"clusterName": evidence.spec.name}
+    for row in evidence.session.pages("eks", *listing, **where):
         id_ = row if isinstance(row, str) else row[parameter]
-        yield id_, row, session.call("eks", operation, **where, **{parameter: id_})[key]
+        yield id_, row, evidence.session.call("eks", operation, **where, **{parameter: id_})[key]
 
 
-def _is_ours(row: Row, ours: Tags) -> bool:
-    return ours.items() <= (row.get("tags") or {}).items()
-
-
-def _group_rows(session: Session, spec: Spec) -> Iterator[tuple[str, Row, Row]]:
+def _group_rows(evidence: Evidence) -> Iterator[tuple[str, Row, Row]]:
     listing = ("list_nodegroups", "nodegroups")
-    return _members(session, spec, listing, "describe_nodegroup", "nodegroupName", "nodegroup")
+    return _members(evidence, listing, "describe_nodegroup", "nodegroupName", "nodegroup")
 
 
-def _node_groups(session: Session, spec: Spec, ours: Tags) -> Iterator[Resource]:
-    for name, _, row in _group_rows(session, spec):
-        if _is_ours(row, ours):
+def _node_groups(evidence: Evidence) -> Iterator[Resource]:
+    for name, _, row in _group_rows(evidence):
+        if evidence.has_tag(row):
             detail = f"{row.get('status')}, {(row.get('scalingConfig') or {}).get('desiredSize')} nodes"
-            yield Resource("node group", name, detail)
+            why = _proven(evidence.is_cluster_ours)
+            yield Resource("node group", name, detail, 0.0, why, str(row.get("createdAt")))
 
 
-def _pod_identities(session: Session, spec: Spec, ours: Tags) -> Iterator[Resource]:
+def _pod_identities(evidence: Evidence) -> Iterator[Resource]:
     listing = ("list_pod_identity_associations", "associations")
     operation = "describe_pod_identity_association"
-    for id_, listed, row in _members(session, spec, listing, operation, "associationId", "association"):
-        if _is_ours(row, ours):
-            yield Resource("pod identity", id_, f"{listed['namespace']}/{listed['serviceAccount']}")
+    for id_, listed, row in _members(evidence, listing, operation, "associationId", "association"):
+        if evidence.has_tag(row):
+            account = f"{listed['namespace']}/{listed['serviceAccount']}"
+            tags = {**tags_of(row), ACCOUNT_TAG: account}
+            name = str(row.get("roleArn")).rpartition("/")[2]
+            why = _proven(is_role(evidence.place, evidence.spec.name, name, tags))
+            yield Resource("pod identity", id_, f"{account} has {name}", 0.0, why)
 
 
-def _access_entries(session: Session, spec: Spec, ours: Tags) -> Iterator[Resource]:
+def _access_entries(evidence: Evidence) -> Iterator[Resource]:
     listing = ("list_access_entries", "accessEntries")
     operation = "describe_access_entry"
-    for arn, _, row in _members(session, spec, listing, operation, "principalArn", "accessEntry"):
-        if _is_ours(row, ours):
-            yield Resource("access entry", arn, "of a role or user")
+    for arn, _, row in _members(evidence, listing, operation, "principalArn", "accessEntry"):
+        if evidence.has_tag(row) and tags_of(row).get(STACK_TAG) not in evidence.stacks:
+            why = _proven(ENTRY_GROUP in (row.get("kubernetesGroups") or []))
+            yield Resource("access entry", arn, "of a role or user", 0.0, why, str(row.get("createdAt")))
 
 
-def _foreign_groups(session: Session, spec: Spec) -> Iterator[Resource]:
+def _foreign_groups(evidence: Evidence) -> Iterator[Resource]:
     """Yield node groups of others in our cluster: EKS does not delete a cluster that has one."""
-    cluster = None if spec.adopted else describe_cluster(session, spec)
-    ours = {OWNER_TAG: spec.name}
-    for name, _, row in _group_rows(session, spec) if cluster and _is_ours(cluster, ours) else ():
-        if not _is_ours(row, ours):
+    if evidence.spec.adopted or evidence.cluster is None or not evidence.is_cluster_ours:
+        return
+    for name, _, row in _group_rows(evidence):
+        if not evidence.has_tag(row):
             why = "not created by trainyard; the cluster cannot be deleted while it exists"
             yield Resource(HOLDS, name, "without our tag", None, why)
 
 
-def _without_tag(session: Session, spec: Spec) -> Iterator[Resource]:
+def _without_tag(evidence: Evidence) -> Iterator[Resource]:
     """Yield the cluster, its stacks and its roles, found by name, where they have no tag of ours."""
-    why = "has lost our tag: set it again, or delete the resource by hand"
-    cluster = None if spec.adopted else describe_cluster(session, spec)
-    if cluster is not None and OWNER_TAG not in (cluster.get("tags") or {}):
+    spec, why = evidence.spec, "has lost our tag: set it again, or delete the resource by hand"
+    cluster = None if spec.adopted else evidence.cluster
+    if cluster is not None and OWNER_TAG not in tags_of(cluster):
         price = _control_plane(str(cluster.get("version")))
         yield Resource("cluster", spec.name, str(cluster.get("status")), price, why)
-    names = re.compile(rf"(eksctl-{spec.name}-(cluster|nodegroup-.*)|trainyard-{spec.name})")
-    for row in session.pages("cloudformation", "describe_stacks", "Stacks"):
-        gone = row["StackStatus"] == "DELETE_COMPLETE"
-        if names.fullmatch(row["StackName"]) and not gone and OWNER_TAG not in _tags(row):
+    for row in evidence.stack_rows:
+        if evidence.is_stack_name(row["StackName"]) and OWNER_TAG not in tags_of(row):
             yield Resource("stack", row["StackName"], row["StackStatus"], 0.0, why)
-    for name, tags in _role_tags(session, spec):
+    for row, tags in _role_rows(evidence):
         if OWNER_TAG not in tags:
-            yield Resource("role", name, "of a service account", 0.0, why)
+            yield Resource("role", row["RoleName"], "of a service account", 0.0, why)
 
 
-def _clusters(session: Session, spec: Spec, ours: Tags) -> Iterator[Resource]:
-    row = describe_cluster(session, spec)
-    if row is not None and _is_ours(row, ours):
-        detail = f"{row.get('status')}, Kubernetes {row.get('version')}"
-        yield Resource("cluster", spec.name, detail, _control_plane(str(row.get("version"))))
+def _clusters(evidence: Evidence) -> Iterator[Resource]:
+    row = evidence.cluster
+    if row is not None and evidence.has_tag(row):
+        version, vpc = row.get("version"), (row.get("resourcesVpcConfig") or {}).get("vpcId") or ""
+        made = str(row.get("createdAt"))
+        detail = _described({"VpcId": vpc}, f"{row.get('status')}, Kubernetes {version}", since=made)
+        price, why = _control_plane(str(version)), _proven(evidence.is_cluster_ours)
+        yield Resource("cluster", evidence.spec.name, detail, price, why, made)
 
 
 def _control_plane(version: str) -> float | None:
@@ -272,49 +300,78 @@ def _control_plane(version: str) -> float | None:
     return float(PRICES["eks_cluster_hour"]["extended" if late else "standard"])
 
 
-def _instances(session: Session, ours: Tags) -> Iterator[Resource]:
-    for reservation in session.ec2("Reservations", {**_tagged(ours), "instance-state-name": list(LIVE)}):
+def _instances(evidence: Evidence) -> Iterator[Resource]:
+    filters = {**_tagged(evidence.ours), "instance-state-name": list(LIVE)}
+    for reservation in evidence.session.ec2("Reservations", filters):
         for row in reservation["Instances"]:
             kind, lifecycle = row["InstanceType"], row.get("InstanceLifecycle", "")
-            state = row["State"]["Name"]
+            state, made = row["State"]["Name"], str(row.get("LaunchTime"))
             price = instance_price(kind, lifecycle) if state in ("pending", "running") else 0.0
-            detail = " ".join(one for one in (kind, lifecycle, state) if one)
-            yield Resource("instance", row["InstanceId"], detail, price)
+            detail = _described(row, kind, lifecycle, state, since=made)
+            why = _proven(evidence.is_inside(row))
+            yield Resource("instance", row["InstanceId"], detail, price, why, made)
 
 
-def _stacks(session: Session, spec: Spec, ours: Tags) -> Iterator[Resource]:
-    """Yield our stacks, the cluster's own last."""
-    rows = [
-        row
-        for row in session.pages("cloudformation", "describe_stacks", "Stacks")
-        if ours.items() <= _tags(row).items() and row["StackStatus"] != "DELETE_COMPLETE"
-    ]
-    last = f"eksctl-{spec.name}-cluster"
+def _stacks(evidence: Evidence) -> Iterator[Resource]:
+    """Yield the stacks with our tag, the cluster's own last."""
+    rows = [row for row in evidence.stack_rows if evidence.has_tag(row)]
+    last = f"eksctl-{evidence.spec.name}-cluster"
     for row in sorted(rows, key=lambda row: (row["StackName"] == last, row["StackName"])):
-        yield Resource("stack", row["StackName"], row["StackStatus"])
+        name, why = row["StackName"], _proven(row["StackName"] in evidence.stacks)
+        detail = _described({}, row["StackStatus"], since=row.get("CreationTime"))
+        yield Resource("stack", name, detail, 0.0, why, str(row.get("StackId")))
 
 
-def _role_tags(session: Session, spec: Spec) -> Iterator[tuple[str, Tags]]:
+def _role_rows(evidence: Evidence) -> Iterator[tuple[Row, Tags]]:
     """Yield the roles that may be the cluster's with their tags, which IAM's listing leaves out."""
-    for row in session.pages("iam", "list_roles", "Roles"):
-        if row["RoleName"].startswith(role_prefix(spec.name)):
-            tags = session.call("iam", "list_role_tags", RoleName=row["RoleName"])
-            yield row["RoleName"], _tags(tags)
+    prefix = role_prefix(evidence.session.region, evidence.spec.name)
+    for row in evidence.session.pages("iam", "list_roles", "Roles"):
+        if row["RoleName"].startswith(prefix):
+            yield row, tags_of(evidence.session.call("iam", "list_role_tags", RoleName=row["RoleName"]))
 
 
-def _roles(session: Session, spec: Spec, ours: Tags) -> Iterator[Resource]:
-    for name, tags in _role_tags(session, spec):
-        if ours.items() <= tags.items():
-            yield Resource("role", name, "of a service account")
+def _roles(evidence: Evidence) -> Iterator[Resource]:
+    for row, tags in _role_rows(evidence):
+        if evidence.ours.items() <= tags.items():
+            why = _proven(is_role(evidence.place, evidence.spec.name, row["RoleName"], tags))
+            detail = f"of the service account {tags.get(ACCOUNT_TAG)}"
+            yield Resource("role", row["RoleName"], detail, 0.0, why, str(row.get("RoleId")))
 
 
-def _providers(session: Session, ours: Tags) -> Iterator[Resource]:
-    """Yield the identity providers that `yard cluster identity --irsa` created."""
+def _providers(evidence: Evidence) -> Iterator[Resource]:
+    """Yield the identity providers with our tag. Ours is that of the issuer of our cluster."""
+    session = evidence.session
     for row in session.call("iam", "list_open_id_connect_providers")["OpenIDConnectProviderList"]:
         arn = row["Arn"]
         tags = session.call("iam", "list_open_id_connect_provider_tags", OpenIDConnectProviderArn=arn)
-        if ours.items() <= _tags(tags).items():
-            yield Resource("identity provider", arn, "of a cluster's service accounts")
+        if evidence.has_tag(tags):
+            is_issuer = arn.partition(":oidc-provider/")[2] == (issuer_of(evidence.cluster) or "none")
+            why = _proven(is_issuer and (evidence.spec.adopted or evidence.is_cluster_ours))
+            yield Resource("identity provider", arn, "of a cluster's service accounts", 0.0, why)
+
+
+# The kinds that `down` deletes. The cluster proves its provider, and the stack the VPC of the groups in it.
+LISTINGS: dict[str, Listing] = {
+    "pod identity": _pod_identities,
+    "access entry": _access_entries,
+    "node group": _node_groups,
+    "instance": _instances,
+    "identity provider": _providers,
+    "cluster": _clusters,
+    "network interface": lambda evidence: _interfaces(evidence, evidence.ours),
+    "security group": _groups,
+    "stack": _stacks,
+    "role": _roles,
+}
+
+
+def _kinds(spec: Spec) -> list[str]:
+    """Return the kinds in the order of deletion.
+
+    With our own cluster, EKS deletes pod identities and access entries. An adopted one keeps its nodes.
+    """
+    kept = ("node group", "instance", "cluster") if spec.adopted else ("pod identity", "access entry")
+    return [kind for kind in LISTINGS if kind not in kept]
 
 
 def _file_systems(session: Session, spec: Spec) -> Iterator[Resource]:
@@ -330,8 +387,8 @@ def _file_systems(session: Session, spec: Spec) -> Iterator[Resource]:
 def _file_system_rows(session: Session, spec: Spec) -> Iterator[Row]:
     """Yield the Lustre file systems of the cluster's team, with our tag, or named in cluster.env."""
     for row in session.pages("fsx", "describe_file_systems", "FileSystems"):
-        tags = _tags(row)
-        ours = tags.get(OWNER_TAG) == spec.name
+        tags = tags_of(row)
+        ours = tags.get(OWNER_TAG) == owner(session.region, spec.name)
         named = row["FileSystemId"] == spec.get("FSX_FILE_SYSTEM_ID")
         if ours or named or tags.get(TEAM_TAG) == spec.get("TEAM_NAMESPACE"):
             yield row

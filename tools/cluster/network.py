@@ -9,9 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
+from tools.aws.policies import OWNER_TAG, owner
 from tools.aws.session import AwsError, Session
 from tools.cluster.finding import Finding, bad, good, run, unknown, warn
-from tools.cluster.inventory import LIVE, need_cluster
+from tools.cluster.inventory import LIVE
+from tools.cluster.ownership import need_cluster
 from tools.cluster.spec import Spec
 from tools.facts.instances import INSTANCES
 from tools.kube.manifests import Object
@@ -47,10 +49,10 @@ class Seen:
 def observe(session: Session, spec: Spec) -> Seen:
     """Read cluster and nodes; without nodes, the security groups of the cluster. Raises AwsError."""
     cluster = need_cluster(session, spec)
-    keys = ("trainyard/cluster", "eks:cluster-name", "aws:eks:cluster-name")
+    tags = dict.fromkeys(("eks:cluster-name", "aws:eks:cluster-name"), spec.name)
     nodes: dict[str, Object] = {}
-    for key in keys:
-        filters = {f"tag:{key}": [spec.name], "instance-state-name": list(LIVE[:2])}
+    for key, value in (tags | {OWNER_TAG: owner(session.region, spec.name)}).items():
+        filters = {f"tag:{key}": [value], "instance-state-name": list(LIVE[:2])}
         for row in session.ec2("Reservations", filters):
             nodes |= {one["InstanceId"]: one for one in row["Instances"]}
     ids = {one["GroupId"] for node in nodes.values() for one in node.get("SecurityGroups") or []}

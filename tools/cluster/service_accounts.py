@@ -1,4 +1,4 @@
-"""The service accounts of a cluster that need AWS, each with its policy, from the cluster's facts alone."""
+"""The service accounts of a cluster that need AWS, each with its policy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from tools.aws import policies
-from tools.aws.policies import Policy
+from tools.aws.policies import Bucket, Place, Policy
 from tools.cells.kustomize_graph import reached
 from tools.cluster import cells
 from tools.cluster.spec import Spec
@@ -16,12 +16,15 @@ from tools.kube import manifests
 
 FSX_ACCOUNT = ("kube-system", "fsx-csi-controller-sa")
 S3_ACCOUNT = ("kube-system", "s3-csi-driver-sa")
-SECRETS_ACCOUNT = ("external-secrets", "external-secrets")
-PRUNER = "trainyard-pruner"
+# External Secrets asks with the token of this account of the team, and not with the right of its controller.
+SECRETS_ACCOUNT = "trainyard-secrets"
 # S3's rules for names of buckets, and prefixes without the characters of IAM's patterns and variables.
 BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 PREFIX = re.compile(r"[\w!'().=+@:,-][\w!'().=+@:,/-]*/", re.ASCII)
+ACCOUNT = re.compile(r"\d{12}")
+NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")  # DNS-1123, as for a Kubernetes service account
 TRAINER_SUFFIX = "-train"  # of base/pytorchjob's ServiceAccount, after the name of the cell
+NOWHERE = "0" * 12  # the account, while only the facts are checked
 
 
 @dataclass(frozen=True)
@@ -32,38 +35,48 @@ class ServiceAccount:
     name: str
     purpose: str
     policy: Policy
-    made_here: bool = False  # eksctl creates it, because no manifest does
+    needs_irsa: bool = False  # External Secrets passes tokens of a service account on, not its Pod Identity
 
 
-def of(spec: Spec, with_runs: bool = False) -> list[ServiceAccount]:
+def check(spec: Spec) -> None:
+    """Raise UserError for facts from which no policy can be made."""
+    of(spec, Place(spec.partition, spec.region, NOWHERE))
+
+
+def of(spec: Spec, place: Place, with_runs: bool = False) -> list[ServiceAccount]:
     """Return the service accounts of a cluster that need AWS.
 
     Trainers are those of the cells in CELLS, and `with_runs` also those of the files in runs/. S3 needs the
     fact S3_BUCKET, and FSx a base of the cluster's storage. Raises UserError.
     """
     found = []
-    partition = spec.partition
     bases = _bases(spec)
-    if spec.get("S3_BUCKET"):
-        bucket = spec.need("S3_BUCKET", BUCKET, "the name of a bucket, without s3:// and without a prefix")
-        data, runs = _prefix(spec, "S3_PREFIX"), _prefix(spec, "S3_RUNS_PREFIX")
-        trainers = [
-            ServiceAccount(spec.namespace, name, "trains", policies.trainer(bucket, data, runs, partition))
+    bucket = bucket_of(spec, place)
+    if bucket:
+        data, team = _prefix(spec, "S3_PREFIX"), f"{_prefix(spec, 'S3_RUNS_PREFIX')}{spec.namespace}/"
+        found = [
+            ServiceAccount(
+                spec.namespace, name, "trains", policies.trainer(bucket, data, team, f"{team}{name}/")
+            )
             for name in (*trainer_names(spec), *(run_names(spec) if with_runs else ()))
         ]
-        policy = policies.pruner(bucket, runs, partition)
-        prunes = ServiceAccount(spec.namespace, PRUNER, "prunes runs in S3", policy, made_here=True)
-        policy = policies.reader(bucket, data, partition)
-        reads = ServiceAccount(*S3_ACCOUNT, "mounts S3 read-only", policy)
-        found += [*trainers, prunes, *([reads] if "base/storage/s3" in bases else [])]
-    if "base/plugins/external-secrets" in bases:
-        policy = policies.secret_reader(spec.namespace, partition)
-        found.append(ServiceAccount(*SECRETS_ACCOUNT, "reads the team's secrets", policy))
+        if "base/storage/s3" in bases:
+            found.append(ServiceAccount(*S3_ACCOUNT, "mounts S3 read-only", policies.reader(bucket, data)))
+    if bases & {"base/plugins/external-secrets", "base/plugins/external-secrets/token"}:
+        policy = policies.secret_reader(place, spec.namespace)
+        found.append(
+            ServiceAccount(spec.namespace, SECRETS_ACCOUNT, "reads the team's secrets", policy, True)
+        )
     dynamic = "base/storage/fsx-dynamic" in bases
     if dynamic or "base/storage/fsx-static" in bases:
-        policy = policies.fsx_driver(spec.namespace, dynamic, partition)
+        policy = policies.fsx_driver(place, spec.namespace, dynamic)
         found.append(ServiceAccount(*FSX_ACCOUNT, "creates and mounts FSx file systems", policy))
     for one in found:
+        if not NAME.fullmatch(one.name):  # those of runs/ are whatever somebody wrote into a file
+            hint = "use a-z, 0-9, - and dots; IAM treats * and ? as patterns and ${...} as a variable"
+            raise UserError(
+                f"{shown(spec.directory)}: {one.name!r} is not the name of a service account", hint
+            )
         if policies.size(one.policy) > policies.MOST_CHARACTERS:
             raise UserError(
                 f"{spec.source}: the policy of {one.namespace}/{one.name} has {policies.size(one.policy):,}"
@@ -71,6 +84,17 @@ def of(spec: Spec, with_runs: bool = False) -> list[ServiceAccount]:
                 "use a shorter S3_PREFIX and S3_RUNS_PREFIX",
             )
     return found
+
+
+def bucket_of(spec: Spec, place: Place) -> Bucket | None:
+    """Return the bucket of the cluster's facts. Its owner is the cluster's account, or S3_BUCKET_ACCOUNT."""
+    if spec.get("S3_BUCKET") is None:
+        return None
+    name = spec.need("S3_BUCKET", BUCKET, "the name of a bucket, without s3:// and without a prefix")
+    owner = place.account
+    if spec.get("S3_BUCKET_ACCOUNT"):
+        owner = spec.need("S3_BUCKET_ACCOUNT", ACCOUNT, "an account: 12 digits")
+    return Bucket(name, owner, place.partition)
 
 
 def trainer_names(spec: Spec) -> list[str]:

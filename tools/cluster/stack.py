@@ -20,8 +20,9 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from tools.aws.policies import OWNER_TAG
 from tools.aws.session import AwsError, Session
+from tools.cluster import ownership
+from tools.cluster.ownership import OWNER_TAG, Evidence
 from tools.cluster.spec import NodeGroup, Spec
 from tools.core.errors import UserError
 from tools.facts.instances import Instance
@@ -91,7 +92,11 @@ def deploy(session: Session, spec: Spec) -> str:
         "Tags": _tags(spec),
     }
     waiter = "stack_create_complete"
-    if status(session, spec) is None:
+    old = _stack(session, spec)
+    if old is not None and not Evidence(session, spec).has_tag(old):
+        marks = ownership.marks(session.region, spec)
+        raise UserError(f"the stack {name(spec)} exists and is not tagged {OWNER_TAG}={marks[OWNER_TAG]}")
+    if old is None:
         session.call("cloudformation", "create_stack", **parameters)
     else:
         waiter = "stack_update_complete"
@@ -106,8 +111,13 @@ def deploy(session: Session, spec: Spec) -> str:
 
 def status(session: Session, spec: Spec) -> str | None:
     """Return the stack's status, or None where it does not exist. Raises AwsError."""
+    found = _stack(session, spec)
+    return str(found["StackStatus"]) if found else None
+
+
+def _stack(session: Session, spec: Spec) -> Object | None:
     found = session.find("cloudformation", "describe_stacks", StackName=name(spec))
-    return str(found["Stacks"][0]["StackStatus"]) if found else None
+    return found["Stacks"][0] if found else None
 
 
 def _wait(session: Session, spec: Spec, waiter: str) -> str:
@@ -124,7 +134,7 @@ def _cluster_group(spec: Spec) -> str:
 
 
 def _tags(spec: Spec) -> list[Object]:
-    return [{"Key": OWNER_TAG, "Value": spec.name}]
+    return ownership.pairs(ownership.marks(spec.region, spec))
 
 
 def _launch_template(spec: Spec, group: NodeGroup, key: str) -> Object:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.aws.session import AwsError, Session
+from tools.cluster import inventory
 from tools.cluster.inventory import Resource
 from tools.cluster.spec import Spec
 from tools.core import wait
@@ -17,7 +18,7 @@ from tools.core.errors import UserError
 
 POLL_SECONDS = 5.0
 MOST_SECONDS = 1800.0  # a node group drains first; eksctl's largest stack takes 15 minutes
-IN_USE = ("DependencyViolation", "ResourceInUseException", "InvalidGroup.InUse", "VolumeInUse")
+IN_USE = ("DependencyViolation", "ResourceInUseException", "InvalidGroup.InUse")
 IN_USE_SECONDS = 180.0  # interfaces of terminated nodes are deleted within a minute or two
 SAY_SECONDS = 15.0
 GONE = "gone"
@@ -29,12 +30,16 @@ Say = Callable[[str], None]
 def delete(session: Session, spec: Spec, resource: Resource, say: Say) -> None:
     """Delete a resource that may be gone or deleting already, and wait until it is gone.
 
-    Raises AwsError where AWS refuses, and UserError with exit code 1 where the resource stays.
+    Its tag and its second proof are read again before. Raises AwsError where AWS refuses, and UserError with
+    exit code 1 where the resource stays, or is no longer the one that was listed.
     """
     title, say = f"{resource.kind} {resource.id}", wait.sparing(say, SAY_SECONDS)
     state = _state(session, spec, resource)
     # EKS refuses to delete what an earlier run has started to delete.
     if state not in (GONE, *DELETING):
+        if not inventory.still_ours(session, spec, resource):
+            message = f"{title} has changed since it was listed and is not deleted"
+            raise UserError(message, f"yard cluster down {spec.title} lists it again", 1)
         _start(session, spec, resource, say)
 
     def is_over() -> bool:
@@ -147,9 +152,7 @@ STEPS = {
     "instance": Step("ec2", "terminate_instances", "InstanceIds", "describe_instances", STATE),
     "cluster": Step("eks", "delete_cluster", "name", "describe_cluster", "cluster.status"),
     "stack": Step("cloudformation", "delete_stack", "StackName", "describe_stacks", "Stacks.0.StackStatus"),
-    "launch template": _ec2("launch_template", "LaunchTemplateId", "LaunchTemplates"),
     "network interface": _ec2("network_interface", "NetworkInterfaceId", "NetworkInterfaces"),
-    "volume": _ec2("volume", "VolumeId", "Volumes"),
     "security group": _ec2("security_group", "GroupId", "SecurityGroups"),
     "role": Step("iam", "delete_role", "RoleName", "get_role", "Role.RoleName"),
     "identity provider": Step(

@@ -78,7 +78,7 @@ def rights(kubectl: Kubectl, spec: Spec) -> Finding:
         return unknown("rights", (done.stderr.strip().splitlines() or ["no answer"])[-1])
     missing = [" ".join(one) for one, said in zip(RIGHTS, allowed, strict=True) if said != "true"]
     if missing:
-        remedy = f"yard cluster access {spec.title} PRINCIPAL --policy edit --namespace {spec.namespace}"
+        remedy = f"yard cluster access {spec.title} PRINCIPAL --policy team --namespace {spec.namespace}"
         return bad("rights", f"in {spec.namespace} you may not {', '.join(missing)}", remedy)
     return good(
         "rights", f"in {spec.namespace} you may do all that a job needs ({len(RIGHTS)} access reviews)"

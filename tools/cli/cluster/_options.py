@@ -35,16 +35,6 @@ def account(command: Command) -> Command:
     return _with(command, with_session)
 
 
-def cluster(command: Command) -> Command:
-    """Add CLUSTER; the command gets `spec`."""
-
-    @click.argument("name", metavar="CLUSTER")
-    def with_spec(name: str, **options: Any) -> Any:
-        return command(spec=spec.load(repo.root(), name), **options)
-
-    return _with(command, with_spec)
-
-
 def cluster_and_account(command: Command) -> Command:
     """Add CLUSTER, --region and --profile; the command gets `spec` and `session`."""
 

@@ -1,11 +1,14 @@
 """Give a role or user access to the cluster's API server with an EKS access entry.
 
-PRINCIPAL is the ARN of a role, a user, or the session of an assumed role. The default is your own.
+PRINCIPAL is the ARN of a role, a user, or the session of an assumed role. The default is your own. `--policy
+team` gives what jobs in a namespace need: the Role trainyard-team of base/plugins/namespace, by a Kubernetes
+group. The others are access policies of EKS; edit does not cover PyTorchJobs. Nothing is taken away: what the
+principal has besides is printed.
 
 \b
 Examples:
-  yard cluster access gpu --dry-run
-  yard cluster access gpu arn:aws:iam::111122223333:role/team --policy edit --namespace training
+  yard cluster access gpu --policy admin --dry-run
+  yard cluster access gpu arn:aws:iam::111122223333:role/team --policy team --namespace training
 
 \b
 Exit codes: 0 access exists, 1 with --dry-run: a change is needed, 2 no such cluster or principal,
@@ -20,7 +23,7 @@ from tools.aws import principals
 from tools.aws.session import Session
 from tools.cli.cluster import _options
 from tools.cluster import access
-from tools.cluster.spec import Spec
+from tools.cluster.spec import NAMESPACE, Spec
 from tools.core import output
 from tools.core.errors import UserError
 
@@ -30,17 +33,16 @@ from tools.core.errors import UserError
 @click.argument("principal", required=False)
 @click.option(
     "--policy",
-    type=click.Choice(sorted(access.POLICIES)),
-    default="admin",
-    show_default=True,
-    help="The access policy of EKS.",
+    type=click.Choice(sorted([*access.POLICIES, access.TEAM])),
+    required=True,
+    help="What to allow.",
 )
 @click.option(
     "--namespace",
     "namespaces",
     multiple=True,
     metavar="NAME",
-    help="Limit access to this namespace. Repeatable.",
+    help="Limit access to this namespace. Repeatable. team needs it.",
 )
 @click.option("--dry-run", is_flag=True, help="Show the changes without making them.")
 @_options.as_json
@@ -53,6 +55,11 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
+    if policy == access.TEAM and not namespaces:
+        raise UserError("--policy team needs --namespace", f"--namespace {spec.namespace}")
+    for name in namespaces:
+        if not NAMESPACE.fullmatch(name):
+            raise UserError(f"{name!r} is not a namespace", "at most 63 of a-z, 0-9 and -")
     who = principals.resolve(session, principal) if principal else principals.caller(session)
     if who.kind not in ("role", "user"):
         raise UserError(f"{who.arn} is not a role or user, which an access entry needs", "use a role")
@@ -60,19 +67,23 @@ def command(
         hint = "use the role's own ARN (aws iam get-role), or allow iam:GetRole"
         raise UserError(f"the path of the role {who.name}, which an access entry needs, is unknown", hint, 3)
     grant = access.Grant(who.arn, policy, namespaces)
-    changes = access.difference(session, spec.name, grant)
+    changes = access.difference(session, spec, grant)
+    others = access.held(session, spec, who.arn).others(grant)
     lines = [line for change in changes for line in change.line.splitlines()]
     if not dry_run:
         access.apply(session, changes)
-        left = access.difference(session, spec.name, grant) if changes else []
+        left = access.difference(session, spec, grant) if changes else []
         if left:
             message = f"EKS accepted the change, but it is not in effect: {left[0].line}"
             raise UserError(message, "repeat the command", 1)
     if as_json:
-        output.data({"principal": who.arn, "changes": lines, "applied": bool(changes) and not dry_run})
+        applied = bool(changes) and not dry_run
+        output.data({"principal": who.arn, "changes": lines, "applied": applied, "others": others})
     else:
         output.line(f"{spec.name}: {who.arn}")
-        for line in lines or [f"{access.POLICIES[policy]}: exists already"]:
+        for line in lines or [f"{access.POLICIES.get(policy, policy)}: exists already"]:
             output.line(f"  {line}")
+        for line in others:
+            output.line(f"  stays: {line}")
     if dry_run and changes:
         raise click.exceptions.Exit(1)

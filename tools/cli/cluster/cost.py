@@ -27,11 +27,8 @@ from tools.core import output
 @_options.cluster_and_account
 @_options.as_json
 def command(spec: Spec, session: Session, as_json: bool) -> None:
-    found = [
-        *inventory.owned(session, spec),
-        *inventory.gateways(session, spec),
-        *inventory.leftovers(session, spec),
-    ]
+    ours, left = inventory.survey(session, spec)
+    found = [*ours, *inventory.gateways(session, spec), *left]
     found = [one for one in found if one.price is None or one.price > 0]
     known, unknown = inventory.total(found)
     dates = {"machines": inventory.INSTANCE_PRICES, "other": f"us-east-1, {inventory.PRICES['date']}"}

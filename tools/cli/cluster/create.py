@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import click
 
+from tools.aws import principals
 from tools.aws.session import Session
 from tools.cli.cluster import _options
 from tools.cluster import create, eksctl
@@ -50,8 +51,14 @@ def execute(spec: Spec, session: Session, dry_run: bool, as_json: bool) -> None:
         create.settle(session, spec, output.note)
     for number, step in enumerate(todo, start=1):
         output.note(f"[{number}/{len(todo)}] {step.title}")
+        if step.words[0] == "yard":
+            create.proof(session, spec)  # roles belong to a cluster that is there
         create.run(step, spec.title, output.note)
     _report(words, create.proof(session, spec), as_json)
+    creator = principals.caller(session).arn
+    if not exists and creator != spec.get("ADMIN_ROLE_ARN"):
+        output.note(f"{creator} created the cluster and stays its administrator. To end that:")
+        output.note(f"  aws eks delete-access-entry --cluster-name {spec.name} --principal-arn {creator}")
     output.note(f"next: yard cluster kubeconfig {spec.title}")
 
 

@@ -1,18 +1,19 @@
-"""Delete a cluster: everything with the tag trainyard/cluster=NAME, in dependency order, and nothing else.
+"""Delete a cluster: what has the tag trainyard/cluster=REGION/NAME and is provably of this cluster.
 
-The resources to delete and to keep are listed with their prices before you are asked to confirm. File systems
-are kept and listed with the command that deletes them. Repeat an interrupted run to continue it. An adopted
-cluster keeps its control plane and nodes.
+The proof is membership in the cluster, its VPC or its stacks, or a name that tagging cannot change. The
+resources to delete and to keep are listed with their prices before you are asked to confirm, and each is read
+again right before it is deleted. File systems and volumes are kept and listed with the command that deletes
+them. Repeat an interrupted run to continue it. An adopted cluster keeps its control plane and nodes.
 
 \b
 Examples:
   yard cluster down cpu-demo
   yard cluster down cpu-demo --dry-run
-  yard cluster down cpu-demo --yes
+  yard cluster down cpu-demo --yes --expect 11    as many as --dry-run listed
 
 \b
-Exit codes: 0 everything is deleted, 1 something is not deleted, or with --dry-run: something would be, 2 not
-confirmed, 3 AWS did not answer or denied access.
+Exit codes: 0 everything is deleted, 1 something is not deleted, the list has changed, or with --dry-run:
+something would be deleted, 2 not confirmed, 3 AWS did not answer or denied access.
 """
 
 from __future__ import annotations
@@ -31,10 +32,17 @@ from tools.core.errors import UserError
 @click.command(help=__doc__)
 @_options.cluster_and_account
 @click.option("--dry-run", is_flag=True, help="List the resources without deleting them.")
-@click.option("--yes", is_flag=True, help="Delete without confirmation.")
+@click.option("--yes", is_flag=True, help="Delete without confirmation. Needs --expect.")
+@click.option(
+    "--expect", type=click.IntRange(0), metavar="N", help="With --yes: the number of resources to delete."
+)
 @_options.as_json
-def command(spec: Spec, session: Session, dry_run: bool, yes: bool, as_json: bool) -> None:
-    ours, left = inventory.owned(session, spec), inventory.leftovers(session, spec)
+def command(
+    spec: Spec, session: Session, dry_run: bool, yes: bool, expect: int | None, as_json: bool
+) -> None:
+    if expect is not None and not yes:
+        raise UserError("--expect needs --yes")
+    ours, left = inventory.survey(session, spec)
     staying = inventory.held(session, spec, ours)
     ours, left = _without(ours, staying), [*left, *staying]
     account = session.identity()["account"]
@@ -50,12 +58,15 @@ def command(spec: Spec, session: Session, dry_run: bool, yes: bool, as_json: boo
         message = f"nothing was deleted: the cluster has node groups without our tag: {', '.join(held)}"
         hint = f"aws eks delete-nodegroup --cluster-name {spec.name} --nodegroup-name NAME"
         raise UserError(message, hint, 1)
-    if not yes:
+    if yes:
+        _compare(len(ours), expect)
+    else:
         _ask(spec)
+        _refuse_changes(ours, _plan(spec, session)[0])
     for number, one in enumerate(ours, start=1):
         output.note(f"[{number}/{len(ours)}] {one.kind} {one.id}")
         teardown.delete(session, spec, one, output.note)
-    again = _without(inventory.owned(session, spec), staying)
+    again, staying = _plan(spec, session)
     if again:
         names = ", ".join(f"{one.kind} {one.id}" for one in again)
         raise UserError(f"not deleted: {names}", f"yard cluster down {spec.title}", 1)
@@ -65,7 +76,39 @@ def command(spec: Spec, session: Session, dry_run: bool, yes: bool, as_json: boo
         raise UserError(f"everything else is deleted: {names}", f"yard cluster down {spec.title}", 1)
     if not as_json:
         gone = output.count(len(ours), "resource")
-        output.line(f"{spec.name}: {gone} deleted; nothing with our tag is left")
+        output.line(f"{spec.name}: {gone} deleted; nothing that is provably ours is left")
+
+
+def _plan(spec: Spec, session: Session) -> tuple[list[inventory.Resource], list[inventory.Resource]]:
+    """Return what is ours to delete, and what of ours stays because something else needs it."""
+    ours = inventory.owned(session, spec)
+    staying = inventory.held(session, spec, ours)
+    return _without(ours, staying), staying
+
+
+def _compare(there: int, expect: int | None) -> None:
+    """Raise UserError unless the number of resources is the one that the user has seen."""
+    if expect is None:
+        hint = f"read the list; if all of it is to be deleted: --yes --expect {there}"
+        raise UserError(f"--yes needs --expect N: {output.count(there, 'resource')} would be deleted", hint)
+    if there != expect:
+        message = f"nothing was deleted: --expect {expect}, but {output.count(there, 'resource')} would be"
+        raise UserError(
+            message, f"{abs(there - expect)} {'more' if there > expect else 'fewer'}: --dry-run", 1
+        )
+
+
+def _refuse_changes(shown: list[inventory.Resource], now: list[inventory.Resource]) -> None:
+    """Raise UserError where other resources would be deleted than those that were shown."""
+    before, after = ({(one.kind, one.id, one.made) for one in rows} for rows in (shown, now))
+    lines = [
+        f"{sign} {kind} {id_}"
+        for sign, rows in (("+", after - before), ("-", before - after))
+        for kind, id_, _ in sorted(rows)
+    ]
+    if lines:
+        message = f"nothing was deleted: the list has changed since it was shown: {', '.join(lines)}"
+        raise UserError(message, "repeat the command and read the new list", 1)
 
 
 def _without(ours: list[inventory.Resource], staying: list[inventory.Resource]) -> list[inventory.Resource]:
@@ -100,8 +143,8 @@ def _show(
 
 def _ask(spec: Spec) -> None:
     try:
-        answer = click.prompt(f"type {spec.name} to delete it", err=True, default="", show_default=False)
+        answer = output.ask(f"type {spec.name} to delete it")
     except click.Abort:
         answer = ""
     if answer.strip() != spec.name:
-        raise UserError("nothing was deleted", "--yes deletes without confirmation", 2)
+        raise UserError("nothing was deleted", "--yes --expect N deletes without confirmation", 2)

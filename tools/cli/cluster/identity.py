@@ -1,11 +1,12 @@
 """Show, simulate or apply the IAM policies of a cluster's service accounts.
 
-The policies are generated from the bucket and prefixes in cluster.env. A new cluster gets them from
-eksctl.yaml. --apply is for an existing cluster, for changed facts, and for the runs of Flux, each of which
-has its own service account. It then checks each role with IAM's simulator.
+The policies are generated from the bucket and prefixes in cluster.env, for your account and region. `yard
+cluster create` runs --apply; repeat it for changed facts, and for the runs of Flux, each of which has its own
+service account. It then checks each role with IAM's simulator.
 
 Pods get their role through Pod Identity, or with --irsa through tokens of the cluster (IRSA), for nodes
-without the Pod Identity agent. With --irsa, the commands that annotate the service accounts are printed.
+without the Pod Identity agent. External Secrets always uses IRSA. For IRSA, the commands that annotate the
+service accounts are printed.
 
 \b
 Examples:
@@ -22,8 +23,11 @@ wrong options, 3 AWS did not answer or denied access.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 
+from tools.aws.policies import Place
 from tools.aws.session import Session
 from tools.cli.cluster import _options
 from tools.cluster import finding, identity, service_accounts
@@ -45,11 +49,12 @@ def command(
 ) -> None:
     if (simulate and change) or ((dry_run or irsa) and not change):
         raise UserError("use --simulate or --apply; --dry-run and --irsa need --apply")
-    accounts = service_accounts.of(spec, with_runs=True)
+    place = _place(spec, session)
+    accounts = service_accounts.of(spec, place, with_runs=True)
     if simulate:
         _simulated([identity.simulate(session, one) for one in accounts], as_json)
     if change:
-        _applied(spec, session, accounts, irsa, dry_run, as_json)
+        _applied(identity.Roles(session, spec, place), accounts, irsa, dry_run, as_json)
         return
     if as_json:
         output.data([vars(one) for one in accounts])
@@ -62,6 +67,16 @@ def command(
             output.line(f"  {', '.join(statement['Action'])} on {where}")
 
 
+def _place(spec: Spec, session: Session) -> Place:
+    """Return where the roles are made. Raises UserError for credentials of another account."""
+    place = Place.of(session)
+    known = spec.get("AWS_ACCOUNT_ID") or place.account
+    if known != place.account:
+        message = f"{spec.at('AWS_ACCOUNT_ID')}: the cluster is in account {known}, your credentials in "
+        raise UserError(message + place.account, "--profile NAME selects other credentials")
+    return place
+
+
 def _simulated(findings: list[finding.Finding], as_json: bool) -> None:
     if as_json:
         output.data(finding.as_data(findings))
@@ -71,19 +86,20 @@ def _simulated(findings: list[finding.Finding], as_json: bool) -> None:
 
 
 def _applied(
-    spec: Spec,
-    session: Session,
+    roles: identity.Roles,
     accounts: list[service_accounts.ServiceAccount],
     irsa: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    issuer = identity.issuer(session, spec) if irsa else None
-    lines = identity.ensure_provider(session, spec, issuer, not dry_run) if issuer else []
+    by_token = [one for one in accounts if irsa or one.needs_irsa]
+    if by_token:
+        roles = replace(roles, issuer=identity.issuer(roles.session, roles.spec))
+    lines = identity.ensure_provider(roles, not dry_run) if by_token else []
     for one in accounts:
-        lines += identity.ensure(session, spec, one, issuer, not dry_run)
-    findings = [] if dry_run else [identity.simulate_role(session, spec, one) for one in accounts]
-    commands = identity.annotate_commands(session, spec, accounts) if irsa else []
+        lines += identity.ensure(roles, one, one in by_token, not dry_run)
+    findings = [] if dry_run else [identity.simulate_role(roles, one) for one in accounts]
+    commands = identity.annotate_commands(roles, by_token)
     if as_json:
         answer = {"changes": lines, "applied": bool(lines) and not dry_run, "annotate": commands}
         output.data(answer | {"simulation": finding.as_data(findings)})

@@ -2,9 +2,9 @@
 
 Checked are nodes, devices and EFA against the table of instance types, the operator's API and webhook, DNS,
 FSx, the team's namespace and claim, health agents, room for pods, your permissions, whether the API server
-accepts a job, and whether NetworkPolicies are enforced. For the last, two small pods with the image of the
-debug pod try three ports in the team's namespace, for minutes at most, and are removed. --fix makes the
-changes that it can, and checks again.
+accepts a job, whether S3_BUCKET is versioned, and whether NetworkPolicies are enforced. For the last, two
+small pods with the image of the debug pod try three ports in the team's namespace, for minutes at most, and
+are removed. --fix makes the changes that it can, and checks again.
 
 \b
 Examples:
@@ -24,8 +24,9 @@ from pathlib import Path
 
 import click
 
+from tools.aws.session import Session
 from tools.cli.cluster import _options
-from tools.cluster import finding, snapshot, validate
+from tools.cluster import bucket, finding, snapshot, validate
 from tools.cluster.finding import Finding
 from tools.cluster.spec import Spec
 from tools.core import output
@@ -34,7 +35,7 @@ from tools.kube.kubectl import Kubectl
 
 
 @click.command(help=__doc__)
-@_options.cluster
+@_options.cluster_and_account
 @click.option("--context", metavar="NAME", help="The context of the kubeconfig.")
 @click.option("--fix", is_flag=True, help="Make the changes that can be made, then check again.")
 @click.option(
@@ -43,7 +44,13 @@ from tools.kube.kubectl import Kubectl
 @click.option("--save", "keep", type=click.Path(path_type=Path), metavar="DIR", help="Save the snapshot.")
 @_options.as_json
 def command(
-    spec: Spec, context: str | None, fix: bool, recorded: Path | None, keep: Path | None, as_json: bool
+    spec: Spec,
+    session: Session,
+    context: str | None,
+    fix: bool,
+    recorded: Path | None,
+    keep: Path | None,
+    as_json: bool,
 ) -> None:
     if recorded and fix:
         raise UserError("a saved snapshot cannot be fixed", "leave out --from or --fix")
@@ -54,6 +61,7 @@ def command(
     findings = validate.check(spec, found) + ([] if recorded else validate.ask(kubectl, spec))
     if fix:
         findings = _fix(spec, kubectl, findings)
+    findings += [] if recorded else bucket.check(session, spec)
     raise click.exceptions.Exit(finding.report(findings, as_json).exit_code)
 
 
