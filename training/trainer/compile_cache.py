@@ -58,7 +58,8 @@ class CompileCache:
         """
         if self._directory is None or self._mark is None:
             return "none"
-        found = "whole" if self._directory.is_dir() else "none"
+        # Importing torch's compiler makes an empty directory.
+        found = "whole" if any(path.is_file() for path in self._directory.rglob("*")) else "none"
         self._has_copy = found == "whole" and self._copy.exists()
         if self._mark.exists():
             found = "joined" if self._mark.read_text(errors="replace") == attempt else "broken"
@@ -129,6 +130,7 @@ class CompileCache:
                 own.seek(0)
                 with tarfile.open(fileobj=own, mode="r:") as tar:
                     tar.extractall(unpacked, filter="data")
+            shutil.rmtree(self._directory, ignore_errors=True)
             unpacked.rename(self._directory)
         except (OSError, tarfile.TarError):
             return False
