@@ -49,6 +49,7 @@ def restored(world: World) -> Iterator[None]:
     git(world.root, "read-tree", "-u", "--reset", before)
     made = world.push("as before")
     for name in ("plugins", "storage", "runs"):
+        world.fleet.poke(name)  # the next retry would be minutes away
         world.fleet.wait_ready(name, made)
     assert world.job(FIRST)["metadata"]["uid"] == job["metadata"]["uid"]
     assert world.job(FIRST)["spec"] == job["spec"]

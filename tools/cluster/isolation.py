@@ -186,5 +186,5 @@ def _waited(here: Kubectl, name: str, wanted: str) -> Any:
 
     until(settled, STARTS + (SETTLES if wanted == "terminated" else 0), POLL)
     if not state.get(wanted):
-        raise UserError(f"the pod {name} does not start: {state.get('reason') or 'it is not scheduled'}")
+        raise UserError(f"the pod {name} did not run in time: {state.get('reason') or 'no reason given'}")
     return state[wanted]
