@@ -308,6 +308,15 @@ def test_pods_agree_on_a_random_id(tmp_path: Path) -> None:
     assert rendezvous.agreed(tmp_path / "other") not in ids
 
 
+def test_an_id_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "link", refuse)
+    first = rendezvous.agreed(tmp_path)
+    assert rendezvous.agreed(tmp_path) == first
+
+
 @pytest.mark.parametrize("kind", ["text", "long", "link", "fifo", "directory"])
 def test_what_is_no_id_ends_in_one_error(kind: str, tmp_path: Path) -> None:
     path = tmp_path / rendezvous.FILE

@@ -55,12 +55,18 @@ def _offer(path: Path) -> None:
     try:
         _write(temporary, new)
         with contextlib.suppress(FileExistsError):
-            try:
-                os.link(temporary, path)
-            except PermissionError:  # no hard links here
-                _write(path, new)
+            _publish(temporary, path, new)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _publish(temporary: Path, path: Path, new: bytes) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # no hard links here
+        _write(path, new)
 
 
 def _write(path: Path, content: bytes) -> None:
