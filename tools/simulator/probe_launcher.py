@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import importlib
 import os
 import runpy
 import signal
@@ -34,9 +35,7 @@ def main() -> None:
     if NAMESPACE in os.environ:
         join(os.environ.pop(NAMESPACE))
     sys.path.append(str(GUARD))
-    import trainyard_guard
-
-    trainyard_guard.install()
+    importlib.import_module("trainyard_guard").install()
     if not options:
         runpy.run_path(str(PROBE), run_name="__main__")
         return

@@ -51,8 +51,10 @@ TIME_LIMIT = re.compile(
     r"(?:(?:join_|last_call_|close_|heartbeat_|read_)?timeout|keep_alive_interval)=[0-9]{1,6}"
 )
 # What else decides about the world; the command line is made of it.
-PROVED = ("nnodes", "nproc-per-node", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "node-rank")
-PROVED += ("master-addr", "master-port", "local-addr", "max-restarts", "start-method")
+PROVED = {
+    *("nnodes", "nproc-per-node", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "node-rank"),
+    *("master-addr", "master-port", "local-addr", "max-restarts", "start-method"),
+}
 ISOLATED = "the launchers had a network of their own, with loopback only"
 NOT_ISOLATED = "the launchers listened on loopback only; this machine gives no network namespace"
 

@@ -103,7 +103,8 @@ class _Unpickler(pickle.Unpickler):
 
 def _listen_on_loopback() -> None:
     """Give each TCPStore server of this process a socket of the loopback interface to listen on."""
-    from torch.distributed import DistNetworkError, TCPStore
+    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import DistNetworkError
 
     plain = TCPStore.__init__
     if hasattr(plain, "__wrapped__"):
