@@ -126,7 +126,8 @@ def simulator(gaps: Gaps) -> None:
     def of_role(PolicySourceArn: str, **asked: Any) -> dict[str, Any]:
         name = PolicySourceArn.rpartition("/")[2]
         found = session.call("iam", "get_role_policy", RoleName=name, PolicyName="trainyard")
-        return answer(found["PolicyDocument"], **asked)
+        document = found["PolicyDocument"]  # a text, if it comes from moto's server
+        return answer(json.loads(document) if isinstance(document, str) else document, **asked)
 
     gaps["iam", "simulate_custom_policy"] = of_policy
     gaps["iam", "simulate_principal_policy"] = of_role
