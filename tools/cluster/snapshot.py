@@ -12,13 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tools.aws.retry_budget import Waiting
+from tools.core import foreign_files
 from tools.core.errors import UserError
 from tools.core.repo import shown
+from tools.core.secret_patterns import masked
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Object
 
 FILE = "cluster.json"
 CRD, OPERATOR_WEBHOOK = "customresourcedefinitions.apiextensions.k8s.io", "validatingwebhookconfigurations"
+LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # a copy with all values
 SLICES = "endpointslices.discovery.k8s.io"
 # Each kind is listed by itself: a missing permission hides one kind and not the rest.
 ALL_NAMESPACES = ("pods", SLICES, "persistentvolumeclaims")
@@ -45,9 +48,11 @@ class Snapshot:
         return None
 
     def save(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        value = {"objects": self.objects, "unseen": self.unseen}
-        (directory / FILE).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        """Write it for this user only, with secrets masked: it holds pods of all namespaces."""
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        value = masked({"objects": self.objects, "unseen": self.unseen})
+        with foreign_files.writing(directory, FILE) as file:
+            file.write(json.dumps(value, indent=1).encode() + b"\n")
 
 
 def load(directory: Path) -> Snapshot:
@@ -56,7 +61,7 @@ def load(directory: Path) -> Snapshot:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
         return Snapshot(value["objects"], value["unseen"])
-    except (OSError, ValueError, KeyError, TypeError) as problem:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as problem:
         raise UserError(f"{shown(path)}: not a snapshot of a cluster: {problem}") from None
 
 
@@ -87,4 +92,7 @@ def _reduced(item: Object) -> Object:
                 spec[key] = [{name: one[name] for name in KEPT if name in one} for one in spec[key]]
         rest["spec"] = spec
     metadata = {key: value for key, value in item["metadata"].items() if key != "managedFields"}
+    if metadata.get("annotations"):
+        notes = metadata["annotations"].items()
+        metadata["annotations"] = {key: value for key, value in notes if key != LAST_APPLIED}
     return {**rest, "metadata": metadata}
