@@ -216,8 +216,9 @@ def decode_manifest(data: bytes) -> Manifest:
     if _sealed(content) != data:
         raise ValueError("its content does not match its own digest")
     if content.get("format") != FORMAT:
-        given = str(content.get("format"))[:20]
-        raise ValueError(f"format {given} is not the format {FORMAT} this version reads")
+        raise ValueError(
+            f"format {content.get('format')!r:.20} is not the format {FORMAT} this version reads"
+        )
     return Manifest.model_validate(content)
 
 

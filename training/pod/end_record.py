@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from training.pod.exit_analysis import Output
-from training.run.directory import RunDir, read_json, write_json
+from training.run.directory import LONGEST_JSON, RunDir, read_json, write_json
 from training.run.exit_status import exit_in_words
 from training.run.failure import CODES, PERMANENT, Failure, cause, classify_text, is_consequence, one_line
+from training.run.files import read_bounded
 
 POD_UID = "POD_UID"  # set by the manifest; stays the same when a container restarts in its pod
 LAST_LINES = 12
@@ -165,8 +166,8 @@ def _another_pod_names_the_cause(end: End, run: RunDir) -> bool:
 
 def _attempts_of(attempts: Path, pod: str) -> int:
     count = 0
-    for line in attempts.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(ValueError):
+    for line in read_bounded(attempts, LONGEST_JSON).splitlines():
+        with contextlib.suppress(ValueError, AttributeError, RecursionError):
             count += json.loads(line).get("pod") == pod
     return count
 

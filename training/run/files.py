@@ -19,11 +19,10 @@ def open_regular(path: Path, *, follow: bool = False) -> FileIO:
         descriptor = os.open(path, flags)
     except ValueError as error:
         raise OSError(f"the name cannot be a file's: {error}") from None
-    file = FileIO(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        file.close()
+        os.close(descriptor)
         raise OSError("not a regular file")
-    return file
+    return FileIO(descriptor, "rb")
 
 
 def read_bounded(path: Path, limit: int, *, follow: bool = False) -> bytes:

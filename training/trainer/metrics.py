@@ -21,7 +21,9 @@ from training.device import Device
 from training.distributed.ranks import Ranks
 from training.run.directory import RunDir
 from training.run.failure import NanError
+from training.run.files import read_bounded
 
+_LARGEST_LOG = 1 << 30  # bytes of metrics.jsonl: a million steps have a third of it
 _LINE_EVERY = 2.0  # seconds between lines for a person
 
 
@@ -183,28 +185,32 @@ def _drop_after(log: Path, step: int) -> None:
     """Drop logged steps after the resumed checkpoint; they will be done again."""
     if not log.exists():
         return
-    kept = [line for line in log.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
+    kept = [line for line in _lines(log) if _step_of(line) <= step]
     temporary = log.with_suffix(".tmp")
     temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
     os.replace(temporary, log)
 
 
+def _lines(log: Path) -> list[str]:
+    return read_bounded(log, _LARGEST_LOG).decode("utf-8", "replace").splitlines()
+
+
 def _step_of(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return math.inf  # the half line of a killed process
 
 
 def first_heldout(run: RunDir) -> float | None:
     """Held-out loss before the first step in nats per prediction, None if it was not measured."""
-    records = [json.loads(line) for line in run.heldout.read_text(encoding="utf-8").splitlines()]
+    records = [json.loads(line) for line in _lines(run.heldout)]
     return next((record["loss"] for record in records if record["step"] == 0), None)
 
 
 def summary(run: RunDir) -> dict[str, float | None]:
     """Median tokens/s and MFU over all logged steps, and the seconds that they took together."""
-    records = [json.loads(line) for line in run.metrics.read_text(encoding="utf-8").splitlines()]
+    records = [json.loads(line) for line in _lines(run.metrics)]
     shares = [r["mfu"] for r in records if r["mfu"] is not None]
     return {
         "tokens_per_s": statistics.median(r["tokens_per_s"] for r in records),

@@ -129,7 +129,8 @@ def _index(directory: Path) -> dict[str, str] | None:
     if not isinstance(places, dict) or not places:
         raise WeightsError(f"{path}: has no weight_map")
     for name, file in places.items():
-        if not isinstance(file, str) or Path(file).name != file or not file.isprintable():
+        plain = isinstance(file, str) and Path(file).name == file and file.isprintable()
+        if not plain or file in ("", ".."):
             raise WeightsError(f"{path}: the file of {name} is {file!r}, which is not a plain file name")
     return places
 
