@@ -143,7 +143,10 @@ def download(root: Path, progress: Progress) -> Path:
     progress(f"downloading {url} (6 MiB)")
     try:
         with urllib.request.urlopen(url, timeout=NETWORK_SECONDS) as answer:
+            size = answer.length or 0
             archive = answer.read(LARGEST_ARCHIVE)
+        if len(archive) < size:
+            raise http.client.IncompleteRead(archive, size - len(archive))
         digest = hashlib.sha256(archive).hexdigest()
         if digest != DIGESTS[target]:
             raise Unusable(f"{url}: its SHA-256 is {digest}, not {DIGESTS[target]}")
@@ -215,7 +218,7 @@ def _short(stderr: str, path: Path) -> str:
     """Return kustomize's error in one line, without a log frame, and with paths relative to the checkout."""
     text = " ".join(line.strip() for line in stderr.splitlines() if line.strip())
     # Some versions of kubectl log what others print.
-    framed = re.search(r'err=(?:"((?:[^"\\]|\\.)*)"|<(.*)>)', text)
+    framed = re.search(r'err=(?:"((?:[^"\\]|\\.)*)"|<(.{0,4000})>)', text)
     if framed:
         text = (framed[1] or framed[2]).replace('\\"', '"').strip()
     text = re.sub(r"^(Error|error): ", "", text)

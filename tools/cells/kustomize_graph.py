@@ -9,6 +9,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from tools.cells.matrix_file import text_of
 from tools.core.errors import UserError
 
 KUSTOMIZATION_NAMES = ("kustomization.yaml", "kustomization.yml", "Kustomization")
@@ -61,8 +62,10 @@ def _references(root: Path, directory: Path) -> list[Path]:
     if path is None:
         raise UserError(f"{_shown(root, directory)}: no kustomization.yaml in this directory")
     try:
-        document: Any = YAML(typ="safe", pure=True).load(path)
-    except (OSError, UnicodeDecodeError, YAMLError) as problem:
+        document: Any = YAML(typ="safe", pure=True).load(text_of(path, directory))
+    except UserError as problem:
+        raise UserError(f"{_shown(root, directory)}/{problem.message}") from None
+    except YAMLError as problem:
         raise UserError(f"{_shown(root, path)}: {str(problem).splitlines()[0]}") from problem
     if not isinstance(document, dict):
         raise UserError(f"{_shown(root, path)}: a mapping is needed")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
@@ -16,7 +17,10 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from tools.core.errors import UserError
 from tools.core.repo import nearest
 from tools.facts.instances import Instance, instance
+from tools.kube.manifests import LARGEST
 from training import config
+from training.config import bounds
+from training.run.files import read_bounded
 
 MATRIX = "overlays/matrix.yaml"
 SECTIONS = tuple(section for section, owner in config.OWNER.items() if owner == "cell")
@@ -163,10 +167,16 @@ class _Entry:
 def text_of(path: Path, root: Path) -> str:
     """Return a file's text. Raises UserError with its path below `root` when it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        text = read_bounded(path, LARGEST, follow=True).decode()
+        bounds.check(yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+        return text
     except (OSError, UnicodeDecodeError) as problem:
-        reason = problem.strerror if isinstance(problem, OSError) else "not UTF-8"
+        reason = problem.strerror or str(problem) if isinstance(problem, OSError) else "not UTF-8"
         raise UserError(f"{path.relative_to(root)}: {reason}") from problem
+    except bounds.UnboundedError as problem:
+        raise UserError(f"{path.relative_to(root)}:{problem.line}: {problem}") from None
+    except yaml.YAMLError:
+        return text  # the caller's reader says what is wrong
 
 
 def _default_machine(root: Path, hardware: str) -> Instance | None:

@@ -67,6 +67,9 @@ def invoke(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         output.note("stopped")
         return 130
+    except (MemoryError, RecursionError):
+        output.error("the input needs more memory or has more parts in each other than this program can hold")
+        return 2
     except BrokenPipeError:
         os.dup2(
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()

@@ -14,12 +14,17 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from tools.cells.kustomize import Renderer
+from tools.core.errors import UserError
+from tools.core.repo import shown
 from tools.core.verdict import State, Verdict
 from tools.gitops import flux_objects, git
+from training.config import bounds
 
 FOLDERS = ("base", "clusters", "overlays")  # from which Flux applies
 ENCRYPTED = "ENC["
 RULE = {"rule": "secret"}
+LONGEST_RULE, LONGEST_KEY, MOST_QUANTIFIERS = 1000, 256, 2  # of a pattern of SOPS, and of a key
+QUANTIFIER, NESTED = re.compile(r"[*+{]"), re.compile(r"\)[*+?{]")
 
 
 def check(root: Path, renderer: Renderer) -> list[Verdict]:
@@ -42,10 +47,19 @@ def _documents(path: Path) -> Iterator[dict[str, Any]]:
     if "Secret" not in text and "secretGenerator" not in text and "\nsops:" not in text:
         return
     try:
-        documents = list(yaml.safe_load_all(text))
+        documents = _loaded(path, text)
     except yaml.YAMLError:
         return  # rendering reports it
     yield from (item for item in documents if isinstance(item, dict))
+
+
+def _loaded(path: Path, text: str) -> list[Any]:
+    """Return the documents of a file of the repository; UserError where they stand for too much."""
+    try:
+        bounds.check(yaml.parse(text))
+        return list(yaml.safe_load_all(text))
+    except ValueError as problem:
+        raise UserError(f"{shown(path)}: {problem}") from None
 
 
 def _object(
@@ -91,7 +105,7 @@ def _patched(
 ) -> Iterator[Verdict]:
     """Yield verdicts on a patch that holds a part of a Secret, or operations on one."""
     try:
-        documents = list(yaml.safe_load_all(text))
+        documents = _loaded(path, text)
     except yaml.YAMLError:
         return  # rendering reports it
     for one in documents:
@@ -128,7 +142,7 @@ def _is_encrypted(source: Path, is_env: bool) -> bool:
         lines = [line.partition("=") for line in text.splitlines() if line.strip() and line[0] != "#"]
         return all(value.startswith(ENCRYPTED) for name, _, value in lines if not name.startswith("sops_"))
     try:
-        content = yaml.safe_load(text)
+        content = next(iter(_loaded(source, text)), None)
     except yaml.YAMLError:
         content = None
     if not isinstance(content, dict):
@@ -149,13 +163,21 @@ def _plain(value: Any, settings: dict[str, Any], keys: tuple[str, ...] = ()) -> 
         yield value
 
 
+def _found(pattern: str, key: str) -> bool:
+    """Search a key. SOPS' patterns need linear time, Python's do not: nested repetitions are not tried."""
+    repeated = len(QUANTIFIER.findall(pattern))
+    if len(pattern) > LONGEST_RULE or repeated > MOST_QUANTIFIERS or NESTED.search(pattern):
+        raise re.error("more repetitions than a rule of SOPS needs")
+    return bool(re.search(pattern, key[:LONGEST_KEY]))
+
+
 def _is_to_encrypt(keys: tuple[str, ...], settings: dict[str, Any]) -> bool:
     """Return whether SOPS encrypts the value below these keys (getsops.io/docs, selecting values)."""
     try:
         if pattern := settings.get("encrypted_regex"):
-            return any(re.search(pattern, key) for key in keys)
+            return any(_found(pattern, key) for key in keys)
         if pattern := settings.get("unencrypted_regex"):
-            return not any(re.search(pattern, key) for key in keys)
+            return not any(_found(pattern, key) for key in keys)
     except (re.error, TypeError):
         return True  # a rule that cannot be read excludes nothing
     if suffix := settings.get("encrypted_suffix"):

@@ -11,6 +11,7 @@ import yaml  # type: ignore[import-untyped]
 
 from tools.cells.kustomize import Renderer
 from tools.cells.kustomize_graph import is_kustomization
+from tools.cells.matrix_file import text_of
 from tools.core.errors import UserError
 from tools.gitops import git
 from tools.gitops.run_file import FOLDERS, RunFile
@@ -25,7 +26,7 @@ def render(root: Path, run: RunFile, renderer: Renderer) -> Manifests:
         if not is_kustomization(cell):
             raise UserError(f"{run.path}: commit {run.commit[:12]} has no cell {run.cell}")
         path = cell / "kustomization.yaml"
-        leaf = yaml.safe_load(path.read_text(encoding="utf-8"))
+        leaf = yaml.safe_load(text_of(path, Path(directory)))
         path.write_text(yaml.safe_dump(_edited(leaf, run)), encoding="utf-8")
         try:
             return parse(renderer.build(cell), run.path)

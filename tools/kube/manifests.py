@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import re
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,6 +16,17 @@ import yaml  # type: ignore[import-untyped]
 from yaml.constructor import ConstructorError  # type: ignore[import-untyped]
 
 from tools.core.errors import UserError
+from training.config import bounds
+from training.run.files import read_bounded
+
+LARGEST = 10 * 2**20  # bytes of a manifest; etcd takes objects of 1.5 MiB, a rendered cell has 20 KiB
+MOST_PODS = 4096  # of an object, and processes of a pod
+_COUNTS = (
+    *("replicas", "minReplicas", "maxReplicas", "minAvailable", "parallelism", "completions"),
+    *("nprocPerNode", "nProcPerNode"),
+)
+STANDARD_INPUT = "-"
+_TAGS = (None, "!", "tag:yaml.org,2002:str")  # the reader decides all other types by the value's form
 
 Object = dict[str, Any]
 
@@ -121,8 +135,13 @@ def parse(text: str, source: str) -> Manifests:
 
     Raises UserError with `source` and the line of a fault in the YAML.
     """
+    if len(text) > LARGEST:
+        raise UserError(f"{source}: is larger than {LARGEST >> 20} MiB, the most that is read")
     try:
+        bounds.check(_plain(yaml.parse(text, _Reader)))
         documents = [document for document in yaml.load_all(text, _Reader) if document is not None]
+    except bounds.UnboundedError as problem:
+        raise UserError(f"{source}:{problem.line}: {problem}") from None
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark or problem.context_mark
         where = f"{source}:{mark.line + 1}" if mark else source
@@ -135,14 +154,34 @@ def parse(text: str, source: str) -> Manifests:
     return Manifests(source, objects)
 
 
-def read(path: Path, source: str | None = None) -> Manifests:
-    """Parse a manifest file. Raises UserError if it cannot be read."""
+def _plain(events: Iterable[Any]) -> Iterator[Any]:
+    """Yield the events of a text without tags, which Kubernetes' objects do not have."""
+    for event in events:
+        if getattr(event, "tag", None) not in _TAGS:
+            raise ConstructorError(None, None, f"found the tag {event.tag[:80]!r}", event.start_mark)
+        yield event
+
+
+def read(name: str | Path, source: str | None = None) -> Manifests:
+    """Parse a manifest file, or standard input for `-`. Raises UserError if it cannot be read."""
+    if str(name) == STANDARD_INPUT:
+        source = "standard input"
+    return parse(text_of(name, source or str(name)), source or str(name))
+
+
+def text_of(name: str | Path, source: str) -> str:
+    """Return the text of a regular file, or of standard input for `-`; UserError names `source`.
+
+    No more than LARGEST bytes are read.
+    """
     try:
-        return parse(path.read_text(encoding="utf-8"), source or str(path))
+        if str(name) == STANDARD_INPUT:
+            return sys.stdin.read(LARGEST + 1)
+        return read_bounded(Path(name), LARGEST, follow=True).decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise UserError(f"{path}: not UTF-8 text") from None
+        raise UserError(f"{source}: not UTF-8 text") from None
     except OSError as problem:
-        raise UserError(f"{path}: {problem.strerror}") from None
+        raise UserError(f"{source}: {problem.strerror or problem}") from None
 
 
 def name_of(item: Object) -> str:
@@ -160,4 +199,17 @@ def _objects(document: Any, where: str) -> list[Object]:
         metadata.setdefault("name", f"{metadata['generateName']}00000")
     if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
         raise UserError(f"{where}: {document['kind']} has no metadata.name")
+    for name, value in _counts(document.get("spec")):
+        if value > MOST_PODS:
+            raise UserError(f"{where}: {name} is {value:.3g}, more than {MOST_PODS}, the most that is read")
     return [document]
+
+
+def _counts(value: Any) -> Iterator[tuple[str, float]]:
+    """Yield the fields that say how many pods or processes there are, with their numbers."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+    for key in _COUNTS if isinstance(value, dict) else ():
+        with contextlib.suppress(TypeError, ValueError):
+            yield key, float(value.get(key))
+    for part in parts:
+        yield from _counts(part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from dataclasses import dataclass, replace
 
@@ -38,6 +39,7 @@ class Evaluation:
         )
 
 
+@functools.cache
 def rules() -> dict[str, Rule]:
     """Return all rules by name, in the order in which they are applied."""
     modules = [f"tools.preflight.rules.{name}" for name in MODULES]

@@ -21,8 +21,10 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+from training.config import bounds
 from training.config.base import ConfigError, Section
 from training.config.config import Config
+from training.run.files import read_bounded
 
 FILES = ("model", "hardware", "cell")
 OWNER: dict[str, str] = {
@@ -40,6 +42,9 @@ OWNER: dict[str, str] = {
 }
 
 
+LARGEST = 2**20  # bytes of a file; ours have a few hundred
+
+
 def load(directory: str | Path) -> Config:
     """Read and check the three files of a configuration directory.
 
@@ -51,7 +56,7 @@ def load(directory: str | Path) -> Config:
     for layer in FILES:
         path = directory / f"{layer}.yaml"
         try:
-            texts[layer] = (str(path), path.read_text(encoding="utf-8"))
+            texts[layer] = (str(path), read_bounded(path, LARGEST, follow=True).decode())
         except FileNotFoundError:
             raise ConfigError(
                 f"{path}: no such file; a configuration directory holds {', '.join(FILES)}.yaml"
@@ -95,8 +100,9 @@ def apply_override(texts: Mapping[str, tuple[str, str]], assignment: str) -> dic
     yaml = _yaml()
     document = yaml.load(text) or CommentedMap()
     try:
+        bounds.check(_yaml().parse(value))
         parsed = _yaml().load(value) if value.strip() else None
-    except YAMLError:
+    except (YAMLError, bounds.UnboundedError):
         raise ConfigError(f"{where}: the value is not YAML") from None
     node = document
     for part in path[:-1]:
@@ -166,8 +172,13 @@ def _yaml() -> YAML:
 
 
 def _parse(layer: str, name: str, text: str) -> CommentedMap:
+    if len(text) > LARGEST:
+        raise ConfigError(f"{name}: is larger than {LARGEST >> 20} MiB, the most that is read")
     try:
+        bounds.check(_yaml().parse(text))
         document = _yaml().load(text)
+    except bounds.UnboundedError as error:
+        raise ConfigError(f"{name}:{error.line}: {error}") from None
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""

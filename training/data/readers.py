@@ -8,7 +8,7 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import IO, Any, Literal, NamedTuple, Protocol
 
@@ -28,6 +28,13 @@ _KINDS: dict[type, str] = {
     dict: "an object",
 }
 _PARQUET_ROWS = 1024
+MOST_ROW = 2**26  # bytes of a row
+MOST_GROUP = 2**32  # bytes of a Parquet file's row group, unpacked
+MOST_DOCUMENT = 2**28  # bytes of a file that is one document
+_MOST_UNPACKED, _MOST_RATIO = (
+    2**30,
+    200,
+)  # bytes that any gzip file may hold, and times its size for larger ones
 _LEAST_PIECE, _MOST_PIECE, _PIECES = 2 * 1024, 64 * 1024, 128
 
 
@@ -74,9 +81,11 @@ def read_file_as_document(path: Place) -> Document | None:
     """Return the whole file as one document, or None if it is not UTF-8 text."""
     try:
         with path.open("rb") as stream:
-            data = stream.read()
+            data = stream.read(MOST_DOCUMENT + 1)
     except OSError as error:
         raise DataError(f"cannot read {path}: {reason(error)}") from error
+    if len(data) > MOST_DOCUMENT and b"\0" not in data:
+        raise DataError(f"{path}: one document of more than {MOST_DOCUMENT >> 20} MiB; put rows into .jsonl")
     data = data.removeprefix(codecs.BOM_UTF8)
     if b"\0" in data:
         return None
@@ -158,10 +167,15 @@ def _json_rows(path: Place, text_field: str) -> Iterator[Document]:
 
 def json_lines(path: Place) -> Iterator[tuple[str, bytes]]:
     """Yield each line that is not blank, after its place for messages."""
-    line = 0
+    line = unpacked = 0
     try:
         with path.open("rb") as file, _lines_in(path, file) as stream:
-            for line, data in enumerate(stream, start=1):
+            for line, data in enumerate(iter(lambda: stream.readline(MOST_ROW + 1), b""), start=1):
+                unpacked += len(data)
+                if len(data) > MOST_ROW:
+                    raise DataError(f"{path}, line {line}: more than {MOST_ROW >> 20} MiB")
+                if unpacked > _MOST_UNPACKED and unpacked > _MOST_RATIO * file.tell():
+                    raise DataError(f"{path}, line {line}: unpacks to {_MOST_RATIO} times its size")
                 if data.strip():
                     yield f"{path}, line {line}", data
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -170,7 +184,7 @@ def json_lines(path: Place) -> Iterator[tuple[str, bytes]]:
         raise DataError(f"cannot read {path}: {reason(error)}") from error
 
 
-def _lines_in(path: Place, file: IO[bytes]) -> AbstractContextManager[Iterable[bytes]]:
+def _lines_in(path: Place, file: IO[bytes]) -> AbstractContextManager[IO[bytes] | gzip.GzipFile]:
     zipped = path.name.lower().endswith(_JSON_LINES_GZIP)
     return gzip.GzipFile(fileobj=file, mode="rb") if zipped else contextlib.nullcontext(file)
 
@@ -205,15 +219,25 @@ def parquet_rows(path: Place, text_field: str | None = None) -> Iterator[tuple[s
         with path.open("rb") as file, pq.ParquetFile(file) as table:
             if text_field is not None:
                 _check_column(path, table.schema_arrow, text_field)
+            _check_size(path, table.metadata)
             for batch in table.iter_batches(batch_size=_PARQUET_ROWS, columns=columns):
                 for value in batch.to_pylist():
                     row += 1
                     yield f"{path}, row {row}", value
-    except (pa.ArrowException, UnicodeDecodeError) as error:
+    except (pa.ArrowException, UnicodeDecodeError, MemoryError) as error:
         first = str(error).partition("\n")[0]
         raise DataError(f"{path}, after row {row}: damaged Parquet data ({first})") from error
     except OSError as error:
         raise DataError(f"cannot read {path}, after row {row}: {reason(error)}") from error
+
+
+def _check_size(path: Place, metadata: Any) -> None:
+    """Refuse row groups that say that they unpack to more than memory holds."""
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        size = sum(group.column(each).total_uncompressed_size for each in range(group.num_columns))
+        if size > MOST_GROUP:
+            raise DataError(f"{path}, row group {number}: {size:,} bytes, more than {MOST_GROUP:,}")
 
 
 def _check_column(path: Place, schema: Any, text_field: str) -> None:
@@ -230,6 +254,8 @@ def _check_column(path: Place, schema: Any, text_field: str) -> None:
 def _document(where: str, value: object, text_field: str) -> Document:
     if not isinstance(value, str):
         raise DataError(f"{where}: field '{text_field}' is {kind_of(value)}, not a string")
+    if len(value) > MOST_ROW:
+        raise DataError(f"{where}: field '{text_field}' has more than {MOST_ROW >> 20} MiB")
     try:
         return Document(value, value.encode("utf-8"))
     except UnicodeEncodeError:

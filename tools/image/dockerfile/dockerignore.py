@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.core.errors import UserError
+from training.run.files import read_bounded
 
+LARGEST = 2**16  # bytes of a .dockerignore
 MOST_WILD = 6  # wildcards of a pattern; each one multiplies the time of a name that almost matches
 WILD = re.compile(r"[*?\[\\]")
 
@@ -50,7 +52,7 @@ def read(context: Path, dockerfile: Path | None = None) -> Ignore:
     beside = dockerfile.with_name(dockerfile.name + ".dockerignore") if dockerfile else None
     for path in (beside, context / ".dockerignore"):
         if path is not None and path.is_file():
-            return parse(path.read_text(encoding="utf-8", errors="replace"))
+            return parse(read_bounded(path, LARGEST, follow=True).decode(errors="replace"))
     return Ignore()
 
 

@@ -15,9 +15,13 @@ from packaging.utils import canonicalize_name
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from tools.core.errors import UserError
 from tools.image.dockerfile.parse import Dockerfile, Instruction, Stage
 from tools.image.dockerfile.shell_script import commands, program, script
+from training.config import bounds
+from training.run.files import read_bounded
 
+LARGEST = 2**24  # bytes of a requirement file or a lock
 PIP = re.compile(r"pip(?:3(?:\.\d+)?)?")
 PYTHON = re.compile(r"python(?:3(?:\.\d+)?)?")
 INDEX = re.compile(r"/whl/(?:nightly/)?(cu\d+|cpu)\b")
@@ -50,7 +54,15 @@ class Sources:
 
     def read(self, path: Path) -> str:
         known = self.texts.get(path.resolve())
-        return path.read_text(encoding="utf-8", errors="replace") if known is None else known
+        if known is not None:
+            return known
+        try:
+            text = read_bounded(path, LARGEST, follow=True).decode(errors="replace")
+            if path.suffix in (".yaml", ".yml"):
+                bounds.check(YAML(typ="rt").parse(text))
+            return text
+        except (OSError, bounds.UnboundedError) as problem:
+            raise UserError(f"{path}: {problem}") from None
 
 
 @dataclass(frozen=True)
@@ -200,7 +212,7 @@ def _project(install: Install, context: Sources) -> None:
         return
     try:
         data: dict[str, Any] = tomllib.loads(context.read(path))
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         install.missing.append(name)
         return
     lines = context.read(path).splitlines()

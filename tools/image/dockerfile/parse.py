@@ -22,12 +22,15 @@ KNOWN = frozenset(
         *("MAINTAINER", "ONBUILD", "RUN", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR"),
     ]
 )
+LARGEST = 2**18  # characters of a Dockerfile, and of an instruction with its variables filled in
+MOST_STAGES = 100
 # A heredoc is a whole word of the shell, as in BuildKit's parser: neither `<<<` nor text in quotes.
 WORD = re.compile(r"(?:[^\s\"'\\]|\\.|\"(?:[^\"\\]|\\.)*\"|'[^']*')+")
 HEREDOC = re.compile(r"\d*<<(-?)([\"']?)([^\s<\"']+)\2")
 WITH_HEREDOC = re.compile(r"^\s*(RUN|COPY|ADD)\b", re.IGNORECASE)
 FLAG = re.compile(r"\s*--([a-z-]+)(?:=(\S+))?(?=\s|$)")
 VARIABLE = re.compile(r"\\\$|\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?([-+])((?:[^{}]|\{[^{}]*\})*))?\})")
+NAMED = re.compile(r"\$\{?([A-Za-z_]\w*)")
 PAIR = re.compile(r"([A-Za-z_][\w.-]{0,200}+)=(\"(?:[^\"\\]|\\.)*\"|'[^']*'|(?:[^\s\"'\\]|\\.)*)")
 LITERAL = frozenset(
     ["CMD", "ENTRYPOINT", "SHELL", "HEALTHCHECK"]
@@ -80,7 +83,7 @@ class Instruction:
         """The words of an exec form (a JSON list), or None for the shell form."""
         try:
             found = json.loads(self.value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return list(map(str, found)) if isinstance(found, list) else None
 
@@ -162,8 +165,10 @@ class Dockerfile:
 def parse(text: str, source: str, given: Mapping[str, str] | None = None) -> Dockerfile:
     """Return the Dockerfile in `text`; `given` are the values of build arguments.
 
-    Raises UserError if it has no FROM, or one that cannot be read.
+    Raises UserError if it has no FROM, or one that cannot be read, or is larger than any that people write.
     """
+    if len(text) > LARGEST:
+        raise UserError(f"{source}: is larger than {LARGEST >> 10} KiB, the most that is read")
     if re.match(r"(?is)^(?:#[^\n]*\n)*?#\s*escape\s*=\s*`", text):
         raise UserError(f"{source}: the escape character ` is not supported", code=3)
     plain, heredocs = _without_heredocs(text.removeprefix("\ufeff"), source)
@@ -215,6 +220,8 @@ class _Reader:
         bodies = tuple(self.heredocs.get(line, ()))
         flags, rest = _flags(raw) if name in ("FROM", "RUN", "COPY", "ADD", "HEALTHCHECK") else ((), raw)
         known = self._values if self.stages and name != "FROM" else self.arguments
+        if sum(len(known.get(name, "")) for name in NAMED.findall(raw)) > LARGEST:
+            raise UserError(f"{self.source}:{line}: its variables stand for more than {LARGEST >> 10} KiB")
         filled = tuple((key, substitute(value, known)) for key, value in flags)
         value = rest if name in LITERAL else substitute(rest, known)
         one = Instruction(name, value, raw, line, end, filled, bodies)
@@ -233,6 +240,8 @@ class _Reader:
             raise UserError(
                 f"{self.source}:{one.line}: FROM {one.raw}: not `FROM image` or `FROM image AS name`"
             )
+        if len(self.stages) == MOST_STAGES:
+            raise UserError(f"{self.source}:{one.line}: more than {MOST_STAGES} stages")
         name = words[2] if len(words) == 3 else ""
         parent = next((stage for stage in self.stages if stage.name and stage.name == words[0].lower()), None)
         platform = one.flag("platform")
@@ -304,11 +313,11 @@ def _marks(instruction: str) -> list[tuple[bool, str]]:
 
 
 def _flags(value: str) -> tuple[tuple[tuple[str, str], ...], str]:
-    found, rest = [], value
-    while match := FLAG.match(rest):
+    found, end = [], 0
+    while match := FLAG.match(value, end):
         found.append((match[1], match[2] or ""))
-        rest = rest[match.end() :]
-    return tuple(found), rest.strip()
+        end = match.end()
+    return tuple(found), value[end:].strip()
 
 
 def _unquote(text: str) -> str:

@@ -12,9 +12,10 @@ from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict, worst
 from tools.facts.instances import Instance
 from tools.image.dockerfile import dockerignore
-from tools.image.dockerfile.parse import parse
+from tools.image.dockerfile.parse import LARGEST, parse
 from tools.image.rules import hadolint
 from tools.image.rules.rule import RULES, Rule, Subject
+from training.run.files import read_bounded
 
 MODULES = ("runtime", "hadolint", "layers", "secrets", "versions", "efa", "origin")
 
@@ -100,7 +101,7 @@ def subject(
 ) -> Subject:
     """Return what the rules read; `given` are build arguments. Raises UserError if it cannot be read."""
     try:
-        text = target.dockerfile.read_text(encoding="utf-8")
+        text = read_bounded(target.dockerfile, 4 * LARGEST, follow=True).decode()
     except (OSError, UnicodeDecodeError) as problem:
         raise UserError(f"{target.shown}: cannot be read: {problem}") from problem
     parsed = parse(text, target.shown, given)

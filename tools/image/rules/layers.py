@@ -39,7 +39,7 @@ REMOVED = re.compile(r"\brm\s+((?:[^;&|\n]|\\\n)*)")
 SYSTEM = (
     (
         {"apt-get", "apt"}, "apt's package lists",
-        re.compile(r"/var/lib/(?:apt\b|\{[^}]*\bapt\b)|apt-get dist-?clean"), "/apt",
+        re.compile(r"/var/lib/(?:apt\b|\{[^}]{0,200}\bapt\b)|apt-get dist-?clean"), "/apt",
         "&& rm -rf /var/lib/apt/lists/*, in the same RUN",
     ),
     (

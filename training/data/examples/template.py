@@ -16,8 +16,10 @@ from typing import Any
 
 from training.data.errors import DataError, reason
 from training.data.examples.example import ASSISTANT, BadRow, Message
+from training.data.examples.limits import TooLong, Watchdog, memory
 from training.data.sources import path_of
 from training.data.tokenizer import CONFIG, SPECIAL, TEMPLATE, TextTokenizer, json_object
+from training.run.files import read_bounded
 
 # For tokenizers without a template. It needs only the tokenizer's end-of-text token.
 PLAIN = (
@@ -29,6 +31,9 @@ PLAIN = (
 )
 # The date that Llama 3.1's template writes by default. With the current date the data would change every day.
 DATE = "26 Jul 2024"
+LARGEST = 2**20  # bytes of a template's file
+LONGEST, MOST_MEMORY = 30.0, 2**31  # seconds and bytes to render one conversation
+_WATCHDOG = Watchdog()
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 Span = tuple[int, int]
@@ -114,8 +119,14 @@ class ChatTemplate:
 
         tokens: dict[str, Any] = {**self.special, "date_string": DATE}
         try:
-            texts, spans = render_jinja_template([list(messages)], chat_template=self.text, **how, **tokens)
-        except (TemplateError, TypeError, ValueError) as error:
+            with _WATCHDOG.limit(LONGEST), memory(MOST_MEMORY):
+                texts, spans = render_jinja_template(
+                    [list(messages)], chat_template=self.text, **how, **tokens
+                )
+        except (TooLong, MemoryError, RecursionError):
+            most = f"{LONGEST:.0f} s or {MOST_MEMORY >> 30} GiB"
+            raise DataError(f"the chat template {self.text[:40]!r}... needs more than {most}") from None
+        except (TemplateError, TypeError, ValueError, OverflowError) as error:
             first = str(error).partition("\n")[0]
             raise BadRow(f"the chat template cannot render these messages: {first}") from None
         return texts[0], [(start, end) for start, end in spans[0]] if spans else []
@@ -146,7 +157,7 @@ def template_of(name: str, tokenizer: TextTokenizer, chosen: str) -> ChatTemplat
 
 def _template_file(name: str) -> str:
     try:
-        return path_of(name).read_text(encoding="utf-8")
+        return read_bounded(path_of(name), LARGEST, follow=True).decode()
     except OSError as error:
         raise DataError(f"data.chat_template {name}: {reason(error)}") from None
     except UnicodeDecodeError:
