@@ -158,6 +158,14 @@ def test_a_name_that_comes_back_with_other_content_is_refused(team: Team, edit: 
         ),
         ("serviceAccountName: team-runner", "serviceAccountName: flux-platform", "is not team-runner"),
         ("  serviceAccountName: team-runner\n", "", "is not team-runner"),
+        ("  path: ./overlays/cpu/llama-tiny\n", "  path: ./../../../victim\n", "which is not a cell"),
+        ("  path: ./overlays/cpu/llama-tiny\n", "  path: /victim\n", "which is not a cell"),
+        ("  path: ./overlays/cpu/llama-tiny\n", "  path: [a]\n", "spec.path of the Kustomization is not"),
+        (
+            "  prune: true\n",
+            "  prune: true\n  components: [https://a.example/b]\n",
+            "not in overlays/feature",
+        ),
         (
             "  targetNamespace: training\n",
             "  targetNamespace: default\n",

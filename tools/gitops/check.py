@@ -23,7 +23,18 @@ from tools.core.verdict import State, Verdict
 from tools.gitops import flux_objects, git
 from tools.gitops.live import Live
 from tools.gitops.render import render
-from tools.gitops.run_file import COMMIT, DIGEST, HEALTH, RUNNER, SSA, RunFile, health_check, read
+from tools.gitops.run_file import (
+    CELL,
+    COMMIT,
+    DIGEST,
+    FEATURE,
+    HEALTH,
+    RUNNER,
+    SSA,
+    RunFile,
+    health_check,
+    read,
+)
 from tools.kube.manifests import Manifests, Object
 from tools.preflight.evaluate import evaluate
 
@@ -119,6 +130,11 @@ def _faults(run: RunFile) -> Iterator[str]:
         yield f"spec.ref.commit is not a quoted commit of 40 digits: {run.commit or 'missing'}"
     if spec.get("sourceRef") != {"kind": "GitRepository", "name": run.name}:
         yield "spec.sourceRef is not the GitRepository of this file: the run would not be pinned"
+    if not CELL.fullmatch(run.cell):
+        yield f"spec.path is {_short(run.cell)}, which is not a cell: overlays/HARDWARE/MODEL"
+    for component in spec.get("components") or []:
+        if not FEATURE.fullmatch(component):
+            yield f"spec.components has {_short(component)}, which is not in overlays/feature"
     if not spec.get("nameSuffix"):
         yield "no spec.nameSuffix: two runs of the cell would share one job"
     stem = run.cell.removeprefix("overlays/").replace("/", "-") + str(spec.get("nameSuffix", ""))

@@ -16,6 +16,7 @@ import yaml  # type: ignore[import-untyped]
 
 from tools.core.errors import UserError
 from tools.kube.manifests import Object, parse
+from tools.preflight.shapes import misshapes
 
 GIT_REPOSITORY = ("source.toolkit.fluxcd.io/v1", "GitRepository")
 KUSTOMIZATION = ("kustomize.toolkit.fluxcd.io/v1", "Kustomization")
@@ -27,6 +28,18 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 SUFFIX = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 CELL = re.compile(r"overlays/([a-z0-9-]+)/([a-z0-9-]+)")
+FEATURE = re.compile(r"\.\./\.\./feature/[a-z0-9-]+")
+# The types of the fields that are read here.
+SHAPE = {
+    "metadata!": {"name!": str, "namespace!": str},
+    "spec!": {
+        **dict.fromkeys(("path", "targetNamespace", "nameSuffix"), str),
+        **{key: {} for key in ("ref", "sourceRef")},
+        **{key: [{}] for key in ("patches", "healthChecks", "healthCheckExprs")},
+        "images": [{"name!": str}],
+        "components": [str],
+    },
+}
 SSA = "kustomize.toolkit.fluxcd.io/ssa"
 # The operator accepts a changed job and applies it to pods that restart. With this annotation Flux creates
 # the job once and never changes it.
@@ -171,6 +184,9 @@ def read(text: str, path: str) -> RunFile:
             f"{path}: a run is one GitRepository and one Kustomization of Flux; this file has {found}",
             "write it with: yard cluster run new CELL --cluster NAME",
         )
+    for item in objects:
+        for one in misshapes(item, SHAPE, ""):
+            raise UserError(f"{path}: {one.path} of the {item['kind']} is not {one.wanted}")
     source, kustomization = sorted(objects, key=lambda item: str(item["kind"]))
     return RunFile(path, source, kustomization)
 
