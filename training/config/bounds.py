@@ -32,8 +32,8 @@ def check(events: Iterable[Any]) -> None:
         if kind == "AliasEvent":
             if anchor in (name for name, _ in parents):
                 raise UnboundedError(event, f"*{anchor} is part of the value that it stands for")
-            values += sizes.get(anchor, 1)
-            aliased += sizes.get(anchor, 1)
+            values += sizes.get(str(anchor), 1)
+            aliased += sizes.get(str(anchor), 1)
         elif kind in ("MappingStartEvent", "SequenceStartEvent"):
             parents.append((anchor, values))
             values += 1

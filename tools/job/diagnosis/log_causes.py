@@ -56,7 +56,8 @@ WORDS = tuple(
             "config",
             r"^(?:Value|Assertion|NotImplemented|Runtime)Error: "
             rf"(?:{_YOU}|Your\b|Please\b|`?--?\w|{_UNKNOWN})",
-            rf"^ValueError: (?i:.{{0,300}}\b{_SETTING}\b.{{0,300}}(?:{_ABSENT}|not (?:supported|valid|allowed)))",
+            rf"^ValueError: (?i:.{{0,300}}\b{_SETTING}\b"
+            rf".{{0,300}}(?:{_ABSENT}|not (?:supported|valid|allowed)))",
             r"^(?:Value|Key|Assertion|Attribute)Error: .*\bnot (?:exist|found|defined) in (?:the )?config",
         ),
     )
