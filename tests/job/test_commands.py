@@ -402,7 +402,7 @@ def test_files_that_are_deleted_and_replaced_during_a_copy_arrive_complete(
     (tmp_path / "part").rename(tmp_path / "LATEST")
     monkeypatch.setattr(remote_sender, "opened", lambda *_: files)
     out = io.BytesIO()
-    remote_sender.send(tmp_path, ".", {}, out)
+    remote_sender.send(tmp_path, ".", set(), out)
     for name in ("LATEST", "metrics.jsonl", "old"):
         digest = hashlib.sha256(name.encode()).hexdigest()
         assert f"{len(name)}\n{name}0 {digest}\n".encode() in out.getvalue()

@@ -23,10 +23,13 @@ from tools.core import command_line, foreign_files, output, repo
 from tools.core.errors import UserError
 from tools.core.verdict import State
 from tools.job import remote_sender
+from tools.job.diagnosis.explain import explain
+from tools.job.snapshot import run_answer
 from tools.job.snapshot.snapshot import Snapshot, load
+from tools.job.status import Status
 from tools.kube import kubectl
 from tools.kube.kubectl import OPTIONS, Kubectl
-from tools.kube.manifests import Manifests
+from tools.kube.manifests import Manifests, Object
 from tools.preflight.evaluate import evaluate
 
 JOB = "cpu-llama-tiny-train"
@@ -90,7 +93,7 @@ def test_no_command_hands_a_hostile_name_to_kubectl(
     made = world()
     made.crash_looping(1, 1, "boom")
     spec = made.job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-    commands = [("why",), ("debug",)]
+    commands: list[tuple[str, ...]] = [("why",), ("debug",)]
     if place == "pod":
         for index, pod in enumerate(made.pods):
             pod["metadata"]["name"] = HOSTILE[index]
@@ -117,19 +120,20 @@ def test_no_command_hands_a_hostile_name_to_kubectl(
     argv = asked(made)
     from tools.cli import invoke
 
-    for name, *more in commands:
+    for words in commands:
         job = [] if place == "job" else [JOB]
-        target = [str(tmp_path / "out")] if name == "cp" else []
-        invoke(["job", name, *job, *more[:1], *target, *(["--json"] if name == "why" else [])])
+        target = [str(tmp_path / "out")] if words[0] == "cp" else []
+        as_json = ["--json"] if words[0] == "why" else []
+        invoke(["job", words[0], *job, *words[1:], *target, *as_json])
     seen = argv()
     assert seen, "control: kubectl was asked"
-    for words in seen:
-        ours = words[: words.index("--")] if "--" in words else words
+    for argument in seen:
+        ours = argument[: argument.index("--")] if "--" in argument else argument
         assert all(word.partition("=")[0] in {*OPTIONS, "--context"} for word in ours if word[:1] == "-"), (
             ours
         )
-        sent = ours if ours[:1] == ["exec"] or "exec" in ours else words
-        assert not any("evil" in word.lower() for word in sent), words
+        sent = ours if "exec" in ours else argument
+        assert not any("evil" in word.lower() for word in sent), argument
     assert not (tmp_path / "evil").exists()
 
 
@@ -214,6 +218,23 @@ def test_answers_of_programs_are_bounded(tmp_path: Path, monkeypatch: pytest.Mon
     assert command_line.captured(["head", "-c", "99999", "/dev/zero"]).stdout == bytes(99999), "control"
     with pytest.raises(subprocess.TimeoutExpired):
         command_line.captured(["sh", "-c", "sleep 60 & sleep 60"], seconds=0.2)
+
+
+def test_a_pods_answer_of_another_form_is_no_traceback(world: NewWorld, tmp_path: Path, yard: Yard) -> None:
+    """Each part of a run directory with values of other types, as an image may answer."""
+    made, made_up = world(), random.Random(3)
+    made.crash_looping(1, 1, "RuntimeError: boom")
+    values = [5, -1, 1e300, float("nan"), "x", [], {}, [[]], {"a": 5}, {"a": {"rank": "x"}}, True, [{}]]
+    for _ in range(60):
+        made.run = {name: made_up.choice(values) for name in run_answer.SHAPE}
+        found = run_answer.checked(made.run)
+        assert found is not None
+        made.run = found
+        seen = made.snapshot()
+        explain(seen.shareable())
+        Status(seen).as_dict()
+    assert run_answer.checked({"now": 5.0, "steps": None, "new": 1}) == {"now": 5.0, "steps": None}, "control"
+    assert run_answer.checked([]) is None
 
 
 CONTROL = re.compile(
@@ -353,12 +374,8 @@ def test_a_snapshot_of_others_is_read_with_bounds(world: NewWorld, tmp_path: Pat
     log.unlink()
     file_ = tmp_path / "kept/snapshot.json"
     value = json.loads(file_.read_text())
-    for fault in (
-        {"job": 5},
-        {"objects": {"Pod": [5]}},
-        {"run": {"now": "x"}},
-        {"others": [{"metadata": {}}]},
-    ):
+    faults: tuple[Object, ...] = ({"job": 5}, {"objects": {"Pod": [5]}}, {"others": [{"metadata": {}}]})
+    for fault in faults:
         file_.write_text(json.dumps(value | fault))
         assert "incomplete snapshot" in yard.err("why", "--from", str(tmp_path / "kept"), code=2)
     file_.write_text("[" * 100_000)

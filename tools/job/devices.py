@@ -121,7 +121,7 @@ def _of_pod(kubectl: Kubectl, pod: JobPod, held: list[int]) -> Report:
         answer = "\n".join(line for line in lines if _is_row(line)) or answer
     try:
         found = list(nvidia(answer, pod) if kind == "nvidia" else neuron(answer, pod))
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
         return Report(problems=[f"{pod.short}: {output.short(answer, 200) or 'the answer is empty'}"])
     problems = [f"{pod.short}: {output.short(line, 200)}" for line in complaints]
     wanted = accelerators(pod.spec)

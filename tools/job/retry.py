@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tools.core import output, repo
+from tools.core import foreign_files, output, repo
 from tools.core.errors import UserError
 from tools.core.verdict import State
 from tools.job import stop, submit
@@ -73,7 +73,7 @@ def ledger(job: Object) -> list[FailedAttempt]:
     text = (job["metadata"].get("annotations") or {}).get(LEDGER, "[]")
     try:
         return [FailedAttempt(**one) for one in json.loads(text)]
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         message = f"{name_of(job)}: the annotation {LEDGER} is not a ledger: {output.short(text)}"
         raise UserError(message) from None
 
@@ -197,6 +197,7 @@ def carry_out(
         return submit.apply(kubectl, objects)[0]
     except UserError as problem:
         path = Path(f"{seen.name}.json")
-        path.write_text(submit.text_of(objects), encoding="utf-8")
+        with foreign_files.writing(Path(), path.name) as file:
+            file.write(submit.text_of(objects).encode())
         hint = f"the manifest is in {path}: kubectl apply --server-side -f {path}"
         raise UserError(problem.message, hint, 1) from None

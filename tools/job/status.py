@@ -46,7 +46,9 @@ class Status:
             **{key: series.plain(series.median(present, key)) for key in SPEEDS},
             "seconds_left": [round(seconds) for seconds in left] if left else None,
             "moved_seconds_ago": round((now.now - moved).total_seconds()) if moved else None,
-            "checkpoints": [one["step"] for one in run.get("checkpoints") or []],
+            "checkpoints": [
+                one["step"] for one in run.get("checkpoints") or [] if one.get("step") is not None
+            ],
             "restarts": len(series.gaps(now.records)),
         }
 

@@ -26,6 +26,7 @@ PORT = 6006
 READY_SECONDS = 180.0  # until it is Ready: an image may have to be pulled
 FORWARD_SECONDS = 60.0  # until it answers through the port-forward
 EVERY = 1.0
+LARGEST_ANSWER = 2**20  # bytes
 ADDRESS = "127.0.0.1"  # never another address: TensorBoard has no login
 HTTPS = 8443  # the proxy's port, in images/tensorboard/proxy.conf
 # The Secrets of the proxy, and the commands that create them.
@@ -146,8 +147,8 @@ def _answer(url: str, process: subprocess.Popen[bytes]) -> str | None:
             return True
         try:
             with urllib.request.urlopen(f"{url}/data/environment", timeout=10) as answer:
-                directory = str(json.load(answer)["data_location"])
-        except (OSError, ValueError, KeyError):
+                directory = str(json.loads(answer.read(LARGEST_ANSWER))["data_location"])
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return False
         return True
 

@@ -88,6 +88,8 @@ def _newest(records: list[Record]) -> float:
 def _beat(item: Mapping[str, Any]) -> Beat | None:
     """Return a heartbeat. An image of another release may not write every value."""
     values = {"step": None, "pid": 0, "attempt": "", "beats": 0, "longest_s": 0.0, "count": 0, **item}
+    if not isinstance(values.get("rank"), int) or values.get("time") is None:
+        return None
     try:
         return Beat(**{name: values[name] for name in Beat.__dataclass_fields__})
     except (KeyError, TypeError):

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tools.core.errors import UserError
-from tools.job.snapshot import remote_probe
+from tools.job.snapshot import remote_probe, run_answer
 from tools.job.snapshot.pod import RUN_VARIABLE, JobPod
 from tools.kube.kubectl import SECONDS, Kubectl
 from tools.kube.manifests import Object
@@ -36,10 +36,9 @@ def run_directory(kubectl: Kubectl, pods: list[JobPod], unseen: dict[str, str]) 
     script = Path(remote_probe.__file__).read_text(encoding="utf-8")
     try:
         text = in_pod(kubectl, pod, "sh", "-c", f'exec python3 - "${RUN_VARIABLE}"', stdin=script)
-        content = json.loads(text)
-        return content if isinstance(content, dict) else None
+        return run_answer.checked(json.loads(text))
     except UserError as problem:
         unseen["run directory"] = problem.message
-    except ValueError:
+    except (ValueError, RecursionError):
         unseen["run directory"] = f"the answer of {pod.short} is not JSON"
     return None

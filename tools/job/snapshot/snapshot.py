@@ -18,6 +18,7 @@ from tools.core import foreign_files
 from tools.core.errors import UserError
 from tools.core.secret_patterns import mask
 from tools.core.timestamps import moment
+from tools.job.snapshot import run_answer
 from tools.job.snapshot.pod import JobPod, replicas, template_specs
 from tools.job.snapshot.shareable import affinity_labels, clean, counted
 from tools.kube.manifests import Object
@@ -160,9 +161,13 @@ def _checked(seen: Snapshot) -> Snapshot:
     for item in (seen.job, *(item for one in lists for item in one)):
         if not isinstance(item["metadata"].get("name"), str):
             raise ValueError("an object without a name")
-    if not isinstance(seen.job["spec"], dict) or not isinstance(seen.run, dict | None):
-        raise ValueError("the job or its run directory")
-    return replace(seen, unseen={str(what): str(why) for what, why in seen.unseen.items()})
+    if not isinstance(seen.job["spec"], dict):
+        raise TypeError("the job has no spec")
+    return replace(
+        seen,
+        run=run_answer.checked(seen.run),
+        unseen={str(what): str(why) for what, why in seen.unseen.items()},
+    )
 
 
 def _text(path: Path, largest: int = LARGEST_FILE) -> str:
