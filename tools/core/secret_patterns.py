@@ -147,7 +147,7 @@ NOT_SECRET = re.compile(
 # option, then `name: NAME, value: ` of a variable in a manifest.
 _NAME, _QUOTE, _BLANKS = r"([A-Za-z_][\w-]{0,127})", r"\\?[\"']?", r"[ \t]{0,8}"
 _BEFORE_VALUE = (
-    re.compile(rf"(?<!\w){_NAME}({_QUOTE}{_BLANKS}[=:]{_BLANKS})"),
+    re.compile(rf"(?<!\w)(?!PASS: ){_NAME}({_QUOTE}{_BLANKS}[=:]{_BLANKS})"),  # `PASS: 1 job` is a verdict
     re.compile(rf"(?<![\w-])--?{_NAME}([ \t]{{1,8}})(?=[^\s-])"),
     re.compile(
         rf"(?i)\bname{_QUOTE}{_BLANKS}[=:]{_BLANKS}{_QUOTE}{_NAME}"
