@@ -115,7 +115,7 @@ def assert_older(steps: Path) -> list[str]:
 
 # --- manifests ---
 
-HOSTILE = [
+HOSTILE: list[Any] = [
     None, True, -1, 0, 1.5, 10**9, 2**63, 10**400, "", "x" * 100_000, "\0", "../x", "a\nb", "/etc/passwd",
     "F128", [], [[]], [-1], [2**62, 2**62], {}, {"x": {}}, [1, 2, 3],
 ]  # fmt: skip
@@ -427,11 +427,10 @@ def test_an_unusable_key_file(content: bytes | None, tmp_path: Path, monkeypatch
 # --- commands ---
 
 
-def test_commands_end_in_one_line(
-    steps: Path, capsys: pytest.CaptureFixture[str], give: Callable[..., None]
-) -> None:
-    for change in (("world_size",), 10**9), (("run_state",), {"counters": []}), (("meta",), {"versions": 3}):
-        seal(steps / NEW, changed(content_of(steps / OLD), *change) | {"step": 2})
+def test_commands_end_in_one_line(steps: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lies: dict[str, Any] = {"world_size": 10**9, "run_state": {"counters": []}, "meta": {"versions": 3}}
+    for key, lie in lies.items():
+        seal(steps / NEW, changed(content_of(steps / OLD), (key,), lie) | {"step": 2})
         for what in ("list", "show", "verify"):
             code = 0
             try:
@@ -458,12 +457,26 @@ def test_verify_says_who_signed(
 
 # --- files of a run ---
 
+
+def deeply(path: Path) -> None:
+    path.write_bytes(b"[" * 200_000)
+
+
+def nested(path: Path) -> None:
+    path.write_bytes(b"{" + b'"a":' * 100_000)
+
+
+def sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
 RECORDS: list[Callable[[Path], None]] = [
     os.mkfifo,
     lambda path: path.symlink_to("/dev/zero"),
-    lambda path: path.write_bytes(b"[" * 200_000),
-    lambda path: path.write_bytes(b"{" + b'"a":' * 100_000),
-    lambda path: (path.write_bytes(b""), os.truncate(path, 1 << 40))[1],
+    deeply,
+    nested,
+    sparse,
 ]
 
 
