@@ -66,13 +66,14 @@ def send(base: Path, wanted: str, known: set[str] | None, out: IO[bytes]) -> Non
     """Write the files at or below `wanted` to `out`; of those in `known` only the digest."""
     for name, file in opened(base, wanted):
         with file:
-            head = {"name": name, "size": os.fstat(file.fileno()).st_size}
+            size = os.fstat(file.fileno()).st_size
+            head = {"name": name, "size": size}
             if known is None or name in known:
                 digest = {} if known is None else {"sha256": _digest(file, out)}
                 _line(out, json.dumps({**head, **digest}))
                 continue
             _line(out, json.dumps(head))
-            _send_one(file, head["size"], out)
+            _send_one(file, size, out)
     _line(out, "end")
 
 
