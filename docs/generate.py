@@ -403,7 +403,7 @@ FENCE = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2[`~]*$", re.MULTILINE | re.DOTALL
 
 def pages(root: Path) -> list[str]:
     """Return the documentation's pages: docs/, the pages at the top, each README of a directory."""
-    top = [name for name in (README, "CONTRIBUTING.md", CHANGELOG) if (root / name).is_file()]
+    top = [name for name in (README, "CONTRIBUTING.md", CHANGELOG, "SECURITY.md") if (root / name).is_file()]
     found = sorted((root / DOCS).rglob("*.md"))
     for directory in ("base", "overlays", "clusters", "images"):
         found += sorted((root / directory).rglob("README.md"))
