@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # Packages from the highest level to the lowest. Packages of one level do not import each other.
 TOOLS = "cli | gitops job | cluster image preflight local | cells simulator | kube aws facts | core"
 TRAINING = """pretrain finetune bert entrypoint precompile checkpoints | pod | trainer | upload | export
-    | prepare sample | weights | data models | task | distributed | device | neuron | config checkpoint | run"""
+    | prepare sample | weights | data models | task | distributed | device | neuron | config checkpoint
+    | run"""
 LEVELS = [
     *(("tools", names) for names in TOOLS.split("|")),
     *(("training", names) for names in TRAINING.split("|")),
