@@ -135,8 +135,8 @@ def test_down_deletes_ours_and_nothing_else(session: Session, spec: Spec, down: 
         assert set(map(str, theirs)) <= set(map(str, after[kind])), kind
         # Resources without our tag stay too: the network of the test, and what instances leave behind.
         # Volumes are data, and nothing proves whose a launch template is.
-        untagged = ("files", "subnets", "vpcs", "security_groups", "network_interfaces", "volumes")
-        untagged += ("launch_templates",)
+        untagged = {"files", "subnets", "vpcs", "security_groups", "network_interfaces", "volumes"}
+        untagged |= {"launch_templates"}
         assert not extra or kind in untagged, (kind, extra)
     assert network <= set(after["subnets"])
     assert down("cpu-demo").out.splitlines()[1] == "  nothing with our tag"

@@ -195,7 +195,7 @@ def test_a_job_without_a_fence_is_a_finding(renderer: Renderer) -> None:
     for rule in everybody:
         state, summary = found({**good, "spec": {**spec, "ingress": [*spec["ingress"], rule]}})
         assert (state, "every pod of the cluster" in summary) == (State.FAIL, True), rule
-    fenced = {"from": [{"podSelector": {}}]}
+    fenced: Object = {"from": [{"podSelector": {}}]}
     assert found({**good, "spec": {**spec, "ingress": [*spec["ingress"], fenced]}})[0] is State.PASS
 
 

@@ -150,8 +150,8 @@ class Evidence:
     def groups(self) -> set[str]:
         """The security groups that our stacks made, and that of our cluster."""
         config = (self.cluster or {}).get("resourcesVpcConfig") or {}
-        own = {config.get("clusterSecurityGroupId")} if self.is_cluster_ours else set()
-        return self._of_stacks("SecurityGroups", "GroupId") | (own - {None})
+        group = config.get("clusterSecurityGroupId") if self.is_cluster_ours else None
+        return self._of_stacks("SecurityGroups", "GroupId") | ({str(group)} if group else set())
 
     def is_inside(self, row: Row) -> bool:
         """Return whether an EC2 resource is a node of the cluster, in its VPC, or in its security groups."""

@@ -20,9 +20,10 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from tools.aws.policies import OWNER_TAG
 from tools.aws.session import AwsError, Session
 from tools.cluster import ownership
-from tools.cluster.ownership import OWNER_TAG, Evidence
+from tools.cluster.ownership import Evidence
 from tools.cluster.spec import NodeGroup, Spec
 from tools.core.errors import UserError
 from tools.facts.instances import Instance
