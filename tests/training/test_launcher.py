@@ -48,6 +48,7 @@ def test_a_restarted_rank_is_forked_from_the_same_server(start: Callable) -> Non
     job.until(lambda: len(job.records()) > known + 5 and _all_step(job.run))
     job.process.send_signal(signal.SIGTERM)
     assert job.wait() == CODES["drained"], job.text()
+    assert "Warning" not in job.output.read_text()
 
 
 @pytest.mark.long

@@ -9,6 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
+TASK = "TRAINYARD_TASK"  # the module whose imports the fork server holds
 CAUSE_SECONDS = 1.0  # torchrun checks its ranks ten times a second
 
 

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from training.pod import forked_rank
 
-TASK = "TRAINYARD_TASK"  # the module whose imports the fork server holds
 PRELOADED = "training.pod.preload"
 PROBE_SECONDS = 60  # time limit for the answer of the forked probe, imports included
 LONGEST_DIRECTORY = 70  # sockaddr_un has 108 bytes, and /pymp-xxxxxxxx/listener-xxxxxxxx follows it
@@ -47,7 +46,7 @@ def forking(words: Sequence[str]) -> list[str]:
 
 def start_server(task: str) -> str:
     """Start the fork server, which imports a task; return why no rank may be forked from it, or ""."""
-    os.environ[TASK] = task
+    os.environ[forked_rank.TASK] = task
     # Otherwise an import that asks whether there is a GPU initialises CUDA, which does not survive a fork:
     # https://docs.pytorch.org/docs/stable/generated/torch.cuda.is_available.html
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"

@@ -11,7 +11,7 @@ import importlib
 import os
 
 from training.distributed.process import die_with_parent
-from training.pod.launcher import TASK
+from training.pod.forked_rank import TASK
 
 die_with_parent()
 with contextlib.suppress(Exception):  # a rank that imports the task itself reports the same error
