@@ -229,6 +229,7 @@ def test_python_is_this_one_and_the_shell_stays_outside(make_job: Job, tmp_path:
         "RANK": "3",
         "HOME": "/home/me",
         "LD_LIBRARY_PATH": "/l",
+        "TRAINYARD_SIGNING_KEY_FILE": "key",
     }
     first = locally(make_job(), tmp_path, user)[0]
     assert Path(first.argv[0]).parent == Path(sys.executable).parent
@@ -237,6 +238,7 @@ def test_python_is_this_one_and_the_shell_stays_outside(make_job: Job, tmp_path:
     assert "RANK" not in values
     assert values["HOME"] == str(tmp_path / "local" / "pods" / "job-worker-0" / "tmp")
     assert (values["LANG"], values["LD_LIBRARY_PATH"]) == ("C.UTF-8", "/l")
+    assert values["TRAINYARD_SIGNING_KEY_FILE"] == str(Path.cwd() / "key")
     assert values["PATH"].startswith(f"{Path(sys.executable).parent}:")
 
 

@@ -5,6 +5,7 @@ the kubelet resolves them. Nothing of the user's shell is in it but this documen
 cluster the image and the node give:
 
 - PATH, with the directory of the running Python first; LANG, LC_ALL, LD_LIBRARY_PATH where they are set;
+- TRAINYARD_SIGNING_KEY_FILE where it is set, as a cluster mounts the Secret `trainyard-signing`;
 - HOME and TMPDIR: the pod's own directory, unless the pod mounts /tmp or sets HOME;
 - HOSTNAME: the pod's name, which the container runtime sets;
 - CUDA_VISIBLE_DEVICES: what a device plugin would do. A pod that asks for `nvidia.com/gpu` gets that many of
@@ -37,6 +38,7 @@ from tools.kube.manifests import Manifests
 from tools.kube.quantity import quantity
 from tools.simulator import environment, volumes
 from tools.simulator.operator_pods import Pod
+from training.run import signing
 
 ADDRESS = environment.MACHINE
 FROM_THE_MACHINE = ("LANG", "LC_ALL", "LD_LIBRARY_PATH")
@@ -161,6 +163,7 @@ def _minimum(pod: Pod, mounts: volumes.Volumes, directory: Path, user: Mapping[s
     return {
         "PATH": user.get("PATH", os.defpath),
         **{name: user[name] for name in FROM_THE_MACHINE if name in user},
+        **({signing.KEY_FILE: os.path.abspath(user[signing.KEY_FILE])} if user.get(signing.KEY_FILE) else {}),
         "HOME": str(directory),
         "TMPDIR": str(temporary),
         "HOSTNAME": pod.name,
