@@ -30,7 +30,7 @@ export PROMPT
 # These would redirect an import or an installation.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
 
-.PHONY: help setup setup-dev train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-test push cluster down platform cluster-run preflight diff test test-long test-security audit test-cluster test-cluster-all test-flux test-images test-neuron bench-cells bench-restart bench-data lint format types docs docs-serve ci lock lock-neuron clean purge
+.PHONY: help setup setup-dev train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-test push cluster down platform cluster-run preflight diff test test-long test-security audit test-cluster test-cluster-all test-flux test-images test-neuron bench-cells bench-compile bench-restart bench-data lint format types docs docs-serve ci lock lock-neuron clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -145,6 +145,9 @@ test-neuron: setup-dev ## Run the tests on XLA, in an environment with torch_xla
 
 bench-cells: setup-dev ## Time rendering and checking every cell
 	@exec .venv/bin/python -m tools.preflight.benchmark
+
+bench-compile: setup-dev ## Time the first step of new and restarted pods, with and without kept compiled code
+	@exec $(PYTEST) tests/training/bench_compile.py $(ARGS)
 
 bench-restart: setup-dev ## Time the start and the restart of two ranks, from torchrun and forked
 	@exec $(PYTEST) tests/training/bench_restart.py $(ARGS)

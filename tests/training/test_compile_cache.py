@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from training.run.directory import RunDir
-from training.trainer.compile_cache import CompileCache
+from training.trainer.compile_cache import CompileCache, precompile_headers
 
 
 def cache_of(tmp_path: Path) -> CompileCache:
@@ -50,3 +50,17 @@ def test_nodes_with_one_directory_join_the_same_attempt(library: Path, tmp_path:
     assert cache_of(tmp_path).begin("1") == "whole"
     assert cache_of(tmp_path).begin("1") == "joined"
     assert library.exists()
+
+
+def test_code_compiled_with_precompiled_headers_is_found_without_them() -> None:
+    from torch._inductor import config
+
+    name = "cpp_cache_precompile_headers"
+    keys = {}
+    with config.patch({name: True, "_cache_config_ignore_prefix": config._cache_config_ignore_prefix}):
+        assert name in config.save_config_portable(ignore_private_configs=False)  # a part of each key
+        for wanted in (True, False):
+            precompile_headers(wanted)
+            assert getattr(config, name) is wanted
+            keys[wanted] = config.save_config_portable(ignore_private_configs=False)
+    assert keys[True] == keys[False]

@@ -140,6 +140,21 @@ class CompileCache:
         return True
 
 
+def precompile_headers(wanted: bool) -> None:
+    """Choose whether torch compiles C++ headers ahead of its kernels; call this on every rank.
+
+    That pays if there are many kernels to compile. torch also does it if it finds every kernel in its cache,
+    and the headers are outside of the cache, so a new pod would need longer for them than for all the rest.
+    """
+    from torch._inductor import config  # takes a second, and not every run compiles
+
+    name = "cpp_cache_precompile_headers"
+    # Compiled code does not depend on it, so entries made with headers are found without them.
+    if name not in config._cache_config_ignore_prefix:
+        config._cache_config_ignore_prefix = [*config._cache_config_ignore_prefix, name]
+    config.cpp_cache_precompile_headers = wanted
+
+
 def _bounded(source: IO[bytes], target: IO[bytes]) -> None:
     """Copy a file of at most LARGEST bytes and what tar adds; OSError for a larger one."""
     left = LARGEST + LARGEST // 4
