@@ -202,8 +202,18 @@ class ControlPlane:
         return self.sandbox.root / "operator"
 
     def operator_manifests(self) -> str:
-        """Return our manifests, with the webhook where the operator runs and without the Deployment."""
-        text = self.kube.run("kustomize", str(repo.root() / "base/plugins/training-operator"))
+        """Return our manifests, with the webhook where the operator runs and without the Deployment.
+
+        Upstream's directory, which they name by address and commit, is that of the operator's Go module.
+        """
+        ours = repo.root() / "base/plugins/training-operator"
+        build = yaml.safe_load((ours / "kustomization.yaml").read_text(encoding="utf-8"))
+        target = self.sandbox.root / "manifests"
+        target.mkdir(exist_ok=True)
+        folders = (ours / "namespace", self.programs.operator_manifests / "base")
+        build["resources"] = [os.path.relpath(one.resolve(), target.resolve()) for one in folders]
+        (target / "kustomization.yaml").write_text(yaml.safe_dump(build), encoding="utf-8")
+        text = self.kube.run("kustomize", str(target))
         kept = []
         for item in yaml.load_all(text, Loader=_LOADER):
             if item["kind"] == "Deployment":

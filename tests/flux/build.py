@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.parts import gomodule
 from tests.parts.gomodule import Module, Progress
+from tests.parts.upstream import MODULES
 
 SOURCE = Path(__file__).parent / "binaries/kustomize-controller"
 CONTROLLER = "github.com/fluxcd/kustomize-controller"
@@ -22,6 +23,7 @@ FOLDERS = {
     "crds/source": ("github.com/fluxcd/source-controller", "1.9.5", "config/crd/bases"),
     "crds/helm": ("github.com/fluxcd/helm-controller", "1.6.3", "config/crd/bases"),
     "crds/kueue": ("sigs.k8s.io/kueue", "0.19.2", "config/components/crd/bases"),
+    "fsx-csi": MODULES["fsx-csi"],
 }
 MODULE = Module(packages=PACKAGES, fetched=FOLDERS)
 

@@ -16,6 +16,7 @@ from tests.cluster.kube import Kube
 from tests.cluster.sandbox import Process, Sandbox
 from tests.flux.build import Parts
 from tests.flux.source import Source
+from tests.parts import upstream
 
 NAMESPACE = "flux-system"
 ADDRESS = "https://git.example.com/team/trainyard.git"  # of base/flux/sync/sync.yaml
@@ -25,16 +26,16 @@ PATIENCE = 400  # seconds for one step on a busy machine; usually one is enough
 STORAGE_COMES = "storage is (re)initializing"
 # Leads the API server to the operator of tests.cluster, which runs beside it.
 WEBHOOK = "".join(
-    f"      - {{op: add, path: /webhooks/{number}/clientConfig/service/port, value: {OPERATOR_PORT}}}\n"
+    f"        - {{op: add, path: /webhooks/{number}/clientConfig/service/port, value: {OPERATOR_PORT}}}\n"
     for number in range(5)
 )
 NEARBY = f"""\
-  - target: {{kind: ValidatingWebhookConfiguration}}
-    patch: |
+    - target: {{kind: ValidatingWebhookConfiguration}}
+      patch: |
 {WEBHOOK}\
-  - target: {{kind: Service, name: training-operator}}
-    patch: |
-      - {{op: replace, path: /spec, value: {{type: ExternalName, externalName: localhost}}}}
+    - target: {{kind: Service, name: training-operator}}
+      patch: |
+        - {{op: replace, path: /spec, value: {{type: ExternalName, externalName: localhost}}}}
 """
 # Shorter waits than in production (`kustomize-controller --help`).
 FLAGS = (
@@ -68,10 +69,12 @@ class Fleet:
             plane.start_api_server()
             plane.start_controllers()
             plane.start_kwok()
-            operator = clone / "base/plugins/training-operator/kustomization.yaml"
+            operator = clone / "base/plugins/training-operator/flux/upstream.yaml"
             operator.write_text(operator.read_text(encoding="utf-8") + NEARBY, encoding="utf-8")
             commit(clone, "the operator of the test")
-            source = Source(plane.kube, sandbox.root / "artifacts", {ADDRESS: clone})
+            folders = {"training-operator": programs.operator_manifests, "fsx-csi": parts.folder("fsx-csi")}
+            found = upstream.repositories(sandbox.root / "upstream", folders)
+            source = Source(plane.kube, sandbox.root / "artifacts", {ADDRESS: clone, **found})
             fleet = cls(plane, parts, source)
             fleet.install()
         except BaseException:

@@ -63,8 +63,10 @@ class Source:
         """Return the current commit of a GitRepository, and the revision of its artifact."""
         reference = item["spec"]["ref"]
         branch = None if reference.get("commit") else reference["branch"]
-        name = f"refs/heads/{branch}" if branch else reference["commit"]
         repository = self.repositories[item["spec"]["url"]]
+        # In a repository of tests.parts.upstream, the commit of a project is a tag.
+        tagged = None if branch else _git(repository, "tag", "--list", reference["commit"])
+        name = f"refs/heads/{branch}" if branch else f"{'refs/tags/' if tagged else ''}{reference['commit']}"
         commit = _git(repository, "rev-parse", "--verify", f"{name}^{{commit}}").decode().strip()
         return commit, f"{branch}@sha1:{commit}" if branch else f"sha1:{commit}"
 

@@ -13,6 +13,7 @@ import pytest
 from tests.cluster.kube import condition
 from tests.flux.fleet import KIND, Fleet
 from tests.flux.world import World
+from tests.parts.upstream import MODULES
 from tools.cluster import cluster_env, platform
 from tools.gitops import check
 
@@ -22,7 +23,7 @@ def test_cpu_demo_is_up_and_the_platform_came_before_the_runs(world: World) -> N
     assert world.runs_said & {"DependencyNotReady"}
     # The reason is ArtifactFailed until the source is served.
     assert world.runs_said <= {"DependencyNotReady", "ArtifactFailed", "None"}
-    assert world.before_platform <= {"flux-system", "plugins", "storage", "runs"}
+    assert world.before_platform <= {"flux-system", "plugins", "storage", "runs", *MODULES}
     _assert_whole(world)
 
 
@@ -43,8 +44,10 @@ def test_every_kustomization_is_ready(
 def _assert_whole(world: World) -> None:
     files = check.run_files(world.root, world.cluster)
     parts = {part for part in platform.PARTS if (world.cluster / part).is_dir()}
+    plugins = (world.cluster / "plugins/kustomization.yaml").read_text(encoding="utf-8")
     names = {item["metadata"]["name"] for item in world.fleet.kube.list(KIND)}
-    assert names == {"flux-system", "runs"} | parts | {run.name for run in files}
+    fetched = {name for name in MODULES if f"base/plugins/{name}/flux" in plugins}
+    assert names == {"flux-system", "runs"} | parts | fetched | {run.name for run in files}
     team = cluster_env.read(world.cluster / "cluster.env")["TEAM_NAMESPACE"].value
     assert files
     for run in files:

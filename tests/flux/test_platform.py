@@ -72,24 +72,25 @@ def test_drift_is_reverted_and_fields_of_others_stay(world: World) -> None:
         kube.run("patch", *where, f"--patch={patch}", f"--field-manager={manager}")
     assert _get(world, *OPERATOR)["spec"]["replicas"] == 0
     kube.run("delete", "clusterrole", "training-operator")
-    world.fleet.reconciled("plugins")
+    world.fleet.reconciled("training-operator")
     repaired = _get(world, *OPERATOR)
     assert repaired["spec"]["replicas"] == 1
     assert repaired["metadata"]["labels"]["theirs"] == "1"
     assert "mine" not in repaired["metadata"]["labels"], "a change with kubectl is drift too"
     assert kube.get("clusterrole", "training-operator") is not None
-    world.fleet.wait_ready("plugins")
+    world.fleet.wait_ready("training-operator")
 
 
 def test_prune_removes_only_what_left_git(world: World) -> None:
     assert _get(world, "deployment", "fsx-csi-controller", "kube-system")
-    edit(world.cluster / "plugins/kustomization.yaml", "  - ../../../base/plugins/fsx-csi\n", "")
+    edit(world.cluster / "plugins/kustomization.yaml", "  - ../../../base/plugins/fsx-csi/flux\n", "")
     edit(world.cluster / "plugins/kustomization.yaml", "  - ../../../base/plugins/namespace\n", "")
     by_hand = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "by-hand"}}
     world.fleet.kube.put([by_hand], "kube-system")
     made = world.push("without the CSI driver, and without the namespace")
     world.fleet.wait_ready("plugins", made)
-    assert world.fleet.kube.get("deployment", "fsx-csi-controller", "kube-system") is None
+    driver = ("deployment", "fsx-csi-controller", "kube-system")
+    world.fleet.wait("the driver to be removed", lambda: world.fleet.kube.get(*driver) is None)
     assert _get(world, *OPERATOR)
     assert _get(world, "configmap", "by-hand", "kube-system")
     namespace = _get(world, "namespace", "training")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from tests.parts import upstream
 from tools.cells import kustomize
 from tools.core import repo
 from tools.core.errors import UserError
@@ -32,6 +33,12 @@ def renderer() -> kustomize.Renderer:
     if found is None:
         pytest.skip("no kustomize or kubectl on PATH: install kustomize 5.4 or newer")
     return found
+
+
+@pytest.fixture(scope="session")
+def fetcher(renderer: kustomize.Renderer, tmp_path_factory: pytest.TempPathFactory) -> kustomize.Renderer:
+    """The renderer, with the directories that base/plugins takes from GitHub on this machine."""
+    return upstream.fetcher(renderer, tmp_path_factory.mktemp("upstream"))
 
 
 @pytest.fixture

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
+from tests.parts import upstream
 from tools.cells.kustomize import Renderer
 from tools.cluster import cluster_env, platform
 from tools.core import go_build, repo
+from tools.core.errors import UserError
 from tools.facts.instances import EFA, HYPERPOD_PREFIX, INSTANCES, NEURON, NVIDIA
 from tools.kube.selectors import REQUIRED
 
@@ -25,10 +28,14 @@ TARGETS = sorted(
     path.parent.relative_to(ROOT).as_posix()
     for top in ("base/storage", "base/plugins")
     for path in (ROOT / top).rglob("kustomization.yaml")
-    if "kind: Component" not in path.read_text(encoding="utf-8") and "upstream" not in path.parts
+    if "kind: Component" not in path.read_text(encoding="utf-8")
 )
+REMOTE = [f"base/plugins/{name}" for name in upstream.MODULES]
+OPERATOR, FSX = REMOTE
 # Kinds of Flux, Kueue, Volcano and External Secrets; test_foreign_kinds.py has their schemas.
 FOREIGN = [
+    "GitRepository",
+    "Kustomization",
     "HelmRelease",
     "HelmRepository",
     "OCIRepository",
@@ -48,16 +55,26 @@ ON_DEVICES = {
 
 
 @pytest.fixture(scope="module")
-def built(renderer: Renderer, objects: Parse) -> Callable[[str], list[Object]]:
+def built(
+    renderer: Renderer, objects: Parse, request: pytest.FixtureRequest
+) -> Callable[[str], list[Object]]:
     """A function from a target to its objects with the example's facts."""
     cache: dict[str, list[Object]] = {}
 
     def build(name: str) -> list[Object]:
         if name not in cache:
-            cache[name] = objects(platform.substitute(renderer.build(ROOT / name), FACTS))
+            if name in REMOTE:  # Flux substitutes nothing in what it fetches for these
+                cache[name] = quickly(request.getfixturevalue("fetcher").build(ROOT / name))
+            else:
+                cache[name] = objects(platform.substitute(renderer.build(ROOT / name), FACTS))
         return cache[name]
 
     return build
+
+
+def quickly(text: str) -> list[Object]:
+    """Parse with libyaml: a CRD has 9,000 lines."""
+    return [one for one in YAML(typ="safe").load_all(text) if one]
 
 
 def test_each_folder_of_the_list_exists() -> None:
@@ -66,7 +83,12 @@ def test_each_folder_of_the_list_exists() -> None:
     plugins |= {"namespace", "external-secrets"}
     wanted = {f"base/storage/{name}" for name in storage} | {f"base/plugins/{name}" for name in plugins}
     types = {f"base/plugins/{name}" for name in ("kueue/queue", "volcano/queue", "external-secrets/token")}
-    assert set(TARGETS) == wanted | types
+    flux = {
+        f"base/plugins/{name}"
+        for name in ("training-operator/namespace", "training-operator/flux", "fsx-csi/flux")
+    }
+    assert set(TARGETS) == wanted | types | flux
+    assert {name for name in TARGETS if "https://github.com/" in text_of(name)} == set(REMOTE)
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -109,13 +131,13 @@ def test_daemonsets_run_where_the_device_is_and_nowhere_else(
     assert daemon["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
 
-def test_references_resolve(built: Callable[[str], list[Object]]) -> None:
+@pytest.mark.parametrize("name", TARGETS)
+def test_references_resolve(name: str, built: Callable[[str], list[Object]]) -> None:
     """Claims refer to their class or volume, volumes to their claim, DaemonSets to account and ConfigMap."""
-    for name in TARGETS:
-        made = {(one["kind"], one["metadata"]["name"]): one for one in built(name)}
-        for (kind, _), one in made.items():
-            for reference in references(kind, one):
-                assert reference in made, (name, reference)
+    made = {(one["kind"], one["metadata"]["name"]): one for one in built(name)}
+    for (kind, _), one in made.items():
+        for reference in references(kind, one):
+            assert reference in made, reference
 
 
 def references(kind: str, one: Object) -> list[tuple[str, str]]:
@@ -138,6 +160,8 @@ def references(kind: str, one: Object) -> list[tuple[str, str]]:
     elif kind == "HelmRelease":
         source = spec.get("chartRef") or spec["chart"]["spec"]["sourceRef"]
         wanted = [(source["kind"], source["name"])]
+    elif kind == "Kustomization":
+        wanted = [("GitRepository", spec["sourceRef"]["name"])]
     elif kind == "LocalQueue":
         wanted = [("ClusterQueue", spec["clusterQueue"])]
     elif kind == "ClusterRoleBinding":
@@ -179,10 +203,13 @@ def test_lustre_is_what_was_asked_for(built: Callable[[str], list[Object]]) -> N
 
 
 def test_upstream_is_fixed() -> None:
-    """Nothing is fetched by a build. Images are pinned by version, charts by their exact version."""
+    """Git is pinned by commit, images are by version, charts by their exact version."""
     texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "base").rglob("*.yaml")}
-    texts = {path: text for path, text in texts.items() if "upstream" not in path.parts}
-    assert not [path for path, text in texts.items() if re.search(r"^ *- (https?:|git@|github)", text, re.M)]
+    remote = [
+        one for text in texts.values() for one in re.findall(r"^ *- ((?:https?:|git@|github).*)", text, re.M)
+    ]
+    assert len(remote) == len(REMOTE)
+    assert all(re.search(r"^https://github\.com/.*\?ref=[0-9a-f]{40}$", one) for one in remote)
     images = [image for text in texts.values() for image in re.findall(r"^ +image: (\S+/\S+)$", text, re.M)]
     assert len(images) >= 4
     for image in images:
@@ -216,48 +243,110 @@ def test_the_readme_has_every_plugin() -> None:
         assert path.suffix == ".md" or f"`{path.name}/`" in storage, path.name
 
 
-def test_example_cluster_renders_offline(renderer: Renderer, objects: Parse) -> None:
+def test_no_file_is_a_copy_of_upstream() -> None:
+    """Files of other projects are fetched at a commit, and never part of this repository."""
+    sizes = [len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / "base").rglob("*.yaml")]
+    assert max(sizes) < 200
+    assert not [path for path in ROOT.glob("base/**/upstream") if path.is_dir()]
+
+
+def test_example_cluster_renders(fetcher: Renderer) -> None:
     for part in platform.PARTS:
-        made = objects(platform.render(ROOT, platform.load(ROOT, f"example/{part}"), renderer))
+        made = quickly(platform.render(ROOT, platform.load(ROOT, f"example/{part}"), fetcher))
         assert made
         assert "${" not in repr(made)
 
 
-# The files of upstream/ are those of a folder of a Go module, whose digest Go checks.
-OPERATOR, FSX = "base/plugins/training-operator", "base/plugins/fsx-csi"
-MODULES = {
-    OPERATOR: ("github.com/kubeflow/trainer", "1.9.4", "manifests/base"),
-    FSX: ("sigs.k8s.io/aws-fsx-csi-driver", "1.9.0", "deploy/kubernetes/base"),
-}
+def text_of(name: str) -> str:
+    return (ROOT / name / "kustomization.yaml").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", MODULES)
-@pytest.mark.timeout(300)
-def test_upstream_s_files_are_upstream_s(name: str) -> None:
-    """The commit that the operator's kustomization names is its tag's."""
-    module, version, folder = MODULES[name]
+def fetched_by_flux(name: str) -> tuple[Object, Object]:
+    """Return the specs of the GitRepository and of the Kustomization in a plugin's flux/."""
+    text = (ROOT / name / "flux/upstream.yaml").read_text(encoding="utf-8")
+    source, kustomization = YAML(typ="safe", pure=True).load_all(text)
+    return source["spec"], kustomization["spec"]
+
+
+def named(one: Object) -> str:
+    return f"{one['kind']} {one['metadata'].get('namespace')} {one['metadata']['name']}"
+
+
+def without_comments(patches: list[Object]) -> list[Object]:
+    return [{**one, "patch": YAML(typ="safe", pure=True).load(one["patch"])} for one in patches]
+
+
+@pytest.mark.parametrize("name", REMOTE)
+def test_flux_is_given_the_same_as_kubectl(name: str) -> None:
+    """Address, directory, commit, namespace, images and patches."""
+    source, flux = fetched_by_flux(name)
+    direct = YAML(typ="safe", pure=True).load(text_of(name))
+    address, directory, commit = upstream.remote_base(name.rpartition("/")[2])
+    assert (source["url"], source["ref"]["commit"], flux["path"]) == (address, commit, f"./{directory}")
+    assert directory.startswith(source["sparseCheckout"][0] + "/")
+    assert flux["targetNamespace"] == direct["namespace"]
+    assert flux.get("images") == direct.get("images")
+    assert without_comments(flux["patches"]) == without_comments(direct["patches"])
+    assert (flux["serviceAccountName"], flux["prune"], flux["wait"]) == ("flux-platform", True, True)
+
+
+def test_a_cluster_without_flux_gets_what_flux_would_build(
+    built: Callable[[str], list[Object]], fetcher: Renderer
+) -> None:
+    made = quickly(platform.render(ROOT, platform.load(ROOT, "example/plugins"), fetcher))
+    wanted = {named(one): one for name in REMOTE for one in built(name)}
+    assert len({named(one) for one in made}) == len(made)
+    assert {named(one): one for one in made if named(one) in wanted} == wanted
+    assert not [one for one in made if one["kind"] in ("GitRepository", "Kustomization")]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("commit: 4445c12aa62e4345b0c2c6ac9b215a70eca46ed7", "tag: v1.9.4"),
+        ("commit: 4445c12aa62e4345b0c2c6ac9b215a70eca46ed7", "commit: --upload-pack=/tmp/program"),
+        ("url: https://github.com/kubeflow/trainer", "url: ssh://-oProxyCommand=program/x"),
+        ("path: ./manifests/base", "path: ./manifests/base?ref=main&x="),
+    ],
+)
+def test_a_source_that_could_change_or_run_something_is_refused(
+    old: str, new: str, checkout: Path, renderer: Renderer
+) -> None:
+    path = checkout / OPERATOR / "flux/upstream.yaml"
+    text = path.read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    plugins = checkout / "clusters/cpu-demo/plugins/kustomization.yaml"
+    plugins.write_text(f"resources: [../../../{OPERATOR}/flux]\n", encoding="utf-8")
+    with pytest.raises(UserError, match="must name a directory and a commit"):
+        platform.render(checkout, platform.load(checkout, "cpu-demo/plugins"), renderer)
+
+
+def test_the_operators_commit_is_its_tags() -> None:
+    """The tag of the CSI driver was moved, as its kustomization says."""
+    module, version, _ = upstream.MODULES["training-operator"]
     try:
-        with go_build.workshop(repo.root()) as environment:
-            upstream = go_build.module(module, version, environment, print) / folder
-            ours = [path for path in (ROOT / name / "upstream").rglob("*") if path.is_file()]
-            for path in ours:
-                assert (
-                    path.read_bytes() == (upstream / path.relative_to(ROOT / name / "upstream")).read_bytes()
-                )
+        with go_build.workshop(ROOT) as environment:
+            go_build.module(module, version, environment, print)
             info = Path(environment["GOMODCACHE"]) / "cache/download" / module / f"@v/v{version}.info"
             tagged = json.loads(info.read_text(encoding="utf-8")).get("Origin", {}).get("Hash")
     except go_build.Unusable as reason:
         pytest.skip(f"{module} v{version} cannot be had here ({reason}): install Go, reach a Go module proxy")
-    assert len(ours) >= 7
-    if name == OPERATOR:
-        assert tagged in (ROOT / name / "kustomization.yaml").read_text(encoding="utf-8")
+    assert tagged == upstream.remote_base("training-operator")[2]
 
 
-def test_patches_find_their_objects(checkout: Path, renderer: Renderer) -> None:
-    mine = checkout / "mine"
-    mine.mkdir()
-    text = "resources: [../base/plugins/training-operator]\ncomponents: [../base/plugins/volcano/gang]\n"
-    (mine / "kustomization.yaml").write_text(text, encoding="utf-8")
-    made = renderer.build(mine)
-    assert made.count("- --gang-scheduler-name=volcano") == made.count("- --enable-scheme=pytorchjob") == 1
-    assert "fsGroupPolicy: File" in renderer.build(checkout / FSX)
+def test_patches_find_their_objects(checkout: Path, fetcher: Renderer) -> None:
+    """Volcano's argument and right reach the operator, applied directly and in the clusters' form."""
+    assert "fsGroupPolicy: File" in fetcher.build(checkout / FSX)
+    gang = "../../../base/plugins/volcano/gang"
+    (checkout / "mine").mkdir()
+    text = f"resources: [../{OPERATOR}]\ncomponents: [../base/plugins/volcano/gang]\n"
+    (checkout / "mine/kustomization.yaml").write_text(text, encoding="utf-8")
+    with (checkout / "clusters/cpu-demo/plugins/kustomization.yaml").open("a", encoding="utf-8") as file:
+        file.write(f"components: [{gang}]\n")
+    cluster = platform.load(checkout, "cpu-demo/plugins")
+    for made in (fetcher.build(checkout / "mine"), platform.render(checkout, cluster, fetcher)):
+        assert (
+            made.count("- --gang-scheduler-name=volcano") == made.count("- --enable-scheme=pytorchjob") == 1
+        )
+        assert len(re.findall(r"  - podgroups\n  verbs:\n  - create\n", made)) == 1

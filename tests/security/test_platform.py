@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from tests.parts import upstream
 from tools.cells import kustomize
 from tools.cells.kustomize import Renderer
 from tools.cluster import cluster_env, isolation, platform, validate
@@ -36,11 +37,14 @@ PLUGINS = (
     "efa",
     "external-secrets",
     "fsx-csi",
+    "fsx-csi/flux",
     "kueue",
     "namespace",
     "neuron",
     "nvidia",
     "s3-csi",
+    "training-operator",
+    "training-operator/flux",
     "volcano",
 )
 FLUX = ("Kustomization", "HelmRelease")
@@ -72,10 +76,11 @@ def renderer() -> Renderer:
 
 
 @pytest.fixture(scope="module")
-def platform_objects(renderer: Renderer) -> dict[str, list[Object]]:
+def platform_objects(renderer: Renderer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Object]]:
     """The objects of the folders of base/plugins, and of base/storage/local-nvme."""
-    folders = [*(f"base/plugins/{name}" for name in PLUGINS), "base/plugins/training-operator"]
-    return {name: built(renderer, name) for name in (*folders, "base/storage/local-nvme")}
+    folders = [*(f"base/plugins/{name}" for name in PLUGINS), "base/storage/local-nvme"]
+    fetcher = upstream.fetcher(renderer, tmp_path_factory.mktemp("upstream"))
+    return {name: built(fetcher, name) for name in folders}
 
 
 def built(renderer: Renderer, name: str) -> list[Object]:
@@ -302,8 +307,9 @@ def test_flux_is_not_admin(name: str, renderer: Renderer, platform_objects: dict
     cluster = ROOT / "clusters" / name
     team, source = flux_objects.team(cluster), flux_objects.source(cluster, renderer)
     objects = parse(renderer.build(cluster), name).objects
-    charts = [one for found in platform_objects.values() for one in found if one["kind"] == "HelmRelease"]
-    accounts = {one["metadata"]["name"]: one["spec"]["serviceAccountName"] for one in charts}
+    plugins = [one for found in platform_objects.values() for one in found if one["kind"] in FLUX]
+    accounts = {one["metadata"]["name"]: one["spec"]["serviceAccountName"] for one in plugins}
+    assert {"training-operator", "fsx-csi", "kueue"} <= accounts.keys()
     applied = [one for one in objects if str(one["apiVersion"]).startswith("kustomize.toolkit")]
     accounts |= {one["metadata"]["name"]: one["spec"]["serviceAccountName"] for one in applied}
     runs = accounts.pop("runs")

@@ -6,11 +6,16 @@ and kustomize/kustomize_varsub.go), so that Flux makes the same objects from the
 the value as it stands, `$$` becomes `$`, `$NAME` and `$(NAME)` are text, and an object with
 `kustomize.toolkit.fluxcd.io/substitute: disabled` is not changed. Two rules are stricter than Flux's: an
 empty value is an error, and so is a function such as `${NAME:=default}`.
+
+Flux fetches the directories of other projects by objects of its own. What it would build of them is printed
+in place of these objects, so that `kubectl apply` is enough.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +38,12 @@ DISABLED = "kustomize.toolkit.fluxcd.io/substitute"
 _UNQUOTABLE = "Flux would read it the same way; keep such a value in a Secret, not in cluster.env"
 # `$$`, or a `${` with the text up to its closing brace.
 _REFERENCE = re.compile(r"\$\$|\$\{(?:(?P<name>[^}\n]{0,100})\}|\w*)")
+
+_FLUX = re.compile(r"^apiVersion: (?:kustomize|source)\.toolkit\.fluxcd\.io/", re.MULTILINE)
+# A directory of a repository at a commit, as kustomize takes it.
+_REMOTE = re.compile(r"https://[\w.-]+(?:/[\w.-]+)+//[\w./-]+\?ref=[0-9a-f]{40}")
+# Fields of a Flux Kustomization by their names in a kustomization.yaml.
+_BUILT_WITH = {"namespace": "targetNamespace", "images": "images", "patches": "patches"}
 
 
 @dataclass(frozen=True)
@@ -75,7 +86,8 @@ def render(root: Path, cluster: Cluster, renderer: Renderer) -> str:
         sources = [file for directory in reached(root, part) for file in sorted(directory.glob("*.y*ml"))]
         documents = re.split(r"^---\n", renderer.build(part), flags=re.MULTILINE)
         _refuse_unset(documents, cluster, sources)
-        texts += [_fill(document, cluster) for document in documents if document.strip()]
+        filled = [_fill(document, cluster) for document in documents if document.strip()]
+        texts += _without_flux(filled, renderer)
     return "---\n".join(text if text.endswith("\n") else text + "\n" for text in texts)
 
 
@@ -85,6 +97,41 @@ def substitute(text: str, facts: Mapping[str, Fact]) -> str:
     Raises KeyError for a name that is not a fact.
     """
     return _REFERENCE.sub(lambda found: "$" if found[0] == "$$" else facts[found["name"]].value, text)
+
+
+def _without_flux(documents: list[str], renderer: Renderer) -> list[str]:
+    """Return `documents` with directories of other repositories in place of the Flux objects that fetch them.
+
+    Raises UserError for a directory that is not at a commit, or does not render.
+    """
+    objects = {index: _parsed(text) for index, text in enumerate(documents) if _FLUX.search(text)}
+    sources = {one["metadata"]["name"]: at for at, one in objects.items() if one["kind"] == "GitRepository"}
+    kept = list(documents)
+    for index, one in objects.items():
+        at = sources.get(one["spec"].get("sourceRef", {}).get("name"))
+        if one["kind"] == "Kustomization" and at is not None:
+            kept[index], kept[at] = _remote_build(one, objects[at]["spec"], renderer), ""
+    return [text for text in kept if text]
+
+
+def _remote_build(one: Mapping[str, Any], source: Mapping[str, Any], renderer: Renderer) -> str:
+    """Return what Flux makes of a Kustomization of another repository."""
+    spec = one["spec"]
+    path, commit = spec.get("path", "").removeprefix("./"), source.get("ref", {}).get("commit")
+    base = f"{source['url']}//{path}?ref={commit}"
+    if not _REMOTE.fullmatch(base):
+        name = one["metadata"]["name"]
+        raise UserError(
+            f"Kustomization {name} of Flux: {base} must name a directory and a commit of 40 digits"
+        )
+    build = {key: spec[field] for key, field in _BUILT_WITH.items() if field in spec}
+    with tempfile.TemporaryDirectory() as directory:
+        text = json.dumps({"resources": [base], **build})
+        (Path(directory) / "kustomization.yaml").write_text(text, encoding="utf-8")
+        try:
+            return renderer.build(Path(directory))
+        except UserError as problem:
+            raise UserError(problem.message.replace(directory, base), problem.hint) from None
 
 
 def _refuse_unset(documents: list[str], cluster: Cluster, sources: list[Path]) -> None:
