@@ -107,7 +107,7 @@ SHAPES = (
         ("private key", "ls0tls1crudjtib"),
         re.compile(
             r"-----BEGIN (?:[A-Z]{1,20} ){0,3}PRIVATE KEY(?: BLOCK)?-----"
-            r"(?:(?:\s|\\[nr])+(?:[\w-]{1,40}: [^\n\\]{0,200}|[A-Za-z0-9+/=]{20,}))*"
+            r"(?:(?:\s|\\[nr])++(?:[\w-]{1,40}: [^\n\\]{0,200}|[A-Za-z0-9+/=]{20,}+))*+"
             r"|LS0tLS1CRUdJTiB[A-Za-z0-9+/]{0,20}?(?:UFJJVkFU|QUklWQVRF|BSSVZBVE)[A-Za-z0-9+/=]*"
         ),
         real=re.compile(r"(?s)LS0t|.*[A-Za-z0-9+/=]{40}"),  # code that looks for keys has the first line only
@@ -119,6 +119,7 @@ SHAPES = (
         real=re.compile(r"(?=.{8})(?=.*\d)(?=.*[A-Za-z])[^%*]*$"),
     ),
 )
+HINTS = re.compile("|".join(re.escape(hint) for shape in SHAPES for hint in shape.hints))
 EXAMPLE = re.compile(
     r"(?i)example|placeholder|your|dummy|fake|redacted|change.?me|sample|insert|replace|secret|passw|dont.?use"
     r"|(.)\1{4,}|\.\.\."
@@ -198,6 +199,8 @@ class FileSecret:
 def find(text: str, examples: bool = True) -> list[Secret]:
     """Return the secrets in `text` by position; `examples=False` leaves out values that are examples."""
     lowered = text.lower()
+    if not HINTS.search(lowered):
+        return []
     hits = [
         Secret(shape.kind, *match.span(match.re.groups))
         for shape in SHAPES

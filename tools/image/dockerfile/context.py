@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from tools.image.dockerfile import dockerignore
 GIB = 2**30
 LIMIT = 2 * GIB  # bytes; a checkout without data is far smaller
 NAMED = 5
+MOST_WILDCARDS, MOST_MATCHES = 6, 10_000  # of a source of COPY
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,20 @@ class Context:
         shown = ", ".join(self.outward[:NAMED])
         text = f"links that leave the context are sent as links, without their targets: {shown}{more}"
         return [text] if self.outward else []
+
+
+def matching(root: Path, pattern: str) -> Iterator[Path]:
+    """Yield the files and directories of a context that a source of COPY names; none for an invalid one.
+
+    Raises UserError for more wildcards than a search through a large context can take.
+    """
+    parts = [name for name, _ in itertools.groupby(pattern.split("/"))]  # `**/**` is `**`
+    if sum(part.count("*") for part in parts) > MOST_WILDCARDS:
+        raise UserError(f"COPY {pattern[:80]}: more than {MOST_WILDCARDS} wildcards")
+    try:
+        yield from itertools.islice(root.glob("/".join(parts)), MOST_MATCHES)
+    except (ValueError, NotImplementedError, OSError):
+        return
 
 
 def measure(root: Path, ignore: dockerignore.Ignore) -> Context:

@@ -10,6 +10,7 @@ from pathlib import Path
 from tools.core.output import count
 from tools.core.secret_patterns import mask
 from tools.core.verdict import State, Verdict, bad, good, unclear
+from tools.image.dockerfile.context import matching
 from tools.image.dockerfile.dockerignore import files
 from tools.image.dockerfile.packages import Install
 from tools.image.dockerfile.parse import Instruction, Stage, unresolved
@@ -256,7 +257,7 @@ def _missing(context: Path, source: str, sent: list[str]) -> tuple[str, str] | N
     if ".." in name.split("/"):
         return f"{source} is outside the context", "build from the directory above it, with -f"
     if any(sign in name for sign in "*?["):
-        found = [path.relative_to(context).as_posix() for path in context.glob(name)]
+        found = [path.relative_to(context).as_posix() for path in matching(context, name)]
     else:
         found = [name] if (context / name).exists() else []
     if not found:

@@ -30,7 +30,7 @@ UNCHECKED = re.compile(
     r"|GOINSECURE|GONOSUMDB)=|\bGOSUMDB=[\"']?off"
 )
 CURL_INSECURE = re.compile(r"-[A-Za-z]{0,8}k[A-Za-z]{0,8}")
-INDEX = re.compile(r"(?:PIP|UV)_\w*(?:INDEX|LINKS)\w*")
+INDEX = re.compile(r"(?:PIP|UV)_\w{0,80}(?:INDEX|LINKS)\w*")
 NEURON_TORCH = re.compile(r"pytorch-(?:training|inference)-neuronx:(\d+\.\d+(?:\.\d+)?)")
 REMEDY = "https://, or check the file's SHA-256 in the same RUN; ADD --checksum=sha256:..."
 

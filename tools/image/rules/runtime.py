@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,10 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from tools.core.verdict import State, Verdict, bad, good, unclear
+from tools.image.dockerfile.context import matching
 from tools.image.dockerfile.parse import PLATFORM_ARGS, Instruction, Stage, unresolved
 from tools.image.rules.rule import Location, Subject, at, rule
 from tools.simulator.torchrun import SHELLS
+from training.run.files import read_bounded
 
+LARGEST_SCRIPT = 2**20  # bytes of an entrypoint that is read
 INITS = frozenset({"tini", "dumb-init", "catatonit"})
 WHOLE_GROUP = frozenset({"dumb-init", "s6-svscan"})  # they forward a signal to every process below them
 OTHER_ARCHITECTURE = {"amd64": re.compile(r"aarch64|arm64"), "arm64": re.compile(r"x86_64|amd64")}
@@ -34,7 +38,7 @@ TRAP = re.compile(
 ENDS = frozenset({"fi", "done", "esac", "}", ";;"})
 BEFORE = re.compile(r"^(?:(?:then|else|do|\{)\s+|[^\s()]+\)\s*)*")  # a keyword, or a pattern of `case`
 ONLY_EXEC = re.compile(r"exec\s+[^\s|&;][^|&;]*$")
-EXEC = re.compile(r"(?:\w+=\S*\s+)*exec\s+(?![<>&]|\d+[<>])")
+EXEC = re.compile(r"(?:\w++=\S*+\s++)*+exec\s++(?![<>&]|\d+[<>])")
 
 
 @rule("user", "a process that breaks out of its container has the same user on the node")
@@ -310,7 +314,7 @@ def _copied(context: Path, one: Instruction, place: PurePosixPath, wanted: PureP
     for source in words[:-1]:
         if source.startswith("<<") or ".." in source or unresolved(source):
             continue
-        for path in context.glob(source.strip("/")) if source.strip("./") else [context]:
+        for path in matching(context, source.strip("/")) if source.strip("./") else [context]:
             below = wanted.relative_to(goal) if wanted.is_relative_to(goal) else PurePosixPath(wanted.name)
             made.append((str(below), path / below) if path.is_dir() else (path.name, path))
     for name, content in made:
@@ -318,7 +322,8 @@ def _copied(context: Path, one: Instruction, place: PurePosixPath, wanted: PureP
             if isinstance(content, str):
                 return content
             if content.is_file():
-                return content.read_text(encoding="utf-8", errors="replace")
+                with contextlib.suppress(OSError):
+                    return read_bounded(content, LARGEST_SCRIPT, follow=True).decode(errors="replace")
     return None
 
 

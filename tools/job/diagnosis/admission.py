@@ -116,10 +116,12 @@ def _refuses(snapshot: Snapshot, event: Object) -> bool:
 REFUSALS = (
     (r"exceeded quota", "quota", "the namespace's quota is used up"),
     (r"violates PodSecurity", "pod-security", "the namespace's Pod Security level does not allow the pod"),
-    (r"failed calling webhook|webhook.*(?:connection refused|deadline exceeded|no endpoints)", "webhook",
-     "an admission webhook does not answer"),
-    (r"admission webhook .* denied|denied the request", "refused", "an admission webhook refuses the pod"),
-    (r"serviceaccounts? \"[^\"]*\" not found|service account .* not found|error looking up service account",
+    (r"failed calling webhook|webhook.{0,300}(?:connection refused|deadline exceeded|no endpoints)",
+     "webhook", "an admission webhook does not answer"),
+    (r"admission webhook .{0,300} denied|denied the request", "refused",
+     "an admission webhook refuses the pod"),
+    (r"serviceaccounts? \"[^\"]{0,300}\" not found|service account .{0,300} not found"
+     r"|error looking up service account",
      "serviceaccount-missing", "the pod's ServiceAccount does not exist"),
     (r"", "refused", "the API server refuses the pod"),
 )  # fmt: skip

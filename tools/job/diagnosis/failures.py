@@ -38,7 +38,7 @@ DISRUPTIONS = {
 # By the reason in the status of a failed pod.
 POD_REASONS = (
     (r"Evicted$", "evicted", "its node evicted it"),
-    (r"UnexpectedAdmissionError$|OutOf|\w*Affinity", "node-refused", "its node refused it"),
+    (r"UnexpectedAdmissionError$|OutOf|\w{0,80}Affinity", "node-refused", "its node refused it"),
     (r"(?:NodeLost|NodeShutdown|Terminated|Shutdown)$", "node-lost", "its node is gone"),
     (r"DeadlineExceeded$", "deadline", "it ran longer than its deadline"),
 )

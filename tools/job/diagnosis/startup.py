@@ -46,9 +46,9 @@ PULL_ANSWERS = (
 )  # fmt: skip
 # Messages of the kubelet about a container's configuration and volumes.
 CONFIG_ERRORS = (
-    ("config-missing", r"(?i)configmaps? \"([^\"]+)\" not found|couldn't find key .* in ConfigMap"
+    ("config-missing", r"(?i)configmaps? \"([^\"]{1,300})\" not found|couldn't find key .{0,300} in ConfigMap"
      r"|non-existent config key"),
-    ("secret-missing", r"(?i)secrets? \"([^\"]+)\" not found|couldn't find key .* in Secret"
+    ("secret-missing", r"(?i)secrets? \"([^\"]{1,300})\" not found|couldn't find key .{0,300} in Secret"
      r"|non-existent secret key"),
     ("run-as-root", r"(?i)runAsNonRoot|run as root|cannot verify user is non-root"),
     ("volume", r"(?i)subPath"),
