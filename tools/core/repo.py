@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
+
+COMPARED, LONGEST = 300, 256  # names, and characters of one: the comparison is slow
 
 
 def root() -> Path:
@@ -19,7 +22,8 @@ def local() -> Path:
 
 def nearest(text: str, names: Iterable[str], cutoff: float = 0.5) -> str | None:
     """Return the name most like `text`, or None if no name is similar enough."""
-    matches = difflib.get_close_matches(text, list(names), n=1, cutoff=cutoff)
+    some = [name for name in itertools.islice(names, COMPARED) if len(name) <= LONGEST]
+    matches = difflib.get_close_matches(text, some, n=1, cutoff=cutoff) if len(text) <= LONGEST else []
     return matches[0] if matches else None
 
 

@@ -9,6 +9,7 @@ a field that the kind does not have is an error, as with `kubectl apply`.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -27,6 +28,7 @@ from tools.kube.manifests import Object
 from tools.kube.schema_build import STAMP, build, file_name, sources
 
 VALUE = 60  # characters of a value in a message
+MOST_FAULTS = 100  # of one object; a person reads no more
 COMMAND = "python -m tools.kube.schemas"
 
 
@@ -46,12 +48,18 @@ class Schemas:
         self._validators: dict[str, Draft202012Validator | None] = {}
 
     def faults(self, item: Object) -> list[Fault] | None:
-        """Return the differences between `item` and its kind's schema, or None if there is no schema."""
+        """Return the differences between `item` and its kind's schema, or None if there is no schema.
+
+        After MOST_FAULTS a last one says that there are more: they are not computed.
+        """
         group, _, version = str(item.get("apiVersion")).rpartition("/")
         validator = self._validator(file_name(group, version, str(item.get("kind"))))
         if validator is None:
             return None
-        return [fault for error in validator.iter_errors(item) for fault in _faults(error)]
+        faults = (fault for error in validator.iter_errors(item) for fault in _faults(error))
+        found = list(itertools.islice(faults, MOST_FAULTS + 1))
+        more = [Fault("", f"has more than {MOST_FAULTS} faults; the others are not shown")]
+        return found if len(found) <= MOST_FAULTS else found[:MOST_FAULTS] + more
 
     def _validator(self, name: str) -> Draft202012Validator | None:
         if name not in self._validators:
@@ -93,17 +101,20 @@ def _faults(error: Any) -> Iterator[Fault]:
         "[",
         ".".join(f"[{one}]" if isinstance(one, int) else str(one) for one in error.absolute_path),
     )
-    value, wanted = short(json.dumps(error.instance, default=str), VALUE), error.validator_value
+    wanted = error.validator_value
     if error.validator == "additionalProperties":
         known = list(error.schema.get("properties") or ())
         for name in sorted(set(error.instance) - set(known)):
             match = repo.nearest(str(name), known, cutoff=0.7)
             hint = f"; did you mean {match}?" if match else ""
             yield Fault(f"{path}.{name}".lstrip("."), f"unknown field{hint}")
-    elif error.validator == "required":
+        return
+    if error.validator == "required":
         missing = [name for name in wanted if name not in error.instance]
         yield Fault(path, f"{', '.join(missing)} is missing")
-    elif error.validator == "type":
+        return
+    value = short(json.dumps(error.instance, default=str), VALUE)
+    if error.validator == "type":
         kinds = wanted if isinstance(wanted, list) else [wanted]
         yield Fault(path, f"{value} is not of type {' or '.join(kind for kind in kinds if kind != 'null')}")
     elif error.validator in ("anyOf", "oneOf"):

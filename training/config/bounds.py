@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 DEEPEST = 100  # mappings and lists in each other; people write ten
-MOST_VALUES = 300_000  # of a file, with its keys; a rendered cell has a few hundred
+MOST_VALUES = 200_000  # of a file, with its keys; a rendered cell has a few hundred
 MOST_DOCUMENTS = 10_000
 MOST_ALIASED = 100_000  # values that all aliases of a file stand for
 LONGEST_NUMBER = 100  # characters

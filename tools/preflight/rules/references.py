@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from tools.core.command_line import is_subdomain
-from tools.core.repo import nearest
+from tools.core.repo import COMPARED, nearest
 from tools.core.verdict import Verdict, bad, good
 from tools.kube.manifests import Object, name_of
 from tools.preflight.rule import Place, rule
@@ -59,9 +60,13 @@ def references(subject: Subject) -> Iterator[Verdict]:
     the manifest, its keys are checked too. All other objects are listed as what the job needs from the
     cluster.
     """
+    candidates = {
+        kind: _Candidates(subject, kind) for kind in ("PersistentVolumeClaim", "ConfigMap", "Secret")
+    }
     for template in subject.templates:
+        known = {kind: subject.named(kind, template.namespace) for kind in candidates}
         for kind, name, path, key, optional in _wanted(template):
-            here = subject.named(kind, template.namespace)
+            here = known[kind]
             place = Place(template.object, path, name)
             if "$" not in name and not is_subdomain(name):
                 summary = f"Kubernetes allows no {kind} of the name {name!r}"
@@ -70,7 +75,7 @@ def references(subject: Subject) -> Iterator[Verdict]:
             if name in here:
                 yield _key_verdict(place, kind, here[name], key, optional)
                 continue
-            reason = _missing(subject, template, kind, name)
+            reason = candidates[kind].reason(template, name)
             if reason and not optional:
                 summary = f"{kind} {name} is not in the manifest: {reason}"
                 yield bad(place, summary, "correct the name or the namespace")
@@ -126,20 +131,26 @@ def _key_verdict(place: Place, kind: str, item: Object, key: str | None, optiona
     return bad(place, f"{kind} {name_of(item)} has no key {key}", remedy)
 
 
-def _missing(subject: Subject, template: Template, kind: str, name: str) -> str:
-    """Return why a missing object should be in the manifest, or an empty text."""
-    everywhere = {name_of(item): item for item in subject.manifests.of_kind(kind)}
-    if name in everywhere:
-        namespace = everywhere[name]["metadata"].get("namespace")
-        return f"it is in namespace {namespace}, the pod in {template.namespace}"
-    base = HASH.sub("", name)
-    for other in everywhere:
-        hashed = HASH.sub("", other)
-        if (hashed != other or base != name) and (hashed == base or hashed.endswith(f"-{base}")):
-            return f"the manifest has {other}, with another hash or prefix"
-    used = {wanted[1] for one in subject.templates for wanted in _wanted(one) if wanted[0] == kind}
-    match = nearest(name, [other for other in everywhere if other not in used], cutoff=SIMILAR)
-    return f"the manifest has {match}, which no pod uses" if match else ""
+class _Candidates:
+    """The objects of one kind in a manifest, for which a pod may have meant to ask."""
+
+    def __init__(self, subject: Subject, kind: str) -> None:
+        self._objects = {name_of(item): item for item in subject.manifests.of_kind(kind)}
+        self._bases = {name: HASH.sub("", name) for name in itertools.islice(self._objects, COMPARED)}
+        used = {wanted[1] for one in subject.templates for wanted in _wanted(one) if wanted[0] == kind}
+        self._unused = [name for name in self._objects if name not in used]
+
+    def reason(self, template: Template, name: str) -> str:
+        """Return why a missing object should be in the manifest, or an empty text."""
+        if name in self._objects:
+            namespace = self._objects[name]["metadata"].get("namespace")
+            return f"it is in namespace {namespace}, the pod in {template.namespace}"
+        base = HASH.sub("", name)
+        for other, hashed in self._bases.items():
+            if (hashed != other or base != name) and (hashed == base or hashed.endswith(f"-{base}")):
+                return f"the manifest has {other}, with another hash or prefix"
+        match = nearest(name, self._unused, cutoff=SIMILAR)
+        return f"the manifest has {match}, which no pod uses" if match else ""
 
 
 @rule("service-account", "the role of a service account that no pod uses has no effect")
