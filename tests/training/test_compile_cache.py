@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import platform
+import shutil
 from pathlib import Path
 
 import pytest
 
+from training.run import signing
 from training.run.directory import RunDir
-from training.trainer.compile_cache import CompileCache, precompile_headers
+from training.trainer.compile_cache import CompileCache, leave_headers
 
 
 def cache_of(tmp_path: Path) -> CompileCache:
@@ -52,15 +56,23 @@ def test_nodes_with_one_directory_join_the_same_attempt(library: Path, tmp_path:
     assert library.exists()
 
 
-def test_code_compiled_with_precompiled_headers_is_found_without_them() -> None:
-    from torch._inductor import config
+def test_an_image_with_another_c_library_compiles_again(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "key").write_text("k" * 44)
+    monkeypatch.setenv(signing.KEY_FILE, str(tmp_path / "key"))
+    first = cache_of(tmp_path)
+    assert (first.begin("1"), first.done(), first.keep()) == ("whole", True, True)
+    shutil.rmtree(tmp_path / "inductor")
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.0"))
+    assert cache_of(tmp_path).begin("2") == "none"
 
-    name = "cpp_cache_precompile_headers"
-    keys = {}
-    with config.patch({name: True, "_cache_config_ignore_prefix": config._cache_config_ignore_prefix}):
-        assert name in config.save_config_portable(ignore_private_configs=False)  # a part of each key
-        for wanted in (True, False):
-            precompile_headers(wanted)
-            assert getattr(config, name) is wanted
-            keys[wanted] = config.save_config_portable(ignore_private_configs=False)
-    assert keys[True] == keys[False]
+
+def test_a_header_is_included_as_it_is_where_torch_would_compile_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import codecache
+
+    theirs = inspect.signature(codecache._precompile_header)
+    monkeypatch.setattr(codecache, "_precompile_header", codecache._precompile_header)
+    leave_headers()
+    theirs.bind("torch/header.h", "g++", min_optimize=True)
+    assert codecache._precompile_header("torch/header.h", "g++", min_optimize=True) == "torch/header.h"

@@ -20,7 +20,7 @@ import shutil
 import tarfile
 import tempfile
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import torch
 
@@ -140,19 +140,20 @@ class CompileCache:
         return True
 
 
-def precompile_headers(wanted: bool) -> None:
-    """Choose whether torch compiles C++ headers ahead of its kernels; call this on every rank.
+def leave_headers() -> None:
+    """Include C++ headers as they are; call this on every rank that finds compiled code.
 
-    That pays if there are many kernels to compile. torch also does it if it finds every kernel in its cache,
-    and the headers are outside of the cache, so a new pod would need longer for them than for all the rest.
+    torch compiles headers before it looks for a kernel in its cache, and keeps them outside of the cache. A
+    new pod would need longer for them than for all the rest. The setting cpp_cache_precompile_headers does
+    not help: it is a part of each kernel's key.
     """
-    from torch._inductor import config  # takes a second, and not every run compiles
+    from torch._inductor import codecache
 
-    name = "cpp_cache_precompile_headers"
-    # Compiled code does not depend on it, so entries made with headers are found without them.
-    if name not in config._cache_config_ignore_prefix:
-        config._cache_config_ignore_prefix = [*config._cache_config_ignore_prefix, name]
-    config.cpp_cache_precompile_headers = wanted
+    codecache._precompile_header = _as_it_is
+
+
+def _as_it_is(header: str, _command: str, **_options: Any) -> str:
+    return header
 
 
 def _bounded(source: IO[bytes], target: IO[bytes]) -> None:
@@ -166,10 +167,13 @@ def _bounded(source: IO[bytes], target: IO[bytes]) -> None:
 
 
 def _made_for(device: str) -> str:
-    """What compiled code depends on: versions, device and processor."""
+    """What compiled code depends on: versions, C library, device and processor."""
     processor = platform.machine()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
         processor += f" {hashlib.sha256(flags.encode()).hexdigest()[:8]}"
-    return f"torch {torch.__version__}, Python {platform.python_version()}, {device}, {processor}"
+    versions = (
+        f"torch {torch.__version__}, Python {platform.python_version()}, {' '.join(platform.libc_ver())}"
+    )
+    return f"{versions}, {device}, {processor}"

@@ -36,7 +36,7 @@ from training.run import failure, heartbeat
 from training.run.directory import RunDir, read_json, write_json
 from training.task import Feed, Task
 from training.trainer import state
-from training.trainer.compile_cache import CompileCache, precompile_headers
+from training.trainer.compile_cache import CompileCache, leave_headers
 from training.trainer.metrics import Metrics, Pending, first_heldout, summary
 from training.trainer.optimizer import build_optimizer, build_schedule, clip_gradients
 from training.trainer.parallelize import Parallel, parallelise
@@ -200,8 +200,8 @@ def _compiled_before(run: Run, cache: CompileCache) -> bool:
                 log.info("beginning with the compiled code that this run has kept")
         ranks.barrier()
     before = ranks.sum([float(missing)]) == [0.0]
-    if run.device.compile:
-        precompile_headers(not before)
+    if before and run.device.compile:
+        leave_headers()
     return before
 
 
