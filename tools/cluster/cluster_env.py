@@ -9,8 +9,11 @@ from pathlib import Path
 
 from tools.core.errors import UserError
 from tools.core.repo import nearest, shown
+from training.run.files import read_bounded
 
 FILE = "cluster.env"
+LARGEST = 2**20  # bytes
+LARGEST = 2**20  # bytes
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -48,11 +51,11 @@ def read(path: Path) -> dict[str, Fact]:
     is everything after the first `=`, quotes and spaces included. Raises UserError with the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_bounded(path, LARGEST, follow=True).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise UserError(f"{shown(path)}: not a UTF-8 text") from None
     except OSError as problem:
-        raise UserError(f"{shown(path)}: {problem.strerror}") from None
+        raise UserError(f"{shown(path)}: {problem.strerror or problem}") from None
     facts: dict[str, Fact] = {}
     for number, raw in enumerate(lines, start=1):
         line = raw.lstrip()

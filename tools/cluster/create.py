@@ -6,6 +6,7 @@ eksctl alone proves nothing. Flags: eksctl v0.230.0, pkg/ctl/create.
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from tools.kube.manifests import Object
 INSTALL = "https://docs.aws.amazon.com/eks/latest/eksctl/installation.html"
 # clusters/<name>/plugins installs the plugins: two for one resource would conflict in the kubelet.
 OWN_PLUGINS = ("--install-nvidia-plugin=false", "--install-neuron-plugin=false")
-LAST_LINES = 5
+LAST_LINES, LONGEST_LINE = 5, 65536  # characters
 ACTIVE_SECONDS = 1800  # a control plane takes about 15 minutes
 AGAIN = "repeat the command to continue"
 
@@ -103,7 +104,7 @@ def run(step: Step, title: str, say: Say) -> None:
     with process:
         assert process.stdout is not None
         try:
-            for line in process.stdout:
+            for line in iter(functools.partial(process.stdout.readline, LONGEST_LINE), ""):
                 last.append(line.strip())
                 say(f"  {line.rstrip()}")
         except KeyboardInterrupt:

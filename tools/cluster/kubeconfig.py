@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.aws.session import Session
-from tools.core.command_line import operand
+from tools.core.command_line import TooLarge, captured, operand
 from tools.core.errors import UserError
 from tools.kube.kubectl import Kubectl
 
 INSTALL = "https://docs.aws.amazon.com/cli/latest/userguide/getting-started-install.html"
 SECONDS = 120
+LARGEST = 2**20  # bytes of its output
 # Exit codes of the AWS CLI for missing credentials and for an error from the service.
 NO_ANSWER = (253, 254)
 
@@ -71,19 +72,21 @@ def _update(session: Session, cluster: str, context: str) -> str:
     words += ["--profile", session.profile] if session.profile else []
     title = " ".join(words[:3])
     try:
-        done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
+        done = captured(words, seconds=SECONDS, largest=LARGEST)
+    except TooLarge as problem:
+        raise UserError(f"{title} printed {problem}", None, 3) from None
     except FileNotFoundError:
         raise UserError("aws is not on PATH", f"install the AWS CLI: {INSTALL}") from None
     except subprocess.TimeoutExpired:
         raise UserError(f"{title} did not finish in {SECONDS} s", None, 3) from None
     if done.returncode != 0:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        said = done.stderr.decode(errors="replace")
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
         reason = (lines or [f"exit code {done.returncode}"])[-1]
         raise UserError(f"{title} failed: {reason}", None, 3 if done.returncode in NO_ANSWER else 2)
-    written = re.search(r"context .{1,300} (?:to|in) (.+)", done.stdout)
-    return written[1] if written else done.stdout.strip()
+    answer = done.stdout.decode(errors="replace")
+    written = re.search(r"context .{1,300} (?:to|in) (.+)", answer)
+    return written[1] if written else answer.strip()
 
 
 def _view() -> dict[str, Any]:

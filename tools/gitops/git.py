@@ -100,8 +100,8 @@ def _text(root: Path, *words: str) -> str:
 
 def _git(root: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
     try:
-        return subprocess.run(
-            ["git", "-C", str(root), *words], stdin=subprocess.DEVNULL, capture_output=True, check=False
-        )
+        return command_line.captured(["git", "-C", str(root), *words])
+    except command_line.TooLarge as problem:
+        raise UserError(f"git {words[0]}: the answer has {problem}") from None
     except FileNotFoundError:
         raise UserError("no git on PATH", "install git") from None

@@ -5,9 +5,11 @@ A client library does not know the user's contexts, credential helpers and build
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,7 @@ from tools.core.command_line import TooLarge, captured, operand
 from tools.core.errors import UserError
 
 SECONDS = 60  # for one command
+LONGEST_LINE, MOST_LINES = 65536, 20_000  # characters of a line, and lines that are kept
 CANNOT_SEE = 3
 UNREACHABLE = (
     "Cannot connect to the Docker daemon",
@@ -83,7 +86,7 @@ class Engine:
     def stream(
         self, words: Sequence[str], say: Say, variables: Mapping[str, str] | None = None
     ) -> tuple[int, str]:
-        """Run docker, pass each line to `say`, and return the exit code and the whole output."""
+        """Run docker, pass each line to `say`, and return the exit code and the last lines of the output."""
         try:
             process = subprocess.Popen(
                 [self.program, *words],
@@ -96,11 +99,11 @@ class Engine:
             )
         except FileNotFoundError:
             raise missing() from None
-        lines = []
+        lines: deque[str] = deque(maxlen=MOST_LINES)  # a build may print without end; its end counts
         with process:
             assert process.stdout is not None
             try:
-                for line in process.stdout:
+                for line in iter(functools.partial(process.stdout.readline, LONGEST_LINE), ""):
                     lines.append(line)
                     say(line.rstrip("\n"))
             except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from tools.core.command_line import operand
 from tools.core.errors import UserError
 from tools.image import ecr, registry
 from tools.image.build import load_record
@@ -49,8 +50,8 @@ def push(name: str, target: str, engine: Engine, say: Say) -> str:
             return existing
         raise UserError(f"{target} is another image: {existing}; it is not overwritten", IMMUTABLE, 1)
     if name != target:
-        engine.text("tag", image.id, target)
-    code, said = engine.stream(["push", target], say)
+        engine.text("tag", image.id, operand(target, "an image"))
+    code, said = engine.stream(["push", operand(target, "an image")], say)
     match = SAID.search(said)
     if code != 0 or match is None:
         raise refusal(target, said)

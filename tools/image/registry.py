@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+from tools.core.command_line import operand
 from tools.core.errors import UserError
 from tools.image.engine import Engine
 
@@ -52,7 +53,7 @@ def digest(engine: Engine, name: str) -> str | None:
     Raises UserError with exit code 3 if the registry does not answer or refuses access.
     """
     options = ["--insecure"] if LOOPBACK.match(name) else []
-    done = engine.run("manifest", "inspect", "--verbose", *options, name)
+    done = engine.run("manifest", "inspect", "--verbose", *options, operand(name, "an image"))
     if done.returncode != 0:
         if any(sign in done.stderr.lower() for sign in ABSENT):
             return None

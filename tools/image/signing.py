@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.core.command_line import operand
 from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
 from tools.image.engine import Engine, Say
@@ -94,7 +95,7 @@ def verify(image: str, signer: Signer) -> Verdict:
 def _digested(image: str) -> str:
     if not DIGEST.fullmatch(split(image)[1]):
         raise UserError(f"{image}: not <repository>@sha256:<digest>", "a tag can name another image tomorrow")
-    return image
+    return operand(image, "an image")
 
 
 def _signed(said: str) -> set[str]:

@@ -7,9 +7,11 @@ import subprocess
 import time
 from pathlib import Path
 
+from tools.core.command_line import TooLarge, captured
 from tools.core.errors import UserError
 
 POLICIES = ("describe", "sha", "semver", "time")
+LARGEST = 16 * 2**20  # bytes of git's answer
 LONGEST = 128  # characters, by the OCI distribution specification
 SEMVER = re.compile(r"v?(\d+\.\d+\.\d+(?:-[0-9A-Za-z.-]+)?)")
 
@@ -60,12 +62,12 @@ def _semver(root: Path, dirty: bool) -> str:
 
 def _git(root: Path, policy: str, *words: str) -> str:
     try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=30, check=False
-        )
+        done = captured(["git", "-C", str(root), *words], seconds=30, largest=LARGEST)
+    except (TooLarge, subprocess.TimeoutExpired) as problem:
+        raise UserError(f"--tag-from {policy}: git: {problem}", "--tag-from time") from None
     except FileNotFoundError:
         raise UserError(f"--tag-from {policy}: no git on PATH", "--tag-from time") from None
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or ["git failed"]
+        said = done.stderr.decode(errors="replace").strip().splitlines() or ["git failed"]
         raise UserError(f"--tag-from {policy}: {said[-1].removeprefix('fatal: ')}", "--tag-from time")
-    return done.stdout.strip()
+    return done.stdout.decode(errors="replace").strip()
