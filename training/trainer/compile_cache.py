@@ -149,7 +149,7 @@ def leave_headers() -> None:
     """
     from torch._inductor import codecache
 
-    codecache._precompile_header = _as_it_is
+    codecache._precompile_header = _as_it_is  # type: ignore[assignment]
 
 
 def _as_it_is(header: str, _command: str, **_options: Any) -> str:
