@@ -21,6 +21,7 @@ from tools.kube.manifests import Object
 
 AT_ONCE = 6
 MIB = 2**20
+MOST_DEVICES = 1024  # of a pod, and cores of a device
 # `nvidia-smi --help-query-gpu` explains them. Old drivers and cards do not have ERRORS.
 BASIC = (
     *("index", "name", "uuid", "memory.total", "memory.used", "utilization.gpu"),
@@ -197,11 +198,14 @@ def neuron(answer: str, pod: JobPod) -> Iterator[Accelerator]:
     report = json.loads(answer)
     hardware = report.get("neuron_hardware_info") or {}
     cores = int(hardware.get("neuroncore_per_device_count") or 1)
+    devices = range(int(hardware.get("neuron_device_count") or 0))
+    if max(cores, len(devices)) > MOST_DEVICES:
+        raise ValueError(f"{len(devices)} devices with {cores} cores")
     use, memory = _cores(report)
     total = hardware.get("neuron_device_memory_size")
     counters = (report["system_data"].get("neuron_hw_counters") or {}).get("neuron_devices") or []
     known = {int(one["neuron_device_index"]): one for one in counters}
-    for index in sorted(known) or range(int(hardware.get("neuron_device_count") or 0)):
+    for index in sorted(known) or devices:
         own = range(index * cores, (index + 1) * cores)
         count = known.get(index, {})
         errors = _sum(count, "mem_ecc_uncorrected", "sram_ecc_uncorrected")

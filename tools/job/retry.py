@@ -153,6 +153,7 @@ def _halve(objects: Manifests, seen: Snapshot, remedy: str, number: int) -> str:
     The global batch stays: the trainer derives how many micro batches it accumulates.
     """
     from training.config import apply_override, load_texts
+    from training.config.base import divisor_near
 
     host_memory = any(pod.end is not None and pod.end.reason == "OOMKilled" for pod in seen.pods)
     if host_memory and accelerators(template_specs(seen.job)[0]):
@@ -163,7 +164,7 @@ def _halve(objects: Manifests, seen: Snapshot, remedy: str, number: int) -> str:
     size = load_texts(texts).parallel.micro_batch_size
     if size == 1:
         raise UserError(f"out of memory with {MICRO} 1: it cannot be halved", remedy, 1)
-    half = max(one for one in range(1, size // 2 + 1) if size % one == 0)
+    half = divisor_near(size, size // 2)
     changed = apply_override(texts, f"{MICRO}={half}")
     load_texts(changed)
     for item in objects.of_kind("ConfigMap"):

@@ -14,14 +14,24 @@ class ConfigError(Exception):
     failure_class = "config"
 
 
+LARGEST = 2**63 - 1  # of a whole number: products of a model's sizes stay within the range of a float
+TRIED = 100_000  # divisors
+
+
+def divisor_near(number: int, most: int) -> int:
+    """Return the largest divisor of `number` up to `most`, or 1 after TRIED candidates."""
+    start = min(number, most)
+    return next((n for n in range(start, max(0, start - TRIED), -1) if number % n == 0), 1)
+
+
 def not_bool(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("a number is needed, not a boolean")
     return value
 
 
-Count = Annotated[int, BeforeValidator(not_bool), Field(strict=True, gt=0)]
-Whole = Annotated[int, BeforeValidator(not_bool), Field(strict=True, ge=0)]
+Count = Annotated[int, BeforeValidator(not_bool), Field(strict=True, gt=0, le=LARGEST)]
+Whole = Annotated[int, BeforeValidator(not_bool), Field(strict=True, ge=0, le=LARGEST)]
 Positive = Annotated[float, BeforeValidator(not_bool), Field(strict=True, gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, BeforeValidator(not_bool), Field(strict=True, ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, BeforeValidator(not_bool), Field(strict=True, ge=0, lt=1)]

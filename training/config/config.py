@@ -8,7 +8,7 @@ from typing import Self
 
 from pydantic import model_validator
 
-from training.config.base import ConfigError, Count, Section, wrong
+from training.config.base import ConfigError, Count, Section, divisor_near, wrong
 from training.config.data import Data, Masking
 from training.config.model import Lora, Model
 from training.config.run import Checkpoint, Device, Parallel, Upload
@@ -120,7 +120,7 @@ class Config(Section):
         if self.task != PRETRAIN:
             raise wrong("data.stream", f"data.stream is for {PRETRAIN} only, but this is for {self.task}")
         if stream.lanes is not None and batch % stream.lanes:
-            near = max(n for n in range(1, min(stream.lanes, batch) + 1) if batch % n == 0)
+            near = divisor_near(batch, stream.lanes)
             raise wrong(
                 "data.stream.lanes",
                 f"data.stream.lanes {stream.lanes} does not divide train.global_batch_size {batch}; "
@@ -171,8 +171,7 @@ class Config(Section):
         per_rank, rest = divmod(self.train.global_batch_size, world_size)
         wanted = self.parallel.micro_batch_size
         if not rest:
-            micro = max(m for m in range(1, min(per_rank, wanted) + 1) if not per_rank % m)
-            return f"nearest parallel.micro_batch_size: {micro}"
+            return f"nearest parallel.micro_batch_size: {divisor_near(per_rank, wanted)}"
         passes = max(1, round(self.train.global_batch_size / (wanted * world_size)))
         return f"nearest train.global_batch_size: {passes * wanted * world_size}"
 

@@ -9,6 +9,7 @@ or too many failures in a row are a DataError with the URL.
 from __future__ import annotations
 
 import io
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +19,9 @@ import httpx2
 from training.data import retries
 from training.data.errors import DataError
 from training.data.retries import Retries, describe
+
+_MOST_REDIRECTS = 20
+_SIZE = re.compile(r"[0-9]{1,18}")  # bytes
 
 
 class RemoteFile(io.RawIOBase):
@@ -32,7 +36,7 @@ class RemoteFile(io.RawIOBase):
         super().__init__()
         self.url = url
         self._retries = Retries(url, tell, stop or threading.Event())
-        self._client = httpx2.Client(follow_redirects=True, timeout=retries.POLICY.silence)
+        self._client = httpx2.Client(timeout=retries.POLICY.silence)
         self._headers = {"Accept-Encoding": "identity", **_authorization(url)}
         self._position = 0
         self._size: int | None = None
@@ -118,7 +122,7 @@ class RemoteFile(io.RawIOBase):
         headers = dict(self._headers)
         if self._position:
             headers["Range"] = f"bytes={self._position}-"
-        answer = self._client.send(self._client.build_request("GET", self.url, headers=headers), stream=True)
+        answer = self._redirected(self._client.build_request("GET", self.url, headers=headers))
         if answer.status_code not in (200, 206):
             answer.close()
             self._retries.answered(answer.status_code, answer.headers)
@@ -128,6 +132,16 @@ class RemoteFile(io.RawIOBase):
         if answer.status_code == 200 and self._position:
             self._skip(self._position)
         return True
+
+    def _redirected(self, request: Any) -> Any:
+        """Send a request and follow redirects; their bodies, which may be endless, are not read."""
+        for _ in range(_MOST_REDIRECTS):
+            answer = self._client.send(request, stream=True)
+            if answer.next_request is None:
+                return answer
+            answer.close()
+            request = answer.next_request
+        raise httpx2.TooManyRedirects(f"more than {_MOST_REDIRECTS} redirects", request=request)
 
     def _check_same(self, answer: Any) -> None:
         """Keep size and validator of the first answer; refuse a changed file later."""
@@ -177,4 +191,4 @@ def _size(answer: Any) -> int | None:
         total = answer.headers.get("Content-Range", "").rpartition("/")[2]
     else:
         total = answer.headers.get("Content-Length", "")
-    return int(total) if total.isdigit() else None
+    return int(total) if _SIZE.fullmatch(total) else None

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from training.data.errors import DataError
+from training.data.errors import DataError, reason
 from training.data.readers import is_rows
 from training.data.retries import Retries, describe
+from training.run.files import read_bounded
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _PINNED = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)@(?P<revision>[\w.-]+)")
+LARGEST = 64 * 2**20  # bytes of a tokenizer's file; the largest published ones have half of it
 _Answer = TypeVar("_Answer")
 
 
@@ -86,11 +88,15 @@ def fetch(name: str, files: Iterable[str], needed: str) -> dict[str, bytes]:
 
     def content(file: str) -> bytes | None:
         try:
-            return Path(hf_hub_download(repository, file, revision=revision)).read_bytes()
+            path = Path(hf_hub_download(repository, file, revision=revision))
         except LocalEntryNotFoundError:
             raise
         except EntryNotFoundError:
             return None
+        try:
+            return read_bounded(path, LARGEST, follow=True)
+        except OSError as error:
+            raise DataError(f"tokenizer {name}: cannot read {file}: {reason(error)}") from None
 
     found = {file: asked(f"tokenizer {name}", functools.partial(content, file)) for file in files}
     if found.get(needed) is None:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from training.data.errors import DataError, reason
+from training.run.files import read_bounded
 
 FORMAT = 1
 INDEX = "index.json"
 TOKENIZER = "tokenizer"
 TRAIN, HELDOUT = "train", "heldout"
+LARGEST = 256 * 2**20  # bytes of index.json; it has some hundred for each file
 _BLOCK = 1 << 20
 
 
@@ -76,12 +78,12 @@ def read_index(directory: Path) -> Index:
     """Read index.json and check it against its own digest; DataError if it is damaged."""
     path = directory / INDEX
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_bounded(path, LARGEST, follow=True))
     except FileNotFoundError:
         raise DataError(f"{directory} is not a prepared dataset: it has no {INDEX}") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {reason(error)}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged: not JSON ({error}); {_remedy(directory)}") from None
     if isinstance(content, dict) and content.get("format") != FORMAT:
         found = content.get("format")
@@ -94,6 +96,13 @@ def read_index(directory: Path) -> Index:
         raise DataError(f"{path} is damaged: {error}; {_remedy(directory)}") from None
     if index.digest != index.content_digest():
         raise DataError(f"{path} is damaged: its digest does not match its content; {_remedy(directory)}")
+    for name in index.files:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise DataError(f"{path} names a file outside of the dataset: {name[:200]!r}")
+    for split in index.splits.values():
+        unknown = [name for name in (*split.shards, split.starts) if name not in index.files]
+        if unknown:
+            raise DataError(f"{path} does not give the size of {str(unknown[0])[:200]!r}")
     return index
 
 

@@ -90,11 +90,11 @@ def describe(error: Exception) -> str:
 def _retry_after(headers: Any) -> float:
     """Return the seconds of a `Retry-After` header, a number or a date (RFC 9110, 10.2.3); 0 without one."""
     value = headers.get("Retry-After", "").strip()
-    if value.isdigit():
+    if value.isascii() and value.isdecimal():
         return float(value)
     try:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
+    except (ValueError, TypeError, OverflowError):
         return 0.0
 
 

@@ -16,8 +16,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from training.data import hub
 from training.data.errors import DataError, reason
+from training.data.hub import LARGEST
 from training.data.sources import path_of
 from training.data.word_cache import WordCache, parts_of, word_cache_of
+from training.run.files import read_bounded
 
 BOS, EOS = "<|begin_of_text|>", "<|end_of_text|>"
 LEAST_VOCABULARY = 256 + 2
@@ -132,8 +134,9 @@ def given_files(tokenizer: str) -> dict[str, bytes]:
     main = path / _TOKENIZER if path.is_dir() else path
     names = _CARRIED if path.is_dir() else (_TOKENIZER,)
     try:
-        files = {_TOKENIZER: main.read_bytes()}
-        files |= {name: (path / name).read_bytes() for name in names if (path / name).is_file()}
+        files = {_TOKENIZER: read_bounded(main, LARGEST, follow=True)}
+        others = [name for name in names if (path / name).is_file()]
+        files |= {name: read_bounded(path / name, LARGEST, follow=True) for name in others}
     except FileNotFoundError:
         hint = (
             "use 'train', a directory with a tokenizer.json, such a file, "
@@ -141,7 +144,9 @@ def given_files(tokenizer: str) -> dict[str, bytes]:
         )
         raise DataError(f"tokenizer {tokenizer}: {main} does not exist; {hint}") from None
     except OSError as error:
-        raise DataError(f"tokenizer {tokenizer}: cannot read {error.filename}: {reason(error)}") from error
+        raise DataError(
+            f"tokenizer {tokenizer}: cannot read {error.filename or path}: {reason(error)}"
+        ) from error
     return files
 
 
@@ -151,15 +156,20 @@ def fingerprint(files: dict[str, bytes]) -> str:
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 
+def parsed(name: str, files: dict[str, bytes]) -> Tokenizer:
+    """Return the tokenizer in tokenizer.json; DataError if it is damaged."""
+    try:
+        return Tokenizer.from_str(files[_TOKENIZER].decode("utf-8"))
+    except Exception as error:  # tokenizers raises no narrower type
+        raise DataError(f"tokenizer {name}: cannot load {_TOKENIZER} ({_first_line(error)})") from error
+
+
 def load(name: str, files: dict[str, bytes], vocab_size: int) -> TextTokenizer:
     """Load a given tokenizer; DataError if it is damaged, too large, or has no end-of-text token.
 
     A tokenizer without a bos token (GPT-2, Qwen) uses its eos token instead.
     """
-    try:
-        tokenizer = Tokenizer.from_str(files[_TOKENIZER].decode("utf-8"))
-    except Exception as error:  # tokenizers raises no narrower type
-        raise DataError(f"tokenizer {name}: cannot load {_TOKENIZER} ({_first_line(error)})") from error
+    tokenizer = parsed(name, files)
     vocabulary = _vocabulary(tokenizer)
     if vocabulary > vocab_size:
         raise DataError(
@@ -196,7 +206,7 @@ def json_object(name: str, file: str, data: bytes) -> dict[str, Any]:
     """Return the JSON object in a tokenizer's file; DataError if there is none."""
     try:
         content = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"tokenizer {name}: {file} is not JSON ({error})") from None
     if not isinstance(content, dict):
         raise DataError(f"tokenizer {name}: {file} is not a JSON object")

@@ -14,9 +14,10 @@ import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from training.data.errors import DataError
-from training.data.tokenizer import TextTokenizer
+from training.data.tokenizer import TextTokenizer, given_files, parsed
 
 PAD, UNKNOWN, CLASS, SEPARATOR, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MOST_IDS = 2**24  # tables of this length are made
 INSIDE = "##"  # prefix of a piece that continues a word
 # Rarer characters than these become [UNK]: a word piece for each would fill a small vocabulary.
 CHARACTER_COVERAGE = 0.9995
@@ -42,6 +43,8 @@ class Vocabulary:
 def vocabulary_of(name: str, tokenizer: Tokenizer) -> Vocabulary:
     """Read a tokenizer's vocabulary; DataError if one of BERT's special tokens is missing."""
     ids = tokenizer.get_vocab(with_added_tokens=True)
+    if max(ids.values(), default=0) >= MOST_IDS:
+        raise DataError(f"tokenizer {name} has a token with an id of {max(ids.values())}")
     missing = [token for token in (PAD, CLASS, SEPARATOR, MASK) if token not in ids]
     if missing:
         raise DataError(
@@ -58,7 +61,8 @@ def vocabulary_of(name: str, tokenizer: Tokenizer) -> Vocabulary:
 
 def read_vocabulary(directory: Path) -> Vocabulary:
     """Read the vocabulary of a prepared dataset's tokenizer directory."""
-    return vocabulary_of(str(directory), Tokenizer.from_file(str(directory / "tokenizer.json")))
+    name = str(directory)
+    return vocabulary_of(name, parsed(name, given_files(name)))
 
 
 def train(texts: Callable[[], Iterator[str]], vocab_size: int) -> TextTokenizer:
