@@ -201,7 +201,7 @@ def test_a_pod_cannot_make_cp_write_without_end(
         "[" * 60000,
     ):
         sender = tmp_path / "sender.py"
-        sender.write_text(f"def main(*words):\n    print({answer!r})\n")
+        sender.write_text(f"import sys\ndef main(*words):\n    print({answer!r})\n")
         monkeypatch.setattr(remote_sender, "__file__", str(sender))
         yard.err("cp", JOB, ".", str(tmp_path / "out"), code=1)
         assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == []

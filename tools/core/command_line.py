@@ -82,7 +82,7 @@ def captured(
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    answer, complaint = (_Reader(stream, largest) for stream in (process.stdout, process.stderr))
+    answer, complaint = (Reader(stream, largest) for stream in (process.stdout, process.stderr))
     threads: list[threading.Thread] = [answer, complaint]
     if process.stdin is not None:
         threads.append(threading.Thread(target=_write, args=(process.stdin, stdin), daemon=True))
@@ -103,7 +103,7 @@ def captured(
     return subprocess.CompletedProcess(argv, process.returncode, bytes(answer.data), bytes(complaint.data))
 
 
-class _Reader(threading.Thread):
+class Reader(threading.Thread):
     """Reads a stream to its end, or until it is too large: then it closes it, which ends the writer."""
 
     def __init__(self, stream: IO[bytes], largest: int) -> None:

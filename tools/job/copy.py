@@ -10,12 +10,13 @@ import re
 import select
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, NoReturn
 
-from tools.core import foreign_files
+from tools.core import command_line, foreign_files
 from tools.core.errors import UserError
 from tools.core.wait import sparing
 from tools.job import remote_sender
@@ -26,6 +27,10 @@ LONGEST_LINE = 65536  # bytes of a line of the protocol
 LARGEST_CHUNK = 16 * remote_sender.CHUNK  # bytes; the sender's own are smaller
 TRIES = 3  # without a new file: a stream through the API server may end early without an error
 SILENCE = 60.0  # seconds without data after which a stream is given up
+ERRORS = 2.0  # seconds to wait for kubectl's errors after its end
+PATIENCE = 900.0  # seconds for all that is no content of a file: names and signs of life
+SLOWEST = 10_000  # bytes per second of content
+HASHING = 20_000_000  # bytes per second: the least for the digests of files that are here
 SUMS = "SHA256SUMS"
 LARGEST_SUMS = 64 * 2**20  # bytes
 MOST_LINES = 1_000_000  # about files, in one answer
@@ -103,7 +108,9 @@ class _Copy:
             self._here = dict(self._intact()) if self._earlier else {}
         while True:
             changed = set()
-            with _talk(self._kubectl, self._pod, self._wanted, [*self._here, *self.found]) as stream:
+            known = [*self._here, *self.found]
+            hashed = sum((self._target / name).stat().st_size for name in known)
+            with _talk(self._kubectl, self._pod, self._wanted, known, hashed) as stream:
                 for head in stream.heads(self._wanted):
                     if head.sha256 is None:
                         self.found[head.name] = self._store(stream, head)
@@ -131,6 +138,10 @@ class _Copy:
 
     def _store(self, stream: _Stream, head: _Head) -> CopiedFile:
         with foreign_files.writing(self._target, head.name, 0o644) as file:
+            disk = os.fstatvfs(file.fileno())
+            if head.size > (free := disk.f_bavail * disk.f_frsize):
+                message = f"{head.name} has {head.size:,} bytes, and {self._target} has {free:,} free"
+                raise UserError(message, code=1)
             return _write(stream, head, file, sparing(self._say))
 
     def write_digests(self) -> None:
@@ -168,30 +179,39 @@ class _Head:
 
 
 @contextlib.contextmanager
-def _talk(kubectl: Kubectl, pod: JobPod, wanted: str, known: list[str] | None) -> Iterator[_Stream]:
-    """Start the sender in the pod and yield its answer. Raises Broken, and UserError if the pod refuses."""
+def _talk(
+    kubectl: Kubectl, pod: JobPod, wanted: str, known: list[str] | None, hashed: int = 0
+) -> Iterator[_Stream]:
+    """Start the sender in the pod and yield its answer; it computes the digests of `hashed` bytes.
+
+    Raises Broken, and UserError if the pod refuses.
+    """
     words = ("sh", "-c", 'exec python3 - "$TRAINYARD_RUN" "$1"', "sh", wanted)
     program = kubectl.words(
         "exec", f"--container={pod.container_name}", "--stdin", names=[pod.name], command=words
     )
     call = f"\nmain(sys.argv[1], sys.argv[2], {known!a})\n"
-    with tempfile.TemporaryFile() as script, tempfile.TemporaryFile() as complaint:
+    with tempfile.TemporaryFile() as script:
         script.write(Path(remote_sender.__file__).read_bytes() + call.encode())
         script.seek(0)
         try:
-            process = subprocess.Popen(program, stdin=script, stdout=subprocess.PIPE, stderr=complaint)
+            process = subprocess.Popen(program, stdin=script, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         except FileNotFoundError:
             raise missing() from None
         assert process.stdout is not None
+        assert process.stderr is not None
+        complaint = command_line.Reader(process.stderr, LARGEST_CHUNK)
+        complaint.start()
         try:
-            yield _Stream(process.stdout)
+            yield _Stream(process.stdout, PATIENCE + hashed / HASHING)
             with contextlib.suppress(subprocess.TimeoutExpired):  # the answer is complete
                 process.wait(SILENCE)
         except Broken as problem:
             process.kill()
             process.wait()
-            complaint.seek(0)
-            _raise(complaint.read(LARGEST_CHUNK).decode("utf-8", "replace"), str(problem))
+            process.stdout.close()  # ends a process that kubectl has left behind
+            complaint.join(ERRORS)
+            _raise(complaint.data.decode("utf-8", "replace"), str(problem))
         finally:
             process.kill()
             process.wait()
@@ -218,6 +238,7 @@ def _write(stream: _Stream, head: _Head, file: IO[bytes], say: Callable[[str], N
         found.update(chunk)
         file.write(chunk)
         done += len(chunk)
+        stream.wait_longer(len(chunk) / SLOWEST)
         say(f"{head.name}: {done:,} of {head.size:,} bytes")
     if line != f"0 {found.hexdigest()}":
         raise Broken(f"{head.name}: the received data does not have the pod's digest")
@@ -225,10 +246,15 @@ def _write(stream: _Stream, head: _Head, file: IO[bytes], say: Callable[[str], N
 
 
 class _Stream:
-    """Lines and blocks of a pipe; Broken if it ends or is silent for too long."""
+    """Lines and blocks of a pipe; Broken if it ends, is silent for too long or takes too long."""
 
-    def __init__(self, pipe: IO[bytes]) -> None:
+    def __init__(self, pipe: IO[bytes], patience: float) -> None:
         self._pipe, self._kept = pipe, bytearray()
+        self._deadline = time.monotonic() + patience
+
+    def wait_longer(self, seconds: float) -> None:
+        """Move the deadline, because the copy progresses."""
+        self._deadline += seconds
 
     def heads(self, wanted: str) -> Iterator[_Head]:
         """Yield the line before each file, whose content the caller reads; UserError for a strange name."""
@@ -255,7 +281,10 @@ class _Stream:
         return block
 
     def _more(self) -> None:
-        ready, _, _ = select.select([self._pipe], [], [], SILENCE)
+        left = max(0.0, self._deadline - time.monotonic())
+        ready, _, _ = select.select([self._pipe], [], [], min(SILENCE, left))
+        if left < SILENCE and (not ready or not left):
+            raise Broken("the pod answers, but the copy does not progress")
         if not ready:
             raise Broken(f"no data for {SILENCE:.0f} s")
         chunk = os.read(self._pipe.fileno(), remote_sender.CHUNK)
