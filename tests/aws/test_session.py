@@ -199,7 +199,7 @@ def test_a_sessions_name_may_hold_anything(session: Session, session_name: str) 
 def test_a_federated_user_cannot_have_an_access_entry(session: Session, yard: Yard) -> None:
     arn = "arn:aws:sts::123456789012:federated-user/jane"
     assert principals.resolve(session, arn).kind == "federated-user"
-    ran = yard("access", "gpu", arn)
+    ran = yard("access", "gpu", arn, "--policy", "view")
     assert (ran.code, "is not a role or user, which an access entry needs" in ran.err) == (2, True)
 
 

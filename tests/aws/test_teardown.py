@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from typing import Any
 
 import pytest
@@ -62,7 +63,8 @@ def populate(session: Session, owner: str) -> str:
     group = {"clusterName": owner, "nodegroupName": "cpu", "nodeRole": ROLE, "subnets": subnets}
     session.call("eks", "create_nodegroup", **group, tags=tags)
     make_nodes(session, "m5.2xlarge", 2, network, zones[0], **tags)
-    data = {"LaunchTemplateName": f"{owner}-t", "LaunchTemplateData": {"ImageId": "ami-12c6146b"}}
+    name = f"{owner}-{uuid.uuid4().hex}"  # an earlier one stays
+    data = {"LaunchTemplateName": name, "LaunchTemplateData": {"ImageId": "ami-12c6146b"}}
     template = session.call("ec2", "create_launch_template", **data)
     tag(session, template["LaunchTemplate"]["LaunchTemplateId"], **tags)
     made = session.call("ec2", "create_network_interface", SubnetId=network.subnets[zones[0]])

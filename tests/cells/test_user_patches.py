@@ -87,7 +87,9 @@ def test_merge_patch_adds_and_keeps(checkout: Path, builder: Renderer, objects: 
     assert names(new["env"]) == names(old["env"]) | {"NCCL_DEBUG"}
     assert {entry["name"]: entry.get("value") for entry in new["env"]}["HOME"] == "/shared/home"
     assert {port["containerPort"] for port in new["ports"]} == {23456, 9090}
-    assert names(new["volumeMounts"]) == names(old["volumeMounts"]) | {"scratch"}
+    mounts = [{one["mountPath"] for one in container["volumeMounts"]} for container in (old, new)]
+    assert mounts[1] - mounts[0] == {"/scratch"}
+    assert mounts[0] < mounts[1]
     assert names(after["volumes"]) == names(before["volumes"]) | {"scratch"}
     shm = next(volume for volume in after["volumes"] if volume["name"] == "shm")
     assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}

@@ -137,7 +137,11 @@ def test_the_job_before_is_the_cells_job_behind_the_compiler(rendered: dict[str,
     own, other = (worker["template"]["spec"]["containers"][0] for worker in workers)
     assert other["command"] == [*own["command"][:-1], "python", "-m", "training.precompile", "torchrun"]
     changed = {key for key in own if own[key] != other[key]}
-    assert changed == {"command"}
+    assert changed == {"command", "env", "volumeMounts"}
+    assert [one for one in other["env"] if one not in own["env"]] == []
+    assert [one["name"] for one in own["env"] if one not in other["env"]] == ["TRAINYARD_GRAPHS"]
+    (graphs,) = [one for one in own["volumeMounts"] if one not in other["volumeMounts"]]
+    assert (graphs["subPathExpr"], graphs["readOnly"]) == ("runs/$(JOB_NAME)-graphs", True)
     texts = [
         sorted(text for item in found.of_kind("ConfigMap") for text in item["data"].values())
         for found in rendered.values()

@@ -181,7 +181,7 @@ def test_a_download_that_nobody_checks_fails(line: str, tmp_path: Path) -> None:
         f"ADD --checksum=sha256:{'a' * 64} http://example.com/data-1.0.tar.gz /data",
         'RUN curl -LO http://example.com/data-1.0.tar.gz && echo "$SUM data-1.0.tar.gz" | sha256sum --check',
         "RUN pip install --no-cache-dir --index-url http://localhost:3141/simple torch==2.15.0",
-        "RUN echo 'deb http://deb.debian.org/debian bookworm main' > /etc/apt/sources.list",
+        "RUN echo 'deb http://mirror.example.com/debian bookworm main' > /etc/apt/sources.list",
         "RUN curl -LO https://example.com/data-1.0.tar.gz",
     ],
 )
