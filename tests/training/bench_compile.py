@@ -58,7 +58,8 @@ def _measure(start: Callable[..., Job], run: str, own: Path, key: str) -> tuple[
     job = start(run, overrides=LONG, entrypoint=True, TRAINYARD_SIGNING_KEY_FILE=key, **own_files)
     job.until(lambda: len(_since(job, begun)) >= 2, timeout=600)
     first = _since(job, begun)[0]
-    os.killpg(job.process.pid, signal.SIGKILL)
+    for pid in (*job.workers(), job.process.pid):  # otherwise a rank takes one more step
+        os.kill(pid, signal.SIGKILL)
     job.process.wait()
     return first["step_s"], first["time"] - begun
 
