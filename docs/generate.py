@@ -33,6 +33,7 @@ from tools.facts import compatibility  # noqa: E402
 from tools.image.rules.evaluate import rules as dockerfile_rules  # noqa: E402
 from tools.preflight.evaluate import rules as preflight_rules  # noqa: E402
 from training.config import OWNER, Config  # noqa: E402
+from training.config.base import LARGEST  # noqa: E402
 
 DOCS = "docs"
 INDEX, README, CHANGELOG = f"{DOCS}/index.md", "README.md", "CHANGELOG.md"
@@ -313,7 +314,8 @@ def _type(schema: dict[str, Any], field: dict[str, Any]) -> str:
         "exclusiveMaximum": "below",
         "maximum": "at most",
     }
-    limits = [f"{word} {shape[key]:g}" for key, word in words.items() if key in shape]
+    shown = {key: word for key, word in words.items() if shape.get(key, LARGEST) != LARGEST}
+    limits = [f"{word} {shape[key]:g}" for key, word in shown.items()]
     return ", ".join([name[shape["type"]], *limits])
 
 

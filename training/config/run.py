@@ -32,8 +32,8 @@ class Device(Section):
     off for neuron, which compiles whole graphs itself."""
 
     cacheset: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")] = "auto"
-    """Name of the directory of compiled graphs that jobs on neuron share, one job at a time; `auto` gives
-    configurations with equal graphs the same one."""
+    """Name of the directory of compiled graphs on neuron, in the run's own cache, used by one job at a time;
+    `auto` gives configurations with equal graphs the same one."""
 
     log_every: Count = 1
     """Number of steps between two log lines."""

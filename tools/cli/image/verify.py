@@ -4,8 +4,8 @@ IMAGE is REPOSITORY@DIGEST, or the name of an image that was pushed from here. G
 identity that has to have signed with the issuer that confirms it. PASS prints the digest, the signer, and
 whether an SBOM and a provenance of the same signer are attested.
 
---offline is for images that were signed with --offline. It does not ask the transparency log. Then a stolen
-key cannot be told from its owner, and nothing proves when the image was signed.
+--offline is for images that were signed with --offline. It does not ask the transparency log. Nobody then
+notices a stolen key, and nothing proves when the image was signed.
 
 \b
 Examples:
