@@ -302,7 +302,7 @@ def test_the_locks_of_ports_are_in_a_directory_of_ones_own(
     assert not target.exists()
     locks.chmod(0o777)
     with (
-        pytest.raises(UserError, match="other users can write there"),
+        pytest.raises(UserError, match="must belong to this user alone"),
         preconditions.own_port(port, asked=False),
     ):
         pass
