@@ -134,14 +134,14 @@ def test_a_missing_fact_stops_the_platform(world: World) -> None:
     facts = world.cluster / "cluster.env"
     text = facts.read_text(encoding="utf-8")
     without = "".join(
-        line for line in text.splitlines(keepends=True) if not line.startswith("TEAM_NAMESPACE=")
+        line for line in text.splitlines(keepends=True) if not line.startswith("FSX_SUBNET_ID=")
     )
     facts.write_text(without, encoding="utf-8")
-    world.push("no team")
-    assert "TEAM_NAMESPACE" in world.fleet.wait_failed("plugins")
+    world.push("no subnet")
+    assert "FSX_SUBNET_ID" in world.fleet.wait_failed("storage")
     found = check.check(world.root, world.cluster, kustomize.ensure(repo.root(), print), None)
     bad = [one for one in found if one.state is State.FAIL and one.details["rule"] == "facts"]
-    assert "${TEAM_NAMESPACE} is not set" in bad[0].summary
+    assert "${FSX_SUBNET_ID} is not set" in bad[0].summary
 
 
 def test_a_changed_fact_reaches_the_cluster(world: World) -> None:
