@@ -51,7 +51,7 @@ def selector(label: str, value: object) -> str:
 
 
 def operand(text: str, what: str) -> str:
-    """Return a word that is no option. Raises UserError if a program would read it as one."""
+    """Return a word that is not an option. Raises UserError if a program would read it as one."""
     if not text or text.startswith("-") or not text.isprintable():
         raise UserError(f"{what}: {text[:80]!r} is empty, begins with a dash or has control characters")
     return text

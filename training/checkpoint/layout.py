@@ -69,7 +69,7 @@ def state_file(rank: int) -> str:
 def committed_steps(directory: Path) -> list[int]:
     """Steps with a committed directory, ascending, by name only; empty if `directory` does not exist.
 
-    A link is no committed step: a writer renames directories.
+    A link is not a committed step: a writer renames directories.
     """
     if not directory.is_dir():
         return []
@@ -261,7 +261,7 @@ def signer_of(directory: Path, run: str, manifest: bytes, keys: tuple[bytes, ...
 
 
 def manifest_bytes(directory: Path) -> bytes:
-    """The content of a step's manifest, unverified; CheckpointError if it is no regular file or too large."""
+    """Return a step's manifest, unverified; CheckpointError if it is not a regular file or is too large."""
     with naming(directory / MANIFEST), os.scandir(directory) as entries:
         limit = manifest_limit(sum(1 for _ in itertools.islice(entries, _MOST_FILES)))
     return read_file(directory / MANIFEST, limit)

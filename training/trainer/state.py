@@ -138,7 +138,7 @@ _COUNTS = {"schedule": ("last_epoch",), "data": ("position",), "counters": ("ste
 
 
 def check(checkpoint: Checkpoint, rank: int) -> None:
-    """CheckpointError if what `restore` needs beside the tensors is missing or is no count."""
+    """CheckpointError if what `restore` needs beside the tensors is missing or is not a count."""
     for part, names in _COUNTS.items():
         saved = checkpoint.run_state.get(part)
         counts = [saved.get(name) for name in names] if isinstance(saved, dict) else [None]
