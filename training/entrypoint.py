@@ -11,325 +11,44 @@ torchrun exits with 1 for every failure. This process
 - writes `<run>/end.json` (`training.pod.end_record`);
 - exits with the code of the failure's class (`training.run.failure.CODES`).
 
-It imports nothing heavy and needs no files except those it writes below TRAINYARD_RUN.
+`training.pod.supervisor` does all but the first two. This process imports nothing heavy and needs no
+files except those that it writes below TRAINYARD_RUN.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import selectors
-import signal
-import socket
-import subprocess
 import sys
-import time
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from training.distributed.process import ENTRYPOINT, adopt_orphans, children, tied_to
-from training.pod import end_record, exit_analysis, hang_detector, launcher, rendezvous
-from training.pod.end_record import Start
-from training.pod.exit_analysis import Death
-from training.run import failure, heartbeat
+from training.pod import launcher, rendezvous
+from training.pod.supervisor import Pod
 from training.run.directory import RunDir
-from training.run.exit_status import exit_in_words
-from training.run.failure import CODES, PERMANENT, Failure
+from training.run.failure import CODES
 from training.run.hang_limits import Limits
 
-TICK = 0.25  # seconds between checks of the child
-LOOK = 1.0  # seconds between checks of heartbeats and failure records
-LOOK_AGAIN = 5.0  # seconds between two examinations of late ranks
-RECORD_SECONDS = 1.0  # time for other ranks to write their records after one recorded a permanent failure
-END_SECONDS = 15.0  # from SIGTERM to SIGKILL after a permanent failure
-HUNG_SECONDS = 60.0  # time for torchrun to notice that a hung rank was killed; it waits 30 s for the others
-VICTIM_SECONDS = 3.0  # how long a pod that only saw consequences waits for the record of their cause
-CHUNK = 65536
 GUARD = str(Path(__file__).resolve().parent / "guard")
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as in shells
 
 
-class Pod:
-    """One start of a pod: its launcher, from the first line of output to the exit code."""
-
-    def __init__(self, words: Sequence[str], limits: Limits) -> None:
-        run = os.environ.get("TRAINYARD_RUN")
-        self._words = list(words)
-        self._run = RunDir(run) if run else None
-        self._start = Start(
-            pod=os.environ.get("HOSTNAME") or socket.gethostname(), id=uuid.uuid4().hex, time=time.time()
-        )
-        self._detector = hang_detector.HangDetector(self._run, self._start.id, limits) if self._run else None
-        self._output = exit_analysis.Output()
-        self._memory_kills = exit_analysis.memory_kills()
-        self._selector = selectors.DefaultSelector()
-        self._halves: dict[int, bytes] = {}
-        self._stopping: float | None = None  # when it was asked to stop
-        self._ending: float | None = None  # when a permanent failure was found
-        self._hung: float | None = None  # when a hung rank was killed
-        self._look_again = 0.0  # when late ranks, which may only be waiting, are examined again
-        self._restarts = 0
-        self._code: int | None = None
-
-    def run(self) -> int:
-        """Run the launcher to its end; return the pod's exit code."""
-        already = end_record.permanent_end()
-        if already is not None:
-            kind, summary = already
-            _say("this pod's last attempt ended with an error that another attempt cannot fix")
-            _say(f"{summary} (exit code {CODES[kind]})")
-            return CODES[kind]
-        try:
-            self._meeting = self._agreed()
-        except (rendezvous.BadIdError, OSError) as problem:
-            kind = "config" if isinstance(problem, rendezvous.BadIdError) else "storage"
-            _say(f"no rendezvous id: {problem} (exit code {CODES[kind]})")
-            return CODES[kind]
-        adopt_orphans()
-        for number in STOP_SIGNALS:
-            signal.signal(number, self._asked_to_stop)
-        try:
-            self._child = self._launch()
-        except OSError as problem:
-            _say(f"cannot start {self._words[0]}: {problem.strerror}")
-            return NOT_FOUND if isinstance(problem, FileNotFoundError) else NOT_EXECUTABLE
-        if self._stopping is not None:  # asked to stop before the child existed
-            self._signal(signal.SIGTERM)
-        looked = 0.0
-        while self._code is None:
-            self._read(TICK)
-            self._reap()
-            if self._code is None and time.monotonic() - looked >= LOOK:
-                looked = time.monotonic()
-                self._look()
-        self._end_rest()
-        return self._conclude()
-
-    def _agreed(self) -> dict[str, str]:
-        """Return the variable with the id of this run's rendezvous, where torchrun's pods meet by one."""
-        if self._run is None or os.environ.get("PET_RDZV_BACKEND") != "c10d":
-            return {}
-        return {rendezvous.VARIABLE: rendezvous.agreed(self._run.path)}
-
-    def _launch(self) -> subprocess.Popen[bytes]:
-        forks = launcher.suits(self._words)
-        child = subprocess.Popen(
-            [sys.executable, "-m", "training.pod.launcher", *self._words[1:]] if forks else self._words,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={
-                **_fenced(),
-                **self._meeting,
-                heartbeat.ATTEMPT: self._start.id,
-                ENTRYPOINT: str(os.getpid()),
-            },
-            start_new_session=True,
-            preexec_fn=tied_to(os.getpid()),
-        )
-        for stream, target in ((child.stdout, sys.stdout), (child.stderr, sys.stderr)):
-            assert stream is not None
-            os.set_blocking(stream.fileno(), False)
-            self._selector.register(stream, selectors.EVENT_READ, target.fileno())
-        return child
-
-    def _asked_to_stop(self, _number: int, _frame: object) -> None:
-        """Pass on the first request, as SIGTERM; a second one would cut torchrun's shutdown short."""
-        if self._stopping is None:
-            self._stopping = time.monotonic()
-            self._signal(signal.SIGTERM)
-
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError, AttributeError):
-            os.kill(self._child.pid, number)
-
-    def _read(self, seconds: float) -> None:
-        """Wait up to `seconds` for output, and pass it on."""
-        if not self._selector.get_map():
-            time.sleep(seconds)
-            return
-        for key, _ in self._selector.select(seconds):
-            stream = key.fileobj
-            assert not isinstance(stream, int)
-            try:
-                chunk = os.read(key.fd, CHUNK)
-            except BlockingIOError:
-                continue
-            if not chunk:
-                self._selector.unregister(stream)
-                continue
-            _pass_on(key.data, chunk)
-            self._take(key.data, chunk)
-
-    def _take(self, target: int, chunk: bytes) -> None:
-        *lines, self._halves[target] = (self._halves.get(target, b"") + chunk).split(b"\n")
-        for line in lines:
-            death = self._output.take(line.decode(errors="replace"))
-            if death is not None:
-                self._died(death)
-
-    def _reap(self) -> None:
-        """Wait for every dead child; keep the launcher's exit code."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if pid == self._child.pid:
-                self._code = self._child.returncode = os.waitstatus_to_exitcode(status)
-
-    def _look(self) -> None:
-        """Check for permanent failures and for ranks that hang; called once a second."""
-        now = time.monotonic()
-        if self._ending is not None:
-            if now - self._ending > END_SECONDS:
-                self._signal(signal.SIGKILL)
-        elif any(record.kind in PERMANENT for record in self._records()):
-            time.sleep(RECORD_SECONDS)
-            self._ending = now
-            self._signal(signal.SIGTERM)
-        else:
-            self._guard(now)
-
-    def _guard(self, now: float) -> None:
-        """Kill ranks that hang, and the launcher if it does not notice."""
-        late = self._detector.late() if self._detector else []
-        if not late:
-            self._hung = None
-        elif self._hung is not None:
-            if now - self._hung > HUNG_SECONDS:
-                self._signal(signal.SIGKILL)
-        elif self._detector and now >= self._look_again:
-            for record in self._detector.hung(late):
-                self._hung = now
-                _say(f"rank {record.rank} hangs: {record.message}; it is killed")
-                if not self._has_record(record.pid):  # otherwise it hangs during shutdown
-                    self._write(record)
-                hang_detector.kill(record.pid)
-            self._look_again = now + LOOK_AGAIN
-
-    def _died(self, death: Death) -> None:
-        """Record a worker that left no record: it was killed, or failed outside the trainer."""
-        self._restarts += 1
-        if self._has_record(death.pid):
-            return
-        known = self._detector.rank_of(death.pid) if self._detector else None
-        kind, message, exception = self._why_it_died(death)
-        self._write(
-            Failure(
-                kind=kind,
-                rank=known.rank if known else death.local_rank,
-                host=socket.gethostname(),
-                pid=death.pid,
-                step=known.step if known else None,
-                message=message,
-                exception=exception,
-                time=time.time(),
-                phase=known.phase if known else None,
-            )
-        )
-
-    def _why_it_died(self, death: Death) -> tuple[str, str, str]:
-        """Class, message and exception of a worker's end, from its exit code and the pod's output."""
-        how = exit_in_words(death.code)
-        if death.code == -signal.SIGKILL:
-            if self._killed_for_memory():
-                return "out of memory", f"{how} for memory: the container was at its limit", ""
-            return "killed", how, ""
-        printed = self._output.exception()
-        if death.code > 0 and printed is not None:
-            text = ": ".join(printed)
-            return failure.classify_text(text), failure.one_line(text), printed[0]
-        if death.code == -signal.SIGABRT:  # NCCL's watchdog ends a process this way
-            return failure.classify_text("\n".join(self._output.last())), how, ""
-        return "error", how, ""
-
-    def _killed_for_memory(self) -> bool:
-        """Whether the kernel has killed for memory since the last call."""
-        before, self._memory_kills = self._memory_kills, exit_analysis.memory_kills()
-        return (self._memory_kills or 0) > (before or 0)
-
-    def _records(self) -> list[Failure]:
-        return failure.since(self._run, self._start.time) if self._run else []
-
-    def _has_record(self, pid: int) -> bool:
-        """Whether this pod's process `pid` has left a record."""
-        host = socket.gethostname()
-        return any((record.pid, record.host) == (pid, host) for record in self._records())
-
-    def _write(self, record: Failure) -> None:
-        if self._run:
-            with _told("failure record"):
-                failure.write(record, self._run)
-
-    def _end_rest(self) -> None:
-        """Read the rest of the output, and kill the processes that the launcher left behind."""
-        deadline = time.monotonic() + END_SECONDS
-        while time.monotonic() < deadline and (left := children()):
-            for pid in left:
-                hang_detector.kill(pid)
-            self._read(0.05)
-            self._reap()
-        while self._selector.get_map() and self._selector.select(0.0):
-            self._read(0.0)
-        self._selector.close()
-
-    def _conclude(self) -> int:
-        assert self._code is not None
-        finished = end_record.conclude(
-            self._start,
-            self._code,
-            self._incident(),
-            self._output,
-            stopping=self._stopping is not None,
-            out_of_memory=self._killed_for_memory(),
-        )
-        if self._run:
-            with _told("end record"):
-                end_record.write(finished, self._run, self._restarts)
-        end_record.remember(finished)
-        if finished.kind != "done":
-            _say(f"{finished.summary()} (exit code {finished.code})")
-        return finished.code
-
-    def _incident(self) -> list[Failure]:
-        """The records of this pod's end; if all are consequences, wait a moment for their cause."""
-        deadline = time.monotonic() + VICTIM_SECONDS
-        while self._run and self._code != 0:
-            records = failure.incident(self._run, self._start.time)
-            told = not records or any(not failure.is_consequence(item.kind) for item in records)
-            if told or self._stopping is not None or time.monotonic() > deadline:
-                return records
-            time.sleep(TICK)
-        return []
+def _command(words: Sequence[str]) -> list[str]:
+    """Return the command; where it is safe, the launcher that forks its ranks stands in place of torchrun."""
+    if not launcher.suits(words):
+        return list(words)
+    return [sys.executable, "-m", "training.pod.launcher", *words[1:]]
 
 
-def _fenced() -> dict[str, str]:
-    """Return the environment, with the directory of `trainyard_guard` first on PYTHONPATH."""
+def _fence() -> dict[str, str]:
+    """Return PYTHONPATH with the directory of `trainyard_guard` in front."""
     path = (GUARD, os.environ.get("PYTHONPATH"))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
-@contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as why:
-        _say(f"the {what} was not written: {why}")
-
-
-def _pass_on(target: int, chunk: bytes) -> None:
-    with contextlib.suppress(OSError):  # no reader is left; training continues
-        rest = memoryview(chunk)
-        while rest:
-            rest = rest[os.write(target, rest) :]
-
-
-def _say(text: str) -> None:
-    print(f"entrypoint: {text}", file=sys.stderr, flush=True)
+def _meeting(run: RunDir | None) -> dict[str, str]:
+    """Return the variable with the id of this run's rendezvous, where torchrun's pods meet by one."""
+    if run is None or os.environ.get("PET_RDZV_BACKEND") != "c10d":
+        return {}
+    return {rendezvous.VARIABLE: rendezvous.agreed(run.path)}
 
 
 def main() -> None:
@@ -338,12 +57,23 @@ def main() -> None:
     if not words or words[0].startswith("-"):
         _say("no command; for example: python -m training.entrypoint torchrun -m training.pretrain ...")
         sys.exit(2)
+    path = os.environ.get("TRAINYARD_RUN")
+    run = RunDir(path) if path else None
     try:
         limits = Limits.of(os.environ)
+        environment = {**_fence(), **_meeting(run)}
     except ValueError as problem:
         _say(str(problem))
         sys.exit(CODES["config"])
-    sys.exit(Pod(words, limits).run())
+    except (rendezvous.BadIdError, OSError) as problem:
+        kind = "config" if isinstance(problem, rendezvous.BadIdError) else "storage"
+        _say(f"no rendezvous id: {problem} (exit code {CODES[kind]})")
+        sys.exit(CODES[kind])
+    sys.exit(Pod(_command(words), limits, run, environment).run())
+
+
+def _say(text: str) -> None:
+    print(f"{Pod.name}: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

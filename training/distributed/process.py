@@ -73,6 +73,11 @@ def adopt_orphans() -> None:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+def exit_code(status: int) -> int:
+    """Return the exit code in a status of wait(2), negative for a signal, as os.waitstatus_to_exitcode."""
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
 def children() -> set[int]:
     """This process's children, including dead ones that were not waited for (Linux)."""
     own = Path(f"/proc/{os.getpid()}/task")

@@ -167,8 +167,8 @@ def _reason(beat: Beat, stacks: str) -> str | None:
 def _main_frames(stacks: str) -> list[str]:
     """The frames of the main thread, innermost first, as `/path/file.py, line 3 in name`."""
     threads = re.split(r"(?m)^(?:Current thread|Thread) .*$", stacks)
-    frames = [line.strip().removeprefix("File ") for line in threads[-1].splitlines() if "File " in line]
-    return [re.sub(r'^"([^"]+)"', r"\1", frame) for frame in frames]
+    frames = [line.strip() for line in threads[-1].splitlines() if "File " in line]
+    return [re.sub(r'^(?:File )?"([^"]+)"', r"\1", frame) for frame in frames]
 
 
 def _record(late: Late, reason: str, stacks: str) -> Failure:

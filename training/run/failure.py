@@ -147,7 +147,7 @@ def record(error: BaseException, rank: int, step: int | None, run: RunDir, phase
             exception=type(error).__name__,
             time=time.time(),
             phase=phase,
-            traceback="".join(traceback.format_exception(error)),
+            traceback="".join(traceback.format_exception(type(error), error, error.__traceback__)),
         ),
         run,
     )
