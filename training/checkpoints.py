@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def shown(run: RunDir, step: int | None) -> Result:
         name: {"dtype": tensor.dtype, "shape": list(tensor.shape)}
         for name, tensor in manifest.tensors.items()
     }
-    files = {name: stored.model_dump() for name, stored in manifest.files.items()}
+    files = {name: asdict(stored) for name, stored in manifest.files.items()}
     return {
         **_counted(directory, manifest),
         "meta": manifest.meta,

@@ -1,14 +1,15 @@
 """The temporary directory of one save: locked while its writer lives, committed by one rename."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Callable
 
 from training.checkpoint.disk import HashedFile, sync_directory, write_all
 from training.checkpoint.errors import CheckpointError, naming
@@ -42,7 +43,7 @@ class Attempt:
         self._manifest = manifest
 
     @classmethod
-    def begin(cls, root: Path, step: int) -> Self:
+    def begin(cls, root: Path, step: int) -> Attempt:
         """Create the directory under a new name, and lock it."""
         while True:
             identity = secrets.token_hex(6)

@@ -1,10 +1,11 @@
 """Files that are hashed while they are written, and fsyncs that make files and their names durable."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 import stat
 from pathlib import Path
-from typing import Self
 
 from training.checkpoint.errors import CheckpointError, naming
 from training.run.files import open_regular, read_bounded
@@ -29,7 +30,7 @@ class HashedFile:
         with naming(path):
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> HashedFile:
         return self
 
     def __exit__(self, failure: object, *_: object) -> None:

@@ -1,5 +1,7 @@
 """The checkpoint store's error, and how an operating system error becomes one."""
 
+from __future__ import annotations
+
 import errno
 import os
 from collections.abc import Iterator

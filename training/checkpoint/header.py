@@ -5,6 +5,8 @@ the header as JSON {name: {"dtype", "shape", "data_offsets": [first, end]}}, the
 row-major and without gaps. This module needs no torch, so that checkpoints can be listed and verified fast.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import os

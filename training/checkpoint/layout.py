@@ -6,6 +6,7 @@
         SIGNATURE.json            with a signing key: the run's name, and the signature of name and manifest
         rank-00000.safetensors    the tensor rows that rank 0 wrote
         rank-00000.json           rank 0's own state (random generators and the like)
+        files/...                 files that a script wrote itself (`training.agent.api`)
       step-00000200.<id>.tmp/     an attempt; its manifest file is locked while the writer lives
       step-00000050.<id>.deleting/  being pruned
       step-00000150.bad/          failed verification, kept as evidence
@@ -14,17 +15,18 @@
 This module makes and parses all of these names.
 """
 
+from __future__ import annotations
+
 import hashlib
 import itertools
 import json
 import math
 import os
 import re
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Self
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from typing import Any
 
 from training.checkpoint.disk import read_file
 from training.checkpoint.errors import CheckpointError, ForeignError, naming
@@ -37,12 +39,15 @@ MANIFEST = "MANIFEST.json"
 SIGNATURE = "SIGNATURE.json"
 LATEST = "LATEST"
 TEMPORARY, DELETING, BAD = ".tmp", ".deleting", ".bad"
+OWN_FILES = "files"
 
 _STEP = re.compile(r"step-([0-9]{8,15})")
 _PURPOSE = "checkpoint manifest"
 _FIRST_BYTES, _BYTES_OF_FILE, _MOST_FILES = 2 << 20, 128 << 10, 500  # limit of a manifest, by its files
 _LARGEST = 2**63 - 1  # of a size or a tensor's number of values
-_LONGEST_NAME = 512  # characters of a tensor's name
+_LONGEST_NAME = 512  # characters of the name of a tensor or a file
+_MOST_DIMENSIONS = 64
+_ATTEMPT, _SHA256 = re.compile("[0-9a-f]{1,64}"), re.compile("[0-9a-f]{64}")
 
 
 def step_name(step: int) -> str:
@@ -105,23 +110,20 @@ def json_bytes(value: Any, what: str) -> bytes:
         raise CheckpointError(f"{what} is not JSON: {error}") from error
 
 
-Count = Annotated[int, Field(strict=True, ge=0, le=_LARGEST)]
-
-
-class Piece(BaseModel):
+@dataclass(frozen=True)
+class Piece:
     """Rows [first, end) of one tensor's dimension 0, and the file they are in. A 0-d tensor is one row."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     file: str
-    rows: tuple[Count, Count]
+    rows: tuple[int, int]
 
 
-class Tensor(BaseModel):
-    """One named tensor; its shards tile dimension 0 in order, without gap or overlap."""
+@dataclass(frozen=True)
+class Tensor:
+    """One named tensor; its shards tile dimension 0 in order, without gap or overlap (else a ValueError)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     dtype: str
-    shape: Annotated[tuple[Count, ...], Field(max_length=64)]
+    shape: tuple[int, ...]
     shards: tuple[Piece, ...]
 
     @property
@@ -129,52 +131,50 @@ class Tensor(BaseModel):
         """Length of dimension 0; 1 for a 0-d tensor."""
         return rows_of(self.shape)
 
-    @model_validator(mode="after")
-    def _tiles(self) -> Self:
+    def __post_init__(self) -> None:
         if self.dtype not in SIZES:
             raise ValueError(f"dtype {self.dtype[:20]!r} is none of {', '.join(SIZES)}")
-        if math.prod(size or 1 for size in self.shape) > _LARGEST:
-            raise ValueError("a tensor has more than 2^63 values")
+        if len(self.shape) > _MOST_DIMENSIONS or math.prod(size or 1 for size in self.shape) > _LARGEST:
+            raise ValueError(f"a tensor has more than {_MOST_DIMENSIONS} dimensions or 2^63 values")
         if len({shard.file for shard in self.shards}) < len(self.shards):
             raise ValueError("a file holds rows of one tensor twice")
         at = 0
         for shard in self.shards:
             if shard.rows[0] != at or shard.rows[1] <= at:
-                raise ValueError(f"{shard.file} holds rows from {shard.rows[0]}, not from {at}")
+                raise ValueError(f"{shard.file[:80]} holds rows from {shard.rows[0]}, not from {at}")
             at = shard.rows[1]
         if at != self.row_count:
             raise ValueError(f"its shards hold {at} of {self.row_count} rows")
-        return self
 
 
-class Stored(BaseModel):
+@dataclass(frozen=True)
+class Stored:
     """Size in bytes and SHA-256 of one file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    size: Count
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    size: int
+    sha256: str
 
 
-class Manifest(BaseModel):
-    """What a reader needs to know and check before it opens any other file of the checkpoint."""
+@dataclass(frozen=True)
+class Manifest:
+    """What a reader needs to know and check before it opens any other file; ValueError if it is not sound."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     format: int
-    step: Count
-    attempt: Annotated[str, Field(pattern="^[0-9a-f]{1,64}$")]
-    world_size: Count
+    step: int
+    attempt: str
+    world_size: int
     meta: dict[str, Any]
     run_state: dict[str, Any]
     tensors: dict[str, Tensor]
     files: dict[str, Stored]
 
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
+    def __post_init__(self) -> None:
+        listed = {name for name in self.files if not _is_own_file(name)}
         count = 2 * self.world_size
-        ranks = range(self.world_size if count == len(self.files) else 0)
+        ranks = range(self.world_size if count == len(listed) else 0)
         expected = {name for rank in ranks for name in (tensor_file(rank), state_file(rank))}
-        if not expected or set(self.files) != expected:
-            raise ValueError(f"it lists {len(self.files)} files, world size {self.world_size} has {count}")
+        if not expected or listed != expected:
+            raise ValueError(f"it lists {len(listed)} files, world size {self.world_size} has {count}")
         for name, tensor in self.tensors.items():
             if len(name) > _LONGEST_NAME or not name.isprintable():
                 raise ValueError(f"{name[:80]!r} cannot be a tensor's name")
@@ -184,7 +184,6 @@ class Manifest(BaseModel):
         for name, held in self.contents.items():
             if sum(byte_count(dtype, shape) for dtype, shape in held.values()) > self.files[name].size:
                 raise ValueError(f"the tensors in {name} have more bytes than the file")
-        return self
 
     @cached_property
     def contents(self) -> dict[str, dict[str, tuple[str, tuple[int, ...]]]]:
@@ -198,7 +197,100 @@ class Manifest(BaseModel):
 
     def encode(self) -> bytes:
         """The manifest's bytes; the key `digest` is the digest of its own canonical content."""
-        return _sealed(self.model_dump(mode="json"))
+        tensors = {
+            name: {**vars(tensor), "shards": [vars(piece) for piece in tensor.shards]}
+            for name, tensor in self.tensors.items()
+        }
+        files = {name: vars(stored) for name, stored in self.files.items()}
+        own = {one.name: getattr(self, one.name) for one in fields(self)}
+        return _sealed({**own, "tensors": tensors, "files": files})
+
+
+def _is_own_file(name: str) -> bool:
+    """Whether this is the path of a script's own file: below `files`, and nowhere else."""
+    first, *parts = name.split("/")
+    safe = len(name) <= _LONGEST_NAME and name.isprintable() and not {"", ".", ".."} & {*parts}
+    return first == OWN_FILES and bool(parts) and safe
+
+
+def _manifest(content: dict[str, Any]) -> Manifest:
+    """The manifest in parsed JSON; ValueError with the key for a value of the wrong type or size."""
+    values = _values(content, Manifest, "manifest")
+    return Manifest(
+        format=values["format"],
+        step=_count(values["step"], "step"),
+        attempt=_text(values["attempt"], "attempt", _ATTEMPT),
+        world_size=_count(values["world_size"], "world_size"),
+        meta=_object(values["meta"], "meta"),
+        run_state=_object(values["run_state"], "run_state"),
+        tensors={name: _tensor(value, name) for name, value in _object(values["tensors"], "tensors").items()},
+        files={name: _stored(value, name) for name, value in _object(values["files"], "files").items()},
+    )
+
+
+def _tensor(value: Any, name: str) -> Tensor:
+    where = f"tensors.{name[:80]}"
+    values = _values(value, Tensor, where)
+    shape = tuple(_count(size, f"{where}.shape") for size in _list(values["shape"], f"{where}.shape"))
+    pieces = (
+        _values(piece, Piece, f"{where}.shards") for piece in _list(values["shards"], f"{where}.shards")
+    )
+    shards = tuple(
+        Piece(_text(piece["file"], f"{where}.file"), _rows(piece["rows"], where)) for piece in pieces
+    )
+    try:
+        return Tensor(_text(values["dtype"], f"{where}.dtype"), shape, shards)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _rows(value: Any, where: str) -> tuple[int, int]:
+    numbers = _list(value, f"{where}.rows")
+    if len(numbers) != 2:
+        raise ValueError(f"{where}.rows: two numbers are needed")
+    return _count(numbers[0], f"{where}.rows"), _count(numbers[1], f"{where}.rows")
+
+
+def _stored(value: Any, name: str) -> Stored:
+    where = f"files.{name[:80]}"
+    values = _values(value, Stored, where)
+    return Stored(
+        _count(values["size"], f"{where}.size"), _text(values["sha256"], f"{where}.sha256", _SHA256)
+    )
+
+
+def _values(value: Any, kind: type, where: str) -> dict[str, Any]:
+    """The object `value`, which has exactly the keys of the class `kind`."""
+    names = {one.name for one in fields(kind)}
+    found = _object(value, where)
+    if found.keys() != names:
+        wrong = sorted(found.keys() ^ names)[0]
+        raise ValueError(f"{where}: {wrong[:80]!r} is {'unknown' if wrong in found else 'missing'}")
+    return found
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise ValueError(f"{where}: an object is needed")
+    return value
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if type(value) is not list:
+        raise ValueError(f"{where}: a list is needed")
+    return value
+
+
+def _count(value: Any, where: str) -> int:
+    if type(value) is not int or not 0 <= value <= _LARGEST:
+        raise ValueError(f"{where}: a whole number from 0 to 2^63 - 1 is needed")
+    return value
+
+
+def _text(value: Any, where: str, pattern: re.Pattern[str] | None = None) -> str:
+    if type(value) is not str or (pattern is not None and not pattern.fullmatch(value)):
+        raise ValueError(f"{where}: {'a text' if pattern is None else pattern.pattern} is needed")
+    return value
 
 
 def _sealed(content: dict[str, Any]) -> bytes:
@@ -219,7 +311,7 @@ def decode_manifest(data: bytes) -> Manifest:
         raise ValueError(
             f"format {content.get('format')!r:.20} is not the format {FORMAT} this version reads"
         )
-    return Manifest.model_validate(content)
+    return _manifest(content)
 
 
 def manifest_limit(file_count: int) -> int:
@@ -283,19 +375,11 @@ def read_manifest(directory: Path, run: str | None = None) -> Manifest:
     try:
         manifest = decode_manifest(data)
     except (ValueError, RecursionError) as error:
-        reason = _first(error) if isinstance(error, ValidationError) else error
-        raise CheckpointError(f"{directory.name}/{MANIFEST}: damaged: {reason}") from error
+        raise CheckpointError(f"{directory.name}/{MANIFEST}: damaged: {error}") from error
     named = step_of(directory.name)
     if named is not None and named != manifest.step:
         raise CheckpointError(f"{directory.name}/{MANIFEST}: is the manifest of step {manifest.step}")
     return manifest
-
-
-def _first(error: ValidationError) -> str:
-    """The first trouble, with the key that has it."""
-    trouble = error.errors(include_input=False, include_url=False)[0]
-    where = ".".join(str(part)[:80] for part in trouble["loc"])
-    return f"{where}: {trouble['msg']}" if where else str(trouble["msg"])
 
 
 def run_of(directory: Path) -> str:

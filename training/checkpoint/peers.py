@@ -1,5 +1,7 @@
 """How the ranks of one job agree: every rank reports, rank 0 decides, all get the same answer."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +25,7 @@ class Peers:
         self._group = group if group is not None else _cpu_group()
         self.rank = dist.get_rank(self._group) if self._group is not None else 0
         self.size = dist.get_world_size(self._group) if self._group is not None else 1
+        self._first = dist.get_global_rank(self._group, 0) if self._group is not None else 0
 
     def agree(self, work: Callable[[], Any], conclude: Callable[[list[Any]], Any]) -> Any:
         """Run `work` on every rank and `conclude` on rank 0 with all JSON results; return that on every rank.
@@ -59,10 +62,10 @@ class Peers:
         padded = torch.zeros(max(int(length) for length in lengths), dtype=torch.uint8)
         padded[: data.numel()] = data
         parts = [torch.empty_like(padded) for _ in lengths] if self.rank == 0 else None
-        dist.gather(padded, parts, group=self._group, group_dst=0)
+        dist.gather(padded, parts, dst=self._first, group=self._group)
         if parts is None:
             return None
-        return [_decode(part[: int(length)]) for part, length in zip(parts, lengths, strict=True)]
+        return [_decode(part[: int(length)]) for part, length in zip(parts, lengths)]
 
     def _broadcast(self, value: Any) -> Any:
         """Rank 0's value on every rank."""
@@ -70,10 +73,10 @@ class Peers:
             return value
         data = _encode(value)
         length = torch.tensor([data.numel()])
-        dist.broadcast(length, group=self._group, group_src=0)
+        dist.broadcast(length, src=self._first, group=self._group)
         if self.rank != 0:
             data = torch.empty(int(length), dtype=torch.uint8)
-        dist.broadcast(data, group=self._group, group_src=0)
+        dist.broadcast(data, src=self._first, group=self._group)
         return _decode(data)
 
 

@@ -1,8 +1,10 @@
 """Which rank writes which rows: the manifest's tensor table, computed from what every rank holds."""
 
+from __future__ import annotations
+
 import heapq
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Dict
 
 from training.checkpoint.errors import CheckpointError
 from training.checkpoint.header import byte_count
@@ -10,7 +12,7 @@ from training.checkpoint.layout import Piece, Tensor, rows_of, tensor_file
 from training.checkpoint.shards import Shard, check_shard
 from training.checkpoint.tensors import CODES
 
-Holding = dict[str, Any]  # JSON: the part of one tensor that one rank holds
+Holding = Dict[str, Any]  # JSON: the part of one tensor that one rank holds
 
 
 def describe(tensors: Mapping[str, Shard]) -> dict[str, Holding]:

@@ -1,5 +1,7 @@
 """A committed checkpoint, opened: its state, its tensors by rows, and the newest one of a directory."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Callable, Mapping

@@ -1,15 +1,21 @@
 """The part of a named tensor that each rank holds, from plain tensors and FSDP2's DTensors."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from training.checkpoint.errors import CheckpointError
 from training.checkpoint.layout import rows_of
 from training.checkpoint.tensors import CODES
+
+try:
+    from torch.distributed.tensor import DTensor
+except ImportError:  # torch before 2.5
+    from torch.distributed._tensor import DTensor  # type: ignore[attr-defined, no-redef]
 
 
 @dataclass(frozen=True)

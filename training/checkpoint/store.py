@@ -1,5 +1,7 @@
 """The checkpoints of one run: committed by all ranks together, verified before use, pruned."""
 
+from __future__ import annotations
+
 import logging
 import os
 from collections.abc import Callable, Mapping

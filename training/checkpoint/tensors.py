@@ -5,6 +5,8 @@ a read error of a network file system into SIGBUS. So both directions are implem
 these files with the library. `training.checkpoint.header` describes the format.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from io import FileIO
 from pathlib import Path

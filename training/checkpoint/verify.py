@@ -1,5 +1,7 @@
 """Checks a checkpoint's files against its manifest before use: size, then digest, then header."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path

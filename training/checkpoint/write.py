@@ -1,5 +1,7 @@
 """One save, in the order of its steps on every rank: describe, begin, write, commit."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
