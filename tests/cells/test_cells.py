@@ -20,6 +20,7 @@ from tools.facts import environment
 from tools.facts.instances import EFA, NVIDIA, Instance
 from tools.kube.manifests import Manifests
 from tools.simulator import wiring
+from tools.workload.pytorchjob import PyTorchJob
 from training import config
 
 Objects = dict[tuple[str, str], dict[str, Any]]
@@ -258,7 +259,7 @@ def test_configuration_is_the_trainers(
 def test_wiring_is_right(rendered: Objects, job: dict[str, Any], cell: matrix.Cell) -> None:
     """One rendezvous for all pods, and as many processes as the nodes have devices. Nothing is started."""
     manifests = Manifests(cell.name, list(rendered.values()))
-    analysis = wiring.analyse(job, manifests)
+    analysis = wiring.analyse(PyTorchJob(job, manifests=manifests))
     assert analysis.verdict.state is State.PASS, analysis.verdict.summary
     processes = cell.instance.processes if cell.instance else 1
     assert wiring.world_size(analysis.nodes) == cell.nodes * processes

@@ -12,7 +12,8 @@ import pytest
 from tools.core.verdict import State
 from tools.kube.manifests import Manifests, parse, read
 from tools.preflight.evaluate import evaluate
-from tools.simulator import volcano, wiring
+from tools.simulator import wiring
+from tools.workload import kinds
 
 Object = dict[str, Any]
 # Made by torchx 0.7.0: `torchx run --dryrun ... --precompile True --cacheset bert-large` as berttrain-graphs.
@@ -28,16 +29,15 @@ def test_a_torchx_job_passes_preflight_and_forms_one_world(recorded: Manifests) 
     found = evaluate(recorded)
     assert found.of(State.FAIL) == []
     assert len(found.of(State.PASS)) > 80, "the pods were not looked at"
-    (job,) = recorded.volcano_jobs()
-    analysis = wiring.analyse(job, recorded)
+    (job,) = kinds.find(recorded).workloads
+    analysis = wiring.analyse(job)
     assert analysis.verdict.state is State.PASS, analysis.verdict
     assert wiring.world_size(analysis.nodes) == 64
 
 
 def test_names_of_volcanos_pods(recorded: Manifests) -> None:
-    (job,) = recorded.volcano_jobs()
-    name = job["metadata"]["name"]
-    assert [pod.name for pod in volcano.pods(job)] == [f"{name}-trainer-0-0", f"{name}-trainer-1-0"]
+    (job,) = kinds.find(recorded).workloads
+    assert [pod.name for pod in job.pods()] == [f"{job.name}-trainer-0-0", f"{job.name}-trainer-1-0"]
 
 
 def changed(job: Object, variable: str, value: str) -> None:
@@ -54,15 +54,15 @@ def changed(job: Object, variable: str, value: str) -> None:
         (lambda job: changed(job, "PET_NNODES", "1"), "separate jobs"),
         (lambda job: changed(job, "PET_NNODES", "3"), "it never starts"),
         (lambda job: changed(job, "PET_RDZV_ENDPOINT", "elsewhere:29400"), "not one of the job's pods"),
-        (lambda job: job["spec"].update(tasks=[]), "no task with pods"),
+        (lambda job: job["spec"].update(tasks=[]), "no pods"),
     ],
 )
 def test_volcano_jobs_that_do_not_meet_fail(
     recorded: Manifests, spoil: Callable[[Object], object], reason: str
 ) -> None:
-    (job,) = copy.deepcopy(recorded.volcano_jobs())
-    spoil(job)
-    analysis = wiring.analyse(job, recorded)
+    (job,) = copy.deepcopy(kinds.find(recorded).workloads)
+    spoil(job.item)
+    analysis = wiring.analyse(job)
     assert analysis.verdict.state is State.FAIL
     assert reason in analysis.verdict.summary
 
@@ -72,7 +72,7 @@ def test_volcano_jobs_that_do_not_meet_fail(
     [("aws.amazon.com/neuron", "17"), ("vpc.amazonaws.com/efa", "9")],
 )
 def test_preflight_counts_a_volcano_jobs_devices(recorded: Manifests, key: str, value: str) -> None:
-    (job,) = copy.deepcopy(recorded.volcano_jobs())
+    (job,) = (copy.deepcopy(one.item) for one in kinds.find(recorded).workloads)
     for task in job["spec"]["tasks"]:
         resources = task["template"]["spec"]["containers"][0]["resources"]
         for kind in ("requests", "limits"):

@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.kube import Done, Kube, shared_claim
 from tools.cli import invoke
 from tools.kube.manifests import Manifests, name_of
-from tools.simulator import operator_pods
+from tools.workload import operator_pods
 
 CELL = "overlays/cpu/llama-tiny"
 NAMESPACE = "t-cells"

@@ -21,8 +21,8 @@ from tools.core.verdict import State
 from tools.facts.instances import instance
 from tools.kube.manifests import Manifests, name_of
 from tools.preflight.evaluate import evaluate
-from tools.simulator.operator_admission import rejections
-from tools.simulator.operator_pods import LATEST
+from tools.workload.operator_admission import rejections
+from tools.workload.operator_pods import LATEST
 
 CELL = "overlays/cpu/llama-tiny"
 JOB = "cpu-llama-tiny-train"

@@ -11,8 +11,8 @@ import pytest
 from tests.cluster.api import Object
 from tests.cluster.kube import Kube
 from tools.kube.manifests import name_of
-from tools.simulator import operator_pods
-from tools.simulator.operator_admission import rejections
+from tools.workload import operator_pods
+from tools.workload.operator_admission import rejections
 
 NAMESPACE = "t-operator"
 JOBS = 120

@@ -18,7 +18,7 @@ from tests.cluster.kube import Kube, shared_claim
 from tests.cluster.machines import INSTANCE_TYPE, fake_node
 from tools.facts.instances import instance
 from tools.kube.manifests import Manifests, name_of
-from tools.simulator import operator_pods
+from tools.workload import operator_pods
 
 NAMESPACE = "t-placement"
 CPU_NODE = "m5.xlarge"  # for cells that ask for no kind of node

@@ -15,7 +15,9 @@ from tools.cli import yard
 
 ROOT = Path(__file__).resolve().parents[2]
 # Packages from the highest level to the lowest. Packages of one level do not import each other.
-TOOLS = "cli | gitops job | cluster image preflight local | cells simulator | kube aws facts | core"
+TOOLS = (
+    "cli | gitops job | cluster image preflight local | cells simulator | workload | kube aws facts | core"
+)
 TRAINING = """pretrain finetune bert entrypoint precompile checkpoints | pod | trainer | upload | export
     | prepare sample | weights | data models | task | distributed | device | neuron | config checkpoint
     | run"""

@@ -10,7 +10,8 @@ from typing import Any
 from tools.facts.instances import INSTANCES
 from tools.job.snapshot.snapshot import CURRENT, Log, Snapshot
 from tools.kube.manifests import Manifests
-from tools.simulator import operator_pods
+from tools.workload import operator_pods
+from tools.workload.pod import Pod
 
 Object = dict[str, Any]
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -109,7 +110,7 @@ class World:
             "message": message or f"PyTorchJob {self.job['metadata']['name']} is {kind.lower()}.",
         }
 
-    def _pod(self, one: operator_pods.Pod) -> Object:
+    def _pod(self, one: Pod) -> Object:
         return {
             "apiVersion": "v1",
             "kind": "Pod",

@@ -17,6 +17,7 @@ from tools.core.verdict import State
 from tools.kube.manifests import Manifests, parse
 from tools.preflight.evaluate import evaluate
 from tools.simulator import wiring
+from tools.workload import kinds
 from training.neuron import compile_log
 from training.neuron.compile_log import Summary
 from training.run.failure import CODES
@@ -152,7 +153,8 @@ def test_the_job_before_is_the_cells_job_behind_the_compiler(rendered: dict[str,
 def test_the_job_before_passes_preflight_and_forms_one_world(rendered: dict[str, Manifests]) -> None:
     found = evaluate(rendered["precompile"])
     assert found.of(State.FAIL) == []
-    analysis = wiring.analyse(rendered["precompile"].job(), rendered["precompile"])
+    (job,) = kinds.find(rendered["precompile"]).workloads
+    analysis = wiring.analyse(job)
     assert analysis.verdict.state is State.PASS, analysis.verdict
     assert {node.launch.torchrun is not None for node in analysis.nodes} == {True}
 

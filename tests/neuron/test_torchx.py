@@ -15,6 +15,7 @@ from tools.core.verdict import State
 from tools.kube.manifests import parse
 from tools.preflight.evaluate import evaluate
 from tools.simulator import wiring
+from tools.workload import kinds
 
 
 @pytest.mark.neuron
@@ -33,7 +34,8 @@ def test_the_real_torchx_makes_a_job_that_passes(tmp_path: Path, precompile: boo
     done = subprocess.run(command, cwd=root(), env=environ, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     made = parse(done.stdout.partition("=== SCHEDULER REQUEST ===")[2], "torchx")
-    (job,) = made.volcano_jobs()
+    (workload,) = kinds.find(made).workloads
+    job = workload.item
     assert (job["spec"]["queue"], job["spec"]["maxRetry"], len(job["spec"]["tasks"])) == ("trainyard", 5, 4)
     container = job["spec"]["tasks"][0]["template"]["spec"]["containers"][0]
     limits, variables = container["resources"]["limits"], {one["name"]: one for one in container["env"]}
@@ -46,6 +48,6 @@ def test_the_real_torchx_makes_a_job_that_passes(tmp_path: Path, precompile: boo
     texts = job["spec"]["tasks"][0]["template"]["metadata"]["annotations"]
     assert "cacheset: mine" in texts["trainyard/hardware.yaml"]
     assert evaluate(made).of(State.FAIL) == []
-    analysis = wiring.analyse(job, made)
+    analysis = wiring.analyse(workload)
     assert analysis.verdict.state is State.PASS, analysis.verdict
     assert wiring.world_size(analysis.nodes) == 4 * 32

@@ -16,7 +16,9 @@ from tools.core import repo
 from tools.core.verdict import State
 from tools.kube.manifests import Manifests
 from tools.preflight.evaluate import evaluate
-from tools.simulator import operator_admission, wiring
+from tools.simulator import wiring
+from tools.workload import operator_admission
+from tools.workload.pytorchjob import PyTorchJob
 
 Object = dict[str, Any]
 Parse = Callable[[str], list[Object]]
@@ -66,7 +68,7 @@ def test_a_feature_adds_and_takes_nothing_away(
     assert loose(pod_of(job)) == []
     assert [fault for one in made for fault in faults(one)] == []
     assert operator_admission.rejections(job, "1.9.4") == []
-    assert wiring.analyse(job, Manifests(cell, made)).verdict.state is State.PASS
+    assert wiring.analyse(PyTorchJob(job, manifests=Manifests(cell, made))).verdict.state is State.PASS
     assert evaluate(Manifests(cell, made)).of(State.FAIL) == []
     environment(pod_of(job))
 

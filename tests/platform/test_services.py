@@ -25,7 +25,9 @@ from tools.facts.instances import HYPERPOD_PREFIX, INSTANCES
 from tools.kube.manifests import Manifests
 from tools.kube.selectors import REQUIRED
 from tools.preflight.evaluate import evaluate
-from tools.simulator import operator_admission, wiring
+from tools.simulator import wiring
+from tools.workload import operator_admission
+from tools.workload.pytorchjob import PyTorchJob
 from training import prepare
 from training.data.token_dataset import TokenDataset
 
@@ -270,7 +272,8 @@ def test_all_reduce_uses_what_the_cell_would_use(
     workers, wanted = (one["spec"]["pytorchReplicaSpecs"]["Worker"] for one in (job, trainer))
     assert workers["replicas"] == wanted["replicas"]
     assert operator_admission.rejections(job, "1.9.4") == []
-    assert wiring.analyse(job, Manifests(cell, list(made.values()))).verdict.state is State.PASS
+    workload = PyTorchJob(job, manifests=Manifests(cell, list(made.values())))
+    assert wiring.analyse(workload).verdict.state is State.PASS
     name = f"{job['metadata']['name']}-worker-999"
     assert len(name) <= 63
     policy = of_kind(made.values(), "NetworkPolicy")["spec"]["podSelector"]["matchLabels"]

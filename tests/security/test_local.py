@@ -25,6 +25,7 @@ from tools.core.verdict import State
 from tools.kube.manifests import Manifests
 from tools.local import preconditions
 from tools.simulator import wiring, wiring_proof
+from tools.workload import kinds
 
 Job = Callable[..., dict[str, Any]]
 
@@ -47,9 +48,15 @@ HOSTILE = re.findall(
 )
 
 
+def analysed(job: dict[str, Any]) -> wiring.Analysis:
+    """Return the analysis of the only job of a manifest."""
+    (workload,) = kinds.find(Manifests("here", [job])).workloads
+    return wiring.analyse(workload)
+
+
 def words_of(manifest: dict[str, Any]) -> list[tuple[list[str], dict[str, str]]]:
     """Return the command line and the environment of each process that a proof of the job would start."""
-    nodes = wiring.analyse(manifest, Manifests("here", [manifest])).nodes
+    nodes = analysed(manifest).nodes
     size = wiring_proof.scale(nodes, None, None)
     started = []
     for index, node in enumerate(nodes):
@@ -80,7 +87,7 @@ def words_of(manifest: dict[str, Any]) -> list[tuple[list[str], dict[str, str]]]
 def test_no_text_of_a_manifest_reaches_a_process(make_job: Job, command: list[str], master: bool) -> None:
     env = {name: f"/{EVIL}" for name in HOSTILE if not name.startswith("PET_LOCAL")}
     manifest = make_job(EVIL, pods=2, master=master, elastic=not master, command=command, env=env)
-    if wiring.analyse(manifest, Manifests("here", [manifest])).verdict.state is not State.PASS:
+    if analysed(manifest).verdict.state is not State.PASS:
         return  # refused before anything starts
     for argv, variables in words_of(manifest):
         assert EVIL not in repr((argv, variables))
@@ -126,7 +133,7 @@ def test_wiring_runs_nothing_and_listens_on_loopback_only(
 
     monkeypatch.setattr(wiring_proof, "_over", looked)
     manifest = make_job(command=["torchrun", "-m", "trainer"], env=env)
-    verdict = wiring_proof.prove(wiring.analyse(manifest, Manifests("here", [manifest])), None, None, 120)
+    verdict = wiring_proof.prove(analysed(manifest), None, None, 120)
     assert verdict.state is State.PASS, verdict
     assert wiring_proof.NOT_ISOLATED in verdict.evidence
     assert [*tmp_path.glob("ran*")] == []
@@ -261,7 +268,7 @@ def test_a_bomb_is_one_error(make_job: Job, change: dict[str, Any], message: str
     manifest = make_job(**change)
     tracemalloc.start()
     try:
-        text = wiring.analyse(manifest, Manifests("here", [manifest])).verdict.summary
+        text = analysed(manifest).verdict.summary
     except UserError as error:
         text = error.message
     _, peak = tracemalloc.get_traced_memory()
@@ -285,7 +292,7 @@ def test_a_malformed_job_is_one_verdict(make_job: Job, template: dict[str, Any])
         "spec": {"tasks": [{"replicas": "x", "template": template}]},
     }
     for job in (manifest, volcano):
-        assert wiring.analyse(job, Manifests("here", [job])).verdict.state is not State.PASS
+        assert analysed(job).verdict.state is not State.PASS
 
 
 def test_the_locks_of_ports_are_in_a_directory_of_ones_own(

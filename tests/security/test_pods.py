@@ -23,7 +23,7 @@ from tools.core.verdict import State
 from tools.kube.manifests import parse, read
 from tools.preflight.evaluate import evaluate
 from tools.simulator import volumes
-from tools.simulator.operator_pods import Pod
+from tools.workload.pod import Pod
 from training.data.prepare_tokens import prepare_tokens
 from training.neuron import cache as neuron_cache
 from training.pod import rendezvous
@@ -364,7 +364,7 @@ def test_no_path_of_a_manifest_leaves_its_volume(where: str, path: str, tmp_path
         "containers": [{"name": "pytorch", "volumeMounts": [mount]}],
         "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": claim}}, files],
     }
-    pod = Pod("p", "n", "j", "worker", 0, {}, {}, "Never", spec)
+    pod = Pod("p", "n", "j", "worker", 0, {}, {}, "Never", spec, (), "")
     text = textwrap.dedent("""
         apiVersion: v1
         kind: ConfigMap

@@ -13,8 +13,9 @@ import pytest
 
 from tools.core.errors import UserError
 from tools.kube.manifests import Manifests
-from tools.simulator import environment, operator_pods, volumes
+from tools.simulator import environment, volumes
 from tools.simulator.local_pod import LocalPod, local_pods
+from tools.workload import operator_pods
 
 Job = Callable[..., dict[str, Any]]
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from tools.simulator import operator_pods
-from tools.simulator.operator_admission import OperatorFault, rejections
-from tools.simulator.operator_pods import VERSIONS, Pod
+from tools.workload import operator_pods
+from tools.workload.operator_admission import rejections
+from tools.workload.operator_pods import VERSIONS
+from tools.workload.pod import ControllerFault, Pod
 
 Job = Callable[..., dict[str, Any]]
 Pairs = list[tuple[str, str]]
@@ -151,7 +152,7 @@ def test_labels_annotations_restart_policy_and_other_containers(make_job: Job) -
         LABEL + "replica-index": "1",
     }
     assert pod.annotations == {"note": "b"}
-    assert (pod.spec["restartPolicy"], pod.replica_restart_policy) == ("Never", "ExitCode")
+    assert (pod.spec["restartPolicy"], pod.restart_policy) == ("Never", "ExitCode")
     assert pod.spec["containers"][1]["env"] == pod.container["env"][2:]
     assert "env" not in pod.spec["initContainers"][0]
 
@@ -197,15 +198,15 @@ def test_where_the_operator_itself_stops(make_job: Job) -> None:
     del only_master["spec"]["pytorchReplicaSpecs"]["Worker"]
     for version in ("1.7.0", "1.8.1"):
         assert rejections(only_master, version) == []
-        with pytest.raises(OperatorFault, match="elasticPolicy needs a Worker"):
+        with pytest.raises(ControllerFault, match="elasticPolicy needs a Worker"):
             operator_pods.pods(only_master, version)
     assert "must be configured if elastic policy is used" in rejections(only_master, "1.9.0")[0]
-    with pytest.raises(OperatorFault, match="empty list"):
+    with pytest.raises(ControllerFault, match="empty list"):
         operator_pods.pods(make_job(spec={"elasticPolicy": {"rdzvConf": []}}))
-    with pytest.raises(OperatorFault, match="creates and deletes pod 0"):
+    with pytest.raises(ControllerFault, match="creates and deletes pod 0"):
         operator_pods.pods(make_job(pods=0))
     both = make_job(master=True, spec={"elasticPolicy": {"nProcPerNode": 2}, "nprocPerNode": None})
-    with pytest.raises(OperatorFault, match=r"1\.7\.0 fails"):
+    with pytest.raises(ControllerFault, match=r"1\.7\.0 fails"):
         operator_pods.pods(both, "1.7.0")
 
 

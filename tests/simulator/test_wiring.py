@@ -15,6 +15,7 @@ from tools.core.verdict import State
 from tools.kube.manifests import Manifests
 from tools.simulator import wiring, wiring_proof
 from tools.simulator.wiring import Analysis
+from tools.workload.pytorchjob import PyTorchJob
 
 Job = Callable[..., dict[str, Any]]
 
@@ -22,7 +23,7 @@ TORCHRUN = ["torchrun", "-m", "trainer"]
 
 
 def analysed(job: dict[str, Any], version: str = "1.9.4") -> Analysis:
-    return wiring.analyse(job, Manifests("here", [job]), version)
+    return wiring.analyse(PyTorchJob(job, manifests=Manifests("here", [job]), version=version))
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,7 @@ def analysed(job: dict[str, Any], version: str = "1.9.4") -> Analysis:
         {"command": ["bash", "-c", "exec torchrun --rdzv_endpoint=$PET_RDZV_ENDPOINT \\\n a.py"]},
         {"command": ["torchrun", "--nnodes=2", "--rdzv-endpoint=job-worker-0.default.svc:23456", "a.py"]},
         {"spec": {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 8}}},
+        {"spec": {"runPolicy": {"suspend": True}}},
     ],
 )
 def test_these_pass(make_job: Job, change: dict[str, Any]) -> None:
@@ -103,7 +105,7 @@ def test_these_fail_with_the_reason(make_job: Job, change: dict[str, Any], reaso
         ({"command": ["accelerate", "launch", "a.py"]}, "neither torchrun nor python"),
         ({"command": ["bash", "-c", "cd /x && torchrun a.py"]}, "the operator &"),
         ({"spec": {"elasticPolicy": {"rdzvBackend": "etcd"}}}, "backend etcd needs a server"),
-        ({"spec": {"runPolicy": {"suspend": True}}}, "it has no pods"),
+        ({"spec": {"runPolicy": {"managedBy": "kueue.x-k8s.io/multikueue"}}}, "in another cluster"),
     ],
 )
 def test_the_verdict_on_these_is_cannot_tell(make_job: Job, change: dict[str, Any], reason: str) -> None:

@@ -30,7 +30,8 @@ from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
 from tools.kube.manifests import Manifests, read
 from tools.local import job as local_job
-from tools.simulator import operator_pods, wiring, wiring_proof
+from tools.simulator import wiring, wiring_proof
+from tools.workload import kinds, operator_pods
 
 WORST_FIRST = (State.FAIL, State.CANNOT_TELL, State.PASS)
 
@@ -61,12 +62,12 @@ def command(
     as_json: bool,
 ) -> None:
     manifests = _manifests(cell, file)
-    jobs = [*manifests.jobs(), *manifests.volcano_jobs()]
+    jobs = kinds.find(manifests, operator_version).workloads
     if not jobs:
         manifests.job()
     verdicts = []
     for job in jobs:
-        analysis = wiring.analyse(job, manifests, operator_version)
+        analysis = wiring.analyse(job)
         if analysis.verdict.state is State.PASS:
             output.note("starting the job's launchers with a probe; a few seconds")
         verdicts.append(wiring_proof.prove(analysis, pods, nproc, timeout))

@@ -16,7 +16,7 @@ import yaml  # type: ignore[import-untyped]
 
 from tools.core.errors import UserError
 from tools.kube.manifests import Object, parse
-from tools.preflight.shapes import misshapes
+from tools.kube.shapes import misshapes
 
 GIT_REPOSITORY = ("source.toolkit.fluxcd.io/v1", "GitRepository")
 KUSTOMIZATION = ("kustomize.toolkit.fluxcd.io/v1", "Kustomization")

@@ -10,7 +10,7 @@ from tools.job.metrics.series import from_log
 from tools.job.snapshot import log_lines
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Log, Snapshot
-from tools.simulator.operator_pods import LABEL
+from tools.workload.operator_pods import LABEL
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tools.kube import network_policy
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Object, name_of
 from tools.kube.selectors import selects
-from tools.simulator.operator_pods import DEFAULT_PORT
+from tools.workload.operator_pods import DEFAULT_PORT
 
 CLUSTER_DNS = "kubernetes.default.svc"
 MOST = 16  # pods that the check runs from

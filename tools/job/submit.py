@@ -13,7 +13,7 @@ from tools.job.snapshot.references import needed
 from tools.kube.kubectl import Kubectl, failure
 from tools.kube.manifests import Manifests, Object, name_of
 from tools.preflight.evaluate import evaluate
-from tools.simulator.operator_admission import DEFAULT_CONTAINER
+from tools.workload.operator_admission import DEFAULT_CONTAINER
 
 
 @dataclass(frozen=True)

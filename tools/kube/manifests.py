@@ -84,14 +84,6 @@ class Manifests:
         """Return the PyTorchJobs of the training operator (apiVersion kubeflow.org/v1)."""
         return [item for item in self.of_kind("PyTorchJob") if item.get("apiVersion") == "kubeflow.org/v1"]
 
-    def volcano_jobs(self) -> list[Object]:
-        """Return the Jobs of Volcano (apiVersion batch.volcano.sh/...), as TorchX creates them."""
-        return [
-            item
-            for item in self.of_kind("Job")
-            if str(item.get("apiVersion")).startswith("batch.volcano.sh/")
-        ]
-
     def job(self) -> Object:
         """Return the only PyTorchJob. Raises UserError if there is none or more than one."""
         jobs = self.jobs()

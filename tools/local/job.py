@@ -14,10 +14,13 @@ from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
 from tools.facts.instances import NVIDIA
 from tools.kube.manifests import Manifests, Object, name_of, parse
-from tools.simulator import operator_pods, wiring
+from tools.simulator import wiring
 from tools.simulator.local_pod import LocalPod, local_pods
-from tools.simulator.operator_admission import MASTER, WORKER
 from tools.simulator.supervisor import Success
+from tools.workload import operator_pods
+from tools.workload.operator_admission import MASTER, WORKER
+from tools.workload.pod import Pod
+from tools.workload.pytorchjob import PyTorchJob
 
 if TYPE_CHECKING:
     from training.config import Config
@@ -49,7 +52,7 @@ class LocalJob:
     source: str
     name: str
     manifests: Manifests
-    pods: list[operator_pods.Pod]
+    pods: list[Pod]
     local: list[LocalPod]
     directory: Path
     backoff_limit: int | None
@@ -60,7 +63,7 @@ class LocalJob:
     @property
     def success(self) -> Success:
         """The operator's rule for this job's success."""
-        if self.pods[0].replica_type == MASTER.lower():
+        if self.pods[0].role == MASTER.lower():
             return Success.MASTER
         return Success.ANY if self.manifests.job()["spec"].get("elasticPolicy") is not None else Success.ALL
 
@@ -101,7 +104,7 @@ def ready(
     """
     manifests = changed(manifests, change)
     job = manifests.job()
-    verdict = wiring.analyse(job, manifests).verdict
+    verdict = wiring.analyse(PyTorchJob(job, manifests=manifests)).verdict
     if verdict.state is State.FAIL:
         raise UserError(f"{manifests.source}: {verdict.summary}", verdict.remedy, code=1)
     pods = operator_pods.pods(job)
@@ -242,7 +245,7 @@ def _check_world(config: Config, job: Object, pods: int) -> None:
         config.accumulation(pods * int(text))
 
 
-def _directory_with(pod: LocalPod, file: str, manifests: Manifests, origin: operator_pods.Pod) -> Path | None:
+def _directory_with(pod: LocalPod, file: str, manifests: Manifests, origin: Pod) -> Path | None:
     """Return the directory of the mount of `pod` that will hold `file`."""
     volumes = {volume["name"]: volume for volume in origin.spec.get("volumes") or []}
     for mount in origin.container.get("volumeMounts") or []:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
@@ -12,11 +12,12 @@ from tools.facts.instances import EFA, INSTANCES, NEURON, NVIDIA, Instance
 from tools.kube.manifests import Manifests, Object, name_of
 from tools.kube.quantity import pod_requests
 from tools.kube.selectors import node_terms
-from tools.preflight.shapes import META, OBJECTS, TEMPLATE, Misshape, misshapes
-from tools.simulator import operator_pods, volcano, wiring
-from tools.simulator.operator_admission import OperatorFault, rejections
-from tools.simulator.operator_pods import Pod
+from tools.kube.shapes import META, OBJECTS, TEMPLATE, Misshape, misshapes
+from tools.simulator import wiring
 from tools.simulator.wiring import Analysis
+from tools.workload import kinds
+from tools.workload.pod import ControllerFault, Pod, PodsUnknown
+from tools.workload.workload import Workload
 
 TEMPLATES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job"), ("spec", "template")),
@@ -28,10 +29,7 @@ GROUPS = {
     **dict.fromkeys(("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet"), "apps"),
     **dict.fromkeys(("Job", "CronJob"), "batch"),
     "NetworkPolicy": "networking.k8s.io",
-    "PyTorchJob": "kubeflow.org",
-    "HyperPodPyTorchJob": "sagemaker.amazonaws.com",
 }
-TRAINING = ("PyTorchJob", "HyperPodPyTorchJob")
 INSTANCE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
 NEURON_CORE, NEURON_DEVICE = f"{NEURON}core", f"{NEURON}device"
 ACCELERATORS = (NVIDIA, NEURON, NEURON_CORE, NEURON_DEVICE)
@@ -69,6 +67,7 @@ class Template:
     nodes: int
     metadata: Object
     spec: Object
+    workload: Workload | None = None  # whose template it is, None for an ordinary object
 
     @property
     def object(self) -> str:
@@ -81,7 +80,8 @@ class Template:
 
     @property
     def training(self) -> bool:
-        return _trains(self.item)
+        """Return whether the pods are those of a distributed training."""
+        return self.workload is not None and self.workload.trains
 
     @property
     def spec_path(self) -> str:
@@ -97,9 +97,12 @@ class Template:
         ]
 
     def trainer(self) -> tuple[str, Object]:
-        """Return the training container with its path: the one named pytorch, or the first."""
+        """Return the training container with its path, by the rule of the workload's kind."""
         pairs = self.containers(init=False)
-        return next((pair for pair in pairs if pair[1].get("name") == "pytorch"), pairs[0])
+        if self.workload is None:
+            return pairs[0]
+        wanted = self.workload.container_of({"metadata": self.metadata, "spec": self.spec})
+        return next((pair for pair in pairs if pair[1].get("name") == wanted), pairs[0])
 
     def volumes(self) -> dict[str, Object]:
         return {volume["name"]: volume for volume in self.spec.get("volumes") or []}
@@ -131,30 +134,38 @@ class Template:
 
 @dataclass
 class Job:
-    """A PyTorchJob whose pods have a valid shape, with the results of the operator's and torchrun's rules.
+    """A training of any kind whose pods have a valid shape, with the results of its controller's and the
+    launcher's rules.
 
     A queue starts a suspended job later. The pods and the analysis are those of the started job.
     """
 
-    item: Object
+    workload: Workload
     templates: list[Template]
-    refused: list[str]  # the reasons why the operator refuses the job
-    pods: list[Pod]  # empty if it is refused
+    pods: list[Pod]  # empty if it is refused or its pods are unknown
     analysis: Analysis | None  # None if it is refused
+
+    @property
+    def item(self) -> Object:
+        return self.workload.item
 
     @property
     def object(self) -> str:
         return title(self.item)
 
     @property
+    def refused(self) -> list[str]:
+        """Return the reasons why the API server or a webhook refuses the job."""
+        return self.workload.refused
+
+    @property
     def spec(self) -> Object:
-        spec: Object = self.item["spec"]
-        return spec
+        return self.workload.spec
 
     @property
     def nodes(self) -> int:
         """Return the largest number of pods of the job."""
-        return max((template.nodes for template in self.templates), default=0)
+        return self.workload.most
 
 
 @dataclass
@@ -173,6 +184,10 @@ class Subject:
 
     def training(self) -> list[Template]:
         return [template for template in self.templates if template.training]
+
+    def operator_jobs(self) -> list[Job]:
+        """Return the PyTorchJobs, for the rules about the training operator's fields."""
+        return [job for job in self.jobs if job.workload.kind == "PyTorchJob"]
 
     def templates_of(self, item: Object) -> list[Template]:
         return [template for template in self.templates if template.item is item]
@@ -193,16 +208,18 @@ def subject(manifests: Manifests) -> Subject:
     """Return the pods and jobs of a manifest, and the values of a wrong type."""
     every = [_without_nulls(item) for item in manifests.objects]
     result = Subject(Manifests(manifests.source, []), every)
+    jobs = {id(one.item): one for one in kinds.find(Manifests(manifests.source, every)).workloads}
     for item in every:
-        faults = list(misshapes(item["metadata"], META, "metadata"))
-        faults += list(misshapes(item, OBJECTS.get(known_kind(item), {}), ""))
-        templates, wrong = _templates(item)
-        result.misshapen += [(item, fault) for fault in [*faults, *wrong]]
-        if not faults and not wrong:
+        workload = jobs.get(id(item))
+        templates, faults = _of_workload(workload) if workload else _of_object(item)
+        result.misshapen += [(item, fault) for fault in faults]
+        if not faults:
             result.manifests.objects.append(item)
             result.templates += templates
     result.jobs += [
-        _job(item, result.templates_of(item), result.manifests) for item in result.manifests.jobs()
+        _job(workload, result.templates_of(workload.item))
+        for workload in jobs.values()
+        if workload.trains and workload.served and not workload.misshapen
     ]
     return result
 
@@ -237,92 +254,54 @@ def texts(value: Any, skip: Sequence[str] = (), path: str = "") -> Iterator[tupl
         yield path, value
 
 
-def _job(item: Object, templates: list[Template], manifests: Manifests) -> Job:
-    refused = rejections(item, operator_pods.LATEST)
-    if refused:
-        return Job(item, templates, refused, [], None)
-    policy = {**(item["spec"].get("runPolicy") or {}), "suspend": False}
-    started = {**item, "spec": {**item["spec"], "runPolicy": policy}}
+def _job(workload: Workload, templates: list[Template]) -> Job:
+    if workload.refused:
+        return Job(workload, templates, [], None)
     try:
-        pods = operator_pods.pods(started)
-    except OperatorFault:
+        pods = workload.pods()
+    except (ControllerFault, PodsUnknown):
         pods = []
-    return Job(item, templates, refused, pods, wiring.analyse(started, manifests))
+    return Job(workload, templates, pods, wiring.analyse(workload))
 
 
-def _templates(item: Object) -> tuple[list[Template], list[Misshape]]:
-    """Return the object's pod templates, and the values of a wrong type in them."""
-    found: list[Template] = []
-    wrong: list[Misshape] = []
-    elastic = 0
-    for path, role, replicas, template in _places(item, wrong):
-        faults = list(misshapes(template, TEMPLATE, path or "pod"))
-        if not faults and not template["spec"]["containers"]:
-            faults = [Misshape(f"{path or 'pod'}.spec.containers", [], "at least one container")]
-        wrong += faults
-        if not faults:
-            metadata = template.get("metadata") or {}
-            found.append(Template(item, path, role, replicas, 0, metadata, template["spec"]))
-    if item.get("kind") == "PyTorchJob" and not wrong and isinstance(item.get("spec"), dict):
-        policy = item["spec"].get("elasticPolicy")
-        bound = policy.get("maxReplicas") if isinstance(policy, dict) else 0
-        elastic = bound if isinstance(bound, int) else 0
-    nodes = max(sum(template.replicas for template in found), elastic) if _trains(item) else 1
-    return [replace(template, nodes=nodes) for template in found], wrong
+def _of_workload(workload: Workload) -> tuple[list[Template], list[Misshape]]:
+    """Return the pod templates of a workload, and the values of a wrong type."""
+    nodes = workload.most if workload.trains else 1
+    templates = [
+        Template(
+            workload.item,
+            role.path,
+            role.name,
+            role.replicas,
+            nodes,
+            role.template.get("metadata") or {},
+            role.template["spec"],
+            workload,
+        )
+        for role in workload.roles
+    ]
+    return templates, workload.misshapen
 
 
-def _places(item: Object, wrong: list[Misshape]) -> Iterator[tuple[str, str, int, Any]]:
-    """Yield path, role, replicas and template of each pod template. Add values of a wrong type to `wrong`."""
+def _of_object(item: Object) -> tuple[list[Template], list[Misshape]]:
+    """Return the pod template of any other object, and the values of a wrong type."""
     kind = known_kind(item)
+    faults = list(misshapes(item["metadata"], META, "metadata"))
+    faults += misshapes(item, OBJECTS.get(kind, {}), "")
+    path = TEMPLATES.get(kind, ())
     if kind == "Pod":
-        yield "", "", 1, {"metadata": item.get("metadata"), "spec": item.get("spec")}
-    elif kind in TEMPLATES:
-        path = TEMPLATES[kind]
-        yield ".".join(path), "", 1, _at(item, path)
-    elif kind in TRAINING:
-        yield from _replica_places(item, kind, wrong)
-    elif volcano.is_job(item):
-        yield from _task_places(item)
-
-
-def _replica_places(item: Object, kind: str, wrong: list[Misshape]) -> Iterator[tuple[str, str, int, Any]]:
-    key = "pytorchReplicaSpecs" if kind == "PyTorchJob" else "replicaSpecs"
-    spec: Object = item["spec"] if isinstance(item.get("spec"), dict) else {}
-    replicas = spec.get(key)
-    pairs: list[tuple[str, str, Any]] = []
-    if kind == "PyTorchJob" and isinstance(replicas, dict):
-        pairs = [(f"spec.{key}.{role}", str(role), replica) for role, replica in replicas.items()]
-    elif kind != "PyTorchJob" and isinstance(replicas, list):
-        pairs = [(f"spec.{key}[{index}]", f"replica {index}", one) for index, one in enumerate(replicas)]
-    if not pairs:
-        wrong.append(Misshape(f"spec.{key}", replicas, "at least one replica type"))
-    for path, role, replica in pairs:
-        if isinstance(replica, dict) and isinstance(replica.get("replicas", 1), int):
-            yield f"{path}.template", role, replica.get("replicas", 1), replica.get("template")
-
-
-def _task_places(item: Object) -> Iterator[tuple[str, str, int, Any]]:
-    """Yield the tasks of a Volcano Job that start torchrun."""
-    spec = item.get("spec")
-    tasks = spec.get("tasks") if isinstance(spec, dict) else None
-    for index, task in enumerate(tasks if isinstance(tasks, list) else []):
-        if isinstance(task, dict) and _starts_torchrun(task.get("template")):
-            count = task.get("replicas", 1)
-            pods = count if isinstance(count, int) else 1
-            yield f"spec.tasks[{index}].template", str(task.get("name") or ""), pods, task["template"]
-
-
-def _starts_torchrun(template: Any) -> bool:
-    containers = _at(template, ("spec", "containers")) if isinstance(template, dict) else None
-    for container in containers if isinstance(containers, list) else []:
-        words = [container.get("command"), container.get("args")] if isinstance(container, dict) else []
-        if any(isinstance(part, list) and "torchrun" in part for part in words):
-            return True
-    return False
-
-
-def _trains(item: Object) -> bool:
-    return item.get("kind") in TRAINING or volcano.is_job(item)
+        template: Any = {"metadata": item.get("metadata"), "spec": item.get("spec")}
+    elif path:
+        template = _at(item, path)
+    else:
+        return [], faults
+    at = ".".join(path)
+    faults += misshapes(template, TEMPLATE, at or "pod")
+    if not faults and not template["spec"]["containers"]:
+        faults.append(Misshape(f"{at or 'pod'}.spec.containers", [], "at least one container"))
+    if faults:
+        return [], faults
+    return [Template(item, at, "", 1, 1, template.get("metadata") or {}, template["spec"])], []
 
 
 def _at(item: Object, path: tuple[str, ...]) -> Any:

@@ -19,7 +19,7 @@ from decimal import Decimal
 from tools.core.errors import UserError
 from tools.kube.manifests import Manifests, Object
 from tools.kube.quantity import quantity
-from tools.simulator.operator_pods import Pod
+from tools.workload.pod import Pod
 
 MACHINE = "127.0.0.1"
 VARIABLE_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")

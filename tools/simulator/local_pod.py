@@ -37,7 +37,7 @@ from tools.facts.instances import NVIDIA
 from tools.kube.manifests import Manifests
 from tools.kube.quantity import quantity
 from tools.simulator import environment, volumes
-from tools.simulator.operator_pods import Pod
+from tools.workload.pod import Pod
 from training.run import signing
 
 ADDRESS = environment.MACHINE
@@ -119,7 +119,7 @@ def local_pods(
                 cwd=_working_directory(pod, mounts, checkout),
                 mounts=mounts.mounts,
                 grace=int(pod.spec.get("terminationGracePeriodSeconds") or DEFAULT_GRACE),
-                restart_policy=pod.replica_restart_policy,
+                restart_policy=pod.restart_policy,
             )
         )
     return result

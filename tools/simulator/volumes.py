@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from tools.core.errors import UserError
 from tools.kube.manifests import Manifests, Object
 from tools.simulator import environment
-from tools.simulator.operator_pods import Pod
+from tools.workload.pod import Pod
 
 CLAIM = "trainyard"
 COMPILED = "compiled"  # the emptyDir of base/pytorchjob with compiled kernels

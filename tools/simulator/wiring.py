@@ -11,14 +11,13 @@ from dataclasses import dataclass
 
 from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
-from tools.kube.manifests import Manifests, Object, name_of
-from tools.simulator import environment, operator_pods, torchrun, volcano
+from tools.simulator import environment, torchrun
 from tools.simulator.local_pod import command_of
-from tools.simulator.operator_admission import OperatorFault, rejections
-from tools.simulator.operator_pods import Pod
 from tools.simulator.torchrun import BadOptions, Launch, Torchrun
+from tools.workload.hosts import Hosts, NoSuchHost
+from tools.workload.pod import ControllerFault, Pod, PodsUnknown
+from tools.workload.workload import Workload
 
-OWN_ADDRESSES = ("localhost", "127.0.0.1", "::1", "[::1]", "0.0.0.0")
 DEFAULT_MASTER_PORT = 29500  # torch/distributed/run.py
 DEFAULT_C10D_PORT = 29400  # torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py
 LONGEST_SHOWN = 500  # characters of a command in a verdict
@@ -73,14 +72,15 @@ class Analysis:
     nodes: list[Node]
 
 
-def analyse(job: Object, manifests: Manifests, version: str = operator_pods.LATEST) -> Analysis:
-    """Check the wiring of `job` under operator `version` without starting anything."""
+def analyse(job: Workload) -> Analysis:
+    """Check the wiring of `job`, of any kind, without starting anything."""
     evidence: list[str] = []
     nodes: list[Node] = []
     try:
-        evidence.append(_made_by(job, version))
-        pods = _pods(job, version)
-        nodes += [_node(pod, pods, manifests) for pod in pods]
+        evidence.append(_made_by(job))
+        pods = _pods(job)
+        hosts = Hosts(job, pods)
+        nodes += [_node(pod, hosts) for pod in pods]
         evidence += [node.line() for node in nodes]
         _judge(nodes)
     except Finding as finding:
@@ -88,7 +88,7 @@ def analyse(job: Object, manifests: Manifests, version: str = operator_pods.LATE
     except (AttributeError, LookupError, TypeError, ValueError) as problem:
         reason = f"the job is not of the form that Kubernetes takes ({str(problem)[:80]})"
         return Analysis(Verdict(State.CANNOT_TELL, reason, evidence), nodes)
-    return Analysis(Verdict(State.PASS, f"{name_of(job)} forms one world", evidence), nodes)
+    return Analysis(Verdict(State.PASS, f"{job.name} forms one world", evidence), nodes)
 
 
 def world_size(nodes: Sequence[Node]) -> int | None:
@@ -97,56 +97,29 @@ def world_size(nodes: Sequence[Node]) -> int | None:
     return None if None in counts else sum(count for count in counts if count is not None)
 
 
-def _made_by(job: Object, version: str) -> str:
-    if volcano.is_job(job):
-        return f"Volcano: {name_of(job)}, {len(volcano.pods(job))} pods"
-    return f"operator {version}: {name_of(job)}, {_replicas(job)}"
+def _made_by(job: Workload) -> str:
+    counts = ", ".join(f"{role.name} {role.replicas}" for role in job.roles) or "no replicas"
+    suspended = "; suspended, looked at as if it was started" if job.suspended else ""
+    return f"{job.maker}: {job.name}, {counts}{suspended}"
 
 
-def _replicas(job: Object) -> str:
-    replicas = (job.get("spec") or {}).get("pytorchReplicaSpecs")
-    if not isinstance(replicas, dict):
-        return "no replicas"
-    counts = [
-        f"{name} {(spec or {}).get('replicas', 1)}"
-        for name, spec in replicas.items()
-        if isinstance(spec, dict)
-    ]
-    return ", ".join(counts) or "no replicas"
-
-
-def _pods(job: Object, version: str) -> list[Pod]:
-    if volcano.is_job(job):
-        return _pods_of_volcano(job)
-    refused = rejections(job, version)
-    if refused:
-        raise Finding(f"the job is refused: {refused[0]}")
+def _pods(job: Workload) -> list[Pod]:
+    if job.refused:
+        raise Finding(f"the job is refused: {job.refused[0]}")
     try:
-        pods = operator_pods.pods(job, version)
-    except OperatorFault as fault:
+        pods = job.pods()
+    except ControllerFault as fault:
         raise Finding(str(fault)) from None
+    except PodsUnknown as problem:
+        raise Finding(problem.reason, problem.remedy, State.CANNOT_TELL) from None
     if not pods:
-        raise Finding(
-            "the job is suspended or managed by another controller: it has no pods", None, State.CANNOT_TELL
-        )
+        raise Finding("the job has no pods")
     return pods
 
 
-def _pods_of_volcano(job: Object) -> list[Pod]:
-    pods = volcano.pods(job)
-    if not pods:
-        raise Finding("the job has no task with pods")
-    if len(pods) > 1 and not volcano.has_names(job):
-        raise Finding(
-            f"spec.plugins has no {volcano.NAMES_PLUGIN}: the pods cannot find each other by name",
-            f"spec.plugins: {{{volcano.NAMES_PLUGIN}: []}}",
-        )
-    return pods
-
-
-def _node(pod: Pod, pods: Sequence[Pod], manifests: Manifests) -> Node:
+def _node(pod: Pod, hosts: Hosts) -> Node:
     try:
-        values = environment.resolve(pod, pod.container, manifests, share=1).values
+        values = environment.resolve(pod, pod.container, hosts.job.manifests, share=1).values
         understood = torchrun.read(command_of(pod, values), values)
     except BadOptions as problem:
         raise Finding(f"{pod.name}: {problem}") from None
@@ -156,14 +129,14 @@ def _node(pod: Pod, pods: Sequence[Pod], manifests: Manifests) -> Node:
         looked = f"looked at: {understood.shown[:LONGEST_SHOWN]}"
         raise Finding(f"{pod.name}: {understood.unknown}; {looked}", None, State.CANNOT_TELL)
     if understood.torchrun is None:
-        return _plain_node(pod, pods, understood)
+        return _plain_node(pod, hosts, understood)
     try:
-        return _torchrun_node(pod, pods, understood, understood.torchrun)
+        return _torchrun_node(pod, hosts, understood, understood.torchrun)
     except BadOptions as problem:
         raise Finding(f"{pod.name}: {problem}") from None
 
 
-def _torchrun_node(pod: Pod, pods: Sequence[Pod], understood: Launch, torchrun: Torchrun) -> Node:
+def _torchrun_node(pod: Pod, hosts: Hosts, understood: Launch, torchrun: Torchrun) -> Node:
     values, nodes, processes = torchrun.values, torchrun.nodes(), torchrun.processes()
     backend = values["rdzv-backend"] or "static"
     endpoint = values["rdzv-endpoint"]
@@ -175,7 +148,7 @@ def _torchrun_node(pod: Pod, pods: Sequence[Pod], understood: Launch, torchrun: 
             endpoint or f"{values['master-addr']}:{values['master-port'] or DEFAULT_MASTER_PORT}"
         )
         rank = int(values["node-rank"] or 0)
-        meeting = ("static", _host(host, pod, pods), port, "")
+        meeting = ("static", _host(host, pod, hosts), port, "")
         return Node(pod, understood, meeting, (nodes[1], nodes[1]), processes, rank)
     if backend != "c10d":
         raise Finding(
@@ -188,11 +161,11 @@ def _torchrun_node(pod: Pod, pods: Sequence[Pod], understood: Launch, torchrun: 
     if not endpoint:
         raise Finding(f"{pod.name}: c10d rendezvous without an endpoint: {WHY_NO_ENDPOINT}", USE_ELASTIC)
     host, port = _endpoint(endpoint)
-    meeting = ("c10d", _host(host, pod, pods), port, values["rdzv-id"] or "none")
+    meeting = ("c10d", _host(host, pod, hosts), port, values["rdzv-id"] or "none")
     return Node(pod, understood, meeting, nodes, processes, None)
 
 
-def _plain_node(pod: Pod, pods: Sequence[Pod], understood: Launch) -> Node:
+def _plain_node(pod: Pod, hosts: Hosts, understood: Launch) -> Node:
     """Return the node of one process started by python itself, from RANK, WORLD_SIZE, MASTER_ADDR and
     MASTER_PORT.
     """
@@ -204,7 +177,7 @@ def _plain_node(pod: Pod, pods: Sequence[Pod], understood: Launch) -> Node:
         rank, world, port = (int(values[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     except ValueError:
         raise Finding(f"{pod.name}: RANK, WORLD_SIZE and MASTER_PORT must be numbers") from None
-    meeting = ("env", _host(values["MASTER_ADDR"], pod, pods), port, "")
+    meeting = ("env", _host(values["MASTER_ADDR"], pod, hosts), port, "")
     return Node(pod, understood, meeting, (world, world), 1, rank)
 
 
@@ -217,18 +190,12 @@ def _endpoint(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _host(host: str, pod: Pod, pods: Sequence[Pod]) -> str:
-    """Return the pod that `host` means: this pod for a loopback name, or the pod of that name."""
-    if host in OWN_ADDRESSES:
-        return pod.name
-    named = host.split(".")[0]
-    if any(item.name == named for item in pods):
-        return named
-    names = ", ".join(item.name for item in pods[:2]) + (", ..." if len(pods) > 2 else "")
-    raise Finding(
-        f"{pod.name}: the rendezvous host {host} is not one of the job's pods ({names})",
-        "name a pod of the job, such as <job>-worker-0, or use elasticPolicy",
-    )
+def _host(host: str, pod: Pod, hosts: Hosts) -> str:
+    """Return the name of the pod that `host` means."""
+    try:
+        return hosts.pod_of(host, pod)
+    except NoSuchHost as problem:
+        raise Finding(problem.reason, problem.remedy) from None
 
 
 def _judge(nodes: Sequence[Node]) -> None:

@@ -16,7 +16,7 @@ from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot
 from tools.kube import network_policy
 from tools.kube.manifests import Object
-from tools.simulator.operator_pods import LABEL
+from tools.workload.operator_pods import LABEL
 from training.run.heartbeat import Beat
 
 

@@ -8,8 +8,8 @@ from datetime import datetime
 
 from tools.core.timestamps import moment
 from tools.kube.manifests import Object
-from tools.simulator.operator_admission import DEFAULT_CONTAINER
-from tools.simulator.operator_pods import LABEL
+from tools.workload.operator_admission import DEFAULT_CONTAINER
+from tools.workload.operator_pods import LABEL
 
 RUN_VARIABLE = "TRAINYARD_RUN"
 

@@ -62,7 +62,7 @@ def env_overridden(subject: Subject) -> Iterator[Verdict]:
 
 def _injected(job: Job, template: Template) -> dict[str, str] | None:
     """Return the variables that the operator adds to the first pod of a template, or None without a pod."""
-    pod = next((pod for pod in job.pods if pod.replica_type == template.role.lower()), None)
+    pod = next((pod for pod in job.pods if pod.role == template.role.lower()), None)
     if pod is None:
         return None
     count = len(template.trainer()[1].get("env") or [])

@@ -29,7 +29,7 @@ def restart_policy(subject: Subject) -> Iterator[Verdict]:
     never removes such a job because its completionTime stays empty (v1.9.4). training.entrypoint exits with
     the right codes, but each of these retries is a new pod, which backoffLimit does not count.
     """
-    for job in subject.jobs:
+    for job in subject.operator_jobs():
         for role, replica in (job.spec.get("pytorchReplicaSpecs") or {}).items():
             value = replica.get("restartPolicy") or "OnFailure"
             place = Place(job.object, f"spec.pytorchReplicaSpecs.{role}.restartPolicy", value)
@@ -60,7 +60,7 @@ def clean_pods(subject: Subject) -> Iterator[Verdict]:
     The operator's default is None: when one pod succeeds or fails, the others keep running and cost money
     (kubeflow/trainer #1579).
     """
-    for job in subject.jobs:
+    for job in subject.operator_jobs():
         value = (job.spec.get("runPolicy") or {}).get("cleanPodPolicy")
         place = Place(job.object, "spec.runPolicy.cleanPodPolicy", value or "not set, so None")
         if job.nodes < 2:
@@ -80,7 +80,7 @@ def backoff_limit(subject: Subject) -> Iterator[Verdict]:
     is lost every pod restarts once. A limit below the number of pods ends the job at the first such loss.
     Zero is accepted as intended.
     """
-    for job in subject.jobs:
+    for job in subject.operator_jobs():
         replicas = (job.spec.get("pytorchReplicaSpecs") or {}).values()
         if all(replica.get("restartPolicy") == "Never" for replica in replicas):
             continue
@@ -193,7 +193,7 @@ def auto_resume(subject: Subject) -> Iterator[Verdict]:
     If the manifest does not set a namespace, the verdict is CANNOT TELL. Source: Amazon SageMaker HyperPod
     developer guide, running jobs with kubectl.
     """
-    for job in subject.jobs:
+    for job in subject.operator_jobs():
         metadata = job.item["metadata"]
         value = (metadata.get("annotations") or {}).get(AUTO_RESUME)
         if value is None:
@@ -222,7 +222,7 @@ def queue_owner(subject: Subject) -> Iterator[Verdict]:
     Kueue suspends the job on creation and starts it by clearing the field. If git sets the field too, each
     reconcile sets it back: `false` bypasses the queue, `true` stops the running job.
     """
-    for job in subject.jobs:
+    for job in subject.operator_jobs():
         queue = (job.item["metadata"].get("labels") or {}).get(QUEUE)
         if queue is None:
             continue

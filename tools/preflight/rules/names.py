@@ -9,7 +9,7 @@ from tools.core.command_line import is_label, is_subdomain
 from tools.core.verdict import Verdict, bad, good
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, title
-from tools.simulator.operator_pods import pod_name
+from tools.workload.operator_pods import pod_name
 
 LONGEST = 63  # characters of a DNS label (a Service's or pod's name) and of a label's value
 NAMED = ("serviceAccountName", "priorityClassName", "runtimeClassName", "schedulerName", "nodeName")
@@ -78,7 +78,7 @@ def name_length(subject: Subject) -> Iterator[Verdict]:
     The operator creates a Service for each pod, `<job>-worker-<n>`. Nothing checks the length before that:
     the job is admitted, its pods start, and they never find each other.
     """
-    for job in subject.jobs:
+    for job in subject.operator_jobs():
         for template in job.templates:
             last = max(template.replicas, template.nodes if template.role == "Worker" else 1) - 1
             longest = pod_name(job.item["metadata"]["name"], template.role, last)

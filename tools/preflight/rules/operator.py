@@ -97,7 +97,7 @@ def elastic_bounds(subject: Subject) -> Iterator[Verdict]:
     Neither the CRD nor the webhook checks this (v1.9.4). Below the minimum the rendezvous never starts. Above
     the maximum the extra pods stay outside of it and still cost money.
     """
-    for job in subject.jobs:
+    for job in subject.operator_jobs():
         elastic = job.spec.get("elasticPolicy") or {}
         worker = (job.spec.get("pytorchReplicaSpecs") or {}).get("Worker") or {}
         count = worker.get("replicas", 1)
@@ -120,7 +120,7 @@ def elastic_flags(subject: Subject) -> Iterator[Verdict]:
     With `--nnodes` on the command line torchrun ignores PET_NNODES, which holds min:max. The job then runs at
     one size only, and pods that an autoscaler adds can never join.
     """
-    for job in subject.jobs:
+    for job in subject.operator_jobs():
         elastic = job.spec.get("elasticPolicy") or {}
         low, high = elastic.get("minReplicas"), elastic.get("maxReplicas")
         if job.analysis is None or not job.analysis.nodes or low is None or high is None or low == high:

@@ -227,7 +227,7 @@ def processes(subject: Subject) -> Iterator[Verdict]:
     for job in subject.jobs:
         nodes = job.analysis.nodes if job.analysis else []
         for template in job.templates:
-            node = next((one for one in nodes if one.pod.replica_type == template.role.lower()), None)
+            node = next((one for one in nodes if one.pod.role == template.role.lower()), None)
             devices = _devices_for_processes(template)
             if node is None or node.processes is None or devices is None or node.launch.torchrun is None:
                 continue

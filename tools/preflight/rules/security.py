@@ -15,7 +15,7 @@ from tools.kube import network_policy
 from tools.kube.manifests import Object
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, Template, known_kind, texts, title
-from tools.simulator.operator_pods import DEFAULT_PORT
+from tools.workload.operator_pods import DEFAULT_PORT
 
 # Capabilities that the baseline Pod Security Standard lets a container add (Kubernetes v1.35).
 BASELINE = {
@@ -119,7 +119,7 @@ def restricted(subject: Subject) -> Iterator[Verdict]:
             continue
         faults = _unrestricted(template)
         job = subject.job_of(template)
-        if job and template.role == "Worker" and any(pod.replica_type == "master" for pod in job.pods):
+        if job and template.role == "Worker" and any(pod.role == "master" for pod in job.pods):
             faults.append("the operator's init container init-pytorch")
         place = Place(template.object, template.spec_path, f"namespace {template.namespace}")
         for fault in faults:

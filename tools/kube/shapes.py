@@ -116,8 +116,6 @@ OBJECTS: dict[str, Any] = {
     },
     "Service": {"spec": {"type": str, "ports": [{"port": int, "targetPort": (str, int)}]}},
     "PersistentVolumeClaim": {"spec": {"accessModes": [str]}},
-    "PyTorchJob": {"spec": {**POLICIES, "pytorchReplicaSpecs": {"*": REPLICA}}},
-    "HyperPodPyTorchJob": {"spec": {**POLICIES, "replicaSpecs": [REPLICA]}},
 }
 
 _NAMES = {str: "a string in quotes", int: "an integer", bool: "true or false"}

@@ -44,10 +44,6 @@ _CONTAINER_TYPES: dict[str, type] = {
 _JSON_NAMES = {int: "an integer", str: "a string", bool: "true or false", list: "a list", dict: "a mapping"}
 
 
-class OperatorFault(Exception):
-    """The operator itself fails on this job (nil pointer, endless loop), so the job never gets its pods."""
-
-
 def parsed(version: str) -> tuple[int, ...]:
     """Return `1.9.4` as (1, 9, 4)."""
     return tuple(int(part) for part in version.split("."))

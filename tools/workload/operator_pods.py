@@ -20,19 +20,17 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tools.core.errors import UserError
 from tools.kube.manifests import Object
-from tools.simulator.operator_admission import (
+from tools.workload.operator_admission import (
     DEFAULT_CONTAINER,
     MASTER,
     REPLICA_TYPES,
     WORKER,
-    OperatorFault,
     parsed,
 )
+from tools.workload.pod import ControllerFault, Pod, check_size, main_container, with_environment
 
 LATEST = "1.9.4"
 VERSIONS = ("1.7.0", "1.8.0", "1.8.1", "1.9.0", "1.9.1", "1.9.2", "1.9.3", LATEST)
@@ -42,29 +40,6 @@ DEFAULT_PORT = 23456
 LABEL = "training.kubeflow.org/"
 INIT_IMAGE = "alpine:3.10"
 INIT_TRIES = 100
-MOST_PODS = 4096
-MOST_VARIABLES = 1_000_000
-
-
-@dataclass(frozen=True)
-class Pod:
-    """One pod that the operator creates. `spec` includes the injected environment."""
-
-    name: str
-    namespace: str
-    job: str
-    replica_type: str
-    index: int
-    labels: dict[str, str]
-    annotations: dict[str, str]
-    replica_restart_policy: str
-    spec: Object
-
-    @property
-    def container(self) -> Object:
-        """The container named `pytorch`, or the first one."""
-        containers: list[Object] = self.spec["containers"]
-        return next((item for item in containers if item.get("name") == DEFAULT_CONTAINER), containers[0])
 
 
 @dataclass(frozen=True)
@@ -81,7 +56,7 @@ def defaulted(job: Object) -> Object:
     """Return a copy of `job` with the operator's defaults filled in.
 
     Follows SetDefaults_PyTorchJob in pkg/apis/kubeflow.org/v1/pytorch_defaults.go (equal in all versions).
-    Raises OperatorFault where that code dereferences a nil pointer.
+    Raises ControllerFault where that code dereferences a nil pointer.
     """
     result = copy.deepcopy(job)
     spec = result["spec"]
@@ -102,7 +77,7 @@ def pods(job: Object, version: str = LATEST) -> list[Pod]:
     """Return the pods that operator `version` creates for `job`, Master before Worker, by index.
 
     Follows createNewPod and ReconcilePods in pkg/controller.v1/common/pod.go. A suspended job, or one that
-    another controller manages, has no pods. Raises OperatorFault where the operator would fail before a
+    another controller manages, has no pods. Raises ControllerFault where the operator would fail before a
     lasting pod exists.
     """
     release = parsed(version)
@@ -112,27 +87,13 @@ def pods(job: Object, version: str = LATEST) -> list[Pod]:
         return []
     if release >= (1, 9) and run_policy.get("managedBy") == "kueue.x-k8s.io/multikueue":
         return []
-    check_size(job["spec"]["pytorchReplicaSpecs"].values())
+    replicas = job["spec"]["pytorchReplicaSpecs"].values()
+    check_size((one["replicas"], one["template"]["spec"]) for one in replicas)
     return [
         _pod(job, release, replica_type, index)
         for replica_type, replica in _in_order(job)
         for index in _indices(replica_type, replica["replicas"])
     ]
-
-
-def check_size(replicas: Iterable[Object]) -> None:
-    """Raise UserError for more pods, or more variables of all pods, than can be looked at one by one."""
-    pods = variables = 0
-    for replica in replicas:
-        count = int(replica.get("replicas", 1))
-        containers = replica["template"]["spec"]["containers"]
-        pods += count
-        variables += count * sum(len(container.get("env") or []) for container in containers)
-    if pods > MOST_PODS:
-        raise UserError(f"the job has {pods:,} pods", f"at most {MOST_PODS:,} can be checked")
-    if variables > MOST_VARIABLES:
-        limit = f"at most {MOST_VARIABLES:,} can be checked"
-        raise UserError(f"the job's pods have {variables:,} variables", limit)
 
 
 def services(job: Object, version: str = LATEST) -> list[Service]:
@@ -146,8 +107,8 @@ def services(job: Object, version: str = LATEST) -> list[Service]:
         Service(
             name=pod.name,
             namespace=pod.namespace,
-            labels=_labels(pod.job, pod.replica_type, pod.index),
-            ports=_ports(by_type[pod.replica_type.capitalize()]),
+            labels=_labels(pod.job, pod.role, pod.index),
+            ports=_ports(by_type[pod.role.capitalize()]),
         )
         for pod in pods(job, version)
     ]
@@ -182,7 +143,7 @@ def _default_elastic(spec: Object) -> None:
     low, high = elastic.get("minReplicas"), elastic.get("maxReplicas")
     if low is None and high is None:
         if WORKER not in spec["pytorchReplicaSpecs"]:
-            raise OperatorFault("elasticPolicy needs a Worker: the operator fails on a nil pointer")
+            raise ControllerFault("elasticPolicy needs a Worker: the operator fails on a nil pointer")
         low = high = spec["pytorchReplicaSpecs"][WORKER]["replicas"]
     elastic["minReplicas"] = high if low is None else low
     elastic["maxReplicas"] = low if high is None else high
@@ -195,7 +156,7 @@ def _in_order(job: Object) -> list[tuple[str, Object]]:
 
 def _indices(replica_type: str, replicas: int) -> range:
     if replicas < 1:
-        raise OperatorFault(
+        raise ControllerFault(
             f"{replica_type}.replicas is {replicas}: the operator creates and deletes pod 0 in a loop"
             " (CalculatePodSliceSize in pkg/core/pod.go is never below one)"
         )
@@ -210,26 +171,24 @@ def _pod(job: Object, release: tuple[int, ...], replica_type: str, index: int) -
     labels = dict(metadata.get("labels") or {}) | _labels(name, replica_type, index)
     if _is_master(job, release, replica_type, index):
         labels[LABEL + "job-role"] = "master"
-    injected = _environment(job, release, replica_type, index)
-    containers = [
-        {**container, "env": [*(container.get("env") or []), *injected]}
-        for container in template["spec"]["containers"]
-    ]
-    spec = {**template["spec"], "containers": containers}
+    spec = with_environment(template["spec"], _environment(job, release, replica_type, index))
     if replica_type == WORKER and MASTER in job["spec"]["pytorchReplicaSpecs"]:
         spec["initContainers"] = [*(spec.get("initContainers") or []), _init_container(name)]
     policy = replica["restartPolicy"]
     spec["restartPolicy"] = "Never" if policy == "ExitCode" else policy
+    own = pod_name(name, replica_type, index)
     return Pod(
-        name=pod_name(name, replica_type, index),
+        name=own,
         namespace=job["metadata"].get("namespace") or "default",
         job=name,
-        replica_type=replica_type.lower(),
+        role=replica_type.lower(),
         index=index,
         labels=labels,
         annotations=dict(metadata.get("annotations") or {}),
-        replica_restart_policy=policy,
+        restart_policy=policy,
         spec=spec,
+        hosts=(own,),
+        main=main_container(template, DEFAULT_CONTAINER),
     )
 
 
@@ -286,7 +245,7 @@ def _master(job: Object, rank: int, total: int, with_nproc: bool) -> list[tuple[
     ]
     if with_nproc:
         if nproc is None:
-            raise OperatorFault("operator 1.7.0 fails on elasticPolicy.nProcPerNode with a Master")
+            raise ControllerFault("operator 1.7.0 fails on elasticPolicy.nProcPerNode with a Master")
         pairs.append(("PET_NPROC_PER_NODE", nproc))
     return [*pairs, ("PET_NODE_RANK", str(rank))]
 
@@ -306,7 +265,7 @@ def _elastic(job: Object) -> list[tuple[str, str]]:
     port = elastic.get("rdzvPort")
     if port is None:
         if WORKER not in spec["pytorchReplicaSpecs"]:
-            raise OperatorFault("elasticPolicy needs a Worker: the operator fails on a nil pointer")
+            raise ControllerFault("elasticPolicy needs a Worker: the operator fails on a nil pointer")
         port = _default_port(spec["pytorchReplicaSpecs"][WORKER])
     backend = elastic.get("rdzvBackend")
     pairs = [
@@ -330,7 +289,7 @@ def _elastic(job: Object) -> list[tuple[str, str]]:
 
 def _rdzv_conf(entries: list[Object]) -> str:
     if not entries:
-        raise OperatorFault("elasticPolicy.rdzvConf is an empty list: the operator fails on it")
+        raise ControllerFault("elasticPolicy.rdzvConf is an empty list: the operator fails on it")
     return ",".join(f"{entry.get('key') or ''}={entry.get('value') or ''}" for entry in entries)
 
 
@@ -340,14 +299,14 @@ def _default_port(replica: Object) -> int:
         for port in container.get("ports") or []:
             if container.get("name") == DEFAULT_CONTAINER and port.get("name") == DEFAULT_PORT_NAME:
                 return int(port["containerPort"])
-    raise OperatorFault(f"no container named {DEFAULT_CONTAINER} with a port named {DEFAULT_PORT_NAME}")
+    raise ControllerFault(f"no container named {DEFAULT_CONTAINER} with a port named {DEFAULT_PORT_NAME}")
 
 
 def _ports(replica: Object) -> dict[str, int]:
     for container in replica["template"]["spec"]["containers"]:
         if container.get("name") == DEFAULT_CONTAINER:
             return {port.get("name") or "": port["containerPort"] for port in container.get("ports") or []}
-    raise OperatorFault(f"no container named {DEFAULT_CONTAINER}")
+    raise ControllerFault(f"no container named {DEFAULT_CONTAINER}")
 
 
 def _init_container(job_name: str) -> Object:

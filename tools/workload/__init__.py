@@ -1,0 +1,1 @@
+"""What a job is, whatever its kind: roles, pods, host names, state, labels, suspension, retry limits."""

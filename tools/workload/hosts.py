@@ -1,0 +1,81 @@
+"""Which pod of a job a host name means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tools.kube.manifests import Object, name_of
+from tools.workload.pod import Pod
+from tools.workload.workload import Workload
+
+OWN_ADDRESSES = ("localhost", "127.0.0.1", "::1", "[::1]", "0.0.0.0")
+
+
+class NoSuchHost(Exception):
+    """A host name that no pod of the job has: the reason, and the remedy."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.reason, self.remedy = reason, remedy
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The names under which the pods of one job can be reached."""
+
+    job: Workload
+    pods: Sequence[Pod]
+
+    def pod_of(self, host: str, pod: Pod) -> str:
+        """Return the name of the pod that `host` means in `pod`.
+
+        It is the pod itself for a loopback name, a pod with this host name, or the only pod that a Service of
+        the same file selects. Raises NoSuchHost for any other host.
+        """
+        if host in OWN_ADDRESSES or host in (pod.name, pod.spec.get("hostname")):
+            return pod.name
+        bare = _without_domain(host, pod.namespace)
+        found = next((one for one in self.pods if bare in one.hosts), None)
+        if found is not None:
+            return found.name
+        selected = self._selected(bare, pod.namespace)
+        if len(selected) == 1:
+            return selected[0].name
+        raise self._missing(host, pod, selected)
+
+    def _selected(self, name: str, namespace: str) -> list[Pod]:
+        """Return the job's pods that the Service of this name selects."""
+        for service in self.job.manifests.of_kind("Service"):
+            spec = service.get("spec")
+            selector = spec.get("selector") if isinstance(spec, dict) else None
+            here = service["metadata"].get("namespace") or namespace
+            if name_of(service) == name and here == namespace and isinstance(selector, dict) and selector:
+                return [pod for pod in self.pods if _selects(selector, pod)]
+        return []
+
+    def _missing(self, host: str, pod: Pod, selected: Sequence[Pod]) -> NoSuchHost:
+        if selected:
+            reason = f"the Service {host} stands for {len(selected)} pods, so they meet in different places"
+            return NoSuchHost(f"{pod.name}: {reason}", "name the first pod of the job")
+        if self.job.nameless and any(host.split(".")[0] == one.name for one in self.pods):
+            reason, remedy = self.job.nameless
+            return NoSuchHost(f"{reason}: the pods cannot find each other by name", remedy)
+        known = [one.hosts[0] for one in self.pods if one.hosts] or [one.name for one in self.pods]
+        names = ", ".join(known[:2]) + (", ..." if len(known) > 2 else "")
+        return NoSuchHost(
+            f"{pod.name}: the rendezvous host {host} is not one of the job's pods ({names})",
+            f"name a pod of the job, such as {known[0]}, or use elasticPolicy"
+            if self.job.kind == "PyTorchJob"
+            else f"name a pod of the job, such as {known[0]}",
+        )
+
+
+def _without_domain(host: str, namespace: str) -> str:
+    """Return a host name without `.<namespace>`, `.svc` and the cluster's domain."""
+    bare = host.rstrip(".").removesuffix(".cluster.local").removesuffix(".svc")
+    return bare.removesuffix(f".{namespace}")
+
+
+def _selects(selector: Object, pod: Pod) -> bool:
+    return all(pod.labels.get(key) == value for key, value in selector.items())

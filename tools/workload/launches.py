@@ -1,0 +1,42 @@
+"""Whether a pod template starts a distributed training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tools.kube.manifests import Manifests, Object
+
+# Parts of commands that start ranks, and variables that connect them.
+LAUNCHERS = (
+    *("torchrun", "torch.distributed", "accelerate launch", "deepspeed", "hyperpodrun", "mpirun", "mpiexec"),
+    *("colossalai run", "composer ", "tune run", "torchx run"),
+)
+VARIABLES = ("MASTER_ADDR", "WORLD_SIZE", "NODE_RANK", "PET_RDZV_ENDPOINT", "PET_NNODES")
+
+
+def launches(template: Object, manifests: Manifests) -> bool:
+    """Return whether the containers of a template start a launcher or set a rendezvous.
+
+    Looks at commands, variables' names, and the scripts of mounted ConfigMaps that are in the same file.
+    """
+    spec = template["spec"]
+    if any(word in text for text in _texts(spec, manifests) for word in LAUNCHERS):
+        return True
+    names = (entry.get("name") for container in spec["containers"] for entry in container.get("env") or [])
+    return any(name in VARIABLES for name in names)
+
+
+def _texts(spec: Object, manifests: Manifests) -> Iterator[str]:
+    for container in spec["containers"]:
+        yield " ".join(_words(container))
+    for volume in spec.get("volumes") or []:
+        name = (volume.get("configMap") or {}).get("name")
+        data = manifests.config_map(name) if name else None
+        yield from (text for text in (data or {}).values() if isinstance(text, str))
+
+
+def _words(container: Object) -> Iterator[str]:
+    for key in ("command", "args"):
+        words: Any = container.get(key) or []
+        yield from (word for word in words if isinstance(word, str))

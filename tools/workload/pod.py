@@ -1,0 +1,97 @@
+"""A pod as the controller of its kind creates it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tools.core.errors import UserError
+from tools.kube.manifests import MOST_PODS, Object
+
+MOST_VARIABLES = 1_000_000
+DEFAULT_CONTAINER_NOTE = "kubectl.kubernetes.io/default-container"
+
+
+class ControllerFault(Exception):
+    """The kind's controller itself fails on this job, so the job never gets its pods."""
+
+
+class PodsUnknown(Exception):
+    """The manifest does not say what the pods will be: the reason, and what is needed."""
+
+    def __init__(self, reason: str, remedy: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.remedy = reason, remedy
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One pod that a controller creates. `spec` includes the injected environment.
+
+    `role` is the role's name in lower case and `index` the pod's number in its role. `hosts` are the names
+    by which other pods of the namespace find this pod, without `.<namespace>.svc.cluster.local`. `main` is
+    the name of the training container.
+    """
+
+    name: str
+    namespace: str
+    job: str
+    role: str
+    index: int
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    restart_policy: str
+    spec: Object
+    hosts: tuple[str, ...]
+    main: str
+
+    @property
+    def container(self) -> Object:
+        """The training container: the one named `main`, or the first one."""
+        containers: list[Object] = self.spec["containers"]
+        return next((item for item in containers if item.get("name") == self.main), containers[0])
+
+
+def main_container(template: Object, name: str = "") -> str:
+    """Return the name of a template's training container.
+
+    It is the container called `name`, else the one in the annotation kubectl.kubernetes.io/default-container,
+    else the first one.
+    """
+    containers: list[Object] = (template.get("spec") or {}).get("containers") or []
+    names = [str(container.get("name")) for container in containers]
+    noted = ((template.get("metadata") or {}).get("annotations") or {}).get(DEFAULT_CONTAINER_NOTE)
+    return next((one for one in (name, noted) if one in names), names[0] if names else name)
+
+
+def with_environment(
+    template_spec: Object, variables: Iterable[Object], containers: Sequence[str] | None = None
+) -> Object:
+    """Return a copy of a pod spec whose containers, or only those named, have `variables` after their own.
+
+    In Kubernetes the last of two variables with one name wins.
+    """
+    added = list(variables)
+    made = [
+        {**container, "env": [*(container.get("env") or []), *added]}
+        if containers is None or container.get("name") in containers
+        else container
+        for container in template_spec["containers"]
+    ]
+    return {**template_spec, "containers": made}
+
+
+def check_size(roles: Iterable[tuple[int, Object]]) -> None:
+    """Raise UserError for more pods, or more variables of all pods, than can be looked at one by one.
+
+    `roles` are pairs of a number of pods and the spec of one pod.
+    """
+    pods = variables = 0
+    for count, spec in roles:
+        pods += count
+        variables += count * sum(len(container.get("env") or []) for container in spec["containers"])
+    if pods > MOST_PODS:
+        raise UserError(f"the job has {pods:,} pods", f"at most {MOST_PODS:,} can be checked")
+    if variables > MOST_VARIABLES:
+        limit = f"at most {MOST_VARIABLES:,} can be checked"
+        raise UserError(f"the job's pods have {variables:,} variables", limit)

@@ -1,0 +1,107 @@
+"""PyTorchJob of the Kubeflow training operator, kubeflow.org/v1.
+
+operator_pods.py has its pods and operator_admission.py what is refused. Conditions:
+pkg/apis/kubeflow.org/v1/common_types.go (JobConditionType) of github.com/kubeflow/training-operator v1.9.4.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tools.kube.manifests import Object
+from tools.kube.shapes import POLICIES, REPLICA, TEMPLATE
+from tools.workload import operator_pods
+from tools.workload.operator_admission import DEFAULT_CONTAINER, MASTER, WORKER, rejections
+from tools.workload.operator_pods import LABEL, LATEST
+from tools.workload.pod import Pod, PodsUnknown, main_container
+from tools.workload.workload import (
+    CREATED,
+    FAILED,
+    RESTARTING,
+    RUNNING,
+    SUCCEEDED,
+    SUSPENDED,
+    RetryLimit,
+    Role,
+    Workload,
+    label,
+    number,
+)
+
+
+class PyTorchJob(Workload):
+    """A PyTorchJob: roles Master and Worker."""
+
+    kind = "PyTorchJob"
+    api = "kubeflow.org/v1"
+    resource = "pytorchjobs.kubeflow.org"
+    only_training = True
+    shape: ClassVar[Object] = {
+        "spec!": {**POLICIES, "pytorchReplicaSpecs!": {"*": {**REPLICA, "template!": TEMPLATE}}}
+    }
+    states = (
+        *(("Succeeded", SUCCEEDED), ("Failed", FAILED), ("Suspended", SUSPENDED)),
+        *(("Restarting", RESTARTING), ("Running", RUNNING), ("Created", CREATED)),
+    )
+    suspend_path = ("spec", "runPolicy", "suspend")
+
+    @property
+    def maker(self) -> str:
+        return f"operator {self.version or LATEST}"
+
+    @property
+    def selector(self) -> dict[str, str]:
+        return {f"{LABEL}job-name": self.name}
+
+    def container_of(self, template: Object) -> str:
+        return main_container(template, DEFAULT_CONTAINER)
+
+    @property
+    def retries(self) -> RetryLimit:
+        limit = (self.spec.get("runPolicy") or {}).get("backoffLimit")
+        counts = "restarts of all pods together"
+        return RetryLimit("spec.runPolicy.backoffLimit", limit, limit is not None, counts)
+
+    def role_of(self, pod: Object) -> str:
+        return label(pod, f"{LABEL}replica-type").lower()
+
+    def index_of(self, pod: Object) -> int:
+        return number(label(pod, f"{LABEL}replica-index"))
+
+    def is_rank_zero(self, pod: Object) -> bool | None:
+        """The operator assigns rank 0 to a Master. Among elastic Workers the rendezvous assigns it."""
+        if self.role_of(pod) == MASTER.lower():
+            return True
+        has_master = any(role.name.lower() == MASTER.lower() for role in self.roles)
+        return False if has_master or self.index_of(pod) else None
+
+    def _roles(self) -> list[Role]:
+        elastic = (self.spec.get("elasticPolicy") or {}).get("maxReplicas") or 0
+        return [
+            self._role(name, replica, elastic if name.lower() == WORKER.lower() else 0)
+            for name, replica in sorted(self.spec["pytorchReplicaSpecs"].items(), key=str)
+        ]
+
+    @staticmethod
+    def _role(name: str, replica: Object, elastic: int) -> Role:
+        count = replica.get("replicas")
+        count = 1 if count is None else count
+        return Role(
+            name,
+            f"spec.pytorchReplicaSpecs.{name}.template",
+            count,
+            max(count, elastic),
+            replica["template"],
+            replica.get("restartPolicy") or "OnFailure",
+        )
+
+    def _pods(self) -> list[Pod]:
+        policy = self.spec.get("runPolicy") or {}
+        started = {**self.item, "spec": {**self.spec, "runPolicy": {**policy, "suspend": False}}}
+        pods = operator_pods.pods(started, self.version or LATEST)
+        if not pods:
+            raise PodsUnknown(f"{policy.get('managedBy')} makes the job's pods in another cluster")
+        return pods
+
+    def _refused(self) -> list[str]:
+        return rejections(self.item, self.version or LATEST)

@@ -1,0 +1,287 @@
+"""One job, whatever its kind: what it runs, how it is selected, and what its status says."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from tools.core.errors import UserError
+from tools.kube.manifests import Manifests, Object
+from tools.kube.shapes import META, Misshape, misshapes
+from tools.workload.launches import launches
+from tools.workload.pod import Pod, main_container
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+SUCCEEDED, FAILED, SUSPENDED, RESTARTING, RUNNING, CREATED, NEW = (
+    *("Succeeded", "Failed", "Suspended", "Restarting", "Running", "Created", "New"),
+)
+
+
+@dataclass(frozen=True)
+class Role:
+    """One group of equal pods.
+
+    `path` is the path of the pod template in the workload's `item`, and `template` its content (metadata and
+    spec). `replicas` is the number of pods, `most` the number that elasticity may raise it to.
+    `restart_policy` is the one that is effective for the pods.
+    """
+
+    name: str
+    path: str
+    replicas: int
+    most: int
+    template: Object
+    restart_policy: str
+
+
+@dataclass(frozen=True)
+class RetryLimit:
+    """How often a job starts again before it fails: `limit` times, None for no limit.
+
+    `path` is the field that holds the limit and `written` whether the manifest has it. `counts` says what is
+    counted, such as `restarts of all pods together`.
+    """
+
+    path: str
+    limit: int | None
+    written: bool
+    counts: str
+
+
+@dataclass(frozen=True)
+class Workload(ABC):
+    """One job of a modelled kind, from a manifest or from a cluster.
+
+    `item` is the object itself. If it stands inside another object, `wrapper` is that object
+    (`AppWrapper/x`) and `prefix` the path of `item` in it (`spec.components[0].template.`), else both are
+    empty. `manifests` are the other objects of the file, such as Services and runtimes. `version` is the
+    release of the training operator.
+
+    A workload of a wrong shape (`misshapen`) has no roles.
+    """
+
+    item: Object
+    wrapper: str = ""
+    prefix: str = ""
+    manifests: Manifests = field(default_factory=lambda: Manifests("", []))
+    version: str = ""
+
+    kind: ClassVar[str]
+    api: ClassVar[str]  # the served apiVersion
+    resource: ClassVar[str]  # kubectl's full name: pytorchjobs.kubeflow.org
+    shape: ClassVar[Object] = {}  # types of the fields that are read (tools/kube/shapes.py)
+    states: ClassVar[tuple[tuple[str, str], ...]] = ()  # condition types and their states, final ones first
+    suspend_path: ClassVar[tuple[str, ...]] = ("spec", "suspend")  # empty: the kind cannot suspend
+    only_training: ClassVar[bool] = False  # whether every object of this kind is a training
+
+    @classmethod
+    def matches(cls, item: Object) -> bool:
+        """Return whether an object is of this kind, in any version of its API group."""
+        group = str(item.get("apiVersion")).rpartition("/")[0]
+        return item.get("kind") == cls.kind and group == cls.api.rpartition("/")[0]
+
+    @property
+    def served(self) -> bool:
+        """Return whether the object has the API version that clusters serve."""
+        return self.item.get("apiVersion") == self.api
+
+    @property
+    def name(self) -> str:
+        return str(self.item["metadata"]["name"])
+
+    @property
+    def namespace(self) -> str:
+        """Return the namespace, `default` if the object does not set it."""
+        return str(self.item["metadata"].get("namespace") or "default")
+
+    @property
+    def title(self) -> str:
+        """Return `PyTorchJob/x`."""
+        return f"{self.item.get('kind')}/{self.name}"
+
+    @property
+    @abstractmethod
+    def maker(self) -> str:
+        """Return what creates the pods, for evidence."""
+
+    @property
+    def spec(self) -> Object:
+        """Return the spec, empty if it is not a mapping."""
+        spec = self.item.get("spec")
+        return spec if isinstance(spec, dict) else {}
+
+    @functools.cached_property
+    def misshapen(self) -> list[Misshape]:
+        """The values of a wrong type, in the fields that are read."""
+        faults = [*misshapes(self.item["metadata"], META, "metadata"), *misshapes(self.item, self.shape, "")]
+        if faults:
+            return faults
+        return [
+            Misshape(f"{role.path}.spec.containers", [], "at least one container")
+            for role in self._roles()
+            if not role.template["spec"]["containers"]
+        ]
+
+    @functools.cached_property
+    def roles(self) -> list[Role]:
+        """The groups of equal pods, in the order in which their pods are listed."""
+        return [] if self.misshapen else self._roles()
+
+    @functools.cached_property
+    def trains(self) -> bool:
+        """Whether the job is a distributed training: its kind says so, or its pods start a launcher."""
+        return self.only_training or any(launches(role.template, self.manifests) for role in self.roles)
+
+    @property
+    def replicas(self) -> int:
+        """Return how many pods the job has."""
+        return sum(role.replicas for role in self.roles)
+
+    @property
+    def most(self) -> int:
+        """Return how many pods the job may have at most, with its elastic maximum."""
+        return sum(role.most for role in self.roles)
+
+    def pods(self) -> list[Pod]:
+        """Return the pods that the controller makes when the job runs, in the order of the roles, by index.
+
+        A suspended job is looked at as if it was started. Raises UserError for a job of a wrong shape or with
+        too many pods, ControllerFault where the controller itself fails, and PodsUnknown where the manifest
+        does not say what the pods will be.
+        """
+        if self.misshapen:
+            fault = self.misshapen[0]
+            raise UserError(f"{self.title}: {self.prefix}{fault.path} must be {fault.wanted}")
+        return self._pods()
+
+    @functools.cached_property
+    def refused(self) -> list[str]:
+        """The reasons why the API server or a webhook refuses the job, each as `path: reason`."""
+        version = f"apiVersion: {self.item.get('apiVersion')} is not served, {self.api} is"
+        return [*([] if self.served else [version]), *self._refused()]
+
+    @property
+    @abstractmethod
+    def selector(self) -> dict[str, str]:
+        """Return the labels that select the job's live pods, and no other job's."""
+
+    @property
+    def nameless(self) -> tuple[str, str] | None:
+        """Return why the pods have no host names and the remedy, None if they have host names."""
+        return None
+
+    @property
+    def container(self) -> str:
+        """Return the name of the training container of the first role, by the kind's rule."""
+        return self.container_of(self.roles[0].template) if self.roles else ""
+
+    def container_of(self, template: Object) -> str:
+        """Return the name of the training container of a pod template or a live pod."""
+        return main_container(template)
+
+    @property
+    def status(self) -> Object:
+        status = self.item.get("status")
+        return status if isinstance(status, dict) else {}
+
+    @property
+    def state(self) -> str:
+        """Return the state by the conditions: Succeeded, Failed, Suspended, Restarting, Running, Created or,
+        before a controller has seen the job, New.
+        """
+        for kind, state in self.states:
+            if self.condition(kind):
+                return state
+        return self._active()
+
+    def condition(self, kind: str) -> Object | None:
+        """Return the condition of a type if its status is True."""
+        found = self.status.get("conditions")
+        for one in found if isinstance(found, list) else []:
+            if isinstance(one, dict) and one.get("type") == kind and one.get("status") == "True":
+                return one
+        return None
+
+    @property
+    def suspended(self) -> bool:
+        """Return whether the job asks not to run now."""
+        value: Any = self.item
+        for key in self.suspend_path:
+            value = value.get(key) if isinstance(value, dict) else None
+        return bool(self.suspend_path) and value is True
+
+    def suspend_patch(self, value: bool) -> Object | None:
+        """Return the JSON merge patch that suspends or resumes the job, None if the kind cannot."""
+        patch: Any = value
+        for key in reversed(self.suspend_path):
+            patch = {key: patch}
+        return patch if self.suspend_path else None
+
+    @property
+    def queue(self) -> str:
+        """Return the queue that the job names (Kueue's label), else an empty text."""
+        labels = self.item["metadata"].get("labels")
+        return str(labels.get(QUEUE_LABEL) or "") if isinstance(labels, dict) else ""
+
+    @property
+    def waits_for_queue(self) -> bool:
+        """Return whether the job is suspended and names a queue that will start it."""
+        return self.suspended and bool(self.queue)
+
+    @property
+    @abstractmethod
+    def retries(self) -> RetryLimit:
+        """Return how often the job starts again before it fails."""
+
+    @abstractmethod
+    def role_of(self, pod: Object) -> str:
+        """Return the role of a live pod, in lower case, or an empty text if its labels do not say it."""
+
+    @abstractmethod
+    def index_of(self, pod: Object) -> int:
+        """Return the number of a live pod in its role; 0 if its labels do not say it."""
+
+    def is_rank_zero(self, pod: Object) -> bool | None:
+        """Return whether a live pod is node rank 0.
+
+        True if the controller assigns that rank to it. None if it is the first pod, and the rendezvous or the
+        command decides.
+        """
+        return None if self._is_first(pod) else False
+
+    def _is_first(self, pod: Object) -> bool:
+        first = self.roles[0].name.lower() if self.roles else ""
+        return self.index_of(pod) == 0 and self.role_of(pod) in ("", first)
+
+    @abstractmethod
+    def _roles(self) -> list[Role]:
+        """Return the roles of a job of the right shape."""
+
+    @abstractmethod
+    def _pods(self) -> list[Pod]:
+        """Return the pods of a job of the right shape."""
+
+    def _refused(self) -> list[str]:
+        return [f"{fault.path}: must be {fault.wanted}" for fault in self.misshapen]
+
+    def _active(self) -> str:
+        """Return the state of a job without a condition that says it."""
+        return CREATED if self.status else NEW
+
+
+def label(pod: Object, *names: str) -> str:
+    """Return the first of several labels, or else annotations, that a live pod has, or an empty text."""
+    metadata = pod.get("metadata") or {}
+    for places in ("labels", "annotations"):
+        values = metadata.get(places) or {}
+        for name in names:
+            if isinstance(values, dict) and isinstance(values.get(name), str) and values[name]:
+                return str(values[name])
+    return ""
+
+
+def number(text: str) -> int:
+    """Return a short text of digits as a number, else 0."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 6 else 0
