@@ -24,6 +24,7 @@ SETUP  = $(PYTHON) -IS tools/bootstrap.py
 QUIET  = $(if $(filter $@,$(MAKECMDGOALS)),,--quiet)
 PYTEST = .venv/bin/python -m pytest
 COMPILE = .venv/bin/uv pip compile --quiet --cache-dir .cache/uv --universal --python-version 3.11 --generate-hashes --no-header
+TRAIN  = pyproject.toml --extra train
 
 # A prompt may contain any character, so it is passed in the environment and not through the shell's quoting.
 export PROMPT
@@ -173,11 +174,11 @@ docs-serve: setup-dev ## Serve the documentation on this machine and rebuild it 
 ci: ## Run what continuous integration runs: set-up, lint, types and tests in a clean environment
 	@exec bash .ci/run
 
-lock: setup-dev ## Pin what changed in requirements.in, requirements-dev.in and tests/audit (ARGS=--upgrade: pin the newest of everything)
-	@$(COMPILE) --output-file requirements-dev.lock requirements.in requirements-dev.in $(ARGS) && cp requirements-dev.lock requirements.lock && $(COMPILE) --output-file requirements.lock requirements.in && $(COMPILE) --output-file tests/audit/requirements.lock tests/audit/requirements.in $(ARGS)
+lock: setup-dev ## Pin what changed in pyproject.toml and tests/audit (ARGS=--upgrade: pin the newest of everything)
+	@$(COMPILE) --output-file requirements-dev.lock $(TRAIN) --extra image --group dev $(ARGS) && cp requirements-dev.lock requirements.lock && $(COMPILE) --output-file requirements.lock $(TRAIN) --extra image --group checkout && $(COMPILE) --output-file tests/audit/requirements.lock tests/audit/requirements.in $(ARGS)
 
-lock-neuron: setup-dev ## Pin the environment of test-neuron after a change of requirements.in
-	@$(COMPILE) --override tests/neuron/requirements.in --output-file tests/neuron/requirements.lock requirements.in tests/neuron/requirements.in $(ARGS) && $(COMPILE) --output-file tests/neuron/torchx.lock requirements-torchx.in $(ARGS)
+lock-neuron: setup-dev ## Pin the environments of test-neuron after a change of pyproject.toml
+	@$(COMPILE) --override tests/neuron/requirements.in --output-file tests/neuron/requirements.lock $(TRAIN) tests/neuron/requirements.in $(ARGS) && $(COMPILE) --output-file tests/neuron/torchx.lock pyproject.toml --extra torchx $(ARGS)
 
 clean: ## Remove caches; .venv, data and runs stay
 	@chmod -R u+w .cache 2>/dev/null; rm -rf .cache build *.egg-info && find . -path ./.venv -prune -o -path ./local -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

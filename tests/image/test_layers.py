@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from images import layers
 from tools.core import repo
@@ -53,12 +54,10 @@ def test_every_direct_requirement_is_there_on_every_python(split: Path, python: 
     values |= {"platform_system": "Linux", "platform_machine": "x86_64"}
     names = [one.name for one in _requirements(split) if one.marker is None or one.marker.evaluate(values)]
     assert len(names) == len(set(names))
-    lines = (repo.root() / "requirements.in").read_text().splitlines()
-    wanted = {
-        Requirement(line.split("#")[0]).name.replace("_", "-").replace(".", "-")
-        for line in lines
-        if line[0] != "#"
-    }
+    project = tomllib.loads((repo.root() / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    named = [*project["dependencies"], *extras["train"], *extras["image"]]
+    wanted = {canonicalize_name(Requirement(text).name) for text in named}
     assert wanted > layers.NOT_IN_IMAGES
     assert wanted - layers.NOT_IN_IMAGES <= set(names)
     assert not layers.NOT_IN_IMAGES & set(names)

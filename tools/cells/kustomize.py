@@ -1,6 +1,6 @@
-"""Find a program that renders Kustomize directories, or install one in the checkout.
+"""Find a program that renders Kustomize directories, or install one in the cache.
 
-In this order: kustomize on PATH, kubectl on PATH (it contains a kustomize), the pinned one in `.cache/bin`.
+In this order: kustomize on PATH, kubectl on PATH (it contains a kustomize), the pinned one in the cache.
 Without them, the pinned version is built with `go install`, or downloaded and checked by its digest.
 """
 
@@ -21,7 +21,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.core import go_build, output
+from tools.core import go_build, output, repo
 from tools.core.command_line import TooLarge, captured
 from tools.core.errors import UserError
 from tools.core.go_build import Progress, Unusable
@@ -97,7 +97,7 @@ def find(root: Path) -> Renderer | None:
 
 
 def ensure(root: Path, progress: Progress) -> Renderer:
-    """Return a renderer; if the machine has none, install one in `root/.cache/bin`.
+    """Return a renderer; if the machine has none, install one in the cache.
 
     `progress` receives one line at a time. Raises UserError with what was tried and what to install.
     """
@@ -107,7 +107,7 @@ def ensure(root: Path, progress: Progress) -> Renderer:
         return found
     for install in (go_install, download):
         try:
-            return _probe(install(root, progress), "installed in the checkout")
+            return _probe(install(root, progress), "installed by yard")
         except Unusable as reason:
             reasons.append(str(reason))
     raise UserError(
@@ -119,7 +119,7 @@ def ensure(root: Path, progress: Progress) -> Renderer:
 
 def place(root: Path, version: str = VERSION) -> Path:
     """Return the path of an installed version."""
-    return root / ".cache" / "bin" / f"kustomize-{version}"
+    return repo.cache(root) / "bin" / f"kustomize-{version}"
 
 
 def go_install(root: Path, progress: Progress, version: str = VERSION) -> Path:

@@ -11,7 +11,7 @@ import click
 
 from tools import __version__
 from tools.cli._lazy_group import LazyGroup
-from tools.core import output
+from tools.core import output, repo
 from tools.core.errors import UserError
 
 COMMANDS = Path(__file__).resolve().parent
@@ -70,6 +70,9 @@ def invoke(arguments: list[str] | None = None) -> int:
     except (MemoryError, RecursionError):
         output.error("the input needs more memory or has more parts in each other than this program can hold")
         return 2
+    except ModuleNotFoundError as problem:
+        output.error(f"this needs {problem.name}, which is not installed", repo.how_to_install("train"))
+        return 3
     except BrokenPipeError:
         os.dup2(
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tools.core import repo
+
 PROGRESS_SECONDS = 2
 # A machine's settings for private modules must not switch off the comparison with the checksum database.
 # "none" matches no module; an empty value would mean that of `go env -w`.
@@ -27,15 +29,15 @@ class Unusable(Exception):
 
 @contextmanager
 def workshop(root: Path) -> Iterator[dict[str, str]]:
-    """Yield an environment in which go writes to `root/.cache` only. Its files are removed afterwards.
+    """Yield an environment in which go writes to the cache of `root` only. Its files are removed afterwards.
 
     Raises Unusable if the machine has no go.
     """
     if shutil.which("go") is None:
         raise Unusable("no go on PATH")
     try:
-        (root / ".cache").mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix="go-", dir=root / ".cache"))
+        repo.cache(root).mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix="go-", dir=repo.cache(root)))
     except OSError as problem:
         raise Unusable(f"go: {problem}") from problem
     directories = {"GOPATH": "path", "GOMODCACHE": "modules", "GOCACHE": "build", "GOBIN": "bin"}

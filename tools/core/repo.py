@@ -1,9 +1,10 @@
-"""The checkout: its directory, its paths in messages, and the nearest name to a misspelt one."""
+"""Where this program's files are, its paths in messages, and the nearest name to a misspelt one."""
 
 from __future__ import annotations
 
 import difflib
 import itertools
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,13 +12,36 @@ COMPARED, LONGEST = 300, 256  # names, and characters of one: the comparison is 
 
 
 def root() -> Path:
-    """Return the checkout that this package was loaded from."""
+    """Return the directory that holds base/, overlays/ and tools/: a checkout, or the installed package."""
     return Path(__file__).resolve().parents[2]
+
+
+def is_checkout() -> bool:
+    """Return whether this program runs from a checkout. An installed package is not written to."""
+    return (root() / "pyproject.toml").is_file()
+
+
+def project() -> Path:
+    """Return the directory of the user's own files: the checkout, else the working directory."""
+    return root() if is_checkout() else Path.cwd()
 
 
 def local() -> Path:
     """Return the directory that takes the place of the claim `trainyard` on this machine."""
-    return root() / "local"
+    return project() / "local"
+
+
+def cache(of: Path | None = None) -> Path:
+    """Return the directory for what can be built again, of the program in `of` (default: this one)."""
+    if of not in (None, root()) or is_checkout():
+        return (of or root()) / ".cache"
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "trainyard"
+
+
+def how_to_install(extra: str) -> str:
+    """Return the command that installs an extra of this program: `train` or `image`."""
+    return "make setup" if is_checkout() else f"uv tool install 'trainyard[{extra}]'"
 
 
 def nearest(text: str, names: Iterable[str], cutoff: float = 0.5) -> str | None:

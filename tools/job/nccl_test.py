@@ -81,8 +81,8 @@ def instances(job: Object) -> list[str]:
 def manifests(cell: str) -> Manifests:
     """Return a cell with base/services/nccl-test above it; messages up to the largest published size."""
     path = locate.cell_path(cell)
-    cache = repo.root() / ".cache"
-    cache.mkdir(exist_ok=True)
+    cache = repo.cache()
+    cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="nccl-test-", dir=cache) as directory:
         above = {
             "resources": [os.path.relpath(path, directory)],

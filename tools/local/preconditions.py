@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib.util
 import os
 import shutil
 import socket
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tools.cells import locate
-from tools.core import processes
+from tools.core import processes, repo
 from tools.core.errors import UserError
 from tools.local import report
 from tools.simulator.local_pod import ADDRESS, LocalPod
@@ -30,6 +31,12 @@ LISTENING = "0A"  # TCP_LISTEN in /proc/net/tcp
 PORTS_TO_TRY = 100
 ELSEWHERE = "set XDG_RUNTIME_DIR to a directory of your own"
 OTHER_RUN = "run:"  # before a run's name in model.weights
+
+
+def check_torch() -> None:
+    """Raise UserError when torch is not installed: yard alone does not train."""
+    if importlib.util.find_spec("torch") is None:
+        raise UserError("training needs torch, which is not installed", repo.how_to_install("train"), 3)
 
 
 def check_disk(directory: Path, parameters: int) -> None:

