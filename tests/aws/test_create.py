@@ -68,7 +68,7 @@ def test_a_failed_run_is_continued(
     again = yard("create", "cpu-demo")
     assert called(tmp_path) == ["cluster", "nodegroup", "accessentry", "addon"]
     assert sorted(eks.list_nodegroups(clusterName="cpu-demo")["nodegroups"]) == ["cpu", "system"]
-    assert again.code == 2, "the exit code of that command"
+    assert again.code == 3, "the exit code of that command"
     assert "yard cluster identity failed: eks:" in again.err, "its error without the hint"
 
 

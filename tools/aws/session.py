@@ -7,20 +7,27 @@ that `yard --help` stays fast.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
+from tools.aws.answers import Unreadable, strict, watch
 from tools.aws.retry_budget import RetryBudget
 from tools.core.errors import UserError
+from tools.core.output import short
 from tools.core.repo import nearest
 
 CANNOT_TELL = 3
 # Between five attempts, botocore's standard mode waits at most about 15 s together.
 ATTEMPTS, CONNECT_SECONDS, READ_SECONDS = 5, 5, 15
 POLL_SECONDS = 5
+MOST_PAGES = 1000  # of one listing
+LONGEST = 400  # characters of a message of AWS
 
 EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"}
 # A wrong clock. Signature Version 4 allows a difference of five minutes, some services fifteen.
@@ -50,6 +57,7 @@ ACTION = re.compile(
     r"not authorized to perform:?\s+(?P<action>[\w-]+:\w+)"
     r"(?:\s+on resource:?\s+(?P<resource>(?:(?:role|policy|user|group)\s+)?\S+))?"
 )
+ADDRESS = re.compile(r"\bhttps?://[^\s\"']{1,2048}")
 VARIANTS = ("AWS_USE_FIPS_ENDPOINT", "AWS_USE_DUALSTACK_ENDPOINT")
 # Services whose prefix in IAM actions differs from boto3's name.
 PREFIXES = {"service-quotas": "servicequotas", "resourcegroupstaggingapi": "tag"}
@@ -58,7 +66,8 @@ PREFIXES = {"service-quotas": "servicequotas", "resourcegroupstaggingapi": "tag"
 class AwsError(UserError):
     """A request that AWS refused or did not answer.
 
-    `kind` is credentials, expired, clock, denied, throttled, region, endpoint, missing, refused or usage.
+    `kind` is credentials, expired, clock, denied, throttled, region, endpoint, unreadable, missing, refused
+    or usage.
     """
 
     def __init__(self, kind: str, message: str, hint: str | None, aws_code: str = "") -> None:
@@ -124,15 +133,17 @@ class Session:
             except (BotoCoreError, ValueError, OSError, EOFError) as problem:
                 raise self._error(problem, service, "") from None
             self._budget.watch(client)
+            watch(client)
             self._clients[service] = client
         return self._clients[service]
 
     def call(self, service: str, operation: str, **parameters: Any) -> dict[str, Any]:
         """Return the answer of `operation`, such as `describe_cluster`. Raises AwsError."""
         client = self.client(service)
-        with self._asking(service, client.meta.method_to_api_mapping[operation]):
-            answer: dict[str, Any] = getattr(client, operation)(**parameters)
-        return answer
+        asked = client.meta.method_to_api_mapping[operation]
+        with self._asking(service, asked):
+            answer = getattr(client, operation)(**parameters)
+        return self._strict(answer, service, asked)
 
     def find(self, service: str, operation: str, **parameters: Any) -> dict[str, Any] | None:
         """Return the answer of `operation`, or None where the resource does not exist. Raises AwsError."""
@@ -151,12 +162,14 @@ class Session:
             return
         asked = client.meta.method_to_api_mapping[operation]
         pages = iter(client.get_paginator(operation).paginate(**parameters))
-        while True:
+        for number in itertools.count():
+            if number == MOST_PAGES:
+                raise self._unreadable(service, asked, f"the listing has more than {MOST_PAGES:,} pages")
             with self._asking(service, asked):
                 page = next(pages, None)
             if page is None:
                 return
-            yield from page.get(key) or []
+            yield from self._strict(page, service, asked).get(key) or []
 
     def ec2(self, key: str, filters: Mapping[str, list[str]]) -> Iterator[dict[str, Any]]:
         """Yield EC2's resources under `key`, such as `Subnets`, that match filters. Raises AwsError."""
@@ -178,6 +191,11 @@ class Session:
                 return False
         return True
 
+    def _strict(self, answer: dict[str, Any], service: str, operation: str) -> dict[str, Any]:
+        """Return an answer that raises AwsError for a key that it lacks."""
+        found: dict[str, Any] = strict(answer, functools.partial(self._unreadable, service, operation))
+        return found
+
     def identity(self) -> dict[str, str]:
         """Return account, ARN and user id of the caller. Raises AwsError."""
         answer = self.call("sts", "get_caller_identity")
@@ -186,33 +204,51 @@ class Session:
     @contextmanager
     def _asking(self, service: str, operation: str) -> Iterator[None]:
         """Report long waits, and convert the errors of botocore to AwsError."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
         if service in self._unreachable:
             raise self._unreachable[service]
         try:
             with self._budget.during(f"{_action(service, operation)} in {self._region}"):
                 yield
-        except (BotoCoreError, ClientError, OSError, EOFError) as problem:
-            error = self._error(problem, service, operation)
+        except Exception as problem:  # noqa: BLE001 botocore's parsers raise any kind for a foreign answer
+            error = problem if isinstance(problem, AwsError) else self._error(problem, service, operation)
             if error.kind == "endpoint" and not error.aws_code:
                 self._unreachable[service] = error
-            error.hides_all |= error.kind in ("endpoint", "throttled") and not self._answered
+            unanswered = error.kind in ("endpoint", "throttled", "unreadable")
+            error.hides_all |= unanswered and not self._answered
             self._answered |= error.kind in ("denied", "missing", "refused")
             raise error from None
         self._answered = True
 
     def _error(self, problem: Exception, service: str, operation: str) -> AwsError:
-        from botocore.exceptions import ClientError
+        from botocore.exceptions import BotoCoreError, ClientError, PaginationError
 
         action = _action(service, operation)
         if isinstance(problem, ClientError):
-            return self._refusal(problem.response, action)
-        return self._unreached(problem, action)
+            found = self._refusal(problem.response, action)
+            if found.kind != "refused" or found.aws_code.strip("0123456789"):
+                return found
+            said = problem.response.get("Error", {}).get("Message", "")
+            return self._unreadable(service, operation, f"HTTP status {found.aws_code}: {said}")
+        if isinstance(problem, Unreadable | PaginationError):
+            return self._unreadable(service, operation, str(problem))
+        if isinstance(problem, BotoCoreError | OSError | EOFError):
+            return self._unreached(problem, service, operation)
+        if not operation and isinstance(problem, ValueError):
+            return AwsError("usage", f"{action}: {problem}", "AWS_ENDPOINT_URL=http://HOST:PORT")
+        said = f"{type(problem).__name__}: {short(problem)}"
+        return self._unreadable(service, operation, f"it has another form than AWS's answers ({said})")
+
+    def _unreadable(self, service: str, operation: str, reason: str) -> AwsError:
+        """Return the error for an answer that is not one of AWS."""
+        known = self._clients.get(service)
+        host = _host(known.meta.endpoint_url) if known else "AWS"
+        message = f"{_action(service, operation)} in {self._region}: the answer of {host} cannot be read"
+        hint = "did a proxy answer? check AWS_ENDPOINT_URL, HTTPS_PROXY and the network"
+        return AwsError("unreadable", f"{message}: {short(reason, LONGEST)}", hint)
 
     def _refusal(self, response: dict[str, Any], action: str) -> AwsError:
         code = str(response.get("Error", {}).get("Code", ""))
-        text = str(response.get("Error", {}).get("Message", "")).strip() or code
+        text = short(response.get("Error", {}).get("Message") or code, LONGEST)
         status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) or 0)
         where = f"{action} in {self._region}"
         if code in SKEWED or SKEW.search(text):
@@ -253,9 +289,10 @@ class Session:
         hint = f"ask for a policy that allows {named}{on}"
         return AwsError("denied", f"missing permission: {named}{on} in {self._region}{cause}", hint, code)
 
-    def _unreached(self, problem: Exception, action: str) -> AwsError:
+    def _unreached(self, problem: Exception, service: str, operation: str) -> AwsError:
         from botocore import exceptions
 
+        action = _action(service, operation)
         name = type(problem).__name__
         if isinstance(problem, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
             hint = "use aws sso login, aws configure or AWS_PROFILE; in a pod: Pod Identity"
@@ -272,8 +309,6 @@ class Session:
             return AwsError("credentials", message, "check credential_process in ~/.aws/config")
         if isinstance(problem, _configuration_errors()):
             return AwsError("credentials", f"AWS configuration: {problem}", "aws configure list")
-        if isinstance(problem, ValueError) and "endpoint" in str(problem):
-            return AwsError("usage", f"{action}: {problem}", "AWS_ENDPOINT_URL=http://HOST:PORT")
         if isinstance(problem, exceptions.CredentialRetrievalError | exceptions.MetadataRetrievalError):
             message = f"no AWS credentials from their source ({action}): {problem}"
             return AwsError("credentials", message, self._login())
@@ -284,10 +319,12 @@ class Session:
             asked = [one for one in VARIANTS if os.environ.get(one, "").lower() == "true"]
             if asked and not isinstance(problem, exceptions.ProxyConnectionError):
                 hint = f"{asked[0]} is set: does this service have such an endpoint in {self._region}?"
-            detail = str(problem).partition(": (")[0]
+            detail = ADDRESS.sub(lambda found: _host(found[0]), str(problem).partition(": (")[0])
             message = f"AWS cannot be reached for {action} in {self._region}: {detail}"
             return AwsError("endpoint", message, hint)
-        return AwsError("refused", f"{action}: {problem}", None)
+        if isinstance(problem, exceptions.ParamValidationError):
+            return AwsError("refused", f"{action}: {problem}", None)
+        return self._unreadable(service, operation, f"{name}: {problem}")
 
     def _is_unknown_region(self) -> bool:
         """Return whether botocore does not list the region. It may also be newer than botocore."""
@@ -325,6 +362,11 @@ def _configuration_errors() -> tuple[type[Exception], ...]:
         exceptions.ConfigNotFound,
         exceptions.ProfileNotFound,
     )
+
+
+def _host(address: str) -> str:
+    """Return the host and port of an address, without user, path and query."""
+    return urlsplit(address).netloc.rpartition("@")[2]
 
 
 def _action(service: str, operation: str) -> str:

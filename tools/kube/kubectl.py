@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from tools.core.errors import UserError
 
 SECONDS = 60  # limit of a single command
 LONGEST = 1 << 16  # characters of a line
+PAGE = re.compile(r"(?i)<(?:!doctype html|html|head)\b")
+PROXY = "did a proxy answer? check the address in the kubeconfig, HTTPS_PROXY and NO_PROXY"
 # The options that yard passes.
 OPTIONS = frozenset({
     "--address", "--all-namespaces", "--attach", "--container", "--dry-run", "--field-manager",
@@ -130,18 +133,24 @@ class Kubectl:
             raise failure(arguments[0], done.stderr)
         return done.stdout
 
-    def json(self, *arguments: str, names: Sequence[str] = (), stdin: str | None = None) -> Any:
-        """Return the JSON that kubectl prints. Raises UserError if it fails."""
+    def json(self, *arguments: str, names: Sequence[str] = (), stdin: str | None = None) -> dict[str, Any]:
+        """Return the object that kubectl prints as JSON. Raises UserError if it fails or prints no object."""
         text = self.text(*arguments, "--output=json", names=names, stdin=stdin)
-        try:
-            return json.loads(text) if text.strip() else None
-        except (ValueError, RecursionError):
-            raise UserError(f"kubectl {arguments[0]}: the answer is not JSON", code=CANNOT_SEE) from None
+        found = _object(arguments[0], text)
+        if arguments[0] != "config" and not _is_named(found):
+            raise _foreign(arguments[0])
+        return found
 
     def items(self, *arguments: str, names: Sequence[str] = ()) -> list[dict[str, Any]]:
         """Return the objects of a `get` as a list, also if it is a single one."""
-        answer = self.json("get", *arguments, names=names) or {}
-        return list(answer["items"]) if "items" in answer else [answer] if answer else []
+        text = self.text("get", *arguments, "--output=json", names=names)
+        if not text.strip():
+            return []
+        answer = _object("get", text)
+        found = answer.get("items", [answer])
+        if not isinstance(found, list) or not all(map(_is_named, found)):
+            raise _foreign("get")
+        return found
 
     def lines(self, *arguments: str, names: Sequence[str] = ()) -> Iterator[str]:
         """Return kubectl's output line by line. Ends kubectl when the caller stops reading.
@@ -172,6 +181,31 @@ def _lines(words: list[str]) -> Iterator[str]:
             process.kill()
 
 
+def _object(what: str, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise _foreign(what, text) from None
+    if not isinstance(found, dict):
+        raise _foreign(what)
+    return found
+
+
+def _is_named(item: Any) -> bool:
+    """Return whether an item of a list is an object of Kubernetes, with a name."""
+    return (
+        isinstance(item, dict)
+        and all(isinstance(item.get(part, {}), dict) for part in ("metadata", "spec", "status"))
+        and isinstance(item.get("metadata", {}).get("name"), str)
+    )
+
+
+def _foreign(what: str, text: str = "") -> UserError:
+    """Return the error for an answer that is not one of the Kubernetes API."""
+    found = "an HTML page" if PAGE.search(text) else "not an object of Kubernetes in JSON"
+    return UserError(f"kubectl {what}: the answer is {found}", PROXY, CANNOT_SEE)
+
+
 def missing() -> UserError:
     hint = "install kubectl 1.31 or newer (https://kubernetes.io/docs/tasks/tools/)"
     return UserError("no kubectl on PATH", hint)
@@ -182,6 +216,8 @@ def failure(what: str, stderr: str) -> UserError:
 
     The exit code is 3 if the cluster is not reachable or refuses to answer: the state is then unknown.
     """
+    if PAGE.search(stderr):
+        return _foreign(what, stderr)
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     message = (lines or [f"kubectl {what} failed without a message"])[-1].removeprefix("error: ")
     hint = next((hint for part, hint in HINTS.items() if part in stderr), None)
