@@ -3,18 +3,8 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
-
-def moment(text: Any) -> datetime | None:
-    """Return an RFC 3339 timestamp in UTC, or None if it is missing or invalid."""
-    if not text:
-        return None
-    try:
-        time = datetime.fromisoformat(str(text).replace("Z", "+00:00"))
-        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
+from training.run.timestamps import moment as moment
 
 
 def epoch(seconds: float) -> datetime:

@@ -9,14 +9,12 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from tools.job.metrics import trainer_logs
-from tools.job.metrics.trainer_logs import ParsedLine
 from tools.job.snapshot.log_lines import Line
-
-RESTART = 10.0  # seconds; two ranks write about the same step within this time
+from training.run import trainer_logs
+from training.run.trainer_logs import RESTART
 
 
 @dataclass(frozen=True)
@@ -67,74 +65,13 @@ def from_log(lines: Iterable[Line]) -> list[Record]:
 
     Lines of several ranks about one step become one record, and so do several lines of one rank.
     """
-    found: list[Record] = []
-    bars = _Bars()
+    found = []
+    steps = trainer_logs.Steps()
     time: float | None = None
-    owner = ""
     for line in lines:
         time = line.time.timestamp() if line.time else time
-        parsed = trainer_logs.read(line.text)
-        if parsed is None:
-            continue
-        step = bars.step(parsed)
-        if parsed.values is None:
-            continue
-        record = Record(**{**step, **parsed.values, **({"time": time} if time is not None else {})})
-        writer = line.pod + parsed.writer
-        if found and _same_step(found[-1], record, writer == owner):
-            found[-1] = _together(found[-1], record, writer == owner)
-            continue
-        found.append(record)
-        owner = writer
-    return found
-
-
-class _Bars:
-    """Reads the step of transformers.Trainer from its progress bar, because its dicts do not contain it.
-
-    The bars of datasets and shards start with a name. The bar of an evaluation has another length. A bar that
-    has not moved since the last dict does not belong to this dict.
-    """
-
-    def __init__(self) -> None:
-        self._now: tuple[int, int] | None = None
-        self._used: tuple[int, int] | None = None
-        self._total: int | None = None
-
-    def step(self, parsed: ParsedLine) -> dict[str, int]:
-        """Return the step of a line that has values but no step; empty if no bar shows it."""
-        self._total = parsed.total or self._total
-        if parsed.bar and (self._total is None or parsed.bar[1] == self._total):
-            self._now = parsed.bar
-        if parsed.values is None or self._now is None:
-            return {}
-        if "step" in parsed.values:
-            if abs(parsed.values["step"] - self._now[0]) <= 1:  # DeepSpeed's own line is ahead of the bar
-                self._now = (parsed.values["step"], self._now[1])
-            return {}
-        if self._now == self._used:
-            return {}
-        self._used, self._total = self._now, self._now[1]
-        return {"step": self._now[0], "steps": self._now[1]}
-
-
-def _same_step(last: Record, record: Record, same_writer: bool) -> bool:
-    """Return whether a record is about the last record's step, or another rank's about an earlier step."""
-    if record.step is None or last.step is None:
-        return record.epoch is not None and replace(record, time=None) == replace(last, time=None)
-    if last.time is not None and record.time is not None and abs(record.time - last.time) > RESTART:
-        return False
-    if last.epoch is not None and record.epoch is not None and last.epoch != record.epoch:
-        return False
-    return record.step == last.step or (not same_writer and record.step < last.step)
-
-
-def _together(last: Record, record: Record, same_writer: bool) -> Record:
-    """Merge two records of a step: a rank's later line replaces its own values and adds to another rank's."""
-    if record.step != last.step:
-        return last
-    first, second = (record, last) if same_writer else (last, record)
-    return replace(second, **{name: value for name, value in vars(first).items() if value not in (None, ())})
+        found.append(steps.take(line.text, time, line.pod))
+    return [Record(**values) for values in [*found, steps.last] if values]
 
 
 def progress(records: list[Record]) -> Record | None:

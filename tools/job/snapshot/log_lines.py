@@ -9,22 +9,24 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from tools.core.timestamps import moment
+from training.run.trainer_logs import LONGEST
 
 # The prefix of `kubectl logs --timestamps`.
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)) ?(.*)$", re.DOTALL)
 # The rank that wrote a line: torchrun --tee (`[default3]:`), torch (`[rank3]:`), TorchX (`[3]:`), ours.
 _RANK = re.compile(r"^\s*\[(?:rank|default|trainer|\w+-)?(\d+)\]:|^\s*rank (\d+): ")
-LONGEST, LONGEST_JSON = 4096, 1 << 16  # characters of a line that are kept
+LONGEST_JSON = 1 << 16  # characters that are kept of a line of JSON; of others LONGEST
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a log. `pod` is empty for a line of a file."""
+    """One line of a log. `pod` is empty for a line of a file. `number` is its place in the log, from 1."""
 
     text: str
     time: datetime | None = None
     pod: str = ""
+    number: int = 0
 
     @property
     def rank(self) -> int | None:
@@ -35,16 +37,17 @@ class Line:
 
 def read(text: str, pod: str = "") -> list[Line]:
     """Return the lines of a log; kubectl's timestamp becomes the line's time."""
-    return [line_of(line, pod) for line in text.splitlines()]
+    rows = enumerate(text.removesuffix("\n").split("\n"), 1) if text else []
+    return [line_of(line, pod, number) for number, row in rows for line in row.splitlines() or [""]]
 
 
-def line_of(text: str, pod: str = "") -> Line:
+def line_of(text: str, pod: str = "", number: int = 0) -> Line:
     """Return one line without colours, and without text that a progress bar has overwritten."""
     found = _STAMP.match(text)
     words = found[2] if found else text
     shown = _COLOUR.sub("", words.rstrip("\r\n").rpartition("\r")[2] or words.strip("\r\n"))
     kept = cut(shown, LONGEST_JSON if shown.startswith("{") else LONGEST)
-    return Line(kept, moment(found[1]) if found else None, pod)
+    return Line(kept, moment(found[1]) if found else None, pod, number)
 
 
 def cut(text: str, longest: int = LONGEST) -> str:

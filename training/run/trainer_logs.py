@@ -1,4 +1,4 @@
-"""Reads one line of a trainer's log; the values are named as in series.Record.
+"""Reads a trainer's log: what one line says about a step, and one record for each step.
 
 Most trainers print a step and then names with numbers, so tables of names and one reader are enough for:
 trainyard, FSDP of awsome-distributed-training (`Batch 979 Loss: 5.6, Speed: 0.43 samples/sec, lr: ...`),
@@ -7,7 +7,11 @@ format of their own: aws-neuron-samples (epoch and step in brackets), transforme
 step in the progress bar only), PyTorch's MNIST example, and loggers that write JSON. Each format is taken
 from the trainer's source or from a published log.
 
-A line that does not contain a step gives no step. Evaluations are not steps.
+A line that does not contain a step gives no step. Evaluations are not steps. A record has the values `step`,
+`steps` (of the whole run), `time` (seconds since 1970), `loss`, `lr`, `grad_norm`, `tokens_per_s`,
+`samples_per_s`, `mfu` (between 0 and 1), `step_s`, `data_wait_s`, `rank_step_s`, `memory_gib`, `epoch`.
+
+The tools read pods' logs with it. The agent reads the output of a script with it, with Python 3.8 or newer.
 """
 
 from __future__ import annotations
@@ -16,15 +20,30 @@ import ast
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
+from datetime import datetime, timezone
+from typing import Any, Dict
 
-from tools.core.timestamps import moment
-from tools.job.snapshot.log_lines import LONGEST
+from training.run.timestamps import moment
 
-Values = dict[str, Any]
+LONGEST = 4096  # characters of a line that are searched; a line of JSON is read whole
+RESTART = 10.0  # seconds; two ranks write about the same step within this time
+Values = Dict[str, Any]
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern. Before Python 3.11 nothing is possessive, and a run of blanks has a bound instead.
+
+    The other possessive repetitions cannot match what follows them, so they mean the same without.
+    """
+    if sys.version_info < (3, 11):
+        pattern = pattern.replace(r"\s*+", r"\s{0,9}").replace(r"\s++", r"\s{1,9}")
+        pattern = pattern.replace("*+", "*").replace("++", "+")
+    return re.compile(pattern)
+
+
 # Not a number that ends after its point, as in the last line of a killed process.
 _NUMBER = (
     r"([-+]?(?:\d{1,3}(?:,\d{3}){1,6}(?:\.\d+)?|\d+(?:\.\d+)?(?:e[-+]?\d+)?|\.\d+|nan\b|inf(?:inity)?\b))"
@@ -46,7 +65,7 @@ class _Sign:
 
 
 def _named(hint: str, *names: str, unit: str = "") -> _Sign:
-    return _Sign(hint, re.compile(f"{_OWN}(?:{'|'.join(names or [hint])}){_IS}(?:tensor\\()?{_NUMBER}{unit}"))
+    return _Sign(hint, _compile(f"{_OWN}(?:{'|'.join(names or [hint])}){_IS}(?:tensor\\()?{_NUMBER}{unit}"))
 
 
 def _rate(hint: str, things: str) -> tuple[_Sign, _Sign]:
@@ -54,7 +73,7 @@ def _rate(hint: str, things: str) -> tuple[_Sign, _Sign]:
     second = r"(?:/s(?:ec(?:ond)?)?|[ _]?per[ _]?sec(?:ond)?)"
     named = rf"(?<![\w.-])(?:curr)?(?:{things}){second}\s*+[:=]\s*+{_NUMBER}"
     behind = rf"(?<![\w.]){_NUMBER}\s*+(?:{things}){second}(?![\w/]|\s*+[:=])"
-    return _Sign(hint, re.compile(named)), _Sign(hint, re.compile(behind))
+    return _Sign(hint, _compile(named)), _Sign(hint, _compile(behind))
 
 
 # The first name that occurs in the line counts: Lightning's `loss` is smoothed, its `reduced_train_loss` is
@@ -64,9 +83,7 @@ _LOSS = (
     _named("loss", "train(?:ing)?[_ ]loss", "lm[_ ]loss", "step_loss", "loss"),
 )
 _STEP = tuple(
-    _Sign(
-        hint, re.compile(rf"{_OWN}{name}\s*+[:=#]?\s*+\[?\s*+(\d+)(?:\.0+)?(?![\d.]|,\d)(?:\s*+/\s*+(\d+))?")
-    )
+    _Sign(hint, _compile(rf"{_OWN}{name}\s*+[:=#]?\s*+\[?\s*+(\d+)(?:\.0+)?(?![\d.]|,\d)(?:\s*+/\s*+(\d+))?"))
     for hint, name in (
         ("global", "global[_ ]step"),
         ("step", "step"),
@@ -74,7 +91,7 @@ _STEP = tuple(
         ("batch", "batch"),
     )
 )
-_EPOCH = _Sign("epoch", re.compile(rf"{_OWN}epoch{_IS}(\d+(?:\.\d+)?)"))
+_EPOCH = _Sign("epoch", _compile(rf"{_OWN}epoch{_IS}(\d+(?:\.\d+)?)"))
 _MORE: dict[str, tuple[_Sign, ...]] = {
     "lr": (_named("learning", "learning[_ ]rate"), _named("lr")),
     "grad_norm": (_named("norm", "grad(?:ient)?[_ -]?norm", "gnorm", "norm"),),
@@ -83,33 +100,33 @@ _MORE: dict[str, tuple[_Sign, ...]] = {
         *_rate("sample", "samples?"), *_rate("seq", "seqs?|sequences?"), *_rate("e", "examples?|images?")
     ),
     "step_s": (_named("train_step_timing in s"),),
-    "memory_gib": (_Sign("gib", re.compile(rf"(?<![\w.]){_NUMBER}\s*+gib")),),
+    "memory_gib": (_Sign("gib", _compile(rf"(?<![\w.]){_NUMBER}\s*+gib")),),
 }  # fmt: skip
 _MILLISECONDS = (
     _named("per iteration", r"elapsed time per iteration \(ms\)"),
     _named("ms", "time", "dt", unit=r"\s*+ms\b"),
 )
-_MFU = _Sign("mfu", re.compile(rf"{_OWN}mfu{_IS}{_NUMBER}\s*+(%?)"))
+_MFU = _Sign("mfu", _compile(rf"{_OWN}mfu{_IS}{_NUMBER}\s*+(%?)"))
 _THROUGHPUT = _named("throughput")  # Neuron's has no unit: it is sequences per second
-_NEURON = re.compile(r"step_loss|consumed_samples")
-_NO_TRAINING = re.compile(r"\b(?:eval\w*|valid\w*|val|test|dev)\b|[a-z](?:error|exception)\b")
-_DEEPSPEED = re.compile(r"\bstep=\d+, skipped=|samplespersec=")
-_NEURON_LINE = re.compile(r"LOG (\w{3} \w{3} +\d+ [\d:]{8} \d{4}) - \((\d+), (\d+)\) (step_loss : .*)")
-_DICT = re.compile(r"\{(?=[^{}]*'loss':)'[^{}]*+\}")
-_CALL = re.compile(r"\b(?:np\.|numpy\.|torch\.)?(?:tensor|float\d*|int\d*)\(\s*+([^(),]++)[^()]*+\)")
-_NO_NUMBER = re.compile(r"(?<=: )-?(?:nan|inf)\b")
+_NEURON = _compile(r"step_loss|consumed_samples")
+_NO_TRAINING = _compile(r"\b(?:eval\w*|valid\w*|val|test|dev)\b|[a-z](?:error|exception)\b")
+_DEEPSPEED = _compile(r"\bstep=\d+, skipped=|samplespersec=")
+_NEURON_LINE = _compile(r"LOG (\w{3} \w{3} +\d+ [\d:]{8} \d{4}) - \((\d+), (\d+)\) (step_loss : .*)")
+_DICT = _compile(r"\{(?=[^{}]*'loss':)'[^{}]*+\}")
+_CALL = _compile(r"\b(?:np\.|numpy\.|torch\.)?(?:tensor|float\d*|int\d*)\(\s*+([^(),]++)[^()]*+\)")
+_NO_NUMBER = _compile(r"(?<=: )-?(?:nan|inf)\b")
 # PyTorch's example, and Kubeflow's, which prints `loss=`.
-_MNIST = re.compile(rf"train epoch: (\d+) \[\s*+(\d+)/(\d++)[^\[\]]*+\]\s++loss{_IS}{_NUMBER}")
-_BAR = re.compile(r"(?<!\d)\d++%\|[^|]*+\|\s*+(\d+)/(\d+) \[")
-_TOTAL = re.compile(r"Total optimization steps = ([\d,]+)")
+_MNIST = _compile(rf"train epoch: (\d+) \[\s*+(\d+)/(\d++)[^\[\]]*+\]\s++loss{_IS}{_NUMBER}")
+_BAR = _compile(r"(?<!\d)\d++%\|[^|]*+\|\s*+(\d+)/(\d+) \[")
+_TOTAL = _compile(r"Total optimization steps = ([\d,]+)")
 # Lines without any of these are skipped.
-MAYBE = re.compile(r"[Ll]oss|LOSS|[Ss]tep|STEP|[Ii]ter|\d/\d+ \[")
+MAYBE = _compile(r"[Ll]oss|LOSS|[Ss]tep|STEP|[Ii]ter|\d/\d+ \[")
 _TIMES = (
-    (re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?"), "%Y-%m-%d"),
-    (re.compile(r"(\d\d/\d\d/\d{4}) (\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?"), "%m/%d/%Y"),
+    (_compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?"), "%Y-%m-%d"),
+    (_compile(r"(\d\d/\d\d/\d{4}) (\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?"), "%m/%d/%Y"),
 )
 # Prefixes of a line: kubectl --prefix, kubetail and stern, ours, srun --label, torchrun --tee, torch.
-_PREFIX = re.compile(
+_PREFIX = _compile(
     r"\s*(?:(\[pod/[^\]]+\]|\[[a-z0-9][a-z0-9.-]*\]|(?:worker|master)-\d+ \||\[(?:rank|default)?\d+\]:"
     r"|\d+:(?= )) ?"
     r"|\d{4}-\d\d-\d\dT[\d:.]+Z )"
@@ -296,15 +313,102 @@ def _time(text: str) -> float | None:
     for sign, form in _TIMES:
         if found := sign.search(text):
             try:
-                at = datetime.strptime(f"{found[1]} {found[2]}", f"{form} %H:%M:%S").replace(tzinfo=UTC)
+                at = datetime.strptime(f"{found[1]} {found[2]}", f"{form} %H:%M:%S").replace(
+                    tzinfo=timezone.utc
+                )
             except ValueError:
                 continue
-            return at.timestamp() + (float(f"0.{found[3]}") if found[3] else 0.0)
+            return _utc(at) + (float(f"0.{found[3]}") if found[3] else 0.0)
     return None
 
 
 def _asctime(text: str) -> float | None:
     try:
-        return datetime.strptime(text, "%a %b %d %H:%M:%S %Y").replace(tzinfo=UTC).timestamp()
+        return _utc(datetime.strptime(text, "%a %b %d %H:%M:%S %Y"))
     except ValueError:
         return None
+
+
+def _utc(at: datetime) -> float:
+    return at.replace(tzinfo=timezone.utc).timestamp()
+
+
+class Steps:
+    """Joins what the lines of a log say about a step: one record for each step, in the log's order.
+
+    Lines of several ranks about one step become one record, and so do several lines of one rank.
+    """
+
+    def __init__(self) -> None:
+        self._bars = _Bars()
+        self._last: Values = {}
+        self._owner = ""
+
+    def take(self, text: str, time: float | None = None, pod: str = "") -> Values | None:
+        """Read the next line; return the record that it ends, if it begins another one."""
+        parsed = read(text)
+        if parsed is None:
+            return None
+        step = self._bars.step(parsed)
+        if parsed.values is None:
+            return None
+        values = {**step, **parsed.values, **({} if time is None else {"time": time})}
+        values = {key: value for key, value in values.items() if value is not None}
+        writer = pod + parsed.writer
+        if self._last and _same_step(self._last, values, writer == self._owner):
+            self._last = _together(self._last, values, writer == self._owner)
+            return None
+        ended, self._last, self._owner = self._last, values, writer
+        return ended or None
+
+    @property
+    def last(self) -> Values:
+        """The newest record, which later lines may still complete; empty without one."""
+        return self._last
+
+
+class _Bars:
+    """Reads the step of transformers.Trainer from its progress bar, because its dicts do not contain it.
+
+    The bars of datasets and shards start with a name. The bar of an evaluation has another length. A bar that
+    has not moved since the last dict does not belong to this dict.
+    """
+
+    def __init__(self) -> None:
+        self._now: tuple[int, int] | None = None
+        self._used: tuple[int, int] | None = None
+        self._total: int | None = None
+
+    def step(self, parsed: ParsedLine) -> dict[str, int]:
+        """Return the step of a line that has values but no step; empty if no bar shows it."""
+        self._total = parsed.total or self._total
+        if parsed.bar and (self._total is None or parsed.bar[1] == self._total):
+            self._now = parsed.bar
+        if parsed.values is None or self._now is None:
+            return {}
+        if "step" in parsed.values:
+            if abs(parsed.values["step"] - self._now[0]) <= 1:  # DeepSpeed's own line is ahead of the bar
+                self._now = (parsed.values["step"], self._now[1])
+            return {}
+        if self._now == self._used:
+            return {}
+        self._used, self._total = self._now, self._now[1]
+        return {"step": self._now[0], "steps": self._now[1]}
+
+
+def _same_step(last: Values, values: Values, same_writer: bool) -> bool:
+    """Return whether values are about the last record's step, or another rank's about an earlier step."""
+    if "step" not in values or "step" not in last:
+        return "epoch" in values and {**values, "time": None} == {**last, "time": None}
+    if "time" in last and "time" in values and abs(values["time"] - last["time"]) > RESTART:
+        return False
+    if "epoch" in last and "epoch" in values and last["epoch"] != values["epoch"]:
+        return False
+    return bool(values["step"] == last["step"] or (not same_writer and values["step"] < last["step"]))
+
+
+def _together(last: Values, values: Values, same_writer: bool) -> Values:
+    """Merge two records of a step: a rank's later line replaces its own values and adds to another rank's."""
+    if values.get("step") != last.get("step"):
+        return last
+    return {**last, **values} if same_writer else {**values, **last}
