@@ -28,7 +28,7 @@ def command(name: str, as_json: bool) -> None:
     renderer = kustomize.ensure(repo.root(), output.note)
     text = platform.render(repo.root(), found, renderer)
     if as_json:
-        output.data(manifests.parse(text, name).objects)
+        output.data(manifests.parse(text, name).objects, raw=True)
         return
-    output.block(text)
+    output.block(text, raw=True)
     output.note(f"to apply it: yard platform {name} | kubectl apply --server-side -f -")

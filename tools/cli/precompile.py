@@ -29,7 +29,7 @@ HARDWARE = "trn1"
 @click.command(help=__doc__, short_help="print the job that compiles a trn1 cell's graphs")
 @click.argument("cell")
 def command(cell: str) -> None:
-    output.block(render(locate.cell_path(cell)))
+    output.block(render(locate.cell_path(cell)), raw=True)
 
 
 def render(cell: Path) -> str:

@@ -24,6 +24,6 @@ def command(cell: str, as_json: bool) -> None:
     path = locate.cell_path(cell)
     text = kustomize.ensure(repo.root(), output.note).build(path)
     if as_json:
-        output.data(list(YAML(typ="safe", pure=True).load_all(text)))
+        output.data(list(YAML(typ="safe", pure=True).load_all(text)), raw=True)
     else:
-        output.block(text)
+        output.block(text, raw=True)

@@ -54,7 +54,7 @@ def command(
     done = subprocess.run(
         argv, cwd=repo.root(), check=False, capture_output=True, text=True, errors="replace"
     )
-    output.block(done.stdout)  # a model may write any character
+    output.block(done.stdout, raw=True)  # what the model writes
     if done.returncode == 0:
         return
     lines = [line for line in done.stderr.splitlines() if line.strip()]

@@ -1,7 +1,8 @@
 """How `yard` prints: results on standard output, errors and progress on standard error.
 
 Nothing else in tools/ prints. The text of a log, a pod, a manifest or a file may hold characters that control
-a terminal, or that hide or reorder other text. They are shown, as \\x1b or \\u202e, and never sent.
+a terminal, or that hide or reorder other text. They are shown, as \\x1b or \\u202e, and never sent. Secrets
+are masked, except in data that the user asks for as it is (`raw`), such as a manifest.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from typing import Any
 
 import click
 
-from tools.core.secret_patterns import mask
+from tools.core.secret_patterns import mask, masked
 from tools.core.verdict import State, Verdict
 
 LINE = 90  # characters of a value in a message
+LONGEST_SECRET = 4096  # characters that are searched behind the end of a shortened text
 TAB = 8  # columns
 # All but the printable characters of ASCII and Latin-1, to be looked at one by one.
 _SPECIAL = re.compile(r"[^ -~\xa0-\xac\xae-\xff]")
@@ -38,49 +40,57 @@ def _shown(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-def line(text: str = "") -> None:
+def line(text: str = "", raw: bool = False) -> None:
     """Print one line of a result at once, also into a pipe."""
-    click.echo(visible(text.expandtabs(TAB)))
+    click.echo(_safe(text if raw else mask(text)))
 
 
 def note(text: str) -> None:
-    """Print one line of progress on standard error, with secrets masked."""
-    click.echo(visible(mask(text).expandtabs(TAB)), err=True)
+    """Print one line of progress on standard error."""
+    click.echo(_safe(mask(text)), err=True)
 
 
 def notes(text: str) -> None:
     """Print the lines of a text as progress."""
-    for one in text.splitlines():
-        note(one)
+    for one in mask(text).splitlines():  # before the split: a private key has several lines
+        click.echo(_safe(one), err=True)
 
 
-def block(text: str) -> None:
+def _safe(text: str) -> str:
+    return visible(text.expandtabs(TAB))
+
+
+def block(text: str, raw: bool = False) -> None:
     """Print a text of several lines, such as a manifest or a diff."""
-    shown = visible(text, keep="\n\t")
+    told = text if raw else mask(text)
+    shown = visible(told, keep="\n\t")
     if shown:
         click.echo(shown, nl=not shown.endswith("\n"))
-    if shown != text:
+    if told != text:
+        note("secrets are shown as ***, so this text differs")
+    if shown != told:
         note("characters that control a terminal or hide text are shown as escapes, so this text differs")
 
 
-def data(value: Any, indent: int | None = 2) -> None:
+def data(value: Any, indent: int | None = 2, raw: bool = False) -> None:
     """Print `value` as JSON; `indent=None` prints it as one line."""
-    text = json.dumps(value, indent=indent, sort_keys=False, default=str)
+    told = value if raw else masked(value)
+    text = json.dumps(told, indent=indent, sort_keys=False, default=lambda one: mask(str(one)))
     click.echo(text.replace("\x7f", "\\u007f"))  # JSON itself escapes all other characters beyond ASCII
 
 
 def ask(question: str, hidden: bool = False) -> str:
     """Return the user's answer to a question on standard error. Raises click.Abort at the end of input."""
-    text = visible(question)
+    text = visible(mask(question))
     answer: str = click.prompt(text, hide_input=hidden, err=True, default="", show_default=False)
     return answer
 
 
 def error(message: str, hint: str | None = None) -> None:
-    """Print an error as one line, with secrets masked: it may quote another program's message."""
-    click.echo(f"error: {visible(mask(message).expandtabs(TAB))}", err=True)
+    """Print an error as one line. It may quote another program's message."""
+    note(f"error: {message}")
     if hint:
-        click.echo(f"  hint: {visible(mask(hint).expandtabs(TAB))}", err=True)
+        note(f"  hint: {hint}")
 
 
 def exception(kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
@@ -94,8 +104,8 @@ def count(number: int, name: str, plural: str | None = None) -> str:
 
 
 def short(value: Any, limit: int = LINE) -> str:
-    """Return a value as one line of at most `limit` characters."""
-    text = " ".join(str(value).split())
+    """Return a value as one line of at most `limit` characters, with secrets masked before it is cut."""
+    text = mask(" ".join(str(value).split())[: limit + LONGEST_SECRET])
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
@@ -104,9 +114,9 @@ def verdict(result: Verdict, as_json: bool = False) -> None:
     if as_json:
         data(result.as_dict())
         return
-    line(mask(f"{result.state.value}: {result.summary}"))
+    line(f"{result.state.value}: {result.summary}")
     for item in result.evidence:
-        line(mask(f"  {item}"))
+        line(f"  {item}")
     if result.remedy:
         line(f"  fix: {result.remedy}")
 
@@ -121,9 +131,9 @@ def columns(rows: Iterable[Sequence[str]]) -> list[str]:
 
 def rule_verdict(result: Verdict, reason: str) -> None:
     """Print the verdict of a rule: its evidence and, unless it is a PASS, the rule's reason and the fix."""
-    line(mask(f"  {result.state.value} {result.details['rule']}: {result.summary}"))
+    line(f"  {result.state.value} {result.details['rule']}: {result.summary}")
     for item in result.evidence:
-        line(mask(f"    {item}"))
+        line(f"    {item}")
     if result.state is not State.PASS:
         line(f"    why: {reason}")
         if result.remedy:

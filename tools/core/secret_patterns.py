@@ -176,6 +176,10 @@ _GIVEN_AWAY = (
     re.compile(r"://[^\s/:@$<>{}]{0,256}:([^\s/$<>{}]{1,256})@(?!sha256)"),
     re.compile(r"://([^\s/:@$<>{}]{20,256})@"),
 )
+# One of these is in every text in which `mask` finds something. Most lines of a log have none.
+_TELLING = re.compile(
+    f"{HINTS.pattern}|token|key|pass|pwd|pat|secret|credential|auth|bearer|login|cookie|-u|user|://"
+)
 
 
 @dataclass(frozen=True)
@@ -217,6 +221,8 @@ def find(text: str, examples: bool = True) -> list[Secret]:
 
 def mask(text: str) -> str:
     """Return `text` with *** for each secret, and for each value behind a secret's name."""
+    if not _TELLING.search(text.lower()):
+        return text
     text = _replaced(text, [(secret.start, secret.end) for secret in find(text)])
     for pattern in _GIVEN_AWAY:
         text = _replaced(text, [match.span(1) for match in pattern.finditer(text)])
@@ -229,7 +235,7 @@ def masked(value: Any) -> Any:
     """Return plain data (texts, lists and mappings) with its secrets masked."""
     if isinstance(value, str):
         return mask(value)
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         options = [False, *(isinstance(item, str) and _is_secret_option(item) for item in value)]
         return ["***" if after and isinstance(item, str) else masked(item)
                 for after, item in zip(options, value, strict=False)]  # fmt: skip

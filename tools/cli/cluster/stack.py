@@ -30,7 +30,7 @@ from tools.core import output
 @click.option("--deploy", is_flag=True, help="Create or update the stack, and wait for it.")
 def command(spec: Spec, session: Session, deploy: bool) -> None:
     if not deploy:
-        output.block(stack.text(spec))
+        output.block(stack.text(spec), raw=True)
         return
     output.note(f"deploying {stack.name(spec)}: about two minutes")
     output.line(f"{stack.name(spec)}: {stack.deploy(session, spec)}")

@@ -2,6 +2,7 @@
 
 --first-failure prints only the lines around the first failure that is not a consequence of another one.
 --volume prints the log that a rank has written into the run directory: it outlives the pod.
+Secrets are shown as ***; --no-mask prints the lines as they are.
 
 \b
 Examples:
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -36,6 +38,14 @@ from tools.job.snapshot.pod import JobPod
 from tools.kube.kubectl import Kubectl
 
 
+@dataclass(frozen=True)
+class Form:
+    """How lines are printed: as JSON, and raw, which is without masking secrets."""
+
+    as_json: bool
+    raw: bool
+
+
 @click.command(help=__doc__, short_help="the logs of all ranks, or of one")
 @_options.job
 @_options.cluster
@@ -47,6 +57,7 @@ from tools.kube.kubectl import Kubectl
 @click.option("--grep", metavar="REGEX", help="Only lines that match.")
 @click.option("--first-failure", is_flag=True, help="Only the lines around the first failure.")
 @click.option("--volume", is_flag=True, help="The rank's own log in the run directory (with --rank).")
+@click.option("--no-mask", "raw", is_flag=True, help="Also print what looks like a secret.")
 @click.option("--json", "as_json", is_flag=True, help="Print each line as JSON: time, pod, rank, text.")
 def command(
     kubectl: Kubectl,
@@ -59,8 +70,10 @@ def command(
     grep: str | None,
     first_failure: bool,
     volume: bool,
+    raw: bool,
     as_json: bool,
 ) -> None:
+    form = Form(as_json, raw)
     wanted = Wanted(previous, _since(since), tail, _pattern(grep))
     if first_failure and follow:
         raise UserError("--first-failure reads old lines and --follow new ones: give one of them")
@@ -79,7 +92,7 @@ def command(
         with volume_reader.reading(here, seen, output.note) as pod:
             lines = logs.from_volume(here, pod, rank, tail)
         for line in filter(wanted.matches, lines):
-            _print(line, line.text, as_json, rank)
+            _print(line, line.text, form, rank)
         return
     pods = seen.require_pods()
     chosen = pods if rank is None else [pod_of(seen, rank)]
@@ -91,13 +104,13 @@ def command(
         for pod in chosen:
             if not (pod.running or pod.end):
                 output.note(f"{pod.name}: not seen: {pod.waits_for}")
-        _print_all(logs.follow(here, chosen, wanted), chosen, as_json)
+        _print_all(logs.follow(here, chosen, wanted), chosen, form)
         return
     found, unseen = logs.once(here, chosen, wanted)
     if first_failure:
-        _print_failure(found, chosen, as_json)
+        _print_failure(found, chosen, form)
     else:
-        _print_all(found, chosen, as_json)
+        _print_all(found, chosen, form)
     for name, reason in unseen.items():
         output.note(f"{name}: not seen: {reason}")
     if unseen:
@@ -124,29 +137,29 @@ def _facts(line: Line, rank: int | None = None) -> dict[str, Any]:
     return {"time": time, "pod": line.pod, "rank": own, "text": line.text}
 
 
-def _print_all(lines: Iterable[Line], pods: list[JobPod], as_json: bool) -> None:
+def _print_all(lines: Iterable[Line], pods: list[JobPod], form: Form) -> None:
     names = {pod.name: pod.short for pod in pods}
     width = max(map(len, names.values()))
     for line in lines:
-        _print(line, f"{names[line.pod]:<{width}} | {line.text}", as_json)
+        _print(line, f"{names[line.pod]:<{width}} | {line.text}", form)
 
 
-def _print(line: Line, text: str, as_json: bool, rank: int | None = None) -> None:
-    if as_json:
-        output.data(_facts(line, rank), indent=None)
+def _print(line: Line, text: str, form: Form, rank: int | None = None) -> None:
+    if form.as_json:
+        output.data(_facts(line, rank), indent=None, raw=form.raw)
     else:
-        output.line(text)
+        output.line(text, raw=form.raw)
 
 
-def _print_failure(lines: Iterable[Line], pods: list[JobPod], as_json: bool) -> None:
+def _print_failure(lines: Iterable[Line], pods: list[JobPod], form: Form) -> None:
     found = logs.first_failure(lines)
     if found is None:
-        output.line("null" if as_json else "no line of any log reports a failure")
+        output.line("null" if form.as_json else "no line of any log reports a failure")
         raise click.exceptions.Exit(1)
     around, failure = found
-    if as_json:
+    if form.as_json:
         facts = {"kind": failure.kind, "pod": failure.line.pod, "line": failure.line.text}
-        output.data({**facts, "around": [_facts(line) for line in around]})
+        output.data({**facts, "around": [_facts(line) for line in around]}, raw=form.raw)
         return
     output.line(f"{failure.kind}: first seen in {failure.line.pod}")
-    _print_all(around, pods, as_json)
+    _print_all(around, pods, form)
