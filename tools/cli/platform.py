@@ -24,9 +24,9 @@ def command(name: str, as_json: bool) -> None:
     The parts are CLUSTER/plugins, CLUSTER/storage and CLUSTER/queues. Each ${NAME} is replaced by its value
     in cluster.env, as Flux does in strict mode. An unset or empty name is an error.
     """
-    found = platform.load(repo.root(), name)
+    found = platform.load(repo.project(), name)
     renderer = kustomize.ensure(repo.root(), output.note)
-    text = platform.render(repo.root(), found, renderer)
+    text = platform.render(repo.project(), found, renderer)
     if as_json:
         output.data(manifests.parse(text, name).objects, raw=True)
         return

@@ -95,7 +95,7 @@ def run(step: Step, title: str, say: Say) -> None:
     last: deque[str] = deque(maxlen=LAST_LINES)
     process = subprocess.Popen(
         words,
-        cwd=repo.root(),
+        cwd=repo.project(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -42,7 +42,7 @@ def cluster_and_account(command: Command) -> Command:
     @click.option("--region", metavar="NAME", help="The AWS region. Default: that of the cluster.")
     @click.option("--profile", metavar="NAME", help="The profile in ~/.aws.")
     def with_both(name: str, region: str | None, profile: str | None, **options: Any) -> Any:
-        found = spec.load(repo.root(), name)
+        found = spec.load(repo.project(), name)
         return command(spec=found, session=Session(region or found.get("AWS_REGION"), profile), **options)
 
     return _with(command, with_both)

@@ -44,7 +44,7 @@ def command(
     profile: str | None,
     as_json: bool,
 ) -> None:
-    spec = specs.load(repo.root(), name) if name else None
+    spec = specs.load(repo.project(), name) if name else None
     session = Session(region or (spec.get("AWS_REGION") if spec else None), profile)
     known = (spec.get("CLUSTER_VPC_ID") or spec.get("VPC_ID")) if spec else None
     wanted = capacity.Wanted(instance(kind), count, zone, vpc or known, spot)

@@ -36,8 +36,8 @@ def command(cluster: str | None, ask: bool, context: str | None, verbose: bool, 
         raise UserError("--live needs one cluster", "add --cluster NAME")
     if context and not ask:
         raise UserError("--context needs --live", "add --live")
-    root = repo.root()
-    renderer = kustomize.ensure(root, output.note)
+    root = repo.project()
+    renderer = kustomize.ensure(repo.root(), output.note)
     found: list[Verdict] = []
     for name in [cluster] if cluster else flux_objects.names(root):
         directory = flux_objects.find(root, name)

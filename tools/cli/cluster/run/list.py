@@ -31,8 +31,8 @@ COLUMNS = ("run", "file", "commit", "flux", "job")
 @click.option("--context", metavar="NAME", help="The context of the kubeconfig.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def command(cluster: str, context: str | None, as_json: bool) -> None:
-    directory = flux_objects.find(repo.root(), cluster)
-    files = check.run_files(repo.root(), directory)
+    directory = flux_objects.find(repo.project(), cluster)
+    files = check.run_files(repo.project(), directory)
     problem: UserError | None = None
     try:
         found = live.look(context, flux_objects.team(directory), files)

@@ -36,9 +36,9 @@ from tools.gitops.run_file import FOLDERS
 def command(
     cell: str, cluster: str, suffix: str | None, commit: str, image: str | None, features: tuple[str, ...]
 ) -> None:
-    root = repo.root()
+    root = repo.project()
     wanted = new_run.Wanted(cell, cluster, suffix, commit, image, features)
-    renderer = kustomize.ensure(root, output.note)
+    renderer = kustomize.ensure(repo.root(), output.note)
     made = new_run.make(root, wanted, renderer)
     if commit == "HEAD":
         _refuse_uncommitted(made, renderer)
@@ -55,7 +55,7 @@ def command(
 
 def _refuse_uncommitted(made: new_run.Made, renderer: kustomize.Renderer) -> None:
     """End with the difference where the cell of the working tree is not the one that the run would train."""
-    difference = uncommitted(repo.root(), made.cell, made.commit, renderer)
+    difference = uncommitted(repo.project(), made.cell, made.commit, renderer)
     if difference:
         output.block(difference.rstrip())
         message = f"{repo.shown(made.path)} was not written: {made.cell} has changes that are not committed"
@@ -71,10 +71,10 @@ def _report(made: new_run.Made, asked: str) -> None:
         output.line(f"  unknown to preflight: {verdict.summary}")
     if made.strange:
         output.line(f"  its pods would wait: no node group in cluster.env has {' or '.join(made.strange)}")
-    changed = git.changed(repo.root(), *FOLDERS) if asked == "HEAD" else []
+    changed = git.changed(repo.project(), *FOLDERS) if asked == "HEAD" else []
     if changed:
         more = " ..." if changed[3:] else ""
         output.line(f"  not in the run, because not committed: {', '.join(changed[:3])}{more}")
-    if not git.is_pushed(repo.root(), made.commit):
+    if not git.is_pushed(repo.project(), made.commit):
         output.line("  no remote branch in this clone has the commit; push it, so that Flux can fetch it")
     output.line(f"to start the run: git add {path} && git commit -m 'Run {made.path.stem}' && git push")
