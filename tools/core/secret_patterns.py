@@ -155,6 +155,7 @@ _BEFORE_VALUE = (
         rf"({_QUOTE}[\s,;-]{{1,40}}{_QUOTE}value{_QUOTE}{_BLANKS}[=:]{_BLANKS})"
     ),
 )
+_ESCAPE = re.compile(r"\\[nrt]")
 # A text in quotes, also inside another one, or else all up to a blank. The quotes stay: JSON stays valid.
 _VALUE = re.compile(
     r"""\\"((?:[^"\\]|\\[^"]){0,4096})\\"|"((?:[^"\\]|\\.){0,4096})"|'([^']{0,4096})'|(\S+)"""
@@ -202,6 +203,7 @@ class FileSecret:
 
 def find(text: str, examples: bool = True) -> list[Secret]:
     """Return the secrets in `text` by position; `examples=False` leaves out values that are examples."""
+    text = _unescaped(text)
     lowered = text.lower()
     if not HINTS.search(lowered):
         return []
@@ -225,10 +227,15 @@ def mask(text: str) -> str:
         return text
     text = _replaced(text, [(secret.start, secret.end) for secret in find(text)])
     for pattern in _GIVEN_AWAY:
-        text = _replaced(text, [match.span(1) for match in pattern.finditer(text)])
+        text = _replaced(text, [match.span(1) for match in pattern.finditer(_unescaped(text))])
     for pattern in _BEFORE_VALUE:
-        text = _replaced(text, _named_values(pattern, text))
+        text = _replaced(text, _named_values(pattern, _unescaped(text)))
     return text
+
+
+def _unescaped(text: str) -> str:
+    """Return `text` with blanks for escaped line ends: the n of `\\ntoken=` is not a part of the name."""
+    return _ESCAPE.sub("  ", text) if "\\" in text else text
 
 
 def masked(value: Any) -> Any:
