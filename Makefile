@@ -31,7 +31,7 @@ export PROMPT
 # These would redirect an import or an installation.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
 
-.PHONY: help setup setup-dev train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-test push cluster down platform cluster-run preflight diff test test-long test-security audit test-cluster test-cluster-all test-flux test-images test-neuron bench-cells bench-compile bench-restart bench-data lint format types docs docs-serve ci lock lock-neuron clean purge
+.PHONY: help setup setup-dev train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-test push cluster down platform cluster-run preflight schemas diff test test-long test-security audit test-cluster test-cluster-all test-flux test-images test-neuron bench-cells bench-compile bench-restart bench-data lint format types docs docs-serve ci lock lock-neuron clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -63,7 +63,10 @@ wiring: setup ## Prove that the pods of a cell train as one job (CELL=...)
 	@exec .venv/bin/yard wiring $(CELL) $(ARGS)
 
 preflight: setup ## Check every cell with all rules, without a cluster
-	@.venv/bin/python -m tools.kube.schemas >/dev/null && exec .venv/bin/yard preflight --all $(ARGS)
+	@exec .venv/bin/yard preflight --all $(ARGS)
+
+schemas: setup ## Build the schemas of Kubernetes' and other kinds again, over the network
+	@exec .venv/bin/python -m tools.kube.schema_build
 
 matrix-sync: setup ## Write the cells of overlays/matrix.yaml
 	@exec .venv/bin/yard matrix sync $(ARGS)

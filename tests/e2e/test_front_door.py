@@ -84,7 +84,6 @@ def _chat(number: int) -> dict[str, list[dict[str, str]]]:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_every_printed_command_runs_as_printed(clone: Clone) -> None:
-    clone.run(".venv/bin/python -m tools.kube.schemas")
     clone.run(".venv/bin/yard render cpu/llama-tiny > job.yaml")
     (clone.root / "chats.jsonl").write_text("".join(f"{json.dumps(_chat(n))}\n" for n in range(2000)))
     printed_text = {}

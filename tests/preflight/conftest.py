@@ -1,4 +1,4 @@
-"""The schemas, and the rendered cells."""
+"""The rendered cells."""
 
 from __future__ import annotations
 
@@ -6,19 +6,7 @@ import pytest
 
 from tools.cells import kustomize, locate
 from tools.core import repo
-from tools.core.errors import UserError
-from tools.core.output import note
-from tools.kube import schemas
 from tools.kube.manifests import Manifests, parse
-
-
-@pytest.fixture(scope="session")
-def known() -> schemas.Schemas:
-    """The schemas, built if they are missing."""
-    try:
-        return schemas.ensure(repo.root(), note)
-    except UserError as problem:
-        pytest.skip(f"{problem.message}: connect to the network once, or run `{schemas.COMMAND}` elsewhere")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The rule for each fault fails a bad manifest, and no other rule does. Good manifests pass."""
+"""The rule for each fault finds it in a bad manifest, and no other rule does. Good manifests pass."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ import pytest
 from tools.core.errors import UserError
 from tools.core.verdict import State
 from tools.kube.manifests import Manifests, read
-from tools.kube.schemas import Schemas
 from tools.preflight.evaluate import Evaluation, evaluate, rules
+from tools.preflight.rule import PRACTICE, TRAINS
 
 CORPUS = Path(__file__).parent / "corpus"
-BAD, UNCLEAR, GOOD = (sorted((CORPUS / kind).glob("*.yaml")) for kind in ("bad", "unclear", "good"))
+KINDS = ("bad", "warn", "unclear", "good")
+BAD, WARN, UNCLEAR, GOOD = (sorted((CORPUS / kind).glob("*.yaml")) for kind in KINDS)
+USUAL = "network-policy"  # most of the manifests have no policy, which is a warning
 LETTERS = "qWmZ7rTnKpLx3VbHsJdGfYc9UaEoIq5RtYuBn2Xk93nd"
 # Values that a typo or a template engine leaves in the place of another value.
 RUBBISH: list[Any] = [
@@ -42,26 +44,46 @@ def failures(checked: Evaluation) -> list[tuple[str, str]]:
     return [(one.details["rule"], one.summary) for one in checked.of(State.FAIL)]
 
 
-@pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
-def test_only_the_rules_of_a_fault_fail(path: Path, known: Schemas) -> None:
+def reported(checked: Evaluation) -> set[str]:
+    """Return the rules with a FAIL or a WARN, without the usual one."""
+    found = [*checked.of(State.FAIL), *checked.of(State.WARN)]
+    return {one.details["rule"] for one in found} - {USUAL}
+
+
+@pytest.mark.parametrize("path", [*BAD, *WARN], ids=lambda path: path.stem)
+def test_only_the_rules_of_a_fault_report_it(path: Path) -> None:
     _, rule, also = header(path)
     checked = evaluate(read(path, path.name))
-    assert {name for name, _ in failures(checked)} == {rule} | also, failures(checked)
-    assert checked.state is State.FAIL
-    assert all(verdict.evidence and verdict.details["object"] for verdict in checked.of(State.FAIL))
-    remedies = [one.remedy for one in checked.of(State.FAIL) if one.details["rule"] == rule]
-    assert any(remedies) or rule == "wiring"
+    assert reported(checked) | {rule} == {rule} | also - {USUAL}, failures(checked)
+    assert bool(failures(checked)) is (path in BAD)
+    state = State.FAIL if path in BAD else State.WARN
+    found = [one for one in checked.of(state) if one.details["rule"] == rule]
+    assert found
+    assert all(verdict.evidence and verdict.details["object"] for verdict in found)
+    assert any(one.remedy for one in found) or rule == "wiring"
 
 
 @pytest.mark.parametrize("path", GOOD, ids=lambda path: path.stem)
-def test_a_good_manifest_passes(path: Path, known: Schemas) -> None:
+def test_a_good_manifest_passes(path: Path) -> None:
     checked = evaluate(read(path))
     assert failures(checked) == []
+    assert reported(checked) == set()
     assert checked.of(State.PASS)
 
 
+def test_only_a_fault_of_training_fails() -> None:
+    """Each rule has one question, and a rule on good practice never fails a manifest."""
+    for path in [*BAD, *WARN]:
+        checked = evaluate(read(path))
+        for one in checked.verdicts:
+            practice = one.details["question"] == PRACTICE.value
+            assert one.state in ((State.PASS, State.WARN) if practice else (*State,))
+            assert practice or one.state is not State.WARN
+        assert (checked.answer(TRAINS) is State.FAIL) is (path in BAD)
+
+
 @pytest.mark.parametrize("path", UNCLEAR, ids=lambda path: path.stem)
-def test_missing_information_is_reported_as_unknown(path: Path, known: Schemas) -> None:
+def test_missing_information_is_reported_as_unknown(path: Path) -> None:
     checked = evaluate(read(path))
     assert checked.state is State.CANNOT_TELL, failures(checked)
     assert {one.details["rule"] for one in checked.of(State.CANNOT_TELL)} == {header(path)[1]}
@@ -69,12 +91,13 @@ def test_missing_information_is_reported_as_unknown(path: Path, known: Schemas) 
 
 
 def test_the_corpus_has_a_bad_manifest_for_each_rule() -> None:
-    headers = [header(path) for path in BAD]
+    headers = [header(path) for path in [*BAD, *WARN]]
     assert {rule for _, rule, _ in headers} == set(rules())
     assert all(also <= set(rules()) for _, _, also in headers)
-    assert len({fault for fault, _, _ in headers}) == len(BAD) >= 60
-    assert len(GOOD) >= 20
-    assert len(UNCLEAR) >= 8
+    assert len({fault for fault, _, _ in headers}) == len(headers) >= 100
+    assert {rule for path in BAD if rules()[rule := header(path)[1]].question is PRACTICE} == set()
+    assert len(BAD) >= 60
+    assert len(GOOD) >= 30
 
 
 @pytest.mark.parametrize(
@@ -96,12 +119,13 @@ def test_a_token_of_any_kind_fails_and_is_not_printed(kind: str, token: str, for
     assert token not in str(checked.verdicts)
 
 
-def test_cells_are_clean(cells: list[Manifests], known: Schemas) -> None:
+def test_cells_are_clean(cells: list[Manifests]) -> None:
     assert len(cells) > 40
     for cell in cells:
         checked = evaluate(cell)
-        others = [one for one in checked.verdicts if one.state is not State.PASS]
-        assert others == [], cell.source
+        assert failures(checked) == []
+        assert checked.of(State.CANNOT_TELL) == []
+        assert reported(checked) <= {"local-image"}, cell.source  # until `make push` pins the image
         applied = {one.details["rule"] for one in checked.verdicts}
         assert applied >= {
             "wiring",
@@ -112,7 +136,7 @@ def test_cells_are_clean(cells: list[Manifests], known: Schemas) -> None:
         assert "PersistentVolumeClaim trainyard" in checked.needs
 
 
-def test_a_broken_cell_is_not_clean(cells: list[Manifests], known: Schemas) -> None:
+def test_a_broken_cell_is_not_clean(cells: list[Manifests]) -> None:
     """Control: each of these changes breaks any cell."""
     for cell in cells[::7]:
         renamed, apart, unused = (copy.deepcopy(cell) for _ in range(3))
@@ -123,7 +147,7 @@ def test_a_broken_cell_is_not_clean(cells: list[Manifests], known: Schemas) -> N
         unused.of_kind("ServiceAccount")[0]["metadata"]["name"] = "unused"
         broken = {"references": renamed, "elastic-bounds": apart, "service-account": unused}
         for rule, changed in broken.items():
-            assert rule in dict(failures(evaluate(changed))), cell.source
+            assert rule in reported(evaluate(changed)), cell.source
 
 
 def _nodes(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -135,7 +159,7 @@ def _nodes(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_no_manifest_crashes_a_rule(seed: int, known: Schemas) -> None:
+def test_no_manifest_crashes_a_rule(seed: int) -> None:
     """400 manifests with one wrong value each: the result is verdicts or one error."""
     dice = random.Random(seed)
     paths = [*BAD, *GOOD]

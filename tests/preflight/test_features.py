@@ -11,7 +11,6 @@ from tools.cells import kustomize
 from tools.core import repo
 from tools.core.verdict import State
 from tools.kube.manifests import parse
-from tools.kube.schemas import Schemas
 from tools.preflight import benchmark
 from tools.preflight.evaluate import evaluate, rules
 
@@ -19,8 +18,6 @@ FEATURES = sorted(
     path.parent.name for path in (repo.root() / "overlays/feature").glob("*/kustomization.yaml")
 )
 SERVICES = sorted(path.parent.name for path in (repo.root() / "base/services").glob("*/kustomization.yaml"))
-# The rules whose verdict on these manifests is CANNOT TELL.
-OPEN = {"hyperpod": {"auto-resume"}, "hyperpod-job": {"schema"}}
 LEAF = """apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources: [../../{cell}]
@@ -40,18 +37,18 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("cell", ["cpu/llama-tiny", "p5/llama-3-1-8b"])
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_feature_on_a_cell_passes(
-    feature: str, cell: str, tree: Path, renderer: kustomize.Renderer, known: Schemas
+    feature: str, cell: str, tree: Path, renderer: kustomize.Renderer
 ) -> None:
     leaf = tree / "overlays" / "mine" / f"{feature}-{cell.replace('/', '-')}"
     leaf.mkdir(parents=True)
     (leaf / "kustomization.yaml").write_text(LEAF.format(cell=cell, feature=feature), encoding="utf-8")
     checked = evaluate(parse(renderer.build(leaf), feature))
     assert [(one.details["rule"], one.summary) for one in checked.of(State.FAIL)] == []
-    assert {one.details["rule"] for one in checked.of(State.CANNOT_TELL)} == OPEN.get(feature, set())
+    assert checked.of(State.CANNOT_TELL) == []
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_service_passes(service: str, renderer: kustomize.Renderer, known: Schemas) -> None:
+def test_a_service_passes(service: str, renderer: kustomize.Renderer) -> None:
     manifests = parse(renderer.build(repo.root() / "base/services" / service), service)
     checked = evaluate(manifests)
     assert [(one.details["rule"], one.summary) for one in checked.of(State.FAIL)] == []

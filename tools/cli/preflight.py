@@ -1,20 +1,24 @@
 """Check manifests by all rules before they are applied, offline.
 
-Checks rendered cells, or with -f any manifest. Each verdict has its evidence. If a manifest does not say
-enough, the verdict is CANNOT TELL. docs/preflight.md describes the rules.
+Checks rendered cells, or with -f any manifest, and answers two questions. Will it train: FAIL means that the
+job does not start, does not train as one job, loses its work or leaks a secret; CANNOT TELL means that the
+manifest does not say enough. Good practice: PASS or WARN. docs/preflight.md describes the rules.
 
 \b
 Examples:
   yard preflight overlays/p5/llama-3-1-8b
   yard preflight --all
   yard preflight -f job.yaml -v
+  yard preflight -f job.yaml --strict
   kubectl kustomize overlays/cpu/llama-tiny | yard preflight -
 
 \b
-Exit codes: 0 PASS, 1 anything failed, 2 bad input, 3 nothing failed and something is unknown.
+Exit codes: 0 PASS or WARN, 1 FAIL (with --strict also WARN), 2 bad input, 3 CANNOT TELL.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import click
 
@@ -24,6 +28,9 @@ from tools.core.errors import UserError
 from tools.core.verdict import State, worst
 from tools.kube.manifests import Manifests, parse, read
 from tools.preflight.evaluate import Evaluation, evaluate, rules
+from tools.preflight.rule import PRACTICE, TRAINS, Question
+
+SHOWN = (State.FAIL, State.CANNOT_TELL, State.WARN, State.PASS)
 
 
 @click.command(help=__doc__)
@@ -32,10 +39,11 @@ from tools.preflight.evaluate import Evaluation, evaluate, rules
 @click.option(
     "-f", "--file", "files", multiple=True, metavar="FILE", help="A manifest, or - for standard input."
 )
+@click.option("--strict", is_flag=True, help="Exit with 1 if there are warnings.")
 @click.option("-v", "--verbose", is_flag=True, help="Also print what passed.")
 @click.option("--json", "as_json", is_flag=True, help="Print all verdicts as JSON.")
 def command(
-    cells: tuple[str, ...], every: bool, files: tuple[str, ...], verbose: bool, as_json: bool
+    cells: tuple[str, ...], every: bool, files: tuple[str, ...], strict: bool, verbose: bool, as_json: bool
 ) -> None:
     checked = [evaluate(manifests) for manifests in _manifests(cells, every, files)]
     if as_json:
@@ -46,8 +54,9 @@ def command(
         if len(checked) > 1:
             _total(checked)
     state = worst(one.state for one in checked)
-    if state.exit_code:
-        raise click.exceptions.Exit(state.exit_code)
+    code = 1 if strict and state is State.WARN else state.exit_code
+    if code:
+        raise click.exceptions.Exit(code)
 
 
 def _manifests(cells: tuple[str, ...], every: bool, files: tuple[str, ...]) -> list[Manifests]:
@@ -83,28 +92,51 @@ def _rendered(names: list[str]) -> list[Manifests]:
 
 
 def _show(one: Evaluation, verbose: bool) -> None:
-    failed, unknown, passed = (one.of(state) for state in (State.FAIL, State.CANNOT_TELL, State.PASS))
-    warned = one.of(State.WARN)
-    counts = f"{len(failed)} failed, {len(unknown)} unknown, {len(passed)} passed"
-    counts += f", {output.count(len(warned), 'warning')}" if warned else ""
-    output.line(f"{one.state.value}: {one.source}: {counts}")
+    failed, unknown, warned, passed = (one.of(state) for state in SHOWN)
+    output.line(f"{one.state.value}: {one.source}: {_summary(one)}")
     for verdict in [*failed, *unknown, *warned, *(passed if verbose else [])]:
         output.rule_verdict(verdict, rules()[verdict.details["rule"]].reason)
     if one.needs and (verbose or failed or unknown):
         output.line(f"  needs from the cluster: {', '.join(one.needs)}")
 
 
+def _summary(one: Evaluation) -> str:
+    """Return both answers, and what was judged, in one line."""
+    failed, unknown, warned = (len(one.of(state)) for state in SHOWN[:3])
+    faults = [output.count(failed, "fault")] if failed else []
+    faults += [f"{unknown} unknown"] if unknown else []
+    warnings = [output.count(warned, "warning")] if warned else []
+    answers = {
+        TRAINS.value: _answer(one, TRAINS, faults) if one.judged or faults else "no pods to judge",
+        PRACTICE.value: _answer(one, PRACTICE, warnings),
+        "judged": _kinds(one.judged),
+        "not judged": _kinds(one.unjudged),
+    }
+    return "; ".join(f"{name}: {answer}" for name, answer in answers.items())
+
+
+def _answer(one: Evaluation, question: Question, counts: list[str]) -> str:
+    return one.answer(question).value + (f" ({', '.join(counts)})" if counts else "")
+
+
+def _kinds(counts: Mapping[str, int]) -> str:
+    return ", ".join(output.count(count, kind) for kind, count in counts.items()) or "nothing"
+
+
 def _total(checked: list[Evaluation]) -> None:
     states = [one.state for one in checked]
-    failed, unknown = states.count(State.FAIL), states.count(State.CANNOT_TELL)
-    manifests = output.count(len(checked), "manifest")
-    output.line(f"{manifests}: {failed} failed, {unknown} unknown, {len(states) - failed - unknown} passed")
+    counts = {state: states.count(state) for state in SHOWN}
+    listed = ", ".join(f"{count} {state.value}" for state, count in counts.items() if count)
+    output.line(f"{output.count(len(checked), 'manifest')}: {listed}")
 
 
 def _as_data(one: Evaluation) -> dict[str, object]:
     return {
         "source": one.source,
         "verdict": one.state.value,
+        "answers": {question.value: one.answer(question).value for question in Question},
+        "judged": one.judged,
+        "not_judged": one.unjudged,
         "needs": one.needs,
         "verdicts": [verdict.as_dict() for verdict in one.verdicts],
     }

@@ -1,10 +1,14 @@
-"""Build the JSON schemas: fetch the pinned sources and write one file for each kind.
+"""Build tools/kube/schemas.zip: fetch the pinned sources and write one JSON schema for each kind.
 
-Sources, each pinned by version and SHA-256:
+    python -m tools.kube.schema_build
+
+The file is in the checkout and in the wheel, so that checks need no network. It is built again after a
+change of a version. All sources have the Apache License 2.0, and each is pinned by version and
+SHA-256:
 - Native kinds: the package kubernetes-validate. Its wheel has 22 MB in 17,000 files, for 13 versions of
-  Kubernetes in four forms. Only 4 MB of it are kept, so it is not a dependency.
-- PyTorchJob: the CRD in the module github.com/kubeflow/trainer, from which the cluster's CRD is installed.
-- Volcano's Job: the CRD in the module volcano.sh/volcano, of the version in base/plugins/volcano.
+  Kubernetes in four forms. Only the kinds of one version are kept, so it is not a dependency.
+- Other kinds: CustomResourceDefinitions in the Go modules of schema_sources.yaml. Only field names, types and
+  bounds are kept, without descriptions. The PyTorchJob is that of the release that clusters here install.
 """
 
 from __future__ import annotations
@@ -17,85 +21,91 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 
-from tools.core import go_build
+from tools.core import go_build, output, repo
+from tools.core.errors import UserError
 from tools.core.go_build import Progress, Unusable
+from tools.kube.schemas import SHIPPED, file_name
 
 KUBERNETES = "1.35.0"  # the version that operator 1.9.4 is tested with
 NATIVE_PACKAGE = "kubernetes-validate"
 NATIVE_VERSION = "1.37.0"
 NATIVE_SHA256 = "85136d018a27b50ec7fc049d902bfa5193f5976807e6c0f408e3ab6fe078cad9"
 NATIVE_FILE = f"kubernetes_validate/kubernetes-json-schema/v{KUBERNETES}-local-strict/_definitions.json"
-OPERATOR_MODULE = "github.com/kubeflow/trainer"
-OPERATOR_VERSION = "1.9.4"
-OPERATOR_CRD = "manifests/base/crds/kubeflow.org_pytorchjobs.yaml"
-OPERATOR_SHA256 = "8b8a8a719cc94173169290251e817f7ac2bb425c20b6c2fa813397bcf4e932ed"
-STAMP = "built-from.json"
+ABOUT = "about.json"
+LICENSE = "Apache-2.0"
 METADATA = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 GROUP_VERSION_KIND = "x-kubernetes-group-version-kind"
 NETWORK_SECONDS = 30
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the time of each file in the archive, so that its bytes are reproducible
 
 Schema = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Definition:
-    """A CustomResourceDefinition in a Go module. `repository` is used if the module cannot be fetched."""
+    """CustomResourceDefinitions in a Go module: SHA-256 by file name, below `directory`.
+
+    `repository` is used if the module cannot be fetched.
+    """
 
     module: str
     version: str
-    file: str
-    sha256: str
+    directory: str
+    files: Mapping[str, str]
     repository: str
 
-    @property
-    def url(self) -> str:
-        return f"https://raw.githubusercontent.com/{self.repository}/v{self.version}/{self.file}"
+    def url(self, name: str) -> str:
+        return f"https://raw.githubusercontent.com/{self.repository}/v{self.version}/{self.directory}/{name}"
 
 
-DEFINITIONS = (
-    Definition(OPERATOR_MODULE, OPERATOR_VERSION, OPERATOR_CRD, OPERATOR_SHA256, "kubeflow/trainer"),
-    Definition(
-        "volcano.sh/volcano",
-        "1.15.1",
-        "config/crd/volcano/bases/batch.volcano.sh_jobs.yaml",
-        "a03feedc265bc8c9d71240063a37e0e818fa70fcad7b8a113b0875dc53fffa90",
-        "volcano-sh/volcano",
-    ),
+DEFINITIONS = tuple(
+    Definition(**row) for row in YAML(typ="safe").load(Path(__file__).with_name("schema_sources.yaml"))
 )
 
 
 def sources() -> dict[str, str]:
     """Return the sources of the schemas with their digests."""
-    return {
-        f"{NATIVE_PACKAGE} {NATIVE_VERSION}, Kubernetes {KUBERNETES}": NATIVE_SHA256,
-        **{f"{one.module} {one.version}": one.sha256 for one in DEFINITIONS},
-        "form": "1",
+    crds = {
+        f"{one.module} {one.version} {name}": digest
+        for one in DEFINITIONS
+        for name, digest in one.files.items()
     }
+    return {f"{NATIVE_PACKAGE} {NATIVE_VERSION}, Kubernetes {KUBERNETES}": NATIVE_SHA256} | crds
 
 
-def file_name(group: str, version: str, kind: str) -> str:
-    """Return the name of a kind's file. As in kubeconform, the group of a core kind is its version."""
-    return f"{group or version}_{kind.lower()}_{version}.json".replace("/", "_")
+def digest(files: Mapping[str, str]) -> str:
+    """Return the SHA-256 over the names and texts of the schemas."""
+    text = "".join(f"{name}\n{files[name]}\n" for name in sorted(files))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def build(root: Path, directory: Path, progress: Progress) -> None:
-    """Fetch the sources and write the schemas to `directory`, which may exist. Raises Unusable or OSError."""
-    definitions = _native(root, progress)
-    crds = [YAML(typ="safe", pure=True).load(_text(root, one, progress)) for one in DEFINITIONS]
-    work = Path(tempfile.mkdtemp(prefix="schemas-", dir=directory.parent))
-    try:
-        _write(work, definitions, crds)
-        shutil.rmtree(directory, ignore_errors=True)
-        work.replace(directory)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+def build(root: Path, target: Path, progress: Progress) -> None:
+    """Fetch the sources and write the archive of schemas to `target`. Raises Unusable or OSError."""
+    native = _native(root, progress)
+    files = dict(_files(native))
+    definitions = {name: _lean(schema) for name, schema in native.items()}
+    for one in DEFINITIONS:
+        for text in _texts(root, one, progress):
+            files |= _custom(YAML(typ="safe").load(text), definitions)
+    about = {"license": LICENSE, "sha256": digest(files), "sources": sources()}
+    _archive(target, files | {ABOUT: json.dumps(about, indent=1) + "\n"})
+
+
+def _archive(target: Path, files: Mapping[str, str]) -> None:
+    with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".part") as part:
+        with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+            for name in sorted(files):
+                archive.writestr(zipfile.ZipInfo(name, EPOCH), files[name], zipfile.ZIP_DEFLATED)
+        part.flush()
+        shutil.copyfile(part.name, target)
 
 
 def _native(root: Path, progress: Progress) -> dict[str, Schema]:
@@ -132,48 +142,61 @@ def _call(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         raise Unusable(f"{command[0]}: {problem}") from problem
 
 
-def _text(root: Path, definition: Definition, progress: Progress) -> str:
-    """Return the text of a definition. Raises Unusable, also if its digest differs."""
+def _texts(root: Path, definition: Definition, progress: Progress) -> list[str]:
+    """Return the texts of a module's definitions. Raises Unusable, also if a digest differs."""
     progress(f"fetching {definition.module} {definition.version}")
+    names = list(definition.files)
     try:
         with go_build.workshop(root) as environment:
-            directory = go_build.module(definition.module, definition.version, environment, progress)
-            content = (directory / definition.file).read_bytes()
+            module = go_build.module(definition.module, definition.version, environment, progress)
+            contents = [(module / definition.directory / name).read_bytes() for name in names]
     except (Unusable, OSError) as first:
         try:
-            with urllib.request.urlopen(definition.url, timeout=NETWORK_SECONDS) as answer:
-                content = answer.read()
+            contents = [_download(definition.url(name)) for name in names]
         except (OSError, http.client.HTTPException) as second:
-            raise Unusable(f"{first}; {definition.url}: {second}") from second
-    digest = hashlib.sha256(content).hexdigest()
-    if digest != definition.sha256:
-        raise Unusable(f"{definition.file}: its SHA-256 is {digest}, not {definition.sha256}")
-    return content.decode()
+            raise Unusable(f"{first}; {definition.url(names[0])}: {second}") from second
+    for name, content in zip(names, contents, strict=True):
+        found = hashlib.sha256(content).hexdigest()
+        if found != definition.files[name]:
+            raise Unusable(f"{name}: its SHA-256 is {found}, not {definition.files[name]}")
+    return [content.decode() for content in contents]
 
 
-def _write(directory: Path, definitions: dict[str, Schema], crds: Sequence[Schema]) -> None:
-    lean: dict[str, Schema] = {name: _lean(schema) for name, schema in definitions.items()}
+def _download(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=NETWORK_SECONDS) as answer:
+        content: bytes = answer.read()
+    return content
+
+
+def _files(definitions: dict[str, Schema]) -> Iterator[tuple[str, str]]:
+    """Yield file name and text of each native kind that a manifest can contain."""
+    lean = {name: _lean(schema) for name, schema in definitions.items()}
     for name, schema in definitions.items():
+        if METADATA not in str((schema.get("properties") or {}).get("metadata")):
+            continue  # a list, or the options of a call
         for kind in schema.get(GROUP_VERSION_KIND) or ():
             whole = {"$ref": f"#/$defs/{name}", "$defs": _reachable([name], lean)}
-            _put(directory / file_name(kind["group"], kind["version"], kind["kind"]), whole)
-    for crd in crds:
-        _write_custom(directory, crd, lean)
-    _put(directory / STAMP, sources())
+            yield file_name(kind["group"], kind["version"], kind["kind"]), _text(whole)
 
 
-def _write_custom(directory: Path, crd: Schema, lean: dict[str, Schema]) -> None:
+def _custom(crd: Schema, definitions: dict[str, Schema]) -> dict[str, str]:
+    """Return file name and text of each version of a custom kind."""
+    files = {}
     for version in crd["spec"]["versions"]:
         schema = _strict(_lean(version["schema"]["openAPIV3Schema"]))
-        schema["properties"]["metadata"] = {"$ref": f"#/$defs/{METADATA}"}
-        schema["required"] = ["metadata", "spec"]
-        schema["$defs"] = _reachable([METADATA], lean)
+        schema["properties"].pop("status", None)
+        spec = schema["properties"].get("spec") or {}
+        needed = ["metadata", "spec"] if "required" in spec else ["metadata"]
+        schema["required"] = list(dict.fromkeys([*needed, *(schema.get("required") or [])]))
+        schema["properties"] |= {"metadata": {"$ref": f"#/$defs/{METADATA}"}, "status": {}}
+        schema["$defs"] = _reachable([METADATA], definitions)
         name = file_name(crd["spec"]["group"], version["name"], crd["spec"]["names"]["kind"])
-        _put(directory / name, schema)
+        files[name] = _text(schema)
+    return files
 
 
-def _put(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, separators=(",", ":"), sort_keys=True) + "\n", encoding="utf-8")
+def _text(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True) + "\n"
 
 
 def _lean(value: Any) -> Any:
@@ -234,3 +257,19 @@ def _references(value: Any) -> Iterator[str]:
                 yield item.rpartition("/")[2]
             else:
                 yield from _references(item)
+
+
+def main() -> int:
+    """Build the archive of the checkout and print its path. Return the exit code."""
+    try:
+        build(repo.root(), SHIPPED, output.note)
+    except (Unusable, OSError) as reason:
+        problem = UserError(f"the schemas cannot be built: {reason}", "this needs the network and Go")
+        output.error(problem.message, problem.hint)
+        return problem.code
+    output.line(repo.shown(SHIPPED))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,18 +1,17 @@
-"""Check objects against the JSON schemas of Kubernetes' kinds, of PyTorchJob and of Volcano's Job.
+"""Check objects against the JSON schemas of Kubernetes' kinds and of the kinds around training.
 
-    python -m tools.kube.schemas
-
-builds `.cache/schemas` (once, about 10 s, over the network) and prints its path. Each kind has one
-self-contained file, `<group>_<kind>_<version>.json`, which kubeconform can read too. The schemas are strict:
-a field that the kind does not have is an error, as with `kubectl apply`.
+The schemas are in `tools/kube/schemas.zip`, which `python -m tools.kube.schema_build` makes. Each kind has
+one self-contained file, `<group>_<kind>_<version>.json`, which kubeconform can read too. The schemas are
+strict: a field that the kind does not have is an error, as with `kubectl apply`.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
-import sys
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,16 +19,13 @@ from typing import Any
 
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from tools.core import output, repo
-from tools.core.errors import UserError
-from tools.core.go_build import Progress, Unusable
+from tools.core import repo
 from tools.core.output import short
 from tools.kube.manifests import Object
-from tools.kube.schema_build import STAMP, build, file_name, sources
 
+SHIPPED = Path(__file__).with_name("schemas.zip")
 VALUE = 60  # characters of a value in a message
 MOST_FAULTS = 100  # of one object; a person reads no more
-COMMAND = "python -m tools.kube.schemas"
 
 
 @dataclass(frozen=True)
@@ -41,10 +37,11 @@ class Fault:
 
 
 class Schemas:
-    """The schemas in one directory. Each is read when it is first used."""
+    """The schemas in an archive. Each is read when it is first used."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, archive: Path) -> None:
+        self._archive = zipfile.ZipFile(archive)
+        self._names = set(self._archive.namelist())
         self._validators: dict[str, Draft202012Validator | None] = {}
 
     def faults(self, item: Object) -> list[Fault] | None:
@@ -52,8 +49,7 @@ class Schemas:
 
         After MOST_FAULTS a last one says that there are more: they are not computed.
         """
-        group, _, version = str(item.get("apiVersion")).rpartition("/")
-        validator = self._validator(file_name(group, version, str(item.get("kind"))))
+        validator = self._validator(_file_of(item))
         if validator is None:
             return None
         faults = (fault for error in validator.iter_errors(item) for fault in _faults(error))
@@ -61,37 +57,31 @@ class Schemas:
         more = [Fault("", f"has more than {MOST_FAULTS} faults; the others are not shown")]
         return found if len(found) <= MOST_FAULTS else found[:MOST_FAULTS] + more
 
+    def knows(self, item: Object) -> bool:
+        """Return whether there is a schema for the object's kind."""
+        return _file_of(item) in self._names
+
     def _validator(self, name: str) -> Draft202012Validator | None:
         if name not in self._validators:
-            path = self.directory / name
-            schema = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+            schema = json.loads(self._archive.read(name)) if name in self._names else None
             self._validators[name] = None if schema is None else Draft202012Validator(schema)
         return self._validators[name]
 
 
-def find(root: Path) -> Schemas | None:
-    """Return the schemas in `root/.cache`, or None if they are missing or built from other versions."""
-    directory = root / ".cache" / "schemas"
-    try:
-        stamp = json.loads((directory / STAMP).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return Schemas(directory) if stamp == sources() else None
+@functools.cache
+def shipped() -> Schemas:
+    """Return the schemas that are in the checkout and in the wheel."""
+    return Schemas(SHIPPED)
 
 
-def ensure(root: Path, progress: Progress) -> Schemas:
-    """Return the schemas, and build them if `root/.cache` does not have them. Raises UserError."""
-    known = find(root)
-    if known is not None:
-        return known
-    directory = root / ".cache" / "schemas"
-    try:
-        build(root, directory, progress)
-    except (Unusable, OSError) as reason:
-        if find(root) is None:  # else another process was faster
-            message = f"the schemas cannot be built: {reason}"
-            raise UserError(message, "this needs the network, once") from reason
-    return Schemas(directory)
+def file_name(group: str, version: str, kind: str) -> str:
+    """Return the name of a kind's file. As in kubeconform, the group of a core kind is its version."""
+    return f"{group or version}_{kind.lower()}_{version}.json".replace("/", "_")
+
+
+def _file_of(item: Object) -> str:
+    group, _, version = str(item.get("apiVersion")).rpartition("/")
+    return file_name(group, version, str(item.get("kind")))
 
 
 def _faults(error: Any) -> Iterator[Fault]:
@@ -123,17 +113,3 @@ def _faults(error: Any) -> Iterator[Fault]:
         yield Fault(
             path, f"{value}: {error.validator} {short(json.dumps(wanted, default=str), VALUE)} is not met"
         )
-
-
-def main() -> int:
-    """Build the schemas if they are missing, and print their path. Return the exit code."""
-    try:
-        output.line(str(ensure(repo.root(), output.note).directory))
-    except UserError as problem:
-        output.error(problem.message, problem.hint)
-        return problem.code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -68,7 +68,7 @@ VOLUME = {
     "emptyDir": {"medium": str, "sizeLimit": SCALAR},
     "persistentVolumeClaim": {"claimName!": str},
     "configMap": SOURCE,
-    "secret": {"secretName": str, "optional": bool},
+    "secret": {"secretName": str, "optional": bool, "items": [{"key!": str, "path!": str}]},
     "projected": {"sources": [{"configMap": SOURCE, "secret": SOURCE}]},
 }
 EXPRESSION = {"key!": str, "operator!": str, "values": [str]}

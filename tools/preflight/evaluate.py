@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from tools.core.verdict import State, Verdict, worst
+from tools.kube import schemas
 from tools.kube.manifests import Manifests
-from tools.preflight.rule import RULES, Rule
-from tools.preflight.subject import subject
+from tools.preflight.rule import PRACTICE, RULES, TRAINS, Question, Rule
+from tools.preflight.subject import Subject, subject
 
 MODULES = (
-    *("operator", "enums", "lifecycle", "resources", "nodes", "storage"),
+    *("operator", "enums", "lifecycle", "resources", "nodes", "storage", "container", "kind"),
     *("security", "names", "references", "environment", "config", "schema"),
 )
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The verdicts on one manifest, in the order of the rules."""
+    """The verdicts on one manifest, in the order of the rules.
+
+    `judged` counts the objects whose pods the rules looked at, by kind; `unjudged` those that no rule knows.
+    """
 
     source: str
     verdicts: list[Verdict]
+    judged: dict[str, int]
+    unjudged: dict[str, int]
 
     def of(self, state: State) -> list[Verdict]:
         return [verdict for verdict in self.verdicts if verdict.state is state]
+
+    def answer(self, question: Question) -> State:
+        """Return the worst verdict on a question. Good practice is PASS or WARN."""
+        asked = [one.state for one in self.verdicts if one.details["question"] == question.value]
+        return worst(asked)
 
     @property
     def state(self) -> State:
@@ -53,8 +65,25 @@ def evaluate(manifests: Manifests) -> Evaluation:
     """Apply every rule to a parsed manifest."""
     checked = subject(manifests)
     verdicts = [
-        replace(verdict, details={"rule": rule.id, **verdict.details})
-        for rule in rules().values()
-        for verdict in rule.check(checked)
+        checked.located(_asked(rule, verdict)) for rule in rules().values() for verdict in rule.check(checked)
     ]
-    return Evaluation(manifests.source, verdicts)
+    owners = {id(template.item): str(template.item["kind"]) for template in checked.templates}
+    return Evaluation(manifests.source, verdicts, Counter(owners.values()), _unjudged(checked))
+
+
+def _asked(rule: Rule, verdict: Verdict) -> Verdict:
+    """Return a verdict with its rule and its question. Only a fault of training is FAIL or CANNOT TELL."""
+    practice = rule.question is PRACTICE or verdict.state is State.WARN
+    state = State.WARN if practice and verdict.state is not State.PASS else verdict.state
+    question = PRACTICE if practice else TRAINS
+    details = {"rule": rule.id, "question": question.value, **verdict.details}
+    return replace(verdict, state=state, details=details)
+
+
+def _unjudged(checked: Subject) -> dict[str, int]:
+    """Return the kinds of which the rules know neither pods nor a schema, with their counts."""
+    owners = {id(template.item) for template in checked.templates}
+    known = schemas.shipped()
+    return Counter(
+        str(item["kind"]) for item in checked.every if id(item) not in owners and not known.knows(item)
+    )

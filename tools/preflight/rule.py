@@ -1,10 +1,11 @@
-"""Rules: a check with a name, a reason and a page of documentation."""
+"""Rules: a check with a name, a reason, a question and a page of documentation."""
 
 from __future__ import annotations
 
+import enum
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tools.core.output import short
@@ -14,16 +15,31 @@ from tools.preflight.subject import Subject
 Check = Callable[[Subject], Iterator[Verdict]]
 
 
+class Question(enum.Enum):
+    """What a rule asks. The value is printed.
+
+    A fault of TRAINS does not start, does not train as one job, loses its work or leaks a secret.
+    """
+
+    TRAINS = "will it train"
+    PRACTICE = "good practice"
+
+
+TRAINS, PRACTICE = Question
+
+
 @dataclass(frozen=True)
 class Rule:
-    """A rule: a stable name, its reason in one line, its check, and its page (the check's docstring).
+    """A rule: a stable name, its reason in one line, its question, its check, and its page (the docstring).
 
     The check yields PASS for each correct value, FAIL for each fault, and CANNOT TELL if the manifest does
-    not say enough. It yields nothing if the rule does not apply.
+    not say enough. It yields nothing if the rule does not apply. A WARN of a rule on training is about good
+    practice. In a rule on good practice, FAIL and CANNOT TELL count as WARN (`tools/preflight/evaluate.py`).
     """
 
     id: str
     reason: str
+    question: Question
     check: Check
     page: str
 
@@ -43,14 +59,19 @@ class Place:
         return {"object": self.object, "path": self.path, "value": self.value}
 
 
+def needed(verdict: Verdict, what: str) -> Verdict:
+    """Return a verdict that names something the job needs from the cluster."""
+    return replace(verdict, details={**verdict.details, "needs": what})
+
+
 RULES: dict[str, Rule] = {}
 
 
-def rule(name: str, reason: str) -> Callable[[Check], Check]:
+def rule(name: str, reason: str, question: Question = TRAINS) -> Callable[[Check], Check]:
     """Register a check as the rule `name`."""
 
     def register(check: Check) -> Check:
-        RULES[name] = Rule(name, reason, check, inspect.getdoc(check) or "")
+        RULES[name] = Rule(name, reason, question, check, inspect.getdoc(check) or "")
         return check
 
     return register

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
+from tools.core.verdict import Verdict
 from tools.facts.instances import EFA, INSTANCES, NEURON, NVIDIA, Instance
 from tools.kube.manifests import Manifests, Object, name_of
 from tools.kube.quantity import pod_requests
@@ -16,18 +17,15 @@ from tools.kube.shapes import META, OBJECTS, TEMPLATE, Misshape, misshapes
 from tools.simulator import wiring
 from tools.simulator.wiring import Analysis
 from tools.workload import kinds
+from tools.workload.kinds import Unknown
 from tools.workload.pod import ControllerFault, Pod, PodsUnknown
 from tools.workload.workload import Workload
 
-TEMPLATES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job"), ("spec", "template")),
-    "CronJob": ("spec", "jobTemplate", "spec", "template"),
-}
 # Other API groups have other kinds of these names: Volcano has a Job, Calico a NetworkPolicy.
 GROUPS = {
     **dict.fromkeys(("Pod", "Service", "ConfigMap", "Secret", "PersistentVolumeClaim"), ""),
     **dict.fromkeys(("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet"), "apps"),
-    **dict.fromkeys(("Job", "CronJob"), "batch"),
+    "CronJob": "batch",
     "NetworkPolicy": "networking.k8s.io",
 }
 INSTANCE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
@@ -170,13 +168,18 @@ class Job:
 
 @dataclass
 class Subject:
-    """One manifest, parsed once for all rules. `every` has all objects, `objects` those of a valid shape."""
+    """One manifest, parsed once for all rules.
+
+    `every` has all objects, with those inside wrappers, and `objects` those of a valid shape.
+    """
 
     manifests: Manifests
     every: list[Object]
     templates: list[Template] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
     misshapen: list[tuple[Object, Misshape]] = field(default_factory=list)
+    unknown: list[Unknown] = field(default_factory=list)  # what runs pods, or may, and is not modelled
+    inside: dict[str, tuple[str, str]] = field(default_factory=dict)  # title: wrapper and path in it
 
     @property
     def objects(self) -> list[Object]:
@@ -195,6 +198,22 @@ class Subject:
     def job_of(self, template: Template) -> Job | None:
         return next((job for job in self.jobs if job.item is template.item), None)
 
+    def located(self, verdict: Verdict) -> Verdict:
+        """Return a verdict on an object inside a wrapper with the wrapper and the path in it."""
+        name = str(verdict.details.get("object"))
+        if name not in self.inside:
+            return verdict
+        wrapper, prefix = self.inside[name]
+        path = f"{prefix}{verdict.details.get('path', '')}"
+        before, after = f"{name}: ", f"{wrapper}: {prefix}"
+        evidence = [
+            after + line.removeprefix(before) if line.startswith(before) else line
+            for line in verdict.evidence
+        ]
+        return replace(
+            verdict, evidence=evidence, details={**verdict.details, "object": wrapper, "path": path}
+        )
+
     def named(self, kind: str, namespace: str) -> dict[str, Object]:
         """Return the objects of a kind that pods in `namespace` can see, by name."""
         return {
@@ -206,15 +225,19 @@ class Subject:
 
 def subject(manifests: Manifests) -> Subject:
     """Return the pods and jobs of a manifest, and the values of a wrong type."""
-    every = [_without_nulls(item) for item in manifests.objects]
-    result = Subject(Manifests(manifests.source, []), every)
-    jobs = {id(one.item): one for one in kinds.find(Manifests(manifests.source, every)).workloads}
-    for item in every:
-        workload = jobs.get(id(item))
-        templates, faults = _of_workload(workload) if workload else _of_object(item)
-        result.misshapen += [(item, fault) for fault in faults]
+    found = kinds.find(Manifests(manifests.source, [_without_nulls(item) for item in manifests.objects]))
+    every = [part.item for part in found.parts]
+    result = Subject(Manifests(manifests.source, []), every, unknown=found.unknown)
+    jobs = {id(one.item): one for one in found.workloads}
+    for part in found.parts:
+        workload = jobs.get(id(part.item))
+        templates, faults = _of_workload(workload) if workload else _of_object(part.item)
+        faults = [*part.faults, *faults]
+        result.misshapen += [(part.item, fault) for fault in faults]
+        if part.wrapper:
+            result.inside[title(part.item)] = (part.wrapper, part.prefix)
         if not faults:
-            result.manifests.objects.append(item)
+            result.manifests.objects.append(part.item)
             result.templates += templates
     result.jobs += [
         _job(workload, result.templates_of(workload.item))
@@ -285,16 +308,12 @@ def _of_workload(workload: Workload) -> tuple[list[Template], list[Misshape]]:
 
 def _of_object(item: Object) -> tuple[list[Template], list[Misshape]]:
     """Return the pod template of any other object, and the values of a wrong type."""
-    kind = known_kind(item)
     faults = list(misshapes(item["metadata"], META, "metadata"))
-    faults += misshapes(item, OBJECTS.get(kind, {}), "")
-    path = TEMPLATES.get(kind, ())
-    if kind == "Pod":
-        template: Any = {"metadata": item.get("metadata"), "spec": item.get("spec")}
-    elif path:
-        template = _at(item, path)
-    else:
+    faults += misshapes(item, OBJECTS.get(known_kind(item), {}), "")
+    path = kinds.native_path(item)
+    if path is None:
         return [], faults
+    template: Any = {"metadata": item["metadata"], "spec": item.get("spec")} if not path else _at(item, path)
     at = ".".join(path)
     faults += misshapes(template, TEMPLATE, at or "pod")
     if not faults and not template["spec"]["containers"]:

@@ -6,9 +6,9 @@ import functools
 import re
 from collections.abc import Iterator
 
-from tools.core.verdict import Verdict, bad, good
+from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.kube.manifests import Object
-from tools.preflight.rule import Place, rule
+from tools.preflight.rule import PRACTICE, Place, rule
 from tools.preflight.rules.storage import save_seconds
 from tools.preflight.subject import Subject, Template
 from tools.simulator import wiring
@@ -60,7 +60,9 @@ def _unshared(loaded: Config, world: int | None) -> ConfigError | None:
 
 
 @rule(
-    "config-checkpoint", "a run whose first checkpoint comes after its last step saves nothing before the end"
+    "config-checkpoint",
+    "a run whose first checkpoint comes after its last step saves nothing before the end",
+    PRACTICE,
 )
 def config_checkpoint(subject: Subject) -> Iterator[Verdict]:
     """checkpoint.every is not above train.steps in trainyard's configuration."""
@@ -76,7 +78,7 @@ def config_checkpoint(subject: Subject) -> Iterator[Verdict]:
             yield bad(place, f"every {every} steps, but train.steps is {steps}", f"at most {steps}")
 
 
-@rule("pinned-weights", "a branch can move, so runs of the same file start from different weights")
+@rule("pinned-weights", "a branch can move, so runs of the same file start from different weights", PRACTICE)
 def pinned_weights(subject: Subject) -> Iterator[Verdict]:
     """model.weights of trainyard's configuration names a repository of the hub at a commit of 40 hex digits.
 
@@ -95,7 +97,9 @@ def pinned_weights(subject: Subject) -> Iterator[Verdict]:
             yield bad(place, f"{revision} is a branch or tag, which can move", f"{repository}@<commit>")
 
 
-@rule("save-time", "a checkpoint too large for the network and the available time is never complete")
+@rule(
+    "save-time", "a checkpoint too large for the network and the available time is never complete", PRACTICE
+)
 def save_time(subject: Subject) -> Iterator[Verdict]:
     """The checkpoint can be written between SIGTERM and SIGKILL at the network's full speed.
 
@@ -130,7 +134,7 @@ def gated_model(subject: Subject) -> Iterator[Verdict]:
 
     Model names such as meta-llama/... are read from commands, variables and trainyard's configuration. A
     token is a variable such as HF_TOKEN, an envFrom from a Secret, or a mounted Secret. With HF_HUB_OFFLINE
-    nothing is downloaded.
+    nothing is downloaded. A pod that mounts a claim gets a warning only, because the model may be on it.
     """
     model = FILES.index("model")
     configured = {id(one): MODEL_KEY.findall(texts[model]) for one, texts in _configured(subject)}
@@ -146,7 +150,12 @@ def gated_model(subject: Subject) -> Iterator[Verdict]:
                 yield good(place, f"{name} is gated, and the container has a token")
             else:
                 summary = f"{name} is gated, and the container has no token"
-                yield bad(place, summary, "a mounted Secret, and HF_TOKEN_PATH")
+                verdict = doubtful if _has_claim(template) else bad
+                yield verdict(place, summary, "a mounted Secret, and HF_TOKEN_PATH")
+
+
+def _has_claim(template: Template) -> bool:
+    return any("persistentVolumeClaim" in volume for volume in template.volumes().values())
 
 
 def _configured(subject: Subject) -> Iterator[tuple[Template, tuple[str, ...]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tools.core.verdict import Verdict, bad, good
+from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.kube.manifests import Object
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, title
@@ -17,16 +17,18 @@ def enums(subject: Subject) -> Iterator[Verdict]:
     imagePullPolicy and others.
 
     The operator's CRD admits any string. With `restartPolicy: OnFailur` the API server refuses every pod on
-    each reconcile, and the job stays in Created.
+    each reconcile, and the job stays in Created. A misspelt cleanPodPolicy is a warning: the operator treats
+    it as All.
     """
     for item in subject.objects:
         for path, value, allowed in _values(item, subject):
             place = Place(title(item), path, value)
             if value in allowed or (path.endswith("nprocPerNode") and value.isdigit()):
                 yield good(place, "an allowed value")
-            else:
-                summary = f"{value!r} is not one of {', '.join(filter(None, allowed))}"
-                yield bad(place, summary, "correct the value")
+                continue
+            summary = f"{value!r} is not one of {', '.join(filter(None, allowed))}"
+            verdict = doubtful if path.endswith("cleanPodPolicy") else bad
+            yield verdict(place, summary, "correct the value")
 
 
 RESTART = ("Always", "OnFailure", "Never")

@@ -6,23 +6,35 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from tools.core.verdict import Verdict, bad, good, unclear
+from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.facts.environment import Say, guidance
 from tools.kube.manifests import Object
-from tools.preflight.rule import Place, rule
+from tools.preflight.rule import PRACTICE, Place, needed, rule
 from tools.preflight.subject import Job, Subject, Template, texts, title
 from tools.simulator.command_line import command, literals, script
 from tools.simulator.environment import REFERENCE
 
-ENV_MARK = re.compile(r"\$\{[A-Za-z_][^{}]*+\}")
-TEMPLATE_MARK = re.compile(ENV_MARK.pattern + r"|\{\{[^{}\n]*+\}\}")
-SHELL_MARK = re.compile(r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][^{}]*+\})")
+NAME_MARK = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][^{}]*+\})"  # $NAME and ${NAME}
+ENGINE_MARK = r"\{\{[^{}\n]*+\}\}|\{%[^%\n]*+%\}"  # Helm, Jinja
+# <your-image>, but not a tokenizer's <pad>.
+BLANK_MARK = r"<(?!(?:s|pad|unk|mask|eos|bos|cls|sep)>)[A-Za-z][\w .:/-]{1,60}>"
+HELM_MARK = r"\{\{-?[ \t]*[.$][^{}\n]*+\}\}"
+# A variable can hold the template of a chat, such as {{ messages }}.
+ENV_MARK = re.compile(f"(?<![$\\\\]){NAME_MARK}|{HELM_MARK}|{BLANK_MARK}")
+FIELD_MARK = re.compile(f"(?<![$\\\\]){NAME_MARK}|{ENGINE_MARK}|{BLANK_MARK}")
+OBJECT_MARK = re.compile(rf"\$\{{[A-Za-z_][^{{}}]*+\}}|{ENGINE_MARK}")
+WORD_MARK = re.compile(f"{NAME_MARK}|{ENGINE_MARK}")
+SCRIPT_MARK = re.compile(
+    r"\{\{[ \t]*+[.$]?[A-Za-z_][\w.]*+[ \t]*+\}\}|<(?:your|my|insert)[-_ ][\w -]{1,60}>", re.I
+)
+KATIB = "${trialParameters."  # Katib fills it in for each trial
 ENVIRONMENT_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 FREE_TEXT = ("data", "stringData", "binaryData", "annotations")
 WORD_PATH = re.compile(r"\.(command|args)\[\d+\]$")
 
 
-@rule("env-twice", "of two variables with the same name the last one wins")
+@rule("env-twice", "of two variables with the same name the last one wins", PRACTICE)
 def env_twice(subject: Subject) -> Iterator[Verdict]:
     """A container's env has each variable once."""
     for template in subject.templates:
@@ -37,7 +49,7 @@ def env_twice(subject: Subject) -> Iterator[Verdict]:
                 yield good(Place(template.object, f"{path}.env"), f"{len(counts)} variables, each set once")
 
 
-@rule("env-overridden", "the operator appends its variables to yours, and the last value wins")
+@rule("env-overridden", "the operator appends its variables to yours, and the last value wins", PRACTICE)
 def env_overridden(subject: Subject) -> Iterator[Verdict]:
     """The job sets no variable that the operator sets to another value.
 
@@ -76,7 +88,7 @@ def env_reference(subject: Subject) -> Iterator[Verdict]:
     Kubernetes resolves it from `env` (in a value: from the variables above it) and, in commands, from the
     variables of the operator. $(RANK) in a job without Master stays `$(RANK)`, and torchrun ends with
     `invalid int value`. In a shell script $(...) may be a command, so only names in capitals are checked
-    there. If an envFrom is not in the manifest, the verdict is CANNOT TELL.
+    there. If an envFrom is not in the manifest, the name is listed as what the job needs from the cluster.
     """
     for template in subject.templates:
         job = subject.job_of(template)
@@ -111,7 +123,9 @@ def _references(
                 summary = f"$({name}) is not resolved: {_why(name, known, given)}"
                 yield bad(place, summary, "define it above, or remove the reference")
             else:
-                yield unclear(place, f"$({name}) may come from an envFrom that is not in the manifest")
+                yield needed(
+                    good(place, f"$({name}) comes from an envFrom"), f"the variable {name}, by envFrom"
+                )
     if resolved:
         yield good(Place(template.object, path), f"{resolved} references to known variables")
 
@@ -139,10 +153,12 @@ def _from_maps(subject: Subject, template: Template, container: Object) -> tuple
 
 @rule("template-left", "a ${NAME} that was not filled in reaches the cluster as it is")
 def template_left(subject: Subject) -> Iterator[Verdict]:
-    """No ${NAME}, {{ name }} or $NAME remains where nothing will fill it in.
+    """No ${NAME}, $NAME, {{ name }}, {% ... %} or <name> remains where nothing will fill it in.
 
-    All fields are checked except ConfigMap data, annotations and shell scripts. Kubernetes expands $(NAME)
-    only; an argument that no shell expands keeps its $NAME.
+    All fields are checked except ConfigMap data and annotations. Kubernetes expands $(NAME) only; an argument
+    that no shell expands keeps its $NAME. In a shell script, {{ name }} and <your name> are warnings. So is a
+    $NAME in a list of paths in a variable (`/opt/lib:$LD_LIBRARY_PATH`): the other paths still count. Katib
+    fills in ${trialParameters.name}.
     """
     for item in subject.objects:
         templates = subject.templates_of(item)
@@ -150,17 +166,32 @@ def template_left(subject: Subject) -> Iterator[Verdict]:
         literal = {word for container in containers for word in _literal_words(container)}
         left = False
         for path, text in texts(item, FREE_TEXT):
-            in_words = WORD_PATH.search(path)
-            if in_words and text not in literal:
-                continue
-            mark = SHELL_MARK if in_words and templates else ENV_MARK if ".env[" in path else TEMPLATE_MARK
+            mark = _mark(path, text in literal, bool(templates))
             match = mark.search(text)
-            if match:
-                left = True
-                place = Place(title(item), path, text)
-                yield bad(place, f"{match[0]} is not filled in", "render the manifest before it is applied")
+            if match is None or KATIB in text:
+                continue
+            left = True
+            place = Place(title(item), path, text)
+            verdict = doubtful if mark is SCRIPT_MARK or (".env[" in path and _in_list(match)) else bad
+            yield verdict(place, f"{match[0]} is not filled in", "render the manifest before it is applied")
         if not left:
             yield good(Place(title(item), ""), "no template variable is left")
+
+
+def _mark(path: str, literal: bool, pods: bool) -> re.Pattern[str]:
+    if WORD_PATH.search(path):
+        return WORD_MARK if literal else SCRIPT_MARK
+    if ".env[" in path:
+        return ENV_MARK
+    return FIELD_MARK if pods else OBJECT_MARK
+
+
+def _in_list(match: re.Match[str]) -> bool:
+    """Return whether a $NAME is one of several paths, or a part of another text without braces."""
+    name, text = match[0], match.string
+    return (
+        name.startswith("$") and name != text and (f":{name}" in text or f"{name}:" in text or name[1] != "{")
+    )
 
 
 def _literal_words(container: Object) -> list[str]:
@@ -172,12 +203,12 @@ def _literal_words(container: Object) -> list[str]:
     return [*container["command"], *(container.get("args") or [])]
 
 
-@rule("env-guidance", "settings for NCCL, EFA and Neuron outlive the bug that they worked around")
+@rule("env-guidance", "settings for NCCL, EFA and Neuron outlive the bug that they worked around", PRACTICE)
 def env_guidance(subject: Subject) -> Iterator[Verdict]:
     """Variables of NCCL, EFA and Neuron follow the current guidance in tools/facts/environment.py.
 
-    A value that is always wrong fails. For a variable that should not be set, or that only works around
-    single bugs, the verdict is CANNOT TELL, with the reason. Variables for other machines are not checked.
+    A value that is always wrong is a warning, and so is a variable that should not be set, or that only works
+    around single bugs. Variables for other machines are not checked.
     """
     for template in subject.training():
         path, container = template.trainer()
@@ -195,14 +226,34 @@ def env_guidance(subject: Subject) -> Iterator[Verdict]:
             elif item.say is Say.SET:
                 yield good(place, summary)
             else:
-                yield unclear(place, summary, f"remove {name} unless you measured that you need it")
+                yield bad(place, summary, f"remove {name} unless you measured that you need it")
 
 
 def _miscased(value: str, right: str | None) -> bool:
     return right is not None and value != right and value.lower() == right.lower()
 
 
-@rule("efa-provider", "libfabric that must use EFA fails or falls back to TCP in a pod without EFA")
+@rule("loopback", "a rank that talks on its loopback interface reaches no other pod")
+def loopback(subject: Subject) -> Iterator[Verdict]:
+    """The interface variables of gloo and NCCL do not name the loopback interface in a job of several pods.
+
+    With GLOO_SOCKET_IFNAME=lo each rank announces 127.0.0.1, where the ranks of other pods do not find it.
+    """
+    for template in subject.training():
+        path, container = template.trainer()
+        for name, value in literals(container).items():
+            if name not in INTERFACES or template.nodes < 2:
+                continue
+            place = Place(template.object, f"{path}.env[{name}]", value)
+            if value.lstrip("=").split(",")[0] == "lo":
+                yield bad(
+                    place, f"{name} is loopback in a job of {template.nodes} pods", "eth0, or remove it"
+                )
+            else:
+                yield good(place, "not the loopback interface")
+
+
+@rule("efa-provider", "libfabric that must use EFA fails or falls back to TCP in a pod without EFA", PRACTICE)
 def efa_provider(subject: Subject) -> Iterator[Verdict]:
     """A pod that forces EFA (FI_PROVIDER=efa, NCCL_NET_PLUGIN=ofi) requests an interface.
 

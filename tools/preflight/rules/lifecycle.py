@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tools.core.verdict import Verdict, bad, good, unclear
+from tools.core.verdict import Verdict, bad, good
 from tools.kube.manifests import Object
-from tools.preflight.rule import Place, rule
+from tools.preflight.rule import PRACTICE, Place, rule
 from tools.preflight.rules.enums import RESTART
 from tools.preflight.subject import Job, Subject, title
 from tools.simulator.command_line import script
@@ -20,7 +20,7 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 EXEC = re.compile(r"(?m)(?:^|[;&|])[ \t]*+exec\s++\S")
 
 
-@rule("restart-policy", "with some restart policies a job ends at its first fault, or never")
+@rule("restart-policy", "with some restart policies a job ends at its first fault, or never", PRACTICE)
 def restart_policy(subject: Subject) -> Iterator[Verdict]:
     """Replicas restart with OnFailure, or with Never if a fault should end the job.
 
@@ -53,7 +53,7 @@ def _by_torchrun(job: Job) -> bool:
     return any(node.launch.torchrun is not None for node in nodes)
 
 
-@rule("clean-pods", "the other pods keep running, and keep their devices, when a job has ended")
+@rule("clean-pods", "the other pods keep running, and keep their devices, when a job has ended", PRACTICE)
 def clean_pods(subject: Subject) -> Iterator[Verdict]:
     """A job of several pods sets cleanPodPolicy: Running (or All).
 
@@ -72,7 +72,7 @@ def clean_pods(subject: Subject) -> Iterator[Verdict]:
             yield good(place, "the remaining pods are removed")
 
 
-@rule("backoff-limit", "without a limit a job that cannot work restarts forever on paid machines")
+@rule("backoff-limit", "without a limit a job that cannot work restarts forever on paid machines", PRACTICE)
 def backoff_limit(subject: Subject) -> Iterator[Verdict]:
     """A job that restarts sets backoffLimit, at least one restart for each pod.
 
@@ -95,7 +95,7 @@ def backoff_limit(subject: Subject) -> Iterator[Verdict]:
             yield good(place, "restarts are limited")
 
 
-@rule("ttl", "a reconciler starts a job again that its TTL has removed")
+@rule("ttl", "a reconciler starts a job again that its TTL has removed", PRACTICE)
 def ttl(subject: Subject) -> Iterator[Verdict]:
     """A job that is reconciled from git does not set ttlSecondsAfterFinished.
 
@@ -139,7 +139,7 @@ def _reconciled(item: Object) -> str:
     return ""
 
 
-@rule("readiness", "a pod that is not ready has no DNS name, and the others wait for that name")
+@rule("readiness", "a pod that is not ready has no DNS name, and the others wait for that name", PRACTICE)
 def readiness(subject: Subject) -> Iterator[Verdict]:
     """The training container of a job with several pods has no readinessProbe.
 
@@ -159,7 +159,7 @@ def readiness(subject: Subject) -> Iterator[Verdict]:
             )
 
 
-@rule("old-labels", "a selector on labels of the operator's first releases selects nothing")
+@rule("old-labels", "a selector on labels of the operator's first releases selects nothing", PRACTICE)
 def old_labels(subject: Subject) -> Iterator[Verdict]:
     """Selectors use labels such as training.kubeflow.org/job-name.
 
@@ -186,12 +186,12 @@ def _keys(value: Any, path: str) -> Iterator[tuple[str, str, Any]]:
             yield from _keys(inner, f"{path}[{index}]")
 
 
-@rule("auto-resume", "HyperPod resumes a failed job only under certain conditions")
+@rule("auto-resume", "HyperPod resumes a failed job only under certain conditions", PRACTICE)
 def auto_resume(subject: Subject) -> Iterator[Verdict]:
     """With HyperPod's auto-resume: value "true", restartPolicy OnFailure, namespace kubeflow or hyperpod*.
 
-    If the manifest does not set a namespace, the verdict is CANNOT TELL. Source: Amazon SageMaker HyperPod
-    developer guide, running jobs with kubectl.
+    If the manifest does not set a namespace, the verdict names the condition. Source: Amazon SageMaker
+    HyperPod developer guide, running jobs with kubectl.
     """
     for job in subject.operator_jobs():
         metadata = job.item["metadata"]
@@ -208,14 +208,16 @@ def auto_resume(subject: Subject) -> Iterator[Verdict]:
             summary = f"auto-resume needs restartPolicy OnFailure, not {', '.join(policies)}"
             yield bad(place, summary, "restartPolicy: OnFailure")
         elif namespace is None:
-            yield unclear(place, "the namespace must be kubeflow or begin with hyperpod, and it is not set")
+            yield good(
+                place, "the conditions are met in the namespace kubeflow, or one that begins with hyperpod"
+            )
         elif namespace != "kubeflow" and not namespace.startswith("hyperpod"):
             yield bad(place, f"HyperPod does not watch namespace {namespace}", "namespace: kubeflow")
         else:
             yield good(place, "the conditions of auto-resume are met")
 
 
-@rule("queue-owner", "git and the queue overwrite each other's suspend")
+@rule("queue-owner", "git and the queue overwrite each other's suspend", PRACTICE)
 def queue_owner(subject: Subject) -> Iterator[Verdict]:
     """A job in a Kueue queue does not set suspend.
 
@@ -236,7 +238,30 @@ def queue_owner(subject: Subject) -> Iterator[Verdict]:
             )
 
 
-@rule("signals", "a shell as the first process does not forward SIGTERM, and the pod is killed unsaved")
+@rule("suspended", "a suspended job has no pods until somebody resumes it")
+def suspended(subject: Subject) -> Iterator[Verdict]:
+    """A job that is suspended is in a Kueue queue, which starts it.
+
+    Without a queue nothing clears `suspend: true`. The queue is the label kueue.x-k8s.io/queue-name.
+    """
+    for job in subject.jobs:
+        holders = [("spec.runPolicy", job.spec.get("runPolicy") or {}), ("spec", job.spec)]
+        path = next((path for path, holder in holders if holder.get("suspend") is True), None)
+        if path is None:
+            continue
+        queue = (job.item["metadata"].get("labels") or {}).get(QUEUE)
+        place = Place(job.object, f"{path}.suspend", True)
+        if queue:
+            yield good(place, f"the queue {queue} starts the job")
+        else:
+            yield bad(place, "suspended, and no queue starts it", f"remove suspend, or add the label {QUEUE}")
+
+
+@rule(
+    "signals",
+    "a shell as the first process does not forward SIGTERM, and the pod is killed unsaved",
+    PRACTICE,
+)
 def signals(subject: Subject) -> Iterator[Verdict]:
     """The trainer receives the SIGTERM of a node drain: it is the container's first process.
 

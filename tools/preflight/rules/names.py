@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 
 from tools.core.command_line import is_label, is_subdomain
-from tools.core.verdict import Verdict, bad, good
-from tools.preflight.rule import Place, rule
+from tools.core.verdict import Verdict, bad, doubtful, good
+from tools.preflight.rule import PRACTICE, Place, rule
 from tools.preflight.subject import Subject, title
 from tools.workload.operator_pods import pod_name
 
@@ -19,6 +19,7 @@ MOVING = (
     *("latest", "main", "master", "nightly", "dev", "devel", "edge", "stable", "head", "current", "test"),
     *("snapshot", "prod", "staging", "release"),
 )
+LOCAL = re.compile(r"(?:localhost|127\.[0-9.]+|kind\.local|ko\.local)(?::[0-9]+)?/")
 REFERENCE = re.compile(
     r"(?:[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]+)?/)?"
     r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*"
@@ -96,12 +97,13 @@ def image_pinned(subject: Subject) -> Iterator[Verdict]:
     """Images have a digest, or a tag that names a version.
 
     No tag means latest. A pod that is created tomorrow pulls the image that the tag names then, so one job
-    would run two programs. Tags such as latest, main and nightly fail. Other tags count as fixed.
+    would run two programs. Tags such as latest, main and nightly are a warning. Other tags count as fixed. A
+    text that is not an image reference fails.
     """
     for template in subject.templates:
         for path, container in template.containers():
             image = container.get("image")
-            if image is None or "$" in image:
+            if image is None or "$" in image or LOCAL.match(image):
                 continue
             place = Place(template.object, f"{path}.image", image)
             match = REFERENCE.fullmatch(image)
@@ -113,11 +115,33 @@ def image_pinned(subject: Subject) -> Iterator[Verdict]:
             elif match["digest"]:
                 yield good(place, "pinned by digest")
             elif match["tag"] is None:
-                yield bad(place, f"{image} has no tag, which means latest", "a version tag or a digest")
+                yield doubtful(place, f"{image} has no tag, which means latest", "a version tag or a digest")
             elif _moves(match["tag"]):
-                yield bad(place, f"the tag {match['tag']} moves", "a version tag or a digest")
+                yield doubtful(place, f"the tag {match['tag']} moves", "a version tag or a digest")
             else:
                 yield good(place, "pinned by a version tag")
+
+
+@rule(
+    "local-image",
+    "an image of this machine's registry is on this machine only, and other nodes cannot pull it",
+    PRACTICE,
+)
+def local_image(subject: Subject) -> Iterator[Verdict]:
+    """Images come from a registry that the nodes can reach, not from localhost, kind.local or ko.local.
+
+    Such an image runs on nodes that already have it, as in a kind cluster, or whose own registry has it.
+    """
+    for template in subject.templates:
+        for path, container in template.containers():
+            image = str(container.get("image") or "")
+            if LOCAL.match(image):
+                place = Place(template.object, f"{path}.image", image)
+                yield bad(
+                    place,
+                    f"{image.partition('/')[0]} is another machine on each node",
+                    "a registry of the cluster",
+                )
 
 
 def _moves(tag: str) -> bool:

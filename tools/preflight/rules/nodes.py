@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 from tools.core.repo import nearest
-from tools.core.verdict import Verdict, bad, good, unclear
+from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.facts.instances import INSTANCES
+from tools.facts.node_labels import KNOWN, OPEN, RESERVED, VALUES
+from tools.kube.manifests import Object
+from tools.kube.selectors import node_terms
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import INSTANCE_LABELS, Subject, Template
 
 TYPE_NAME = re.compile(
     r"[a-z]+[0-9][a-z0-9-]*\.(nano|micro|small|medium|large|xlarge|[0-9]+xlarge|metal(-[0-9]+xl)?)"
 )
+ALMOST = 0.85  # similarity of a misspelt label to the right one
 HYPERPOD = "sagemaker.amazonaws.com/"
 ARCH_LABELS = ("kubernetes.io/arch", "beta.kubernetes.io/arch")
 ARCHITECTURES = {"arm64": "arm64", "aarch64": "arm64", "amd64": "amd64", "x86_64": "amd64", "x86-64": "amd64"}
@@ -24,8 +29,8 @@ ARCHITECTURES = {"arm64": "arm64", "aarch64": "arm64", "amd64": "amd64", "x86_64
 def instance_types(subject: Subject) -> Iterator[Verdict]:
     """Instance types in node selectors and affinities are spelt correctly and do not contradict each other.
 
-    A name that cannot be an instance type fails. For a possible name that is not in the fact table the
-    verdict is CANNOT TELL, because the machine's size is unknown.
+    A name that cannot be an instance type fails. A possible name that is not in the fact table is a warning:
+    the size of the machine is unknown, and the rules that compare it with the pod do not apply.
     """
     for template in subject.templates:
         selected = template.selected
@@ -42,7 +47,7 @@ def instance_types(subject: Subject) -> Iterator[Verdict]:
             yield bad(place, f"node selector and affinity exclude each other: {contradiction}", "keep one")
         elif selected.unknown:
             summary = f"{', '.join(selected.unknown)}: not in tools/facts/instances.yaml"
-            yield unclear(place, summary, "add its row")
+            yield doubtful(place, f"{summary}: whether the pod fits is not checked", "add its row")
         else:
             yield good(place, "known instance types")
 
@@ -123,3 +128,64 @@ def _node_architectures(template: Template) -> set[str]:
         elif re.match(r"[a-z]+[0-9]+g[a-z]*\.", name):  # Graviton: c7g, m8gd, g5g
             architectures.add("arm64")
     return architectures & {"arm64", "amd64"}
+
+
+@rule("node-labels", "a pod that selects a label that no node has stays Pending")
+def node_labels(subject: Subject) -> Iterator[Verdict]:
+    """Labels in node selectors and required affinities are labels that nodes can have.
+
+    Checked are the labels of tools/facts/node_labels.yaml: those of Kubernetes, EKS, Karpenter, HyperPod and
+    NVIDIA's agents. A key that is almost one of them, such as `topology.kubernetes.io/zones`, fails, and so
+    does a value that such a label never has (`kubernetes.io/arch: x86_64`). Another key below a prefix of
+    theirs is a warning. Labels of a team's own are not checked. If an affinity has several terms, a fault in
+    one of them is a warning: the pod can use the others.
+    """
+    for template in subject.templates:
+        terms = node_terms(template.spec) or []
+        for path, key, values in _wanted_labels(template, terms):
+            place = Place(template.object, path, f"{key}: {', '.join(values)}" if values else key)
+            alternative = ".nodeSelector[" not in path and len(terms) > 1
+            summary, remedy = _label_fault(key, values)
+            if not summary:
+                if key in KNOWN:
+                    yield good(place, "a label that nodes have")
+            elif remedy and not alternative:
+                yield bad(place, summary, remedy)
+            else:
+                yield doubtful(place, summary, remedy or "see kubectl get nodes --show-labels")
+
+
+def _wanted_labels(template: Template, terms: list[Object]) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield path, key and allowed values of each label that a node must have."""
+    for key, value in (template.spec.get("nodeSelector") or {}).items():
+        yield f"{template.spec_path}.nodeSelector[{key}]", key, [value]
+    for term in terms:
+        for one in term.get("matchExpressions") or []:
+            if one["operator"] not in ("NotIn", "DoesNotExist"):
+                values = one.get("values") or [] if one["operator"] == "In" else []
+                yield f"{template.spec_path}.affinity.nodeAffinity[{one['key']}]", one["key"], values
+
+
+@functools.lru_cache(maxsize=256)
+def _nearest_label(key: str) -> str | None:
+    # A short name, such as `zone`, is a label of the team's own.
+    return nearest(key, KNOWN, cutoff=ALMOST) if "/" in key else None
+
+
+def _label_fault(key: str, values: list[str]) -> tuple[str, str]:
+    """Return what is wrong with a label, and the remedy if no node can have it; empty texts if nothing is."""
+    if "$" in key or key.startswith(OPEN):
+        return "", ""
+    if key in KNOWN:
+        allowed = VALUES.get(key)
+        if allowed is None or not values or any(value in allowed or "$" in value for value in values):
+            return "", ""
+        return f"no node has {key}: {values[0]}", f"one of {', '.join(allowed)}"
+    match = _nearest_label(key)
+    if match:
+        return f"no node has the label {key}", f"did you mean {match}?"
+    return (
+        (f"{key} is not a label that Kubernetes or its providers set", "")
+        if key.startswith(RESERVED)
+        else ("", "")
+    )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tools.core.verdict import Verdict, bad, good
-from tools.preflight.rule import Place, rule
+from tools.preflight.rule import PRACTICE, Place, rule
 from tools.preflight.subject import Subject, title
 
 
@@ -92,28 +92,30 @@ def wiring(subject: Subject) -> Iterator[Verdict]:
 
 @rule("elastic-bounds", "the operator admits bounds that can never be met")
 def elastic_bounds(subject: Subject) -> Iterator[Verdict]:
-    """minReplicas <= Worker.replicas <= maxReplicas.
+    """minReplicas <= the pods of the job <= maxReplicas. The Master is one of the pods.
 
     Neither the CRD nor the webhook checks this (v1.9.4). Below the minimum the rendezvous never starts. Above
-    the maximum the extra pods stay outside of it and still cost money.
+    the maximum the extra pods stay outside of it and still cost money. torchrun gets the bounds as the
+    numbers of nodes, and the Master is a node too.
     """
     for job in subject.operator_jobs():
         elastic = job.spec.get("elasticPolicy") or {}
-        worker = (job.spec.get("pytorchReplicaSpecs") or {}).get("Worker") or {}
-        count = worker.get("replicas", 1)
+        count = sum(template.replicas for template in job.templates)
         low, high = elastic.get("minReplicas"), elastic.get("maxReplicas")
         if low is None and high is None:
             continue
-        low, high = (low if low is not None else high), (high if high is not None else low)
+        low, high = int(high if low is None else low), int(low if high is None else high)
         place = Place(job.object, "spec.elasticPolicy", f"min {low}, replicas {count}, max {high}")
         if low <= count <= high:
             yield good(place, "the replicas are within the elastic bounds")
         else:
-            summary = f"{count} workers are not within {low} to {high}"
+            summary = f"{count} pods are not within {low} to {high}"
             yield bad(place, summary, f"set minReplicas <= {count} <= maxReplicas")
 
 
-@rule("elastic-flags", "a torchrun option overrides the operator's variable and turns elasticity off")
+@rule(
+    "elastic-flags", "a torchrun option overrides the operator's variable and turns elasticity off", PRACTICE
+)
 def elastic_flags(subject: Subject) -> Iterator[Verdict]:
     """A job that may grow or shrink does not set --nnodes.
 

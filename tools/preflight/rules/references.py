@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 
 from tools.core.command_line import is_subdomain
 from tools.core.repo import COMPARED, nearest
-from tools.core.verdict import Verdict, bad, good
+from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.kube.manifests import Object, name_of
-from tools.preflight.rule import Place, rule
+from tools.preflight.rule import Place, needed, rule
 from tools.preflight.subject import Subject, Template, title
 
 HASH = re.compile(r"-[bcdfghkmt2456789]{10}$")  # the suffix that kustomize adds to a generated name
@@ -81,8 +81,7 @@ def references(subject: Subject) -> Iterator[Verdict]:
                 yield bad(place, summary, "correct the name or the namespace")
             else:
                 verdict = good(place, f"{kind} {name} is not in the manifest and must be in the cluster")
-                verdict.details["needs"] = f"{kind} {name}" + (" (optional)" if optional else "")
-                yield verdict
+                yield needed(verdict, f"{kind} {name}" + (" (optional)" if optional else ""))
 
 
 Wanted = tuple[str, str, str, str | None, bool]  # kind, name, path, key, optional
@@ -97,7 +96,7 @@ def _wanted(template: Template) -> Iterator[Wanted]:
         if claim := volume.get("persistentVolumeClaim"):
             yield "PersistentVolumeClaim", claim["claimName"], path, None, False
         if secret := volume.get("secret"):
-            yield "Secret", secret.get("secretName", ""), path, None, bool(secret.get("optional"))
+            yield from _from_source(secret | {"name": secret.get("secretName", "")}, "Secret", path)
         yield from _from_source(volume.get("configMap"), "ConfigMap", path)
         for source in (volume.get("projected") or {}).get("sources") or []:
             yield from _from_source(source.get("configMap"), "ConfigMap", path)
@@ -157,7 +156,8 @@ class _Candidates:
 def service_account(subject: Subject) -> Iterator[Verdict]:
     """Pods use the service accounts that a manifest with training jobs contains.
 
-    A common fault: the account exists and has its role, but the job's pods run as `default`, without it.
+    A common fault: the account exists and has its role, but the job's pods run as `default`, without it. That
+    is a warning. Pods that name an account of another namespace are refused.
     """
     training = subject.training()
     used = {(template.namespace, template.spec.get("serviceAccountName")) for template in subject.templates}
@@ -176,20 +176,29 @@ def service_account(subject: Subject) -> Iterator[Verdict]:
             yield good(place, "pods use it")
         else:
             accounts = ", ".join(sorted(str(account or "default") for account in names))
-            yield bad(place, f"no pod uses it; the pods run as {accounts}", f"serviceAccountName: {name}")
+            summary = f"no pod uses it; the pods run as {accounts}"
+            yield doubtful(place, summary, f"serviceAccountName: {name}")
 
 
 @rule("object-twice", "of two objects with the same name the last one wins, silently")
 def object_twice(subject: Subject) -> Iterator[Verdict]:
-    """Each object occurs once: kind, namespace and name. Objects with a generateName are not checked."""
-    counts = Counter(
-        (str(item.get("apiVersion")), item["kind"], item["metadata"].get("namespace") or "", name_of(item))
-        for item in subject.objects
-        if "generateName" not in item["metadata"]
-    )
-    for (_, kind, namespace, name), count in counts.items():
+    """Each object occurs once: kind, namespace and name. Objects with a generateName are not checked.
+
+    Copies without a difference are a warning.
+    """
+    found: dict[tuple[str, str, str, str], list[Object]] = {}
+    for item in subject.objects:
+        if "generateName" not in item["metadata"]:
+            namespace = item["metadata"].get("namespace") or ""
+            key = str(item.get("apiVersion")), str(item["kind"]), str(namespace), name_of(item)
+            found.setdefault(key, []).append(item)
+    for (_, kind, namespace, name), items in found.items():
         place = Place(f"{kind}/{name}", "metadata.name", f"{namespace}/{name}" if namespace else name)
-        if count > 1:
-            yield bad(place, f"{kind} {name} occurs {count} times", "keep one")
-        else:
+        if len(items) == 1:
             yield good(place, "it occurs once")
+        elif all(item == items[0] for item in items):
+            yield doubtful(
+                place, f"{kind} {name} occurs {len(items)} times, with the same content", "keep one"
+            )
+        else:
+            yield bad(place, f"{kind} {name} occurs {len(items)} times", "keep one")

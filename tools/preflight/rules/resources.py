@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 
-from tools.core.verdict import Verdict, bad, good
+from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.facts.instances import EFA, NEURON, NVIDIA, Instance
 from tools.kube.quantity import amount, extended, plain, requests
-from tools.preflight.rule import Place, rule
+from tools.preflight.rule import PRACTICE, Place, rule
 from tools.preflight.subject import ACCELERATORS, NEURON_CORE, NEURON_DEVICE, Subject, Template
+from tools.simulator.command_line import option, words
 
 MIB = Decimal(2**20)
 SMALLEST_MEMORY = MIB
@@ -194,7 +195,11 @@ def efa_even(subject: Subject) -> Iterator[Verdict]:
             yield bad(place, summary, "request the same number in each")
 
 
-@rule("efa-all-or-none", "with some of the interfaces, the job gets only a part of the network it pays for")
+@rule(
+    "efa-all-or-none",
+    "with some of the interfaces, the job gets only a part of the network it pays for",
+    PRACTICE,
+)
 def efa_all_or_none(subject: Subject) -> Iterator[Verdict]:
     """A job of several pods that uses all accelerators of its nodes requests all EFA interfaces, or none.
 
@@ -218,11 +223,77 @@ def efa_all_or_none(subject: Subject) -> Iterator[Verdict]:
             yield bad(place, summary, "request all of them")
 
 
+@rule(
+    "efa-huge-pages",
+    "EFA's buffers are huge pages, and a pod without them uses slower memory or crashes",
+    PRACTICE,
+)
+def efa_huge_pages(subject: Subject) -> Iterator[Verdict]:
+    """A pod that requests EFA interfaces also requests huge pages of 2 MiB.
+
+    Source: Amazon EKS user guide, "Run machine learning training on Amazon EKS with Elastic Fabric Adapter",
+    whose examples request hugepages-2Mi: 5120Mi for each pod.
+    """
+    for template in subject.training():
+        if template.efa <= 0:
+            continue
+        pages = template.asks(HUGEPAGES)
+        place = Place(template.object, f"{template.spec_path} {HUGEPAGES}", plain(pages))
+        if pages > 0:
+            yield good(place, "the pod has huge pages for EFA")
+        else:
+            yield bad(place, "EFA interfaces without huge pages", f"{HUGEPAGES}: 5120Mi")
+
+
+@rule("backend", "NCCL needs a device in each rank, and the job hangs or fails if some ranks have none")
+def backend(subject: Subject) -> Iterator[Verdict]:
+    """All pods of a job have devices of one kind, or none of them has one and the backend is not NCCL.
+
+    The backend is read from options such as --backend. A Master without a GPU beside Workers with one fails
+    on NCCL; if the manifest does not name the backend, it is a warning. Pods without any request for a device
+    fail on NCCL as well.
+    """
+    for job in subject.jobs:
+        ranks = [one for one in job.templates if job.analysis is None or one.replicas]
+        devices = {one.role: _device_names(one) for one in ranks}
+        named = {(option(words(one.trainer()[1]), BACKEND) or ("", ""))[1].lower() for one in ranks} - {""}
+        listed = ", ".join(
+            f"{role or 'pods'} {'+'.join(sorted(names)) or 'none'}" for role, names in devices.items()
+        )
+        place = Place(job.object, "spec", listed)
+        if len({frozenset(names) for names in devices.values()}) > 1:
+            if named == {"nccl"}:
+                yield bad(
+                    place, f"the backend nccl, and devices differ: {listed}", "the same devices in each"
+                )
+            elif not named & {"gloo", "mpi"}:
+                yield doubtful(
+                    place, f"devices differ between the pods: {listed}", "the same devices in each"
+                )
+        elif named == {"nccl"} and not any(devices.values()):
+            yield bad(place, "the backend nccl, and no pod requests a device", "request GPUs, or use gloo")
+        elif named or any(devices.values()):
+            yield good(place, "the devices fit the backend")
+
+
+BACKEND = ("backend", "dist-backend", "distributed-backend", "ddp-backend")
+
+
+def _device_names(template: Template) -> set[str]:
+    """Return the names of the devices that a pod requests; network interfaces and huge pages are none."""
+    names = {
+        name for name in template.requests if extended(name) and not name.startswith(("hugepages-", EFA))
+    }
+    names = {name for name in names if "rdma" not in name}
+    return names | ({"resource claims"} if template.spec.get("resourceClaims") else set())
+
+
 @rule("processes", "extra processes share a device, and missing ones leave devices idle")
 def processes(subject: Subject) -> Iterator[Verdict]:
     """torchrun starts one process for each accelerator of the pod, or for each core of a Neuron device.
 
-    Eight processes on one GPU fail with `Duplicate GPU detected`. One process on eight leaves seven idle.
+    Eight processes on one GPU fail with `Duplicate GPU detected`. One process on eight leaves seven idle,
+    which is a warning.
     """
     for job in subject.jobs:
         nodes = job.analysis.nodes if job.analysis else []
@@ -236,7 +307,8 @@ def processes(subject: Subject) -> Iterator[Verdict]:
                 yield good(place, f"one process for each of {plain(devices)}")
             else:
                 summary = f"{node.processes} processes per pod for {plain(devices)} accelerators"
-                yield bad(place, summary, f'nprocPerNode: "{plain(devices)}"')
+                verdict = bad if node.processes > devices else doubtful
+                yield verdict(place, summary, f'nprocPerNode: "{plain(devices)}"')
 
 
 def _devices_for_processes(template: Template) -> Decimal | None:
@@ -248,7 +320,7 @@ def _devices_for_processes(template: Template) -> Decimal | None:
     return count * cores.pop() if len(cores) == 1 and not template.selected.unknown else None
 
 
-@rule("shm", "64 MiB of shared memory is too little for several ranks, and a disk is too slow")
+@rule("shm", "64 MiB of shared memory is too little for several ranks, and a disk is too slow", PRACTICE)
 def shm(subject: Subject) -> Iterator[Verdict]:
     """A training container with several accelerators mounts an emptyDir of medium Memory at /dev/shm.
 

@@ -13,7 +13,7 @@ from tools.core import secret_patterns
 from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.kube import network_policy
 from tools.kube.manifests import Object
-from tools.preflight.rule import Place, rule
+from tools.preflight.rule import PRACTICE, Place, rule
 from tools.preflight.subject import Subject, Template, known_kind, texts, title
 from tools.workload.operator_pods import DEFAULT_PORT
 
@@ -37,7 +37,9 @@ def _on_host(subject: Subject) -> Iterator[Template]:
             yield template
 
 
-@rule("host-path", "a directory of the node differs from node to node, and every pod there can use it")
+@rule(
+    "host-path", "a directory of the node differs from node to node, and every pod there can use it", PRACTICE
+)
 def host_path(subject: Subject) -> Iterator[Verdict]:
     """Pods mount no directory of their node.
 
@@ -58,7 +60,7 @@ def host_path(subject: Subject) -> Iterator[Verdict]:
             yield good(Place(template.object, f"{template.spec_path}.volumes"), "no directory of the node")
 
 
-@rule("host-namespaces", "a pod in its node's network or process namespace is not isolated")
+@rule("host-namespaces", "a pod in its node's network or process namespace is not isolated", PRACTICE)
 def host_namespaces(subject: Subject) -> Iterator[Verdict]:
     """Pods do not use hostNetwork, hostPID, hostIPC or hostPort.
 
@@ -82,7 +84,7 @@ def host_namespaces(subject: Subject) -> Iterator[Verdict]:
             yield good(Place(template.object, template.spec_path), "the pod has its own namespaces")
 
 
-@rule("privileged", "a privileged pod controls its node")
+@rule("privileged", "a privileged pod controls its node", PRACTICE)
 def privileged(subject: Subject) -> Iterator[Verdict]:
     """No container is privileged or adds capabilities beyond the baseline Pod Security Standard.
 
@@ -214,7 +216,7 @@ def _decoded(text: Any) -> str:
         return ""
 
 
-@rule("exposed", "TensorBoard and the rendezvous have no password, and the rendezvous can run code")
+@rule("exposed", "TensorBoard and the rendezvous have no password, and the rendezvous can run code", PRACTICE)
 def exposed(subject: Subject) -> Iterator[Verdict]:
     """No Service of type LoadBalancer or NodePort leads to port 6006, 23456, 29400 or 29500.
 
@@ -240,9 +242,9 @@ def network_policy_rule(subject: Subject) -> Iterator[Verdict]:
     """The NetworkPolicies of a job let its pods reach each other on all TCP ports, and keep others out.
 
     The rendezvous uses port 23456, and runs what is written into it. gloo and NCCL then listen on ports that
-    they choose themselves. A job of several pods without a policy is a warning, because the cluster may have
-    one. It is a fault if the manifest has policies and none selects the pods, and if one admits pods of every
-    namespace or any address.
+    they choose themselves: pods that policies keep apart do not train. A job of several pods without a policy
+    is a warning, and so are policies that do not select the pods, or that admit pods of every namespace or
+    any address.
     """
     for template in subject.training():
         if template.nodes > 1:
@@ -279,7 +281,9 @@ def _unfenced(template: Template, labels: dict[str, str], there: list[Object]) -
     policies = [item for item in there if network_policy.applies(item, "Ingress", labels)]
     remedy = "a NetworkPolicy that admits only the job's own pods, such as base/pytorchjob/networkpolicy.yaml"
     if not policies and there:
-        yield bad(place, "no NetworkPolicy of this manifest selects the pods: every pod reaches them", remedy)
+        yield doubtful(
+            place, "no NetworkPolicy of this manifest selects the pods: every pod reaches them", remedy
+        )
     elif not policies:
         yield doubtful(place, "without a NetworkPolicy, every pod of the cluster reaches these pods", remedy)
     ports = template.trainer()[1].get("ports") or []
@@ -287,7 +291,7 @@ def _unfenced(template: Template, labels: dict[str, str], there: list[Object]) -
     for policy in policies:
         if network_policy.is_open(policy, DEFAULT_PORT, named):
             summary = f"every pod of the cluster reaches port {DEFAULT_PORT} of these pods"
-            yield bad(Place(title(policy), "spec.ingress"), summary, remedy)
+            yield doubtful(Place(title(policy), "spec.ingress"), summary, remedy)
 
 
 def _labels(template: Template) -> dict[str, str]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from tools.core.verdict import Verdict, bad, doubtful, good, unclear
+from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.kube.manifests import Object
 from tools.kube.quantity import amount
-from tools.preflight.rule import Place, rule
+from tools.preflight.rule import PRACTICE, Place, rule
 from tools.preflight.subject import Subject, Template
-from tools.simulator.command_line import literals, number, option, words
+from tools.simulator.command_line import command, literals, number, option, script, words
 
 SAVE = (
     *("checkpoint-dir", "checkpoint-path", "checkpoints-dir", "ckpt-dir", "ckpt-path", "checkpoint-folder"),
@@ -22,40 +23,55 @@ INTERVAL = (
     *("save-interval", "save-steps", "save-every"),
 )
 STEPS = ("max-steps", "max-train-steps", "train-iters", "num-steps", "total-steps", "steps", "training-steps")
-VARIABLES = ("TRAINYARD_RUN", "CHECKPOINT_DIR", "CKPT_DIR", "CHECKPOINT_PATH", "SNAPSHOT_PATH")
+VARIABLES = (
+    *("TRAINYARD_RUN", "CHECKPOINT_DIR", "CKPT_DIR", "CHECKPOINT_PATH", "SNAPSHOT_PATH"),
+    *("CHECKPOINTS_DIR", "OUTPUT_DIR", "SAVE_DIR"),
+)
 REMOTE = ("s3://", "gs://", "hf://", "https://")
-NOT_SHARED = ("emptyDir", "hostPath", "ephemeral", "configMap", "secret", "projected", "downwardAPI")
+UPLOADS = ("aws s3", "s5cmd", "gsutil", "gcloud storage", "azcopy", "rclone", "push_to_hub", "push-to-hub")
+NOT_SHARED = ("emptyDir", "ephemeral")
+READ_ONLY_VOLUMES = ("configMap", "secret", "projected", "downwardAPI", "image")
+SHARED, UNKNOWN = "shared", "unknown"
 LAYER = "in the container's own layer"
+READ_ONLY = "on a mount that is read-only"
+ON_NODE = "a directory of the node"
 # Where torch and Triton keep compiled code, which they unpickle, load and run.
 COMPILED = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "AOTINDUCTOR_CACHE_DIR")
 TORCHRUN_DEFAULT = 30  # seconds between SIGTERM and SIGKILL of the workers, torch/distributed/run.py
 KUBERNETES_DEFAULT = 30  # seconds, terminationGracePeriodSeconds
 
 
-@rule("checkpoint-shared", "a pod on another node cannot read a checkpoint that is on one node only")
+@rule("checkpoint-shared", "a checkpoint that is not on shared, writable storage is lost with its pod")
 def checkpoint_shared(subject: Subject) -> Iterator[Verdict]:
-    """A job of several pods saves its checkpoints on storage that all of them share.
+    """A job saves its checkpoints on storage that all of its pods share and can write.
 
     The directory is read from options such as --checkpoint-dir and variables such as CHECKPOINT_DIR. It must
-    be below a mounted claim (or CSI or NFS volume), or be the address of an object store. `./checkpoints` in
-    the container's own layer is lost with the pod. A job that names no directory is not checked.
+    be below a mounted claim (or CSI or NFS volume), or be the address of an object store. It fails on a mount
+    that is read-only, on an emptyDir and in the container's own layer, unless the command copies it to an
+    object store. `./checkpoints` counts from workingDir or the script's `cd`. A directory of the node, and a
+    relative path that may be on a claim, are warnings. A job that names no directory is not checked.
     """
     for template in subject.training():
         path, container = template.trainer()
         saved = _directory(container)
-        if template.nodes < 2 or saved is None:
+        if saved is None or saved[1].startswith("$"):
             continue
         name, directory = saved
         place = Place(template.object, f"{path} {name}", directory)
-        kind = _storage(template, container, directory)
-        if kind == "shared":
+        where = storage(template, container, directory)
+        if where == SHARED:
             yield good(place, "on storage that all pods share")
-        elif kind == "unknown":
-            summary = "a relative path: the image's working directory is unknown"
-            yield unclear(place, summary, "use an absolute path")
+        elif where == UNKNOWN:
+            summary = "a relative path: lost with the pod if the image's working directory is not on a claim"
+            yield doubtful(place, summary, "use an absolute path")
+        elif where == ON_NODE:
+            summary = f"{directory} is {ON_NODE}: lost with the node, unless all nodes share that directory"
+            yield doubtful(place, summary, "a path below a shared claim")
+        elif where != READ_ONLY and _uploads(container):
+            yield good(place, "the command copies it to an object store")
         else:
-            summary = f"{template.nodes} pods, and {directory} is {kind}"
-            yield bad(place, summary, "a path below a shared claim")
+            pods = f"{template.nodes} pods, and " if template.nodes > 1 else ""
+            yield bad(place, f"{pods}{directory} is {where}", "a path below a shared claim")
 
 
 def _directory(container: Object) -> tuple[str, str] | None:
@@ -73,26 +89,41 @@ def _is_path(name: str, value: str) -> bool:
     return any(mark in value for mark in "/$") or any(word in name for word in ("dir", "path", "folder"))
 
 
-def _storage(template: Template, container: Object, directory: str) -> str:
-    """Return `shared`, `unknown`, or where the directory is instead."""
+def storage(template: Template, container: Object, directory: str) -> str:
+    """Return SHARED, UNKNOWN, or where the directory is instead."""
     if directory.startswith(REMOTE):
-        return "shared"
-    if directory.startswith("$"):
-        return "unknown"
+        return SHARED
     volumes = template.volumes()
     mounts = container.get("volumeMounts") or []
-    kinds = {mount["mountPath"]: _kind(volumes.get(mount["name"], {})) for mount in mounts}
-    base = container.get("workingDir") or ""
+    kinds = {mount["mountPath"]: _kind(volumes.get(mount["name"], {}), mount) for mount in mounts}
+    base = _working_directory(container)
     if not directory.startswith("/") and not base:
-        return "unknown" if "shared" in kinds.values() else LAYER
+        return UNKNOWN if {SHARED, ON_NODE} & set(kinds.values()) else LAYER
     whole = PurePosixPath(base or "/") / directory
     below = [mount for mount in kinds if PurePosixPath(mount) in (whole, *whole.parents)]
     return kinds[max(below, key=len)] if below else LAYER
 
 
-def _kind(volume: Object) -> str:
+def _working_directory(container: Object) -> str:
+    """Return the directory that relative paths count from, or an empty text if the image decides it."""
+    given = words(container) if script(container) else []
+    entered = [word for before, word in itertools.pairwise(given) if before == "cd" and word.startswith("/")]
+    return (entered or [str(container.get("workingDir") or "")])[-1].rstrip(";&")
+
+
+def _kind(volume: Object, mount: Object) -> str:
+    claim = volume.get("persistentVolumeClaim") or {}
+    if mount.get("readOnly") or claim.get("readOnly") or any(key in volume for key in READ_ONLY_VOLUMES):
+        return READ_ONLY
+    if "hostPath" in volume:
+        return ON_NODE
     kind = next((key for key in NOT_SHARED if key in volume), None)
-    return "shared" if kind is None else f"on a volume of kind {kind}"
+    return SHARED if kind is None else f"on a volume of kind {kind}"
+
+
+def _uploads(container: Object) -> bool:
+    text = " ".join(command(container))
+    return any(word in text for word in UPLOADS)
 
 
 @rule("claim-access", "one node attaches a ReadWriteOnce volume, and pods on other nodes wait forever")
@@ -116,7 +147,9 @@ def claim_access(subject: Subject) -> Iterator[Verdict]:
                 yield bad(place, summary, "ReadWriteMany")
 
 
-@rule("compile-cache", "torch unpickles and runs what it finds in its cache, whoever wrote it there")
+@rule(
+    "compile-cache", "torch unpickles and runs what it finds in its cache, whoever wrote it there", PRACTICE
+)
 def compile_cache(subject: Subject) -> Iterator[Verdict]:
     """Caches of compiled code are where no other job writes: on an emptyDir, or in a directory of the job.
 
@@ -134,7 +167,7 @@ def compile_cache(subject: Subject) -> Iterator[Verdict]:
             if "hostPath" in volume:
                 summary = "compiled code on a directory of the node, which other pods can write"
                 yield bad(place, summary, "a path on an emptyDir")
-            elif mount and "subPathExpr" not in mount and _kind(volume) == "shared":
+            elif mount and "subPathExpr" not in mount and _kind(volume, mount) == SHARED:
                 summary = "whoever writes to this volume runs code in the job"
                 yield doubtful(place, summary, "a path on an emptyDir")
             else:
@@ -152,7 +185,7 @@ def _mount_of(container: Object, directory: str) -> Object | None:
     return max(mounts, key=lambda mount: len(mount["mountPath"]), default=None)
 
 
-@rule("checkpoint-interval", "a checkpoint after the last step is never saved")
+@rule("checkpoint-interval", "a checkpoint after the last step is never saved", PRACTICE)
 def checkpoint_interval(subject: Subject) -> Iterator[Verdict]:
     """The interval between checkpoints is not longer than the training.
 
@@ -172,7 +205,11 @@ def checkpoint_interval(subject: Subject) -> Iterator[Verdict]:
             yield bad(place, summary, f"{every[0]} of at most {steps}")
 
 
-@rule("resume-path", "a job that resumes from another directory than it saves to always starts from scratch")
+@rule(
+    "resume-path",
+    "a job that resumes from another directory than it saves to always starts from scratch",
+    PRACTICE,
+)
 def resume_path(subject: Subject) -> Iterator[Verdict]:
     """The job resumes from the directory that it saves to, or from one below it.
 
@@ -191,7 +228,7 @@ def resume_path(subject: Subject) -> Iterator[Verdict]:
             yield bad(place, f"saves to {target} and resumes from {source}", "use one directory for both")
 
 
-@rule("grace-period", "a pod that is killed before it has saved loses steps at each drain")
+@rule("grace-period", "a pod that is killed before it has saved loses steps at each drain", PRACTICE)
 def grace_period(subject: Subject) -> Iterator[Verdict]:
     """terminationGracePeriodSeconds is longer than the preStop hook and torchrun's time to save together.
 

@@ -1,0 +1,20 @@
+"""Labels of nodes by Kubernetes, EKS, Karpenter, HyperPod and NVIDIA's agents, from node_labels.yaml."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tools.facts.tables import load
+
+_ROWS: dict[str, Any] = load("node_labels.yaml")
+_FAMILIES: dict[str, list[str]] = _ROWS["families"]
+_SAME = [f"{prefix}{name}" for prefix, other in _ROWS["same"].items() for name in _FAMILIES[other]]
+_WHOLE = [f"{prefix}{name}" for prefix, names in _FAMILIES.items() for name in names]
+
+KNOWN: tuple[str, ...] = (*_ROWS["keys"], *_WHOLE, *_SAME)
+VALUES: dict[str, list[str]] = _ROWS["values"]
+OPEN: tuple[str, ...] = tuple(_ROWS["open"])
+# Below these prefixes the owner of the prefix decides which labels there are.
+RESERVED: tuple[str, ...] = tuple(
+    sorted({f"{key.partition('/')[0]}/" for key in KNOWN if not key.startswith("nvidia.com/")})
+)

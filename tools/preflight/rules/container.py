@@ -1,0 +1,92 @@
+"""Rules on the user and the file system of a container."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tools.core.verdict import Verdict, bad, doubtful, good
+from tools.kube.manifests import Object
+from tools.preflight.rule import Place, rule
+from tools.preflight.rules.storage import LAYER, READ_ONLY, storage
+from tools.preflight.subject import Subject, Template
+from tools.simulator.command_line import literals
+
+TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")  # where Python looks for a temporary directory, after TMPDIR
+CACHES = (
+    *("HOME", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "MPLCONFIGDIR"),
+    *("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "NEURON_COMPILE_CACHE_URL", "WANDB_DIR"),
+)
+# Variables that move the caches out of the home directory.
+HOMES = ("HOME", "XDG_CACHE_HOME", "HF_HOME")
+
+
+@rule("run-as-user", "the kubelet does not start a container of root that must not run as root")
+def run_as_user(subject: Subject) -> Iterator[Verdict]:
+    """A container with runAsNonRoot does not have runAsUser 0.
+
+    The settings of a container count before those of its pod. Without runAsUser the image decides, and the
+    kubelet refuses an image whose user is root, or a name instead of a number: that is a warning.
+    """
+    for template in subject.templates:
+        shared = template.spec.get("securityContext") or {}
+        for path, container in template.containers():
+            own = container.get("securityContext") or {}
+            user = own.get("runAsUser", shared.get("runAsUser"))
+            if not own.get("runAsNonRoot", shared.get("runAsNonRoot")):
+                continue
+            place = Place(
+                template.object, f"{path}.securityContext", {"runAsNonRoot": True, "runAsUser": user}
+            )
+            if user == 0:
+                yield bad(place, "runAsNonRoot with user 0: the container does not start", "runAsUser: 1000")
+            elif user is None:
+                summary = (
+                    "runAsNonRoot without runAsUser: the container starts if the image has a numeric user"
+                )
+                yield doubtful(place, summary, "runAsUser: the number of the image's user")
+            else:
+                yield good(place, f"user {user} is not root")
+
+
+@rule("read-only-root", "a trainer on a read-only file system fails when it writes its first file")
+def read_only_root(subject: Subject) -> Iterator[Verdict]:
+    """A container with readOnlyRootFilesystem has writable volumes where it writes.
+
+    torchrun and Python need a temporary directory: TMPDIR, /tmp, /var/tmp, /usr/tmp or the working directory.
+    Variables such as HOME, HF_HOME and TRITON_CACHE_DIR must point to a writable volume. If none of HOME,
+    XDG_CACHE_HOME and HF_HOME is set, caches go to the image's home directory, which is a warning.
+    """
+    for template in subject.training():
+        path, container = template.trainer()
+        if not (container.get("securityContext") or {}).get("readOnlyRootFilesystem"):
+            continue
+        place = Place(template.object, f"{path}.securityContext.readOnlyRootFilesystem", True)
+        values = literals(container)
+        temporary = [values.get("TMPDIR"), *TEMPORARY, container.get("workingDir")]
+        if not any(one and _writable(template, container, one) for one in temporary):
+            yield bad(place, "no directory for temporary files is writable", "an emptyDir at /tmp")
+            continue
+        wrong = [
+            name
+            for name in CACHES
+            if _is_path(values.get(name)) and not _writable(template, container, values[name])
+        ]
+        for name in wrong:
+            summary = f"{name} is {values[name]}, which is not on a writable volume"
+            yield bad(place, summary, f"mount an emptyDir there, or set {name} to a path on one")
+        if wrong:
+            continue
+        if any(name in values for name in HOMES):
+            yield good(place, "temporary files and caches are on writable volumes")
+        else:
+            yield doubtful(
+                place, "caches in the image's home directory cannot be written", "HOME on an emptyDir"
+            )
+
+
+def _is_path(value: str | None) -> bool:
+    return bool(value) and str(value).startswith("/")
+
+
+def _writable(template: Template, container: Object, directory: str) -> bool:
+    return directory.startswith("/") and storage(template, container, directory) not in (LAYER, READ_ONLY)
