@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TOOLS = (
     "cli | gitops job | cluster image preflight local | cells simulator | workload | kube aws facts | core"
 )
-TRAINING = """pretrain finetune bert entrypoint precompile checkpoints | pod | trainer | upload | export
+TRAINING = """pretrain finetune bert entrypoint precompile checkpoints agent | pod | trainer | upload | export
     | prepare sample | weights | data models | task | distributed | device | neuron | config checkpoint
     | run"""
 LEVELS = [
@@ -33,6 +33,9 @@ EXTRA = {
     "tools.local.data_benchmark.": ("training.data.",),
     "tools.cli.job.metrics.": ("training.neuron.compile_log.",),
 }
+
+
+COMMAND = "training.agent.trainyard.__main__"  # the yard command of a wheel
 
 
 def imports(path: Path, known: dict[str, Path]) -> Iterator[tuple[str, str | None]]:
@@ -57,7 +60,7 @@ def fault(source: str, target: str, alias: str | None) -> str:
     if user.startswith("tools.") and used.startswith("training."):
         extra = (packages for name, packages in EXTRA.items() if user.startswith(name))
         return "" if used.startswith(sum(extra, SHARED)) else "not what tools may use of training"
-    if here == there or "." not in here or "." not in there:
+    if here == there or "." not in here or "." not in there or source == COMMAND:
         return ""
     if not {here, there} <= set(LEVEL):
         return "not in the table"

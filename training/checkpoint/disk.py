@@ -68,6 +68,40 @@ def sync_directory(path: Path) -> None:
             os.close(descriptor)
 
 
+def sync_tree(root: Path) -> dict[str, tuple[int, str]]:
+    """Make all files below a directory durable; return size and SHA-256 of each by its path from there.
+
+    Raises:
+        CheckpointError: one is a link, a FIFO or the like, or has a name that is not UTF-8.
+    """
+    found: dict[str, tuple[int, str]] = {}
+    for directory, names, files in os.walk(str(root), onerror=_refuse):
+        for name in [*names, *files]:
+            path = Path(directory, name)
+            relative = path.relative_to(root).as_posix()
+            if path.is_symlink() or not relative.isprintable():
+                raise CheckpointError(
+                    f"{root.name}/{relative!a}: only plain files and directories can be saved"
+                )
+        for name in files:
+            path = Path(directory, name)
+            size, digest = file_size(path), file_digest(path)
+            sync_file(path)
+            found[path.relative_to(root).as_posix()] = size, digest
+        sync_directory(Path(directory))
+    return found
+
+
+def _refuse(error: OSError) -> None:
+    raise CheckpointError(f"{error.filename}: {error.strerror}") from error
+
+
+def sync_file(path: Path) -> None:
+    """Make a file's content durable."""
+    with naming(path), path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def file_size(path: Path) -> int:
     """Size in bytes of the regular file `path`; CheckpointError if it is missing or something else."""
     with naming(path):

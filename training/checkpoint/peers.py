@@ -22,10 +22,10 @@ class Peers:
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self._group = group if group is not None else _cpu_group()
-        self.rank = dist.get_rank(self._group) if self._group is not None else 0
-        self.size = dist.get_world_size(self._group) if self._group is not None else 1
-        self._first = dist.get_global_rank(self._group, 0) if self._group is not None else 0
+        self.group = group if group is not None else _cpu_group()
+        self.rank = dist.get_rank(self.group) if self.group is not None else 0
+        self.size = dist.get_world_size(self.group) if self.group is not None else 1
+        self._first = dist.get_global_rank(self.group, 0) if self.group is not None else 0
 
     def agree(self, work: Callable[[], Any], conclude: Callable[[list[Any]], Any]) -> Any:
         """Run `work` on every rank and `conclude` on rank 0 with all JSON results; return that on every rank.
@@ -44,6 +44,14 @@ class Peers:
             raise CheckpointError(verdict["error"]) from failure
         return verdict["result"]
 
+    def any(self, here: bool) -> bool:
+        """Whether `here` is true on at least one rank; all ranks call it at the same place."""
+        if self.group is None:
+            return here
+        flag = torch.tensor([int(here)])
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.group)
+        return bool(flag.item())
+
     def _attempt(self, work: Callable[[], Any]) -> tuple[dict[str, Any], Exception | None]:
         try:
             return {"result": work()}, None
@@ -54,29 +62,29 @@ class Peers:
 
     def _gather(self, value: Any) -> list[Any] | None:
         """Values of all ranks on rank 0, None elsewhere."""
-        if self._group is None:
+        if self.group is None:
             return [value]
         data = _encode(value)
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(lengths, torch.tensor([data.numel()]), group=self._group)
+        dist.all_gather(lengths, torch.tensor([data.numel()]), group=self.group)
         padded = torch.zeros(max(int(length) for length in lengths), dtype=torch.uint8)
         padded[: data.numel()] = data
         parts = [torch.empty_like(padded) for _ in lengths] if self.rank == 0 else None
-        dist.gather(padded, parts, dst=self._first, group=self._group)
+        dist.gather(padded, parts, dst=self._first, group=self.group)
         if parts is None:
             return None
         return [_decode(part[: int(length)]) for part, length in zip(parts, lengths)]
 
     def _broadcast(self, value: Any) -> Any:
         """Rank 0's value on every rank."""
-        if self._group is None:
+        if self.group is None:
             return value
         data = _encode(value)
         length = torch.tensor([data.numel()])
-        dist.broadcast(length, src=self._first, group=self._group)
+        dist.broadcast(length, src=self._first, group=self.group)
         if self.rank != 0:
             data = torch.empty(int(length), dtype=torch.uint8)
-        dist.broadcast(data, src=self._first, group=self._group)
+        dist.broadcast(data, src=self._first, group=self.group)
         return _decode(data)
 
 

@@ -14,6 +14,7 @@ from training.checkpoint.disk import read_file
 from training.checkpoint.errors import CheckpointError, naming
 from training.checkpoint.header import Entry
 from training.checkpoint.layout import (
+    OWN_FILES,
     Manifest,
     Tensor,
     committed_steps,
@@ -59,6 +60,12 @@ class Checkpoint:
         if not isinstance(value, dict):
             raise CheckpointError(f"{self.directory.name}: its metadata have no {key}")
         return value
+
+    @property
+    def files(self) -> Path | None:
+        """The directory of the files that a script wrote itself, None without such files."""
+        own = f"{OWN_FILES}/"
+        return self.directory / OWN_FILES if any(n.startswith(own) for n in self._manifest.files) else None
 
     def rank_state(self, rank: int) -> dict[str, Any] | None:
         """State that `rank` saved, None if that rank did not exist then."""

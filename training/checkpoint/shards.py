@@ -15,7 +15,7 @@ from training.checkpoint.tensors import CODES
 try:
     from torch.distributed.tensor import DTensor
 except ImportError:  # torch before 2.5
-    from torch.distributed._tensor import DTensor  # type: ignore[attr-defined, no-redef]
+    from torch.distributed._tensor import DTensor  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)

@@ -65,12 +65,14 @@ class Store:
         rank_state: Mapping[str, Any],
         run_state: Mapping[str, Any],
         meta: Mapping[str, Any],
+        files: Callable[[Path], None] | None = None,
     ) -> Path:
         """Commit one step and prune older ones; return its directory. A committed step is not written again.
 
         `rank_state` is this rank's own JSON; `run_state` (JSON) must be the same on all ranks; `meta` (JSON)
-        is taken from rank 0. On failure every rank gets the same CheckpointError with rank, file and reason;
-        the earlier checkpoints are unchanged, and nothing of this one is left.
+        is taken from rank 0. `files` writes files of its own into the directory that it gets, the same one on
+        every rank. On failure every rank gets the same CheckpointError with rank, file and reason; earlier
+        checkpoints are unchanged, and nothing of this one is left.
         """
         attempt = Save(
             self.directory,
@@ -81,6 +83,7 @@ class Store:
             rank_state=rank_state,
             run_state=run_state,
             meta=meta,
+            files=files,
             log=self._log,
         )
         written = attempt.run(lambda: self._is_committed(step))

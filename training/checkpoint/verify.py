@@ -33,6 +33,9 @@ def with_retries(read: Callable[[], T]) -> T:
 def check_sizes(directory: Path, manifest: Manifest, names: Iterable[str]) -> None:
     """CheckpointError with the first of the files `names` that is missing or has another size."""
     for name in names:
+        linked = next((path for path in [*Path(name).parents][:-1] if (directory / path).is_symlink()), None)
+        if linked is not None:
+            raise CheckpointError(f"{directory.name}/{linked}: is a link")
         size, expected = file_size(directory / name), manifest.files[name].size
         if size != expected:
             raise CheckpointError(f"{directory.name}/{name}: has {size} bytes, the manifest says {expected}")

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from training.checkpoint.attempt import Attempt, Log
-from training.checkpoint.disk import HashedFile
+from training.checkpoint.disk import HashedFile, sync_tree
 from training.checkpoint.errors import CheckpointError
 from training.checkpoint.layout import (
     FORMAT,
+    OWN_FILES,
     Manifest,
     Stored,
     Tensor,
@@ -43,11 +44,13 @@ class Save:
         rank_state: Mapping[str, Any],
         run_state: Mapping[str, Any],
         meta: Mapping[str, Any],
+        files: Callable[[Path], None] | None,
         log: Log,
     ) -> None:
         self._root, self._run = root, run
         self._peers, self._step, self._tensors = peers, step, tensors
         self._rank_state, self._run_state, self._meta = rank_state, run_state, meta
+        self._files = files
         self._log = log
         self._attempt: Attempt | None = None
         self._table: dict[str, Tensor] = {}
@@ -113,10 +116,19 @@ class Save:
             write_tensors(tensors, mine)
         with HashedFile(directory / state_file(rank)) as state:
             state.write(json_bytes(self._rank_state, "rank_state"))
+        if self._files is not None:
+            own = directory / OWN_FILES
+            own.mkdir(exist_ok=True)
+            self._files(own)
         return {file.path.name: {"size": file.size, "sha256": file.digest} for file in (tensors, state)}
 
     def _commit(self, written: list[dict[str, Any]]) -> str:
-        """Seal the manifest and rename the directory (rank 0)."""
+        """Seal the manifest and rename the directory (rank 0), which hashes a script's own files before."""
+        files = {name: Stored(**entry) for files in written for name, entry in files.items()}
+        own = self._begun.path / OWN_FILES
+        if self._files is not None:
+            for name, (size, digest) in sorted(sync_tree(own).items()):
+                files[f"{OWN_FILES}/{name}"] = Stored(size, digest)
         manifest = Manifest(
             format=FORMAT,
             step=self._step,
@@ -125,7 +137,7 @@ class Save:
             meta=dict(self._meta),
             run_state=dict(self._run_state),
             tensors=self._table,
-            files={name: Stored(**entry) for files in written for name, entry in files.items()},
+            files=files,
         )
         data = manifest.encode()
         if len(data) > manifest_limit(len(manifest.files)):

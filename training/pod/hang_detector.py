@@ -25,6 +25,10 @@ from training.run.heartbeat import Beat
 
 WAITING = 1.5  # a rank that only waits for others gets this many times its limit: the cause is found first
 AFTER_DEATH = 60.0  # seconds without a check after a rank died: the launcher ends and restarts the others
+STUCK = {
+    **dict.fromkeys("Tt", "its process is stopped"),
+    "D": "its process is stuck in the kernel, in file system, network or driver",
+}  # states of a process that cannot continue by itself
 _ANSWER = 2.0  # seconds that a rank has to write its stacks
 _RESCAN = 5.0  # seconds between two searches for new ranks
 _LONGEST_STACKS = 1 << 20  # bytes
@@ -109,14 +113,14 @@ class HangDetector:
         for item in late:
             reason = _reason(item.beat, stacks[item.beat.rank])
             if reason is not None:
-                records.append(_record(item, reason, stacks[item.beat.rank]))
+                records.append(record_of(item, reason, stacks[item.beat.rank]))
         if records:
             return records
         overdue = [item for item in late if item.silent > WAITING * item.limit]
         if not overdue:
             return []
         last = min(overdue, key=lambda item: (item.beat.step or 0, -item.silent, item.beat.rank))
-        return [_record(last, "it and all others here wait for each other", stacks[last.beat.rank])]
+        return [record_of(last, "it and all others here wait for each other", stacks[last.beat.rank])]
 
     def _own(self, paths: set[Path]) -> list[Beat]:
         beats = (heartbeat.read(path) for path in sorted(paths))
@@ -152,10 +156,8 @@ def _stacks(directory: Path, beats: list[Beat]) -> dict[int, str]:
 def _reason(beat: Beat, stacks: str) -> str | None:
     """Why this rank hangs, or None if it seems to wait for others."""
     state = state_of(beat.pid)
-    if state in ("T", "t"):
-        return "its process is stopped"
-    if state == "D":
-        return "its process is stuck in the kernel, in file system, network or driver"
+    if state in STUCK:
+        return STUCK[state]
     frames = _main_frames(stacks)
     if not frames:
         return "it does not answer" if state is not None else None
@@ -171,7 +173,8 @@ def _main_frames(stacks: str) -> list[str]:
     return [re.sub(r'^(?:File )?"([^"]+)"', r"\1", frame) for frame in frames]
 
 
-def _record(late: Late, reason: str, stacks: str) -> Failure:
+def record_of(late: Late, reason: str, stacks: str) -> Failure:
+    """The failure record of a late rank that hangs for this reason."""
     beat = late.beat
     where = beat.phase if beat.step is None else f"{beat.phase} after step {beat.step}"
     return Failure(

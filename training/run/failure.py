@@ -136,20 +136,22 @@ def one_line(text: str) -> str:
 
 def record(error: BaseException, rank: int, step: int | None, run: RunDir, phase: str | None = None) -> Path:
     """Write this rank's failure record and return its path."""
-    return write(
-        Failure(
-            kind=classify(error),
-            rank=rank,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            step=step,
-            message=message(error),
-            exception=type(error).__name__,
-            time=time.time(),
-            phase=phase,
-            traceback="".join(traceback.format_exception(type(error), error, error.__traceback__)),
-        ),
-        run,
+    return write(of(error, rank, step, phase), run)
+
+
+def of(error: BaseException, rank: int, step: int | None, phase: str | None = None) -> Failure:
+    """Return what a record says about an exception of this process."""
+    return Failure(
+        kind=classify(error),
+        rank=rank,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        step=step,
+        message=message(error),
+        exception=type(error).__name__,
+        time=time.time(),
+        phase=phase,
+        traceback="".join(traceback.format_exception(type(error), error, error.__traceback__)),
     )
 
 

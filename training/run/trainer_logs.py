@@ -242,7 +242,7 @@ def _from_words(low: str) -> Values | None:
         values["epoch"] = float(epoch[1])
     elif found and found[2]:  # with an epoch it is the epoch's length
         values["steps"] = int(found[2])
-    return values | _pairs(low)
+    return {**values, **_pairs(low)}
 
 
 def _pairs(low: str) -> Values:
@@ -288,13 +288,13 @@ def _from_object(value: Mapping[Any, Any]) -> Values | None:
         inner = read(text) if text else None
         if inner is None or inner.values is None:
             return None
-        return inner.values | ({"time": at} if at is not None else {})
+        return {**inner.values, **({} if at is None else {"time": at})}
     for key in ("step", "steps"):
         if key in found:
             if not math.isfinite(found[key]):
                 return None
             found[key] = int(found[key])
-    return found | ({"time": at} if at is not None else {})
+    return {**found, **({} if at is None else {"time": at})}
 
 
 def _moment(value: Any) -> float | None:

@@ -1,0 +1,1 @@
+"""What images of users get: process 1 for a script of theirs, and `import trainyard` in that script."""

@@ -1,0 +1,48 @@
+"""The ranks that run below this process: the process id of each rank, from the processes' environments."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from training.distributed.process import is_descendant
+
+# torchrun's variable, then those of MPI and Slurm.
+NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+_LONGEST = 1 << 20  # bytes of an environment
+_MOST = 4096  # processes that are looked at
+
+
+def ranks_below(launcher: int) -> dict[int, int]:
+    """Return the process id of each rank, without the process `launcher` itself.
+
+    A rank's own children inherit its variables, so the process nearest to the launcher counts.
+    """
+    own = os.environ.get(NAMES[0])
+    found: dict[int, int] = {}
+    for pid in sorted(_processes()):
+        if pid == launcher or not is_descendant(pid):
+            continue
+        variables = _environment(pid)
+        # The operator numbers the pods with RANK; what torchrun starts has LOCAL_RANK too.
+        name = next((name for name in NAMES if variables.get(name, "").isdigit()), None)
+        if name is None or ("LOCAL_RANK" not in variables and variables[name] == own):
+            continue
+        found.setdefault(int(variables[name]), pid)
+    return found
+
+
+def _processes() -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()][:_MOST]
+    return []
+
+
+def _environment(pid: int) -> dict[str, str]:
+    try:
+        with Path(f"/proc/{pid}/environ").open("rb") as file:
+            text = file.read(_LONGEST).decode(errors="replace")
+    except OSError:
+        return {}
+    return dict(one.split("=", 1) for one in text.split("\0") if "=" in one)

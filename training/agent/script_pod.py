@@ -1,0 +1,106 @@
+"""One start of a user's script: process 1 of its pod, which reads what the script prints and reports."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+
+from training.agent import metrics_file
+from training.agent.detector import ScriptDetector
+from training.agent.output_progress import OutputProgress
+from training.agent.secrets import Mask
+from training.pod.supervisor import Pod
+from training.run.directory import RunDir
+from training.run.failure import CODES, Failure
+from training.run.hang_limits import Limits
+
+DRAIN_FILE = "TRAINYARD_DRAIN_FILE"  # the file that exists once the pod was asked to stop
+
+
+class ScriptPod(Pod):
+    """As the trainer's pod, and besides: metrics and hangs by the output, a file that says to stop."""
+
+    name = "agent"
+
+    def __init__(
+        self, words: Sequence[str], limits: Limits, run: RunDir | None, environment: Mapping[str, str]
+    ) -> None:
+        super().__init__(words, limits, run, environment)
+        self._mask = Mask(os.environ)
+        self._progress = OutputProgress(limits)
+        self._reads = True
+        self._limits = limits
+        self._silence_told = not limits.step
+        self._begun = time.monotonic()
+        self._script: ScriptDetector | None = None
+        self._drain_file = None
+        if run is not None:
+            self._drain_file = run.path / f"drain-{self._start.id}"
+            self._environment = {**environment, DRAIN_FILE: str(self._drain_file)}
+            self._detector = self._script = ScriptDetector(run, self._start.id, limits, self._progress)
+
+    def _pass_on_stop(self) -> None:
+        """Create the file, then send SIGTERM to the command's process group: a shell does not pass it on."""
+        if self._drain_file is not None:
+            with contextlib.suppress(OSError):
+                self._drain_file.touch()
+        with contextlib.suppress(ProcessLookupError, AttributeError):
+            os.killpg(self._child.pid, signal.SIGTERM)
+
+    def _text_of(self, part: bytes) -> str:
+        text = self._mask(super()._text_of(part))
+        if self._reads:
+            try:
+                self._progress.take(text)
+            except Exception as problem:  # noqa: BLE001 - no fault in reading a line may end the training
+                self._reads = False
+                self._say(f"the output is no longer read for steps: {type(problem).__name__}: {problem}")
+        return text
+
+    def _look(self) -> None:
+        if self._script is not None:
+            self._script.launcher = self._child.pid
+        super()._look()
+        self._write_metrics()
+        if not self._silence_told and time.monotonic() - self._begun > self._limits.step:
+            self._silence_told = True
+            if self._progress.step is None and not (self._script and self._script.reported):
+                self._say("no step was seen yet in the output, so a hang cannot be detected")
+
+    def _write_metrics(self, *, all_of_them: bool = False) -> None:
+        """Write the steps in the output, in the pod of rank 0, unless the script writes its own."""
+        records = self._progress.records(all_of_them=all_of_them)
+        if self._run is None or self._script is None or not records:
+            return
+        if not self._script.reported and self._script.first_rank_is_here():
+            with self._told("metrics file"):
+                metrics_file.append(self._run.metrics, records)
+
+    def _conclude(self) -> int:
+        """As for the trainer. A script that was asked to stop has not finished, even if it exits with 0."""
+        self._write_metrics(all_of_them=True)
+        if self._stopping is not None:
+            self._write(self._drained())
+            self._code = self._code or CODES["drained"]
+        if self._drain_file is not None:
+            with contextlib.suppress(OSError):
+                self._drain_file.unlink()
+        return super()._conclude()
+
+    def _drained(self) -> Failure:
+        beats = self._detector.ranks() if self._detector else []
+        step = beats[0].step if beats else self._progress.step
+        return Failure(
+            kind="drained",
+            rank=beats[0].rank if beats else 0,
+            host=socket.gethostname(),
+            pid=self._child.pid,
+            step=step,
+            message="stopped on request" + ("" if step is None else f" after step {step}"),
+            exception="",
+            time=time.time(),
+        )
