@@ -117,16 +117,16 @@ class ImageTest:
         try:
             wait.until(lambda: "rank is up" in self._logs(name) or not self._runs(name), START_SECONDS, 0.25)
             if "rank is up" not in self._logs(name):
-                logs = [self._logs(name)[-400:]]
-                return _fail("signal: no rank started", logs, "is its ENTRYPOINT a torchrun?")
+                shown = [self._logs(name)[-400:]]
+                return _fail("signal: no rank started", shown, "is its ENTRYPOINT a torchrun?")
             self.engine.run("stop", f"--time={STOP_SECONDS}", name, seconds=STOP_SECONDS + 30)
-            logs = [self._logs(name)[-400:] or "no output"]
+            logs = self._logs(name)
         finally:
             self.engine.run("rm", "--force", "--volumes", name)
-        if "rank got SIGTERM" in logs[0]:
+        if "rank got SIGTERM" in logs:
             return _pass("signal: SIGTERM reaches the rank", ["docker stop, then: rank got SIGTERM"])
         remedy = "ENTRYPOINT in exec form, with a first process that forwards SIGTERM"
-        return _fail("signal: SIGTERM does not reach the rank", logs, remedy)
+        return _fail("signal: SIGTERM does not reach the rank", [logs[-400:] or "no output"], remedy)
 
     def rights(self) -> Verdict:
         """The image's user is not root, and can write to temporary directories only."""
