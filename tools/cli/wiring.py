@@ -1,8 +1,9 @@
 """Prove that a job's pods form one world of ranks.
 
-Every PyTorchJob of a cell or a file is checked by the training operator's rules, every Volcano Job, as TorchX
-makes it, by Volcano's. What passes is run here, with a probe in place of the trainer: world size, unique
-ranks, one all-reduce over all of them.
+Every job of a cell or a file is checked by the rules of its controller: PyTorchJob, TrainJob with its
+runtime, HyperPodPyTorchJob, Volcano Job, JobSet and Job, also inside an AppWrapper, a Katib Experiment or a
+List. What passes is run here, with a probe in place of the trainer: world size, unique ranks, one all-reduce
+over all of them. On other kinds of job the verdict is CANNOT TELL.
 
 Nothing of the manifest's own code runs, and none of its files is read or written. What starts is this Python
 (-I, isolated), torch's torchrun and this project's probe. The manifest decides the numbers of nodes,
@@ -28,7 +29,7 @@ import click
 from tools.core import output
 from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
-from tools.kube.manifests import Manifests, read
+from tools.kube.manifests import Manifests, name_of, read
 from tools.local import job as local_job
 from tools.simulator import wiring, wiring_proof
 from tools.workload import kinds, operator_pods
@@ -62,10 +63,12 @@ def command(
     as_json: bool,
 ) -> None:
     manifests = _manifests(cell, file)
-    jobs = kinds.find(manifests, operator_version).workloads
-    if not jobs:
-        manifests.job()
-    verdicts = []
+    found = kinds.find(manifests, operator_version)
+    jobs = [job for job in found.workloads if job.trains]
+    if not jobs and not found.unknown:
+        seen = ", ".join(sorted({str(item.get("kind")) for item in manifests.objects})) or "nothing"
+        raise UserError(f"{manifests.source}: contains no training job, only {seen}")
+    verdicts = [_not_modelled(one) for one in found.unknown]
     for job in jobs:
         analysis = wiring.analyse(job)
         if analysis.verdict.state is State.PASS:
@@ -83,6 +86,13 @@ def _manifests(cell: str | None, file: str | None) -> Manifests:
     if cell is not None:
         return local_job.render(cell, output.note)
     return read(str(file))
+
+
+def _not_modelled(one: kinds.Unknown) -> Verdict:
+    """Return the verdict on an object whose pods are not looked at."""
+    where = one.wrapper or f"{one.item.get('kind')}/{name_of(one.item)}"
+    evidence = [f"{where}: {one.prefix}{one.path or 'kind'}"]
+    return Verdict(State.CANNOT_TELL, one.reason, evidence)
 
 
 def _show(verdicts: list[Verdict], as_json: bool) -> None:

@@ -127,11 +127,19 @@ def parse(text: str, source: str) -> Manifests:
 
     Raises UserError with `source` and the line of a fault in the YAML.
     """
+    objects: list[Object] = []
+    for number, document in enumerate(documents(text, source), start=1):
+        objects += _objects(document, f"{source}, document {number}")
+    return Manifests(source, objects)
+
+
+def documents(text: str, source: str) -> list[Any]:
+    """Return the documents of a YAML text that are not empty. Raises UserError as `parse` does."""
     if len(text) > LARGEST:
         raise UserError(f"{source}: is larger than {LARGEST >> 20} MiB, the most that is read")
     try:
         bounds.check(_plain(yaml.parse(text, _Reader)))
-        documents = [document for document in yaml.load_all(text, _Reader) if document is not None]
+        return [document for document in yaml.load_all(text, _Reader) if document is not None]
     except bounds.UnboundedError as problem:
         raise UserError(f"{source}:{problem.line}: {problem}") from None
     except yaml.MarkedYAMLError as problem:
@@ -140,10 +148,6 @@ def parse(text: str, source: str) -> Manifests:
         raise UserError(f"{where}: not valid YAML: {problem.problem or problem.context}") from None
     except yaml.YAMLError as problem:
         raise UserError(f"{source}: not valid YAML: {str(problem).splitlines()[0]}") from None
-    objects: list[Object] = []
-    for number, document in enumerate(documents, start=1):
-        objects += _objects(document, f"{source}, document {number}")
-    return Manifests(source, objects)
 
 
 def _plain(events: Iterable[Any]) -> Iterator[Any]:
@@ -191,17 +195,17 @@ def _objects(document: Any, where: str) -> list[Object]:
         metadata.setdefault("name", f"{metadata['generateName']}00000")
     if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
         raise UserError(f"{where}: {document['kind']} has no metadata.name")
-    for name, value in _counts(document.get("spec")):
+    for name, value in counts(document.get("spec")):
         if value > MOST_PODS:
             raise UserError(f"{where}: {name} is {value:.3g}, more than {MOST_PODS}, the most that is read")
     return [document]
 
 
-def _counts(value: Any) -> Iterator[tuple[str, float]]:
+def counts(value: Any) -> Iterator[tuple[str, float]]:
     """Yield the fields that say how many pods or processes there are, with their numbers."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
     for key in _COUNTS if isinstance(value, dict) else ():
         with contextlib.suppress(TypeError, ValueError):
             yield key, float(value.get(key))
     for part in parts:
-        yield from _counts(part)
+        yield from counts(part)

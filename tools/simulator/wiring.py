@@ -38,6 +38,10 @@ class Finding(Exception):
         self.reason, self.remedy, self.state = reason, remedy, state
 
 
+class Apart(Finding):
+    """The pods do not meet by the variables that are known."""
+
+
 @dataclass(frozen=True)
 class Node:
     """One pod in the rendezvous.
@@ -84,6 +88,8 @@ def analyse(job: Workload) -> Analysis:
         evidence += [node.line() for node in nodes]
         _judge(nodes)
     except Finding as finding:
+        if isinstance(finding, Apart) and job.injects:
+            finding = Finding(f"{finding.reason}; unknown: {job.injects}", None, State.CANNOT_TELL)
         return Analysis(Verdict(finding.state, finding.reason, evidence, finding.remedy), nodes)
     except (AttributeError, LookupError, TypeError, ValueError) as problem:
         reason = f"the job is not of the form that Kubernetes takes ({str(problem)[:80]})"
@@ -107,7 +113,7 @@ def _pods(job: Workload) -> list[Pod]:
     if job.refused:
         raise Finding(f"the job is refused: {job.refused[0]}")
     try:
-        pods = job.pods()
+        pods = job.ranks()
     except ControllerFault as fault:
         raise Finding(str(fault)) from None
     except PodsUnknown as problem:
@@ -159,7 +165,7 @@ def _torchrun_node(pod: Pod, hosts: Hosts, understood: Launch, torchrun: Torchru
     if "is_host" in (values["rdzv-conf"] or ""):
         raise Finding(f"{pod.name}: --rdzv-conf is_host sets the host by hand", None, State.CANNOT_TELL)
     if not endpoint:
-        raise Finding(f"{pod.name}: c10d rendezvous without an endpoint: {WHY_NO_ENDPOINT}", USE_ELASTIC)
+        raise Apart(f"{pod.name}: c10d rendezvous without an endpoint: {WHY_NO_ENDPOINT}", USE_ELASTIC)
     host, port = _endpoint(endpoint)
     meeting = ("c10d", _host(host, pod, hosts), port, values["rdzv-id"] or "none")
     return Node(pod, understood, meeting, nodes, processes, None)
@@ -195,7 +201,8 @@ def _host(host: str, pod: Pod, hosts: Hosts) -> str:
     try:
         return hosts.pod_of(host, pod)
     except NoSuchHost as problem:
-        raise Finding(problem.reason, problem.remedy) from None
+        state = State.FAIL if problem.certain else State.CANNOT_TELL
+        raise Finding(problem.reason, problem.remedy, state) from None
 
 
 def _judge(nodes: Sequence[Node]) -> None:
@@ -247,7 +254,7 @@ def _judge_apart(nodes: Sequence[Node]) -> None:
         if alone
         else f"it hangs: {len(nodes)} pods wait in {count} places"
     )
-    raise Finding(f"{effect}: {_why_apart(nodes[0])}", USE_ELASTIC)
+    raise Apart(f"{effect}: {_why_apart(nodes[0])}", USE_ELASTIC)
 
 
 def _why_apart(node: Node) -> str:

@@ -13,11 +13,11 @@ OWN_ADDRESSES = ("localhost", "127.0.0.1", "::1", "[::1]", "0.0.0.0")
 
 
 class NoSuchHost(Exception):
-    """A host name that no pod of the job has: the reason, and the remedy."""
+    """A host name that no pod of the job has: the reason, the remedy, and whether it is `certain`."""
 
-    def __init__(self, reason: str, remedy: str) -> None:
+    def __init__(self, reason: str, remedy: str, certain: bool = True) -> None:
         super().__init__(reason)
-        self.reason, self.remedy = reason, remedy
+        self.reason, self.remedy, self.certain = reason, remedy, certain
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,18 @@ class Hosts:
         if selected:
             reason = f"the Service {host} stands for {len(selected)} pods, so they meet in different places"
             return NoSuchHost(f"{pod.name}: {reason}", "name the first pod of the job")
-        if self.job.nameless and any(host.split(".")[0] == one.name for one in self.pods):
-            reason, remedy = self.job.nameless
-            return NoSuchHost(f"{reason}: the pods cannot find each other by name", remedy)
+        if self.job.nameless:
+            why = self.job.nameless
+            reason = f"{why.reason}: the pods cannot find each other by name"
+            return NoSuchHost(reason, why.remedy, why.certain)
         known = [one.hosts[0] for one in self.pods if one.hosts] or [one.name for one in self.pods]
+        full = next((name for name in known if name.startswith(f"{host}.")), "")
+        if full:
+            return NoSuchHost(f"{pod.name}: {host} is no name in DNS without its subdomain", f"use {full}")
         names = ", ".join(known[:2]) + (", ..." if len(known) > 2 else "")
-        return NoSuchHost(
-            f"{pod.name}: the rendezvous host {host} is not one of the job's pods ({names})",
-            f"name a pod of the job, such as {known[0]}, or use elasticPolicy"
-            if self.job.kind == "PyTorchJob"
-            else f"name a pod of the job, such as {known[0]}",
-        )
+        reason = f"the rendezvous host {host} is not one of the job's pods ({names})"
+        remedy = f"name a pod of the job, such as {known[0]}"
+        return NoSuchHost(f"{pod.name}: {reason}", remedy)
 
 
 def _without_domain(host: str, namespace: str) -> str:

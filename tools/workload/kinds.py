@@ -2,14 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from tools.kube.manifests import Manifests, Object
+from tools.kube.manifests import Manifests, Object, name_of
+from tools.kube.shapes import TEMPLATE, misshapes
+from tools.workload import wrappers
+from tools.workload.hyperpod import HyperPodPyTorchJob
+from tools.workload.indexed_job import IndexedJob
+from tools.workload.jobset import JobSet
+from tools.workload.launches import launches
 from tools.workload.pytorchjob import PyTorchJob
+from tools.workload.trainjob import GROUP as TRAINER_GROUP
+from tools.workload.trainjob import TrainJob
 from tools.workload.volcano import VolcanoJob
 from tools.workload.workload import Workload
+from tools.workload.wrappers import Part
 
-KINDS: tuple[type[Workload], ...] = (PyTorchJob, VolcanoJob)
+KINDS: tuple[type[Workload], ...] = (
+    *(PyTorchJob, TrainJob, HyperPodPyTorchJob, VolcanoJob, JobSet, IndexedJob),
+)
+# Kubernetes' own kinds with pods, and the path of their template. An empty path: the object is the pod.
+NATIVE: dict[tuple[str, str], tuple[str, ...]] = {
+    **dict.fromkeys(
+        (("Deployment", "apps"), ("StatefulSet", "apps"), ("DaemonSet", "apps"), ("ReplicaSet", "apps")),
+        ("spec", "template"),
+    ),
+    ("CronJob", "batch"): ("spec", "jobTemplate", "spec", "template"),
+    ("Pod", ""): (),
+}
+# API groups whose objects run training or other pods, without a pod template in them.
+GROUPS = (
+    *("kubeflow.org", "ray.io", "sparkoperator.k8s.io", "argoproj.io", "slinky.slurm.net", "mpi-operator"),
+    *("leaderworkerset.x-k8s.io", "flink.apache.org", "machinelearning.seldon.io", "serving.kserve.io"),
+    *("batch.volcano.sh", "train.volcengine.com", "batch.tensorstack.dev", "workload.codeflare.dev"),
+)
+# Kinds of these groups that run nothing.
+QUIET = (
+    *("ClusterTrainingRuntime", "TrainingRuntime", "Suggestion", "Profile", "PodDefault"),
+    *("AppProject", "Application", "ApplicationSet"),
+)
+# Groups whose objects hold templates that nothing runs: policies, schemas, patches.
+PATTERNS = ("kyverno.io", "apiextensions.k8s.io", "admissionregistration.k8s.io", "policies.kubewarden.io")
+DEEPEST = 12  # levels of an object in which a pod template is looked for
 
 
 @dataclass(frozen=True)
@@ -28,10 +64,11 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Found:
-    """The jobs of a manifest, and what looks like a job and is not modelled."""
+    """The jobs of a manifest, all its objects with those in wrappers, and what is not modelled."""
 
     workloads: list[Workload]
     unknown: list[Unknown]
+    parts: list[Part]
 
 
 def find(manifests: Manifests, version: str = "") -> Found:
@@ -39,11 +76,84 @@ def find(manifests: Manifests, version: str = "") -> Found:
 
     `version` is the release of the training operator, empty for the newest.
     """
-    found = (of(item, manifests, version) for item in manifests.objects)
-    return Found([workload for workload in found if workload], [])
+    parts = wrappers.opened(manifests.objects)
+    every = Manifests(manifests.source, [part.item for part in parts])
+    jobs = [(part, _kind(part.item)) for part in parts]
+    workloads = [kind(part.item, part.wrapper, part.prefix, every, version) for part, kind in jobs if kind]
+    unknown = [one for part, kind in jobs if not kind and (one := _unknown(part, every))]
+    return Found(workloads, unknown, parts)
 
 
 def of(item: Object, manifests: Manifests | None = None, version: str = "") -> Workload | None:
     """Return an object as a workload, None if its kind is not modelled. Wrappers are not opened."""
-    kind = next((one for one in KINDS if one.matches(item)), None)
+    kind = _kind(item)
     return None if kind is None else kind(item, "", "", manifests or Manifests("", []), version)
+
+
+def native_path(item: Object) -> tuple[str, ...] | None:
+    """Return the path of the pod template in an object of Kubernetes' own kinds, None for other kinds."""
+    return NATIVE.get((str(item.get("kind")), _group(item)))
+
+
+def _kind(item: Object) -> type[Workload] | None:
+    return next((one for one in KINDS if one.matches(item)), None)
+
+
+def _group(item: Object) -> str:
+    return str(item.get("apiVersion")).rpartition("/")[0]
+
+
+def _unknown(part: Part, every: Manifests) -> Unknown | None:
+    """Return an object that runs pods and is not modelled, None for any other."""
+    item, group = part.item, _group(part.item)
+    path = native_path(item)
+    if path is not None:
+        started = _starts(item, path, every)
+        reason = f"a {item.get('kind')} starts a distributed training: its wiring is not judged"
+        return Unknown(item, ".".join(path), reason, part.wrapper, part.prefix) if started else None
+    if group in PATTERNS or wrappers.shape_of(item) is not None:
+        return None
+    if group == TRAINER_GROUP and item.get("kind") in QUIET:
+        used = any(f"{item['kind']}/{name_of(item)}" == _runtime(one) for one in every.of_kind("TrainJob"))
+        reason = "no TrainJob of the file uses this runtime"
+        return None if used else Unknown(item, "spec.template", reason, part.wrapper, part.prefix)
+    found = next(_templates(item, "", 0), None)
+    known = group in GROUPS and item.get("kind") not in QUIET
+    if found is None and not known:
+        return None
+    reason = f"{item.get('kind')} ({item.get('apiVersion')}) is not a kind that is modelled"
+    return Unknown(item, found or "", reason, part.wrapper, part.prefix)
+
+
+def _starts(item: Object, path: tuple[str, ...], every: Manifests) -> bool:
+    template: Any = item
+    for key in path:
+        template = template.get(key) if isinstance(template, dict) else None
+    if not isinstance(template, dict) or any(misshapes(template, TEMPLATE, "")):
+        return False
+    return launches(template, every)
+
+
+def _runtime(job: Object) -> str:
+    spec = job.get("spec")
+    reference = spec.get("runtimeRef") if isinstance(spec, dict) else None
+    reference = reference if isinstance(reference, dict) else {}
+    return f"{reference.get('kind') or 'ClusterTrainingRuntime'}/{reference.get('name')}"
+
+
+def _templates(value: Any, path: str, depth: int) -> Iterator[str]:
+    """Yield the paths of mappings that look like pod templates: with spec.containers, each with an image."""
+    if depth > DEEPEST:
+        return
+    if isinstance(value, dict):
+        spec = value.get("spec")
+        containers = spec.get("containers") if isinstance(spec, dict) else None
+        if isinstance(containers, list) and any(
+            isinstance(one, dict) and "image" in one for one in containers
+        ):
+            yield path or "spec"
+        for key, inner in value.items():
+            yield from _templates(inner, f"{path}.{key}".lstrip("."), depth + 1)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _templates(inner, f"{path}[{index}]", depth + 1)

@@ -1,15 +1,18 @@
 """Volcano's Job (batch.volcano.sh/v1alpha1), as TorchX creates it: one task for each replica.
 
-Follows github.com/volcano-sh/volcano, pkg/controllers/job: job_controller_util.go (createJobPod,
-MakePodName), plugins/svc/svc.go (host name and subdomain of a pod) and plugins/env/env.go.
+Follows github.com/volcano-sh/volcano v1.15.1, pkg/controllers/job: job_controller_util.go (createJobPod),
+plugins/svc/svc.go (host name, subdomain, lists of hosts), plugins/env/env.go and
+plugins/distributed-framework/pytorch/pytorch.go; pkg/webhooks/admission/jobs/mutate/mutate_job.go (defaults).
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import ClassVar
 
 from tools.kube.manifests import Object
 from tools.kube.shapes import TEMPLATE
+from tools.workload.launches import launches
 from tools.workload.pod import Pod, check_size, main_container, with_environment
 from tools.workload.workload import (
     CREATED,
@@ -19,6 +22,7 @@ from tools.workload.workload import (
     RUNNING,
     SUCCEEDED,
     SUSPENDED,
+    Nameless,
     RetryLimit,
     Role,
     Workload,
@@ -26,7 +30,8 @@ from tools.workload.workload import (
     number,
 )
 
-NAMES_PLUGIN = "svc"  # gives each pod its name as host name, and the job's as subdomain
+# These give each pod its name as host name, and the job's as subdomain. The frameworks' imply svc.
+NAMES_PLUGINS = ("svc", "pytorch", "mpi", "tensorflow", "ray")
 LABEL = "volcano.sh/"
 # status.state.phase (apis/batch/v1alpha1/job.go). An aborted job has no pods until it is resumed.
 PHASES = {
@@ -50,7 +55,8 @@ class VolcanoJob(Workload):
             "plugins": {},
             "queue": str,
             "maxRetry": int,
-            "tasks": [{"name": str, "replicas": int, "maxRetry": int, "template!": TEMPLATE}],
+            "volumes": [{"mountPath": str, "volumeClaimName": str, "volumeClaim": {}}],
+            "tasks!": [{"name": str, "replicas": int, "maxRetry": int, "template!": TEMPLATE}],
         }
     }
     suspend_path = ()  # Volcano suspends a job through an object of its own (bus.volcano.sh Command)
@@ -60,10 +66,15 @@ class VolcanoJob(Workload):
         return "Volcano"
 
     @property
-    def nameless(self) -> tuple[str, str] | None:
-        if NAMES_PLUGIN in (self.spec.get("plugins") or {}):
+    def nameless(self) -> Nameless | None:
+        if any(name in self._plugins for name in NAMES_PLUGINS):
             return None
-        return f"spec.plugins has no {NAMES_PLUGIN}", f"spec.plugins: {{{NAMES_PLUGIN}: []}}"
+        return Nameless("spec.plugins has no svc", "spec.plugins: {svc: []}")
+
+    @property
+    def _plugins(self) -> Object:
+        plugins = self.spec.get("plugins")
+        return plugins if isinstance(plugins, dict) else {}
 
     @property
     def selector(self) -> dict[str, str]:
@@ -93,28 +104,100 @@ class VolcanoJob(Workload):
         written = label(pod, f"{LABEL}task-index")
         return number(written or str((pod.get("metadata") or {}).get("name")).rpartition("-")[2])
 
+    def is_rank_zero(self, pod: Object) -> bool | None:
+        """The plugin pytorch assigns rank 0 to the master task. Otherwise the command decides."""
+        if "pytorch" not in self._plugins:
+            return super().is_rank_zero(pod)
+        return self.role_of(pod) == self._framework("master") and self.index_of(pod) == 0
+
+    def _framework(self, name: str) -> str:
+        """Return an argument of the plugin pytorch, such as `--master=leader`."""
+        words = [str(word).lstrip("-") for word in self._plugins.get("pytorch") or []]
+        text = " ".join(words).replace("=", " ").split()
+        given = dict(itertools.pairwise(text))
+        return given.get(name, {"master": "master", "worker": "worker", "port": "23456"}[name]).lower()
+
     def _roles(self) -> list[Role]:
-        return [
-            Role(
-                str(task.get("name") or f"default{place}"),
-                f"spec.tasks[{place}].template",
-                _count(task),
-                _count(task),
-                task["template"],
-                str(task["template"]["spec"].get("restartPolicy") or "OnFailure"),
-            )
-            for place, task in enumerate(self.spec.get("tasks") or [])
-        ]
+        return [self._role(place, task) for place, task in enumerate(self.spec["tasks"])]
+
+    def _role(self, place: int, task: Object) -> Role:
+        count = int(task.get("replicas") or 0)
+        name = str(task.get("name") or f"default{place}")
+        template = {**task["template"], "spec": self._with_volumes(task["template"]["spec"])}
+        # The API server completes a pod without restartPolicy with Always.
+        policy = str(template["spec"].get("restartPolicy") or "Always")
+        ranks = "pytorch" in self._plugins and name.lower() in map(self._framework, ("master", "worker"))
+        trains = ranks or launches(template, self.manifests)
+        return Role(name, f"spec.tasks[{place}].template", count, count, template, policy, trains)
+
+    def _with_volumes(self, spec: Object) -> Object:
+        """Return a pod spec with the volumes of the job, which each container mounts."""
+        for place, one in enumerate(self.spec.get("volumes") or []):
+            name, claim = f"{self.name}-{place}", one.get("volumeClaimName")
+            made: Object = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"ephemeral": {}}
+            mount = {"name": name, "mountPath": str(one.get("mountPath"))}
+            mounted = [
+                {**container, "volumeMounts": [*(container.get("volumeMounts") or []), mount]}
+                for container in spec["containers"]
+            ]
+            volumes = [*(spec.get("volumes") or []), {"name": name, **made}]
+            spec = {**spec, "containers": mounted, "volumes": volumes}
+        return spec
 
     def _pods(self) -> list[Pod]:
         check_size((role.replicas, role.template["spec"]) for role in self.roles)
-        return [self._pod(role, index) for role in self.roles for index in range(role.replicas)]
+        hosts = self._hosts()
+        return [self._pod(role, index, hosts) for role in self.roles for index in range(role.replicas)]
 
-    def _pod(self, role: Role, index: int) -> Pod:
+    def _host(self, role: Role, index: int) -> str:
+        spec = role.template["spec"]
+        return f"{spec.get('hostname') or self._pod_name(role, index)}.{spec.get('subdomain') or self.name}"
+
+    def _pod_name(self, role: Role, index: int) -> str:
+        return f"{self.name}-{role.name}-{index}"
+
+    def _hosts(self) -> list[Object]:
+        """Return the variables of the plugin svc: the hosts of each task, and their number."""
+        options = [str(word) for word in self._plugins.get("svc") or []]
+        if self.nameless or any(word.lstrip("-") == "inject-hosts-env=false" for word in options):
+            return []
+        found: list[Object] = []
+        for role in self.roles:
+            hosts = [self._host(role, index) for index in range(role.replicas)]
+            task = role.name.replace("-", "_").upper()
+            found.append({"name": f"VC_{task}_HOSTS", "value": ",".join(dict.fromkeys(hosts))})
+            found.append({"name": f"VC_{task}_NUM", "value": str(len(dict.fromkeys(hosts)))})
+        return found
+
+    def _ranks(self, role: Role, index: int) -> list[Object]:
+        """Return the variables of the plugin pytorch."""
+        names = [self._framework("master"), self._framework("worker")]
+        master = next((one for one in self.roles if one.name.lower() == names[0]), None)
+        if "pytorch" not in self._plugins or master is None:
+            return []
+        world = sum(one.replicas for one in self.roles if one.name.lower() in names)
+        values = {
+            "MASTER_ADDR": self._host(master, 0),
+            "MASTER_PORT": self._framework("port"),
+            "WORLD_SIZE": str(world),
+        }
+        if role.name.lower() in names:
+            values["RANK"] = str(index + 1 if role.name.lower() == names[1] else 0)
+        return [{"name": name, "value": value} for name, value in values.items()]
+
+    def _pod(self, role: Role, index: int, hosts: list[Object]) -> Pod:
         metadata = role.template.get("metadata") or {}
-        own = f"{self.name}-{role.name}-{index}"
-        given = [{"name": name, "value": str(index)} for name in ("VK_TASK_INDEX", "VC_TASK_INDEX")]
-        labels = {f"{LABEL}job-name": self.name, f"{LABEL}task-spec": role.name}
+        own = self._pod_name(role, index)
+        given = [*hosts, *self._ranks(role, index)]
+        if "env" in self._plugins:
+            given += [{"name": name, "value": str(index)} for name in ("VK_TASK_INDEX", "VC_TASK_INDEX")]
+        labels = {
+            f"{LABEL}job-name": self.name,
+            f"{LABEL}job-namespace": self.namespace,
+            f"{LABEL}queue-name": self.queue,
+            f"{LABEL}task-spec": role.name,
+            f"{LABEL}task-index": str(index),
+        }
         return Pod(
             name=own,
             namespace=self.namespace,
@@ -125,11 +208,6 @@ class VolcanoJob(Workload):
             annotations=dict(metadata.get("annotations") or {}),
             restart_policy=role.restart_policy,
             spec=with_environment(role.template["spec"], given),
-            hosts=(own, f"{own}.{self.name}") if self.nameless is None else (),
+            hosts=() if self.nameless else (self._host(role, index),),
             main=main_container(role.template),
         )
-
-
-def _count(task: Object) -> int:
-    count = task.get("replicas")
-    return 1 if count is None else int(count)

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from tools.core.errors import UserError
 from tools.kube.manifests import Manifests, Object
 from tools.kube.shapes import META, Misshape, misshapes
-from tools.workload.launches import launches
 from tools.workload.pod import Pod, main_container
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -25,7 +24,8 @@ class Role:
 
     `path` is the path of the pod template in the workload's `item`, and `template` its content (metadata and
     spec). `replicas` is the number of pods, `most` the number that elasticity may raise it to.
-    `restart_policy` is the one that is effective for the pods.
+    `restart_policy` is the one that is effective for the pods. `trains` says whether the pods are ranks of
+    the training: an initializer's are not.
     """
 
     name: str
@@ -34,6 +34,19 @@ class Role:
     most: int
     template: Object
     restart_policy: str
+    trains: bool = True
+
+
+@dataclass(frozen=True)
+class Nameless:
+    """Why other pods cannot find a job's pods by name, and the remedy.
+
+    It is not `certain` if an object that is not in the manifest may give them names.
+    """
+
+    reason: str
+    remedy: str
+    certain: bool = True
 
 
 @dataclass(frozen=True)
@@ -132,7 +145,7 @@ class Workload(ABC):
     @functools.cached_property
     def trains(self) -> bool:
         """Whether the job is a distributed training: its kind says so, or its pods start a launcher."""
-        return self.only_training or any(launches(role.template, self.manifests) for role in self.roles)
+        return self.only_training or any(role.trains for role in self.roles)
 
     @property
     def replicas(self) -> int:
@@ -156,6 +169,11 @@ class Workload(ABC):
             raise UserError(f"{self.title}: {self.prefix}{fault.path} must be {fault.wanted}")
         return self._pods()
 
+    def ranks(self) -> list[Pod]:
+        """Return those of `pods` that are ranks of the training."""
+        training = {role.name.lower() for role in self.roles if role.trains}
+        return [pod for pod in self.pods() if pod.role in training]
+
     @functools.cached_property
     def refused(self) -> list[str]:
         """The reasons why the API server or a webhook refuses the job, each as `path: reason`."""
@@ -168,14 +186,19 @@ class Workload(ABC):
         """Return the labels that select the job's live pods, and no other job's."""
 
     @property
-    def nameless(self) -> tuple[str, str] | None:
-        """Return why the pods have no host names and the remedy, None if they have host names."""
+    def nameless(self) -> Nameless | None:
+        """Return why the pods have no host names, None if they have host names."""
         return None
 
     @property
+    def injects(self) -> str:
+        """Return what the controller adds to the pods that is not modelled, else an empty text."""
+        return ""
+
+    @property
     def container(self) -> str:
-        """Return the name of the training container of the first role, by the kind's rule."""
-        return self.container_of(self.roles[0].template) if self.roles else ""
+        """Return the name of the training container of the first role that trains, by the kind's rule."""
+        return self.container_of(self._first.template) if self.roles else ""
 
     def container_of(self, template: Object) -> str:
         """Return the name of the training container of a pod template or a live pod."""
@@ -252,8 +275,12 @@ class Workload(ABC):
         return None if self._is_first(pod) else False
 
     def _is_first(self, pod: Object) -> bool:
-        first = self.roles[0].name.lower() if self.roles else ""
+        first = self._first.name.lower() if self.roles else ""
         return self.index_of(pod) == 0 and self.role_of(pod) in ("", first)
+
+    @property
+    def _first(self) -> Role:
+        return next((role for role in self.roles if role.trains), self.roles[0])
 
     @abstractmethod
     def _roles(self) -> list[Role]:

@@ -77,8 +77,8 @@ def _injected(job: Job, template: Template) -> dict[str, str] | None:
     pod = next((pod for pod in job.pods if pod.role == template.role.lower()), None)
     if pod is None:
         return None
-    count = len(template.trainer()[1].get("env") or [])
-    return {entry["name"]: entry["value"] for entry in pod.container["env"][count:]}
+    own = template.trainer()[1].get("env") or []
+    return {entry["name"]: entry["value"] for entry in pod.container["env"] if entry not in own}
 
 
 @rule("env-reference", "a $(NAME) that Kubernetes cannot resolve stays as it is")

@@ -1,0 +1,136 @@
+"""HyperPodPyTorchJob of Amazon SageMaker HyperPod's training operator, sagemaker.amazonaws.com/v1.
+
+The operator's source is not public. Fields, conditions and the label of pods follow its client,
+github.com/aws/sagemaker-hyperpod-cli v3.12.0 (src/sagemaker/hyperpod/training/hyperpod_pytorch_job.py and
+config/hyperpod_pytorch_job_unified_config.py). In PyPI's hyperpod-elastic-agent 1.1.3, `hyperpodrun` reads
+NNODES and asks the operator for rank and master. What else the operator sets in the pods is unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar
+
+from tools.kube.manifests import Object
+from tools.kube.shapes import POLICIES, TEMPLATE
+from tools.workload.pod import Pod, check_size, main_container, with_environment
+from tools.workload.workload import (
+    CREATED,
+    FAILED,
+    RESTARTING,
+    RUNNING,
+    SUCCEEDED,
+    SUSPENDED,
+    RetryLimit,
+    Role,
+    Workload,
+    label,
+    number,
+)
+
+JOB_LABEL = "HPJob"
+STATES = {
+    **dict.fromkeys(("Completed", "Succeeded"), SUCCEEDED),
+    **dict.fromkeys(("Restarting", "PodsRestarting"), RESTARTING),
+    "Failed": FAILED,
+    "Suspended": SUSPENDED,
+    "Running": RUNNING,
+}
+
+
+class HyperPodPyTorchJob(Workload):
+    """A HyperPodPyTorchJob: each entry of replicaSpecs is a role."""
+
+    kind = "HyperPodPyTorchJob"
+    api = "sagemaker.amazonaws.com/v1"
+    resource = "hyperpodpytorchjobs.sagemaker.amazonaws.com"
+    only_training = True
+    shape: ClassVar[Object] = {
+        "spec!": {
+            **POLICIES,
+            "nprocPerNode": str,
+            "replicaSpecs!": [
+                {"name": str, "replicas": int, "maxReplicas": int, "spares": int, "template!": TEMPLATE}
+            ],
+        }
+    }
+    suspend_path = ("spec", "runPolicy", "suspend")
+
+    @classmethod
+    def matches(cls, item: Object) -> bool:
+        """Return whether an object is of this kind, which AWS's pages also spell HyperPodPytorchJob."""
+        group = str(item.get("apiVersion")).rpartition("/")[0]
+        return str(item.get("kind")).lower() == cls.kind.lower() and group == "sagemaker.amazonaws.com"
+
+    @property
+    def maker(self) -> str:
+        return "HyperPod operator"
+
+    @property
+    def injects(self) -> str:
+        return "the HyperPod operator's own variables, NNODES among them, and its rendezvous for hyperpodrun"
+
+    @property
+    def selector(self) -> dict[str, str]:
+        return {JOB_LABEL: self.name}
+
+    @property
+    def state(self) -> str:
+        """Return the state by the newest condition that is True, which is the last one."""
+        found = self.status.get("conditions")
+        for one in reversed(found if isinstance(found, list) else []):
+            if isinstance(one, dict) and one.get("status") == "True":
+                return STATES.get(str(one.get("type")), CREATED)
+        return super().state
+
+    @property
+    def retries(self) -> RetryLimit:
+        limit = (self.spec.get("runPolicy") or {}).get("jobMaxRetryCount")
+        counts = "restarts of the job"
+        return RetryLimit("spec.runPolicy.jobMaxRetryCount", limit, limit is not None, counts)
+
+    def role_of(self, pod: Object) -> str:
+        return self._place(pod)[0]
+
+    def index_of(self, pod: Object) -> int:
+        return self._place(pod)[1]
+
+    def _place(self, pod: Object) -> tuple[str, int]:
+        """Return role and index by the pod's name, `<job>-<replica>-<index>`."""
+        name = str((pod.get("metadata") or {}).get("name"))
+        found = re.fullmatch(r"(.+)-([0-9]{1,6})", name.removeprefix(f"{self.name}-"))
+        return (found[1].lower(), number(found[2])) if found and label(pod, JOB_LABEL) else ("", 0)
+
+    def _roles(self) -> list[Role]:
+        most = (self.spec.get("elasticPolicy") or {}).get("maxReplicas") or 0
+        return [self._role(place, one, most) for place, one in enumerate(self.spec["replicaSpecs"])]
+
+    @staticmethod
+    def _role(place: int, one: Object, most: int) -> Role:
+        count = int(one.get("replicas") or 0)
+        template = one["template"]
+        policy = str(template["spec"].get("restartPolicy") or "Always")
+        limit = max(count, one.get("maxReplicas") or 0, most)
+        path = f"spec.replicaSpecs[{place}].template"
+        return Role(str(one.get("name") or f"replica-{place}"), path, count, limit, template, policy)
+
+    def _pods(self) -> list[Pod]:
+        check_size((role.replicas, role.template["spec"]) for role in self.roles)
+        return [self._pod(role, index) for role in self.roles for index in range(role.replicas)]
+
+    def _pod(self, role: Role, index: int) -> Pod:
+        metadata = role.template.get("metadata") or {}
+        own = f"{self.name}-{role.name}-{index}"
+        return Pod(
+            name=own,
+            namespace=self.namespace,
+            job=self.name,
+            role=role.name.lower(),
+            index=index,
+            labels={**(metadata.get("labels") or {}), JOB_LABEL: self.name},
+            annotations=dict(metadata.get("annotations") or {}),
+            restart_policy=role.restart_policy,
+            spec=with_environment(role.template["spec"], []),
+            hosts=(),
+            main=main_container(role.template),
+        )

@@ -1,0 +1,207 @@
+"""Kubernetes' own Job, batch/v1, and the pods that its controller makes, also for a JobSet.
+
+Follows kubernetes/kubernetes v1.36: pkg/controller/job/indexed_job_utils.go (host name, index as annotation
+and label, JOB_COMPLETION_INDEX) and pkg/apis/batch/v1/defaults.go. A pod's name has a random end that is
+left out here: `<job>-<index>`, which is also its host name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from tools.kube.manifests import Manifests, Object, name_of
+from tools.kube.shapes import TEMPLATE
+from tools.workload.launches import launches
+from tools.workload.pod import Pod, check_size, main_container, with_environment
+from tools.workload.workload import (
+    CREATED,
+    FAILED,
+    NEW,
+    RUNNING,
+    SUCCEEDED,
+    SUSPENDED,
+    Nameless,
+    RetryLimit,
+    Role,
+    Workload,
+    label,
+    number,
+)
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+JOB_NAME = "batch.kubernetes.io/job-name"
+INDEXED = "Indexed"
+JOB: Object = {
+    "parallelism": int,
+    "completions": int,
+    "completionMode": str,
+    "backoffLimit": int,
+    "suspend": bool,
+    "template!": TEMPLATE,
+}
+BACKOFF_LIMIT = 6
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One Job that makes pods: its name, spec and owner, the role of its pods, the index of the first one,
+    their subdomain in DNS, and what its owner adds to labels and annotations.
+    """
+
+    name: str
+    namespace: str
+    owner: str
+    role: str
+    spec: Object
+    first: int = 0
+    subdomain: str = ""
+    added: dict[str, str] = field(default_factory=dict)
+    environment: tuple[Object, ...] = ()
+    main: str = ""
+
+    def pods(self) -> list[Pod]:
+        """Return the pods that run at the same time, by index."""
+        return [self._pod(index) for index in range(parallel(self.spec))]
+
+    def _pod(self, index: int) -> Pod:
+        template = self.spec["template"]
+        metadata = template.get("metadata") or {}
+        own = f"{self.name}-{index}"
+        labels = {JOB_NAME: self.name, "job-name": self.name, **self.added}
+        annotations = dict(self.added)
+        given = list(self.environment)
+        spec = template["spec"]
+        if indexed(self.spec):
+            labels[INDEX] = annotations[INDEX] = str(index)
+            given.append({"name": "JOB_COMPLETION_INDEX", "value": str(index)})
+            spec = {**spec, "hostname": own}
+        return Pod(
+            name=own,
+            namespace=self.namespace,
+            job=self.owner,
+            role=self.role.lower(),
+            index=self.first + index,
+            labels={**(metadata.get("labels") or {}), **labels},
+            annotations={**(metadata.get("annotations") or {}), **annotations},
+            restart_policy=str(spec.get("restartPolicy") or "Never"),
+            spec=with_environment(spec, given),
+            hosts=(f"{own}.{self.subdomain}",) if self.subdomain and indexed(self.spec) else (),
+            main=main_container(template, self.main),
+        )
+
+
+def indexed(spec: Object) -> bool:
+    """Return whether the pods of a Job's spec have an index and a host name."""
+    return spec.get("completionMode") == INDEXED
+
+
+def parallel(spec: Object) -> int:
+    """Return how many pods of a Job's spec run at the same time."""
+    wanted, most = spec.get("parallelism"), spec.get("completions")
+    count = 1 if wanted is None else int(wanted)
+    return count if most is None else min(count, int(most))
+
+
+def completions_missing(spec: Object) -> list[str]:
+    """Return the fault of an Indexed Job with parallelism and without completions, which is refused."""
+    missing = spec.get("completions") is None and spec.get("parallelism") is not None
+    return ["must be set when parallelism is set and the Job is Indexed"] if missing and indexed(spec) else []
+
+
+class IndexedJob(Workload):
+    """A Job of the group batch. Without completionMode Indexed its pods have no names of their own."""
+
+    kind = "Job"
+    api = "batch/v1"
+    resource = "jobs.batch"
+    shape: ClassVar[Object] = {"spec!": JOB}
+    states = (
+        *(("Complete", SUCCEEDED), ("SuccessCriteriaMet", SUCCEEDED)),
+        *(("Failed", FAILED), ("FailureTarget", FAILED), ("Suspended", SUSPENDED)),
+    )
+
+    @property
+    def maker(self) -> str:
+        return f"Job controller, {self.spec.get('completionMode') or 'NonIndexed'}"
+
+    @property
+    def selector(self) -> dict[str, str]:
+        return {JOB_NAME: self.name}
+
+    @property
+    def retries(self) -> RetryLimit:
+        limit = self.spec.get("backoffLimit")
+        count = BACKOFF_LIMIT if limit is None else limit
+        return RetryLimit("spec.backoffLimit", count, limit is not None, "failed pods of the job")
+
+    @property
+    def nameless(self) -> Nameless | None:
+        if not indexed(self.spec):
+            return Nameless(
+                "completionMode is not Indexed", "completionMode: Indexed, with a headless Service"
+            )
+        subdomain = self._subdomain
+        if not subdomain:
+            remedy = (
+                "set spec.template.spec.subdomain to the name of a headless Service that selects the pods"
+            )
+            return Nameless("spec.template.spec.subdomain is not set", remedy)
+        return _headless(subdomain, self)
+
+    def role_of(self, pod: Object) -> str:
+        return "pod"
+
+    def index_of(self, pod: Object) -> int:
+        return number(label(pod, INDEX))
+
+    @property
+    def _subdomain(self) -> str:
+        return str(self.spec["template"]["spec"].get("subdomain") or "")
+
+    def _roles(self) -> list[Role]:
+        template = self.spec["template"]
+        count = parallel(self.spec)
+        policy = str(template["spec"].get("restartPolicy") or "Never")
+        trains = launches(template, self.manifests)
+        return [Role("pod", "spec.template", count, count, template, policy, trains)]
+
+    def _pods(self) -> list[Pod]:
+        check_size((role.replicas, role.template["spec"]) for role in self.roles)
+        subdomain = "" if self.nameless else self._subdomain
+        return Batch(self.name, self.namespace, self.name, "pod", self.spec, 0, subdomain).pods()
+
+    def _refused(self) -> list[str]:
+        wrong = super()._refused()
+        return wrong or [f"spec.completions: {fault}" for fault in completions_missing(self.spec)]
+
+    def _active(self) -> str:
+        if not self.status:
+            return NEW
+        return RUNNING if self.status.get("active") else CREATED
+
+
+def _headless(name: str, job: Workload) -> Nameless | None:
+    """Return why the Service `name` of the file gives the job's pods no names, None if it does."""
+    found = service(job.manifests, name, job.namespace)
+    if found is None:
+        return Nameless(f"the headless Service {name} is not in the file", f"add the Service {name}", False)
+    spec: Any = found.get("spec")
+    spec = spec if isinstance(spec, dict) else {}
+    if spec.get("clusterIP") != "None":
+        return Nameless(f"the Service {name} is not headless", f"Service {name}: clusterIP: None")
+    labels = {JOB_NAME: job.name, "job-name": job.name}
+    labels |= (job.spec["template"].get("metadata") or {}).get("labels") or {}
+    selector = spec.get("selector")
+    if isinstance(selector, dict) and any(labels.get(key, value) != value for key, value in selector.items()):
+        remedy = f"Service {name}: selector: {{{JOB_NAME}: {job.name}}}"
+        return Nameless(f"the Service {name} does not select the job's pods", remedy)
+    return None
+
+
+def service(manifests: Manifests, name: str, namespace: str) -> Object | None:
+    """Return the Service of a name that is in the file."""
+    for item in manifests.of_kind("Service"):
+        if name_of(item) == name and (item["metadata"].get("namespace") or namespace) == namespace:
+            return item
+    return None

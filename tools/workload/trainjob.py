@@ -1,0 +1,239 @@
+"""TrainJob of Kubeflow Trainer, trainer.kubeflow.org/v1alpha1, with the runtime that it names.
+
+Follows github.com/kubeflow/trainer v2.3.0: pkg/runtime/core/trainingruntime.go (runtime and TrainJob become a
+JobSet), pkg/runtime/framework/plugins/jobset/{jobset,builder}.go (what the TrainJob overrides),
+plugins/torch/torch.go (variables) and pkg/constants/constants.go.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, ClassVar
+
+from tools.kube.manifests import Object, name_of
+from tools.kube.quantity import quantity
+from tools.kube.shapes import ENV, RESOURCES, misshapes
+from tools.workload.jobset import REPLICATED, JobSet
+from tools.workload.pod import Pod, PodsUnknown, main_container
+from tools.workload.workload import (
+    CREATED,
+    FAILED,
+    NEW,
+    RUNNING,
+    SUCCEEDED,
+    SUSPENDED,
+    RetryLimit,
+    Role,
+    Workload,
+)
+
+GROUP = "trainer.kubeflow.org"
+ANCESTOR, TRAINER = f"{GROUP}/trainjob-ancestor-step", "trainer"
+NODE = "node"  # the name of the training container
+PORT = "29500"
+RESERVED = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
+RUNTIME: Object = {"spec!": {"mlPolicy": {"numNodes": int}, "template!": {"spec!": REPLICATED}}}
+PATCHES = ("runtimePatches", "podTemplateOverrides", "podSpecOverrides")
+
+
+class TrainJob(Workload):
+    """A TrainJob. Its roles are the replicated Jobs of its runtime; without the runtime it has none."""
+
+    kind = "TrainJob"
+    api = f"{GROUP}/v1alpha1"
+    resource = "trainjobs.trainer.kubeflow.org"
+    only_training = True
+    shape: ClassVar[Object] = {
+        "spec!": {
+            "runtimeRef!": {"name!": str, "kind": str, "apiGroup": str},
+            "suspend": bool,
+            "trainer": {
+                "image": str,
+                "command": [str],
+                "args": [str],
+                "env": [ENV],
+                "numNodes": int,
+                "numProcPerNode": int,
+                "resourcesPerNode": RESOURCES,
+            },
+        }
+    }
+    states = (("Complete", SUCCEEDED), ("Failed", FAILED), ("Suspended", SUSPENDED))
+
+    @property
+    def maker(self) -> str:
+        return f"Trainer, {self._wanted}"
+
+    @property
+    def selector(self) -> dict[str, str]:
+        return {"jobset.sigs.k8s.io/jobset-name": self.name}
+
+    @property
+    def retries(self) -> RetryLimit:
+        """Return the restarts of the JobSet, which the runtime limits."""
+        if self.runtime is None:
+            return RetryLimit(f"{self._wanted}: spec.template.spec.failurePolicy", None, False, "unknown")
+        limit = self._jobset.retries
+        return RetryLimit(
+            f"{self._wanted}: spec.template.{limit.path}", limit.limit, limit.written, limit.counts
+        )
+
+    def container_of(self, template: Object) -> str:
+        return main_container(template, NODE)
+
+    def role_of(self, pod: Object) -> str:
+        return JobSet({"metadata": {"name": self.name}}).role_of(pod)
+
+    def index_of(self, pod: Object) -> int:
+        return self._jobset.index_of(pod)
+
+    def is_rank_zero(self, pod: Object) -> bool | None:
+        """Trainer assigns the node rank by the index of the pod."""
+        return self.role_of(pod) == NODE and self.index_of(pod) == 0
+
+    @property
+    def _wanted(self) -> str:
+        reference = self.spec.get("runtimeRef")
+        reference = reference if isinstance(reference, dict) else {}
+        return f"{reference.get('kind') or 'ClusterTrainingRuntime'}/{reference.get('name')}"
+
+    @functools.cached_property
+    def runtime(self) -> Object | None:
+        """The runtime that the job names, None if it is not in the file or not of its shape."""
+        for item in self.manifests.objects:
+            group = str(item.get("apiVersion")).partition("/")[0]
+            if group == GROUP and f"{item.get('kind')}/{name_of(item)}" == self._wanted:
+                return None if any(misshapes(item, RUNTIME, "")) else item
+        return None
+
+    @functools.cached_property
+    def _jobset(self) -> JobSet:
+        """The JobSet that Trainer creates: the runtime's, with what the TrainJob overrides."""
+        metadata = {"name": self.name, "namespace": self.namespace}
+        spec = {} if self.runtime is None else self.runtime["spec"]["template"]["spec"]
+        jobs = [self._replicated(one) for one in spec.get("replicatedJobs") or []]
+        item = {"apiVersion": JobSet.api, "kind": JobSet.kind, "metadata": metadata}
+        return JobSet({**item, "spec": {**spec, "replicatedJobs": jobs}}, manifests=self.manifests)
+
+    def _replicated(self, one: Object) -> Object:
+        """Return a replicated Job: of the trainer one Job with a pod for each node."""
+        if not _is_trainer(one):
+            return one
+        count = self._trainer.get("numNodes") or self._policy.get("numNodes") or 1
+        template = one["template"]["spec"]["template"]
+        containers = [self._overridden(container) for container in template["spec"]["containers"]]
+        made = {**template, "spec": {**template["spec"], "containers": containers}}
+        job = {**one["template"]["spec"], "parallelism": count, "completions": count, "template": made}
+        return {**one, "replicas": 1, "template": {**one["template"], "spec": job}}
+
+    def _overridden(self, container: Object) -> Object:
+        """Return a container of the runtime with the TrainJob's image, command, resources and variables."""
+        if container.get("name") != NODE or not self._trainer:
+            return container
+        given = {key: self._trainer[key] for key in ("image", "command", "args") if self._trainer.get(key)}
+        asked = self._trainer.get("resourcesPerNode") or {}
+        own = container.get("resources") or {}
+        resources = {
+            key: {**(own.get(key) or {}), **(asked.get(key) or {})}
+            for key in ("requests", "limits")
+            if own.get(key) or asked.get(key)
+        }
+        env = _upserted(container.get("env") or [], self._trainer.get("env") or [])
+        return {**container, **given, "resources": resources, "env": env}
+
+    @property
+    def _trainer(self) -> Object:
+        return self.spec.get("trainer") or {}
+
+    @property
+    def _policy(self) -> Object:
+        return {} if self.runtime is None else self.runtime["spec"].get("mlPolicy") or {}
+
+    def _roles(self) -> list[Role]:
+        if self.runtime is None or self._jobset.misshapen:
+            return []
+        names = {
+            one["name"]
+            for one in self.runtime["spec"]["template"]["spec"]["replicatedJobs"]
+            if _is_trainer(one)
+        }
+        return [
+            Role(
+                role.name,
+                f"{self._wanted}: spec.template.{role.path}",
+                role.replicas,
+                role.most,
+                role.template,
+                role.restart_policy,
+                role.name in names,
+            )
+            for role in self._jobset.roles
+        ]
+
+    def _pods(self) -> list[Pod]:
+        if self.runtime is None:
+            get = f"kubectl get {self._wanted.lower()} -o yaml"
+            raise PodsUnknown(
+                f"the pods come from {self._wanted}, which is not in the file", f"add it: {get}"
+            )
+        patched = next((key for key in PATCHES if self.spec.get(key)), None)
+        if patched:
+            raise PodsUnknown(f"spec.{patched} changes the pods, and is not applied here")
+        policy = next((key for key in self._policy if key not in ("numNodes", "torch")), None)
+        if policy:
+            raise PodsUnknown(f"{self._wanted} has the policy {policy}, which is not modelled")
+        training = {role.name.lower() for role in self.roles if role.trains}
+        return [self._with_ranks(pod) if pod.role in training else pod for pod in self._jobset.pods()]
+
+    def _with_ranks(self, pod: Pod) -> Pod:
+        """Return a pod with Trainer's variables. Without spec.trainer or a torch policy it sets none."""
+        if self.spec.get("trainer") is None or self._policy.get("torch") is None:
+            return pod
+        count = sum(role.replicas for role in self.roles if role.trains)
+        values = {
+            "PET_NNODES": str(count),
+            "PET_NPROC_PER_NODE": self._processes(pod),
+            "PET_NODE_RANK": str(pod.index),
+            "PET_MASTER_ADDR": f"{self.name}-{NODE}-0-0.{self.name}",
+            "PET_MASTER_PORT": PORT,
+        }
+        added = [{"name": name, "value": value} for name, value in values.items()]
+        containers = [
+            {**one, "env": _upserted(one.get("env") or [], added)} if one.get("name") == NODE else one
+            for one in pod.spec["containers"]
+        ]
+        return Pod(**{**vars(pod), "spec": {**pod.spec, "containers": containers}, "main": NODE})
+
+    def _processes(self, pod: Pod) -> str:
+        """Return numProcPerNode, else `auto` with GPUs, else the CPUs of the container (getNumCPUPerNode)."""
+        if self._trainer.get("numProcPerNode") is not None:
+            return str(self._trainer["numProcPerNode"])
+        resources = pod.container.get("resources") or {}
+        limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+        if any("gpu" in name.lower() for name in (*limits, *requests)):
+            return "auto"
+        cpus = quantity(str(requests.get("cpu") or limits.get("cpu") or 0)) or 0
+        return str(max(1, math.ceil(cpus)))
+
+    def _refused(self) -> list[str]:
+        wrong = super()._refused()
+        names = [] if wrong else [entry.get("name") for entry in self._trainer.get("env") or []]
+        path = "spec.trainer.env"
+        return wrong + [f"{path}: {name} is reserved for Trainer" for name in names if name in RESERVED]
+
+    def _active(self) -> str:
+        jobs = self.status.get("jobsStatus")
+        active = isinstance(jobs, list) and any(isinstance(one, dict) and one.get("active") for one in jobs)
+        return RUNNING if active else CREATED if self.status else NEW
+
+
+def _is_trainer(one: Object) -> bool:
+    labels: Any = (one["template"].get("metadata") or {}).get("labels") or {}
+    return isinstance(labels, dict) and labels.get(ANCESTOR) == TRAINER
+
+
+def _upserted(entries: list[Object], added: list[Object]) -> list[Object]:
+    """Return variables with others that replace those of the same name."""
+    names = {entry.get("name") for entry in added}
+    return [*(entry for entry in entries if entry.get("name") not in names), *added]

@@ -1,0 +1,151 @@
+"""Objects that hold other objects: an AppWrapper, a Katib Experiment, a Katib Trial.
+
+Sources: github.com/project-codeflare/appwrapper v1.2.0, api/v1beta2/appwrapper_types.go;
+github.com/kubeflow/katib v0.19.0, pkg/controller.v1beta1/experiment/manifest/generator.go (Katib replaces the
+placeholders in the text of the trial, and sets name and namespace). `List` is opened by
+tools/kube/manifests.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tools.kube.manifests import MOST_PODS, Object, counts, name_of
+from tools.kube.shapes import META, Misshape, misshapes
+
+DEEPEST = 4  # wrappers in wrappers
+PLACEHOLDER = re.compile(r"\$\{trialParameters\.([^{}$]{1,100})\}")
+INNER: Object = {"kind!": str, "apiVersion!": str, "metadata": META}
+# Kind and API group of each wrapper, the types of its fields, and kubectl's full name.
+SHAPES: dict[tuple[str, str], Object] = {
+    ("AppWrapper", "workload.codeflare.dev"): {"spec!": {"components!": [{"template!": INNER}]}},
+    ("Experiment", "kubeflow.org"): {
+        "spec!": {
+            "parameters": [{"name!": str, "feasibleSpace": {"list": [str]}}],
+            "trialTemplate!": {
+                "trialParameters": [{"name!": str, "reference": str}],
+                "trialSpec": INNER,
+            },
+        }
+    },
+    ("Trial", "kubeflow.org"): {"spec!": {"runSpec!": INNER}},
+}
+RESOURCES = {
+    "AppWrapper": "appwrappers.workload.codeflare.dev",
+    "Experiment": "experiments.kubeflow.org",
+    "Trial": "trials.kubeflow.org",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One object of a manifest: at the top, or inside another (`wrapper`, at `prefix`).
+
+    `faults` are the values of a wrong type that keep a wrapper from being opened.
+    """
+
+    item: Object
+    wrapper: str = ""
+    prefix: str = ""
+    faults: tuple[Misshape, ...] = ()
+
+
+def shape_of(item: Object) -> Object | None:
+    """Return the types of a wrapper's fields, None for an object that is not a wrapper."""
+    return SHAPES.get((str(item.get("kind")), str(item.get("apiVersion")).rpartition("/")[0]))
+
+
+def opened(items: list[Object]) -> list[Part]:
+    """Return all objects, each wrapper before what it holds. A wrapper stands without its inner objects."""
+    return [part for item in items for part in _opened(Part(item), 0)]
+
+
+def _opened(part: Part, depth: int) -> Iterator[Part]:
+    shape = shape_of(part.item)
+    if shape is None:
+        yield part
+        return
+    faults = tuple(misshapes(part.item, shape, ""))
+    inner = [] if faults or depth >= DEEPEST else list(_inner(part.item))
+    faults += tuple(
+        Misshape(f"{path}.{name}", value, f"at most {MOST_PODS}")
+        for path, item in inner
+        for name, value in counts(item.get("spec"))
+        if value > MOST_PODS
+    )
+    if faults:
+        yield Part(part.item, part.wrapper, part.prefix, faults)
+        return
+    yield Part(_shell(part.item), part.wrapper, part.prefix)
+    title = part.wrapper or f"{part.item['kind']}/{name_of(part.item)}"
+    for path, item in inner:
+        yield from _opened(Part(item, title, f"{part.prefix}{path}."), depth + 1)
+
+
+def _inner(item: Object) -> Iterator[tuple[str, Object]]:
+    """Yield the objects that a wrapper of the right shape holds, each with its path."""
+    spec = item["spec"]
+    if item["kind"] == "AppWrapper":
+        for index, one in enumerate(spec["components"]):
+            yield f"spec.components[{index}].template", _named(one["template"], item, name_of(item))
+    elif item["kind"] == "Trial":
+        yield "spec.runSpec", _named(spec["runSpec"], item, name_of(item))
+    elif spec["trialTemplate"].get("trialSpec"):
+        trial = f"{name_of(item)}-00000000"  # Katib appends eight characters
+        values = _values(spec, trial, item)
+        filled = _filled(spec["trialTemplate"]["trialSpec"], lambda found: values.get(found[1], found[0]))
+        yield "spec.trialTemplate.trialSpec", _named(filled, item, trial, always=True)
+
+
+def _named(inner: Object, outer: Object, name: str, always: bool = False) -> Object:
+    """Return a copy of an inner object with a name and a namespace, which it may take from the outer one."""
+    metadata = dict(inner.get("metadata") or {})
+    namespace = outer["metadata"].get("namespace")
+    if always or not metadata.get("name"):
+        metadata["name"] = f"{metadata['generateName']}00000" if metadata.get("generateName") else name
+    if namespace and not metadata.get("namespace"):
+        metadata["namespace"] = namespace
+    return {**inner, "metadata": metadata}
+
+
+def _shell(item: Object) -> Object:
+    """Return a wrapper without the objects that it holds."""
+    shell = copy.deepcopy(item)
+    spec = shell["spec"]
+    for one in spec.get("components") or []:
+        one.pop("template", None)
+    for place, key in ((spec.get("trialTemplate"), "trialSpec"), (spec, "runSpec")):
+        if isinstance(place, dict):
+            place.pop(key, None)
+    return shell
+
+
+def _values(spec: Object, trial: str, item: Object) -> dict[str, str]:
+    """Return a possible value of each trial parameter: the first of its list, or its minimum."""
+    spaces = {one["name"]: one.get("feasibleSpace") or {} for one in spec.get("parameters") or []}
+    known = {
+        "${trialSpec.Name}": trial,
+        "${trialSpec.Namespace}": item["metadata"].get("namespace", "default"),
+    }
+    found = {}
+    for one in spec["trialTemplate"].get("trialParameters") or []:
+        reference = one.get("reference") or one["name"]
+        space = spaces.get(reference) or {}
+        listed = [*(space.get("list") or []), *(space[key] for key in ("min", "max") if key in space)]
+        value = known.get(reference, listed[0] if listed else None)
+        if isinstance(value, str | int | float):
+            found[one["name"]] = str(value)
+    return found
+
+
+def _filled(value: Any, replace: Callable[[re.Match[str]], str]) -> Any:
+    """Return a copy of a trial whose placeholders are replaced in every text."""
+    if isinstance(value, dict):
+        return {key: _filled(inner, replace) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_filled(inner, replace) for inner in value]
+    return PLACEHOLDER.sub(replace, value) if isinstance(value, str) else value
