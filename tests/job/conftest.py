@@ -19,11 +19,20 @@ from tools.core import repo
 from tools.job.snapshot import kinds
 from tools.job.snapshot.snapshot import PREVIOUS
 from tools.kube.manifests import Manifests, parse
+from tools.workload import kinds as workloads
+from tools.workload.workload import Workload
 
 KINDS = {"cpu/llama-tiny": "m5.xlarge", "p5/llama-3-1-8b": "p5en.48xlarge", "g5/llama-2-7b": "g5.48xlarge"}
 NewWorld = Callable[..., World]
 STAND_IN = Path(__file__).with_name("kubectl.py")
 Cluster = Callable[[World], Path]
+
+
+def workload(job: dict[str, Any]) -> Workload:
+    """A job by its kind."""
+    found = workloads.of(job)
+    assert found is not None
+    return found
 
 
 class Yard:
@@ -100,7 +109,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
             if seen.saw(kind)
         }
         maps = [{**one, "data": dict.fromkeys(one["keys"], "")} for one in seen.of("ConfigMap")]
-        objects |= {"pytorchjobs": [seen.job], "configmaps": maps}
+        objects |= {seen.workload.resource: [seen.job], "configmaps": maps}
         (tmp_path / "objects.json").write_text(json.dumps(objects))
         for log in seen.logs:
             before = "previous." if log.which == PREVIOUS else ""

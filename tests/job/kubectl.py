@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A stand-in for kubectl with prepared answers; tests/cluster uses the real one.
 
-STAND_IN names a directory: objects.json holds objects by plural kind, <pod>.log a pod's log. A command in a
+STAND_IN names a directory: objects.json holds objects by resource, <pod>.log a pod's log. A command in a
 pod runs on this machine with the directory `volume` as its volume. Each question is added to asked.txt.
 """
 
@@ -18,11 +18,18 @@ def main() -> int:
     """Answer one command."""
     with open(f"{HOME}/asked.txt", "a") as asked:
         asked.write(" ".join(sys.argv[1:]) + "\n")
-    answers = {"get": get, "logs": logs, "exec": execute, "port-forward": forward}
+    answers = {"get": get, "logs": logs, "exec": execute, "port-forward": forward, "api-resources": kinds}
     if WORDS[0] not in answers:  # the real one renders cells
         os.environ["PATH"] = os.environ["PATH"].partition(os.pathsep)[2]
         os.execvp("kubectl", ["kubectl", *sys.argv[1:]])
     return answers[WORDS[0]](WORDS[1:])
+
+
+def kinds(words: "list[str]") -> int:
+    """Print the kinds that are served."""
+    with open(f"{HOME}/objects.json") as file:
+        print("\n".join(json.load(file)))
+    return 0
 
 
 def get(words: "list[str]") -> int:

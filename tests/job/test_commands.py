@@ -10,11 +10,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.job.conftest import Cluster, NewWorld, Yard
+from tests.job.conftest import Cluster, NewWorld, Yard, workload
 from tests.job.corpus import STEP
 from tests.job.world import World
 from tools.core import repo
@@ -120,7 +119,7 @@ def test_exec_runs_in_the_pod_of_the_rank(world: NewWorld, cluster: Cluster, yar
     assert printed("--rank", "1", "--", "sh", "-c", "echo $POD; exit 7") == (f"{JOB}-worker-0", 7)
     assert printed("--", "printenv", "POD") == (f"{JOB}-worker-1", 0)
     assert printed("--pod", "0", "--", "printenv", "POD") == (f"{JOB}-worker-0", 0)
-    assert "has no worker-5" in yard.err("exec", JOB, "--pod", "5", "--", "true", code=2)
+    assert "has no pod 5" in yard.err("exec", JOB, "--pod", "5", "--", "true", code=2)
     words = ("exec", JOB, "--json", "--rank", "1", "--", "sh", "-c", "echo $POD; echo no >&2; exit 7")
     answer = json.loads(yard.out(*words, code=7))
     assert (answer["pod"], answer["code"], answer["stdout"]) == (f"{JOB}-worker-0", 7, f"{JOB}-worker-0\n")
@@ -417,7 +416,7 @@ def test_following_ends_at_a_step_at_a_lasting_cause_or_in_time(
     def followed(made: World, steps: bool = True, lasts: float = 0.0, uid: str = "uid-job") -> Followed:
         monkeypatch.setattr(follow, "STANDS", lasts)
         monkeypatch.setattr(follow, "collect", lambda *_, **__: made.snapshot())
-        return follow.follow(Kubectl(), JOB, uid, 0.1, said.append, steps)
+        return follow.follow(Kubectl(), workload(made.job), uid, 0.1, said.append, steps)
 
     trains, waits = world(), world()
     trains.training()
@@ -451,12 +450,13 @@ def test_no_kubectl_is_one_error(monkeypatch: pytest.MonkeyPatch, yard: Yard) ->
     assert error.startswith("error: no kubectl on PATH\n  hint: install kubectl 1.31")
 
 
-def test_an_ended_pod_that_is_being_deleted_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ended_pod_that_is_being_deleted_is_waited_for(
+    world: NewWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next job would meet it. The pods that a finished job keeps are not waited for."""
     kept = {"metadata": {"name": "a"}, "status": {"phase": "Failed"}}
     leaving = kept | {"metadata": {"name": "a", "deletionTimestamp": "2026-11-21T12:00:00Z"}}
-    answers = [[kept], [leaving, kept], [leaving]]
+    answers = [[kept], [leaving, kept], [leaving], [leaving]]
     monkeypatch.setattr(Kubectl, "items", lambda self, *words: answers.pop())
-    spec: dict[str, Any] = {"pytorchReplicaSpecs": {"Worker": {"template": {"spec": {}}}}}
-    stop.wait_gone(Kubectl(), {"metadata": {"name": "job"}, "spec": spec}, lambda text: None)
+    stop.wait_gone(Kubectl(), world().snapshot().live, lambda text: None)
     assert answers == []

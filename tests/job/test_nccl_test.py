@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.job.conftest import NewWorld, Yard
+from tests.job.conftest import NewWorld, Yard, workload
 from tools.core.verdict import State
 from tools.facts.bandwidth import MEASURED
 from tools.facts.instances import INSTANCES
@@ -47,7 +47,7 @@ def job(world: NewWorld) -> dict[str, Any]:
 def states(job: dict[str, Any], text: str) -> dict[str, list[State]]:
     """The verdicts by what they are about."""
     found: dict[str, list[State]] = {}
-    for one in nccl_test.check(job, text.splitlines()):
+    for one in nccl_test.check(workload(job), text.splitlines()):
         found.setdefault(one.details["check"], []).append(one.state)
     return found
 
@@ -101,7 +101,7 @@ def test_a_measurement_of_the_same_number_of_machines_counts(job: dict[str, Any]
 
 
 def test_machines_without_a_published_measurement_get_no_threshold(world: NewWorld) -> None:
-    found = nccl_test.check(world("p5/llama-3-1-8b").job, f"{EFA}\n{NEW}".splitlines())
+    found = nccl_test.check(workload(world("p5/llama-3-1-8b").job), f"{EFA}\n{NEW}".splitlines())
     (verdict,) = (one for one in found if one.details["check"] == "bandwidth")
     assert verdict.state is State.CANNOT_TELL
     assert "p5en.48xlarge: 400.0 GB/s to the network" in verdict.evidence

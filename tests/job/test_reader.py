@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.job.conftest import Cluster, NewWorld
+from tests.job.conftest import Cluster, NewWorld, workload
 from tools.core.errors import UserError
 from tools.job import volume_reader
 from tools.kube.kubectl import Kubectl
@@ -12,7 +12,7 @@ from tools.kube.kubectl import Kubectl
 
 def test_it_reads_the_jobs_run_and_writes_nothing(world: NewWorld) -> None:
     job = world("p5/llama-3-1-8b").job
-    pod = volume_reader.manifest(job)
+    pod = volume_reader.manifest(workload(job))
     (container,) = pod["spec"]["containers"]
     own = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     assert container["image"] == own["image"]
@@ -47,4 +47,4 @@ def test_a_job_without_a_claim_has_nothing_to_read(world: NewWorld) -> None:
     spec = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     spec["volumes"] = [one for one in spec["volumes"] if "persistentVolumeClaim" not in one]
     with pytest.raises(UserError, match="gone with its pods"):
-        volume_reader.manifest(job)
+        volume_reader.manifest(workload(job))

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from tests.job.conftest import Cluster, NewWorld
+from tests.job.conftest import Cluster, NewWorld, workload
 from tools.core.errors import UserError
 from tools.job import tensorboard
 from tools.kube.kubectl import Kubectl
@@ -18,7 +18,7 @@ def test_it_has_the_jobs_image_and_claim(world: NewWorld) -> None:
     for volume in spec["volumes"]:
         if "persistentVolumeClaim" in volume:
             volume["persistentVolumeClaim"]["claimName"] = "scratch"
-    found = tensorboard.manifests(made.job)
+    found = tensorboard.manifests(workload(made.job))
     assert sorted(item["kind"] for item in found.objects) == ["Deployment", "NetworkPolicy", "Service"]
     (deployment,) = found.of_kind("Deployment")
     pod = deployment["spec"]["template"]["spec"]
@@ -27,7 +27,7 @@ def test_it_has_the_jobs_image_and_claim(world: NewWorld) -> None:
     assert claim == {"claimName": "scratch", "readOnly": True}
     spec["volumes"] = [one for one in spec["volumes"] if "persistentVolumeClaim" not in one]
     with pytest.raises(UserError, match="mounts no claim"):
-        tensorboard.manifests(made.job)
+        tensorboard.manifests(workload(made.job))
 
 
 def test_a_url_is_one_that_answers(world: NewWorld, cluster: Cluster) -> None:
@@ -53,7 +53,7 @@ def test_a_url_is_one_that_answers(world: NewWorld, cluster: Cluster) -> None:
 def test_exposed_only_the_proxy_is_reached(world: NewWorld) -> None:
     """TensorBoard listens on the pod's loopback; what asks for a password listens on all addresses."""
     made = world()
-    found = tensorboard.manifests(made.job, exposed=True)
+    found = tensorboard.manifests(workload(made.job), exposed=True)
     (deployment,) = found.of_kind("Deployment")
     (service,) = found.of_kind("Service")
     (policy,) = found.of_kind("NetworkPolicy")

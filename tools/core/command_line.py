@@ -50,6 +50,12 @@ def selector(label: str, value: object) -> str:
     return f"--selector={label}={object_name(value, f'the label {label}')}"
 
 
+def selectors(labels: Mapping[str, str]) -> str:
+    """Return kubectl's option for objects with all these labels. Raises UserError for an invalid value."""
+    pairs = (selector(label, value).partition("=")[2] for label, value in labels.items())
+    return f"--selector={','.join(pairs)}"
+
+
 def operand(text: str, what: str) -> str:
     """Return a word that is not an option. Raises UserError if a program would read it as one."""
     if not text or text.startswith("-") or not text.isprintable():

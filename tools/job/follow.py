@@ -14,9 +14,10 @@ from tools.job.diagnosis.explain import Explanation, explain
 from tools.job.metrics import progress
 from tools.job.metrics.series import Record
 from tools.job.snapshot.collect import collect
+from tools.job.snapshot.live_job import LiveJob
 from tools.job.snapshot.snapshot import Snapshot
-from tools.job.status import state_of
 from tools.kube.kubectl import Kubectl
+from tools.workload.workload import Workload
 
 STANDS = 6.0  # seconds that a cause must last: kubelets and controllers need a moment
 
@@ -30,9 +31,9 @@ class Followed:
     cause: Cause | None = None
 
     def __init__(
-        self, kubectl: Kubectl, name: str, uid: str, steps: bool, say: Callable[[str], None]
+        self, kubectl: Kubectl, job: LiveJob, uid: str, steps: bool, say: Callable[[str], None]
     ) -> None:
-        self._kubectl, self._name, self._uid, self._steps, self._say = kubectl, name, uid, steps, say
+        self._kubectl, self._job, self._uid, self._steps, self._say = kubectl, job, uid, steps, say
         self._since: dict[str, float] = {}  # when the present cause was first seen
         self._said = ""
 
@@ -42,9 +43,9 @@ class Followed:
 
     def look(self) -> bool:
         """Take a snapshot; return whether there is nothing more to wait for."""
-        self.snapshot = collect(self._kubectl, self._name, run=self._steps)
+        self.snapshot = collect(self._kubectl, self._job, run=self._steps)
         if self.snapshot.uid != self._uid:
-            raise UserError(f"{self._name} was replaced by another job: {self.snapshot.uid}", code=1)
+            raise UserError(f"{self.snapshot.name} was replaced by another job: {self.snapshot.uid}", code=1)
         self.explanation = explain(self.snapshot)
         self.step = first_step(self.snapshot) if self._steps else None
         first = self.explanation.causes[:1]
@@ -55,7 +56,7 @@ class Followed:
 
     def report(self) -> None:
         """Print the job's state, if more than its numbers has changed."""
-        line = f"{state_of(self.snapshot.job)}: {self.explanation.summary}"
+        line = f"{self.snapshot.state}: {self.explanation.summary}"
         words = re.sub(r"\d+", "", line)
         if words != self._said:
             self._said = words
@@ -63,13 +64,13 @@ class Followed:
 
 
 def follow(
-    kubectl: Kubectl, name: str, uid: str, seconds: float, say: Callable[[str], None], steps: bool = True
+    kubectl: Kubectl, job: Workload, uid: str, seconds: float, say: Callable[[str], None], steps: bool = True
 ) -> Followed:
     """Watch the job `uid` for `seconds`, or until it ends, a cause lasts, or (with `steps`) its first step.
 
     Raises UserError if another job takes the job's name.
     """
-    followed = Followed(kubectl, name, uid, steps, say)
+    followed = Followed(kubectl, LiveJob(job), uid, steps, say)
     until(followed.look, seconds, report=lambda _waited: followed.report())
     return followed
 

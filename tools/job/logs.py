@@ -32,7 +32,6 @@ class Wanted:
     def words(self) -> list[str]:
         """Return the options of `kubectl logs`."""
         found = ["--timestamps"]
-        found += ["--previous"] if self.previous else []
         found += [f"--since={self.since}"] if self.since else []
         return [*found, f"--tail={self.tail if self.tail is not None else -1}"]
 
@@ -44,7 +43,9 @@ def once(kubectl: Kubectl, pods: list[JobPod], wanted: Wanted) -> tuple[Iterator
     """Return the pods' lines merged by time, and the reason for each pod whose log could not be read."""
     logs, unseen = [], {}
     for pod in pods:
-        done = kubectl.run("logs", f"--container={pod.container_name}", *wanted.words(), names=[pod.name])
+        name, previous = pod.previous if wanted.previous else (pod.name, ())
+        words = ("logs", f"--container={pod.container_name}", *previous, *wanted.words())
+        done = kubectl.run(*words, names=[name])
         if done.returncode == 0:
             logs.append(log_lines.read(done.stdout, pod.name))
         else:

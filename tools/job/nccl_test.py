@@ -21,11 +21,12 @@ from tools.job import submit
 from tools.job.diagnosis.performance import OFI, SOCKET
 from tools.job.follow import follow
 from tools.job.snapshot import lookup
-from tools.job.snapshot.pod import replicas, template_specs
+from tools.job.snapshot.pod import template_specs
 from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Manifests, Object, name_of
+from tools.kube.manifests import Manifests
 from tools.kube.quantity import amount
 from tools.kube.selectors import node_terms
+from tools.workload.workload import Workload
 
 ENOUGH = 0.8  # of the published bandwidth at the same message size
 MIB = 2**20
@@ -66,7 +67,7 @@ def rows(lines: list[str]) -> list[Row]:
     return sorted(found, key=lambda row: row.size)
 
 
-def instances(job: Object) -> list[str]:
+def instances(job: Workload) -> list[str]:
     """Return the instance types that the job's node affinity allows."""
     values = [
         str(value).removeprefix(HYPERPOD_PREFIX)
@@ -91,17 +92,17 @@ def manifests(cell: str) -> Manifests:
         (Path(directory) / "kustomization.yaml").write_text(json.dumps(above), encoding="utf-8")
         objects = lookup.built(Path(directory)).objects
     found = Manifests(f"{repo.shown(path)} with nccl-test", objects)
-    largest = [one.size for name in instances(found.job()) for one in measured(name)]
-    for spec in template_specs(found.job()) if largest else []:
+    largest = [one.size for name in instances(lookup.job_of(found)) for one in measured(name)]
+    for spec in template_specs(lookup.job_of(found)) if largest else []:
         spec["containers"][0]["args"] += ["--largest", str(-(-max(largest) // MIB))]
     return found
 
 
 def check_absent(kubectl: Kubectl, found: Manifests) -> None:
     """Raise UserError if a test of this name exists: it may be another user's."""
-    name = name_of(found.job())
-    if lookup.existing(kubectl, name) is not None:
-        raise UserError(f"{name} exists already", f"kubectl delete pytorchjob {name}", 1)
+    job = lookup.job_of(found)
+    if lookup.existing(kubectl, job) is not None:
+        raise UserError(f"{job.name} exists already", f"kubectl delete {job.resource} {job.name}", 1)
 
 
 def run(kubectl: Kubectl, found: Manifests, seconds: float, say: Callable[[str], None]) -> list[str]:
@@ -109,13 +110,14 @@ def run(kubectl: Kubectl, found: Manifests, seconds: float, say: Callable[[str],
 
     Raises UserError with the cause if it cannot run, and with exit code 3 after `seconds`.
     """
-    name = name_of(found.job())
+    job = lookup.job_of(found)
+    name = job.name
     for warning in submit.dry_run(kubectl, found, replaced=False):
         say(warning)
     applied, _ = submit.apply(kubectl, found)
-    uid = submit.job_uid(applied)
+    uid = submit.job_uid(applied, job)
     say(f"{kubectl.namespace}/{name} ({uid}) is applied")
-    last = follow(kubectl, name, uid, seconds, say, steps=False)
+    last = follow(kubectl, job, uid, seconds, say, steps=False)
     summary = last.explanation.summary
     if not last.is_over and last.cause:
         raise UserError(f"{name} does not run: {last.cause.kind}: {summary}", last.cause.remedy, 1)
@@ -133,11 +135,11 @@ def remove(kubectl: Kubectl, found: Manifests) -> None:
     kubectl.text("delete", "--ignore-not-found", "--filename=-", stdin=submit.text_of(found))
 
 
-def check(job: Object, lines: list[str]) -> Iterator[Verdict]:
+def check(job: Workload, lines: list[str]) -> Iterator[Verdict]:
     """Yield the verdicts on a log: the sums, the network, and the bandwidth at its message size."""
     found = rows(lines)
     yield _sums(found, lines)
-    several = replicas(job) > 1
+    several = job.replicas > 1
     if several and _limit(job, EFA) > 0:
         yield _network(lines)
     devices = {str(one.device_resource) for one in INSTANCES.values() if one.device_resource}
@@ -166,7 +168,7 @@ def _sums(found: list[Row], lines: list[str]) -> Verdict:
     return _verdict("sums", State.PASS, f"all sums are right, {len(found)} sizes to {found[-1].size:,} bytes")
 
 
-def _limit(job: Object, resource: str) -> int:
+def _limit(job: Workload, resource: str) -> int:
     resources = template_specs(job)[0]["containers"][0].get("resources") or {}
     return int(amount((resources.get("limits") or {}).get(resource, 0)) or 0)
 
@@ -182,8 +184,8 @@ def _network(lines: list[str]) -> Verdict:
     return _verdict("network", State.CANNOT_TELL, "no line names the network that NCCL uses")
 
 
-def _bandwidth(job: Object, found: list[Row]) -> Iterator[Verdict]:
-    names, count = instances(job), replicas(job)
+def _bandwidth(job: Workload, found: list[Row]) -> Iterator[Verdict]:
+    names, count = instances(job), job.replicas
     known = [one for name in names for one in measured(name)]
     if not known:
         where = ", ".join(names) or "these machines"

@@ -10,7 +10,6 @@ from tools.job.metrics.series import from_log
 from tools.job.snapshot import log_lines
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Log, Snapshot
-from tools.workload.operator_pods import LABEL
 
 
 @dataclass(frozen=True)
@@ -50,9 +49,8 @@ def spans(numbers: list[int]) -> str:
 def rank_zero(snapshot: Snapshot) -> RankZero | None:
     """Return the pod of rank 0, None for a job without pods.
 
-    In this order: the heartbeat of rank 0; the only log that has lines of rank 0; a Master, whose rank the
-    operator sets. With elastic workers the rendezvous assigns the ranks, so the label and number of worker-0
-    are a guess.
+    In this order: the heartbeat of rank 0; the only log that has lines of rank 0; a pod to which the job's
+    controller assigns rank 0. Where the rendezvous or the command assigns them, the first pod is a guess.
     """
     pods = snapshot.pods
     host = ranks(snapshot).get(0)
@@ -63,18 +61,15 @@ def rank_zero(snapshot: Snapshot) -> RankZero | None:
     for pod in pods:
         if logged == {pod.name}:
             return RankZero(pod, f"of {len(snapshot.logs)} logs only {pod.name}'s has rank 0's lines", True)
-    labelled = next((pod for pod in pods if pod.labels.get(f"{LABEL}job-role") == "master"), None)
-    if labelled:
-        if labelled.role == "master":
-            return RankZero(labelled, "the operator assigns rank 0 to the Master", True)
-        if len(pods) == snapshot.replicas == 1:
-            return RankZero(labelled, "it is the only pod", True)
-        who = "rendezvous" if snapshot.job["spec"].get("elasticPolicy") else "command"
-        return RankZero(
-            labelled, f"only the operator's label job-role=master; the {who} assigns ranks", False
-        )
-    first = next((pod for pod in pods if pod.index == 0), None)
-    return RankZero(first, "only by its number", False) if first else None
+    for pod in pods:
+        if snapshot.workload.is_rank_zero(pod.item):
+            return RankZero(pod, f"{snapshot.workload.maker} assigns rank 0 to it", True)
+    first = next((pod for pod in pods if snapshot.workload.is_rank_zero(pod.item) is None), None)
+    if first is None:
+        return None
+    if len(pods) == snapshot.replicas == 1:
+        return RankZero(first, "it is the only pod", True)
+    return RankZero(first, "only by its number; the rendezvous or the command assigns the ranks", False)
 
 
 def pod_of(seen: Snapshot, rank: int) -> JobPod:

@@ -26,6 +26,11 @@ from tools.workload.operator_pods import DEFAULT_PORT
 CLUSTER_DNS = "kubernetes.default.svc"
 MOST = 16  # pods that the check runs from
 PORT = re.compile(r"[0-9]{1,5}")
+TORCHRUN_PORT = 29500
+# torchrun's options with a literal value, in one word, in two, or in a script.
+ENDPOINT = re.compile(r"--rdzv[-_]endpoint[=\s]([\w.:-]+)")
+ADDRESS = re.compile(r"--master[-_]addr[=\s]([\w.-]+)")
+PORTS = re.compile(r"--master[-_]port[=\s]([0-9]{1,5})")
 STARTS = 60.0  # seconds for an ephemeral container to start
 LIVES = 300  # seconds that it runs, because it cannot be removed from the pod
 PORT_REMEDIES = {
@@ -37,11 +42,20 @@ PORT_REMEDIES = {
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The host and port where the job's agents meet, and the pod of that name if there is one."""
+    """The host and port where the job's agents meet, and the pod of that name if there is one.
+
+    `services` are the names that may be the Service of the host: a Service for each pod has the pod's name,
+    one for all pods is the part of the host behind the first dot.
+    """
 
     host: str
     port: int
     pod: JobPod | None
+
+    @property
+    def services(self) -> list[str]:
+        subdomain = str(self.pod.spec.get("subdomain") or "") if self.pod else ""
+        return list(dict.fromkeys(filter(None, [self.host, subdomain, *self.host.split(".")[:2]])))
 
     @property
     def address(self) -> str | None:
@@ -49,13 +63,33 @@ class Rendezvous:
 
 
 def rendezvous(seen: Snapshot) -> Rendezvous:
-    """Return the rendezvous in the pods' environment; UserError for a job without pods."""
-    values = seen.require_pods()[0].environment
-    host, _, port = values.get("PET_RDZV_ENDPOINT", "").partition(":")
-    host = host or values.get("MASTER_ADDR", "") or seen.pods[0].name
-    port = port or values.get("MASTER_PORT", "")
-    found = next((pod for pod in seen.pods if pod.name == host), None)
-    return Rendezvous(host, int(port) if PORT.fullmatch(port) else DEFAULT_PORT, found)
+    """Return the rendezvous in the pods' environment or on their command line.
+
+    Raises UserError for a job without pods, and with exit code 3 if neither names it.
+    """
+    first = seen.require_pods()[0]
+    values = first.environment
+    endpoint = values.get("PET_RDZV_ENDPOINT") or _option(first, ENDPOINT)
+    host, _, port = endpoint.partition(":")
+    names = ("PET_MASTER_ADDR", "MASTER_ADDR")
+    host = host or next((values[name] for name in names if values.get(name)), "") or _option(first, ADDRESS)
+    port = port or values.get("PET_MASTER_PORT", "") or values.get("MASTER_PORT", "") or _option(first, PORTS)
+    if not host and seen.workload.kind == "PyTorchJob":
+        host = first.name
+    if not host:
+        message = f"{seen.name}: neither the pods' environment nor their command names the rendezvous"
+        raise UserError(message, "debug reads PET_RDZV_ENDPOINT, MASTER_ADDR and torchrun's options", 3)
+    bare = host.removesuffix(".cluster.local").removesuffix(".svc").removesuffix(f".{seen.namespace}")
+    found = next((pod for pod in seen.pods if bare in pod.addresses), None)
+    default = DEFAULT_PORT if seen.workload.kind == "PyTorchJob" else TORCHRUN_PORT
+    return Rendezvous(host, int(port) if PORT.fullmatch(port) else default, found)
+
+
+def _option(pod: JobPod, pattern: re.Pattern[str]) -> str:
+    """Return the literal value of an option in the pod's command, or an empty text."""
+    words = [*(pod.container_spec.get("command") or []), *(pod.container_spec.get("args") or [])]
+    found = pattern.search("\n".join(word for word in words if isinstance(word, str)))
+    return found[1] if found else ""
 
 
 def check_objects(seen: Snapshot, slices: list[Object] | None) -> Iterator[Verdict]:
@@ -84,15 +118,22 @@ def _pod(there: Rendezvous) -> Verdict:
 def _service(seen: Snapshot, there: Rendezvous) -> Verdict:
     if not seen.saw("Service"):
         return _hop("service", State.CANNOT_TELL, f"Services: {seen.unseen.get('Service', 'not seen')}")
-    service = seen.find("Service", there.host)
+    service = service_of(seen, there)
     if service is None:
-        remedy = "the operator creates one Service for each pod: read its log and the job's events"
-        return _hop("service", State.FAIL, f"there is no Service {there.host}", remedy=remedy)
-    spec = service.get("spec") or {}
+        remedy = f"{seen.workload.maker} or the manifest creates it: read the job's events"
+        return _hop(
+            "service", State.FAIL, f"there is no Service {' or '.join(there.services)}", remedy=remedy
+        )
+    spec, name = service.get("spec") or {}, name_of(service)
     if there.pod and not selects({"matchLabels": spec.get("selector") or {}}, there.pod.labels):
-        return _hop("service", State.FAIL, f"the Service {there.host} does not select the pod of its name")
+        return _hop("service", State.FAIL, f"the Service {name} does not select the pod {there.pod.name}")
     kind = "headless" if spec.get("clusterIP") == "None" else f"at {spec.get('clusterIP')}"
-    return _hop("service", State.PASS, f"the Service {there.host} is {kind} and selects the pod")
+    return _hop("service", State.PASS, f"the Service {name} is {kind} and selects the pod")
+
+
+def service_of(seen: Snapshot, there: Rendezvous) -> Object | None:
+    """Return the Service by which the rendezvous' host name resolves, None if there is none."""
+    return next(filter(None, (seen.find("Service", name) for name in there.services)), None)
 
 
 def _endpoints(there: Rendezvous, slices: list[Object] | None) -> Verdict:
@@ -103,13 +144,14 @@ def _endpoints(there: Rendezvous, slices: list[Object] | None) -> Verdict:
     addresses = sorted({address for point in ready for address in point.get("addresses") or []})
     if not ready:
         why = "the pod is not Ready" if points else "it has no endpoint at all"
-        return _hop("endpoints", State.FAIL, f"the Service {there.host} has no ready endpoint: {why}")
-    line = f"the endpoints are {', '.join(addresses)}"
+        return _hop("endpoints", State.FAIL, f"the Service of {there.host} has no ready endpoint: {why}")
+    shown = f"{', '.join(addresses[:4])}{', ...' if len(addresses) > 4 else ''}"
+    line = f"the endpoints are {shown}"
     if there.address and there.address not in addresses:
         remedy = "the endpoint controller is late or down"
         line += f", but the pod's address is {there.address}"
         return _hop("endpoints", State.FAIL, line, remedy=remedy)
-    return _hop("endpoints", State.PASS, f"{line}, the pod's address")
+    return _hop("endpoints", State.PASS, f"{line}: the pod's address is there")
 
 
 def _policy(seen: Snapshot, there: Rendezvous) -> Verdict:
@@ -218,7 +260,9 @@ def _ephemeral_container(kubectl: Kubectl, pod: JobPod, say: Callable[[str], Non
 def slices(kubectl: Kubectl, seen: Snapshot) -> list[Object] | None:
     """Return the EndpointSlices of the rendezvous' Service, None if they may not be read."""
     try:
-        label = selector("kubernetes.io/service-name", rendezvous(seen).host)
+        there = rendezvous(seen)
+        service = service_of(seen, there)
+        label = selector("kubernetes.io/service-name", name_of(service) if service else there.host)
         return kubectl.items("endpointslices.discovery.k8s.io", label)
     except UserError:
         return None

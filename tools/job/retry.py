@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from tools.core import foreign_files, output, repo
 from tools.core.errors import UserError
@@ -17,10 +18,11 @@ from tools.core.verdict import State
 from tools.job import stop, submit
 from tools.job.diagnosis.explain import Explanation
 from tools.job.diagnosis.resources import accelerators
+from tools.job.snapshot import lookup
+from tools.job.snapshot.live_job import kind_of
 from tools.job.snapshot.pod import template_specs
 from tools.job.snapshot.references import needed
 from tools.job.snapshot.snapshot import Snapshot
-from tools.job.status import state_of
 from tools.job.submit import Applied
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Manifests, Object, name_of
@@ -41,8 +43,27 @@ MOST = {
     **dict.fromkeys(("crash", "memory-fault", "backoff", UNKNOWN), 1),
     **dict.fromkeys(("oom-device", "oom-host"), 4),
 }
-_DROPPED = ("uid", "resourceVersion", "creationTimestamp", "managedFields", "generation", "finalizers")
+_DROPPED = (
+    *("uid", "resourceVersion", "creationTimestamp", "managedFields", "generation", "finalizers"),
+    "ownerReferences",
+)
 _APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+QUEUE_MANAGER = "kueue.x-k8s.io/manager"  # of a TrainJob's runtimePatches
+_SUSPEND = ("spec", "suspend")
+_POD_LABELS = [
+    ("spec", "template", "metadata", "labels", f"{prefix}{name}")
+    for prefix in ("", "batch.kubernetes.io/")
+    for name in ("controller-uid", "job-name")
+]
+# What the API server, a controller or a queue writes into the spec of a job: the next one gets its own.
+GENERATED: dict[str, tuple[tuple[str, ...], ...]] = {
+    "PyTorchJob.kubeflow.org": (("spec", "runPolicy", "suspend"),),
+    "HyperPodPyTorchJob.sagemaker.amazonaws.com": (("spec", "runPolicy", "suspend"),),
+    "JobSet.jobset.x-k8s.io": (_SUSPEND,),
+    "TrainJob.trainer.kubeflow.org": (_SUSPEND,),
+    "AppWrapper.workload.codeflare.dev": (_SUSPEND, ("spec", "components", "*", "podSetInfos")),
+    "Job.batch": (_SUSPEND, ("spec", "selector"), *_POD_LABELS),
+}
 
 
 @dataclass(frozen=True)
@@ -79,38 +100,41 @@ def ledger(job: Object) -> list[FailedAttempt]:
 
 
 def plan(kubectl: Kubectl, seen: Snapshot, found: Explanation, most: int) -> NextAttempt:
-    """Return the next attempt; UserError with the reason if it cannot help or exceeds a limit."""
+    """Return the next attempt; UserError with the reason if it cannot help or exceeds a limit.
+
+    The next attempt of a job that another object made is that object's.
+    """
     _check_state(seen, found)
+    stop.resource_of(seen.live)
     cause = found.causes[0] if found.causes else None
     kind = cause.kind if cause else UNKNOWN
     evidence = cause.evidence[0] if cause and cause.evidence else found.summary
-    before = ledger(seen.job)
+    before = ledger(seen.live.top)
     _check_bounds(kind, found, before, most)
-    objects = Manifests(seen.name, [_clean(seen.job), *_configuration(kubectl, seen)])
+    job = _clean(seen.live.top)
+    objects = Manifests(seen.name, [job, *_configuration(kubectl, seen)])
     changed = "nothing"
     if kind in ("oom-device", "oom-host"):
         changed = _halve(objects, seen, cause.remedy if cause else "", len(before) + 1)
     ended = datetime.now(UTC).isoformat(timespec="seconds")
     attempts = [*before, FailedAttempt(seen.uid, ended, kind, evidence, changed)]
-    job = objects.job()
     annotations = job["metadata"].setdefault("annotations", {})
     annotations[LEDGER] = json.dumps([asdict(one) for one in attempts])
-    (job["spec"].get("runPolicy") or {}).pop("suspend", None)
     if changed == "nothing":
         objects = Manifests(seen.name, [job])
     return NextAttempt(objects, attempts)
 
 
 def _check_state(seen: Snapshot, found: Explanation) -> None:
-    state = state_of(seen.job)
-    if state == "Suspended":
+    if seen.state == "Suspended":
         raise UserError(f"{seen.name} is suspended", "`yard job submit CELL --resume` continues it", 1)
     if found.state is State.CANNOT_TELL and not seen.condition("Failed"):
         raise UserError(f"unknown whether {seen.name} fails: {found.summary}", "yard job why -v", 3)
     failing = seen.condition("Failed") or any(pod.restarts or pod.end for pod in seen.pods)
     if found.state is State.PASS or not failing:
         raise UserError(f"{seen.name} has not failed: {found.summary}", "yard job why -v", 1)
-    owner = next((label for label in OWNERS if label in (seen.job["metadata"].get("labels") or {})), None)
+    labels = seen.live.top["metadata"].get("labels") or {}
+    owner = next((label for label in OWNERS if label in labels), None)
     if owner:
         message = f"{seen.name} is reconciled from git ({owner}): another attempt would be undone"
         raise UserError(message, "change its run file in git instead", 1)
@@ -131,18 +155,35 @@ def _check_bounds(kind: str, found: Explanation, before: list[FailedAttempt], mo
 
 
 def _clean(item: Object) -> Object:
-    """Return a copy of an object that can be applied again."""
+    """Return a copy of an object that can be applied again, without what the cluster has added to it."""
     found = copy.deepcopy(item)
     found.pop("status", None)
     for key in _DROPPED:
         found["metadata"].pop(key, None)
     (found["metadata"].get("annotations") or {}).pop(_APPLIED, None)
+    for path in GENERATED.get(kind_of(item), ()):
+        _drop(found, path)
+    patches = (found.get("spec") or {}).get("runtimePatches")
+    if patches:
+        found["spec"]["runtimePatches"] = [one for one in patches if one.get("manager") != QUEUE_MANAGER]
     return found
+
+
+def _drop(item: Any, path: tuple[str, ...]) -> None:
+    """Remove the value at a path; `*` stands for every part of a list."""
+    key, *rest = path
+    if isinstance(item, list) and key == "*":
+        for part in item:
+            _drop(part, tuple(rest))
+    elif isinstance(item, dict) and rest:
+        _drop(item.get(key), tuple(rest))
+    elif isinstance(item, dict):
+        item.pop(key, None)
 
 
 def _configuration(kubectl: Kubectl, seen: Snapshot) -> list[Object]:
     """Return the ConfigMaps that the job's pods name."""
-    references = [reference for spec in template_specs(seen.job) for reference in needed(spec)]
+    references = [reference for spec in template_specs(seen.workload) for reference in needed(spec)]
     names = sorted({reference.name for reference in references if reference.kind == "ConfigMap"})
     return [_clean(one) for one in (kubectl.items("configmap", names=names) if names else [])]
 
@@ -156,7 +197,7 @@ def _halve(objects: Manifests, seen: Snapshot, remedy: str, number: int) -> str:
     from training.config.base import divisor_near
 
     host_memory = any(pod.end is not None and pod.end.reason == "OOMKilled" for pod in seen.pods)
-    if host_memory and accelerators(template_specs(seen.job)[0]):
+    if host_memory and accelerators(template_specs(seen.workload)[0]):
         raise UserError("the host is out of memory, not the accelerators", remedy, 1)
     texts = config_texts(objects, repo.root())
     if not texts:
@@ -179,7 +220,7 @@ def _rename(objects: Manifests, item: Object, suffix: str) -> None:
     old = item["metadata"]["name"]
     new = re.sub(r"-retry\d+$", "", old) + suffix
     item["metadata"]["name"] = new
-    job = objects.job()
+    job = lookup.top_of(objects)
     job["spec"] = json.loads(json.dumps(job["spec"]).replace(json.dumps(old), json.dumps(new)))
 
 
@@ -193,7 +234,7 @@ def carry_out(
     for warning in submit.dry_run(kubectl, objects, replaced=True):
         say(warning)
     say(f"ending {seen.name} ({seen.uid})")
-    stop.delete(kubectl, seen.job, say)
+    stop.delete(kubectl, seen.live, say)
     try:
         return submit.apply(kubectl, objects)[0]
     except UserError as problem:

@@ -10,13 +10,14 @@ from tools.job import ranks
 from tools.job.metrics import progress, series
 from tools.job.metrics.progress import Progress
 from tools.job.metrics.series import Record
+from tools.job.snapshot.live_job import title
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot, event_time
 from tools.kube.manifests import Object
+from tools.workload.workload import Workload
 
 SILENT, SILENT_STEPS = 120.0, 10  # seconds, and step times, without a step: the remaining time is unknown
 SPEEDS = ("tokens_per_s", "samples_per_s", "mfu")
-STATES = ("Succeeded", "Failed", "Suspended", "Restarting", "Running", "Created")
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Status:
 
     @property
     def state(self) -> str:
-        return state_of(self.snapshot.job)
+        return self.snapshot.state
 
     def training(self) -> Object:
         """Return phase, step, loss, speeds, remaining time and checkpoints."""
@@ -80,8 +81,8 @@ class Status:
 
     def last_event(self) -> Object | None:
         """Return the newest event about the job or one of its pods."""
-        names = [("PyTorchJob", self.snapshot.name), *(("Pod", pod.name) for pod in self.snapshot.pods)]
-        events = [event for kind, name in names for event in self.snapshot.events(kind, name)]
+        events = [event for pod in self.snapshot.pods for event in self.snapshot.events("Pod", pod.name)]
+        events += self.snapshot.job_events()
         timed = [(at, event) for event in events if (at := event_time(event))]
         if not timed:
             return None
@@ -96,12 +97,14 @@ class Status:
         made = moment(seen.job["metadata"].get("creationTimestamp"))
         return {
             "job": seen.name,
+            "kind": seen.workload.kind,
+            "made_by": title(seen.owner) if seen.owner else None,
             "namespace": seen.namespace,
             "uid": seen.uid,
             "state": self.state,
             "age_s": round(seen.age(made) or 0),
             "training": self.training(),
-            "pods_wanted": seen.replicas,
+            "pods_wanted": seen.replicas or None,
             "pods": self.pods(),
             "last_event": self.last_event(),
             "not_seen": seen.unseen,
@@ -117,11 +120,20 @@ def _silent(now: Progress, present: list[Record]) -> bool:
     return now.now.timestamp() - last.time > max(SILENT, SILENT_STEPS * max(steps, default=0.0))
 
 
-def state_of(job: Object) -> str:
-    """Return the operator's state: the decisive True condition, `New` if there is none yet."""
-    conditions = (job.get("status") or {}).get("conditions") or []
-    true = {one["type"] for one in conditions if one.get("status") == "True"}
-    return next((state for state in STATES if state in true), "New")
+def active_pods(job: Workload) -> int | None:
+    """Return how many pods the job's controller counts as active, None where its status does not say it.
+
+    A JobSet counts its active Jobs, a Volcano Job its running pods.
+    """
+    if job.kind == "TrainJob":
+        return None
+    status = job.status
+    if job.kind == "JobSet":
+        active = {one.get("name"): one.get("active") or 0 for one in status.get("replicatedJobsStatus") or []}
+        jobs = {one.get("name"): one.get("replicas") or 1 for one in job.spec.get("replicatedJobs") or []}
+        return sum(active.get(one.name, 0) * one.replicas // int(jobs.get(one.name, 1)) for one in job.roles)
+    by_role = [one.get("active") for one in (status.get("replicaStatuses") or {}).values()]
+    return sum(int(one or 0) for one in (*by_role, status.get("active"), status.get("running")))
 
 
 def pod_state(pod: JobPod) -> str:
@@ -146,12 +158,21 @@ def lines(status: Status) -> list[str]:
     if event := value["last_event"]:
         ago = duration(event["seconds_ago"])
         rows.append(("last event", f"{ago} ago: {event['reason']}: {output.short(event['message'], 100)}"))
-    if len(value["pods"]) != value["pods_wanted"]:
+    if value["pods_wanted"] is None:
+        rows.append(("pods", f"{len(value['pods'])} exist; how many it asks for is unknown"))
+    elif len(value["pods"]) != value["pods_wanted"]:
         rows.append(("pods", f"{len(value['pods'])} of {value['pods_wanted']} exist"))
-    found = [f"{value['namespace']}/{value['job']} ({value['uid']})"]
+    found = [header(status.snapshot)]
     found += [f"  {name:<11} {text}" for name, text in rows]
     found += [f"  {text}" for text in _table(value["pods"])]
     return [*found, *(f"  not seen: {what}: {reason}" for what, reason in value["not_seen"].items())]
+
+
+def header(seen: Snapshot) -> str:
+    """Return namespace, name and UID of a job, with its kind unless it is a PyTorchJob, and what made it."""
+    kind = "" if seen.workload.kind == "PyTorchJob" else f"{seen.workload.kind} "
+    made = f", made by {title(seen.owner)}" if seen.owner else ""
+    return f"{kind}{seen.namespace}/{seen.name} ({seen.uid or 'not created yet'}){made}"
 
 
 def _training(now: Object) -> str:

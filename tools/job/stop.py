@@ -9,20 +9,23 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tools.core import output
-from tools.core.command_line import selector
+from tools.core import command_line, output
 from tools.core.errors import UserError
 from tools.core.wait import sparing, until
-from tools.job.snapshot import lookup
+from tools.job.snapshot.live_job import NOT_READ, LiveJob
 from tools.job.snapshot.pod import JobPod, template_specs
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Object, name_of
+from tools.workload import kinds
+from tools.workload.volcano import VolcanoJob
 
 # Lines of training/trainer/loop.py, and of the trainer's own record of a drain.
 SAVED = re.compile(r"checkpoint of step (\d+) saved|stopped on request at step (\d+), which is saved")
 LOG_SECONDS = 10.0  # for a log to end once its pod is gone
 LAST_LINES = 10000  # of all logs together
 GONE_SECONDS = 60.0  # for the pods to end, beyond their own grace period
+VOLCANO_ACTIONS = ("AbortJob", "ResumeJob")
+OBJECT_SECONDS = 30.0  # for a deleted job whose pods are gone
 
 
 @dataclass(frozen=True)
@@ -35,13 +38,19 @@ class Drained:
     evidence: str
 
 
-def drain(kubectl: Kubectl, job: Object, say: Callable[[str], None]) -> Drained:
-    """Suspend a job and wait until its pods are gone; UserError if they do not end."""
-    running = [pod for pod in map(JobPod, _pods(kubectl, job)) if pod.running]
+def drain(kubectl: Kubectl, job: LiveJob, say: Callable[[str], None], deletes: bool = False) -> Drained:
+    """Suspend a job and wait until its pods are gone; UserError if it cannot be suspended, or does not end.
+
+    A job that cannot be suspended is deleted, if that is allowed (`deletes`).
+    """
+    request = _request(job, True)
+    if request is None and not deletes:
+        raise UserError(f"{job.title}: a job of this kind cannot be suspended", "--delete ends it", 1)
+    running = [pod for pod in _pods(kubectl, job) if pod.running]
     lines: deque[str] = deque(maxlen=LAST_LINES)
     readers = [_reader(kubectl, pod, lines) for pod in running]
-    suspend(kubectl, name_of(job), True)
-    say(f"asked {output.count(len(running), 'running pod')} of {name_of(job)} to stop")
+    _send(kubectl, job, request or ("delete", resource_of(job), "--wait=false"))
+    say(f"asked {output.count(len(running), 'running pod')} of {job.workload.name} to stop")
     wait_gone(kubectl, job, say)
     for reader in readers:
         reader.join(LOG_SECONDS)
@@ -69,32 +78,84 @@ def last_checkpoint(ran: bool, lines: list[str]) -> Drained:
     return Drained(True, True, int(match[1] or match[2]), line.strip())
 
 
-def suspend(kubectl: Kubectl, name: str, value: bool) -> Object:
-    """Set spec.runPolicy.suspend and return the changed job."""
-    patch = json.dumps({"spec": {"runPolicy": {"suspend": value}}})
-    changed: Object = kubectl.json("patch", "pytorchjob", "--type=merge", f"--patch={patch}", names=[name])
-    return changed
+def resume(kubectl: Kubectl, job: LiveJob) -> None:
+    """Let a suspended job run, through its owner if it has one."""
+    request = _request(job, False)
+    assert request is not None, "the job is suspended, so its kind can be"
+    _send(kubectl, job, request)
 
 
-def delete(kubectl: Kubectl, job: Object, say: Callable[[str], None]) -> None:
-    """Delete a job and wait until its pods are gone: they use their grace period for a last checkpoint."""
-    name = name_of(job)
-    kubectl.text("delete", "pytorchjob", "--wait=false", names=[name])
+def _send(kubectl: Kubectl, job: LiveJob, words: tuple[str, ...]) -> None:
+    """Run a request of `_request`."""
+    if words[0] in VOLCANO_ACTIONS:
+        kubectl.text("create", "--filename=-", "--output=name", stdin=json.dumps(_command(job.top, words[0])))
+    else:
+        kubectl.text(*words, names=[name_of(job.top)])
+
+
+def _request(job: LiveJob, suspended: bool) -> tuple[str, ...] | None:
+    """Return kubectl's words that suspend or resume a job, or Volcano's action; None if its kind cannot."""
+    resource = resource_of(job)
+    if resource == VolcanoJob.resource:
+        return (VOLCANO_ACTIONS[0] if suspended else VOLCANO_ACTIONS[1],)
+    known = kinds.of(job.top)
+    patch = known.suspend_patch(suspended) if known else {"spec": {"suspend": suspended}}
+    words = ("patch", resource, "--type=merge", f"--patch={json.dumps(patch)}", "--output=name")
+    return words if patch is not None else None
+
+
+def resource_of(job: LiveJob) -> str:
+    """Return kubectl's name of the kind that a command acts on; UserError if that is not known.
+
+    A job that another object made is made again when it ends: its owner is what can be stopped.
+    """
+    if job.resource is None or job.resource in NOT_READ.values():
+        message = f"{job.workload.title} was made by {job.title}, which may make it again"
+        raise UserError(message, f"stop or delete {job.title} with the tool of that kind", 1)
+    return job.resource
+
+
+def _command(job: Object, action: str) -> Object:
+    """Return the object by which Volcano aborts or resumes a job, as `vcctl job suspend` creates it.
+
+    Source: CreateJobCommand in pkg/cli/util/util.go of github.com/volcano-sh/volcano, commit 07309f6.
+    """
+    name, metadata = name_of(job), job["metadata"]
+    target = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": name, "uid": metadata["uid"]}
+    target |= {"controller": True, "blockOwnerDeletion": True}
+    made = {"generateName": f"{name}-{action.lower()}-", "namespace": metadata["namespace"]}
+    return {
+        "apiVersion": "bus.volcano.sh/v1alpha1",
+        "kind": "Command",
+        "metadata": {**made, "ownerReferences": [target]},
+        "target": target,
+        "action": action,
+    }
+
+
+def delete(kubectl: Kubectl, job: LiveJob, say: Callable[[str], None]) -> None:
+    """Delete a job, or its owner, and wait until its pods are gone: they use their grace period to save."""
+    resource, name = resource_of(job), name_of(job.top)
+    kubectl.text("delete", resource, "--wait=false", names=[name])
     wait_gone(kubectl, job, say)
-    if lookup.existing(kubectl, name) is not None:
-        raise UserError(
-            f"{name} still exists", "kubectl get pytorchjob: a finalizer may block its deletion", 1
-        )
-
-
-def wait_gone(kubectl: Kubectl, job: Object, say: Callable[[str], None]) -> None:
-    """Wait until no pod of the job runs or is being deleted; UserError long after their grace period."""
-    grace = max(int(spec.get("terminationGracePeriodSeconds") or 30) for spec in template_specs(job))
-    say_sometimes = sparing(say)
-    left: list[Object] = []
 
     def gone() -> bool:
-        left[:] = [pod for pod in _pods(kubectl, job) if _is_alive(pod)]
+        return not kubectl.items(resource, "--ignore-not-found", names=[name])
+
+    if not until(gone, OBJECT_SECONDS, every=0.5):
+        hint = f"kubectl get {resource} {name}: a finalizer may block its deletion"
+        raise UserError(f"{name} still exists", hint, 1)
+
+
+def wait_gone(kubectl: Kubectl, job: LiveJob, say: Callable[[str], None]) -> None:
+    """Wait until no pod of the job runs or is being deleted; UserError long after their grace period."""
+    say_sometimes = sparing(say)
+    left = _pods(kubectl, job)
+    specs = [*template_specs(job.workload), *(pod.spec for pod in left)]
+    grace = max([int(spec.get("terminationGracePeriodSeconds") or 30) for spec in specs], default=30)
+
+    def gone() -> bool:
+        left[:] = [pod for pod in _pods(kubectl, job) if pod.deleted or not pod.over]
         return not left
 
     def report(waited: float) -> None:
@@ -102,15 +163,10 @@ def wait_gone(kubectl: Kubectl, job: Object, say: Callable[[str], None]) -> None
         say_sometimes(f"{pods} ending, {waited:.0f} s of at most {grace} s")
 
     if not until(gone, grace + GONE_SECONDS, every=0.5, report=report):
-        names = ", ".join(name_of(pod) for pod in left[:4])
+        names = ", ".join(pod.name for pod in left[:4])
         raise UserError(f"pods still exist after {grace + GONE_SECONDS:.0f} s: {names}", code=1)
 
 
-def _pods(kubectl: Kubectl, job: Object) -> list[Object]:
-    return kubectl.items("pods", selector("training.kubeflow.org/job-name", name_of(job)))
-
-
-def _is_alive(pod: Object) -> bool:
-    """Return whether a pod runs or is being deleted; the ended pods of a finished job stay."""
-    ended = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-    return not ended or "deletionTimestamp" in pod["metadata"]
+def _pods(kubectl: Kubectl, job: LiveJob) -> list[JobPod]:
+    found = kubectl.items("pods", command_line.selectors(job.workload.selector))
+    return [JobPod(item, job.workload) for item in found]

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from tools.core.errors import UserError
 from tools.core.verdict import State
+from tools.job.snapshot import lookup
 from tools.job.snapshot.pod import JobPod, claim_names, template_specs
 from tools.job.snapshot.references import needed
 from tools.kube.kubectl import Kubectl, failure
 from tools.kube.manifests import Manifests, Object, name_of
 from tools.preflight.evaluate import evaluate
-from tools.workload.operator_admission import DEFAULT_CONTAINER
+from tools.workload.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def _check_namespace(kubectl: Kubectl, say: Callable[[str], None]) -> None:
 def _missing(kubectl: Kubectl, manifests: Manifests) -> Iterator[str]:
     """Yield the objects that the job's pods need and that neither the cell nor the namespace has."""
     wanted: set[tuple[str, str]] = set()
-    for spec in template_specs(manifests.job()):
+    for spec in template_specs(lookup.job_of(manifests)):
         wanted |= {(reference.kind.lower(), reference.name) for reference in needed(spec)}
         wanted |= {("persistentvolumeclaim", name) for name in claim_names(JobPod({"spec": spec}))}
         if spec.get("serviceAccountName"):
@@ -78,9 +79,11 @@ def lacks(kubectl: Kubectl, kind: str, name: str) -> bool:
 
 def use_image(manifests: Manifests, image: str) -> None:
     """Make the job's training containers run `image`."""
-    for spec in template_specs(manifests.job()):
-        for container in spec["containers"]:
-            if container["name"] == DEFAULT_CONTAINER:
+    job = lookup.job_of(manifests)
+    for role in job.roles:
+        main = job.container_of(role.template)
+        for container in role.template["spec"]["containers"]:
+            if container["name"] == main:
                 container["image"] = image
 
 
@@ -103,7 +106,7 @@ def dry_run(kubectl: Kubectl, manifests: Manifests, replaced: bool) -> list[str]
 
     A job that will be `replaced` is deleted first, so other owners of its fields are ignored.
     """
-    job = manifests.job()
+    job = lookup.top_of(manifests)
     others = Manifests(manifests.source, [item for item in manifests.objects if item is not job])
     force = ("--force-conflicts",) if replaced else ()
     _, warnings = apply(kubectl, others, "--dry-run=server") if others.objects else ([], [])
@@ -137,5 +140,6 @@ def _documents(text: str) -> Iterator[Object]:
         at = end + len(text[end:]) - len(text[end:].lstrip())
 
 
-def job_uid(applied: list[Applied]) -> str:
-    return next(one.uid for one in applied if one.kind == "PyTorchJob")
+def job_uid(applied: list[Applied], job: Workload) -> str:
+    """Return the UID of a job that was applied."""
+    return next(one.uid for one in applied if (one.kind, one.name) == (job.kind, job.name))

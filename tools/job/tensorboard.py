@@ -16,10 +16,11 @@ from tools.core.errors import UserError
 from tools.core.wait import sparing, until
 from tools.job import submit
 from tools.job.snapshot import lookup
-from tools.job.snapshot.pod import JobPod, claim_names, template_specs
+from tools.job.snapshot.pod import JobPod, claim_names, first_template
 from tools.job.submit import Applied
 from tools.kube.kubectl import Kubectl, missing
-from tools.kube.manifests import Manifests, Object, name_of
+from tools.kube.manifests import Manifests, Object
+from tools.workload.workload import Workload
 
 NAME = "tensorboard"
 PORT = 6006
@@ -37,12 +38,12 @@ SECRETS = {
 }
 
 
-def manifests(job: Object, exposed: bool = False) -> Manifests:
+def manifests(job: Workload, exposed: bool = False) -> Manifests:
     """Return base/services/tensorboard with the job's image and claim; `exposed` adds the proxy."""
-    pod = JobPod({"spec": template_specs(job)[0]})
+    pod = first_template(job)
     claims = claim_names(pod)
     if not claims:
-        raise UserError(f"{name_of(job)} mounts no claim: its runs are gone with its pods", code=1)
+        raise UserError(f"{job.name} mounts no claim: its runs are gone with its pods", code=1)
     found = lookup.built(repo.root() / f"base/services/{'tensorboard-exposed' if exposed else 'tensorboard'}")
     (deployment,) = found.of_kind("Deployment")
     spec = deployment["spec"]["template"]["spec"]

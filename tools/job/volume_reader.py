@@ -11,24 +11,24 @@ from tools.core import repo
 from tools.core.errors import UserError
 from tools.core.wait import until
 from tools.job.snapshot import lookup
-from tools.job.snapshot.pod import RUN_VARIABLE, JobPod, template_specs
+from tools.job.snapshot.pod import RUN_VARIABLE, JobPod, first_template
 from tools.job.snapshot.snapshot import Snapshot
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Object, name_of
+from tools.workload.workload import Workload
 
 SECONDS = 180.0  # until it runs: an image may have to be pulled
 LIVES = 3600  # seconds after which it ends by itself if it was not removed
 
 
-def manifest(job: Object) -> Object:
+def manifest(job: Workload) -> Object:
     """Return the pod of base/services/debug with the job's image, claims (read-only) and run directory.
 
     Raises UserError for a job whose trainer has no run directory on a claim.
     """
-    name = name_of(job)
-    spec = template_specs(job)[0]
-    trainer = JobPod({"spec": spec}).container_spec
-    volumes = [volume for volume in spec.get("volumes") or [] if "persistentVolumeClaim" in volume]
+    name, template = job.name, first_template(job)
+    trainer = template.container_spec
+    volumes = [volume for volume in template.spec.get("volumes") or [] if "persistentVolumeClaim" in volume]
     run = next((entry for entry in trainer.get("env") or [] if entry["name"] == RUN_VARIABLE), None)
     if not volumes or run is None:
         raise UserError(f"{name} has no run directory on a claim: its files are gone with its pods", code=3)
@@ -61,7 +61,7 @@ def reading(kubectl: Kubectl, seen: Snapshot, say: Callable[[str], None]) -> Ite
     if running is not None:
         yield running
         return
-    wanted = manifest(seen.job)
+    wanted = manifest(seen.workload)
     name = name_of(wanted)
     say(f"no pod of the job is running; starting {name} to read its volume")
     kubectl.text("apply", "--server-side", "--filename=-", stdin=json.dumps(wanted))

@@ -25,9 +25,9 @@ PROXY = "did a proxy answer? check the address in the kubeconfig, HTTPS_PROXY an
 OPTIONS = frozenset({
     "--address", "--all-namespaces", "--attach", "--container", "--dry-run", "--field-manager",
     "--field-selector", "--filename", "--follow", "--force-conflicts", "--ignore-not-found", "--image",
-    "--image-pull-policy", "--limit-bytes", "--minify", "--namespace", "--output", "--patch", "--previous",
-    "--profile", "--quiet", "--raw", "--selector", "--server-side", "--since", "--stdin", "--tail",
-    "--target", "--timestamps", "--type", "--wait",
+    "--image-pull-policy", "--limit-bytes", "--minify", "--namespace", "--namespaced", "--output", "--patch",
+    "--previous", "--profile", "--quiet", "--raw", "--selector", "--server-side", "--since", "--stdin",
+    "--tail", "--target", "--timestamps", "--type", "--verbs", "--wait",
 })  # fmt: skip
 CANNOT_SEE = 3
 # Parts of kubectl's messages, and their usual cause.
@@ -137,8 +137,8 @@ class Kubectl:
         """Return the object that kubectl prints as JSON. Raises UserError if it fails or prints no object."""
         text = self.text(*arguments, "--output=json", names=names, stdin=stdin)
         found = _object(arguments[0], text)
-        if arguments[0] != "config" and not _is_named(found):
-            raise _foreign(arguments[0])
+        if arguments[0] != "config" and not is_named(found):
+            raise foreign(arguments[0])
         return found
 
     def items(self, *arguments: str, names: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -148,8 +148,8 @@ class Kubectl:
             return []
         answer = _object("get", text)
         found = answer.get("items", [answer])
-        if not isinstance(found, list) or not all(map(_is_named, found)):
-            raise _foreign("get")
+        if not isinstance(found, list) or not all(map(is_named, found)):
+            raise foreign("get")
         return found
 
     def lines(self, *arguments: str, names: Sequence[str] = ()) -> Iterator[str]:
@@ -185,13 +185,13 @@ def _object(what: str, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        raise _foreign(what, text) from None
+        raise foreign(what, text) from None
     if not isinstance(found, dict):
-        raise _foreign(what)
+        raise foreign(what)
     return found
 
 
-def _is_named(item: Any) -> bool:
+def is_named(item: Any) -> bool:
     """Return whether an item of a list is an object of Kubernetes, with a name."""
     return (
         isinstance(item, dict)
@@ -200,7 +200,7 @@ def _is_named(item: Any) -> bool:
     )
 
 
-def _foreign(what: str, text: str = "") -> UserError:
+def foreign(what: str, text: str = "") -> UserError:
     """Return the error for an answer that is not one of the Kubernetes API."""
     found = "an HTML page" if PAGE.search(text) else "not an object of Kubernetes in JSON"
     return UserError(f"kubectl {what}: the answer is {found}", PROXY, CANNOT_SEE)
@@ -217,7 +217,7 @@ def failure(what: str, stderr: str) -> UserError:
     The exit code is 3 if the cluster is not reachable or refuses to answer: the state is then unknown.
     """
     if PAGE.search(stderr):
-        return _foreign(what, stderr)
+        return foreign(what, stderr)
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     message = (lines or [f"kubectl {what} failed without a message"])[-1].removeprefix("error: ")
     hint = next((hint for part, hint in HINTS.items() if part in stderr), None)

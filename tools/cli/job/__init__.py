@@ -16,7 +16,8 @@ Examples:
   yard job why overlays/p5/llama-3-1-8b -n team-a --context staging
 
 \b
-JOB is a job's name or a cell. It may be omitted if the namespace has only one job."""
+JOB is a job's name, KIND/NAME such as jobset/x, or a cell. It may be omitted if the namespace has only one
+job."""
 
 
 HERE = Path(__file__).resolve().parent

@@ -24,7 +24,7 @@ import click
 from tools.cli.job import _options
 from tools.core import output
 from tools.core.verdict import State, Verdict, worst
-from tools.job import rendezvous_check
+from tools.job import rendezvous_check, status
 from tools.job.snapshot import collect
 from tools.kube.kubectl import Kubectl
 
@@ -37,7 +37,7 @@ from tools.kube.kubectl import Kubectl
 def command(kubectl: Kubectl, job: str | None, ephemeral: bool, as_json: bool) -> None:
     here, seen = collect.find(kubectl, job, logs=False, run=False)
     if not as_json:
-        output.line(f"{seen.namespace}/{seen.name} ({seen.uid})")
+        output.line(status.header(seen))
     objects = rendezvous_check.check_objects(seen, rendezvous_check.slices(here, seen))
     hops: list[Verdict] = []
     for hop in objects:

@@ -21,7 +21,7 @@ import click
 
 from tools.cli.job import _options
 from tools.core import output
-from tools.job import devices
+from tools.job import devices, status
 from tools.job.snapshot import collect
 from tools.kube.kubectl import Kubectl
 
@@ -38,7 +38,7 @@ def command(kubectl: Kubectl, job: str | None, as_json: bool) -> None:
         facts = {"job": seen.name, "uid": seen.uid, "devices": [asdict(one) for one in found.devices]}
         output.data({**facts, "wrong": found.wrong, "not_seen": found.unseen})
     else:
-        output.line(f"{seen.namespace}/{seen.name} ({seen.uid})")
+        output.line(status.header(seen))
         if found.devices:
             output.table(devices.rows(found))
         for text in found.wrong:

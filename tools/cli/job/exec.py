@@ -32,15 +32,15 @@ from tools.kube.kubectl import Kubectl, missing
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND ...")
 @_options.cluster
 @click.option("--rank", type=click.IntRange(min=0), metavar="N", help="The rank; default 0.")
-@click.option("--pod", "index", type=click.IntRange(min=0), metavar="N", help="The worker's number instead.")
+@click.option("--pod", "wanted", metavar="N|NAME", help="The pod's number or name instead: 1, worker-1.")
 @click.option("--json", "as_json", is_flag=True, help="Print the pod, the exit code and the output as JSON.")
 def command(
-    kubectl: Kubectl, job: str, words: tuple[str, ...], rank: int | None, index: int | None, as_json: bool
+    kubectl: Kubectl, job: str, words: tuple[str, ...], rank: int | None, wanted: str | None, as_json: bool
 ) -> None:
-    if rank is not None and index is not None:
+    if rank is not None and wanted is not None:
         raise UserError("--rank and --pod both name a pod: give one of them")
-    here, seen = collect.find(kubectl, job, logs=index is None, run=index is None)
-    pod = pod_of(seen, rank or 0) if index is None else _worker(seen, index)
+    here, seen = collect.find(kubectl, job, logs=wanted is None, run=wanted is None)
+    pod = pod_of(seen, rank or 0) if wanted is None else _pod(seen, wanted)
     container = f"--container={pod.container_name}"
     if as_json:
         done = here.run("exec", container, names=[pod.name], command=words, seconds=None)
@@ -55,9 +55,12 @@ def command(
         raise missing() from None
 
 
-def _worker(seen: Snapshot, index: int) -> JobPod:
-    found = next((pod for pod in seen.pods if pod.index == index and pod.role == "worker"), None)
-    if found is None:
+def _pod(seen: Snapshot, wanted: str) -> JobPod:
+    """Return the pod of this name or number: a Worker's, unless the job has other roles."""
+    found = [pod for pod in seen.pods if wanted in (pod.name, pod.short, pod.host, str(pod.index))]
+    found = [pod for pod in found if pod.role == "worker"] or found
+    if len(found) != 1:
         names = ", ".join(pod.short for pod in seen.pods) or "none"
-        raise UserError(f"{seen.name} has no worker-{index}", f"pods: {names}")
-    return found
+        which = f"several pods {wanted}" if found else f"no pod {wanted}"
+        raise UserError(f"{seen.name} has {which}", f"pods: {names}")
+    return found[0]

@@ -1,4 +1,8 @@
-"""List the PyTorchJobs of a namespace or of all namespaces: state, pods, age and UID.
+"""List the jobs of a namespace or of all namespaces: kind, state, pods, age and UID.
+
+The kinds are PyTorchJob, TrainJob, HyperPodPyTorchJob, Volcano's Job, JobSet, and batch Jobs that start a
+training, also inside an AppWrapper. A job that is a part of another one is not listed, such as the JobSet of
+a TrainJob. The state of a job whose kind is not read, such as a RayJob, is CANNOT TELL.
 
 \b
 Examples:
@@ -7,7 +11,7 @@ Examples:
   yard job list -n team-a --json
 
 \b
-Exit codes: 0 listed, also if there is no job, 3 the cluster could not be read.
+Exit codes: 0 listed, also if there is no job, 3 the cluster or a kind could not be read.
 """
 
 from __future__ import annotations
@@ -19,10 +23,10 @@ import click
 from tools.cli.job import _options
 from tools.core import output
 from tools.core.timestamps import duration, moment
+from tools.job import status
 from tools.job.snapshot import lookup
-from tools.job.snapshot.pod import replicas
-from tools.job.status import state_of
-from tools.kube.kubectl import Kubectl
+from tools.job.snapshot.live_job import LiveJob
+from tools.kube.kubectl import CANNOT_SEE, Kubectl
 from tools.kube.manifests import Object
 
 
@@ -31,25 +35,38 @@ from tools.kube.manifests import Object
 @click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="List the jobs of all namespaces.")
 @_options.as_json
 def command(kubectl: Kubectl, everywhere: bool, as_json: bool) -> None:
-    rows = [_row(job) for job in lookup.jobs(kubectl, everywhere)]
+    seen = lookup.jobs(kubectl, everywhere)
+    rows = [_row(job) for job in seen.topmost]
+    rows += [_facts(item, item, str(item["kind"]), "CANNOT TELL", "-") for item in seen.unread]
+    rows.sort(key=lambda row: (row["namespace"], row["job"]))
     if as_json:
         output.data(rows)
     elif not rows:
-        output.line("no PyTorchJob")
+        output.line("no job")
     else:
         output.table([list(rows[0]), *(list(map(str, row.values())) for row in rows)], indent="")
+    for kind, reason in seen.unseen.items():
+        output.note(f"not seen: {kind}: {reason}")
+    if seen.unseen:
+        raise click.exceptions.Exit(CANNOT_SEE)
 
 
-def _row(job: Object) -> Object:
-    metadata = job["metadata"]
-    statuses = ((job.get("status") or {}).get("replicaStatuses") or {}).values()
-    active = sum(int(one.get("active") or 0) for one in statuses)
-    made = moment(metadata.get("creationTimestamp"))
+def _row(job: LiveJob) -> Object:
+    inner, active = job.workload, status.active_pods(job.workload)
+    kind = inner.kind if job.owner is None else f"{job.owner['kind']}/{inner.kind}"
+    pods = f"{'-' if active is None else active}/{inner.replicas or '-'}"
+    return _facts(inner.item, job.top, kind, job.state, pods)
+
+
+def _facts(item: Object, top: Object, kind: str, state: str, pods: str) -> Object:
+    metadata = item["metadata"]
+    made = moment((metadata if "uid" in metadata else top["metadata"]).get("creationTimestamp"))
     return {
-        "namespace": metadata["namespace"],
+        "namespace": metadata.get("namespace") or top["metadata"].get("namespace"),
         "job": metadata["name"],
-        "state": state_of(job),
-        "pods": f"{active}/{replicas(job)}",
+        "kind": kind,
+        "state": state,
+        "pods": pods,
         "age": duration((datetime.now(UTC) - made).total_seconds()) if made else "-",
-        "uid": metadata["uid"],
+        "uid": metadata.get("uid") or top["metadata"].get("uid"),
     }

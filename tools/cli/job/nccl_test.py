@@ -28,7 +28,6 @@ from tools.core.verdict import worst
 from tools.job import nccl_test, submit
 from tools.job.snapshot import lookup
 from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import name_of
 
 SUMS = {True: "right", False: "WRONG", None: "sums not checked"}
 
@@ -44,7 +43,7 @@ def command(
     kubectl: Kubectl, cell: str, recorded: Path | None, keep: bool, timeout: int, as_json: bool
 ) -> None:
     manifests = nccl_test.manifests(cell)
-    job = manifests.job()
+    job = lookup.job_of(manifests)
     if recorded:
         try:
             lines = recorded.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -62,7 +61,7 @@ def command(
     verdicts = list(nccl_test.check(job, lines))
     rows = nccl_test.rows(lines)
     if as_json:
-        facts = {"job": name_of(job), "rows": [vars(row) for row in rows]}
+        facts = {"job": job.name, "rows": [vars(row) for row in rows]}
         output.data({**facts, "verdicts": [verdict.as_dict() for verdict in verdicts]})
     else:
         for row in rows:

@@ -36,13 +36,13 @@ EVERY = 5.0  # seconds between two snapshots of --watch
 @click.option("-w", "--watch", is_flag=True, help="Print it again when something has changed.")
 @_options.as_json
 def command(kubectl: Kubectl, job: str | None, watch: bool, as_json: bool) -> None:
-    name = lookup.job_name(kubectl, job)
+    wanted = lookup.find(kubectl, job)
     shown: object = None
 
     def ended() -> Status | None:
         nonlocal shown
         try:
-            status = Status(collect.collect(kubectl, name))
+            status = Status(collect.collect(kubectl, wanted))
         except UserError as problem:
             if shown is None or problem.code != CANNOT_SEE:
                 raise

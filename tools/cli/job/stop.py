@@ -3,6 +3,8 @@
 The pods get SIGTERM and their grace period; the trainer saves a checkpoint and exits. The command prints what
 the logs say about that checkpoint. `yard job submit CELL --resume` continues a suspended job.
 
+A job that another object made, such as an AppWrapper or a TrainJob, is stopped through that object.
+
 \b
 Examples:
   yard job stop cpu-llama-tiny-train
@@ -21,7 +23,6 @@ from tools.core import output
 from tools.core.errors import UserError
 from tools.job import stop
 from tools.job.snapshot import lookup
-from tools.job.status import state_of
 from tools.kube.kubectl import Kubectl
 
 
@@ -32,17 +33,19 @@ from tools.kube.kubectl import Kubectl
 @_options.as_json
 def command(kubectl: Kubectl, job: str | None, delete: bool, as_json: bool) -> None:
     here = lookup.in_namespace(kubectl)
-    name = lookup.job_name(here, job)
-    found = lookup.job(here, name)
-    if state_of(found) in ("Succeeded", "Failed") and not delete:
-        raise UserError(f"{name} has ended already: {state_of(found)}", "--delete removes it", 1)
-    drained = stop.drain(here, found, output.note)
+    found = lookup.find(here, job)
+    name = found.workload.name
+    if found.state in ("Succeeded", "Failed") and not delete:
+        raise UserError(f"{name} has ended already: {found.state}", "--delete removes it", 1)
+    if found.owner is not None:
+        output.note(f"{found.workload.title} was made by {found.title}: that is what is stopped")
+    drained = stop.drain(here, found, output.note, delete)
     if delete:
         stop.delete(here, found, output.note)
     verb = "deleted" if delete else "suspended"
-    uid = found["metadata"]["uid"]
+    uid = found.workload.item["metadata"].get("uid") or found.top["metadata"]["uid"]
     if as_json:
-        facts = {"job": name, "namespace": here.namespace, "uid": uid, "result": verb}
+        facts = {"job": name, "through": found.title, "namespace": here.namespace, "uid": uid, "result": verb}
         output.data({**facts, "step": drained.step, "saved": drained.saved, "evidence": drained.evidence})
     else:
         output.line(f"{verb}: {here.namespace}/{name} ({uid})")

@@ -25,10 +25,11 @@ from tools.core.errors import UserError
 from tools.job import stop, submit
 from tools.job.follow import Followed, follow
 from tools.job.snapshot import lookup
-from tools.job.status import state_of
+from tools.job.snapshot.live_job import LiveJob
 from tools.job.submit import Applied
 from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Manifests, Object, name_of
+from tools.kube.manifests import Manifests
+from tools.workload.workload import Workload
 
 
 @click.command(help=__doc__, short_help="submit a cell to the cluster and follow it")
@@ -57,10 +58,10 @@ def command(
     manifests = lookup.rendered(cell)
     if image is not None:
         submit.use_image(manifests, image)
-    name = name_of(manifests.job())
+    wanted = lookup.job_of(manifests)
     here = lookup.in_namespace(kubectl)
     submit.check(here, manifests, output.note)
-    job = lookup.existing(here, name)
+    job = lookup.existing(here, wanted)
     change = submit.difference(here, manifests) if job else ""
     resumed = _resumes(job, change, resume, replace)
     for warning in submit.dry_run(here, manifests, replaced=job is not None and not resumed):
@@ -74,18 +75,18 @@ def command(
         return
     if not as_json:
         _print_objects(here, applied)
-    followed = follow(here, name, submit.job_uid(applied), timeout, output.note)
+    followed = follow(here, wanted, submit.job_uid(applied, wanted), timeout, output.note)
     _print_followed(here, applied, followed, as_json)
 
 
-def _resumes(job: Object | None, change: str, resume: bool, replace: bool) -> bool:
+def _resumes(job: Workload | None, change: str, resume: bool, replace: bool) -> bool:
     """Return whether the existing job continues as it is; UserError if an option is missing or wrong."""
     if job is None:
         if resume or replace:
             output.note("no job with this name; creating it")
         return False
-    name, state = name_of(job), state_of(job)
-    output.note(f"{name} ({job['metadata']['uid']}) exists: {state}")
+    name, state = job.name, job.state
+    output.note(f"{name} ({_uid(job)}) exists: {state}")
     output.notes(change.rstrip() or "it is equal to the cell")
     if replace:
         return False
@@ -94,7 +95,7 @@ def _resumes(job: Object | None, change: str, resume: bool, replace: bool) -> bo
         raise UserError(f"a job {name} exists already ({state}); nothing was changed", hint, 1)
     if state in ("Succeeded", "Failed"):
         return False
-    if not (job["spec"].get("runPolicy") or {}).get("suspend"):
+    if not job.suspended and state != "Suspended":
         raise UserError(f"{name} is {state} and not suspended: there is nothing to resume", code=1)
     if change:
         hint = "--replace starts the cell as it is now"
@@ -102,14 +103,18 @@ def _resumes(job: Object | None, change: str, resume: bool, replace: bool) -> bo
     return True
 
 
-def _apply(kubectl: Kubectl, manifests: Manifests, job: Object | None, resumed: bool) -> list[Applied]:
+def _apply(kubectl: Kubectl, manifests: Manifests, job: Workload | None, resumed: bool) -> list[Applied]:
     if job is not None and resumed:
-        changed = stop.suspend(kubectl, name_of(job), False)
-        return [Applied("PyTorchJob", name_of(changed), changed["metadata"]["uid"])]
+        stop.resume(kubectl, LiveJob(job))
+        return [Applied(job.kind, job.name, _uid(job))]
     if job is not None:
-        output.note(f"ending {name_of(job)} ({job['metadata']['uid']})")
-        stop.delete(kubectl, job, output.note)
+        output.note(f"ending {job.name} ({_uid(job)})")
+        stop.delete(kubectl, LiveJob(job), output.note)
     return submit.apply(kubectl, manifests)[0]
+
+
+def _uid(job: Workload) -> str:
+    return str(job.item["metadata"]["uid"])
 
 
 def _print_objects(kubectl: Kubectl, applied: list[Applied]) -> None:

@@ -27,7 +27,7 @@ import click
 from tools.cli.job import _options
 from tools.core import output
 from tools.job import tensorboard
-from tools.job.snapshot import lookup
+from tools.job.snapshot import collect, lookup
 from tools.kube.kubectl import Kubectl
 
 
@@ -49,7 +49,7 @@ def command(
     if stop:
         _stop(here, as_json)
         return
-    found = lookup.job(here, lookup.job_name(here, job))
+    found = collect.find(here, job, logs=False, run=False)[1].workload
     if expose:
         tensorboard.require_secrets(here)
     applied = tensorboard.start(here, tensorboard.manifests(found, expose), output.note)

@@ -41,7 +41,7 @@ from tools.kube.kubectl import Kubectl
 def command(
     kubectl: Kubectl, job: str | None, recorded: Path | None, keep: Path | None, verbose: bool, as_json: bool
 ) -> None:
-    seen = snapshot.load(recorded) if recorded else collect.collect(kubectl, lookup.job_name(kubectl, job))
+    seen = snapshot.load(recorded) if recorded else collect.collect(kubectl, lookup.find(kubectl, job))
     try:
         seen = seen.shareable()
         found = explain(seen)

@@ -11,9 +11,11 @@ from tools.job.diagnosis import queues
 from tools.job.diagnosis.cause import Cause, Layer, short
 from tools.job.diagnosis.resources import formatted, name_of
 from tools.job.snapshot.kinds import OPERATOR_IMAGE, QUEUE_LABEL
+from tools.job.snapshot.pod import template_specs
 from tools.job.snapshot.snapshot import Snapshot, event_time
 from tools.kube.manifests import Object
 from tools.kube.quantity import amounts, pod_requests
+from tools.workload.workload import NEW, SUSPENDED
 
 TOGETHER = 5.0  # seconds in which the operator creates all pods of a job
 PATIENCE = 30.0  # seconds after which operator and scheduler must have reacted
@@ -26,18 +28,18 @@ def is_over(snapshot: Snapshot) -> bool:
 
 def suspended(snapshot: Snapshot) -> Iterator[Cause]:
     """The job waits in a queue, or was suspended."""
-    if is_over(snapshot) or not (snapshot.job["spec"].get("runPolicy") or {}).get("suspend"):
+    live = snapshot.live
+    if is_over(snapshot) or not (live.suspended or live.state == SUSPENDED):
         return
-    metadata = snapshot.job["metadata"]
-    queue = (metadata.get("labels") or {}).get(QUEUE_LABEL)
+    queue = (live.top["metadata"].get("labels") or {}).get(QUEUE_LABEL)
+    fact = f"{live.title}: {live.suspension}"
     at = moment((snapshot.condition("Suspended") or {}).get("lastTransitionTime"))
     if queue is None:
-        evidence = ["spec.runPolicy.suspend: true"]
-        yield Cause("suspended", Layer.JOB, "the job is suspended", evidence, at=at)
+        yield Cause("suspended", Layer.JOB, "the job is suspended", [fact], at=at, advice=live.resumption)
         return
     found, advice = queues.kueue(snapshot, queue)
     summary = f"Kueue has not admitted the job to queue {queue}"
-    evidence = [*found, "spec.runPolicy.suspend: true"]
+    evidence = [*found, fact]
     yield Cause("queue", Layer.JOB, summary, evidence, at=at, advice=advice)
 
 
@@ -61,11 +63,15 @@ def gang(snapshot: Snapshot) -> Iterator[Cause]:
 
 def operator(snapshot: Snapshot) -> Iterator[Cause]:
     """The operator has not reacted to the job: it is down, or it does not watch this namespace."""
-    status = snapshot.job.get("status") or {}
     age = snapshot.age(moment(snapshot.job["metadata"].get("creationTimestamp"))) or 0.0
-    if status.get("conditions") or age < PATIENCE or snapshot.pods:
+    if snapshot.state != NEW or age < PATIENCE or snapshot.pods:
         return
     evidence = [f"no condition {duration(age)} after the job was created"]
+    if snapshot.workload.kind != "PyTorchJob":
+        summary = f"{snapshot.workload.maker} has not reacted to the job"
+        advice = f"restore the controller of {snapshot.workload.resource}: find its pod and read its log"
+        yield Cause("operator", Layer.JOB, summary, evidence, advice=advice)
+        return
     if "others" not in snapshot.unseen:
         evidence += _operator_pods(snapshot)
     yield Cause("operator", Layer.JOB, "the training operator has not reacted to the job", evidence)
@@ -90,7 +96,7 @@ def refused(snapshot: Snapshot) -> Iterator[Cause]:
         return
     computed = list(quota(snapshot))
     yield from computed
-    events = [event for event in snapshot.events("PyTorchJob", snapshot.name) if _refuses(snapshot, event)]
+    events = [event for event in snapshot.job_events() if _refuses(snapshot, event)]
     if not events:
         return
     message = str(events[-1].get("message", ""))
@@ -151,10 +157,8 @@ def quota(snapshot: Snapshot) -> Iterator[Cause]:
 
 def _wanted(snapshot: Snapshot) -> dict[str, Decimal]:
     """Return what one more pod takes, by each key that a quota can limit."""
-    specs = (snapshot.job["spec"].get("pytorchReplicaSpecs") or {}).values()
     most: dict[str, Decimal] = {"pods": Decimal(1), "count/pods": Decimal(1)}
-    for replica in specs:
-        spec = (replica.get("template") or {}).get("spec") or {}
+    for spec in template_specs(snapshot.workload):
         limits = [
             amounts((container.get("resources") or {}).get("limits") or {})
             for container in spec.get("containers") or []

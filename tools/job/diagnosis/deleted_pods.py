@@ -12,6 +12,7 @@ from tools.job.diagnosis.cause import Cause, Layer, short
 from tools.job.diagnosis.exit_codes import failure
 from tools.job.diagnosis.resources import accelerators
 from tools.job.snapshot import log_lines
+from tools.job.snapshot.pod import template_specs
 from tools.job.snapshot.snapshot import Snapshot, event_time
 from tools.kube.manifests import Object
 
@@ -51,7 +52,7 @@ def ended(snapshot: Snapshot) -> Iterator[Cause]:
 
 def _exits(snapshot: Snapshot) -> Iterator[Object]:
     """Yield the operator's events about failed containers of this job."""
-    for event in snapshot.events("PyTorchJob", snapshot.name):
+    for event in snapshot.job_events():
         uid = (event.get("involvedObject") or {}).get("uid")
         if uid in (None, snapshot.uid) and EXIT_EVENT.match(str(event.get("message", ""))):
             yield event
@@ -60,7 +61,8 @@ def _exits(snapshot: Snapshot) -> Iterator[Object]:
 def _starts(snapshot: Snapshot) -> Iterator[Object]:
     """Yield the kubelets' events about containers of this job that did not start."""
     made = moment(snapshot.job["metadata"].get("creationTimestamp"))
-    names = re.compile(rf"{re.escape(snapshot.name)}-(?:master|worker)-\d+")
+    roles = "|".join(re.escape(role.name.lower()) for role in snapshot.workload.roles)
+    names = re.compile(rf"{re.escape(snapshot.name)}-(?:(?:{roles})-)?\d+(?:-\d+)?(?:-\w{{5}})?")
     for event in snapshot.of("Event"):
         about, at = event.get("involvedObject") or {}, event_time(event)
         ours = about.get("kind") == "Pod" and names.fullmatch(str(about.get("name")))
@@ -93,8 +95,7 @@ def _from_event(snapshot: Snapshot, event: Object) -> Cause | None:
             f"from the operator's event, exit code {code}",
         ]
         return failure(found.kind, who, evidence, found.host or pod, found.rank, at)
-    specs = [replica["template"]["spec"] for replica in snapshot.job["spec"]["pytorchReplicaSpecs"].values()]
-    kind = exit_codes.kind_of(code, any(accelerators(spec) for spec in specs))
+    kind = exit_codes.kind_of(code, any(map(accelerators, template_specs(snapshot.workload))))
     if kind is None:
         return None
     last = (text.strip().splitlines() or ["no last line"])[-1]

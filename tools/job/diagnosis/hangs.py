@@ -16,7 +16,6 @@ from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot
 from tools.kube import network_policy
 from tools.kube.manifests import Object
-from tools.workload.operator_pods import LABEL
 from training.run.heartbeat import Beat
 
 
@@ -81,8 +80,9 @@ def network(snapshot: Snapshot) -> Iterator[Cause]:
     if not pods:
         return
     first = snapshot.pods[0]
-    if snapshot.saw("Service") and snapshot.find("Service", first.name) is None:
-        summary = f"Service {first.name} does not exist, so the rendezvous host's name does not resolve"
+    named = first.name if snapshot.workload.kind == "PyTorchJob" else first.spec.get("subdomain")
+    if named and snapshot.saw("Service") and snapshot.find("Service", named) is None:
+        summary = f"Service {named} does not exist, so the rendezvous host's name does not resolve"
         evidence = [f"{len(snapshot.pods)} pods, Services: {existing(snapshot, 'Service')}"]
         yield Cause("service-missing", Layer.BLOCKED, summary, evidence, first.name)
         return
@@ -99,9 +99,9 @@ def network(snapshot: Snapshot) -> Iterator[Cause]:
 
 def admits(policy: Object, direction: str, pod: JobPod) -> bool:
     """Return whether a policy that applies to a pod lets its job's pods meet on the rendezvous port."""
-    peers = {key: value for key, value in pod.labels.items() if key != f"{LABEL}replica-index"}
+    peers = {key: value for key, value in pod.labels.items() if not key.endswith("-index")}
     named = {port.get("name"): port.get("containerPort") for port in pod.container_spec.get("ports") or []}
-    port = named.get("pytorchjob-port", 23456)
+    port = named.get("pytorchjob-port", 23456 if pod.role in ("master", "worker") else 29500)
     return network_policy.applies(policy, direction, pod.labels) and network_policy.admits(
         policy, direction, peers, range(port, port + 1), named
     )

@@ -37,7 +37,10 @@ def kueue(snapshot: Snapshot, queue: str) -> tuple[list[str], str | None]:
     age = snapshot.age(moment(snapshot.job["metadata"].get("creationTimestamp"))) or 0.0
     if snapshot.saw("Workload") and workload is None and age > WORKLOAD_AFTER:
         line = "Kueue has not created a Workload for the job"
-        return [*evidence, line], "check that Kueue runs with its integration kubeflow.org/pytorchjob"
+        return [
+            *evidence,
+            line,
+        ], f"check that Kueue runs with its integration for {snapshot.live.top['kind']}"
     return [*evidence, *lines], advice
 
 
@@ -62,7 +65,8 @@ def _cluster_queue(snapshot: Snapshot, local: Object | None) -> list[str]:
 def _workload(snapshot: Snapshot) -> tuple[Object | None, list[str], str | None]:
     """Return Kueue's Workload of the job, what it says, and the remedy."""
     for workload in snapshot.of("Workload"):
-        if snapshot.uid in [owner.get("uid") for owner in workload["metadata"].get("ownerReferences") or []]:
+        owners = {owner.get("uid") for owner in workload["metadata"].get("ownerReferences") or []}
+        if owners & set(snapshot.live.uids):
             return workload, *_said(workload)
     return None, [], None
 

@@ -18,6 +18,7 @@ from tools.core.wait import sparing
 from tools.job.metrics import series
 from tools.job.metrics.series import RunMetrics
 from tools.job.snapshot import collect, log_lines, lookup
+from tools.job.snapshot.live_job import LiveJob
 from tools.job.snapshot.log_lines import Line
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.pod_exec import in_pod
@@ -51,8 +52,7 @@ def read(kubectl: Kubectl, text: str | None) -> RunMetrics:
         if "/" in text and Path(text).is_dir() and not is_kustomization(Path(text)):
             hint = "a run directory has this file: local/runs/NAME"
             raise UserError(f"{text}: no {METRICS} in this directory", hint)
-    name = _job_name(kubectl, text)
-    seen = collect.collect(kubectl, name, logs=False, run=False)
+    seen = collect.collect(kubectl, _job(kubectl, text), logs=False, run=False)
     return _from_job(Kubectl(kubectl.context, seen.namespace), seen)
 
 
@@ -65,9 +65,9 @@ def _here(text: str) -> Path | None:
     return run if (run / METRICS).is_file() else None
 
 
-def _job_name(kubectl: Kubectl, text: str | None) -> str:
+def _job(kubectl: Kubectl, text: str | None) -> LiveJob:
     try:
-        return lookup.job_name(kubectl, text)
+        return lookup.find(kubectl, text)
     except UserError as problem:
         if text is None:
             raise
@@ -150,6 +150,7 @@ def _from_job(kubectl: Kubectl, seen: Snapshot) -> RunMetrics:
 def _log(kubectl: Kubectl, pod: JobPod) -> str:
     """Return a pod's log after the log of its container before the last restart."""
     words = ("logs", f"--container={pod.container_name}", "--timestamps", "--tail=-1")
-    each = [(*words, "--previous")] if pod.restarts else []
-    answers = [kubectl.run(*one, names=[pod.name]) for one in (*each, words)]
+    name, options = pod.previous
+    answers = [kubectl.run(*words, *options, names=[name])] if pod.restarts else []
+    answers.append(kubectl.run(*words, names=[pod.name]))
     return "".join(done.stdout for done in answers if done.returncode == 0)

@@ -26,3 +26,8 @@ CLAIMS = {
     "ResourceClaim": "resourceclaims.resource.k8s.io",
     "ResourceClaimTemplate": "resourceclaimtemplates.resource.k8s.io",
 }
+# What says which pods a TrainJob has.
+RUNTIMES = {
+    "TrainingRuntime": "trainingruntimes.trainer.kubeflow.org",
+    "ClusterTrainingRuntime": "clustertrainingruntimes.trainer.kubeflow.org",
+}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from datetime import datetime
 
+from tools.core.errors import UserError
 from tools.core.timestamps import moment
+from tools.kube.kubectl import CANNOT_SEE
 from tools.kube.manifests import Object
-from tools.workload.operator_admission import DEFAULT_CONTAINER
-from tools.workload.operator_pods import LABEL
+from tools.workload.pod import main_container
+from tools.workload.workload import Workload
 
 RUN_VARIABLE = "TRAINYARD_RUN"
 
@@ -27,9 +28,14 @@ class End:
 
 @dataclass(frozen=True)
 class JobPod:
-    """A pod of the training operator. Its training container is the one named `pytorch`, else the first."""
+    """A pod. The kind of its job says its role, its number and its training container.
+
+    `earlier` are the ended pods that it replaces, oldest first: a batch Job does not restart a failed pod.
+    """
 
     item: Object
+    job: Workload | None = None
+    earlier: tuple[Object, ...] = ()
 
     @property
     def name(self) -> str:
@@ -45,19 +51,29 @@ class JobPod:
 
     @property
     def role(self) -> str:
-        """`master` or `worker`."""
-        return str(self.labels.get(f"{LABEL}replica-type", "worker"))
+        """The role in lower case, such as `master`, `worker` or `node`; empty if the job has only one."""
+        return self.job.role_of(self.item) if self.job else ""
 
     @property
     def index(self) -> int:
         """The pod's number among those of its role."""
-        text = str(self.labels.get(f"{LABEL}replica-index", 0))
-        return int(text) if re.fullmatch(r"[0-9]{1,6}", text) else 0
+        return self.job.index_of(self.item) if self.job else 0
 
     @property
     def short(self) -> str:
-        """`worker-0`: the pod's name without the job's."""
-        return f"{self.role}-{self.index}"
+        """`worker-0`: the pod's role and number."""
+        return f"{self.role or 'pod'}-{self.index}"
+
+    @property
+    def host(self) -> str:
+        """The host name inside the pod. The pods of a batch Job have other names than hosts."""
+        return str(self.spec.get("hostname") or self.name)
+
+    @property
+    def addresses(self) -> set[str]:
+        """The names by which other pods of the namespace may find this one."""
+        subdomain = self.spec.get("subdomain")
+        return {self.name, self.host, *([f"{self.host}.{subdomain}"] if subdomain else [])}
 
     @property
     def spec(self) -> Object:
@@ -71,6 +87,11 @@ class JobPod:
     def phase(self) -> str:
         """Pending, Running, Succeeded, Failed or Unknown."""
         return str(self.status.get("phase", "Pending"))
+
+    @property
+    def over(self) -> bool:
+        """Whether the pod has ended for good; Kubernetes may keep it."""
+        return self.phase in ("Succeeded", "Failed")
 
     @property
     def node(self) -> str | None:
@@ -92,15 +113,19 @@ class JobPod:
     @property
     def container(self) -> Object:
         """The status of the training container, empty before there is one."""
-        return _training(self.status.get("containerStatuses") or [])
+        statuses = self.status.get("containerStatuses") or []
+        named = (one for one in statuses if one.get("name") == self.container_name)
+        return next(named, statuses[0] if statuses else {})
 
     @property
     def container_spec(self) -> Object:
-        return _training(self.spec.get("containers") or [])
+        containers = self.spec.get("containers") or []
+        named = (one for one in containers if one.get("name") == self.container_name)
+        return next(named, containers[0] if containers else {})
 
     @property
     def container_name(self) -> str:
-        return str(self.container_spec.get("name", DEFAULT_CONTAINER))
+        return self.job.container_of(self.item) if self.job else main_container(self.item)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -114,7 +139,14 @@ class JobPod:
 
     @property
     def restarts(self) -> int:
-        return int(self.container.get("restartCount") or 0)
+        return int(self.container.get("restartCount") or 0) + len(self.earlier)
+
+    @property
+    def previous(self) -> tuple[str, tuple[str, ...]]:
+        """The pod, and kubectl's options, of the log from before the last restart."""
+        if self.container.get("restartCount") or not self.earlier:
+            return self.name, ("--previous",)
+        return JobPod(self.earlier[-1]).name, ()
 
     @property
     def running(self) -> bool:
@@ -162,7 +194,8 @@ class JobPod:
     @property
     def end(self) -> End | None:
         """How the training container ended: the current one, or the one before a restart."""
-        return _ended(self.container, "state") or _ended(self.container, "lastState")
+        own = _ended(self.container, "state") or _ended(self.container, "lastState")
+        return own or (JobPod(self.earlier[-1], self.job).end if self.earlier else None)
 
     @property
     def ended_for_good(self) -> bool:
@@ -207,24 +240,20 @@ def _ended(container: Object, which: str) -> End | None:
     )
 
 
-def _training(containers: list[Object]) -> Object:
-    named = (container for container in containers if container.get("name") == DEFAULT_CONTAINER)
-    return next(named, containers[0] if containers else {})
-
-
 def claim_names(pod: JobPod) -> list[str]:
     """Return the claims that a pod mounts."""
     sources = [volume.get("persistentVolumeClaim") for volume in pod.spec.get("volumes") or []]
     return [source["claimName"] for source in sources if source]
 
 
-def template_specs(job: Object) -> list[Object]:
-    """Return the pod spec of each of the job's replica types."""
-    replicas = (job["spec"].get("pytorchReplicaSpecs") or {}).values()
-    return [(replica.get("template") or {}).get("spec") or {} for replica in replicas]
+def template_specs(job: Workload) -> list[Object]:
+    """Return the pod spec of each of the job's roles."""
+    return [role.template["spec"] for role in job.roles]
 
 
-def replicas(job: Object) -> int:
-    """Return how many pods the job asks for."""
-    specs = (job["spec"].get("pytorchReplicaSpecs") or {}).values()
-    return sum(int(replica.get("replicas") or 1) for replica in specs)
+def first_template(job: Workload) -> JobPod:
+    """Return the pod template of the first role that trains; UserError if the roles are unknown."""
+    roles = [role for role in job.roles if role.trains] or job.roles
+    if not roles:
+        raise UserError(f"{job.title}: its pod template is unknown", code=CANNOT_SEE)
+    return JobPod(roles[0].template, job)

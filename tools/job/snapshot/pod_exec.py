@@ -36,9 +36,18 @@ def run_directory(kubectl: Kubectl, pods: list[JobPod], unseen: dict[str, str]) 
     script = Path(remote_probe.__file__).read_text(encoding="utf-8")
     try:
         text = in_pod(kubectl, pod, "sh", "-c", f'exec python3 - "${RUN_VARIABLE}"', stdin=script)
-        return run_answer.checked(json.loads(text))
+        return _with_pods(run_answer.checked(json.loads(text)), {pod.host: pod.name for pod in pods})
     except UserError as problem:
         unseen["run directory"] = problem.message
     except (ValueError, RecursionError):
         unseen["run directory"] = f"the answer of {pod.short} is not JSON"
     return None
+
+
+def _with_pods(run: Object | None, names: dict[str, str]) -> Object | None:
+    """Return the run directory's content with the names of pods in place of their host names."""
+    for part in ("heartbeats", "failures"):
+        for one in ((run or {}).get(part) or {}).values():
+            if one is not None and "host" in one:
+                one["host"] = names.get(one["host"], one["host"])
+    return run

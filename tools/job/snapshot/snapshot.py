@@ -12,6 +12,7 @@ import os
 import stat
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 from tools.core import foreign_files
@@ -19,14 +20,19 @@ from tools.core.errors import UserError
 from tools.core.secret_patterns import mask
 from tools.core.timestamps import moment
 from tools.job.snapshot import run_answer
-from tools.job.snapshot.pod import JobPod, replicas, template_specs
+from tools.job.snapshot.kinds import RUNTIMES
+from tools.job.snapshot.live_job import LiveJob
+from tools.job.snapshot.pod import JobPod, template_specs
 from tools.job.snapshot.shareable import affinity_labels, clean, counted
-from tools.kube.manifests import Object
+from tools.kube.manifests import Manifests, Object, name_of
+from tools.workload import kinds
+from tools.workload.workload import Workload
 
 FILE = "snapshot.json"
 CURRENT, PREVIOUS = "current", "previous"
 LARGEST_FILE, LARGEST_LOG = 64 * 2**20, 4 * 2**20  # bytes
 MOST_LOGS = 64  # files
+NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One job as the API server described it at `taken`.
+    """One job as the API server described it at `taken`. `owner` is the topmost object that made it, if any.
 
     `objects` holds lists by kind: the objects of the job's namespace that concern it, all nodes, and as `Pod`
     the job's own pods. `others` are all other pods of the cluster that use a node's resources. `run` is the
@@ -55,6 +61,26 @@ class Snapshot:
     logs: list[Log] = field(default_factory=list)
     run: Object | None = None
     unseen: dict[str, str] = field(default_factory=dict)
+    owner: Object | None = None
+
+    @cached_property
+    def workload(self) -> Workload:
+        """The job by its kind. Raises UserError for a kind that is not read."""
+        runtimes = [one for kind in RUNTIMES for one in self.of(kind)]
+        found = kinds.of(self.job, Manifests("the cluster", runtimes))
+        if found is None:
+            raise UserError(f"{self.name}: the kind {self.job.get('kind')} is not read", code=3)
+        return found
+
+    @property
+    def live(self) -> LiveJob:
+        """The job with its owner."""
+        return LiveJob(self.workload, self.owner)
+
+    @property
+    def state(self) -> str:
+        """The job's state in one word."""
+        return self.live.state
 
     @property
     def name(self) -> str:
@@ -64,11 +90,15 @@ class Snapshot:
     def uid(self) -> str:
         return str(self.job["metadata"].get("uid", ""))
 
-    @property
+    @cached_property
     def pods(self) -> list[JobPod]:
-        """The job's pods, Master first, then workers by index."""
-        found = [JobPod(item) for item in self.objects.get("Pod", [])]
-        return sorted(found, key=lambda pod: (pod.role != "master", pod.index))
+        """The job's pods by role and number. One that was replaced is in `earlier` of the newer pod."""
+        roles = [role.name.lower() for role in self.workload.roles]
+        order = {role: place for place, role in enumerate(roles)}
+        groups: dict[tuple[int, str, int], list[JobPod]] = {}
+        for pod in (JobPod(item, self.workload) for item in self.of("Pod")):
+            groups.setdefault((order.get(pod.role, len(roles)), pod.role, pod.index), []).append(pod)
+        return [pod for _, group in sorted(groups.items()) for pod in _latest(group)]
 
     def require_pods(self) -> list[JobPod]:
         """Return the job's pods; UserError if there are none."""
@@ -94,21 +124,31 @@ class Snapshot:
             if (event.get("involvedObject") or {}).get("kind") == kind
             and (event.get("involvedObject") or {}).get("name") == name
         ]
-        return sorted(found, key=lambda event: event_time(event) or datetime.min.replace(tzinfo=UTC))
+        return sorted(found, key=lambda event: event_time(event) or NEVER)
+
+    def job_events(self) -> list[Object]:
+        """Return the events about the job, its owner and its own parts, newest last."""
+        about = {(str(one["kind"]), name_of(one)) for one in (self.job, self.owner, *self.parts) if one}
+        found = [event for kind, name in about for event in self.events(kind, name)]
+        return sorted(found, key=lambda event: event_time(event) or NEVER)
+
+    @property
+    def parts(self) -> list[Object]:
+        """The Jobs of a JobSet, and the JobSet of a TrainJob."""
+        return [*self.of("JobSet"), *self.of("Job")]
 
     def log(self, pod: str, which: str = CURRENT) -> str:
         """Return the end of a pod's log, or an empty text."""
         return next((log.text for log in self.logs if log.pod == pod and log.which == which), "")
 
-    def condition(self, kind: str) -> Object | None:
-        """Return the job's condition of a type if it is True."""
-        conditions = (self.job.get("status") or {}).get("conditions") or []
-        return next((one for one in conditions if one["type"] == kind and one["status"] == "True"), None)
+    def condition(self, state: str) -> Object | None:
+        """Return the condition by which the job has Succeeded, Failed or is Suspended, None if it has not."""
+        return self.live.condition(state)
 
     @property
     def replicas(self) -> int:
         """How many pods the job asks for."""
-        return replicas(self.job)
+        return self.workload.replicas
 
     def age(self, moment: datetime | None) -> float | None:
         """Return the seconds from `moment` to the snapshot."""
@@ -116,11 +156,12 @@ class Snapshot:
 
     def shareable(self) -> Snapshot:
         """Return the snapshot without secrets, and with no more of others' pods than the scheduler counts."""
-        specs = [*template_specs(self.job), *(pod.spec for pod in self.pods)]
+        specs = [*template_specs(self.workload), *(pod.spec for pod in self.pods)]
         labels = set(affinity_labels(specs))
         return replace(
             self,
             job=clean(self.job),
+            owner=clean(self.owner),
             objects=clean(self.objects),
             others=[counted(pod, labels) for pod in self.others],
             logs=[replace(log, text=mask(log.text)) for log in self.logs],
@@ -133,7 +174,8 @@ class Snapshot:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         shared = self.shareable()
         value: Object = {"taken": self.taken.isoformat(), "namespace": self.namespace}
-        value |= {name: getattr(shared, name) for name in ("job", "objects", "others", "run", "unseen")}
+        kept = ("job", "owner", "objects", "others", "run", "unseen")
+        value |= {name: getattr(shared, name) for name in kept}
         texts = {f"{log.pod}.{log.which}.log": log.text for log in shared.logs}
         for name, text in {**texts, FILE: json.dumps(value, indent=1) + "\n"}.items():
             with foreign_files.writing(directory, name) as file:
@@ -158,11 +200,12 @@ def load(directory: Path) -> Snapshot:
 def _checked(seen: Snapshot) -> Snapshot:
     """Return the snapshot if its parts have their types; ValueError or TypeError if not."""
     lists = [seen.others, *seen.objects.values()]
-    for item in (seen.job, *(item for one in lists for item in one)):
+    for item in (seen.job, *filter(None, [seen.owner]), *(item for one in lists for item in one)):
         if not isinstance(item["metadata"].get("name"), str):
             raise ValueError("an object without a name")
     if not isinstance(seen.job["spec"], dict):
         raise TypeError("the job has no spec")
+    seen.workload  # noqa: B018 - raises for a kind that is not read
     return replace(
         seen,
         run=run_answer.checked(seen.run),
@@ -184,6 +227,14 @@ def _text(path: Path, largest: int = LARGEST_FILE) -> str:
 def _log(path: Path) -> Log:
     pod, _, which = path.stem.rpartition(".")
     return Log(pod, which, _text(path, LARGEST_LOG))
+
+
+def _latest(pods: list[JobPod]) -> list[JobPod]:
+    """Return the pods of one role and number, without the ended ones that a newer one has replaced."""
+    pods = sorted(pods, key=lambda pod: pod.created or NEVER)
+    *older, newest = pods
+    replaced = tuple(pod.item for pod in older if pod.over)
+    return [*(pod for pod in older if not pod.over), replace(newest, earlier=replaced)]
 
 
 def event_time(event: Object) -> datetime | None:
