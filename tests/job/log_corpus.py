@@ -1,9 +1,9 @@
 """The corpus of logs: tests/job/logs/<class>/<name>.log.
 
 The first line of a file, `# why: oom-device`, is the class that `why` must name: that of the first failure
-and not of its victims. The rest is the log of a failed container, in the words of torch, NCCL, the Neuron
-runtime, Hugging Face's libraries, boto, shells and trainers. The logs of the class `healthy` report no
-failure.
+and not of its victims. `, as in ADDRESS` behind it names a thread that has the same error. The rest is the
+log of a failed container, in the words of torch, NCCL, the Neuron runtime, Hugging Face's libraries, boto,
+shells and trainers. The logs of the class `healthy` report no failure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ class Case:
 def _read(path: Path) -> Case:
     # In bytes: a progress bar's carriage returns stay what they are.
     header, _, text = path.read_bytes().decode("utf-8").partition("\n")
-    assert header == f"{HEADER}{path.parent.name}", f"{path}: the first line is not `{HEADER}<its directory>`"
+    why, _, source = header.removeprefix(HEADER).partition(", as in ")
+    assert header.startswith(HEADER + path.parent.name), f"{path}: not `{HEADER}<its directory>`"
+    assert why == path.parent.name, f"{path}: {why}"
+    assert not source or source.startswith("https://github.com/"), f"{path}: {source}"
     return Case(f"{path.parent.name}/{path.stem}", path.parent.name, text.removesuffix("\n"))
 
 

@@ -101,7 +101,7 @@ def test_the_entrypoints_conclusion_is_read_back() -> None:
 
 
 def test_every_class_of_failure_has_a_remedy() -> None:
-    kinds = {kind for kind, _ in log_patterns.classes()} | {
+    kinds = {row.kind for row in log_patterns.classes()} | {
         log_causes.refine(kind, "") for kind in CODES if kind != "done"
     }
     kinds |= set(exit_codes.SIGNALS.values()) | {kind for kind, _ in failures.DISRUPTIONS.values()}

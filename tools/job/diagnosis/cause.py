@@ -36,7 +36,7 @@ class Cause:
     """One cause: a stable kind (`oom-device`, `unschedulable/nvidia.com/gpu`) and its evidence.
 
     `at` is when it began, if known. `rank` and `pod` are set if it concerns only one. `advice` replaces the
-    remedy of the kind.
+    remedy of the kind. `confidence` (high, medium or low, and why) is that of a cause read from a log.
     """
 
     kind: str
@@ -47,6 +47,7 @@ class Cause:
     rank: int | None = None
     at: datetime | None = None
     advice: str | None = None
+    confidence: str | None = None
 
     @property
     def remedy(self) -> str:
@@ -65,7 +66,7 @@ class Cause:
             "remedy": self.remedy,
             "pod": self.pod,
             "rank": self.rank,
-        }
+        } | ({"confidence": self.confidence} if self.confidence else {})
 
 
 Rule = Callable[[Snapshot], Iterator[Cause]]  # finds causes of one family
@@ -120,6 +121,12 @@ REMEDIES = {
     "permission": "write to a volume or /tmp; set fsGroup, or let the pod's user own the directory",
     "config": "correct the key that the line names, and submit again",
     "code": "add the missing module or file to the image, or correct the code: the program does not start",
+    "library-version": "install releases that fit each other: pin the package that the line names",
+    "tokenizer": "use the model's own tokenizer, or resize the embedding; check the longest sequence too",
+    "limits": "raise ulimit -n or the pod's limit of processes, or use fewer loader workers and threads",
+    "compiler": "read the compiler's first error above; until it is fixed, train without compilation",
+    "unreachable": "check route, proxy and DNS of the pod; or put what it downloads into the image",
+    "no-steps": "read the log's last lines: they say why the program did not train; no checkpoint is new",
     "data": "correct the data or the path that the line names",
     "hub-auth": (
         "correct the name, or accept the model's licence with your account and put its token into the secret "
@@ -135,7 +142,10 @@ REMEDIES = {
         "lower train.learning_rate or train.gradient_clip, or check the batch of that step; resume from a "
         "checkpoint before it"
     ),
-    "device": "cordon the node and have the accelerator repaired; the job resumes elsewhere",
+    "device": (
+        "cordon the node if its kernel log has Xid, ECC or Neuron errors, and have it repaired; the "
+        "job resumes elsewhere"
+    ),
     "efa": "check the efa resource, huge pages, memlock on the node, and the plugin's release in the image",
     "rendezvous-dns": "check the headless Service of worker-0, and the cluster's DNS",
     "rendezvous": "check that worker-0 runs, and that no NetworkPolicy blocks its port",

@@ -91,7 +91,7 @@ def _from_event(snapshot: Snapshot, event: Object) -> Cause | None:
     if found is not None and found.kind != "crash":
         who = pod if found.rank is None else f"rank {found.rank}"
         evidence = [
-            short(f"{pod}: {found.line.text.strip()}"),
+            short(f"{pod}: {found.evidence}"),
             f"from the operator's event, exit code {code}",
         ]
         return failure(found.kind, who, evidence, found.host or pod, found.rank, at)

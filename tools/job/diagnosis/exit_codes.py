@@ -45,6 +45,12 @@ SUMMARIES = {
     "killed": "the process was killed from outside",
     "memory-fault": "native code crashed",
     "code": "the program does not start",
+    "library-version": "releases of packages do not fit each other",
+    "tokenizer": "the tokenizer does not match the model",
+    "limits": "a limit on open files, threads or processes is reached",
+    "compiler": "a kernel or graph could not be compiled",
+    "unreachable": "the pod does not reach a service outside of the cluster",
+    "no-steps": "it ended with exit code 0 without one training step",
     "drained": "the pod was asked to stop",
     "upload": "the finished model could not be uploaded",
     "image-architecture": "the image is built for another architecture than the node's",
@@ -61,6 +67,15 @@ def kind_of(code: int, accelerated: bool) -> str | None:
     if kind == "out of memory" and not accelerated:
         return "oom-host"
     return KINDS.get(kind, kind) or SIGNALS.get(code) or ("drained" if code == 143 else None)
+
+
+def with_signal(kind: str, exception: bool, code: int | None) -> str:
+    """Return the kind of a log's failure, or that of the signal that ended the process.
+
+    An `exception` in the log explains an abort that follows it, but not a SIGKILL: it may have been caught.
+    """
+    ended = SIGNALS.get(code or 0, kind) if kind == "crash" else kind
+    return kind if exception and ended != "killed" else ended
 
 
 def layer_of(kind: str) -> Layer:

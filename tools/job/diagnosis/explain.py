@@ -16,6 +16,7 @@ from tools.job.diagnosis import (
     deleted_pods,
     failures,
     hangs,
+    no_steps,
     performance,
     scheduling,
     startup,
@@ -30,7 +31,7 @@ RULES: tuple[Rule, ...] = (
     *(admission.suspended, admission.gang, admission.operator, admission.refused),
     *(scheduling.claims, scheduling.gated, scheduling.scheduler, scheduling.unschedulable),
     *(startup.references, startup.images, startup.container_errors, startup.mounts),
-    *(failures.failures, deleted_pods.ended),
+    *(failures.failures, deleted_pods.ended, no_steps.ended),
     *(hangs.lost_nodes, hangs.unhealthy_nodes, hangs.network, hangs.hang, performance.not_finite),
     *(performance.straggler, performance.data_wait, performance.slow_network, performance.slowdown),
     performance.low_use,  # last: only if none of the other causes of slowness is found
@@ -80,6 +81,8 @@ def explain(snapshot: Snapshot, rules: Iterable[Rule] = RULES) -> Explanation:
     """Apply every rule, and order what the rules find."""
     checked = _checked(snapshot)
     if done := snapshot.condition("Succeeded"):
+        if idle := list(no_steps.ended(snapshot)):
+            return Explanation(State.FAIL, idle[0].summary, idle, checked)
         return Explanation(State.PASS, f"succeeded at {done.get('lastTransitionTime')}", checked=checked)
     causes = sorted((cause for rule in rules for cause in rule(snapshot)), key=lambda cause: cause.order)
     if causes:

@@ -176,11 +176,12 @@ def _from_log(snapshot: Snapshot, failed: Failed) -> Cause | None:
     if found is None:
         return None
     code = f", exit code {end.code}" if end else ""
-    evidence = [short(f"{failed.where}: {found.line.text.strip()}"), f"from the pod's {source}{code}"]
-    kind = exit_codes.SIGNALS.get(end.code, found.kind) if end and found.kind == "crash" else found.kind
+    evidence = [short(f"{failed.where}: {found.evidence}"), f"from the pod's {source}{code}"]
+    kind = exit_codes.with_signal(found.kind, found.exception, end.code if end else None)
     who = pod.short if found.rank is None else f"rank {found.rank}"
     at = found.line.time or (end.at if end else None)
-    return failure(kind, who, evidence, found.host or pod.name, found.rank, at)
+    cause = failure(kind, who, evidence, found.host or pod.name, found.rank, at)
+    return replace(cause, advice=found.fix)
 
 
 def _from_code(snapshot: Snapshot, failed: Failed) -> Cause | None:

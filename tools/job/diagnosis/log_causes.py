@@ -27,11 +27,14 @@ _ABSENT = r"(?:not found|not exists?\b|doesn't exist|(?:is|are) (?:missing|empty
 _NONE = (
     r"(?:(?:can(?:no|')t|could(?: not|n't)|unable to|failed to) (?:find|load|read|open|parse)|undefined|no)"
 )
-_DATA = r"data ?sets?|data ?files?|samples?|shards?|corpus|examples?|records?|splits?"
+_DATA = (
+    r"data ?sets?|data ?files?|samples?|shards?|corpus|examples?|records?|splits?"
+    r"|(?:image|video|audio)s? (?:root|dir\w*|folder|path)"
+)
 _SUFFIX = r"\.(?:jsonl?|csv|parquet|txt|bin|idx|npy|tar|arrow|tsv)"
 _SETTING = r"(?:template|optimizer|scheduler|strategy|option|setting|argument|model type|precision|config\w*)"
 _YOU = (
-    r"You (?:passed|set|specified|provided|selected|chose|requested|enabled"
+    r"You (?:have )?(?:passed|set|specified|provided|selected|chose|requested|enabled"
     r"|can(?:no|')t (?:set|use|combine|specify)"
     r"|(?:must|need to|have to|should) (?:have|set|provide|pass|choose|select|enable|disable))\b"
 )
@@ -51,17 +54,23 @@ WORDS = tuple(
             "data",
             rf"(?i:\b(?:{_DATA}|{_SUFFIX})\b.{{0,300}}{_ABSENT})",
             rf"(?i:\b{_NONE} (?:\w+ ){{0,3}}(?:{_DATA}|\S{{1,200}}{_SUFFIX})(?:\b|$))",
+            r"^FileNotFoundError: \[Errno 2\]",  # those of code and configuration are classified before
         ),
         (
             "config",
             r"^(?:Value|Assertion|NotImplemented|Runtime)Error: "
             rf"(?:{_YOU}|Your\b|Please\b|`?--?\w|{_UNKNOWN})",
+            r"^(?:Value|Assertion|NotImplemented|Key)Error: ['\"]?"
+            r"(?:Unknown|Unsupported|Unrecognized|Invalid)"
+            r" [\w -]{1,40}(?::| ['\"`])",
             rf"^ValueError: (?i:.{{0,300}}\b{_SETTING}\b"
             rf".{{0,300}}(?:{_ABSENT}|not (?:supported|valid|allowed)))",
             r"^(?:Value|Key|Assertion|Attribute)Error: .*\bnot (?:exist|found|defined) in (?:the )?config",
         ),
     )
 )
+# Of a report of any length, evidence shows its begin, and what proves its class with some words before.
+SHOWN, HEAD, BEFORE_PROOF, PROOF = 170, 60, 30, 100  # characters
 SIGABRT = 6  # a rank aborts itself when one of its collectives has failed
 # Exceptions of clients of services are not about the other ranks.
 _CLIENT = re.compile(r"^(?:requests|urllib3?|httpx|httpcore|aiohttp|http\.client|wandb|mlflow)\.")
@@ -70,6 +79,7 @@ BETWEEN_RANKS = (
 )
 # A failed assertion on the GPU is the program's own fault. Every later CUDA call fails too.
 _ASSERTED = re.compile(r"\.cu:\d+: .{0,300}Assertion .{0,300} failed|device-side assert triggered")
+_ABORTED = re.compile(r"\bAborted\b|SIGABRT|terminate called")
 _MODULE = re.compile(r"((?:\w+\.)+)\w+(?:: |:?$)")
 _VAGUE = re.compile(r"^(?:RuntimeError|Exception|SystemExit|subprocess\.CalledProcessError)\b")
 # The trainer's wide classes, each with the narrower ones that its message may show.
@@ -88,12 +98,23 @@ NARROWER = {
 }
 
 
+CONFIDENCE = {
+    Weight.UNCAUGHT: "high: an exception ended the rank",
+    Weight.RAISED: "high: an exception",
+    Weight.LOGGED: "medium: a line that reports an error",
+    Weight.HINT: "low: only a warning, which healthy jobs write too",
+    Weight.CHILD: "low: only the signal that ended the process is known",
+}
+
+
 @dataclass(frozen=True)
 class Found:
     """A class of failure and the line that shows it; rank and host where the line names them.
 
     `concluded` marks the last line of a pod's first process, which knows the records of all ranks. `vague`
-    marks an exception that only says that something before it failed. `signal` ended torchrun's child.
+    marks an exception that only says that something before it failed. `signal` ended torchrun's child. `text`
+    is the whole report; its characters `proof` prove the class. `fix` replaces the class's remedy. `inner`:
+    another exception follows.
     """
 
     kind: str
@@ -104,6 +125,35 @@ class Found:
     weight: Weight = Weight.UNCAUGHT
     vague: bool = False
     signal: int = 0
+    text: str = ""
+    proof: tuple[int, int] = (0, 0)
+    fix: str | None = None
+    inner: bool = False
+
+    @property
+    def evidence(self) -> str:
+        """The failing line, without losing the words that prove the class."""
+        line = self.line.text.strip()
+        proof = self.text[slice(*self.proof)][-PROOF:]
+        if line.find(proof) + len(proof) <= SHOWN and proof in line:
+            return line
+        start = max(0, min(self.proof[0], self.proof[1] - PROOF) - BEFORE_PROOF)
+        head = "" if start == 0 else f"{self.text[:HEAD].strip()} … "
+        return head + self.text[max(start, HEAD if head else 0) :].strip()
+
+    @property
+    def exception(self) -> bool:
+        """Whether it is an exception that says what went wrong."""
+        return self.weight <= Weight.RAISED and not self.vague
+
+    @property
+    def confidence(self) -> str:
+        """How much the log proves, and why."""
+        if self.concluded:
+            return "high: the pod's first process says so"
+        if self.kind == "crash":
+            return "low: the log shows what failed, but no known cause"
+        return CONFIDENCE[self.weight]
 
     @property
     def victim(self) -> bool:
@@ -131,7 +181,11 @@ def first_cause(lines: Iterable[Line]) -> Found | None:
 def _chosen(found: list[Found]) -> list[Found]:
     """Return the failures of the strongest kind of report; consequences come last."""
     known = [one for one in found if one.kind != "crash" and not one.victim]
-    known.sort(key=lambda one: one.kind in ("killed", "memory-fault"))  # another failure may explain these
+    if any(one.victim for one in found):  # a rank whose collective has failed aborts itself
+        known = [one for one in known if one.kind != "memory-fault" or not _ABORTED.search(one.text)]
+    # Another failure may explain these.
+    late = ("killed", "memory-fault", *("shared-memory" for one in known if one.kind == "limits"))
+    known.sort(key=lambda one: one.kind in late or _of_a_client(one))
     by_weight = {weight: [one for one in known if one.weight is weight] for weight in Weight}
     crashes = [one for one in found if one.kind == "crash"]
     # Of unknown exceptions the last one counts: the one that ended the process follows those it has caught.
@@ -147,9 +201,17 @@ def _chosen(found: list[Found]) -> list[Found]:
         or ([] if crashes else by_weight[Weight.HINT])
         or killed
         or crashes[::-1]
-        or [one for one in found if one.victim]
+        or sorted(
+            (one for one in found if one.victim),
+            key=lambda one: (_of_a_client(one), one.kind == "communication"),
+        )
         or by_weight[Weight.CHILD]
     )
+
+
+def _of_a_client(found: Found) -> bool:
+    """Return whether the exception that follows knows better whose connection it was."""
+    return found.inner and found.kind in BETWEEN_RANKS
 
 
 def classify(line: Line) -> Found | None:
@@ -173,16 +235,20 @@ def _found(report: Report) -> Found | None:
     line, rank = report.line, report.line.rank
     if report.weight is Weight.CHILD:
         kind = SIGNALS.get(128 + report.signal)
-        return Found(kind, line, rank, weight=report.weight, signal=report.signal) if kind else None
+        if kind is None:
+            return None
+        return Found(kind, line, rank, weight=report.weight, signal=report.signal, text=report.text)
     client = _CLIENT.match(report.text)
-    for kind, pattern in log_patterns.classes():
-        if pattern.search(report.text) and not (client and kind in BETWEEN_RANKS):
-            return Found(kind, line, rank, weight=report.weight)
+    for row in log_patterns.classes():
+        hit = row.search(report.text, report.stack)
+        if hit and not (client and row.kind in BETWEEN_RANKS):
+            found = Found(row.kind, line, rank, weight=report.weight, text=report.text)
+            return replace(found, proof=(hit.start, hit.end), fix=hit.fix, inner=report.inner)
     if not report.exception:
         return None
     kind = _by_words(report)
     vague = kind is None and _VAGUE.match(report.text) is not None
-    return Found(kind or "crash", line, rank, weight=report.weight, vague=vague)
+    return Found(kind or "crash", line, rank, weight=report.weight, vague=vague, text=report.text)
 
 
 def _by_words(report: Report) -> str | None:
@@ -201,5 +267,5 @@ def refine(trainer_class: str, message: str) -> str:
     kind = KINDS.get(trainer_class, trainer_class)
     if kind not in NARROWER:
         return kind
-    first = next((narrow for narrow, pattern in log_patterns.classes() if pattern.search(message)), kind)
+    first = next((row.kind for row in log_patterns.classes() if row.search(message)), kind)
     return first if first in NARROWER[kind] else kind

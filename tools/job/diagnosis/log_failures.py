@@ -13,7 +13,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tools.job.diagnosis import log_patterns
 from tools.job.metrics import series
@@ -21,6 +21,7 @@ from tools.job.snapshot.log_lines import Line, cut
 
 SURVIVED = 3  # steps after a report: no rank takes one when another has failed, but lines may be late
 MESSAGE = 6  # further lines of an exception's message
+FRAMES = 60  # of a traceback; the newest ones are kept
 
 
 class Weight(enum.IntEnum):
@@ -38,7 +39,9 @@ class Report:
     """One report: its first line, its whole text on one line, and for CHILD the signal's number.
 
     `place` is where an exception was raised, `/a.py:12, in f | f(x)`: the last frame of its traceback that is
-    not in Python's standard library.
+    not in Python's standard library. `stack` has all frames of that traceback and of those it comes from.
+    `inner` marks an exception that another one follows from. `exception` marks what ended a process unless it
+    was caught, in whatever language.
     """
 
     line: Line
@@ -47,11 +50,22 @@ class Report:
     exception: bool = False
     signal: int = 0
     place: str = ""
+    stack: str = ""
+    inner: bool = False
+
+
+@dataclass
+class _Traceback:
+    """What was read of a traceback."""
+
+    place: str = ""
+    frames: list[str] = field(default_factory=list)
+    ignored: bool = False
 
 
 # Prefixes of ranks, torchrun, srun, mpirun, Ray and log collectors. A line may have several.
 _PREFIX = re.compile(
-    r"^(?:\([^()]{0,100}? pid=\d++[^()]{0,100}+\) |\d+: |(?:\d{1,3}\.){3}\d{1,3}: |\[\d+,\d+\]<std\w+>:|"
+    r"^(?:\((?:[^()]{0,100}? )?pid=\d++[^()]{0,100}+\) |\d+: |(?:\d{1,3}\.){3}\d{1,3}: |\[\d+,\d+\]<std\w+>:|"
     r"\[[\w-]+(?:: \d+)?\](?:: ?| )|[a-z](?=[\w-]*\d)[\w-]*+: (?=(?:\w+\.)*\w*(?:Error|Exception)\b))*+"
 )
 LONGEST = 60  # characters of another collector's prefix
@@ -63,14 +77,29 @@ _ERROR_FILE = re.compile(r'^\s*"message": "(.+?)",?$')
 _BEHIND = re.compile(r"\S(\[rank\d+\]: ?Traceback \()")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):(?: \(RANK \d+\))?$")
 _FRAME = re.compile(r'^\s+File "([^"]+)", line (\d+(?:, in .+)?)')
+# Notebooks print frames in another form, with numbers and an arrow before the lines of code.
+_CELL_FRAME = re.compile(r"^(?:File )?\[?((?:~?/|<ipython)[^\s:]{1,300})(?::(\d{1,7}))?\S{0,40} in (\w+)")
+_CELL_CODE = re.compile(r"^-+> ?\[?\d")
 _PYTHONS_OWN = re.compile(r"^<|/lib/python3\.\d+/(?!site-packages|dist-packages)")
 _RAISED = re.compile(r"^(?:\w+\.)*[A-Za-z_]\w*(?:: |:?$)")
 _EXCEPTION = re.compile(
-    r"^(?:(?:\w+\.)*(?:\w+(?:Error|Interrupt|Exit|Timeout)|\w*Exception)|(?:\w+\.)+(?:\w*error|Timeout"
+    r"^(?:(?:\w+\.)*(?:\w+(?:Error|Interrupt|Exit|Timeout)|\w*Exception)|(?:\w+\.){1,6}(?:errors?|exceptions?|exc)"
+    r"\.[A-Z]\w+|(?:\w+\.)+(?:\w*error|Timeout"
     r"|\w*(?:Failed|Failure|Invalid|NotFound|Unavailable|Denied|Refused|Mismatch|Exceeded|Unsupported))"
-    r")(?:: |:?$)"
+    r")(?: \(see above for traceback\))?(?:: |:?$)"
 )
 _CONTINUED = re.compile(r"\s+\S|nccl\w+Error: |Last error:")
+_CHAINED = ("During handling of the above", "The above exception was the direct")
+# Python prints the traceback of an exception in a finalizer, which ends nothing.
+_IGNORED = re.compile(r"^Exception ignored in|^(?:Warning|W): .{0,300}\bignored\b")
+# Uncaught exceptions of other languages: C++, Go, Java, Rust.
+_NATIVE = re.compile(
+    r"^\s*what\(\):  ?\S|^terminate called after throwing an instance of|^panic: |^fatal error: \w+(?! loop)"
+    r"|^Exception in thread \"|^Caused by: (?:\w+\.)+\w+|^thread '.{0,80}' (?:\(\d+\) )?panicked at "
+    r"|^libc\+\+abi: terminating"
+)
+# glog's level of a warning, which torch's C++ code and Kubernetes' programs put first.
+_WARNED = re.compile(r"^\[?W(?:\d{4}[ \]]|\d{3} | )")
 # A level in capitals may be anywhere in a line; one in small letters only at its beginning.
 _LEVEL = re.compile(
     r"\b(?:ERROR|FATAL|CRITICAL)\b|\[[EF](?:\d{3}| )|^[EF]\d{4} |"
@@ -85,9 +114,11 @@ _AGENT = re.compile(
 )
 _CHILD = re.compile(
     r"\b(?:exit|exited with) ?code\s*:? (-\d+)|exits with return code = (-\d+)"
-    r"|\b(?:died|terminated|exited|killed)\b.{0,20}\b(?:signal|by) (\d+)\b(?! *times)"
+    r"|\b(?:died|terminated|exited|killed|abort due to)\b.{0,20}\b(?:signal|by) (\d+)\b(?! *times)"
 )
-_ASKED = re.compile(r"SignalException: Process \d+ got signal|Received (?:15|Signals\.SIGTERM) death signal")
+_ASKED = re.compile(
+    r"SignalException: Process \d+ got signal|Received (?:1|2|15|Signals\.SIGTERM) death signal"
+)
 
 # The keys of JSON logs: structlog, Python's logging, zap and others.
 _LEVELS = ("level", "levelname", "severity", "lvl")
@@ -113,7 +144,8 @@ def _survived(lines: list[Line]) -> int:
 
 
 def _reports(lines: list[Line]) -> Iterator[Report]:
-    open_tracebacks: dict[tuple[str, str], str] = {}  # the last frame, by pod and prefix
+    open_tracebacks: dict[tuple[str, str], _Traceback] = {}  # by pod and prefix
+    earlier: dict[tuple[str, str], list[str]] = {}  # frames of the exception that the next one comes from
     read = 0  # lines before this one belong to a message
     prefixes = _collectors(lines)
     for index, line in enumerate(lines):
@@ -123,27 +155,48 @@ def _reports(lines: list[Line]) -> Iterator[Report]:
         body = _BRANCH.sub("", line.text[len(prefix) :])
         writer = (line.pod, prefix)
         if _TRACEBACK.search(body):
-            open_tracebacks[writer] = ""
+            ignored = index > 0 and _IGNORED.search(lines[index - 1].text[len(prefix) :]) is not None
+            open_tracebacks[writer] = _Traceback(frames=earlier.pop(writer, []), ignored=ignored)
             continue
-        traced = writer in open_tracebacks
-        if traced and (not body.strip() or body[0].isspace()):
-            frame = _FRAME.match(body)
-            if frame and not _PYTHONS_OWN.search(frame[1]):
-                open_tracebacks[writer] = f"/{frame[1]}:{frame[2]}"
-            elif not frame and " | " not in open_tracebacks[writer]:
-                open_tracebacks[writer] += f" | {body.strip()}" if open_tracebacks[writer] else ""
+        traceback = open_tracebacks.get(writer)
+        if traceback is None and _FRAME.match(body):  # the log begins, or is cut, in a traceback
+            traceback = open_tracebacks[writer] = _Traceback()
+        if traceback and (
+            not body.strip() or body[0].isspace() or _CELL_CODE.match(body) or _CELL_FRAME.match(body)
+        ):
+            _add_frame(traceback, body)
             continue
-        place = open_tracebacks.pop(writer, "")
-        weight = _weight(prefix, body, traced and _RAISED.match(body) is not None)
-        if weight is None:
+        raised = open_tracebacks.pop(writer, _Traceback())
+        weight = _weight(prefix, body, traceback is not None and _RAISED.match(body) is not None)
+        if weight is None or raised.ignored:
             continue
         exception = weight <= Weight.RAISED
         following = lines[index + 1 : index + 1 + MESSAGE]
-        message = list(_message(following, prefix, body.endswith(":"))) if exception else []
+        message = list(_message(following, prefix, body.rstrip().endswith(":"))) if exception else []
         read = index + 1 + len(message)
+        inner = any(line.text[len(prefix) :].startswith(_CHAINED) for line in lines[read : read + 3])
+        if inner:
+            earlier[writer] = raised.frames
         child = _CHILD.search(body) if weight is Weight.CHILD else None
         signal = abs(int(child[child.lastindex or 0])) if child else 0
-        yield Report(line, " ".join([body, *message]), weight, exception, signal, place if exception else "")
+        yield Report(
+            line, " ".join([body.rstrip(), *message]), weight, exception, signal,
+            raised.place if exception else "", "\n".join(raised.frames[-FRAMES:]), inner,
+        )  # fmt: skip
+
+
+def _add_frame(traceback: _Traceback, body: str) -> None:
+    """Add a line of a traceback: a frame, or the code of the frame before."""
+    frame, cell = _FRAME.match(body), _CELL_FRAME.match(body)
+    if cell:
+        traceback.frames.append(f"/{cell[1]}:{cell[2] or 0}, in {cell[3]}")
+        traceback.place = traceback.frames[-1]
+    elif frame:
+        traceback.frames.append(f"/{frame[1]}:{frame[2]}")
+        if not _PYTHONS_OWN.search(frame[1]):
+            traceback.place = traceback.frames[-1]
+    elif traceback.place and " | " not in traceback.place and not body.lstrip()[:1].isdigit():
+        traceback.place += f" | {body.strip()}"
 
 
 def _collectors(lines: list[Line]) -> set[str]:
@@ -178,8 +231,10 @@ def _weight(prefix: str, body: str, raised: bool) -> Weight | None:
         return Weight.UNCAUGHT if _TORCH_RANK.search(prefix) else Weight.RAISED
     if log_patterns.hints().search(body):
         return Weight.HINT
-    if _PYTHON_WARNS.search(body):
+    if _PYTHON_WARNS.search(body) or _WARNED.search(body) or _IGNORED.search(body):
         return None
+    if _NATIVE.search(body):
+        return Weight.RAISED
     if log_patterns.runtime().search(body) or (_LEVEL.search(prefix + body) and not _MILD.search(body)):
         return Weight.LOGGED
     return None

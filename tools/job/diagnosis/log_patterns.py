@@ -4,13 +4,50 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
 SOURCE = Path(__file__).with_suffix(".yaml")
-Row = tuple[str, re.Pattern[str]]
+
+
+@dataclass(frozen=True)
+class Sign:
+    """One pattern of a class. `stack` must match the report's stack too. `fix` replaces the remedy."""
+
+    match: re.Pattern[str]
+    stack: re.Pattern[str] | None
+    fix: str | None
+
+
+@dataclass(frozen=True)
+class Hit:
+    """Where a sign was found in a report's text: the words from `start` to `end` prove the class."""
+
+    start: int
+    end: int
+    fix: str | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A class of failure and its signs. `words` has all patterns as one, to be tried first."""
+
+    kind: str
+    words: re.Pattern[str]
+    signs: tuple[Sign, ...]
+
+    def search(self, text: str, stack: str = "") -> Hit | None:
+        """Return the first sign in a report's text and stack."""
+        if not self.words.search(text):
+            return None
+        for sign in self.signs:
+            found = sign.match.search(text)
+            if found and (sign.stack is None or sign.stack.search(stack)):
+                return Hit(*found.span(), sign.fix)
+        return None
 
 
 @functools.cache
@@ -22,12 +59,15 @@ def document() -> dict[str, list[dict[str, Any]]]:
 
 @functools.cache
 def classes() -> tuple[Row, ...]:
-    """Return each class of failure and its patterns as one; the first row that matches a report counts."""
-    return tuple((row["class"], _any_of(row["patterns"])) for row in document()["classes"])
+    """Return the classes of failure in order: the first that matches a report counts."""
+    return tuple(
+        Row(row["class"], _any_of(row["patterns"]), tuple(map(_sign, row["patterns"])))
+        for row in document()["classes"]
+    )
 
 
 @functools.cache
-def places() -> tuple[Row, ...]:
+def places() -> tuple[tuple[str, re.Pattern[str]], ...]:
     """Return classes of failure by the place that raised an exception; the first row that matches counts."""
     return tuple((row["class"], re.compile(row["match"])) for row in document()["places"])
 
@@ -42,6 +82,11 @@ def runtime() -> re.Pattern[str]:
 def hints() -> re.Pattern[str]:
     """Return the pattern of warnings that healthy jobs write too."""
     return _any_of(document()["hints"])
+
+
+def _sign(pattern: dict[str, str]) -> Sign:
+    stack = re.compile(pattern["stack"]) if "stack" in pattern else None
+    return Sign(re.compile(pattern["match"]), stack, pattern.get("fix"))
 
 
 def _any_of(patterns: list[dict[str, str]]) -> re.Pattern[str]:
