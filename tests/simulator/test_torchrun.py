@@ -1,50 +1,11 @@
-"""Launch commands: what a shell text and torchrun's options mean, without running them."""
+"""Launchers and their options, read from commands without running them."""
 
 from __future__ import annotations
 
 import pytest
 
-from tools.simulator import torchrun
-from tools.simulator.shell import NotSimple, simple_command
+from tools.simulator import launch, launchers, torchrun
 from tools.simulator.torchrun import BadOptions
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("torchrun a.py", ["torchrun", "a.py"]),
-        ("exec torchrun \\\n  --nnodes $N \\\n  a.py\n", ["torchrun", "--nnodes", "2", "a.py"]),
-        ("torchrun '--x=$N' \"--y=${N}\" a\\ b", ["torchrun", "--x=$N", "--y=2", "a b"]),
-        ('torchrun ${NONE:-c10d} $NONE "$NONE" ${N:-9}', ["torchrun", "c10d", "", "2"]),
-        ("torchrun $MANY x", ["torchrun", "--a", "--b", "x"]),
-        ("torchrun a.py # the end", ["torchrun", "a.py"]),
-        ("K=v torchrun a.py", ["torchrun", "a.py"]),
-    ],
-)
-def test_one_simple_command(text: str, words: list[str]) -> None:
-    found, values = simple_command(text, {"N": "2", "MANY": " --a  --b"})
-    assert found == words
-    assert ("K" in values) == text.startswith("K=")
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("cd /app && torchrun a.py", "the operator &"),
-        ("torchrun a.py; echo done", "the operator ;"),
-        ("torchrun a.py\necho done", "several commands"),
-        ("torchrun a.py > log", "the operator >"),
-        ("torchrun $(hostname)", "an expansion"),
-        ('torchrun "`hostname`"', "runs another command"),
-        ("torchrun 'a", "a quote is not closed"),
-        ("torchrun ${N%x}", "an expansion"),
-        ("torchrun *.py", "a file pattern"),
-        ("exec", "no command"),
-    ],
-)
-def test_more_than_a_simple_command(text: str, reason: str) -> None:
-    with pytest.raises(NotSimple, match=reason):
-        simple_command(text, {})
 
 
 @pytest.mark.parametrize(
@@ -59,7 +20,7 @@ def test_more_than_a_simple_command(text: str, reason: str) -> None:
     ],
 )
 def test_known_launchers(command: list[str]) -> None:
-    found = torchrun.read(command, {"PET_NNODES": "1:2", "PET_MAX_RESTARTS": "5", "THREE": "3"})
+    found = launch.read(command, {"PET_NNODES": "1:2", "PET_MAX_RESTARTS": "5", "THREE": "3"})
     assert found.torchrun is not None
     assert found.torchrun.nodes() == (3, 3)  # the command line wins over PET_NNODES
     assert found.torchrun.values["max-restarts"] == "5"
@@ -69,14 +30,30 @@ def test_known_launchers(command: list[str]) -> None:
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        (["accelerate", "launch", "a.py"], "neither torchrun nor python"),
-        (["python", "-m", "deepspeed.launcher", "a.py"], "another launcher"),
-        (["bash", "/app/start.sh"], "it runs a file"),
-        (["bash", "-c", "pip install x && torchrun a.py"], "the operator &"),
+        (["./train"], "./train is neither torchrun nor python"),
+        (["mpirun", "-np", "8", "python", "a.py"], "mpirun: MPI starts its ranks"),
+        (["srun", "python", "a.py"], "srun: Slurm starts its ranks"),
+        (["llamafactory-cli", "train", "x.yaml"], "llamafactory-cli: its options are not read here"),
+        (["bash", "/app/start.sh"], "it runs /app/start.sh, a file of the image"),
+        (["bash", "-c", "pip install x; sleep infinity"], "no program in it trains (pip, sleep)"),
+        (
+            ["bash", "-c", "torchrun $X a.py"],
+            "the options in $X: neither the manifest nor the script sets it",
+        ),
+        (["bash", "-c", "if [ -e /x ]; then torchrun a.py; fi"], "only the pod knows: `[ -e /x ]`"),
+        (
+            ["bash", "-c", "torchrun a.py; torchrun --nnodes=2 b.py"],
+            "several launchers with different options",
+        ),
+        (["deepspeed", "--hostfile", "/h", "a.py"], "deepspeed starts the other pods of /h by ssh"),
+        (
+            ["accelerate", "launch", "--config_file", "/c.yaml", "a.py"],
+            "/c.yaml, which is not in the manifest",
+        ),
     ],
 )
 def test_unknown_launchers_say_what_was_looked_at(command: list[str], reason: str) -> None:
-    found = torchrun.read(command, {})
+    found = launch.read(command, {})
     assert reason in found.unknown
     assert found.shown == " ".join(command)
 
@@ -87,8 +64,123 @@ def test_plain_python_is_no_launcher() -> None:
         ["python", "-m", "pkg.train"],
         ["bash", "-c", "exec python train.py"],
     ):
-        found = torchrun.read(command, {})
+        found = launch.read(command, {})
         assert (found.torchrun, found.unknown) == (None, "")
+
+
+CONFIG = (
+    "distributed_type: FSDP\nnum_machines: 2\nnum_processes: 16\nmain_process_ip: h\nmain_process_port: 5\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "nodes", "processes", "endpoint", "rank"),
+    [
+        (["torchrun", "--nnodes=2", "--nproc-per-node=4", "a.py"], (2, 2), 4, "", "0"),
+        (
+            ["accelerate", "launch", "--config_file", "/c.yaml", "--machine_rank=1", "a.py"],
+            (2, 2),
+            8,
+            "h:5",
+            "1",
+        ),
+        (
+            [
+                "accelerate",
+                "launch",
+                "--multi_gpu",
+                "--num_machines=4",
+                "--num_processes",
+                "32",
+                "--machine_rank",
+                "3",
+                "--main_process_ip",
+                "m",
+                "--mixed_precision",
+                "bf16",
+                "a.py",
+                "--num_machines",
+                "9",
+            ],
+            *((4, 4), 8, "m:29500", "3"),
+        ),
+        (
+            ["deepspeed", "-H", "/h", "--no_ssh", "--node_rank=1", "--master_addr=m", "a.py"],
+            (2, 2),
+            8,
+            "",
+            "1",
+        ),
+        (["python", "-m", "accelerate.commands.launch", "a.py"], (1, 1), 8, "", "0"),
+        (["deepspeed", "--num_gpus", "4", "a.py", "--deepspeed"], (1, 1), 4, "", "0"),
+        (
+            ["hyperpodrun", "--nnodes=2", "--nproc_per_node=8", "--server-port", "1", "a.py"],
+            (2, 2),
+            8,
+            "",
+            "0",
+        ),
+        (
+            ["tune", "run", "--nnodes", "2", "--nproc_per_node", "8", "recipe", "--config", "x"],
+            (2, 2),
+            8,
+            "",
+            "0",
+        ),
+        (["conda", "run", "-n", "python", "torchrun", "--nnodes=2", "a.py"], (2, 2), 1, "", "0"),
+        (
+            ["numactl", "-m", "0", "tini", "-g", "--", "nice", "-n", "5", "torchrun", "a.py"],
+            (1, 1),
+            1,
+            "",
+            "0",
+        ),
+        (["env", "PET_NNODES=3", "-u", "X", "torchrun", "a.py"], (3, 3), 1, "", "0"),
+        (["nsys", "profile", "-o", "x", "python", "-m", "torch.distributed.run", "a.py"], (1, 1), 1, "", "0"),
+    ],
+)
+def test_launchers_in_the_terms_of_torchrun(
+    command: list[str], nodes: tuple[int, int], processes: int, endpoint: str, rank: str
+) -> None:
+    files = {"/c.yaml": CONFIG, "/h": "a slots=8\n# b\nc slots=8\n"}
+    found = launch.read(command, {}, files, devices=8).torchrun
+    assert found is not None
+    assert (found.nodes(), found.processes()) == (nodes, processes)
+    assert (found.values["rdzv-endpoint"], found.values["node-rank"]) == (endpoint, rank)
+
+
+@pytest.mark.parametrize("command", [["accelerate", "launch", "a.py"], ["deepspeed", "a.py"]])
+def test_a_launcher_without_other_machines_ends_at_its_pod(command: list[str]) -> None:
+    found = launch.read(command, {"MASTER_ADDR": "m", "RANK": "1"}, devices=8).torchrun
+    assert found is not None
+    assert "standalone" in found.flags
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["deepspeed", "--num_nodes", "2", "a.py"], "there is no hostfile"),
+        (["deepspeed", "-H", "/h", "--no_ssh", "--node_rank=2", "a.py"], "--no_ssh needs --master_addr"),
+        (
+            ["accelerate", "launch", "--num_machines=2", "--multi_gpu", "--num_processes=2", "a"],
+            "needs --machine_rank",
+        ),
+        (["accelerate", "launch", "--num_machines=x", "a.py"], "'x' is not an integer"),
+        (["accelerate", "launch", "--config_file=/bad", "a.py"], "/bad"),
+        (["accelerate", "launch", "--multi_gpu"], "it has no program"),
+    ],
+)
+def test_what_other_launchers_would_refuse(command: list[str], message: str) -> None:
+    with pytest.raises(BadOptions, match=message):
+        launch.read(command, {}, {"/h": "a slots=8\nb slots=8\n", "/bad": "a: [1"}, devices=8)
+
+
+def test_accelerates_flags_are_those_of_the_installed_one() -> None:
+    module = pytest.importorskip("accelerate.commands.launch", reason="accelerate is not installed")
+    for action in module.launch_command_parser()._actions:
+        names = {name.replace("_", "-") for name in action.option_strings} - {"-h", "--help"}
+        if names:
+            assert (action.nargs == 0) == bool(names & launchers.ACCELERATE_FLAGS), names
 
 
 @pytest.mark.parametrize(
@@ -103,7 +195,7 @@ def test_plain_python_is_no_launcher() -> None:
 )
 def test_what_torchrun_would_refuse(words: list[str], variables: dict[str, str], message: str) -> None:
     def nodes() -> None:
-        found = torchrun.read(["torchrun", *words, "a.py"], variables).torchrun
+        found = launch.read(["torchrun", *words, "a.py"], variables).torchrun
         assert found is not None
         found.nodes()
 
@@ -137,12 +229,12 @@ def test_options_are_those_of_the_installed_torchrun() -> None:
     ],
 )
 def test_the_entrypoint_is_seen_through(command: list[str]) -> None:
-    found = torchrun.read(command, {})
+    found = launch.read(command, {})
     assert found.torchrun is not None
     assert found.torchrun.nodes() == (3, 3)
     assert found.behind_entrypoint
 
 
 def test_the_entrypoint_alone_starts_nothing() -> None:
-    assert torchrun.read(["python", "-m", "training.entrypoint"], {}).unknown == "an empty command"
-    assert not torchrun.read(["torchrun", "a.py"], {}).behind_entrypoint
+    assert launch.read(["python", "-m", "training.entrypoint"], {}).unknown == "an empty command"
+    assert not launch.read(["torchrun", "a.py"], {}).behind_entrypoint

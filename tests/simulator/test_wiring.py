@@ -42,6 +42,15 @@ def analysed(job: dict[str, Any], version: str = "1.9.4") -> Analysis:
         {"command": ["bash", "-c", "exec torchrun --rdzv_endpoint=$PET_RDZV_ENDPOINT \\\n a.py"]},
         {"command": ["torchrun", "--nnodes=2", "--rdzv-endpoint=job-worker-0.default.svc:23456", "a.py"]},
         {"spec": {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 8}}},
+        {"command": ["bash", "-c", "set -e\ncd /app\npip install x\ntorchrun a.py 2>&1 | tee log\n"]},
+        {
+            "elastic": False,
+            "command": [
+                "sh",
+                "-c",
+                "torchrun --nnodes 2 --node_rank ${HOSTNAME##*-} --master_addr job-worker-0 --role $(x) a",
+            ],
+        },
         {"spec": {"runPolicy": {"suspend": True}}},
     ],
 )
@@ -90,6 +99,13 @@ def test_these_pass(make_job: Job, change: dict[str, Any]) -> None:
         ),
         ({"command": ["torchrun", "--nproc-per-node=0", "a.py"]}, "0 processes a node"),
         ({"command": ["torchrun", "--rdzv-backend=nonsense:", "--oops", "a.py"]}, "torchrun: "),
+        ({"spec": {"elasticPolicy": {"rdzvBackend": "etcd"}}}, "job-worker-0, which runs no etcd server"),
+        (
+            {"command": ["bash", "-c", "cd /x && torchrun --nnodes=3 a.py"]},
+            "it waits for 3 nodes, but there are 2",
+        ),
+        ({"command": ["deepspeed", "a.py"]}, "deepspeed without a hostfile starts on its own pod only"),
+        ({"command": ["hyperpodrun", "--nnodes=2", "a.py"]}, "hyperpodrun waits for HyperPod's operator"),
         ({"spec": {"nprocPerNode": 1}}, "the job is refused: spec.nprocPerNode: must be a string"),
     ],
 )
@@ -102,9 +118,19 @@ def test_these_fail_with_the_reason(make_job: Job, change: dict[str, Any], reaso
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"command": ["accelerate", "launch", "a.py"]}, "neither torchrun nor python"),
-        ({"command": ["bash", "-c", "cd /x && torchrun a.py"]}, "the operator &"),
-        ({"spec": {"elasticPolicy": {"rdzvBackend": "etcd"}}}, "backend etcd needs a server"),
+        ({"command": ["mpirun", "a.py"]}, "mpirun: MPI starts its ranks"),
+        (
+            {"command": ["bash", "-c", "torchrun --nnodes=$(cat /n) a.py"]},
+            "--nnodes is $(cat /n): only the pod",
+        ),
+        (
+            {"command": ["bash", "-c", ". e.sh; torchrun --rdzv-id=$I a.py"]},
+            "--rdzv-id is $I: e.sh may set it",
+        ),
+        (
+            {"spec": {"elasticPolicy": {"rdzvBackend": "etcd", "rdzvHost": "etcd"}}},
+            "the etcd server etcd, which is not in this file",
+        ),
         ({"spec": {"runPolicy": {"managedBy": "kueue.x-k8s.io/multikueue"}}}, "in another cluster"),
     ],
 )

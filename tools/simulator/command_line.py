@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 from tools.kube.manifests import Object
 from tools.simulator.environment import LONGEST, check_size, expand
-from tools.simulator.torchrun import SHELLS
+from tools.simulator.shell import SHELLS
 
 
 def literals(container: Object) -> dict[str, str]:

@@ -105,6 +105,25 @@ def materialise(pod: Pod, manifests: Manifests, shared: Path, directory: Path) -
     return missing
 
 
+def texts(pod: Pod, container: Object, manifests: Manifests) -> dict[str, str]:
+    """Return the files that ConfigMaps and Secrets of the manifests give a container, by path."""
+    by_name = {volume["name"]: volume for volume in pod.spec.get("volumes") or []}
+    found: dict[str, str] = {}
+    for mount in container.get("volumeMounts") or []:
+        inside = PurePosixPath(mount.get("subPath") or ".")
+        for kind, ref in _sources(by_name.get(mount["name"]) or {}):
+            lookup = manifests.secret if kind == "Secret" else manifests.config_map
+            data = lookup(ref.get("name") or ref.get("secretName") or "", pod.namespace) or {}
+            items = {item["key"]: item["path"] for item in ref.get("items") or []} or {
+                key: key for key in data
+            }
+            for key, path in items.items():
+                if key in data and PurePosixPath(path).is_relative_to(inside):
+                    place = PurePosixPath(mount["mountPath"]) / PurePosixPath(path).relative_to(inside)
+                    found[str(place)] = data[key]
+    return found
+
+
 def below(directory: Path, inside: str) -> Path:
     """Return the path `inside` a directory. Raises UserError where it is absolute, or has `..` or a control
     character.

@@ -1,4 +1,4 @@
-"""Whether a job's pods form one world, by the manifest, the operator's rules and torchrun's options.
+"""Whether a job's pods form one world, by the manifest, the operator's rules and the launcher's options.
 
 `analyse` starts nothing. It finds each pod's rendezvous and fails a job whose pods cannot meet, with the
 reason. `wiring_proof` then runs what passed, with a probe in place of the trainer.
@@ -6,14 +6,19 @@ reason. `wiring_proof` then runs what passed, with a probe in place of the train
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from tools.core import output
 from tools.core.errors import UserError
+from tools.core.secret_patterns import mask
 from tools.core.verdict import State, Verdict
-from tools.simulator import environment, torchrun
-from tools.simulator.local_pod import command_of
-from tools.simulator.torchrun import BadOptions, Launch, Torchrun
+from tools.facts.instances import NVIDIA
+from tools.kube.manifests import Manifests, Object
+from tools.simulator import environment, launch, volumes
+from tools.simulator.launch import Launch
+from tools.simulator.local_pod import gpus
+from tools.simulator.torchrun import HYPERPOD, BadOptions, Torchrun
 from tools.workload.hosts import Hosts, NoSuchHost
 from tools.workload.pod import ControllerFault, Pod, PodsUnknown
 from tools.workload.workload import Workload
@@ -21,6 +26,9 @@ from tools.workload.workload import Workload
 DEFAULT_MASTER_PORT = 29500  # torch/distributed/run.py
 DEFAULT_C10D_PORT = 29400  # torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py
 LONGEST_SHOWN = 500  # characters of a command in a verdict
+MOST_FOLLOWED = 20_000_000  # characters of the commands of all pods together
+ETCD = ("etcd", "etcd-v2")
+GIVE_COMMAND = 'write it in the manifest as command: ["torchrun", ...], or give --command or --image-config'
 WHY_NO_ENDPOINT = (
     "a job without Master and without elasticPolicy gets no rendezvous from the operator"
     " (no PET_RDZV_ENDPOINT, no MASTER_ADDR)"
@@ -69,6 +77,23 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Image:
+    """What an image's configuration says: what starts, and its variables."""
+
+    entrypoint: Sequence[str]
+    command: Sequence[str]
+    variables: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the manifest does not say: configurations of images by name, or the whole command."""
+
+    images: Mapping[str, Image] = field(default_factory=dict)
+    command: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Analysis:
     """A static verdict on one job, and its nodes where they are known."""
 
@@ -76,7 +101,7 @@ class Analysis:
     nodes: list[Node]
 
 
-def analyse(job: Workload) -> Analysis:
+def analyse(job: Workload, given: Given | None = None) -> Analysis:
     """Check the wiring of `job`, of any kind, without starting anything."""
     evidence: list[str] = []
     nodes: list[Node] = []
@@ -84,17 +109,53 @@ def analyse(job: Workload) -> Analysis:
         evidence.append(_made_by(job))
         pods = _pods(job)
         hosts = Hosts(job, pods)
-        nodes += [_node(pod, hosts) for pod in pods]
+        nodes += [_node(pod, hosts, given or Given()) for pod in pods]
         evidence += [node.line() for node in nodes]
+        evidence += _about_launch(nodes[0].launch)
         _judge(nodes)
+        warning = _warning(nodes)
     except Finding as finding:
         if isinstance(finding, Apart) and job.injects:
             finding = Finding(f"{finding.reason}; unknown: {job.injects}", None, State.CANNOT_TELL)
-        return Analysis(Verdict(finding.state, finding.reason, evidence, finding.remedy), nodes)
+        return Analysis(Verdict(finding.state, mask(finding.reason), evidence, finding.remedy), nodes)
     except (AttributeError, LookupError, TypeError, ValueError) as problem:
         reason = f"the job is not of the form that Kubernetes takes ({str(problem)[:80]})"
         return Analysis(Verdict(State.CANNOT_TELL, reason, evidence), nodes)
+    if warning:
+        return Analysis(Verdict(State.WARN, f"{job.name} forms one world, but {warning}", evidence), nodes)
     return Analysis(Verdict(State.PASS, f"{job.name} forms one world", evidence), nodes)
+
+
+def start_of(
+    container: Object, values: Mapping[str, str], given: Given
+) -> tuple[list[str], dict[str, str], bool]:
+    """Return the words that start a container, its variables, and whether the image's are among them.
+
+    Raises UserError where only the image knows what starts.
+    """
+    image = given.images.get(str(container.get("image")))
+    command, arguments = container.get("command") or [], container.get("args") or []
+    if given.command:
+        words = [*given.command]
+    elif command:
+        words = [*command, *arguments]
+    elif image is not None:
+        words = [*image.entrypoint, *(arguments or image.command)]
+    else:
+        raise UserError(
+            f"container {container.get('name')} has no command: only its image knows it", GIVE_COMMAND
+        )
+    known = {**(image.variables if image else {}), **values}
+    return [environment.expand(word, known) for word in words], known, image is not None
+
+
+def _about_launch(found: Launch) -> list[str]:
+    """Return lines of evidence about the launcher's place in the container."""
+    process = "is process 1" if found.why == "it is process 1" else f"is not process 1: {found.why}"
+    lines = [f"{found.launcher} {process}"] if found.launcher else []
+    if found.lost:
+        lines.append(f"a failure of {found.launcher} is not seen: {found.lost}")
+    return lines
 
 
 def world_size(nodes: Sequence[Node]) -> int | None:
@@ -123,14 +184,13 @@ def _pods(job: Workload) -> list[Pod]:
     return pods
 
 
-def _node(pod: Pod, hosts: Hosts) -> Node:
+def _node(pod: Pod, hosts: Hosts, given: Given) -> Node:
     try:
-        values = environment.resolve(pod, pod.container, hosts.job.manifests, share=1).values
-        understood = torchrun.read(command_of(pod, values), values)
+        understood = _launch(pod, hosts, given)
     except BadOptions as problem:
         raise Finding(f"{pod.name}: {problem}") from None
     except UserError as problem:
-        raise Finding(problem.message, problem.hint, State.CANNOT_TELL) from None
+        raise Finding(f"{pod.name}: {problem.message}", problem.hint, State.CANNOT_TELL) from None
     if understood.unknown:
         looked = f"looked at: {understood.shown[:LONGEST_SHOWN]}"
         raise Finding(f"{pod.name}: {understood.unknown}; {looked}", None, State.CANNOT_TELL)
@@ -142,33 +202,121 @@ def _node(pod: Pod, hosts: Hosts) -> Node:
         raise Finding(f"{pod.name}: {problem}") from None
 
 
+def _launch(pod: Pod, hosts: Hosts, given: Given) -> Launch:
+    manifests = hosts.job.manifests
+    values = environment.resolve(pod, pod.container, manifests, share=1).values
+    words, known, complete = start_of(pod.container, values, given)
+    size = sum(map(len, words))
+    if size * len(hosts.pods) > MOST_FOLLOWED:
+        raise UserError(f"the commands of all pods have more than {MOST_FOLLOWED:,} characters")
+    if not pod.spec.get("hostNetwork"):
+        known = {"HOSTNAME": pod.spec.get("hostname") or pod.name, **known}
+    files = volumes.texts(pod, pod.container, manifests)
+    return launch.read(words, known, files, gpus(pod), complete)
+
+
+def _need(pod: Pod, torchrun: Torchrun, *names: str) -> None:
+    """Raise a Finding where the value of an option is not known."""
+    for name in names:
+        if name in torchrun.unknown:
+            raise Finding(f"{pod.name}: --{name} is {torchrun.unknown[name]}", None, State.CANNOT_TELL)
+
+
 def _torchrun_node(pod: Pod, hosts: Hosts, understood: Launch, torchrun: Torchrun) -> Node:
+    _need(pod, torchrun, "nnodes", "rdzv-backend")
     values, nodes, processes = torchrun.values, torchrun.nodes(), torchrun.processes()
     backend = values["rdzv-backend"] or "static"
     endpoint = values["rdzv-endpoint"]
+    _need(pod, torchrun, "rdzv-endpoint")
     alone = backend == "static" and not endpoint and values["master-port"] is None and nodes[1] == 1
-    if "standalone" in torchrun.flags or alone:
+    if torchrun.launcher == HYPERPOD:
+        return _hyperpod_node(pod, hosts, understood, nodes, processes)
+    if "standalone" in torchrun.flags or (alone and "master-port" not in torchrun.unknown):
         return Node(pod, understood, ("c10d", pod.name, 0, "standalone"), (1, 1), processes, None)
     if backend == "static":
+        _need(pod, torchrun, "node-rank", *(() if endpoint else ("master-addr", "master-port")))
         host, port = _endpoint(
             endpoint or f"{values['master-addr']}:{values['master-port'] or DEFAULT_MASTER_PORT}"
         )
         rank = int(values["node-rank"] or 0)
         meeting = ("static", _host(host, pod, hosts), port, "")
         return Node(pod, understood, meeting, (nodes[1], nodes[1]), processes, rank)
-    if backend != "c10d":
-        raise Finding(
-            f"{pod.name}: rendezvous backend {backend} needs a server outside the job",
-            None,
-            State.CANNOT_TELL,
+    _need(pod, torchrun, "rdzv-id", "rdzv-conf")
+    meeting_id = values["rdzv-id"] or "none"
+    if backend in ETCD:
+        return Node(
+            pod, understood, (backend, *_etcd(endpoint or "", pod, hosts), meeting_id), nodes, processes, None
         )
+    if backend != "c10d":
+        raise Finding(f"{pod.name}: the rendezvous backend {backend} is not known", None, State.CANNOT_TELL)
     if "is_host" in (values["rdzv-conf"] or ""):
         raise Finding(f"{pod.name}: --rdzv-conf is_host sets the host by hand", None, State.CANNOT_TELL)
     if not endpoint:
         raise Apart(f"{pod.name}: c10d rendezvous without an endpoint: {WHY_NO_ENDPOINT}", USE_ELASTIC)
     host, port = _endpoint(endpoint)
-    meeting = ("c10d", _host(host, pod, hosts), port, values["rdzv-id"] or "none")
+    meeting = ("c10d", _host(host, pod, hosts), port, meeting_id)
     return Node(pod, understood, meeting, nodes, processes, None)
+
+
+def _hyperpod_node(
+    pod: Pod, hosts: Hosts, understood: Launch, nodes: tuple[int, int], processes: int | None
+) -> Node:
+    """Return a node of hyperpodrun. HyperPod's operator gives the ranks, and no other controller does."""
+    if hosts.job.kind != "HyperPodPyTorchJob":
+        raise Finding(
+            f"{pod.name}: it never starts: hyperpodrun waits for HyperPod's operator, which only serves"
+            f" HyperPodPyTorchJobs, not a {hosts.job.kind}",
+            "use torchrun, or kind HyperPodPyTorchJob",
+        )
+    if nodes[0] != nodes[1]:
+        raise BadOptions(
+            f"hyperpodrun: --nnodes {nodes[0]}:{nodes[1]} is not supported: it must be one number"
+        )
+    count = len(hosts.pods)
+    return Node(pod, understood, ("hyperpod", hosts.pods[0].name, 8080, ""), (count, count), processes, None)
+
+
+def _etcd(endpoint: str, pod: Pod, hosts: Hosts) -> tuple[str, int]:
+    """Return the etcd server of an endpoint, if it is a Service or a Pod of the same file."""
+    host, port = _endpoint(endpoint.removeprefix("http://").removeprefix("https://"))
+    bare = host.split(".")[0]
+    manifests = hosts.job.manifests
+    if any(one.name == bare and not _runs_etcd(one.spec) for one in hosts.pods):
+        raise Finding(
+            f"it never starts: the etcd rendezvous is at {bare}, which runs no etcd server", USE_ELASTIC
+        )
+    for service in [one for one in manifests.of_kind("Service") if one["metadata"]["name"] == bare]:
+        selector = (service.get("spec") or {}).get("selector") or {}
+        found = [
+            spec for labels, spec in _servers(manifests) if selector and selector.items() <= labels.items()
+        ]
+        if any(_runs_etcd(spec) for spec in found):
+            return bare, port
+    if any(
+        item["metadata"]["name"] == bare and _runs_etcd(item["spec"]) for item in manifests.of_kind("Pod")
+    ):
+        return bare, port
+    raise Finding(
+        f"{pod.name}: the rendezvous is at the etcd server {host or 'of no name'}, which is not in this file",
+        "add its Service and Deployment to the file, or use rdzvBackend: c10d, which needs no server",
+        State.CANNOT_TELL,
+    )
+
+
+def _servers(manifests: Manifests) -> list[tuple[Mapping[str, str], Object]]:
+    """Return labels and specs of the pods that are not the job's."""
+    found = [(item["metadata"].get("labels") or {}, item["spec"]) for item in manifests.of_kind("Pod")]
+    for kind in ("Deployment", "StatefulSet"):
+        templates = [item["spec"]["template"] for item in manifests.of_kind(kind)]
+        found += [((one.get("metadata") or {}).get("labels") or {}, one["spec"]) for one in templates]
+    return found
+
+
+def _runs_etcd(spec: Object) -> bool:
+    return any(
+        "etcd" in " ".join([str(one.get("image")), *map(str, one.get("command") or [])])
+        for one in spec.get("containers") or []
+    )
 
 
 def _plain_node(pod: Pod, hosts: Hosts, understood: Launch) -> Node:
@@ -177,6 +325,9 @@ def _plain_node(pod: Pod, hosts: Hosts, understood: Launch) -> Node:
     """
     values = understood.environment
     needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    for name in needed:
+        if name in understood.unsure:
+            raise Finding(f"{pod.name}: {name} is {understood.unsure[name]}", None, State.CANNOT_TELL)
     if any(not values.get(name, "").strip() for name in needed):
         return Node(pod, understood, ("env", pod.name, 0, ""), (1, 1), 1, 0)
     try:
@@ -244,6 +395,25 @@ def _judge_processes(nodes: Sequence[Node]) -> None:
                 "start it with torchrun",
             )
 
+        devices = gpus(node.pod)
+        if devices and (node.processes or 0) > devices and node.launch.torchrun is not None:
+            raise Finding(
+                f"{node.pod.name}: {node.processes} processes share {output.count(devices, 'GPU')}"
+                f" ({NVIDIA}), and NCCL refuses two ranks on one device",
+                f"--nproc-per-node {devices}, or request {node.processes} GPUs",
+            )
+
+
+def _warning(nodes: Sequence[Node]) -> str:
+    """Return what is doubtful about a job whose pods meet, or an empty text."""
+    for node in nodes:
+        devices = gpus(node.pod)
+        if node.launch.torchrun is not None and node.processes is not None and node.processes < devices:
+            asked = output.count(devices, "GPU")
+            started = output.count(node.processes, "process", "processes")
+            return f"{node.pod.name} requests {asked} and starts {started}"
+    return ""
+
 
 def _judge_apart(nodes: Sequence[Node]) -> None:
     """Raise a Finding for several rendezvous: the pods train separately, or wait forever."""
@@ -261,6 +431,10 @@ def _why_apart(node: Node) -> str:
     torchrun = node.launch.torchrun
     if torchrun is None:
         return "python starts without RANK and MASTER_ADDR; the operator sets them only with a Master"
+    if torchrun.launcher == "deepspeed" and "standalone" in torchrun.flags:
+        return "deepspeed without a hostfile starts on its own pod only"
+    if torchrun.launcher == "accelerate" and "standalone" in torchrun.flags:
+        return "accelerate without --num_machines starts on its own pod only"
     if "standalone" in torchrun.flags:
         return "--standalone makes each pod its own world"
     if any(word.startswith(("--nnodes", "--rdzv", "--master")) for word in torchrun.words):

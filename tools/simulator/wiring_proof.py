@@ -55,6 +55,8 @@ PROVED = {
     *("nnodes", "nproc-per-node", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "node-rank"),
     *("master-addr", "master-port", "local-addr", "max-restarts", "start-method"),
 }
+# Backends whose server is not part of the proof: torchrun's own, c10d, stands in for them.
+ELSEWHERE = ("etcd", "etcd-v2", "hyperpod")
 ISOLATED = "the launchers had a network of their own, with loopback only"
 NOT_ISOLATED = "the launchers listened on loopback only; this machine gives no network namespace"
 
@@ -93,16 +95,15 @@ def scale(nodes: Sequence[Node], pods: int | None, nproc: int | None) -> Scale:
 
 def prove(analysis: Analysis, pods: int | None, nproc: int | None, timeout: float) -> Verdict:
     """Run the job's launchers with the probe and return the verdict. A FAIL of `analysis` stays a FAIL."""
-    if analysis.verdict.state is not State.PASS:
+    if analysis.verdict.state not in (State.PASS, State.WARN):
         return analysis.verdict
     if importlib.util.find_spec("torch") is None:
         reason = "torch is not installed here, so the job's launchers cannot run"
-        return Verdict(
-            State.CANNOT_TELL, reason, analysis.verdict.evidence, "install torch, or run make setup"
-        )
+        return Verdict(State.CANNOT_TELL, reason, analysis.verdict.evidence, repo.how_to_install("train"))
     size = scale(analysis.nodes, pods, nproc)
     nodes = analysis.nodes[: size.pods]
-    if any(node.meeting[1] not in {item.pod.name for item in nodes} for node in nodes):
+    outside = any(node.meeting[0] in ELSEWHERE for node in nodes)
+    if not outside and any(node.meeting[1] not in {item.pod.name for item in nodes} for node in nodes):
         reason = f"the first {size.pods} pods do not hold the rendezvous"
         return Verdict(State.CANNOT_TELL, reason, analysis.verdict.evidence)
     with _scratch() as directory:
@@ -150,7 +151,10 @@ def _judge(
     evidence.append(
         f"one all-reduce over {output.count(world, 'rank')}: each rank was counted once on each of them"
     )
-    return Verdict(State.PASS, _success(analysis.nodes, size), evidence, None, details)
+    success = _success(analysis.nodes, size)
+    if analysis.verdict.state is State.WARN:
+        success = f"{success}, but {analysis.verdict.summary.partition(', but ')[2]}"
+    return Verdict(analysis.verdict.state, success, evidence, None, details)
 
 
 def _problem(records: list[dict[str, Any]], world: int) -> str | None:
@@ -221,14 +225,18 @@ def _network(directory: Path) -> int | None:
 
 
 def _left_out(nodes: Sequence[Node]) -> list[str]:
-    """Return a line about the options of torchrun that the launchers did not get here, if there are any."""
+    """Return lines about what of the job's launch was not used here, if there is any."""
+    backend = nodes[0].meeting[0]
+    lines = [f"c10d stood in for the rendezvous backend {backend} here"] if backend in ELSEWHERE else []
     given = {
         f"--{name}"
         for node in nodes
         for name, value in (node.launch.torchrun.values if node.launch.torchrun else {}).items()
         if name not in PROVED and value != OPTIONS[name]
     }
-    return [f"not given to the launchers here: {', '.join(sorted(given))}"] if given else []
+    if given:
+        lines.append(f"not given to the launchers here: {', '.join(sorted(given))}")
+    return lines
 
 
 def _over(started: Sequence[subprocess.Popen[bytes]]) -> bool:
@@ -259,6 +267,7 @@ def _command(
     elif backend == "static":
         options += [f"--node-rank={node.rank}", f"--master-addr={ADDRESS}", f"--master-port={port}"]
     else:
+        backend = "c10d" if backend in ELSEWHERE else backend
         options += [f"--rdzv-backend={backend}", f"--rdzv-endpoint={ADDRESS}:{port}"]
     return [*launcher, *options, f"--rdzv-id={meeting_id}", "--no-python", *PYTHON, PROBE], {}
 

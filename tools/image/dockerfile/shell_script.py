@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from tools.image.dockerfile.parse import Instruction
-from tools.simulator.torchrun import SHELLS
+from tools.simulator.shell import SHELLS
 
 SEPARATORS = frozenset({"&&", "||", ";", "|", "&", "(", ")", "{", "}", "\n", ";;"})
 KEYWORDS = frozenset(

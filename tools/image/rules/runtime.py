@@ -15,7 +15,7 @@ from tools.core.verdict import State, Verdict, bad, good, unclear
 from tools.image.dockerfile.context import matching
 from tools.image.dockerfile.parse import PLATFORM_ARGS, Instruction, Stage, unresolved
 from tools.image.rules.rule import Location, Subject, at, rule
-from tools.simulator.torchrun import SHELLS
+from tools.simulator.shell import SHELLS
 from training.run.files import read_bounded
 
 LARGEST_SCRIPT = 2**20  # bytes of an entrypoint that is read

@@ -1,0 +1,218 @@
+"""What one container starts: its launcher, what becomes of SIGTERM, and whether a failure is seen.
+
+The command is followed through shells, scripts and prefixes (`script`), and its launcher is read in
+torchrun's terms (`launchers`). Nothing is run. What cannot be known without the pod is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from tools.simulator import launchers, script
+from tools.simulator.expansion import MARK, Scope
+from tools.simulator.prefixes import ENTRYPOINTS
+from tools.simulator.script import Outcome, Started
+from tools.simulator.shell import SHELLS
+from tools.simulator.torchrun import Torchrun, UnknownOptions
+
+# Programs of which none trains. What is not here and is no launcher may be anything.
+HARMLESS = frozenset((
+    *("echo", "printf", "pwd", "ls", "cat", "cp", "mv", "rm", "ln", "mkdir", "rmdir", "touch", "chmod"),
+    *("chown", "tee", "tail", "head", "grep", "egrep", "sed", "awk", "cut", "tr", "sort", "uniq", "wc"),
+    *("find", "xargs", "sleep", "date", "hostname", "whoami", "id", "env", "printenv", "uname", "ulimit"),
+    *("umask", "alias", "command", "pushd", "popd", "pip", "pip3", "uv", "apt", "apt-get", "apk", "yum"),
+    *("dnf", "conda", "mamba", "micromamba", "git", "wget", "curl", "aws", "gsutil", "gcloud", "azcopy"),
+    *("rclone", "s5cmd", "tar", "unzip", "zip", "gzip", "zstd", "rsync", "scp", "ssh-keygen"),
+    *("nvidia-smi", "neuron-ls", "neuron-top", "rocm-smi", "df", "du", "free", "lscpu", "lspci", "nproc"),
+    *("ping", "nslookup", "dig", "getent", "nc", "timeout", "ip", "ifconfig", "ibstat", "ibv_devinfo"),
+    *("fi_info", "ldconfig", "mount", "sysctl", "service", "make", "cmake", "pytest", "huggingface-cli"),
+    *("hf", "wandb", "tensorboard", "nvcc", "ninja", "accelerate", "kill", "pkill", "ps", "top", "jobs"),
+    *("disown", "history", "shopt", "let", "hash", "bind", "dirname", "basename", "realpath", "readlink"),
+    *("seq", "expr", "bc", "jq", "yq", "stat", "md5sum", "sha256sum"),
+))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What one container starts.
+
+    `torchrun` is set if a launcher starts ranks; without it, python starts itself. `unknown` says what
+    prevents an answer. `environment` is what the launcher gets, without the variables in `unsure`, whose
+    values are not known.
+
+    `signalled` says whether the launcher gets the SIGTERM that the container gets, None if that is not known,
+    and `why` gives the reason. `lost` says why the container's exit code hides a failure of the launcher.
+    """
+
+    words: list[str]
+    environment: dict[str, str]
+    torchrun: Torchrun | None = None
+    unknown: str = ""
+    shown: str = ""
+    launcher: str = ""
+    signalled: bool | None = None
+    why: str = ""
+    lost: str = ""
+    behind_entrypoint: bool = False
+    unsure: Mapping[str, str] = field(default_factory=dict)
+
+
+def read(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    files: Mapping[str, str | None] | None = None,
+    devices: int = 0,
+    complete: bool = False,
+) -> Launch:
+    """Follow a container's command under its environment.
+
+    `files` are the files that the manifest gives the container, by path; `devices` is its number of GPUs;
+    `complete` says that the environment has the image's own variables. Raises BadOptions when a launcher
+    would refuse its options.
+    """
+    shown = " ".join(command)
+    outcome = script.follow(command, environment, files or {}, complete)
+    index, unknown = _main(outcome)
+    if index is None:
+        return Launch(list(command), dict(environment), unknown=unknown, shown=shown)
+    started = outcome.programs[index]
+    launcher, _ = launchers.kind(started.words)
+    scope = outcome.scope
+    unsure = {
+        name: explained(scope, value) for name, value in started.environment.items() if MARK.search(value)
+    }
+    torchrun = None
+    try:
+        if launcher != "python":
+            torchrun = _options(started, files or {}, devices, scope)
+    except UnknownOptions as problem:
+        unknown = f"{problem}"
+    signalled, why = _signalled(started)
+    return Launch(
+        words=[scope.shown(word) for word in started.words],
+        environment={name: value for name, value in started.environment.items() if name not in unsure},
+        torchrun=torchrun,
+        unknown=unknown,
+        shown=shown,
+        launcher=torchrun.launcher if torchrun else PurePosixPath(started.words[0]).name,
+        signalled=signalled,
+        why=why,
+        lost=_lost(outcome, command, environment, files or {}, complete, index),
+        behind_entrypoint=any(parent.name == ENTRYPOINTS[0] for parent in started.parents),
+        unsure=unsure,
+    )
+
+
+def explained(scope: Scope, text: str) -> str:
+    """Return a text with marks as the script has it, and why its value is not known."""
+    return f"{scope.shown(text)[:80]}: {scope.why(text)}"
+
+
+def _options(
+    started: Started, files: Mapping[str, str | None], devices: int, scope: Scope
+) -> Torchrun | None:
+    launcher, rest = launchers.kind(started.words)
+    known = {**files, **scope.files}
+    return launchers.options(
+        launcher, rest, started.environment, known, devices, lambda text: explained(scope, text)
+    )
+
+
+def _main(outcome: Outcome) -> tuple[int | None, str]:
+    """Return the index of the program that trains, or why it is not known."""
+    found = [(index, launchers.kind(one.words)[0]) for index, one in enumerate(outcome.programs)]
+    starting = [index for index, kind in found if kind not in ("", "python")]
+    if not starting and outcome.unreadable:
+        return None, f"the script is not followed: {outcome.unreadable}"
+    if not starting:
+        starting = [index for index, kind in found if kind == "python"][-1:]
+        files = [index for index, _ in found if _is_file(outcome, index)]
+        if files and (not starting or files[-1] > starting[0]):
+            starting = files[-1:]
+    if not starting:
+        return None, _nothing(outcome)
+    if len({tuple(outcome.programs[index].words[:-1]) for index in starting}) > 1:
+        return None, _several(outcome, starting)
+    index = starting[-1]
+    started = outcome.programs[index]
+    if started.condition:
+        name = PurePosixPath(started.words[0]).name
+        said = outcome.scope.shown(started.condition)
+        return None, f"whether {name} starts depends on what only the pod knows: {said}"
+    if _is_file(outcome, index):
+        path = outcome.scope.shown(started.words[-1] if len(started.words) == 1 else started.words[1])
+        return None, f"it runs {path[:80]}, a file of the image"
+    return index, ""
+
+
+def _is_file(outcome: Outcome, index: int) -> bool:
+    """Return whether a program is a shell script that the manifest does not have."""
+    words = outcome.programs[index].words
+    return PurePosixPath(words[0]).name in SHELLS or words[0].endswith(".sh")
+
+
+def _nothing(outcome: Outcome) -> str:
+    names = [PurePosixPath(one.words[0]).name for one in outcome.programs]
+    other = [one for one, name in zip(outcome.programs, names, strict=True) if name not in HARMLESS]
+    if other and MARK.search(other[-1].words[0]):
+        return f"its program is {explained(outcome.scope, other[-1].words[0])}"
+    if other:
+        name_ = outcome.scope.shown(other[-1].words[0])[:80]
+        return f"{name_} is neither torchrun nor python, nor another known launcher"
+    if outcome.programs:
+        return f"no program in it trains ({', '.join(dict.fromkeys(names[-3:]))})"
+    return "an empty command"
+
+
+def _several(outcome: Outcome, indices: list[int]) -> str:
+    programs = [outcome.programs[index] for index in indices]
+    names = list(dict.fromkeys(PurePosixPath(one.words[0]).name for one in programs))
+    conditions = [one.condition for one in programs if one.condition]
+    if conditions:
+        said = outcome.scope.shown(conditions[0])
+        return f"which {' or '.join(names)} starts depends on what only the pod knows: {said}"
+    return f"it starts several launchers with different options ({', '.join(names)}, {len(programs)} times)"
+
+
+def _signalled(started: Started) -> tuple[bool | None, str]:
+    """Follow SIGTERM from process 1 down to the launcher."""
+    for parent in started.parents:
+        if parent.forwards == "all":
+            return True, f"{parent.name} passes SIGTERM on to all processes"
+        if parent.forwards == "unknown":
+            return None, f"{parent.name} may stay above it: {parent.why}"
+        if parent.forwards == "no":
+            return False, f"{parent.name} stays above it ({parent.why}) and does not pass SIGTERM on"
+    if started.parents:
+        return True, f"{started.parents[-1].name} passes SIGTERM on to it"
+    return True, "it is process 1"
+
+
+_ENDLESS = (["sleep", "infinity"], ["tail", "-f"], ["tail", "-F"])
+
+
+def _lost(
+    outcome: Outcome,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    files: Mapping[str, str | None],
+    complete: bool,
+    index: int,
+) -> str:
+    """Return why the container ends with 0 although the launcher has failed, or an empty text."""
+    started = outcome.programs[index]
+    after = outcome.programs[index + 1 :]
+    if any(one.words[:2] in _ENDLESS for one in after):
+        return f"the script goes on to `{' '.join(after[-1].words[:2])}`, and the pod never ends"
+    if started.background and not started.waited:
+        return "it runs in the background, and the script ends without waiting for it"
+    failed = script.follow(command, environment, files, complete, fails=index)
+    if failed.unreadable or failed.undecided or failed.status not in (0, None):
+        return ""
+    if started.background:
+        return "`wait` without a process number returns 0"
+    if any(parent.why == "a pipe" for parent in started.parents):
+        return "a pipe has the exit code of its last command, without `set -o pipefail`"
+    return "the script has the exit code of a later command, without `set -e`"

@@ -1,0 +1,103 @@
+"""What stands before a program: `env`, `tini --`, `conda run -n x`, this project's entrypoint."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from tools.simulator.shell import ASSIGNMENT, SHELLS
+
+# What starts the program behind it. "itself": it becomes that program. "child": it passes signals on to it.
+PREFIXES = {
+    **dict.fromkeys(("env", "nohup", "nice", "numactl", "stdbuf", "ionice", "taskset", "chrt"), "itself"),
+    **dict.fromkeys(("gosu", "su-exec", "setpriv", "prlimit", "catchsegv", "chroot"), "itself"),
+    **dict.fromkeys(("tini", "catatonit", "timeout", "docker-init"), "child"),
+    "dumb-init": "all",
+    **dict.fromkeys(("conda", "mamba", "micromamba", "uv", "poetry", "pipenv", "pixi", "sudo"), "unknown"),
+    **dict.fromkeys(("nsys", "ncu", "strace", "time", "setsid", "neuron_parallel_compile"), "unknown"),
+}
+RUNNERS = frozenset(("conda", "mamba", "micromamba", "uv", "poetry", "pipenv", "pixi"))
+ENTRYPOINTS = ("training.entrypoint", "training.precompile")  # this project's own; they pass signals on
+PYTHON = re.compile(r"python[0-9.]*|pypy3?")
+_PYTHON_FLAGS_WITH_VALUE = ("-W", "-X")
+_BEFORE_PROGRAM = {"gosu": 1, "su-exec": 1, "chroot": 1}  # words that are no options
+_VALUED = {
+    **dict.fromkeys(("conda", "mamba", "micromamba"), ("-n", "--name", "-p", "--prefix", "--cwd")),
+    "env": ("-u", "-C"), "nice": ("-n",), "timeout": ("-s", "-k"), "sudo": ("-u", "-g"),
+    "numactl": ("-m", "-N", "-C", "-i"), "ionice": ("-c", "-n"), "uv": ("--with", "--project", "--python"),
+}  # fmt: skip
+
+
+@dataclass
+class Parent:
+    """A process that stays above a program: its name, whether it passes SIGTERM on, and why it stays.
+
+    `forwards` is `all` (to all below it), `child` (to its child), `no` or `unknown`.
+    """
+
+    name: str
+    forwards: str
+    why: str
+
+
+def behind_prefixes(
+    words: list[str], environment: dict[str, str]
+) -> tuple[list[str], dict[str, str], tuple[Parent, ...]]:
+    """Return the command behind `env`, `tini --`, `conda run -n x` and the like, and what stays above it."""
+    parents: list[Parent] = []
+    words = list(words)
+    while words:
+        name = PurePosixPath(words[0]).name
+        module, behind = python_module(words[1:]) if PYTHON.fullmatch(name) else (None, [])
+        if module in ENTRYPOINTS:
+            parents.append(Parent(module, "child", f"{module} starts it"))
+            words = behind
+            continue
+        rest = words[1:]
+        if name in RUNNERS:
+            rest = rest[rest.index("run") + 1 :] if "run" in rest else []
+        at = _program(name, rest) if name in PREFIXES else len(rest)
+        if at >= len(rest):
+            break
+        given = [match for word in rest[:at] if (match := ASSIGNMENT.match(word))]
+        if name in ("env", "sudo"):
+            environment = {**environment, **{match[1]: match.string[match.end() :] for match in given}}
+        kind = "all" if name == "tini" and "-g" in rest[:at] else PREFIXES[name]
+        if kind != "itself":
+            parents.append(Parent(name, kind, f"{name} starts it"))
+        words = rest[at:]
+    return words, environment, tuple(parents)
+
+
+def _program(prefix: str, words: list[str]) -> int:
+    """Return the index of the program behind a prefix: the first word that is not the prefix's own."""
+    skipped, at = _BEFORE_PROGRAM.get(prefix, 0), 0
+    candidates: list[int] = []
+    while at < len(words):
+        name = PurePosixPath(words[at]).name
+        if words[at].startswith("-"):
+            at += words[at] in _VALUED.get(prefix, ())
+        elif not ASSIGNMENT.match(words[at]) and not re.fullmatch(r"[0-9.,:smhdx-]+", name):
+            if PREFIXES[prefix] != "unknown" and len(candidates) == skipped:
+                return at
+            if PYTHON.fullmatch(name) or name in _STARTERS:
+                return at
+            candidates.append(at)
+        at += 1
+    return candidates[skipped] if len(candidates) > skipped else len(words)
+
+
+_STARTERS = frozenset((*SHELLS, *PREFIXES, "torchrun", "accelerate", "deepspeed", "hyperpodrun", "mpirun"))
+
+
+def python_module(words: list[str]) -> tuple[str | None, list[str]]:
+    """Return the module of `python [flags] -m MODULE ...` and the words after it; the module is None for a
+    script.
+    """
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "-c") and rest[0] != "-m":
+        rest = rest[2:] if rest[0] in _PYTHON_FLAGS_WITH_VALUE else rest[1:]
+    if len(rest) >= 2 and rest[0] == "-m":
+        return rest[1], rest[2:]
+    return None, rest
