@@ -65,10 +65,10 @@ class _Traceback:
 
 # Prefixes of ranks, torchrun, srun, mpirun, Ray and log collectors. A line may have several.
 _PREFIX = re.compile(
-    r"^(?:\((?:[^()]{0,100}? )?pid=\d++[^()]{0,100}+\) |\d+: |(?:\d{1,3}\.){3}\d{1,3}: |\[\d+,\d+\]<std\w+>:|"
+    r"^(?:\((?:[^()]{0,100}? )?pid=\d++[^()]{0,100}+\) |\d+: |(?:\d{1,3}\.){3}\d{1,3}: |\[\d+,[^\]<>]{1,40}\]<std\w+>:|"
     r"\[[\w-]+(?:: \d+)?\](?:: ?| )|[a-z](?=[\w-]*\d)[\w-]*+: (?=(?:\w+\.)*\w*(?:Error|Exception)\b))*+"
 )
-LONGEST = 60  # characters of another collector's prefix
+LONGEST = 100  # characters of another collector's prefix
 _TORCH_RANK = re.compile(r"\[rank\d+\]: ?$")
 # The lines that Python draws around an exception group.
 _BRANCH = re.compile(r"^\s+\| ?|^\s+\+[-+ \d]*$")
