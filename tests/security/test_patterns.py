@@ -52,7 +52,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
     "tools/gitops/new_run.py": (r"a-r(\d+)",),
     "tools/image/build_failures.py": (),  # below: its own rows
     "tools/image/dockerfile/dockerignore.py": (),  # wildcards are counted
-    "tools/image/fix.py": (),
+    "tools/image/draft.py": (),
     "tools/image/pin.py": (r"(?m)^ *(?:- )?(?:newName|image): a/([a-z0-9-]+)",),
     "tools/image/rules/layers.py": (
         r"\bA=[\"']?([\w.-]+)",
@@ -68,21 +68,23 @@ GIVEN: dict[str, tuple[str, ...]] = {
     "tools/job/diagnosis/deleted_pods.py": (r"a-(?:master|worker)-\d+",),
     "tools/job/diagnosis/failures.py": tuple(row[0] for row in failures.POD_REASONS),
     "tools/job/diagnosis/log_patterns.py": tuple(
-        row["match"]
+        row[part]
         for rows in log_patterns.document().values()
         for one in rows
         for row in one.get("patterns", [one])
+        for part in ("match", "stack")
+        if part in row
     ),
     "tools/job/diagnosis/scheduler_message.py": tuple(row[1] for row in scheduler_message.REASONS),
     "tools/job/diagnosis/startup.py": tuple(
         row[1] for row in (*startup.PULL_ANSWERS, *startup.RUN_ERRORS, *startup.CONFIG_ERRORS)
     ),
-    "tools/job/metrics/trainer_logs.py": (),  # found in its tables
     "tools/preflight/rules/nodes.py": ("(?<![a-z0-9])amd64(?![a-z0-9])",),
     "tools/simulator/local_pod.py": (r"(?<![\w.-])(?<!(?<!/)/)(?:a|b)(?:\.[a-z0-9.-]*[a-z0-9])?(?![\w-])",),
     "tools/simulator/volumes.py": (),
     "training/device/peaks.py": (r"\ba\b",),
     "training/pod/rendezvous.py": ("[0-9a-f]{32}",),
+    "training/run/trainer_logs.py": (),  # found in its tables
 }  # fmt: skip
 Found = dict[tuple[str, int], set[str]]  # pattern and flags: the methods that use it
 

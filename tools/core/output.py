@@ -63,7 +63,8 @@ def _safe(text: str) -> str:
 def block(text: str, raw: bool = False) -> None:
     """Print a text of several lines, such as a manifest or a diff."""
     told = text if raw else mask(text)
-    shown = visible(told, keep="\n\t")
+    # a diff of a file with Windows' line ends has to keep them
+    shown = "\r\n".join(visible(part, keep="\n\t") for part in told.split("\r\n"))
     if shown:
         click.echo(shown, nl=not shown.endswith("\n"))
     if told != text:

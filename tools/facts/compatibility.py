@@ -6,7 +6,6 @@ releases of it.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -59,12 +58,11 @@ class Ngc:
 
 @dataclass(frozen=True)
 class Efa:
-    """The contents of a release of the EFA installer."""
+    """The contents of a release of the EFA installer. Releases before 1.38.0 have no aws-ofi-nccl."""
 
     installer: str
     libfabric: str
-    ofi_nccl: str
-    date: datetime.date
+    ofi_nccl: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,19 @@
 """Check a Dockerfile before it is built: matching versions, pins, secrets, user, signals.
 
 WHAT is an image under images/, a directory with a Dockerfile, or a Dockerfile. Each verdict names its line
-and a fix. If the file does not say enough, the verdict is CANNOT TELL. hadolint checks the syntax, the
-shell form and what it calls errors; its other findings are remarks and do not count.
+and a fix. FAIL means that the image does not build, start or train, or leaks a secret. WARN is about good
+practice. If the file does not say enough, the verdict is CANNOT TELL. hadolint checks the syntax, the shell
+form and what it calls errors; its other findings are remarks and do not count.
 
 \b
 Examples:
   yard image check trainer-cuda
   yard image check . --for p5.48xlarge --driver 570
   yard image check docker/Dockerfile --context . --build-arg BASE=python:3.12-slim -v
+  yard image check . --strict
 
 \b
-Exit codes: 0 PASS, 1 FAIL, 2 no such file, 3 CANNOT TELL.
+Exit codes: 0 PASS or WARN, 1 FAIL (with --strict also WARN), 2 bad input, 3 CANNOT TELL.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from tools.image.rules.evaluate import Result, evaluate, find, rules, subject
 @click.option(
     "--driver", type=click.IntRange(1), metavar="N", help="Major version of the nodes' NVIDIA driver."
 )
+@click.option("--strict", is_flag=True, help="Exit with 1 if there are warnings.")
 @click.option("-v", "--verbose", is_flag=True, help="Also print what passed, and hadolint's remarks.")
 @click.option("--json", "as_json", is_flag=True, help="Print all verdicts as JSON.")
 def command(
@@ -41,6 +44,7 @@ def command(
     given: tuple[str, ...],
     machine: str | None,
     driver: int | None,
+    strict: bool,
     verbose: bool,
     as_json: bool,
 ) -> None:
@@ -50,23 +54,26 @@ def command(
         output.data(_as_data(result))
     else:
         _show(result, verbose)
-    if result.state.exit_code:
-        raise click.exceptions.Exit(result.state.exit_code)
+    code = 1 if strict and result.state is State.WARN else result.state.exit_code
+    if code:
+        raise click.exceptions.Exit(code)
 
 
 def _show(result: Result, verbose: bool) -> None:
     shown = (State.FAIL, State.CANNOT_TELL, State.WARN, State.PASS)
     failed, unknown, warned, passed = (result.of(state) for state in shown)
-    warnings = f"{output.count(len(warned), 'warning')}, " if warned else ""
-    counts = f"{len(failed)} failed, {len(unknown)} unknown, {warnings}{len(passed)} passed"
-    output.line(f"{result.state.value}: {result.source}: {counts}")
+    answers = (
+        f"{question}: {state.value}" + (f" ({counts})" if counts else "")
+        for question, (state, counts) in result.answers.items()
+    )
+    output.line(f"{result.state.value}: {result.source}: {'; '.join(answers)}")
     for verdict in [*failed, *unknown, *warned, *(passed if verbose else [])]:
         output.rule_verdict(verdict, rules()[verdict.details["rule"]].reason)
     for note in result.remarks if verbose else []:
         output.line(f"  hadolint {note.level} {note.code}: {result.source}:{note.line}: {note.message}")
     if result.remarks and not verbose:
         output.line(f"  {output.count(len(result.remarks), 'remark')} of hadolint; -v prints them")
-    if failed:
+    if failed or warned:
         output.line(f"next: yard image fix {result.source}")
 
 
@@ -74,6 +81,7 @@ def _as_data(result: Result) -> dict[str, object]:
     return {
         "source": result.source,
         "verdict": result.state.value,
+        "answers": {question: state.value for question, (state, _) in result.answers.items()},
         "verdicts": [verdict.as_dict() for verdict in result.verdicts],
         "hadolint": None if result.notes is None else [note.__dict__ for note in result.notes],
     }

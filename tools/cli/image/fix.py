@@ -1,17 +1,20 @@
-"""Repair a Dockerfile with the smallest change, shown as a diff.
+"""Repair a Dockerfile with the smallest change, shown as a diff that `git apply` takes.
 
-Repaired are: a base image or index whose CUDA does not match torch, a torchvision or torchaudio for another
-torch, an ENTRYPOINT or CMD in shell form, a root user, and with --image a module that cannot be imported in
-the built image. Nothing is written without --write. Findings that cannot be repaired are listed.
+Repaired are: a CUDA that does not match torch, in the base image or the index; a torchvision or torchaudio
+for another torch; an ENTRYPOINT or CMD whose shell keeps SIGTERM; caches of package managers; packages whose
+version a lock of the context has; an EFA installer that builds a kernel module; a root user; and with
+--image a module that cannot be imported in the built image. A repair that could break the image is left out,
+with the reason. Nothing is written without --write.
 
 \b
 Examples:
   yard image fix .
   yard image fix docker/Dockerfile --context . --write
+  yard image fix . > fix.patch && git apply fix.patch
   yard image fix . --image localhost/trainyard/train:0.1.0 --module datasets
 
 \b
-Exit codes: 0 nothing is left, 1 a finding is left, 2 no such file.
+Exit codes, those of `yard image check` after the repairs: 0 PASS or WARN, 1 FAIL, 2 bad input, 3 CANNOT TELL.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import click
 
 from tools.cli.image._options import BUILD_ARG, CONTEXT, arguments
 from tools.core import output, repo
+from tools.core.verdict import Verdict
 from tools.image import smoke
 from tools.image.engine import Engine
 from tools.image.fix import fix
@@ -57,21 +61,28 @@ def command(
     if as_json:
         left = [verdict.as_dict() for verdict in fixed.left]
         paths = list(map(str, written))
-        output.data({"diff": fixed.diff, "repaired": fixed.done, "left": left, "written": paths})
+        found = {"diff": fixed.diff, "repaired": fixed.done, "left": left, "written": paths}
+        output.data({"verdict": fixed.state.value, **found})
     else:
         if fixed.diff:
             output.block(fixed.diff)
         for text in fixed.done:
-            output.line(f"repaired {text}")
+            output.note(f"repaired {text}")
         for verdict in fixed.left:
-            output.line(f"left {verdict.details['rule']}: {verdict.summary}")
-            output.line(f"  {verdict.evidence[0]}")
-            output.line(f"  fix: {verdict.remedy}")
+            _show_left(verdict)
         if written:
-            output.line(f"wrote {', '.join(repo.shown(path) for path in written)}")
+            output.note(f"wrote {', '.join(repo.shown(path) for path in written)}")
         elif fixed.diff:
-            output.line("nothing was written; --write changes the files")
+            output.note("nothing was written; --write changes the files")
         elif not fixed.left:
-            output.line("nothing to repair")
-    if fixed.left:
-        raise click.exceptions.Exit(1)
+            output.note("nothing to repair")
+    if fixed.state.exit_code:
+        raise click.exceptions.Exit(fixed.state.exit_code)
+
+
+def _show_left(verdict: Verdict) -> None:
+    output.note(f"left {verdict.state.value} {verdict.details['rule']}: {verdict.summary}")
+    output.note(f"  {verdict.evidence[0]}")
+    if reason := verdict.details.get("why_left"):
+        output.note(f"  not repaired: {reason}")
+    output.note(f"  fix: {verdict.remedy}")

@@ -34,11 +34,13 @@ WITH_VALUE = frozenset(
         *("--python", "-p", "--cache-dir", "--timeout", "--retries", "--proxy", "--trusted-host"),
         *("--cert", "--progress-bar", "--no-binary", "--only-binary", "--upgrade-strategy"),
         *("--index-strategy", "--group", "--torch-backend", "--default-index", "--index", "--log"),
+        *("--no-build-isolation-package", "--config-settings", "-C", "--override", "--extra"),
     ]
 )
 CONSTRAINTS = {"-c", "--constraint", "--constraints"}
 REQUIREMENTS = {"-r", "--requirement"}
 INDEXES = {"-i", "--index-url", "--extra-index-url", "--default-index", "--index"}
+ONLY = {"-i", "--index-url", "--default-index"}  # pip looks into no other index
 CONDA = {"pytorch": "torch", "pytorch-cuda": "pytorch-cuda"}
 CONDA_VERBS = ("env", "install", "create", "update")
 CONDAS = ("conda", "mamba", "micromamba")
@@ -89,6 +91,9 @@ class Install:
     packages: list[Package] = field(default_factory=list)
     places: list[str] = field(default_factory=list)  # directories, archives and repositories
     cuda: str | None = None  # of the index: cu121, cpu
+    only_index: bool = False  # no other index can have the package
+    channels: list[str] = field(default_factory=list)  # of conda, in environment files
+    not_isolated: set[str] = field(default_factory=set)  # packages that uv builds without isolation
     missing: list[str] = field(default_factory=list)  # requirement files that were not found
     limits: dict[str, Package] = field(default_factory=dict)  # the pins of constraint files
 
@@ -171,8 +176,12 @@ def _pip(install: Install, words: list[str], context: Sources, source: str) -> N
                 _limits(install, value, context)
             elif key in INDEXES and (match := INDEX.search(value)):
                 install.cuda = match[1]
+                # uv takes a package from the first index that has it
+                install.only_index |= key in ONLY or install.tool == "uv"
             elif key == "--torch-backend" and (LOCAL.match(value) or value == "cpu"):
-                install.cuda = value
+                install.cuda, install.only_index = value, True
+            elif key == "--no-build-isolation-package":
+                install.not_isolated.add(canonicalize_name(value))
             continue
         package = requirement(word, source, install.instruction.line)
         address = re.match(r"[\w.\[\],-]+\s*@\s*(\S+)", word)
@@ -256,7 +265,7 @@ def _conda_package(install: Install, text: str, file: str, line: int) -> None:
     exact = match[2] if match else None
     install.packages.append(Package(name, text, file, line, exact))
     if name == "pytorch-cuda" and exact:
-        install.cuda = "cu" + exact.replace(".", "")
+        install.cuda, install.only_index = "cu" + exact.replace(".", ""), True
 
 
 def _environment_file(install: Install, name: str, context: Sources) -> None:
@@ -270,6 +279,7 @@ def _environment_file(install: Install, name: str, context: Sources) -> None:
         install.missing.append(name)
         return
     shown = _shown(path, context)
+    install.channels += [str(one) for one in data.get("channels") or [] if isinstance(one, str)]
     listed: Any = data.get("dependencies") or []
     for number, entry in enumerate(listed):
         if isinstance(entry, str):
@@ -349,6 +359,7 @@ def _file(install: Install, name: str, context: Sources, depth: int = 0) -> None
         elif text.startswith("-"):
             if match := INDEX.search(text):
                 install.cuda = match[1]
+                install.only_index |= re.split(r"[\s=]", text)[0] in ONLY
         else:
             bare = re.split(r"\s--hash=", text)[0].strip()
             package = requirement(bare, shown, line, "--hash=" in text)

@@ -59,6 +59,8 @@ class Instruction:
     end: int
     flags: tuple[tuple[str, str], ...] = ()
     heredocs: tuple[str, ...] = ()
+    order: int = 0  # among all instructions and unknown lines
+    known: Mapping[str, str] = field(default_factory=dict, compare=False)  # values of the variables in `raw`
 
     @property
     def last(self) -> int:
@@ -143,6 +145,7 @@ class Dockerfile:
     text: str
     stages: list[Stage]
     arguments: dict[str, str]  # those before the first FROM, with the values given
+    unknown: list[Instruction] = field(default_factory=list)  # lines whose first word is no instruction
 
     @property
     def final(self) -> Stage:
@@ -179,7 +182,7 @@ def parse(text: str, source: str, given: Mapping[str, str] | None = None) -> Doc
             reader.take(found)
     if not reader.stages:
         raise UserError(f"{source}: has no FROM", "a Dockerfile begins with FROM <image>")
-    return Dockerfile(text, reader.stages, reader.arguments)
+    return Dockerfile(text, reader.stages, reader.arguments, reader.unknown)
 
 
 def substitute(text: str, values: Mapping[str, str]) -> str:
@@ -211,6 +214,8 @@ class _Reader:
     def __init__(self, source: str, given: dict[str, str], heredocs: dict[int, list[str]]) -> None:
         self.source, self.given, self.heredocs = source, given, heredocs
         self.stages: list[Stage] = []
+        self.unknown: list[Instruction] = []
+        self.taken = 0
         self.arguments: dict[str, str] = {}
         self._values: dict[str, str] = {}  # ARG and ENV of the current stage
 
@@ -224,15 +229,19 @@ class _Reader:
             raise UserError(f"{self.source}:{line}: its variables stand for more than {LARGEST >> 10} KiB")
         filled = tuple((key, substitute(value, known)) for key, value in flags)
         value = rest if name in LITERAL else substitute(rest, known)
-        one = Instruction(name, value, raw, line, end, filled, bodies)
+        self.taken += 1
+        named = {name: known[name] for name in NAMED.findall(raw) if name in known}
+        one = Instruction(name, value, raw, line, end, filled, bodies, self.taken, named)
         if name == "FROM":
             self._from(one)
         elif name in KNOWN and not self.stages and name != "ARG":
             raise UserError(
                 f"{self.source}:{line}: {name} before the first FROM", "only ARG may come before FROM"
             )
-        elif name in KNOWN:  # hadolint reports the others
+        elif name in KNOWN:
             self._inside(one)
+        else:
+            self.unknown.append(one)
 
     def _from(self, one: Instruction) -> None:
         words = one.value.split()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from packaging.version import Version
 
-from tools.core.verdict import Verdict, bad, good, unclear
+from tools.core.verdict import Verdict, bad, doubtful, good, unclear
 from tools.facts import compatibility
 from tools.image.dockerfile.parse import Instruction
 from tools.image.dockerfile.shell_script import script
@@ -43,10 +43,15 @@ def _installer(subject: Subject, one: Instruction, version: str) -> Iterator[Ver
     known = compatibility.EFA.get(version)
     if known is None:
         yield unclear(at(subject, one), f"EFA installer {version} is not in the table of releases")
-        return
-    what = f"EFA installer {version}: libfabric {known.libfabric}, aws-ofi-nccl {known.ofi_nccl}"
-    yield good(at(subject, one), what)
-    yield from _plugin(subject, one, known.ofi_nccl)
+    elif known.ofi_nccl:
+        what = f"EFA installer {version}: libfabric {known.libfabric}, aws-ofi-nccl {known.ofi_nccl}"
+        yield good(at(subject, one), what)
+        yield from _plugin(subject, one, known.ofi_nccl)
+    elif "ofi-nccl" in subject.dockerfile.text:
+        yield good(at(subject, one), f"EFA installer {version}: libfabric {known.libfabric}")
+    else:
+        text = f"EFA installer {version} brings no aws-ofi-nccl, and without one NCCL uses TCP"
+        yield doubtful(at(subject, one), text, "installer 1.38.0 or newer, or build aws-ofi-nccl")
 
 
 def _options(subject: Subject, one: Instruction, text: str) -> Iterator[Verdict]:
@@ -63,9 +68,9 @@ def _plugin(subject: Subject, one: Instruction, version: str) -> Iterator[Verdic
     if plugin is None:
         yield unclear(at(subject, one), f"aws-ofi-nccl {version} is older than the table of releases")
         return
-    libfabric = LIBFABRIC.search(script(one)) if one.name == "RUN" else None
-    if libfabric and Version(libfabric[1]) < Version(plugin.libfabric):
-        text = f"aws-ofi-nccl {version} needs libfabric {plugin.libfabric} or newer, not {libfabric[1]}"
+    libfabric = _libfabric(subject, one)
+    if libfabric and Version(libfabric) < Version(plugin.libfabric):
+        text = f"aws-ofi-nccl {version} needs libfabric {plugin.libfabric} or newer, not {libfabric}"
         yield bad(at(subject, one), text, f"libfabric {plugin.libfabric} or newer")
         return
     nccl = _nccl(subject)
@@ -79,7 +84,18 @@ def _plugin(subject: Subject, one: Instruction, version: str) -> Iterator[Verdic
     else:
         newest = max(plugin.tested_nccl, key=Version)
         text = f"aws-ofi-nccl {version} was tested up to NCCL {newest}, and torch brings {nccl}"
-        yield unclear(at(subject, one), text, "a newer plugin, or nccl-tests on two nodes")
+        yield doubtful(at(subject, one), text, "a newer plugin, or nccl-tests on two nodes")
+
+
+def _libfabric(subject: Subject, one: Instruction) -> str | None:
+    """Return the number of the libfabric that a RUN names, else of the one that the EFA installer brings."""
+    named = LIBFABRIC.search(script(one)) if one.name == "RUN" else None
+    if named:
+        return named[1]
+    texts = (f"{each.value}\n{script(each)}" for each in subject.dockerfile.final.layers())
+    installer = next((match[1] for match in map(INSTALLER.search, texts) if match), "")
+    known = compatibility.EFA.get(installer)
+    return known.libfabric.partition("amzn")[0] if known else None
 
 
 def _nccl(subject: Subject) -> str | None:

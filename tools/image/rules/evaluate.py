@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tools.core import repo
 from tools.core.errors import UserError
+from tools.core.output import count
 from tools.core.verdict import State, Verdict, worst
 from tools.facts.instances import Instance
 from tools.image.dockerfile import dockerignore
@@ -26,6 +27,7 @@ class Target:
 
     dockerfile: Path
     context: Path
+    assumed: bool = False  # whether the context was not given
 
     @property
     def shown(self) -> str:
@@ -54,6 +56,19 @@ class Result:
     def state(self) -> State:
         return worst(verdict.state for verdict in self.verdicts)
 
+    @property
+    def answers(self) -> dict[str, tuple[State, str]]:
+        """The answers to the two questions, with counts: a warning is about good practice only."""
+        failed, unknown, warned = (len(self.of(one)) for one in (State.FAIL, State.CANNOT_TELL, State.WARN))
+        faults = [count(failed, "fault")] if failed else []
+        faults += [f"{unknown} unknown"] if unknown else []
+        trains = State.FAIL if failed else State.CANNOT_TELL if unknown else State.PASS
+        warnings = count(warned, "warning") if warned else ""
+        return {
+            "will it build and train": (trains, ", ".join(faults)),
+            "good practice": (State.WARN if warned else State.PASS, warnings),
+        }
+
 
 def names() -> list[str]:
     """Return the names of this repository's own images."""
@@ -81,7 +96,7 @@ def find(text: str, context: str | None = None) -> Target:
     root = Path(context).expanduser() if context else repo.root() if ours else path.parent
     if not root.is_dir():
         raise UserError(f"the context {context} is not a directory")
-    return Target(path, root.resolve())
+    return Target(path, root.resolve(), not context and not ours)
 
 
 def rules() -> dict[str, Rule]:
@@ -106,7 +121,7 @@ def subject(
         raise UserError(f"{target.shown}: cannot be read: {problem}") from problem
     parsed = parse(text, target.shown, given)
     ignore = dockerignore.read(target.context, target.dockerfile)
-    return Subject(target.shown, parsed, target.context, ignore, machine, driver)
+    return Subject(target.shown, parsed, target.context, ignore, machine, driver, target.assumed)
 
 
 def evaluate(read: Subject) -> Result:
@@ -115,10 +130,11 @@ def evaluate(read: Subject) -> Result:
     return Result(read.source, found, hadolint.notes(read.dockerfile), remarks)
 
 
-def verdicts(read: Subject) -> list[Verdict]:
-    """Return what the rules find in a Dockerfile, in their order."""
+def verdicts(read: Subject, without: Collection[str] = ()) -> list[Verdict]:
+    """Return what the rules, except those in `without`, find in a Dockerfile, in their order."""
     return [
         replace(verdict, details={"rule": one.id, **verdict.details})
         for one in rules().values()
+        if one.id not in without
         for verdict in one.check(read)
     ]

@@ -25,6 +25,7 @@ WIKI = "https://github.com/hadolint/hadolint/wiki"
 # Errors with which the build ends: an invalid port, COPY from its own stage, ONBUILD FROM, and an instruction
 # before FROM. Source: hadolint's wiki.
 REJECTED = frozenset({"DL3011", "DL3023", "DL3043", "DL3061"})
+LEAST = {"COPY": 2, "ADD": 2}  # words; all other instructions need one
 # Our own rule that finds the same fault. It also reads build arguments, requirement files and other package
 # managers, and raises no alarm on cache mounts, pip itself and earlier stages. Each fault is reported once.
 SAME = {
@@ -70,8 +71,19 @@ def syntax(subject: Subject) -> Iterator[Verdict]:
         span = f"lines {first} to {last} are" if last > first else "this line is"
         place = Location(subject.source, first, "".join(lines[first - 1 : first]))
         yield bad(place, f"{span} no instruction of a Dockerfile", "remove it, or write it as a RUN <<EOF")
+    short = [
+        one for _, one in subject.dockerfile.instructions() if len(one.value.split()) < LEAST.get(one.name, 1)
+    ]
+    for one in short:
+        yield bad(
+            at(subject, one),
+            f"{one.name} needs more arguments",
+            f"{one.name} <source> <destination>"
+            if one.name in LEAST
+            else f"{one.name} with a value, or without this line",
+        )
     for note in notes(subject.dockerfile) or []:
-        if note.code == "DL1000" and not blocks:
+        if note.code == "DL1000" and not blocks and not short:
             text = "hadolint cannot read this line or the one above it, so it found nothing below"
             yield unclear(_location(subject, note), text, "correct the line, if the builder rejects it")
 
@@ -82,10 +94,7 @@ def shell_form(subject: Subject) -> Iterator[Verdict]:
 
     A shell form is a warning. A list that is not valid JSON fails, because a shell gets it as a command.
     """
-    lines = {note.line for note in notes(subject.dockerfile) or [] if note.code == "DL3025"}
     for instruction in shell_forms(subject.dockerfile.final):
-        if instruction.line not in lines:
-            continue
         place, name = at(subject, instruction), instruction.name
         if instruction.value.lstrip().startswith("["):
             text = f"{name} is not valid JSON, so /bin/sh gets the list as a command, and does not find it"
@@ -104,7 +113,7 @@ def errors(subject: Subject) -> Iterator[Verdict]:
     found = notes(subject.dockerfile)
     if found is None:
         place = at(subject, subject.dockerfile.stages[0])
-        text = "hadolint does not run, so DL1000, DL3025 and its errors were not checked"
+        text = "hadolint does not run, so DL1000 and its errors were not checked"
         yield unclear(place, text, repo.how_to_install("image"))
     for note in found or []:
         if note.level == "error" and note.code != "DL1000":

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+from tools.core import repo
 from tools.core.output import count
 from tools.core.secret_patterns import mask
-from tools.core.verdict import State, Verdict, bad, good, unclear
+from tools.core.verdict import State, Verdict, bad, doubtful, good, unclear
 from tools.image.dockerfile.context import matching
 from tools.image.dockerfile.dockerignore import files
 from tools.image.dockerfile.packages import Install
@@ -19,7 +21,7 @@ from tools.image.rules.rule import Location, Subject, at, of, rule
 
 DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
 MOVING = re.compile(
-    r"latest(?:[-_.].*)?|(?:nightly|main|master|dev|devel|edge)(?:-[a-z]+)*|trunk|head|stable|testing|unstable|sid"
+    r"(?:.*[-_.])?latest(?:[-_.].*)?|(?:nightly|main|master|dev|devel|edge)(?:-[a-z]+)*|trunk|head|stable|testing|unstable|sid"
     r"|rolling|canary"
 )
 COMMIT = re.compile(r"@[0-9a-f]{7,40}(?:#|$)|@v?\d+(?:\.\d+)+(?:#|$)")
@@ -53,6 +55,7 @@ SYSTEM = (
     ),
 )  # fmt: skip
 LATEST = re.compile(r"[/_.-]latest(?:[/_.-]|$)")
+BEFORE_V = re.compile(r"(?<![A-Za-z0-9_.$])v\$\{?([A-Za-z_]\w{0,80})\b")
 SHOWN = 4
 
 
@@ -72,7 +75,7 @@ def base(subject: Subject) -> Iterator[Verdict]:
             yield bad(place, f"{name}: the digest is not 64 hexadecimal digits", "look up the digest again")
         elif ":" not in name.rsplit("/", 1)[-1] or MOVING.fullmatch(name.rpartition(":")[2]):
             remedy = f"{re.sub(r':[^:/]*$', '', name)}:<version>@sha256:<digest>"
-            yield bad(place, f"{name} can be a different image at the next build", remedy)
+            yield doubtful(place, f"{name} can be a different image at the next build", remedy)
         else:
             yield good(place, f"{name}: a tag with a version, which can be moved; a digest cannot")
 
@@ -89,7 +92,7 @@ def pins(subject: Subject) -> Iterator[Verdict]:
         place = at(subject, install.instruction)
         for name in install.missing:
             text = f"{name} is not in the context, so its packages are unknown"
-            yield unclear(place, text, "give the context with --context")
+            yield doubtful(place, text, "give the context with --context")
         loose = [one for one in install.packages if one.exact is None and one.name not in TOOLS]
         moving = [
             one
@@ -102,15 +105,16 @@ def pins(subject: Subject) -> Iterator[Verdict]:
             names = ", ".join(one.text.split(";")[0].strip() for one in loose[:SHOWN])
             more = f" and {len(loose) - SHOWN} more" if len(loose) > SHOWN else ""
             remedy = "name==version, or a lock: pip install --require-hashes -r requirements.lock"
-            yield bad(of(loose[0]), f"no exact version: {names}{more}", remedy)
+            yield doubtful(of(loose[0]), f"no exact version: {names}{more}", remedy)
         if moving:
-            yield bad(place, f"{mask(moving[0])} can change at any time", "git+https://...@<commit>")
+            yield doubtful(place, f"{mask(moving[0])} can change at any time", "git+https://...@<commit>")
         if install.packages and not loose:
             hashed = " with hashes" if all(one.hashed for one in install.packages) else ""
             yield good(place, f"{count(len(install.packages), 'package')} pinned{hashed}")
     for _, one in subject.dockerfile.instructions():
         if moving_source := _moving(one):
-            yield bad(at(subject, one), f"{mask(moving_source[0])} can change at any time", moving_source[1])
+            text = f"{mask(moving_source[0])} can change at any time"
+            yield doubtful(at(subject, one), text, moving_source[1])
 
 
 @rule("caches", "a package manager's cache in a layer is downloaded by every node and never used")
@@ -135,7 +139,11 @@ def caches(subject: Subject) -> Iterator[Verdict]:
 
 @rule("copy", "a COPY of a missing file fails the build, after minutes")
 def copy(subject: Subject) -> Iterator[Verdict]:
-    """The sources of COPY and ADD are in the context, and .dockerignore does not exclude them."""
+    """The sources of COPY and ADD are in the context, and .dockerignore does not exclude them.
+
+    Without --context the Dockerfile's directory is the context. If a directory above it, up to that of .git,
+    has the file, the verdict is CANNOT TELL.
+    """
     sent: list[str] | None = None
     for _, one in subject.dockerfile.instructions():
         if one.name not in ("COPY", "ADD") or one.flag("from") is not None:
@@ -146,7 +154,24 @@ def copy(subject: Subject) -> Iterator[Verdict]:
             if sent is None:
                 sent = [name for name, _ in files(subject.context, subject.ignore)]
             if problem := _missing(subject.context, source, sent):
-                yield bad(at(subject, one), *problem)
+                above = _above(subject.context, source) if subject.assumed else None
+                if above:
+                    text = f"{source} is in {above.name}/ and not in {subject.context.name}/"
+                    yield unclear(at(subject, one), text, f"--context {repo.shown(above)}")
+                else:
+                    yield bad(at(subject, one), *problem)
+
+
+@rule("doubled-v", "a tag with two v does not exist, and the download fails")
+def doubled_v(subject: Subject) -> Iterator[Verdict]:
+    """No `v` stands before a build argument whose value begins with one: v${VERSION} with VERSION=v1.2."""
+    for _, one in subject.dockerfile.instructions():
+        for match in BEFORE_V.finditer(one.raw) if one.known and one.name in ("RUN", "ADD") else ():
+            value = one.known.get(match[1], "")
+            if re.match(r"v\d", value):
+                text = f"v${{{match[1]}}} is v{value}: the value of {match[1]} begins with a v already"
+                yield bad(at(subject, one), text, f"${{{match[1]}}} without the v before it")
+                break
 
 
 def _moving(one: Instruction) -> tuple[str, str] | None:
@@ -215,7 +240,8 @@ def _python_cache(subject: Subject, install: Install) -> Iterator[Verdict]:
     if cleaned:
         yield good(at(subject, one), f"the layer does not keep {install.tool}'s cache")
     else:
-        yield bad(at(subject, one), f"the layer keeps {install.tool}'s cache", remedy)
+        kept = doubtful(at(subject, one), f"the layer keeps {install.tool}'s cache", remedy)
+        yield replace(kept, details={**kept.details, "tool": install.tool})
 
 
 def _turned_off(install: Install, variable: str, environment: dict[str, str], text: str) -> bool:
@@ -246,7 +272,16 @@ def _system_caches(subject: Subject, one: Instruction) -> Iterator[Verdict]:
             if mounted or removal.search(text):
                 yield good(at(subject, one), f"the layer does not keep {what}")
             else:
-                yield bad(at(subject, one), f"the layer keeps {what}", remedy)
+                kept = doubtful(at(subject, one), f"the layer keeps {what}", remedy)
+                yield replace(kept, details={**kept.details, "tool": min(managers & used)})
+
+
+def _above(context: Path, source: str) -> Path | None:
+    """Return the nearest directory above the context, in its repository, that has a source; or None."""
+    name = source.strip("/").removeprefix("./")
+    parents = list(context.parents)
+    inside = next((n for n, path in enumerate(parents) if (path / ".git").exists()), -1)
+    return next((path for path in parents[: inside + 1] if next(matching(path, name), None)), None)
 
 
 def _missing(context: Path, source: str, sent: list[str]) -> tuple[str, str] | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from packaging.version import Version
 
 from tools.core.secret_patterns import mask
-from tools.core.verdict import Verdict, bad, doubtful, good
+from tools.core.verdict import Verdict, doubtful, good
 from tools.facts import compatibility
 from tools.image.dockerfile.shell_script import commands, program, script
 from tools.image.rules.rule import Subject, at, rule
@@ -16,7 +16,10 @@ from tools.image.rules.versions import find_torch
 
 PLAIN = re.compile(r"(?i)\b(?:http|ftp|git)://(?!localhost\b|127\.|\[::1\])[^\s\"']{1,512}")
 DOWNLOADS = frozenset(
-    {"curl", "wget", "aria2c", "git", "pip", "pip3", "uv", "python", "python3", "conda", "mamba"}
+    [
+        *("curl", "wget", "aria2c", "git", "pip", "pip3", "uv", "python", "python3"),
+        *("conda", "mamba", "micromamba"),
+    ]
 )
 CHECKED = re.compile(r"\bsha(?:256|384|512)sum\b|\bshasum\b|\bgpgv?\b|--require-hashes|--hash=sha256:")
 # Options and variables that accept every certificate, or packages without a signature.
@@ -30,7 +33,7 @@ UNCHECKED = re.compile(
     r"|GOINSECURE|GONOSUMDB)=|\bGOSUMDB=[\"']?off"
 )
 CURL_INSECURE = re.compile(r"-[A-Za-z]{0,8}k[A-Za-z]{0,8}")
-INDEX = re.compile(r"(?:PIP|UV)_\w{0,80}(?:INDEX|LINKS)\w*")
+INDEX = re.compile(r"(?:PIP|UV)_\w{0,80}(?:INDEX|LINKS)\w*|CONDA_\w{0,80}CHANNEL\w*")
 NEURON_TORCH = re.compile(r"pytorch-(?:training|inference)-neuronx:(\d+\.\d+(?:\.\d+)?)")
 REMEDY = "https://, or check the file's SHA-256 in the same RUN; ADD --checksum=sha256:..."
 
@@ -39,8 +42,13 @@ REMEDY = "https://, or check the file's SHA-256 in the same RUN; ADD --checksum=
 def transport(subject: Subject) -> Iterator[Verdict]:
     """Downloads use TLS with certificates that are checked, or their digest is checked in the same RUN.
 
-    apt, dnf and apk may use http, because they check the signatures of their packages.
+    apt, dnf and apk may use http, because they check the signatures of their packages. The channels of a
+    conda environment file count as well.
     """
+    for install in subject.installs:
+        if plain := _first(PLAIN, " ".join(install.channels)):
+            text = f"{mask(plain)} is a channel without TLS: what it brings is not checked"
+            yield doubtful(at(subject, install.instruction), text, "https:// in the environment file")
     for _, one in subject.dockerfile.instructions():
         text = "\n".join([one.value, *one.heredocs])
         problem = None
@@ -52,7 +60,7 @@ def transport(subject: Subject) -> Iterator[Verdict]:
             indexes = " ".join(value for name, value in one.pairs if INDEX.fullmatch(name))
             problem = _first(UNCHECKED, text) or _first(PLAIN, indexes)
         if problem:
-            yield bad(at(subject, one), f"{mask(problem)}: what it brings is not checked", REMEDY)
+            yield doubtful(at(subject, one), f"{mask(problem)}: what it brings is not checked", REMEDY)
 
 
 @rule("advisory", "a published vulnerability has a published exploit soon after")

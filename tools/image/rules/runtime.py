@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from tools.core.verdict import State, Verdict, bad, good, unclear
+from tools.core.verdict import State, Verdict, bad, doubtful, good, unclear
 from tools.image.dockerfile.context import matching
 from tools.image.dockerfile.parse import PLATFORM_ARGS, Instruction, Stage, unresolved
 from tools.image.rules.rule import Location, Subject, at, rule
@@ -50,14 +50,14 @@ def user(subject: Subject) -> Iterator[Verdict]:
         if OWN_USER.search(final.image):
             yield good(at(subject, final), f"{final.image} has its own user")
         else:
-            yield bad(at(subject, final), "no USER: the image runs as root", fix)
+            yield doubtful(at(subject, final), "no USER: the image runs as root", fix)
         return
     place, value = at(subject, instruction), instruction.value.strip().strip("\"'")
     name = value.split(":")[0].lower()
     if hole := unresolved(value):
-        yield unclear(place, f"the user depends on the build argument {hole}, which has no default")
+        yield doubtful(place, f"the user depends on the build argument {hole}, which has no default", fix)
     elif name in ROOT:
-        yield bad(place, "the image runs as root", fix)
+        yield doubtful(place, "the image runs as root", fix)
     else:
         note = "" if name.isdigit() else ": a name, which runAsNonRoot cannot check without runAsUser"
         yield good(place, f"runs as {value}{note}")
@@ -73,7 +73,7 @@ def signals(subject: Subject) -> Iterator[Verdict]:
     final = subject.dockerfile.final
     stop = final.last("STOPSIGNAL")
     if stop and stop.value.strip().upper() in ("SIGKILL", "KILL", "9"):
-        yield bad(at(subject, stop), "SIGKILL leaves no time for a checkpoint", "STOPSIGNAL SIGTERM")
+        yield doubtful(at(subject, stop), "SIGKILL leaves no time for a checkpoint", "STOPSIGNAL SIGTERM")
     started = _started(final)
     if started and started[0].words is None:
         if started[0] not in shell_forms(final):
@@ -195,7 +195,9 @@ def _process(subject: Subject, words: list[Word]) -> Iterator[Verdict]:
         yield from _process(subject, rest[1:])
     elif first.program == "conda" and rest[:1] and rest[0].text == "run":  # conda/conda issue 10351
         text = "conda run stays the first process and does not forward SIGTERM"
-        yield bad(first.place, text, "the program's path in the environment: /opt/conda/envs/NAME/bin/python")
+        yield doubtful(
+            first.place, text, "the program's path in the environment: /opt/conda/envs/NAME/bin/python"
+        )
     elif first.program in SHELLS:
         yield from _shell(subject, first, rest)
     else:
@@ -235,12 +237,12 @@ def _shell(subject: Subject, first: Word, rest: list[Word]) -> Iterator[Verdict]
             yield good(command.place, "the shell ends in exec")
         else:
             text = "the shell stays the first process and does not forward SIGTERM"
-            yield bad(command.place, text, "exec before the command")
+            yield doubtful(command.place, text, "exec before the command")
 
 
 def _program(subject: Subject, first: Word, rest: list[Word]) -> Iterator[Verdict]:
     """Check a program by its file, if that is a shell script of the context or of a heredoc."""
-    text = _written(subject, first.text)
+    text = written(subject, first.text)
     shell = re.match(r"#!\s*(?:/\S*/)?(?:env\s+(?:-S\s+)?)?(\w+)", text or "")
     if first.text.endswith(".sh") or (shell and shell[1] in SHELLS):
         yield from _script(subject, first, rest)
@@ -249,14 +251,13 @@ def _program(subject: Subject, first: Word, rest: list[Word]) -> Iterator[Verdic
 
 
 def _script(subject: Subject, first: Word, rest: list[Word]) -> Iterator[Verdict]:
-    text, name = _written(subject, first.text), first.program
+    text, name = written(subject, first.text), first.program
     if text is None:
-        yield unclear(
-            first.place, f"{first.text} is not in the context, so it is unknown whether it ends in exec"
-        )
+        what = f"{first.text} is not in the context, so it is unknown whether it ends in exec"
+        yield doubtful(first.place, what, 'exec "$@" as its last line')
     elif not ends_in_exec(text):
         what = f"{name} does not end in exec: the shell stays the first process and does not forward SIGTERM"
-        yield bad(first.place, what, 'exec "$@" as its last line')
+        yield doubtful(first.place, what, 'exec "$@" as its last line')
     elif rest and re.search(r"exec\s+\"?\$[@*]", text):
         yield from _process(subject, rest)
     else:
@@ -290,7 +291,7 @@ def _body(text: str, name: str) -> str:
     return text[head.end() : end.start()] if head and end else name
 
 
-def _written(subject: Subject, name: str) -> str | None:
+def written(subject: Subject, name: str) -> str | None:
     """Return the text of a file of the image that a COPY or ADD of the context or a heredoc made."""
     directory, copies = PurePosixPath("/"), []
     for one in subject.dockerfile.final.layers():

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from tools.core import secret_patterns
-from tools.core.verdict import Verdict, bad, good
+from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.image.dockerfile.dockerignore import files
 from tools.image.dockerfile.parse import Instruction
 from tools.image.rules.rule import Location, Subject, at, rule
@@ -104,7 +104,10 @@ def _instruction(subject: Subject, one: Instruction) -> Iterator[Verdict]:
             if not secret_patterns.is_secret_name(name) or (one.name == "ENV" and EMPTY.match(value)):
                 continue
             place = Location(subject.source, one.line, f"{one.name} {name}=***")
-            yield bad(place, f"{one.name} {name}: the value stays in the image's history", REMEDY)
+            text = f"{one.name} {name}: the value stays in the image's history"
+            # without a default, an ARG before FROM or of another stage does not reach the image
+            in_image = any(one in stage.instructions for stage in subject.dockerfile.shipped())
+            yield (bad if value or in_image else doubtful)(place, text, REMEDY)
             return
     text = "\n".join([one.raw, *one.heredocs])
     secrets_in = secret_patterns.find(text)

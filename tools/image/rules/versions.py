@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from packaging.version import Version
 
-from tools.core.verdict import Verdict, bad, good, unclear
+from tools.core.verdict import Verdict, bad, doubtful, good, unclear
 from tools.facts import compatibility
 from tools.image.dockerfile.packages import Install, Package, cuda_version
 from tools.image.dockerfile.shell_script import script
@@ -17,12 +17,27 @@ from tools.image.rules.rule import Location, Subject, at, of, rule
 BASE_CUDA = re.compile(r"(?:^|[^0-9a-z])cuda[-_]?(\d+\.\d+)|nvidia/cuda:(\d+\.\d+)|(?:^|-)cu(\d{3})(?:-|$)")
 # The images of PyTorch, and those of AWS, which builds torch itself.
 BASE_TORCH = re.compile(r"(?:^|/)pytorch(?:-training|-inference)?:v?(\d+\.\d+(?:\.\d+)?)")
-NGC = re.compile(r"nvcr\.io/nvidia/pytorch:(\d\d\.\d\d)-")
 OFFICIAL = re.compile(r"^(?:docker\.io/)?pytorch/pytorch:")
+NGC = re.compile(r"nvcr\.io/nvidia/pytorch:(\d\d\.\d\d)-")
 CPU_BASE = re.compile(r"pytorch(?:-training|-inference):[^@]{0,128}-cpu-")
 BASE_PYTHON = re.compile(r"(?:^|/)python:(\d+\.\d+)|[-_]py(3)(\d{1,2})(?:-|$)")
 RUNTIME = re.compile(r"-(?:runtime|base)-|-(?:runtime|base)$|slim")
+OFF = ("0", "false", "off", "no", "f", "n")
+ISOLATION = re.compile(r"\b((?:PIP|UV)_NO_BUILD_ISOLATION(?:_PACKAGE)?)=[\"']?([\w.-]+)")
 DEVEL, ISOLATED = "a -devel base in the stage that builds it", "pip install --no-build-isolation, after torch"
+# Names of architectures in TORCH_CUDA_ARCH_LIST. Source: torch/utils/cpp_extension.py of torch 2.9.
+ARCHITECTURES = frozenset(
+    [
+        *("Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell"),
+        *("Common", "All"),
+    ]
+)
+# With this variable flash-attn compiles nothing. Source: setup.py of Dao-AILab/flash-attention.
+SKIPS = "FLASH_ATTENTION_SKIP_CUDA_BUILD"
+WHEEL_ONLY = re.compile(rf"\b{SKIPS}=[\"']?TRUE\b")
+
+
+State = Callable[[Location, str, str], Verdict]
 
 
 @dataclass(frozen=True)
@@ -32,6 +47,8 @@ class Torch:
     place: Location
     version: str
     cuda: str
+    only_index: bool = False  # no other index can have it
+    install: Install | None = None  # None for the torch of the base
 
     @property
     def number(self) -> Version | None:
@@ -50,28 +67,35 @@ class Torch:
 
 @rule("torch-cuda", "with CUDA libraries of another release on the library path, torch misses symbols")
 def torch_cuda(subject: Subject) -> Iterator[Verdict]:
-    """torch was built for the CUDA of the base image, and for that of the index or local version (`+cu121`).
+    """torch was built for the CUDA of the index or local version (`+cu121`), and for that of the base image.
 
-    The table is in docs/images.md. Without an index the default wheel counts, with the builds of its major
-    release. A CUDA of another major release fails, and so does an older minor release than the wheel's. A
-    newer minor release is compatible by NVIDIA's rules. A base without CUDA passes: wheels bring their own.
+    The table is in docs/images.md. A build that does not exist fails, because pip finds nothing in an index
+    without it. The base is compared, without an index by the builds of the default wheel's major release; a
+    newer minor release is compatible by NVIDIA's rules. Another CUDA in the base is a warning, because wheels
+    bring their own. It fails if apex or DeepSpeed's operators are compiled, which refuse it.
     """
     torch, base = find_torch(subject), base_cuda(subject)
     if torch is None:
         return
     place, name, wheel, row = torch.place, f"torch {torch.version}", torch.cuda, torch.row
     stage = at(subject, subject.dockerfile.final.lineage()[0])
-    if row is None:
+    if place == stage and row and base and OFFICIAL.match(subject.dockerfile.final.image):
+        exists = base in (*row.builds, *row.unsure_cuda)
+        text = f"{name} was {'' if exists else 'never '}built for CUDA {base}"
+        yield (
+            good(place, text) if exists else bad(place, f"{text}: there is no such image", f"CUDA {row.cuda}")
+        )
+    elif place == stage:
+        yield good(place, f"{name} comes with the base and is built for its CUDA")
+    elif row is None:
         yield unclear(place, f"{name} is not in the table of releases", "see docs/images.md")
     elif wheel == "cpu":
         yield good(place, "the wheel of the index `cpu` needs no CUDA")
-    elif place == stage and not OFFICIAL.match(subject.dockerfile.final.image):
-        yield good(place, f"{name} comes with the base and is built for its CUDA")
     elif wheel in row.unsure_cuda:
         yield unclear(place, f"it is uncertain whether {name} was built for CUDA {wheel}", f"CUDA {row.cuda}")
     elif wheel and wheel not in row.builds and compatibility.version(wheel):
         text = f"{name} was never built for CUDA {wheel}, but for {', '.join(row.builds)}"
-        yield bad(place, text, f"CUDA {row.cuda}")
+        yield (bad if torch.only_index else doubtful)(place, text, f"CUDA {row.cuda}")
     elif base is None:
         yield good(place, f"{name} brings CUDA {wheel or row.cuda}, and the base has none")
     else:
@@ -82,8 +106,26 @@ def torch_cuda(subject: Subject) -> Iterator[Verdict]:
             text = f"CUDA {base} of the base matches {name} (built for {', '.join(builds)})"
             yield good(stage, text)
         else:
-            text = f"{name} needs CUDA {' or '.join(builds)}, and the base has {base}"
-            yield bad(stage, text, f"a base with CUDA {builds[0]}, or one without: the wheel brings its own")
+            text = f"{name} is built for CUDA {' or '.join(builds)}, and the base has {base}"
+            remedy = f"a base with CUDA {builds[0]}, or one without: the wheel brings its own"
+            refused = has.major not in {Version(build).major for build in builds} and _compiled(subject)
+            if refused:
+                yield bad(stage, f"{text}; {refused} is compiled with the base's, and refuses it", remedy)
+            else:
+                yield doubtful(stage, text, remedy)
+
+
+def _compiled(subject: Subject) -> str | None:
+    """Return the package that is compiled and compares nvcc with torch's CUDA, or None.
+
+    Sources: setup.py of NVIDIA/apex, and assert_no_cuda_mismatch in DeepSpeed's op_builder/builder.py.
+    """
+    for install in subject.shipped:
+        if any(re.search(r"\bapex\b", one) for one in install.places):
+            return "apex"
+        if _builds_operators(install) and any(one.name == "deepspeed" for one in install.packages):
+            return "DeepSpeed"
+    return None
 
 
 @rule("driver", "with an older driver, CUDA fails at its first use: CUDA driver version is insufficient")
@@ -120,9 +162,11 @@ def torchvision(subject: Subject) -> Iterator[Verdict]:
         if wanted is None:
             yield unclear(place, f"torchvision {release} is not in the table of releases")
         elif wanted != compatibility.series(torch.version):
-            yield bad(place, f"torchvision {release} is for torch {wanted}, not {torch.version}", remedy)
+            wrong = _wrong(subject, "torchvision", torch)
+            yield wrong(place, f"torchvision {release} is for torch {wanted}, not {torch.version}", remedy)
         elif torch.whole and right and compatibility.version(right) != compatibility.version(release):
-            yield bad(place, f"torchvision {release} requires another torch than {torch.version}", remedy)
+            wrong = _wrong(subject, "torchvision", torch)
+            yield wrong(place, f"torchvision {release} requires another torch than {torch.version}", remedy)
         else:
             yield good(place, f"torchvision {release} is for torch {wanted}")
 
@@ -136,9 +180,8 @@ def torchaudio(subject: Subject) -> Iterator[Verdict]:
             yield good(of(package), f"torchaudio {release} requires no particular torch")
         elif wanted != series or (torch.whole and compatibility.version(release) != torch.number):
             remedy = f"torchaudio=={torch.version if torch.whole else f'{series}.*'}"
-            yield bad(
-                of(package), f"torchaudio {release} is for torch {release}, not {torch.version}", remedy
-            )
+            text = f"torchaudio {release} is for torch {release}, not {torch.version}"
+            yield _wrong(subject, "torchaudio", torch)(of(package), text, remedy)
         else:
             yield good(of(package), f"torchaudio {release} is for torch {wanted}")
 
@@ -167,7 +210,7 @@ def torch_pins(subject: Subject) -> Iterator[Verdict]:
     """
     for name in sorted({*compatibility.TORCH_PINS, *compatibility.TORCH_AT_LEAST}):
         for torch, package, release in _beside_torch(subject, name):
-            yield from _required_torch(package, release, torch)
+            yield from _required_torch(package, release, torch, _wrong(subject, name, torch))
     for torch, package, release in _beside_torch(subject, "triton"):
         wanted = compatibility.TRITON.get(torch.version)
         if wanted is None:
@@ -176,10 +219,11 @@ def torch_pins(subject: Subject) -> Iterator[Verdict]:
         if release in wanted:
             yield good(of(package), text)
         else:
-            yield bad(of(package), f"{text}, not {release}", "leave triton out: torch brings its own")
+            remedy = "leave triton out: torch brings its own"
+            yield _wrong(subject, "triton", torch)(of(package), f"{text}, not {release}", remedy)
 
 
-def _required_torch(package: Package, release: str, torch: Torch) -> Iterator[Verdict]:
+def _required_torch(package: Package, release: str, torch: Torch, wrong: State) -> Iterator[Verdict]:
     name = package.name
     wanted = compatibility.TORCH_PINS.get(name, {}).get(release)
     oldest = compatibility.oldest_torch(name, release) if name in compatibility.TORCH_AT_LEAST else None
@@ -194,7 +238,24 @@ def _required_torch(package: Package, release: str, torch: Torch) -> Iterator[Ve
         remedy = f"torch {oldest} or newer, or an older {name}"
     else:
         return
-    yield good(of(package), text) if fits else bad(of(package), f"{text}, not {torch.version}", remedy)
+    yield good(of(package), text) if fits else wrong(of(package), f"{text}, not {torch.version}", remedy)
+
+
+def _wrong(subject: Subject, name: str, torch: Torch) -> State:
+    """Return the verdict on a package for another torch.
+
+    pip refuses both in one command, and the package fails at its import if torch comes later or dependencies
+    are left out. If the package comes later, pip replaces torch by the one that it requires: a warning.
+    """
+    found = subject.package(name)
+    install = found[0] if found else None
+    if install is None or "--no-deps" in install.flags:
+        return bad
+    if torch.install is None:
+        return doubtful
+    order = [each is install for each in subject.shipped].index(True)
+    of_torch = [each is torch.install for each in subject.shipped].index(True)
+    return doubtful if order > of_torch else bad
 
 
 @rule("bitsandbytes", "without a library for torch's CUDA, its 8-bit optimizer fails in mid-run")
@@ -238,7 +299,7 @@ def deepspeed(subject: Subject) -> Iterator[Verdict]:
             yield good(place, f"deepspeed {package.exact} compiles its operators when they are used")
     elif RUNTIME.search(base):
         yield bad(place, f"DS_BUILD_* compiles deepspeed's operators, and {base} has no nvcc", DEVEL)
-    elif _isolated(install):
+    elif _isolated(install, "deepspeed"):
         text = "DS_BUILD_* compiles deepspeed's operators with torch, and an isolated build has no torch"
         yield bad(place, text, ISOLATED)
     else:
@@ -252,8 +313,15 @@ def _builds_operators(install: Install) -> bool:
     return any(name.startswith("DS_BUILD_") and value == "1" for name, value in values.items())
 
 
-def _isolated(install: Install) -> bool:
-    return install.tool in ("pip", "uv") and "--no-build-isolation" not in install.flags
+def _isolated(install: Install, name: str) -> bool:
+    """Return whether a package is built where torch is not seen: by an option, uv's list or a variable."""
+    listed = {name} & install.not_isolated or "--no-build-isolation" in install.flags
+    variables = install.stage.variables() | dict(ISOLATION.findall(script(install.instruction)))
+    named = name in variables.get("UV_NO_BUILD_ISOLATION_PACKAGE", "").replace("_", "-").split()
+    # pip reads its variable as a value of build isolation: 0 turns it off (pypa/pip issue 5735)
+    value = variables.get(f"{install.tool.upper()}_NO_BUILD_ISOLATION", "").lower()
+    off = bool(value) and (value in OFF) == (install.tool == "pip")
+    return install.tool in ("pip", "uv") and not (listed or named or off)
 
 
 @rule("flash-attn", "flash-attn is compiled against the installed torch and CUDA: an hour, or a failed build")
@@ -273,12 +341,14 @@ def flash_attn(subject: Subject) -> Iterator[Verdict]:
         yield bad(place, f"flash-attn needs torch {needs['torch']}, not {torch.version}", "a newer torch")
     elif "://" in package.text:
         yield from _flash_wheel(place, package, torch)
+    elif _isolated(install, "flash-attn"):
+        yield bad(place, "flash-attn's build imports torch, and an isolated build has no torch", ISOLATED)
+    elif WHEEL_ONLY.search(script(install.instruction)) or install.stage.variables().get(SKIPS) == "TRUE":
+        yield good(place, "flash-attn's build only downloads its wheel for the installed torch")
     elif RUNTIME.search(base):
         yield bad(place, f"flash-attn is compiled, and {base} has no nvcc", DEVEL)
     elif match and match[1] and Version(match[1]) < Version(needs["cuda"]):
         yield bad(place, f"flash-attn needs CUDA {needs['cuda']}, not {match[1]}", "a newer base")
-    elif _isolated(install):
-        yield bad(place, "flash-attn's build imports torch, and an isolated build has no torch", ISOLATED)
     elif match or NGC.search(base):
         yield good(place, "flash-attn is built where nvcc is")
     else:
@@ -344,6 +414,8 @@ def _arch_list(subject: Subject, card: str, capability: str) -> Iterator[Verdict
         if not value:
             continue
         entries = tuple(re.split(r"[;\s]+", value.strip()))
+        if any(entry.removesuffix("+PTX").partition("+")[0] in ARCHITECTURES for entry in entries):
+            continue
         if not all(re.fullmatch(r"\d+\.\d+a?(\+PTX)?", entry) for entry in entries):
             text = f"TORCH_CUDA_ARCH_LIST={value} is not a list of compute capabilities"
             yield bad(at(subject, one), text, 'numbers with a point: TORCH_CUDA_ARCH_LIST="8.0;9.0"')
@@ -361,7 +433,9 @@ def find_torch(subject: Subject) -> Torch | None:
     if found and found[1].exact and base != found[1].exact:
         install, package = found
         asked = package.local or install.cuda or ""
-        return Torch(of(package), package.exact or "", "cpu" if asked == "cpu" else cuda_version(asked) or "")
+        cuda = "cpu" if asked == "cpu" else cuda_version(asked) or ""
+        only = bool(package.local) or install.only_index
+        return Torch(of(package), package.exact or "", cuda, only, install)
     if base is None:
         return None
     return Torch(at(subject, subject.dockerfile.final.lineage()[0]), base, base_cuda(subject) or "")

@@ -1,4 +1,4 @@
-# finds: signals@4
+# warns: signals@4
 FROM python:3.12-slim-bookworm@sha256:1111111111111111111111111111111111111111111111111111111111111111
 COPY start.sh /start.sh
 ENTRYPOINT ["/start.sh"]

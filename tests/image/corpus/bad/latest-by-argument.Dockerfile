@@ -1,4 +1,4 @@
-# finds: base@3
+# warns: base@3
 ARG TAG=latest
 FROM ubuntu:${TAG}
 USER 1000:1000

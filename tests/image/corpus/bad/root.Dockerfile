@@ -1,4 +1,4 @@
-# finds: user@3
+# warns: user@3
 FROM python:3.12-slim-bookworm@sha256:1111111111111111111111111111111111111111111111111111111111111111
 USER root
 ENTRYPOINT ["python"]

@@ -1,4 +1,4 @@
-# finds: pins@5
+# warns: pins@5
 FROM python:3.12-slim-bookworm@sha256:1111111111111111111111111111111111111111111111111111111111111111
 RUN <<EOF
 set -e
