@@ -23,7 +23,7 @@ import tempfile
 import urllib.request
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,8 @@ Schema = dict[str, Any]
 class Definition:
     """CustomResourceDefinitions in a Go module: SHA-256 by file name, below `directory`.
 
-    `repository` is used if the module cannot be fetched.
+    `repository` is used if the module cannot be fetched. `filled` are required fields that the project's
+    webhook sets: a field's name by the path of the list that holds it.
     """
 
     module: str
@@ -61,6 +62,7 @@ class Definition:
     directory: str
     files: Mapping[str, str]
     repository: str
+    filled: Mapping[str, str] = field(default_factory=dict)
 
     def url(self, name: str) -> str:
         return f"https://raw.githubusercontent.com/{self.repository}/v{self.version}/{self.directory}/{name}"
@@ -94,7 +96,7 @@ def build(root: Path, target: Path, progress: Progress) -> None:
     definitions = {name: _lean(schema) for name, schema in native.items()}
     for one in DEFINITIONS:
         for text in _texts(root, one, progress):
-            files |= _custom(YAML(typ="safe").load(text), definitions)
+            files |= _custom(YAML(typ="safe").load(text), definitions, one.filled)
     about = {"license": LICENSE, "sha256": digest(files), "sources": sources()}
     _archive(target, files | {ABOUT: json.dumps(about, indent=1) + "\n"})
 
@@ -179,12 +181,17 @@ def _files(definitions: dict[str, Schema]) -> Iterator[tuple[str, str]]:
             yield file_name(kind["group"], kind["version"], kind["kind"]), _text(whole)
 
 
-def _custom(crd: Schema, definitions: dict[str, Schema]) -> dict[str, str]:
+def _custom(crd: Schema, definitions: dict[str, Schema], filled: Mapping[str, str]) -> dict[str, str]:
     """Return file name and text of each version of a custom kind."""
     files = {}
     for version in crd["spec"]["versions"]:
         schema = _strict(_lean(version["schema"]["openAPIV3Schema"]))
         schema["properties"].pop("status", None)
+        for path, name in filled.items():
+            holder = schema
+            for key in path.split("."):
+                holder = holder["properties"][key]
+            holder["items"]["required"].remove(name)
         spec = schema["properties"].get("spec") or {}
         needed = ["metadata", "spec"] if "required" in spec else ["metadata"]
         schema["required"] = list(dict.fromkeys([*needed, *(schema.get("required") or [])]))
@@ -213,6 +220,9 @@ def _lean(value: Any) -> Any:
     }
     if value.get("x-kubernetes-preserve-unknown-fields"):
         kept["additionalProperties"] = True
+    if isinstance(kept.get("required"), list):  # a default is set before the object is validated
+        given = value.get("properties") or {}
+        kept["required"] = [name for name in kept["required"] if "default" not in (given.get(name) or {})]
     return kept | ({"properties": properties} if properties else {})
 
 

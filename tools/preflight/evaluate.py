@@ -82,8 +82,12 @@ def _asked(rule: Rule, verdict: Verdict) -> Verdict:
 
 def _unjudged(checked: Subject) -> dict[str, int]:
     """Return the kinds of which the rules know neither pods nor a schema, with their counts."""
-    owners = {id(template.item) for template in checked.templates}
+    judged = {id(template.item) for template in checked.templates}
+    runs = {id(one.item) for one in checked.unknown} | {id(one.item) for one in checked.jobs}
+    runs |= {id(item) for item, _ in checked.misshapen}
     known = schemas.shipped()
     return Counter(
-        str(item["kind"]) for item in checked.every if id(item) not in owners and not known.knows(item)
+        str(item["kind"])
+        for item in checked.every
+        if id(item) not in judged and (id(item) in runs or not known.knows(item))
     )

@@ -104,7 +104,7 @@ def elastic_bounds(subject: Subject) -> Iterator[Verdict]:
         low, high = elastic.get("minReplicas"), elastic.get("maxReplicas")
         if low is None and high is None:
             continue
-        low, high = int(high if low is None else low), int(low if high is None else high)
+        low, high = (high if low is None else low) or 0, (low if high is None else high) or 0
         place = Place(job.object, "spec.elasticPolicy", f"min {low}, replicas {count}, max {high}")
         if low <= count <= high:
             yield good(place, "the replicas are within the elastic bounds")

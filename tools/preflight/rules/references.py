@@ -6,6 +6,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from tools.core.command_line import is_subdomain
 from tools.core.repo import COMPARED, nearest
@@ -27,7 +28,7 @@ def volumes(subject: Subject) -> Iterator[Verdict]:
     stay. The CRD admits that, and the pods are refused.
     """
     for template in subject.templates:
-        known = template.volumes()
+        known = {**template.volumes(), **_claimed(template.item)}
         yield from _twice(template, "volumes", [one["name"] for one in template.spec.get("volumes") or []])
         yield from _twice(template, "containers", [one["name"] for _, one in template.containers()])
         for path, container in template.containers():
@@ -42,6 +43,18 @@ def volumes(subject: Subject) -> Iterator[Verdict]:
                     match = nearest(name, known)
                     remedy = f"did you mean {match}?" if match else f"add a volume {name}"
                     yield bad(place, f"the pod has no volume {name}", remedy)
+
+
+def _claimed(item: Object) -> Object:
+    """Return the volumes that a StatefulSet's or JobSet's controller adds, one for each claim template."""
+    spec = item.get("spec") or {}
+    holders = [spec.get("volumeClaimTemplates"), *_listed(spec.get("volumeClaimPolicies"), "templates")]
+    names = [(one.get("metadata") or {}).get("name") for holder in holders for one in holder or []]
+    return {str(name): {"persistentVolumeClaim": {}} for name in names}
+
+
+def _listed(holders: Any, key: str) -> list[Any]:
+    return [one.get(key) for one in holders or [] if isinstance(one, dict)]
 
 
 def _twice(template: Template, what: str, names: Iterable[str]) -> Iterator[Verdict]:

@@ -98,7 +98,7 @@ def storage(template: Template, container: Object, directory: str) -> str:
     kinds = {mount["mountPath"]: _kind(volumes.get(mount["name"], {}), mount) for mount in mounts}
     base = _working_directory(container)
     if not directory.startswith("/") and not base:
-        return UNKNOWN if {SHARED, ON_NODE} & set(kinds.values()) else LAYER
+        return UNKNOWN if SHARED in kinds.values() else LAYER
     whole = PurePosixPath(base or "/") / directory
     below = [mount for mount in kinds if PurePosixPath(mount) in (whole, *whole.parents)]
     return kinds[max(below, key=len)] if below else LAYER
