@@ -1,0 +1,183 @@
+"""`yard job why --log` explains logs without a cluster, and no log can harm it."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.job.conftest import Yard
+from tests.job.log_corpus import CASES, HEALTHY
+from tools.core.errors import UserError
+from tools.job.diagnosis import log_files
+from tools.job.snapshot import log_lines
+
+STEPS = "\n".join(f"step {step} loss 2.{99 - step}" for step in range(1, 9))
+MEMORY = (
+    "Traceback (most recent call last):\n"
+    '  File "/home/user/train.py", line 60, in <module>\n'
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+)
+PEER = "torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error\n"
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No kubectl on PATH, no kubeconfig, and a directory that is not the repository."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.chdir(tmp_path)
+
+
+def write(name: str, text: str) -> str:
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return name
+
+
+def test_the_cause_names_file_and_line(yard: Yard) -> None:
+    shown = yard.out("why", "--log", write("train.log", f"{STEPS}\n{MEMORY}"), code=1)
+    assert "oom-device" in shown
+    assert "train.log:11: torch.OutOfMemoryError" in shown
+
+
+def test_a_log_may_be_packed_or_come_by_a_pipe(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("train.log.gz").write_bytes(gzip.compress(MEMORY.encode()))
+    assert "train.log.gz:3: " in yard.out("why", "--log", "train.log.gz", code=1)
+    pipe = io.TextIOWrapper(io.BufferedReader(io.BytesIO(gzip.compress(MEMORY.encode()))))  # type: ignore[arg-type]
+    monkeypatch.setattr(sys, "stdin", pipe)
+    assert "-:3: " in yard.out("why", "--log", "-", code=1)
+    Path("wide.log").write_bytes(MEMORY.encode("utf-16"))
+    assert "oom-device" in yard.out("why", "--log", "wide.log", code=1)
+
+
+def test_the_rank_whose_failure_is_a_cause_comes_before_its_victims(yard: Yard) -> None:
+    files = [write("rank0.log", PEER), write("rank1.log", MEMORY), write("rank10.log", PEER)]
+    found = yard.json("why", "--log", *files, code=1)
+    assert found["causes"][0]["cause"] == "oom-device"
+    assert found["causes"][0]["rank"] == 1
+    assert found["logs"] == files
+
+
+def test_of_two_equal_failures_the_earlier_one_comes_first(yard: Yard) -> None:
+    late = write("rank0.log", "2026-03-01 10:00:09 ValueError: a is not b\nValueError: a is not b\n")
+    early = write("rank1.log", "2026-03-01 10:00:01 starting\nValueError: c is not d\n")
+    assert yard.json("why", "--log", late, early, code=1)["causes"][0]["rank"] == 1
+
+
+@pytest.mark.parametrize("name", ["logs/attempt_0/3/stderr.log", "rank_3.txt", "rank-3", "pod-rank3.log"])
+def test_the_name_of_a_file_tells_its_rank(name: str) -> None:
+    assert log_files.LogFile(name, []).rank == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "status", "kind"),
+    [
+        (STEPS, None, 0, None),
+        (STEPS, 0, 0, None),
+        ("hello\n", None, 3, None),
+        ("", None, 3, None),
+        (STEPS, 137, 1, "killed"),
+        (STEPS, 139, 1, "memory-fault"),
+        (STEPS, 143, 1, "drained"),
+        (STEPS, 127, 1, "command"),
+        ("", 1, 1, "crash"),
+        ("hello\n", 0, 1, "no-steps"),
+        (MEMORY, 1, 1, "oom-device"),
+        ("Not enough GPUs to train: found 0\n", 0, 1, "no-steps"),
+        # nccl-tests and preparations take no steps, and are healthy.
+        ("#  size  count  type  redop  time  algbw  busbw\n# Avg bus bandwidth : 180\n", 0, 0, None),
+        ("tokenizing shard 3 of 9\nwrote 9 shards\n", 0, 0, None),
+        ("Epoch 1 of 3\nEpoch 2 of 3\n", 0, 0, None),
+    ],
+)  # fmt: skip
+def test_the_exit_code_is_used(
+    yard: Yard, text: str, code: int | None, status: int, kind: str | None
+) -> None:
+    given = [] if code is None else ["--exit-code", str(code)]
+    found = yard.json("why", "--log", write("a.log", text), *given, code=status)
+    assert ([cause["cause"] for cause in found["causes"]] or [None])[0] == kind
+
+
+def test_an_abort_that_follows_a_time_out_is_no_fault_of_memory(yard: Yard) -> None:
+    case = next(case for case in CASES if case.why == "collective-timeout")
+    found = yard.json("why", "--log", write("a.log", case.text), "--exit-code", "134", code=1)
+    assert found["causes"][0]["cause"] == "collective-timeout"
+
+
+def test_no_healthy_log_is_alarmed() -> None:
+    """The corpus' healthy logs, with no exit code and with that of success."""
+    healthy = [case for case in CASES if case.why == HEALTHY]
+    assert len(healthy) >= 60
+    for case in healthy:
+        log = log_files.LogFile(case.name, log_lines.read(case.text, case.name))
+        for code in (None, 0):
+            found = log_files.explain([log], code)
+            alarms = [cause for cause in found.causes if cause.kind != "no-steps"]
+            assert not alarms, (case.name, alarms)
+
+
+def test_a_secret_in_a_log_is_not_shown(yard: Yard) -> None:
+    token = "hf_" + "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY3z"
+    log = write("a.log", f"OSError: 401 Client Error: {token} is not a valid token\n")
+    assert token not in yard.out("why", "--log", log, code=1)
+    assert token not in yard.out("why", "--log", log, "--json", code=1)
+    assert token not in yard.out("why", "--log", write("b.log", token), "--exit-code", "9", code=1)
+
+
+def test_no_byte_of_a_log_reaches_the_terminal_as_a_command(yard: Yard) -> None:
+    Path("a.log").write_bytes(b"ValueError: \x1b]0;title\x07 \x9b31m \xff\xfe \x1b[2J a is not b\r\n")
+    shown = yard.out("why", "--log", "a.log", code=1)
+    assert "a is not b" in shown
+    assert not [sign for sign in shown if (ord(sign) < 32 and sign != "\n") or 127 <= ord(sign) < 160]
+
+
+def test_the_proof_is_not_cut_off(yard: Yard) -> None:
+    words = "x" * 600
+    log = write("a.log", f"RuntimeError: {words} CUDA out of memory. Tried to allocate 2.00 GiB\n")
+    found = yard.json("why", "--log", log, code=1)
+    assert "CUDA out of memory" in found["causes"][0]["evidence"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("none.log", None, "No such file"),
+        (".", None, "Is a directory"),
+        ("a.gz", gzip.compress(b"abc" * 999, mtime=0)[:-9], "damaged gzip data"),
+        ("b.gz", b"\x1f\x8b\x08\x00" + b"\xff" * 90, "damaged gzip data"),
+        ("a.bin", b"ELF\0\1\2\3", "not a text"),
+    ],
+    ids=["absent", "a directory", "cut", "damaged", "binary"],
+)
+def test_what_is_no_log_is_bad_input(yard: Yard, name: str, data: bytes | None, words: str) -> None:
+    if data is not None:
+        Path(name).write_bytes(data)
+    with pytest.raises(UserError, match=words):
+        log_files.read(name)
+    yard.err("why", "--log", name, code=2)
+
+
+def test_a_long_log_is_read_at_its_end_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_files, "CHUNK", 1 << 10)
+    monkeypatch.setattr(log_files, "KEPT", 4 << 10)
+    monkeypatch.setattr(log_files, "LARGEST", 64 << 10)
+    name = write("a.log", "a line of a log\n" * 1000 + MEMORY)
+    read = log_files.read(name)
+    assert len(read.lines) < 300
+    assert read.lines[-1].number == 1003
+    assert log_files.explain([read]).causes[0].evidence[0].startswith("a.log:1003: ")
+    Path("bomb.gz").write_bytes(gzip.compress(bytes(range(32, 64)) * 4000))
+    with pytest.raises(UserError, match="more than"):
+        log_files.read("bomb.gz")
+
+
+@pytest.mark.parametrize("words", [["--exit-code", "1"], ["a", "b"], ["--log", "a.log", "--from", "b"]])
+def test_options_that_do_not_go_together(yard: Yard, words: list[str]) -> None:
+    write("a.log", STEPS)
+    Path("b").mkdir()
+    yard.err("why", *words, code=2)
