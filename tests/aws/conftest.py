@@ -250,8 +250,10 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 @pytest.fixture(scope="session")
 def _shared_checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of base/ and overlays/ that tests do not change."""
+    """A copy of base/ and overlays/ that tests do not change. pyproject.toml makes it a checkout."""
     root = tmp_path_factory.mktemp("shared") / "checkout"
+    root.mkdir()
+    (root / "pyproject.toml").touch()
     for name in ("base", "overlays"):
         shutil.copytree(repo.root() / name, root / name)
     return root

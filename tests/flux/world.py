@@ -23,6 +23,7 @@ from tools.gitops import new_run
 from tools.gitops.new_run import Wanted
 
 DIGEST = f"sha256:{'a1' * 32}"
+IMAGE = f"registry.example/trainer-cpu@{DIGEST}"
 NODES = {
     "cpu-demo": ["m5.2xlarge"] * 2,
     "gpu": ["m5.2xlarge"] * 2 + ["p4d.24xlarge"] * 4,
@@ -149,7 +150,7 @@ class World:
 
     def add_run(self, renderer: Renderer, suffix: str, cell: str = "cpu/llama-tiny") -> str:
         """Create a run as `yard cluster run new` does, commit it, and return its name."""
-        made = new_run.make(self.root, Wanted(cell, self.name, suffix, image=DIGEST), renderer)
+        made = new_run.make(self.root, Wanted(cell, self.name, suffix, image=IMAGE), renderer)
         new_run.write(made)
         self.push(f"Run {made.path.stem}")
         return made.path.stem

@@ -22,6 +22,7 @@ from tools.gitops.new_run import Made, Wanted
 CLUSTER = "cpu-demo"
 CELL = "overlays/cpu/llama-tiny"
 DIGEST = f"sha256:{'a1' * 32}"
+IMAGE = f"registry.example/trainer-cpu@{DIGEST}"
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Team:
     def make(
         self,
         cell: str = CELL,
-        image: str | None = DIGEST,
+        image: str | None = IMAGE,
         suffix: str | None = None,
         commit: str = "HEAD",
         features: tuple[str, ...] = (),
@@ -100,6 +101,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Team:
     for name in ("base", f"clusters/{CLUSTER}", "overlays"):
         shutil.copytree(repo.root() / name, root / name)
     shutil.rmtree(root / f"clusters/{CLUSTER}/runs", ignore_errors=True)
+    (root / "pyproject.toml").touch()  # which makes it a checkout
     made = Team(root, renderer, "")
     made.git("init", "--quiet", "--initial-branch=main")
     made.commit("begin")

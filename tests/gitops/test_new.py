@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.gitops.conftest import CELL, CLUSTER, DIGEST, Team
+from tests.gitops.conftest import CELL, CLUSTER, DIGEST, IMAGE, Team
 from tools.cli import invoke as yard
 from tools.core import repo
 from tools.core.errors import UserError
@@ -49,7 +49,7 @@ def test_a_cell_with_uncommitted_changes_is_refused_with_the_difference(
     team: Team, edit: Edit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(repo, "root", lambda: team.root)
-    words = ["cluster", "run", "new", CELL, "--cluster", CLUSTER, "--image", DIGEST]
+    words = ["cluster", "run", "new", CELL, "--cluster", CLUSTER, "--image", IMAGE]
     model = team.root / "overlays/model/llama-tiny/model.yaml"
     model.write_text(f"{model.read_text(encoding='utf-8')}# another recipe\n", encoding="utf-8")
     assert yard(words) == 1
@@ -76,14 +76,14 @@ def test_nothing_is_written_when_preflight_fails(
     team: Team, edit: Edit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     edit(
-        team.root / "base/pytorchjob/pytorchjob.yaml", "cleanPodPolicy: Running", "cleanPodPolicy: Sometimes"
+        team.root / "base/pytorchjob/pytorchjob.yaml", "restartPolicy: OnFailure", "restartPolicy: Sometimes"
     )
     team.commit("broken")
     monkeypatch.setattr(repo, "root", lambda: team.root)
-    code = yard(["cluster", "run", "new", CELL, "--cluster", CLUSTER, "--image", DIGEST])
+    code = yard(["cluster", "run", "new", CELL, "--cluster", CLUSTER, "--image", IMAGE])
     said = capsys.readouterr()
     assert code == 1
-    assert "cleanPodPolicy" in said.out
+    assert "restartPolicy" in said.out
     assert "was not written" in said.err
     assert not (team.cluster / "runs").exists()
 
@@ -101,6 +101,18 @@ def test_nothing_is_written_when_preflight_fails(
 def test_bad_input_is_one_sentence(team: Team, words: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         team.make(**words)
+
+
+@pytest.mark.parametrize(
+    "registry", ["", "localhost:5000/", "127.0.0.1:5000/team/", "kind.local/", "ko.local/", "[::1]:5000/"]
+)
+def test_an_image_that_no_node_can_pull_is_refused(team: Team, registry: str) -> None:
+    """The cell's own name begins with localhost/. The control is a registry of the same port."""
+    image = f"{registry}trainer-cpu@{DIGEST}" if registry else DIGEST
+    with pytest.raises(UserError, match="no node can pull") as caught:
+        team.make(image=image)
+    assert caught.value.code == 1
+    assert team.make(image=f"registry.localhost.example:5000/trainer-cpu@{DIGEST}").job
 
 
 def test_the_nearest_cluster_is_named(team: Team) -> None:

@@ -15,6 +15,7 @@ from tools.core.repo import nearest, shown
 from tools.gitops import flux_objects, git
 from tools.gitops.render import render
 from tools.gitops.run_file import CELL, DIGEST, SUFFIX, Image, Run, RunFile, read
+from tools.kube.images import is_local
 from tools.kube.manifests import Manifests, Object
 from tools.kube.selectors import REQUIRED
 from tools.preflight.evaluate import Evaluation, evaluate
@@ -164,7 +165,14 @@ def _image(rendered: str, wanted: str | None) -> Image:
     if not DIGEST.fullmatch(digest) or (at and not new_name):
         hint = "NAME@sha256:<64 hexadecimal digits>, or only the digest"
         raise UserError(f"--image {wanted}: not a digest", hint)
-    return Image(name, re.sub(r":[^:/]+$", "", new_name) or name, digest)
+    pulled = re.sub(r":[^:/]+$", "", new_name) or name
+    if is_local(pulled):
+        host = pulled.partition("/")[0]
+        message = (
+            f"the image {pulled}@{digest}: {host} is another machine on each node, so no node can pull it"
+        )
+        raise UserError(message, "push it (yard image push), then --image REGISTRY/NAME@sha256:...", 1)
+    return Image(name, pulled, digest)
 
 
 def write(made: Made) -> None:

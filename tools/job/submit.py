@@ -11,10 +11,14 @@ from tools.core.verdict import State
 from tools.job.snapshot import lookup
 from tools.job.snapshot.pod import JobPod, claim_names, template_specs
 from tools.job.snapshot.references import needed
-from tools.kube.kubectl import Kubectl, failure
+from tools.kube.images import is_local
+from tools.kube.kubectl import Kubectl, failure, foreign, is_named
 from tools.kube.manifests import Manifests, Object, name_of
+from tools.kube.selectors import wants
 from tools.preflight.evaluate import evaluate
 from tools.workload.workload import Workload
+
+MOST_NAMED = 5  # nodes
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ def check(kubectl: Kubectl, manifests: Manifests, say: Callable[[str], None]) ->
         hint = f"yard preflight {manifests.source}"
         raise UserError(f"{manifests.source}: preflight fails, nothing was applied", hint, 1)
     _check_namespace(kubectl, say)
+    for warning in unpulled(kubectl, manifests):
+        say(f"WARN {warning}")
     lacking = list(_missing(kubectl, manifests))
     if lacking:
         message = f"namespace {kubectl.namespace} lacks {', '.join(lacking)}: nothing was applied"
@@ -75,6 +81,37 @@ def lacks(kubectl: Kubectl, kind: str, name: str) -> bool:
     """Return whether the namespace has no such object; False if it may not be read."""
     done = kubectl.run("get", kind, "--ignore-not-found", "--output=name", names=[name])
     return done.returncode == 0 and not done.stdout.strip()
+
+
+def unpulled(kubectl: Kubectl, manifests: Manifests) -> Iterator[str]:
+    """Yield a sentence for each image that no node can pull and that not all nodes for its pods have."""
+    images = {
+        str(one.get("image")): spec
+        for spec in template_specs(lookup.job_of(manifests))
+        for one in [*(spec.get("initContainers") or []), *spec["containers"]]
+        if is_local(str(one.get("image")))
+    }
+    if not images:
+        return
+    try:
+        nodes, unseen = kubectl.items("nodes"), "no node fits the pods"
+    except UserError as problem:
+        nodes, unseen = [], problem.message
+    for image, spec in images.items():
+        fitting = [node for node in nodes if wants(spec, node)]
+        without = [name_of(node) for node in fitting if not _lists(node, image)]
+        where = f"which nodes have it is unknown: {unseen}"
+        if fitting:
+            where = f"not listed by the kubelet of {', '.join(without[:MOST_NAMED])}"
+            where += f" and {len(without) - MOST_NAMED} more" if len(without) > MOST_NAMED else ""
+        if without or not fitting:
+            yield f"no node can pull {image} ({image.partition('/')[0]} is the node itself); {where}"
+
+
+def _lists(node: Object, image: str) -> bool:
+    """Return whether a node's status lists an image. A kubelet lists at most 50 (nodeStatusMaxImages)."""
+    images = (node.get("status") or {}).get("images") or []
+    return any(image in (one.get("names") or []) for one in images)
 
 
 def use_image(manifests: Manifests, image: str) -> None:
@@ -132,11 +169,17 @@ def apply(kubectl: Kubectl, manifests: Manifests, *options: str) -> tuple[list[A
 
 
 def _documents(text: str) -> Iterator[Object]:
-    """Yield the objects in kubectl's output: a List, or several JSON texts."""
+    """Yield the objects in kubectl's output: a List, or several JSON texts. Raises UserError for others."""
     decoder, at = json.JSONDecoder(), 0
     while at < len(text.rstrip()):
-        value, end = decoder.raw_decode(text, at)
-        yield from value["items"] if value.get("kind") == "List" else [value]
+        try:
+            value, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            raise foreign("apply", text) from None
+        found = value.get("items", [value]) if isinstance(value, dict) else None
+        if not isinstance(found, list) or not all(map(is_named, found)):
+            raise foreign("apply")
+        yield from found
         at = end + len(text[end:]) - len(text[end:].lstrip())
 
 

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 from tools.core.command_line import is_label, is_subdomain
 from tools.core.verdict import Verdict, bad, doubtful, good
+from tools.kube.images import is_local
 from tools.preflight.rule import PRACTICE, Place, rule
 from tools.preflight.subject import Subject, title
 from tools.workload.operator_pods import pod_name
 
 LONGEST = 63  # characters of a DNS label (a Service's or pod's name) and of a label's value
+TEMPLATE = set("${<")  # the rule `template-left` reports what is left of a template
 NAMED = ("serviceAccountName", "priorityClassName", "runtimeClassName", "schedulerName", "nodeName")
 LABEL_VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
 COLON_NAMES = ("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")  # system:... is valid for these
@@ -19,7 +21,6 @@ MOVING = (
     *("latest", "main", "master", "nightly", "dev", "devel", "edge", "stable", "head", "current", "test"),
     *("snapshot", "prod", "staging", "release"),
 )
-LOCAL = re.compile(r"(?:localhost|127\.[0-9.]+|kind\.local|ko\.local)(?::[0-9]+)?/")
 REFERENCE = re.compile(
     r"(?:[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]+)?/)?"
     r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*"
@@ -103,7 +104,7 @@ def image_pinned(subject: Subject) -> Iterator[Verdict]:
     for template in subject.templates:
         for path, container in template.containers():
             image = container.get("image")
-            if image is None or "$" in image or LOCAL.match(image):
+            if image is None or TEMPLATE & set(image) or is_local(image):
                 continue
             place = Place(template.object, f"{path}.image", image)
             match = REFERENCE.fullmatch(image)
@@ -135,7 +136,7 @@ def local_image(subject: Subject) -> Iterator[Verdict]:
     for template in subject.templates:
         for path, container in template.containers():
             image = str(container.get("image") or "")
-            if LOCAL.match(image):
+            if is_local(image):
                 place = Place(template.object, f"{path}.image", image)
                 yield bad(
                     place,
