@@ -366,7 +366,7 @@ def test_a_trainer_writes_below_its_own_run_only() -> None:
 def test_codebuild_projects_do_not_collide(
     session: Session, gaps: Gaps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not by punctuation, by length, by region, or with a project that somebody else made."""
+    """Not by punctuation, by length, by region, or with a project that another user made."""
     ignore_bucket_policies(monkeypatch)
     names = ["team/trainer-cuda", "team-trainer-cuda", "team/trainer/cuda", "a" * 60 + "/b", "a" * 60 + "/c"]
     projects = [Project(PLACE.account, region, name) for name in names for region in (HOME, AWAY)]
@@ -392,7 +392,7 @@ def test_codebuild_projects_do_not_collide(
 
 
 def test_access_says_what_to_allow(session: Session, gaps: Gaps, checkout: Path, yard: Yard) -> None:
-    """No default, the team's group, what is broader, and no mark on the entry of somebody else."""
+    """No default, the team's group, what is broader, and no mark on the entry of another user."""
     entries = Access(gaps)
     arn = "arn:aws:iam::123456789012:role/team"
     assert (yard("access", "gpu", arn).code, entries.entries) == (2, {})

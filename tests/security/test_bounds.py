@@ -1,4 +1,4 @@
-"""What somebody else wrote is read within bounds: manifests, data, templates and Dockerfiles."""
+"""What a stranger wrote is read within bounds: manifests, data, templates and Dockerfiles."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def difference(session: Session, spec: Spec, grant: Grant) -> list[Change]:
     """Return the changes that are needed for `grant`; none where it exists already. Raises AwsError."""
     who = {"clusterName": spec.name, "principalArn": grant.principal}
     now = held(session, spec, grant.principal)
-    # An entry of somebody else does not get our mark, so that `down` keeps it.
+    # An entry that another user made does not get our mark, so that `down` keeps it.
     missing = [one for one in grant.groups() if one not in (*now.groups, ENTRY_GROUP)]
     group_lines = [f"+ the Kubernetes group {one}" for one in missing]
     changes = []

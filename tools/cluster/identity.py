@@ -262,7 +262,7 @@ def _associate(roles: Roles, account: ServiceAccount, role: dict[str, Any] | Non
         return []
     holder = ownership.tags_of(found).get(TEAM_TAG)
     if holder != spec.namespace:
-        whose = f"the team {holder}" if holder else "somebody else"
+        whose = f"the team {holder}" if holder else "another user"
         message = f"the {title} belongs to {whose} and has the role {found.get('roleArn')}"
         raise AwsError("refused", message, "one service account has one role: add the right to that role")
     if change and role is not None:

@@ -80,7 +80,7 @@ def survey(session: Session, spec: Spec) -> tuple[list[Resource], list[Resource]
     """Return our resources, and what belongs to the cluster and is not ours to delete.
 
     That includes resources with our names and without our tag, because someone removed the tag on purpose,
-    and those with our tag and without the second proof, because someone else may have set it.
+    and those with our tag and without the second proof, because another user may have set it.
     """
     evidence = Evidence(session, spec)
     listed = _listed(evidence)

@@ -1,4 +1,4 @@
-"""Writes files whose names somebody else chose: a pod, a cluster, a manifest or an archive."""
+"""Writes files whose names come from outside: from a pod, a cluster, a manifest or an archive."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def _tags(tags: dict[str, str], key: str = "Key", value: str = "Value") -> list[
 def _require_ours(
     what: str, wanted: dict[str, str], tags: list[dict[str, str]] | dict[str, str] | None
 ) -> None:
-    """Raise UserError for a resource without our tags: somebody else made it, and may be able to read it."""
+    """Raise UserError for a resource without our tags: another user made it and may read it."""
     pairs = tags if isinstance(tags, dict) else {}
     for one in tags if isinstance(tags, list) else []:
         pairs |= {one.get("Key", one.get("key", "")): one.get("Value", one.get("value", ""))}

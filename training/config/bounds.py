@@ -1,4 +1,4 @@
-"""Bounds of YAML that somebody else wrote, counted on the parser's events before anything is built."""
+"""Bounds of YAML that a stranger wrote, counted on the parser's events before anything is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads files that somebody else may have written: regular ones only, and never more than a given size."""
+"""Reads files that another user may have written: regular ones only, and never more than a given size."""
 
 from __future__ import annotations
 

@@ -53,18 +53,15 @@ def prepared(repository: str, revision: str) -> Path | None:
     if not cache.is_dir():
         return None
     try:
-        return Path(
-            snapshot_download(
-                repository,
-                revision=revision,
-                cache_dir=cache,
-                allow_patterns=list(WANTED),
-                ignore_patterns=list(UNWANTED),
-                local_files_only=True,
-            )
-        )
+        return _snapshot(repository, revision, cache, local_files_only=True)
     except (HFValidationError, IncompleteSnapshotError, LocalEntryNotFoundError, OSError):
         return None
+
+
+def _snapshot(repository: str, revision: str, cache: Path, **options: Any) -> Path:
+    """Return the directory with the wanted files of one revision, as snapshot_download does."""
+    wanted = {"allow_patterns": list(WANTED), "ignore_patterns": list(UNWANTED)}
+    return Path(snapshot_download(repository, revision=revision, cache_dir=cache, **wanted, **options))
 
 
 def download(repository: str, revision: str, cache: Path, say: Say, *, offline: bool = False) -> Path:
@@ -79,17 +76,8 @@ def download(repository: str, revision: str, cache: Path, say: Say, *, offline: 
     where = f"weights {repository}@{revision}"
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            return Path(
-                snapshot_download(
-                    repository,
-                    revision=revision,
-                    cache_dir=cache,
-                    allow_patterns=list(WANTED),
-                    ignore_patterns=list(UNWANTED),
-                    local_files_only=offline,
-                    tqdm_class=_lines(say, where),
-                )
-            )
+            options = {"local_files_only": offline, "tqdm_class": _lines(say, where)}
+            return _snapshot(repository, revision, cache, **options)
         except (HfHubHTTPError, LocalEntryNotFoundError, IncompleteSnapshotError, HFValidationError) as error:
             refusal = _refusal(error, repository, revision, where, cache)
             if refusal is not None:

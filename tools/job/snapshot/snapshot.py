@@ -183,7 +183,7 @@ class Snapshot:
 
 
 def load(directory: Path) -> Snapshot:
-    """Read a saved snapshot, which somebody else may have made; UserError if it is missing or incomplete."""
+    """Read a saved snapshot, which another user may have made; UserError if it is missing or incomplete."""
     path = directory / FILE
     try:
         value = json.loads(_text(path))

@@ -1,4 +1,4 @@
-"""Bounds of time and memory for what somebody else wrote, such as a chat template with endless loops."""
+"""Bounds of time and memory for what a stranger wrote, such as a chat template with endless loops."""
 
 from __future__ import annotations
 
