@@ -23,7 +23,7 @@ LARGEST = 10 * 2**20  # bytes of a manifest; etcd takes objects of 1.5 MiB, a re
 MOST_PODS = 4096  # of an object, and processes of a pod
 _COUNTS = (
     *("replicas", "minReplicas", "maxReplicas", "minAvailable", "parallelism", "completions"),
-    *("nprocPerNode", "nProcPerNode"),
+    *("nprocPerNode", "nProcPerNode", "numNodes", "numProcPerNode"),
 )
 STANDARD_INPUT = "-"
 _TAGS = (None, "!", "tag:yaml.org,2002:str")  # the reader decides all other types by the value's form

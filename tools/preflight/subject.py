@@ -226,7 +226,7 @@ class Subject:
 def subject(manifests: Manifests) -> Subject:
     """Return the pods and jobs of a manifest, and the values of a wrong type."""
     found = kinds.find(Manifests(manifests.source, [_without_nulls(item) for item in manifests.objects]))
-    every = [part.item for part in found.parts]
+    every = [part.whole for part in found.parts]
     result = Subject(Manifests(manifests.source, []), every, unknown=found.unknown)
     jobs = {id(one.item): one for one in found.workloads}
     for part in found.parts:

@@ -85,7 +85,7 @@ class HyperPodPyTorchJob(Workload):
 
     @property
     def retries(self) -> RetryLimit:
-        limit = (self.spec.get("runPolicy") or {}).get("jobMaxRetryCount")
+        limit = self.section("runPolicy").get("jobMaxRetryCount")
         counts = "restarts of the job"
         return RetryLimit("spec.runPolicy.jobMaxRetryCount", limit, limit is not None, counts)
 
@@ -102,7 +102,7 @@ class HyperPodPyTorchJob(Workload):
         return (found[1].lower(), number(found[2])) if found and label(pod, JOB_LABEL) else ("", 0)
 
     def _roles(self) -> list[Role]:
-        most = (self.spec.get("elasticPolicy") or {}).get("maxReplicas") or 0
+        most = self.section("elasticPolicy").get("maxReplicas") or 0
         return [self._role(place, one, most) for place, one in enumerate(self.spec["replicaSpecs"])]
 
     @staticmethod

@@ -64,20 +64,20 @@ class JobSet(Workload):
     @property
     def retries(self) -> RetryLimit:
         """Return maxRestarts, 0 by default. Each Job has a backoffLimit as well."""
-        limit = (self.spec.get("failurePolicy") or {}).get("maxRestarts")
+        limit = self.section("failurePolicy").get("maxRestarts")
         counts = "restarts of the JobSet"
         return RetryLimit("spec.failurePolicy.maxRestarts", limit or 0, limit is not None, counts)
 
     @property
     def nameless(self) -> Nameless | None:
-        if (self.spec.get("network") or {}).get("enableDNSHostnames") is False:
+        if self.section("network").get("enableDNSHostnames") is False:
             return Nameless("spec.network.enableDNSHostnames is false", "remove enableDNSHostnames")
         return None
 
     @property
     def subdomain(self) -> str:
         """Return the name of the headless Service, which is the JobSet's by default."""
-        return str((self.spec.get("network") or {}).get("subdomain") or self.name)
+        return str(self.section("network").get("subdomain") or self.name)
 
     @property
     def coordinator(self) -> str:
@@ -145,7 +145,7 @@ class JobSet(Workload):
                 wrong.append(f"spec.replicatedJobs[{place}].name: {reason}")
             path = f"spec.replicatedJobs[{place}].template.spec.completions"
             wrong += [f"{path}: {fault}" for fault in completions_missing(spec)]
-        chosen = (self.spec.get("coordinator") or {}).get("replicatedJob")
+        chosen = self.section("coordinator").get("replicatedJob")
         if chosen is not None and all(one["name"] != chosen for one in self.spec["replicatedJobs"]):
             wrong.append(f"spec.coordinator.replicatedJob: {chosen!r} is not one of spec.replicatedJobs")
         return wrong

@@ -58,7 +58,7 @@ class PyTorchJob(Workload):
 
     @property
     def retries(self) -> RetryLimit:
-        limit = (self.spec.get("runPolicy") or {}).get("backoffLimit")
+        limit = self.section("runPolicy").get("backoffLimit")
         counts = "restarts of all pods together"
         return RetryLimit("spec.runPolicy.backoffLimit", limit, limit is not None, counts)
 
@@ -76,7 +76,7 @@ class PyTorchJob(Workload):
         return False if has_master or self.index_of(pod) else None
 
     def _roles(self) -> list[Role]:
-        elastic = (self.spec.get("elasticPolicy") or {}).get("maxReplicas") or 0
+        elastic = self.section("elasticPolicy").get("maxReplicas") or 0
         return [
             self._role(name, replica, elastic if name.lower() == WORKER.lower() else 0)
             for name, replica in sorted(self.spec["pytorchReplicaSpecs"].items(), key=str)
@@ -96,7 +96,7 @@ class PyTorchJob(Workload):
         )
 
     def _pods(self) -> list[Pod]:
-        policy = self.spec.get("runPolicy") or {}
+        policy = self.section("runPolicy")
         started = {**self.item, "spec": {**self.spec, "runPolicy": {**policy, "suspend": False}}}
         pods = operator_pods.pods(started, self.version or LATEST)
         if not pods:

@@ -94,8 +94,7 @@ class TrainJob(Workload):
 
     @property
     def _wanted(self) -> str:
-        reference = self.spec.get("runtimeRef")
-        reference = reference if isinstance(reference, dict) else {}
+        reference = self.section("runtimeRef")
         return f"{reference.get('kind') or 'ClusterTrainingRuntime'}/{reference.get('name')}"
 
     @functools.cached_property
@@ -112,7 +111,8 @@ class TrainJob(Workload):
         """The JobSet that Trainer creates: the runtime's, with what the TrainJob overrides."""
         metadata = {"name": self.name, "namespace": self.namespace}
         spec = {} if self.runtime is None else self.runtime["spec"]["template"]["spec"]
-        jobs = [self._replicated(one) for one in spec.get("replicatedJobs") or []]
+        named = [] if self._shape_faults else spec.get("replicatedJobs") or []
+        jobs = [self._replicated(one) for one in named]
         item = {"apiVersion": JobSet.api, "kind": JobSet.kind, "metadata": metadata}
         return JobSet({**item, "spec": {**spec, "replicatedJobs": jobs}}, manifests=self.manifests)
 
@@ -144,7 +144,7 @@ class TrainJob(Workload):
 
     @property
     def _trainer(self) -> Object:
-        return self.spec.get("trainer") or {}
+        return self.section("trainer")
 
     @property
     def _policy(self) -> Object:

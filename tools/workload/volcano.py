@@ -7,7 +7,6 @@ plugins/distributed-framework/pytorch/pytorch.go; pkg/webhooks/admission/jobs/mu
 
 from __future__ import annotations
 
-import itertools
 from typing import ClassVar
 
 from tools.kube.manifests import Object
@@ -67,14 +66,9 @@ class VolcanoJob(Workload):
 
     @property
     def nameless(self) -> Nameless | None:
-        if any(name in self._plugins for name in NAMES_PLUGINS):
+        if any(name in self.section("plugins") for name in NAMES_PLUGINS):
             return None
         return Nameless("spec.plugins has no svc", "spec.plugins: {svc: []}")
-
-    @property
-    def _plugins(self) -> Object:
-        plugins = self.spec.get("plugins")
-        return plugins if isinstance(plugins, dict) else {}
 
     @property
     def selector(self) -> dict[str, str]:
@@ -106,15 +100,15 @@ class VolcanoJob(Workload):
 
     def is_rank_zero(self, pod: Object) -> bool | None:
         """The plugin pytorch assigns rank 0 to the master task. Otherwise the command decides."""
-        if "pytorch" not in self._plugins:
+        if "pytorch" not in self.section("plugins"):
             return super().is_rank_zero(pod)
         return self.role_of(pod) == self._framework("master") and self.index_of(pod) == 0
 
     def _framework(self, name: str) -> str:
         """Return an argument of the plugin pytorch, such as `--master=leader`."""
-        words = [str(word).lstrip("-") for word in self._plugins.get("pytorch") or []]
-        text = " ".join(words).replace("=", " ").split()
-        given = dict(itertools.pairwise(text))
+        words = " ".join(str(word) for word in self.section("plugins").get("pytorch") or [])
+        pairs = words.replace("=", " ").split()
+        given = {key.lstrip("-"): value for key, value in zip(pairs[::2], pairs[1::2], strict=False)}
         return given.get(name, {"master": "master", "worker": "worker", "port": "23456"}[name]).lower()
 
     def _roles(self) -> list[Role]:
@@ -126,7 +120,9 @@ class VolcanoJob(Workload):
         template = {**task["template"], "spec": self._with_volumes(task["template"]["spec"])}
         # The API server completes a pod without restartPolicy with Always.
         policy = str(template["spec"].get("restartPolicy") or "Always")
-        ranks = "pytorch" in self._plugins and name.lower() in map(self._framework, ("master", "worker"))
+        ranks = "pytorch" in self.section("plugins") and name.lower() in map(
+            self._framework, ("master", "worker")
+        )
         trains = ranks or launches(template, self.manifests)
         return Role(name, f"spec.tasks[{place}].template", count, count, template, policy, trains)
 
@@ -158,7 +154,7 @@ class VolcanoJob(Workload):
 
     def _hosts(self) -> list[Object]:
         """Return the variables of the plugin svc: the hosts of each task, and their number."""
-        options = [str(word) for word in self._plugins.get("svc") or []]
+        options = [str(word) for word in self.section("plugins").get("svc") or []]
         if self.nameless or any(word.lstrip("-") == "inject-hosts-env=false" for word in options):
             return []
         found: list[Object] = []
@@ -173,7 +169,7 @@ class VolcanoJob(Workload):
         """Return the variables of the plugin pytorch."""
         names = [self._framework("master"), self._framework("worker")]
         master = next((one for one in self.roles if one.name.lower() == names[0]), None)
-        if "pytorch" not in self._plugins or master is None:
+        if "pytorch" not in self.section("plugins") or master is None:
             return []
         world = sum(one.replicas for one in self.roles if one.name.lower() in names)
         values = {
@@ -189,7 +185,7 @@ class VolcanoJob(Workload):
         metadata = role.template.get("metadata") or {}
         own = self._pod_name(role, index)
         given = [*hosts, *self._ranks(role, index)]
-        if "env" in self._plugins:
+        if "env" in self.section("plugins"):
             given += [{"name": name, "value": str(index)} for name in ("VK_TASK_INDEX", "VC_TASK_INDEX")]
         labels = {
             f"{LABEL}job-name": self.name,

@@ -125,17 +125,23 @@ class Workload(ABC):
         spec = self.item.get("spec")
         return spec if isinstance(spec, dict) else {}
 
+    def section(self, key: str) -> Object:
+        """Return a mapping of the spec, empty if it is missing or something else."""
+        value = self.spec.get(key)
+        return value if isinstance(value, dict) else {}
+
     @functools.cached_property
     def misshapen(self) -> list[Misshape]:
         """The values of a wrong type, in the fields that are read."""
-        faults = [*misshapes(self.item["metadata"], META, "metadata"), *misshapes(self.item, self.shape, "")]
-        if faults:
-            return faults
-        return [
+        return self._shape_faults or [
             Misshape(f"{role.path}.spec.containers", [], "at least one container")
             for role in self._roles()
             if not role.template["spec"]["containers"]
         ]
+
+    @functools.cached_property
+    def _shape_faults(self) -> list[Misshape]:
+        return [*misshapes(self.item["metadata"], META, "metadata"), *misshapes(self.item, self.shape, "")]
 
     @functools.cached_property
     def roles(self) -> list[Role]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tools.kube.manifests import MOST_PODS, Object, counts, name_of
@@ -45,10 +45,12 @@ RESOURCES = {
 class Part:
     """One object of a manifest: at the top, or inside another (`wrapper`, at `prefix`).
 
-    `faults` are the values of a wrong type that keep a wrapper from being opened.
+    `item` of a wrapper is without its inner objects, `whole` is with them. `faults` are values of a wrong
+    type that keep a wrapper from being opened.
     """
 
     item: Object
+    whole: Object
     wrapper: str = ""
     prefix: str = ""
     faults: tuple[Misshape, ...] = ()
@@ -61,7 +63,7 @@ def shape_of(item: Object) -> Object | None:
 
 def opened(items: list[Object]) -> list[Part]:
     """Return all objects, each wrapper before what it holds. A wrapper stands without its inner objects."""
-    return [part for item in items for part in _opened(Part(item), 0)]
+    return [part for item in items for part in _opened(Part(item, item), 0)]
 
 
 def _opened(part: Part, depth: int) -> Iterator[Part]:
@@ -78,12 +80,12 @@ def _opened(part: Part, depth: int) -> Iterator[Part]:
         if value > MOST_PODS
     )
     if faults:
-        yield Part(part.item, part.wrapper, part.prefix, faults)
+        yield replace(part, faults=faults)
         return
-    yield Part(_shell(part.item), part.wrapper, part.prefix)
+    yield replace(part, item=_shell(part.item))
     title = part.wrapper or f"{part.item['kind']}/{name_of(part.item)}"
     for path, item in inner:
-        yield from _opened(Part(item, title, f"{part.prefix}{path}."), depth + 1)
+        yield from _opened(Part(item, item, title, f"{part.prefix}{path}."), depth + 1)
 
 
 def _inner(item: Object) -> Iterator[tuple[str, Object]]:
@@ -118,9 +120,9 @@ def _shell(item: Object) -> Object:
     spec = shell["spec"]
     for one in spec.get("components") or []:
         one.pop("template", None)
-    for place, key in ((spec.get("trialTemplate"), "trialSpec"), (spec, "runSpec")):
-        if isinstance(place, dict):
-            place.pop(key, None)
+    for key in ("trialSpec", "trialParameters"):
+        (spec.get("trialTemplate") or {}).pop(key, None)
+    spec.pop("runSpec", None)
     return shell
 
 
