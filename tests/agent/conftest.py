@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -89,5 +90,15 @@ def start(agent: Path, tmp_path: Path) -> Iterator[Callable[..., Started]]:
 
     yield starter
     for one in started:
-        one.process.kill()
+        for pid in [*descendants(one.process.pid), one.process.pid] if one.process.poll() is None else []:
+            os.kill(pid, signal.SIGKILL)
         one.process.communicate()
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes below one, the deepest first: ranks outlive a killed torchrun."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, path.read_text().split()):
+            found += [*descendants(child), child]
+    return found

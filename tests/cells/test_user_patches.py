@@ -114,7 +114,7 @@ def test_a_schema_of_the_job_alone_loses_native_containers(
     checkout: Path, builder: Renderer, objects: Parse
 ) -> None:
     """Control: why openapi.json lists the native kinds."""
-    path = checkout / "base/pytorchjob/openapi.json"
+    path = checkout / "base/pytorchjob/merge-keys/openapi.json"
     schema = json.loads(path.read_text(encoding="utf-8"))
     natives = set(POD_KINDS)
     assert natives <= set(schema["definitions"])
@@ -266,5 +266,5 @@ def body(flow: str) -> str:
 def drop_openapi(checkout: Path) -> None:
     path = checkout / "base/pytorchjob/kustomization.yaml"
     text = path.read_text(encoding="utf-8")
-    assert "openapi:\n  path: openapi.json\n" in text
-    path.write_text(text.replace("openapi:\n  path: openapi.json\n", ""), encoding="utf-8")
+    assert "openapi:\n  path: merge-keys/openapi.json\n" in text
+    path.write_text(text.replace("openapi:\n  path: merge-keys/openapi.json\n", ""), encoding="utf-8")

@@ -8,6 +8,7 @@ The run directory is TRAINYARD_RUN. Without it nothing is reported, and checkpoi
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -174,7 +175,12 @@ class Session:
             raise CheckpointError(f"there are {ranks} ranks: call torch.distributed.init_process_group first")
         if self._peers is None:
             self._peers = Peers(None)
+            atexit.register(self._leave)
         return self._peers
+
+    def _leave(self) -> None:
+        """Let the process group go before Python ends: after that, gloo's threads may abort the process."""
+        self._peers = self._store = None
 
 
 _session: Session | None = None
@@ -262,8 +268,11 @@ def _shards(tensors: dict[str, Any], rows: dict[str, Any], peers: Peers) -> dict
     return {**shards_of(tensors.items()), **own}
 
 
-def _number(value: Any) -> Any:
-    return value if type(value) in (int, float) else float(value)
+def _number(value: Any) -> int | float:
+    """A number, or that in a tensor, also in one that still has its gradient's history."""
+    if type(value) in (int, float):
+        return value
+    return float(value.detach() if hasattr(value, "detach") else value)
 
 
 def _say(text: str) -> None:

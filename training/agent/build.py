@@ -95,10 +95,10 @@ def build(target: Path) -> None:
     """Write the agent to `target`. Raises OSError."""
     with target.open("wb") as file:
         file.write(_SHELL.encode())
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        with zipfile.ZipFile(file, "w") as archive:
             for name, text in sorted(contents().items()):
                 entry = zipfile.ZipInfo(name, _TIME)
-                entry.external_attr, entry.compress_type = 0o644 << 16, zipfile.ZIP_DEFLATED
+                entry.external_attr = 0o644 << 16
                 archive.writestr(entry, text)
     target.chmod(0o755)
 

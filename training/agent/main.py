@@ -24,6 +24,9 @@ from training.run.failure import CODES
 from training.run.hang_limits import Limits
 
 RUN = "TRAINYARD_RUN"
+# With 1, torchrun gives each restart of the ranks a store of its own. Otherwise the next ranks read what
+# the last ones left in it, and may wait for each other without end.
+OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 MOUNTED = (Path("/shared/run"), Path("/trainyard-run"))
 _WITH_THE_POD = ("overlay", "tmpfs")  # file systems of a container, which end with it
 
@@ -50,6 +53,7 @@ def main(archive: str) -> None:
     run = usable(directory(os.environ))
     path = [*filter(None, [os.environ.get("PYTHONPATH")]), archive]
     environment = {"PYTHONPATH": os.pathsep.join(path), **({RUN: str(run.path)} if run else {})}
+    environment[OWN_STORE] = os.environ.get(OWN_STORE, "1")
     sys.exit(ScriptPod(words, limits, run, environment).run())
 
 

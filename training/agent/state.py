@@ -22,6 +22,7 @@ from training.checkpoint.errors import CheckpointError
 
 LARGEST_ARRAY = 65536  # values of a numpy array; a tensor is the better form for more
 _DEEPEST = 100
+_NUMBERS = "biuf"  # numpy's kinds: truth values, integers, floats
 
 
 def split(state: Any, tensors: dict[str, Any], name: str) -> Any:
@@ -62,7 +63,7 @@ def _special(value: Any, tensors: dict[str, Any], name: str) -> Any:
     if type(value).__module__ == "numpy":
         if getattr(value, "ndim", None) == 0:
             return _split(value.item(), tensors, name, 0)
-        if value.dtype.kind in "biuf" and value.size <= LARGEST_ARRAY:
+        if value.dtype.kind in _NUMBERS and value.size <= LARGEST_ARRAY:
             numbers = [_split(one, tensors, name, 0) for one in value.ravel().tolist()]
             return ["array", str(value.dtype), list(value.shape), numbers]
         raise CheckpointError(f"{name}: an array of {value.size} {value.dtype}; give it as a tensor")
@@ -107,6 +108,7 @@ def _join(kind: Any, rest: list[Any], tensor: Callable[[str], Any]) -> Any:
     if kind == "array":
         import numpy
 
-        numbers = [join(one, tensor) for one in rest[2]]
-        return numpy.array(numbers, dtype=numpy.dtype(str(rest[0]))).reshape(rest[1])
+        kind_of_number = numpy.dtype(str(rest[0]))
+        if kind_of_number.kind in _NUMBERS:
+            return numpy.array([join(one, tensor) for one in rest[2]], dtype=kind_of_number).reshape(rest[1])
     raise ValueError(kind)
