@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,12 @@ Job = Callable[..., dict[str, Any]]
 TORCHRUN = ["torchrun", "-m", "trainer"]
 
 
-def analysed(job: dict[str, Any], version: str = "1.9.4") -> Analysis:
-    return wiring.analyse(PyTorchJob(job, manifests=Manifests("here", [job]), version=version))
+def workload(job: dict[str, Any], version: str = "1.9.4", others: Sequence[Any] = ()) -> PyTorchJob:
+    return PyTorchJob(job, manifests=Manifests("here", [job, *others]), version=version)
+
+
+def analysed(job: dict[str, Any], version: str = "1.9.4", others: Sequence[Any] = ()) -> Analysis:
+    return wiring.analyse(workload(job, version, others))
 
 
 @pytest.mark.parametrize(
@@ -261,3 +265,66 @@ def test_files_that_hold_no_job(checkout: Any, text: str, message: str) -> None:
     assert done.stderr.startswith(f"error: {path}")
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+ETCD = {
+    "selector": {"app": "etcd"},
+    "labels": {"app": "etcd"},
+    "containers": [
+        {"name": "etcd", "image": "quay.io/coreos/etcd:v3.5.9", "command": ["etcd", "--enable-v2"]}
+    ],
+}
+
+
+@pytest.mark.parametrize("labels", [{"app": "etcd"}, {"app": "other"}])
+def test_an_etcd_server_of_the_same_file_is_found(make_job: Job, labels: dict[str, str]) -> None:
+    job = make_job(command=TORCHRUN, spec={"elasticPolicy": {"rdzvBackend": "etcd-v2", "rdzvHost": "etcd"}})
+    pods = {"metadata": {"labels": labels}, "spec": {"containers": ETCD["containers"]}}
+    server = {"kind": "Deployment", "metadata": {"name": "etcd"}, "spec": {"template": pods}}
+    service = {"kind": "Service", "metadata": {"name": "etcd"}, "spec": {"selector": ETCD["selector"]}}
+    verdict = analysed(job, others=[server, service]).verdict
+    assert verdict.state is (State.PASS if labels == ETCD["labels"] else State.CANNOT_TELL), verdict
+    if verdict.state is State.PASS:
+        assert any("etcd-v2 rendezvous at etcd" in line for line in verdict.evidence)
+
+
+def test_a_script_of_a_configmap_is_followed_and_its_secrets_are_masked(make_job: Job) -> None:
+    job = make_job(command=["bash", "/scripts/run.sh", "2"])
+    pod = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    pod["volumes"] = [{"name": "s", "configMap": {"name": "scripts"}}]
+    pod["containers"][0]["volumeMounts"] = [{"name": "s", "mountPath": "/scripts"}]
+    token = "hf_" + "aBcDeFgHiJkLmNoPqRsTuVwXyZ01234567"
+    text = f"#!/bin/bash\nhuggingface-cli login --token {token}\ntorchrun --nnodes=$1 a.py\n"
+    maps = [{"kind": "ConfigMap", "metadata": {"name": "scripts"}, "data": {"run.sh": text}}]
+    assert analysed(job, others=maps).verdict.state is State.PASS
+    assert "/scripts/run.sh, a file of the image" in analysed(job).verdict.summary
+    secret = make_job(command=["bash", "-c", f"huggingface-cli login --token {token}; ./train"])
+    assert "***" in analysed(secret).verdict.summary
+    assert token not in str(analysed(secret).verdict)
+
+
+def test_the_image_or_the_user_says_what_starts(make_job: Job) -> None:
+    job = make_job(command=TORCHRUN)
+    container = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    del container["command"]
+    container["args"] = ["--nnodes=3", "a.py"]
+    unknown = analysed(job).verdict
+    assert (unknown.state, unknown.remedy) == (State.CANNOT_TELL, wiring.GIVE_COMMAND)
+    image = wiring.Image(["torchrun"], ["b.py"], {"PET_NNODES": "9"})
+    read = wiring.analyse(workload(job), wiring.Given({container["image"]: image})).verdict
+    assert "it waits for 3 nodes" in read.summary
+    container.pop("args")
+    found = wiring.analyse(workload(job), wiring.Given({container["image"]: image}))
+    assert found.verdict.state is State.PASS  # the operator's PET_NNODES counts, not the image's
+    by_hand = wiring.analyse(workload(job), wiring.Given(command=["torchrun", "--nnodes=4", "a.py"]))
+    assert "it waits for 4 nodes" in by_hand.verdict.summary
+
+
+@pytest.mark.parametrize(
+    ("processes", "state"), [("8", State.PASS), ("16", State.FAIL), ("4", State.WARN), ("auto", State.PASS)]
+)
+def test_processes_are_compared_with_gpus(make_job: Job, processes: str, state: State) -> None:
+    job = make_job(command=["torchrun", f"--nproc-per-node={processes}", "a.py"])
+    container = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    container["resources"] = {"limits": {"nvidia.com/gpu": 8}}
+    assert analysed(job).verdict.state is state

@@ -1,0 +1,48 @@
+"""What an image's configuration says about its start, from the local engine or else from the registry."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tools.core.command_line import operand
+from tools.core.errors import UserError
+from tools.image.engine import Engine, failure
+from tools.simulator.wiring import Image
+
+SECONDS = 20  # for one image
+
+
+def start_of(engine: Engine, name: str) -> Image:
+    """Return entry point, command and variables of an image. Nothing is pulled.
+
+    The engine's own image counts. Without it the registry is asked, with the credentials of the user's
+    docker. Raises UserError where neither answers.
+    """
+    local = engine.run("image", "inspect", operand(name, "an image"), seconds=SECONDS)
+    if local.returncode == 0:
+        return _image((json.loads(local.stdout)[0] or {}).get("Config"))
+    words = ("buildx", "imagetools", "inspect", "--format", "{{json .Image}}", operand(name, "an image"))
+    asked = engine.run(*words, seconds=SECONDS)
+    if asked.returncode != 0:
+        raise failure("buildx imagetools inspect", asked.stderr)
+    return _image(_platform(json.loads(asked.stdout)).get("config"))
+
+
+def _platform(found: Any) -> Any:
+    """Return the configuration for linux/amd64 of an image for several platforms, or the only one."""
+    if not isinstance(found, dict):
+        raise UserError("the registry's answer is not an image's configuration")
+    if "config" in found:
+        return found
+    return found.get("linux/amd64") or next(iter(found.values()), {})
+
+
+def _image(config: Any) -> Image:
+    config = config if isinstance(config, dict) else {}
+    pairs = (str(entry).partition("=") for entry in config.get("Env") or [])
+    return Image(
+        entrypoint=[str(word) for word in config.get("Entrypoint") or []],
+        command=[str(word) for word in config.get("Cmd") or []],
+        variables={name: value for name, _, value in pairs},
+    )
