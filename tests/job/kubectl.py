@@ -19,6 +19,7 @@ def main() -> int:
     with open(f"{HOME}/asked.txt", "a") as asked:
         asked.write(" ".join(sys.argv[1:]) + "\n")
     answers = {"get": get, "logs": logs, "exec": execute, "port-forward": forward, "api-resources": kinds}
+    answers |= dict.fromkeys(("patch", "delete", "create"), change)
     if WORDS[0] not in answers:  # the real one renders cells
         os.environ["PATH"] = os.environ["PATH"].partition(os.pathsep)[2]
         os.execvp("kubectl", ["kubectl", *sys.argv[1:]])
@@ -28,7 +29,30 @@ def main() -> int:
 def kinds(words: "list[str]") -> int:
     """Print the kinds that are served."""
     with open(f"{HOME}/objects.json") as file:
-        print("\n".join(json.load(file)))
+        print("\n".join([*json.load(file), *refused()]))
+    return 0
+
+
+def refused() -> "list[str]":
+    """The kinds that the user may not list."""
+    if not os.path.exists(f"{HOME}/forbidden"):
+        return []
+    with open(f"{HOME}/forbidden") as file:
+        return file.read().split()
+
+
+def change(words: "list[str]") -> int:
+    """End the pods, as a suspended job does. A deleted job goes too. Input is added to asked.txt."""
+    with open(f"{HOME}/objects.json") as file:
+        objects = json.load(file)
+    objects["pods"] = []
+    if WORDS[0] == "delete":
+        objects[words[0]] = [one for one in objects[words[0]] if one["metadata"]["name"] != words[-1]]
+    with open(f"{HOME}/objects.json", "w") as file:
+        json.dump(objects, file)
+    if "--filename=-" in words:
+        with open(f"{HOME}/asked.txt", "a") as asked:
+            asked.write(sys.stdin.read() + "\n")
     return 0
 
 
@@ -39,7 +63,7 @@ def get(words: "list[str]") -> int:
     kinds, *names = [word for word in words if not word.startswith("-")]
     found = []
     for kind in kinds.split(","):
-        if kind not in objects and f"{kind}s" not in objects:
+        if kind in refused() or (kind not in objects and f"{kind}s" not in objects):
             error = f'Error from server (Forbidden): {kind} is forbidden: User "a" cannot list'
             print(error, file=sys.stderr)
             return 1

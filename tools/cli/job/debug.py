@@ -36,6 +36,7 @@ from tools.kube.kubectl import Kubectl
 @_options.as_json
 def command(kubectl: Kubectl, job: str | None, ephemeral: bool, as_json: bool) -> None:
     here, seen = collect.find(kubectl, job, logs=False, run=False)
+    rendezvous_check.rendezvous(seen)  # an error comes before the first line
     if not as_json:
         output.line(status.header(seen))
     objects = rendezvous_check.check_objects(seen, rendezvous_check.slices(here, seen))

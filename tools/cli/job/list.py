@@ -47,7 +47,7 @@ def command(kubectl: Kubectl, everywhere: bool, as_json: bool) -> None:
         output.table([list(rows[0]), *(list(map(str, row.values())) for row in rows)], indent="")
     for kind, reason in seen.unseen.items():
         output.note(f"not seen: {kind}: {reason}")
-    if seen.unseen:
+    if seen.hidden:
         raise click.exceptions.Exit(CANNOT_SEE)
 
 

@@ -44,6 +44,11 @@ class Jobs:
     unseen: dict[str, str] = field(default_factory=dict)
 
     @property
+    def hidden(self) -> list[str]:
+        """Why jobs may be missing: the kinds that are read and could not be listed."""
+        return [f"not seen: {kind}: {why}" for kind, why in self.unseen.items() if kind not in NOT_READ]
+
+    @property
     def topmost(self) -> list[LiveJob]:
         """The jobs that are not a part of another one, without batch Jobs that start no training."""
         return [one for one in self.found if not one.is_inner and _is_training(one.workload)]
@@ -105,10 +110,9 @@ def _not_read(what: str, kind: str) -> UserError:
 
 def _missing(seen: Jobs, text: str | None, name: str, where: str) -> UserError:
     """Return the error for a job that does not exist, or that may be of a kind that could not be listed."""
-    hidden = "; ".join(f"not seen: {kind}: {reason}" for kind, reason in seen.unseen.items())
     said = f"no such job {where}: {text}" if text is not None else f"no job {where}"
-    if hidden:
-        return UserError(said, hidden, CANNOT_SEE)
+    if seen.hidden:
+        return UserError(said, "; ".join(seen.hidden), CANNOT_SEE)
     if text is None:
         return UserError(said, "`yard job submit CELL` creates one; -n names another namespace")
     names = _names(seen.topmost)

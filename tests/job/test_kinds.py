@@ -1,0 +1,391 @@
+"""`yard job` on a running job of each kind: the same commands give the same answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.job.conftest import Cluster, NewWorld, Yard
+from tests.job.corpus import STEP
+from tests.job.live import FAILED, KINDS, NAMESPACE, Live, Object
+from tests.job.world import NOW, stamp
+from tools.core.errors import UserError
+from tools.core.verdict import State
+from tools.job import logs, rendezvous_check, retry
+from tools.job.diagnosis.explain import explain
+from tools.job.ranks import rank_zero
+from tools.job.snapshot import collect, lookup
+from tools.job.snapshot.live_job import kinds_called
+from tools.kube.kubectl import Kubectl
+
+Play = Callable[[Live], Path]
+RUN = {"env": [{"name": "TRAINYARD_RUN", "value": "/runs/x"}]}
+OTHERS = [kind for kind in KINDS if kind != "PyTorchJob"]  # whose commands other tests call
+PEER = "RuntimeError: Connection closed by peer [10.0.1.7]:31337"
+RESOURCES = {
+    "PyTorchJob": "pytorchjobs.kubeflow.org",
+    "Volcano": "jobs.batch.volcano.sh",
+    "JobSet": "jobsets.jobset.x-k8s.io",
+    "Job": "jobs.batch",
+    "HyperPodPyTorchJob": "hyperpodpytorchjobs.sagemaker.amazonaws.com",
+    "TrainJob": "trainjobs.trainer.kubeflow.org",
+}
+
+
+@pytest.fixture
+def play(world: NewWorld, cluster: Cluster) -> Play:
+    """A function that makes a job the only one of the cluster; it returns the directory of the stand-in."""
+
+    def make(live: Live) -> Path:
+        home = cluster(world())
+        for log in home.glob("*.log"):
+            log.unlink()
+        live.write(home)
+        return home
+
+    return make
+
+
+def asked(home: Path) -> str:
+    return (home / "asked.txt").read_text()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_of_every_kind_is_listed_shown_and_read(kind: str, play: Play, yard: Yard) -> None:
+    live = Live(kind)
+    live.logs[live.name(0)] = "".join(f"{stamp(9 - n)} {STEP.format(n=n)}\n" for n in range(3))
+    live.logs[live.name(1)] = f"{stamp(9)} ready\n"
+    home = play(live)
+    (row,) = yard.json("list", "-n", NAMESPACE)
+    assert (row["job"], row["kind"], row["state"]) == ("job", live.job.kind, "Running")
+    active = "-" if kind == "TrainJob" else 0 if kind == "HyperPodPyTorchJob" else 2
+    wanted = "-" if kind == "TrainJob" else 2
+    assert row["pods"] == f"{active}/{wanted}", "a list does not read the runtime of a TrainJob"
+    status = yard.json("status", "-n", NAMESPACE)
+    assert (status["kind"], status["state"], status["uid"]) == (live.job.kind, "Running", "uid-job")
+    assert [pod["pod"] for pod in status["pods"]] == [live.name(0), live.name(1)]
+    assert {pod["state"] for pod in status["pods"]} == {"Running"}
+    assert (status["training"]["source"], status["training"]["step"]) == ("the pods' logs", 2)
+    assert "run directory" in status["not_seen"], "it is not trainyard's trainer, and that is said"
+    here, seen = collect.find(Kubectl(None, NAMESPACE), "job")
+    first = rank_zero(seen)
+    assert first is not None
+    assert (first.pod.name, first.certain) == (live.name(0), True), "only this log has lines of rank 0"
+    lines, unseen = logs.once(here, seen.pods, logs.Wanted())
+    assert (len(list(lines)), unseen) == (4, {})
+    assert explain(replace(seen, taken=NOW)).state is State.PASS
+    container = live.job.container_of(live.pods[0])
+    assert f"--container={container}" in asked(home)
+    label, value = next(iter(live.job.selector.items()))
+    assert f"--selector={label}={value}" in asked(home)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_the_run_directory_is_read_through_the_pods_of_every_kind(
+    kind: str, play: Play, yard: Yard, tmp_path: Path
+) -> None:
+    """The host name in a heartbeat is not the name of a batch Job's pod."""
+    live = Live(kind, container=RUN)
+    home = play(live)
+    for rank, pod in enumerate(live.pods):
+        host = pod["spec"].get("hostname") or pod["metadata"]["name"]
+        beat = {"rank": rank, "phase": "training", "step": 7, "time": 1.0, "host": host}
+        path = home / f"volume/heartbeat/rank-{rank:05d}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(beat))
+    (home / "volume/report.json").write_text("{}")
+    status = yard.json("status", "-n", NAMESPACE)
+    assert [pod["ranks"] for pod in status["pods"]] == [[0], [1]]
+    if kind != "Job":
+        return
+    words = ("exec", "job", "-n", NAMESPACE, "--json", "--rank", "1", "--", "printenv", "POD")
+    assert json.loads(yard.out(*words))["stdout"] == f"{live.name(1)}\n"
+    yard("cp", "job", "report.json", str(tmp_path / "out"), "-n", NAMESPACE)
+    assert (tmp_path / "out/report.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_stop_suspends_or_deletes_every_kind(kind: str, play: Play, yard: Yard) -> None:
+    live = Live(kind)
+    live.logs[live.name(0)] = "2026-11-21T11:59:50Z checkpoint of step 40 saved\n"
+    home = play(live)
+    stopped = yard.json("stop", "job", "-n", NAMESPACE)
+    assert (stopped["result"], stopped["step"], stopped["uid"]) == ("suspended", 40, "uid-job")
+    if kind == "Volcano":
+        command = json.loads(asked(home).partition("create ")[2].partition("\n")[2].partition("\n")[0])
+        assert (command["kind"], command["action"]) == ("Command", "AbortJob")
+        assert (command["target"]["uid"], command["target"]["name"]) == ("uid-job", "job")
+    else:
+        patch = live.job.suspend_patch(True)
+        assert f"patch {RESOURCES[kind]} --type=merge --patch={json.dumps(patch)}" in asked(home)
+    if kind not in ("Volcano", "JobSet"):
+        return
+    home = play(Live(kind))
+    assert yard.json("stop", "job", "--delete", "-n", NAMESPACE, code=3)["result"] == "deleted"
+    assert f"delete {RESOURCES[kind]} --wait=false -- job" in asked(home)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_failed_job_of_every_kind_is_explained_and_retried(kind: str, play: Play, yard: Yard) -> None:
+    live = Live(kind, FAILED[kind])
+    live.end(1, PEER)
+    live.job.item["metadata"] |= {"resourceVersion": "7", "managedFields": [], "generation": 2}
+    if kind == "Job":  # what the API server adds
+        live.job.spec["selector"] = {"matchLabels": {"batch.kubernetes.io/controller-uid": "u"}}
+        labels = {"batch.kubernetes.io/controller-uid": "u", "job-name": "job", "team": "a"}
+        live.job.spec["template"]["metadata"] = {"labels": labels}
+    play(live)
+    yard("status", "-n", NAMESPACE, code=1)
+    here, seen = collect.find(Kubectl(None, NAMESPACE), "job")
+    plan = retry.plan(here, seen, explain(seen), 3)
+    (job,) = plan.objects.objects
+    assert (plan.last.cause, plan.last.uid) == ("lost-peer", "uid-job")
+    assert set(job["metadata"]) == {"name", "namespace", "annotations"}
+    assert "status" not in job
+    if kind == "Job":
+        assert "selector" not in job["spec"]
+        assert job["spec"]["template"]["metadata"]["labels"] == {"team": "a"}
+    else:
+        assert job["spec"] == live.job.item["spec"]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "HyperPodPyTorchJob"])
+def test_the_rendezvous_of_every_kind_is_found(kind: str, play: Play) -> None:
+    """From the environment, or from the command; the pod of that name is found by its host name."""
+    live = Live(kind)
+    pod = live.pods[0]
+    name = {"PyTorchJob": live.name(0), "Job": "trainers"}.get(kind, "job")
+    wrong = {"kind": "Service", "metadata": {"name": name}, "spec": {"selector": {"of": "another job"}}}
+    live.objects["services"] = [wrong]
+    play(live)
+    _, seen = collect.find(Kubectl(None, NAMESPACE), "job", logs=False)
+
+    def states() -> dict[str, State]:
+        hops = rendezvous_check.check_objects(seen, None)
+        return {hop.details["hop"]: hop.state for hop in hops}
+
+    assert rendezvous_check.rendezvous(seen).address == pod["status"]["podIP"]
+    assert (states()["pod"], states()["service"]) == (State.PASS, State.FAIL)
+    label, value = next(iter(pod["metadata"]["labels"].items()))
+    seen.objects["Service"] = [{**wrong, "spec": {"selector": {label: value}}}]
+    assert states()["service"] is State.PASS
+    seen.objects["Service"] = []
+    assert states()["service"] is State.FAIL
+
+
+def test_an_unknown_rendezvous_is_said(play: Play, yard: Yard) -> None:
+    play(Live("HyperPodPyTorchJob"))
+    assert "neither the pods' environment nor their command" in yard.err("debug", "-n", NAMESPACE, code=3)
+
+
+def wrapper() -> Object:
+    spec = {"suspend": False, "components": [{"template": {}, "podSetInfos": [{}]}]}
+    return {
+        "apiVersion": "workload.codeflare.dev/v1beta2",
+        "kind": "AppWrapper",
+        "metadata": {"name": "wrapped", "creationTimestamp": "2026-11-21T11:00:00Z"},
+        "spec": spec,
+        "status": {"phase": "Running"},
+    }
+
+
+def wrapped(live: Live) -> Object:
+    """An AppWrapper around the live job."""
+    outer = wrapper()
+    outer["spec"]["components"][0]["template"] = {
+        key: live.job.item[key] for key in ("apiVersion", "kind", "spec")
+    } | {"metadata": {"name": "job"}}
+    live.owned(outer, "appwrappers.workload.codeflare.dev")
+    return outer
+
+
+def test_a_job_in_an_appwrapper_is_listed_once_and_acts_through_it(play: Play, yard: Yard) -> None:
+    live = Live("PyTorchJob")
+    wrapped(live)
+    home = play(live)
+    (row,) = yard.json("list")
+    assert (row["job"], row["kind"], row["uid"]) == ("job", "AppWrapper/PyTorchJob", "uid-job")
+    for name in ("wrapped", "job", "appwrapper/wrapped", "pytorchjob/job"):
+        status = yard.json("status", name)
+        assert (status["job"], status["made_by"]) == ("job", "AppWrapper/wrapped"), name
+    assert yard.json("stop", "job", "-n", NAMESPACE, code=3)["through"] == "AppWrapper/wrapped"
+    assert (
+        'patch appwrappers.workload.codeflare.dev --type=merge --patch={"spec": {"suspend": true}}'
+        in asked(home)
+    )
+    assert "-- wrapped" in asked(home)
+
+
+def test_an_appwrapper_that_waits_has_no_job_yet(play: Play, yard: Yard) -> None:
+    live = Live("PyTorchJob")
+    outer = wrapped(live)
+    outer["spec"]["suspend"], outer["status"] = True, {"phase": "Suspended"}
+    live.objects["pytorchjobs.kubeflow.org"], live.objects["pods"] = [], []
+    play(live)
+    (row,) = yard.json("list")
+    assert (row["job"], row["state"], row["uid"]) == ("job", "Suspended", "uid-owner")
+    status = yard.json("status", "wrapped")
+    assert (status["state"], status["uid"], status["pods"]) == ("Suspended", "", [])
+    assert "AppWrapper/wrapped: spec.suspend: true" in yard.out("why", "wrapped", code=1)
+
+
+def test_the_next_attempt_of_a_wrapped_job_is_the_wrappers(play: Play) -> None:
+    live = Live("PyTorchJob", FAILED["PyTorchJob"])
+    live.end(1, PEER)
+    wrapped(live)
+    play(live)
+    here, seen = collect.find(Kubectl(None, NAMESPACE), "job")
+    plan = retry.plan(here, seen, explain(seen), 3)
+    (job,) = plan.objects.objects
+    assert (job["kind"], job["metadata"]["name"]) == ("AppWrapper", "wrapped")
+    assert "suspend" not in job["spec"]
+    assert "podSetInfos" not in job["spec"]["components"][0]
+
+
+def test_parts_of_a_trainjob_are_not_listed_and_act_through_it(play: Play, yard: Yard) -> None:
+    live = Live("TrainJob")
+    part = Live("JobSet")
+    part.owned(live.job.item, live.job.resource)
+    part.job.item["metadata"] |= {"uid": "uid-part"}
+    job = Live("Job")
+    job.owned(part.job.item, part.job.resource)
+    job.job.item["metadata"] |= {"name": "job-workers-0", "uid": "uid-inner"}
+    live.objects |= {part.job.resource: [part.job.item], "jobs.batch": [job.job.item]}
+    home = play(live)
+    assert [(row["job"], row["kind"]) for row in yard.json("list")] == [("job", "TrainJob")]
+    assert yard.json("status")["kind"] == "TrainJob"
+    assert yard.json("status", "jobset/job")["made_by"] == "TrainJob/job"
+    yard("stop", "jobset/job", "-n", NAMESPACE, code=3)
+    assert 'patch trainjobs.trainer.kubeflow.org --type=merge --patch={"spec": {"suspend": true}}' in asked(
+        home
+    )
+
+
+def test_a_job_of_an_owner_that_is_not_read_is_not_stopped(play: Play, yard: Yard) -> None:
+    live = Live("PyTorchJob")
+    trial = {"apiVersion": "kubeflow.org/v1beta1", "kind": "Trial", "metadata": {"name": "t"}}
+    live.owned(trial, "trials.kubeflow.org")
+    home = play(live)
+    assert yard.json("status")["made_by"] == "Trial/t"
+    assert "was made by Trial/t, which may make it again" in yard.err("stop", "job", "-n", NAMESPACE, code=1)
+    assert "patch" not in asked(home)
+
+
+def test_two_kinds_with_one_name_are_told_apart(play: Play, yard: Yard) -> None:
+    live, other, third = Live("PyTorchJob"), Live("Job"), Live("Volcano")
+    for one in (other, third):
+        live.objects[one.job.resource] = [one.job.item]
+        one.job.item["metadata"]["uid"] = f"uid-{one.job.resource}"
+    play(live)
+    error = yard.err("status", "job", code=2)
+    assert "3 jobs called job" in error
+    assert "jobs: jobs.batch.volcano.sh/job, jobs.batch/job, pytorchjobs.kubeflow.org/job" in error
+    assert yard.json("status", "pytorchjob/job")["uid"] == "uid-job"
+    assert yard.json("status", "jobs.batch/job")["uid"] == "uid-jobs.batch"
+    assert yard.json("status", "vcjob/job")["uid"] == "uid-jobs.batch.volcano.sh"
+    yard.err("status", "job/job", code=2)
+
+
+def ray() -> Object:
+    metadata = {"name": "tuned", "namespace": NAMESPACE, "uid": "uid-ray"}
+    return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": metadata, "spec": {}}
+
+
+def test_a_kind_that_is_not_read_is_said(play: Play, yard: Yard) -> None:
+    live = Live("Job")
+    live.objects["rayjobs.ray.io"] = [ray()]
+    play(live)
+    rows = {row["job"]: row for row in yard.json("list")}
+    assert rows["tuned"]["state"] == "CANNOT TELL"
+    assert rows["job"]["state"] == "Running"
+    for name in ("tuned", "rayjob/tuned", "rayjob/none"):
+        error = yard.err("status", name, code=3)
+        assert "CANNOT TELL: RayJob/" in error
+        assert (
+            "kinds that are read: PyTorchJob, TrainJob, HyperPodPyTorchJob, Job, JobSet, AppWrapper" in error
+        )
+
+
+def test_kinds_that_may_not_be_listed_are_not_seen(play: Play, yard: Yard) -> None:
+    live = Live("Job")
+    home = play(live)
+    (home / "forbidden").write_text("mpijobs.kubeflow.org")
+    assert "not seen: MPIJob" in yard("list").err, "no job that is read can be among them"
+    (home / "forbidden").write_text("jobsets.jobset.x-k8s.io")
+    printed = yard("list", code=3)
+    assert "job " in printed.out
+    assert "not seen: JobSet.jobset.x-k8s.io: kubectl get: Error from server (Forbidden)" in printed.err
+    assert yard.json("status", "job")["state"] == "Running"
+    assert "not seen: JobSet" in yard.err("status", "other", code=3)
+
+
+def test_an_ordinary_batch_job_is_not_listed(play: Play, yard: Yard) -> None:
+    live = Live("Job")
+    live.job.item["spec"]["completionMode"] = "NonIndexed"
+    live.job.spec["template"]["spec"]["containers"][0]["command"] = ["sh", "-c", "echo done"]
+    play(live)
+    assert yard.out("list") == "no job\n"
+    assert yard.json("status", "job/job")["kind"] == "Job"
+
+
+def test_a_pod_that_a_batch_job_replaced_counts_as_a_restart(play: Play, yard: Yard) -> None:
+    live = Live("Job")
+    home = play(live)
+    old = json.loads(json.dumps(live.pods[0]))
+    old["metadata"] |= {"name": "job-0-older", "creationTimestamp": "2026-11-21T11:00:00Z"}
+    ended = {"exitCode": 1, "reason": "Error", "finishedAt": "2026-11-21T11:40:00Z"}
+    old["status"]["phase"] = "Failed"
+    old["status"]["containerStatuses"][0]["state"] = {"terminated": ended}
+    live.objects["pods"] = [old, *live.pods]
+    live.logs["job-0-older"] = "2026-11-21T11:39:00Z before\n"
+    live.write(home)
+    status = yard.json("status", "job")
+    assert [(pod["pod"], pod["restarts"]) for pod in status["pods"]] == [(live.name(0), 1), (live.name(1), 0)]
+    assert yard.out("logs", "job", "--previous") == "pod-0 | before\n"
+    live.objects["pods"] = live.pods
+    live.write(home)
+    assert yard.json("status", "job")["pods"][0]["restarts"] == 0, "control"
+
+
+def test_a_runtime_that_cannot_be_read_leaves_the_number_of_pods_unknown(play: Play, yard: Yard) -> None:
+    live = Live("TrainJob")
+    live.objects["clustertrainingruntimes.trainer.kubeflow.org"] = []
+    play(live)
+    assert yard.json("status")["pods_wanted"] is None
+    assert "how many it asks for is unknown" in yard.out("status")
+    assert "its pod template is unknown" in yard.err("tensorboard", "--no-forward", "-n", NAMESPACE, code=3)
+
+
+def test_the_names_of_kinds_are_kubectls() -> None:
+    assert kinds_called("job") == {"Job.batch", "Job.batch.volcano.sh"}
+    assert kinds_called("jobs.batch") == kinds_called("job.batch") == {"Job.batch"}
+    assert kinds_called("JobSet") == kinds_called("jobsets.jobset.x-k8s.io") == {"JobSet.jobset.x-k8s.io"}
+    assert kinds_called("cpu") == set()
+
+
+def test_a_cell_that_is_a_directory_is_not_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert not lookup.is_cell("jobset/x")
+    assert lookup.is_cell("cpu/llama-tiny")
+    (tmp_path / "jobset/x").mkdir(parents=True)
+    (tmp_path / "jobset/x/kustomization.yaml").write_text("resources: []\n")
+    assert lookup.is_cell("jobset/x")
+
+
+def test_a_snapshot_of_another_kind_is_refused(tmp_path: Path, yard: Yard) -> None:
+    value = {"taken": "2026-11-21T12:00:00+00:00", "namespace": "n", "job": ray()}
+    (tmp_path / "snapshot.json").write_text(json.dumps(value))
+    assert "the kind RayJob is not read" in yard.err("why", "--from", str(tmp_path), code=3)
+
+
+def test_nothing_listed_is_an_error(play: Play, yard: Yard) -> None:
+    home = play(Live("Job"))
+    (home / "forbidden").write_text("jobs.batch")
+    with pytest.raises(UserError, match="Forbidden") as refused:
+        lookup.jobs(Kubectl())
+    assert refused.value.code == 3
+    yard.err("list", code=3)
