@@ -23,7 +23,7 @@ from tools.core import repo
 from tools.core.verdict import State
 from tools.gitops import flux_objects
 from tools.gitops.run_file import RUNNER, Image, Run, read
-from tools.job.snapshot import kinds
+from tools.job.snapshot import kinds, live_job
 from tools.kube import network_policy
 from tools.kube.manifests import Manifests, Object, parse
 from tools.kube.selectors import selects
@@ -53,11 +53,15 @@ JOB = {"training.kubeflow.org/job-name": "cpu-llama-tiny-train"}
 # What `yard job` asks the API server for, by the verbs of RBAC: apply is get, create and patch.
 APPLY = ("get", "create", "patch")
 USED = {
-    "pytorchjobs.kubeflow.org": (*APPLY, "list", "watch", "delete"),
+    **dict.fromkeys(live_job.READ.values(), (*APPLY, "list", "delete")),
+    "appwrappers.workload.codeflare.dev": ("get", "list", "patch", "delete"),
+    "commands.bus.volcano.sh": ("create",),
+    "trainingruntimes.trainer.kubeflow.org": ("list",),
+    **{one: ("list",) for one in live_job.NOT_READ.values() if one.endswith(".kubeflow.org")},
     **dict.fromkeys(
         ("configmaps", "serviceaccounts", "networkpolicies.networking.k8s.io"), (*APPLY, "delete")
     ),
-    **dict.fromkeys(("jobs.batch", "deployments.apps", "services"), (*APPLY, "delete")),
+    **dict.fromkeys(("deployments.apps", "services"), (*APPLY, "delete")),
     "pods": (*APPLY, "list", "watch", "delete"),
     "pods/log": ("get",),
     **dict.fromkeys(("pods/exec", "pods/attach", "pods/portforward"), ("get", "create")),
