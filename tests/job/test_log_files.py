@@ -48,7 +48,7 @@ def test_the_cause_names_file_and_line(yard: Yard) -> None:
 def test_a_log_may_be_packed_or_come_by_a_pipe(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("train.log.gz").write_bytes(gzip.compress(MEMORY.encode()))
     assert "train.log.gz:3: " in yard.out("why", "--log", "train.log.gz", code=1)
-    pipe = io.TextIOWrapper(io.BufferedReader(io.BytesIO(gzip.compress(MEMORY.encode()))))  # type: ignore[arg-type]
+    pipe = io.TextIOWrapper(io.BufferedReader(io.BytesIO(gzip.compress(MEMORY.encode()))))
     monkeypatch.setattr(sys, "stdin", pipe)
     assert "-:3: " in yard.out("why", "--log", "-", code=1)
     Path("wide.log").write_bytes(MEMORY.encode("utf-16"))

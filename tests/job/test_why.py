@@ -32,6 +32,9 @@ EVIDENCE = {
     "fewer_zones_than_asked": "2 node(s) didn't match pod topology spread constraints",
     "the_host_port_is_taken": "1 node(s) didn't have free ports for the requested pod ports",
     "all_of_a_job_in_one_zone_and_the_zone_is_out_of_nodes": "node-3: zone eu-west-1b does not run the pods",
+    "all_ranks_stop_at_the_same_time": "all stopped at the same time",
+    "the_training_has_ended_and_a_sidecar_runs": "still running: log-shipper",
+    "the_pods_ended_without_one_step": "Not enough GPUs to train",
     "a_spot_node_is_taken_back": "SpotInterruption",
     "hyperpod_drains_a_node_with_a_broken_card": "fault-reasons XID_79",
 }
@@ -47,6 +50,20 @@ def test_the_right_cause_comes_first_with_its_evidence(one: Situation, world: Ne
     if one.name in EVIDENCE:
         first = found.causes[0]
         assert any(EVIDENCE[one.name] in line for line in first.evidence), first.evidence
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("the_nodes_are_short_of_disk", "the kubelet removes the taint itself"),
+        ("spot_nodes_are_about_to_go", "these nodes are about to go"),
+    ],
+)
+def test_a_taint_that_passes_is_not_to_be_tolerated(name: str, words: str, world: NewWorld) -> None:
+    one = next(one for one in SITUATIONS if one.name == name)
+    made = world(one.cell)
+    one.plant(made)
+    assert words in (explain(made.snapshot()).causes[0].remedy or "")
 
 
 def test_the_corpus_is_wide_enough() -> None:

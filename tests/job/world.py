@@ -201,6 +201,12 @@ class World:
         status["state"] = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s restarting"}}
         self.pods[index]["status"]["phase"] = "Running"
 
+    def sidecar(self, index: int, name: str) -> None:
+        """Another container of the pod runs."""
+        status = self.pods[index]["status"]
+        status["containerStatuses"].append({"name": name, "ready": True, "state": {"running": {}}})
+        status["phase"] = "Running"
+
     def disrupted(self, index: int, reason: str, message: str) -> None:
         """The pod was ended from outside."""
         self.ended(

@@ -80,6 +80,7 @@ def short(text: str) -> str:
 REMEDIES = {
     "suspended": "set spec.runPolicy.suspend to false; the job continues from its newest checkpoint",
     "queue": "wait, or check the queue (kubectl get workloads,localqueues); a smaller job may start sooner",
+    "sidecar": "make it an init container with restartPolicy Always: that ends with the training",
     "quota": "request less, stop another job in this namespace, or have the quota raised",
     "operator": "restore the training operator: kubectl get pods -A | grep training-operator, and its log",
     "webhook": "restart the webhook's service; until then the API server refuses the pods",

@@ -32,8 +32,9 @@ RULES: tuple[Rule, ...] = (
     *(scheduling.claims, scheduling.gated, scheduling.scheduler, scheduling.unschedulable),
     *(startup.references, startup.images, startup.container_errors, startup.mounts),
     *(failures.failures, deleted_pods.ended, no_steps.ended),
-    *(hangs.lost_nodes, hangs.unhealthy_nodes, hangs.network, hangs.hang, performance.not_finite),
-    *(performance.straggler, performance.data_wait, performance.slow_network, performance.slowdown),
+    *(hangs.lost_nodes, hangs.unhealthy_nodes, hangs.network, hangs.hang, hangs.kept_alive),
+    *(performance.not_finite, performance.straggler, performance.data_wait, performance.slow_network),
+    performance.slowdown,
     performance.low_use,  # last: only if none of the other causes of slowness is found
 )
 NEW = 60.0  # seconds that a pod has to get a node, and a container to start

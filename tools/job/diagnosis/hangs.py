@@ -18,6 +18,9 @@ from tools.kube import network_policy
 from tools.kube.manifests import Object
 from training.run.heartbeat import Beat
 
+TOGETHER = 3.0  # seconds between the last heartbeats of ranks that stopped at the same time
+WINDS_DOWN = 120.0  # seconds that other containers of a pod have to end after the training
+
 
 def lost_nodes(snapshot: Snapshot) -> Iterator[Cause]:
     """The node of a pod does not answer."""
@@ -131,8 +134,36 @@ def hang(snapshot: Snapshot) -> Iterator[Cause]:
             f"{len(others)} of {len(beats)} ranks also wait, at step"
             f" {max((beat.step or 0) for beat in others)}: {_ranks(others)}"
         )
-    summary = f"rank {behind.rank} hangs while {behind.phase}"
-    yield Cause("hang", Layer.HUNG, summary, evidence, behind.host, behind.rank, epoch(behind.time))
+    rank: int | None = behind.rank
+    summary = f"rank {rank} hangs while {behind.phase}"
+    together = {(beat.step, beat.phase) for beat in beats} == {(behind.step, behind.phase)}
+    if 1 < len(late) == len(beats) and together and max(beat.time for beat in beats) - behind.time < TOGETHER:
+        summary, rank = f"all {len(beats)} ranks hang while {behind.phase}", None
+        evidence = [
+            f"no heartbeat of any rank for {duration(silent)} in {where}"
+            f" (limit {duration(limits.for_(behind))})",
+            "all stopped at the same time, so the heartbeats do not tell which rank holds the others up",
+        ]
+    yield Cause("hang", Layer.HUNG, summary, evidence, behind.host, rank, epoch(behind.time))
+
+
+def kept_alive(snapshot: Snapshot) -> Iterator[Cause]:
+    """The training has ended with exit code 0, but another container keeps its pod, and so the job."""
+    pods = snapshot.pods
+    if is_over(snapshot) or not pods or not all(pod.done for pod in pods):
+        return
+    for pod in pods:
+        name = pod.container.get("name")
+        statuses = pod.status.get("containerStatuses") or []
+        others = [
+            one["name"] for one in statuses if one["name"] != name and "running" in (one.get("state") or {})
+        ]
+        at = pod.end.at if pod.end else None
+        if others and (snapshot.age(at) or 0.0) > WINDS_DOWN:
+            summary = f"the training has ended, and the container {others[0]} keeps {pod.short} running"
+            evidence = [f"{pod.short}: {name} ended with exit code 0, still running: {', '.join(others)}"]
+            yield Cause("sidecar", Layer.HUNG, summary, evidence, pod.name, at=at)
+            return
 
 
 def is_current(beat: Beat, running: list[JobPod]) -> bool:

@@ -65,8 +65,9 @@ class _Traceback:
 
 # Prefixes of ranks, torchrun, srun, mpirun, Ray and log collectors. A line may have several.
 _PREFIX = re.compile(
-    r"^(?:\((?:[^()]{0,100}? )?pid=\d++[^()]{0,100}+\) |\d+: |(?:\d{1,3}\.){3}\d{1,3}: |\[\d+,[^\]<>]{1,40}\]<std\w+>:|"
-    r"\[[\w-]+(?:: \d+)?\](?:: ?| )|[a-z](?=[\w-]*\d)[\w-]*+: (?=(?:\w+\.)*\w*(?:Error|Exception)\b))*+"
+    r"^(?:\((?:[^()]{0,100}? )?pid=\d++[^()]{0,100}+\) |\d+: |(?:\d{1,3}\.){3}\d{1,3}: |"
+    r"\[\d+,[^\]<>]{1,40}\]<std\w+>:|\[[\w-]+(?:: \d+)?\](?:: ?| )|"
+    r"[a-z](?=[\w-]*\d)[\w-]*+: (?=(?:\w+\.)*\w*(?:Error|Exception)\b))*+"
 )
 LONGEST = 100  # characters of another collector's prefix
 _TORCH_RANK = re.compile(r"\[rank\d+\]: ?$")

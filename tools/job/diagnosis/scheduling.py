@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -59,6 +60,23 @@ SUMMARIES: dict[str, tuple[str, str]] = {
     ),
     "name": ("the node that the pod names does not exist", "remove spec.nodeName"),
 }
+# Taints that somebody removes, or that announce a node's end: to tolerate them does harm.
+PASSING = (
+    (
+        re.compile(r"taint node\.kubernetes\.io/(?:disk|memory|pid)-pressure\b"),
+        "free what the node is short of, or use other nodes: the kubelet removes the taint itself",
+    ),
+    (
+        re.compile(
+            r"taint (?:ToBeDeleted|DeletionCandidate|karpenter\.sh/disrupt|aws-node-termination-handler/)"
+        ),
+        "these nodes are about to go: wait for others, or add nodes",
+    ),
+    (
+        re.compile(r"taint \S{0,200}(?:uninitialized|not-ready|startup)"),
+        "an agent removes the taint once the node is ready: wait, or see why the agent does not run",
+    ),
+)
 
 
 def waiting(snapshot: Snapshot) -> list[JobPod]:
@@ -314,6 +332,9 @@ def _cause(snapshot: Snapshot, nodes: Nodes, pod: JobPod, fit: Fit, number: int)
     facts += [f"{count(others, 'other node')} excluded: {_others(fit, nearest)}"] if others else []
     refusals = autoscaling.refusals(snapshot, pod)
     summary, advice = SUMMARIES.get(kind) or _shortage(kind, nearest, pod)
+    if kind == "taint":
+        said = [_fact(found, kind) for found in nearest.values()]
+        advice = next((words for sign, words in PASSING if all(map(sign.search, said))), advice)
     return Cause(
         f"unschedulable/{kind}", Layer.BLOCKED, f"{_number_waiting(snapshot, number)}: {summary}",
         [*facts, *refusals], pod.name, at=pod.created, advice=autoscaling.advice(refusals) or advice,
