@@ -173,7 +173,7 @@ class Sandbox:
         processes.kill_tree([one.popen for one in self.processes])
         assert self._janitor.stdin is not None
         self._janitor.stdin.close()
-        self._janitor.wait(timeout=60)
+        self._janitor.wait(timeout=600)  # images of 20 GiB, on a slow disk
 
     def _namespaces(self) -> Process:
         for program in ("unshare", "nsenter", "ip"):
