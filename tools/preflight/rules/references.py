@@ -69,7 +69,8 @@ def references(subject: Subject) -> Iterator[Verdict]:
     """Claims, ConfigMaps and Secrets that pods name are in the manifest, or clearly come from elsewhere.
 
     A missing object fails if the manifest shows that it should be there: it has an unused object of a similar
-    name, one with the same generated name and another hash, or one in another namespace. If the object is in
+    name (of any name, if the missing one is generated), one with the same generated name and another hash, or
+    one in another namespace. If the object is in
     the manifest, its keys are checked too. All other objects are listed as what the job needs from the
     cluster.
     """
@@ -161,6 +162,8 @@ class _Candidates:
         for other, hashed in self._bases.items():
             if (hashed != other or base != name) and (hashed == base or hashed.endswith(f"-{base}")):
                 return f"the manifest has {other}, with another hash or prefix"
+        if base != name and self._unused:
+            return f"a generated name, and the manifest has {self._unused[0]}, which no pod uses"
         match = nearest(name, self._unused, cutoff=SIMILAR)
         return f"the manifest has {match}, which no pod uses" if match else ""
 

@@ -297,9 +297,14 @@ def _unfenced(template: Template, labels: dict[str, str], there: list[Object]) -
 def _labels(template: Template) -> dict[str, str]:
     """Return the labels that the pods of a training job share, with those that the operator adds."""
     name = template.item["metadata"]["name"]
-    return dict(template.metadata.get("labels") or {}) | {
-        "training.kubeflow.org/job-name": name,
-        "training.kubeflow.org/replica-type": template.role.lower(),
-        "training.kubeflow.org/operator-name": "pytorchjob-controller",
-        "HPJob": name,  # set by HyperPod's operator
-    }
+    selector = template.workload.selector if template.workload else {}
+    return (
+        (template.metadata.get("labels") or {})
+        | selector
+        | {
+            "training.kubeflow.org/job-name": name,
+            "training.kubeflow.org/replica-type": template.role.lower(),
+            "training.kubeflow.org/operator-name": "pytorchjob-controller",
+            "HPJob": name,  # set by HyperPod's operator
+        }
+    )

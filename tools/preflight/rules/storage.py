@@ -67,11 +67,12 @@ def checkpoint_shared(subject: Subject) -> Iterator[Verdict]:
         elif where == ON_NODE:
             summary = f"{directory} is {ON_NODE}: lost with the node, unless all nodes share that directory"
             yield doubtful(place, summary, "a path below a shared claim")
-        elif where != READ_ONLY and _uploads(container):
+        elif where == READ_ONLY:
+            yield bad(place, f"{directory} is {where}", "a path on storage that the pod can write")
+        elif _uploads(container):
             yield good(place, "the command copies it to an object store")
         else:
-            pods = f"{template.nodes} pods, and " if template.nodes > 1 else ""
-            yield bad(place, f"{pods}{directory} is {where}", "a path below a shared claim")
+            yield bad(place, f"{directory} is {where}: lost with its pod", "a path below a shared claim")
 
 
 def _directory(container: Object) -> tuple[str, str] | None:
