@@ -17,6 +17,7 @@ from tools.core.verdict import State, Verdict
 from tools.facts.instances import instance
 from tools.image.dockerfile import parse
 from tools.image.fix import fix
+from tools.image.rules import hadolint
 from tools.image.rules.evaluate import MODULES, Target, evaluate, rules, subject, verdicts
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -300,3 +301,105 @@ def test_rules_have_one_order_whatever_was_imported_first() -> None:
     modules = [rules()[name].check.__module__.rpartition(".")[2] for name in done.stdout.split()]
     assert list(dict.fromkeys(modules)) == [name for name in MODULES if name in modules]
     assert "efa" in modules[1:]
+
+
+def test_a_missing_file_is_one_finding_and_a_wildcard_only_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "other").symlink_to(tmp_path.parent)
+    lines = ["COPY a.py b.py /x/", "COPY c.py /x/", "COPY none*.py /x/", "COPY other/d.py /x/"]
+    said = by_rule(tmp_path, "\n".join(["FROM python:3.12", *lines, "USER 1000"]) + "\n")["copy"]
+    (tmp_path.parent / "d.py").write_text("")
+    behind = by_rule(tmp_path, f"FROM python:3.12\n{lines[3]}\nUSER 1000\n")["copy"]
+    assert [(one.state, one.summary, len(one.evidence)) for one in said] == [
+        (State.FAIL, f"a.py, b.py, c.py, other/d.py are not in the context {tmp_path.name}/", 3),
+        (State.WARN, f"none*.py is not in the context {tmp_path.name}/", 1),
+    ]
+    assert [one.summary for one in behind] == [
+        "other/d.py is behind a link, which is sent without its target"
+    ]
+
+
+def test_the_context_is_the_directory_with_the_sources(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only up to that of .git, and not if --context is given."""
+    (tmp_path / "repo/.git").mkdir(parents=True)
+    (tmp_path / "repo/docker").mkdir()
+    (tmp_path / "repo/train.py").write_text("")
+    (tmp_path / "up.py").write_text("")
+    path = tmp_path / "repo/docker/Dockerfile"
+    path.write_text("FROM python:3.12\nCOPY train.py /x/\nUSER 1000\n")
+    assert invoke(["image", "check", str(path)]) == 0
+    assert "context: " in capsys.readouterr().out
+    assert invoke(["image", "check", str(path), "--context", str(path.parent)]) == 1
+    assert "context: " not in capsys.readouterr().out
+    path.write_text("FROM python:3.12\nCOPY up.py /x/\nUSER 1000\n")
+    assert invoke(["image", "check", str(path)]) == 1
+
+
+# One of each shape, in two parts, so that a scan of this repository does not find them.
+TOKENS = (
+    ("hf", "_qWmZrTnKpLxVbHsJdGfYcUaEoIq"),
+    ("AK", "IAQ3EGWXYZ7RTNPLMK"),
+    ("gh", "p_" + "aB3dE5gH7jK9" * 3),
+    ("github_", "pat_11ABCDEFG0aBcDeFgHiJkLm"),
+    ("glp", "at-AbCdEfGhIjKlMnOpQrSt"),
+    ("sk-", "ant-api03-aB3dE5gH7jK9mN1p"),
+    ("AIz", "aSyA1234567890abcdefghijklmnopqrstuv"),
+    ("xox", "b-123456789012-abcdefghijkl"),
+    ("nva", "pi-abcdefghijklmnopqrstuvwxyz012345"),
+    ("pyp", "i-AgEIcHlwaS5vcmcCJDAwMDAwMDAwLTAwMDA"),
+    ("npm", "_" + "aB3dE5gH7jK9" * 3),
+    ("dck", "r_pat_aB3dE5gH7jK9mN1pQ3rS5t"),
+    ("GOC", "SPX-aB3dE5gH7jK9mN1pQ3rS5t"),
+    ("hv", "s.aB3dE5gH7jK9mN1pQ3rS5tU7vW"),
+    ("eyJ", "hbGciOiJI.eyJzdWIiOiIx.c2lnbmF0dXJl"),
+    ("sk_", "live_aB3dE5gH7jK9mN1pQ3rS"),
+)
+# Places whose text findings, errors and repairs repeat.
+PLACES = (
+    "FROM registry.example.com/{}:latest",
+    "FROM {} {}",
+    "FROM python:3.12\nUSER {}",
+    "FROM python:3.12\n{} x\n{}: y",
+    "FROM python:3.12\nCOPY {} /x",
+    "FROM python:3.12\nRUN pip install {}\nRUN pip install x@git+https://a.b/{}",
+    "FROM python:3.12\nENTRYPOINT ['{}']",
+    "FROM python:3.12\nCMD python a.py {}",
+    "FROM python:3.12\nWORKDIR {}",
+    "FROM python:3.12\nRUN curl http://a.example/{}\nADD http://a.example/{} /x",
+    'FROM a:1\nENV TORCH_CUDA_ARCH_LIST="{}"',
+    "FROM --platform=linux/{} a:1",
+    "FROM python:3.12\nARG V=v1\nRUN git clone -b v$V https://a.example/{}",
+    "FROM python:3.12\nRUN pip install -r {}.txt",
+    "FROM python:3.12\nRUN <<{}\n",
+    "FROM python:3.12\nEXPOSE 99999/{}",
+    "FROM python:3.12\nRUN apt-get update && apt-get install -y {}\nWORKDIR /{}\nCMD {} | tee a",
+)
+
+
+def test_no_finding_repair_or_error_prints_a_token(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each shape at each place; hadolint is stood in for by a message with the line, to keep this short."""
+
+    def noted(program: str, text: str) -> list[hadolint.Note]:
+        lines = text.splitlines()
+        return [hadolint.Note("DL3000", "error", n, f"bad: {line}") for n, line in enumerate(lines, 1)]
+
+    monkeypatch.setattr(hadolint, "_run", noted)
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "Dockerfile"
+    for number, place in enumerate(PLACES):
+        for parts in TOKENS:
+            token = "".join(parts)
+            path.write_text(place.replace("{}", token) + "\n")
+            invoke(["image", "check", ".", "-v", "--for", "p5.48xlarge"])
+            if number % len(TOKENS) == TOKENS.index(parts):
+                invoke(["image", "check", ".", "--json"])
+                invoke(["image", "fix", ".", "--json"])
+                invoke(["image", "check", f"./{token}", "--build-arg", token])
+            invoke(["image", "fix", "."])
+            said = capsys.readouterr()
+            assert said.out or said.err
+            assert token not in said.out + said.err, place
+            assert token.upper() not in said.out + said.err, place

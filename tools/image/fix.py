@@ -27,7 +27,7 @@ from tools.image.repairs import REPAIRS
 from tools.image.rules.evaluate import Target, subject
 from tools.image.rules.rule import Subject
 
-ATTEMPTS = 64  # repairs of one file, each of one finding
+ATTEMPTS = 256  # repairs of one file, each of one finding
 # Modules whose package has another name.
 PACKAGES = {
     "yaml": "pyyaml", "PIL": "pillow", "cv2": "opencv-python-headless", "sklearn": "scikit-learn",

@@ -21,10 +21,10 @@ from __future__ import annotations
 import click
 
 from tools.cli.image._options import BUILD_ARG, CONTEXT, arguments
-from tools.core import output
+from tools.core import output, repo
 from tools.core.verdict import State
 from tools.facts.instances import instance
-from tools.image.rules.evaluate import Result, evaluate, find, rules, subject
+from tools.image.rules.evaluate import Result, Target, evaluate, find, rules, subject
 
 
 @click.command(help=__doc__, short_help="check a Dockerfile before it is built")
@@ -49,17 +49,18 @@ def command(
     as_json: bool,
 ) -> None:
     kind = instance(machine) if machine else None
-    result = evaluate(subject(find(what, root), arguments(given), kind, driver))
+    target = find(what, root)
+    result = evaluate(subject(target, arguments(given), kind, driver))
     if as_json:
         output.data(_as_data(result))
     else:
-        _show(result, verbose)
+        _show(result, target, verbose)
     code = 1 if strict and result.state is State.WARN else result.state.exit_code
     if code:
         raise click.exceptions.Exit(code)
 
 
-def _show(result: Result, verbose: bool) -> None:
+def _show(result: Result, target: Target, verbose: bool) -> None:
     shown = (State.FAIL, State.CANNOT_TELL, State.WARN, State.PASS)
     failed, unknown, warned, passed = (result.of(state) for state in shown)
     answers = (
@@ -67,6 +68,10 @@ def _show(result: Result, verbose: bool) -> None:
         for question, (state, counts) in result.answers.items()
     )
     output.line(f"{result.state.value}: {result.source}: {'; '.join(answers)}")
+    if result.context != target.context:
+        output.line(
+            f"  context: {repo.shown(result.context)}, which has the sources of COPY; --context names one"
+        )
     for verdict in [*failed, *unknown, *warned, *(passed if verbose else [])]:
         output.rule_verdict(verdict, rules()[verdict.details["rule"]].reason)
     for note in result.remarks if verbose else []:
@@ -80,6 +85,7 @@ def _show(result: Result, verbose: bool) -> None:
 def _as_data(result: Result) -> dict[str, object]:
     return {
         "source": result.source,
+        "context": str(result.context),
         "verdict": result.state.value,
         "answers": {question: state.value for question, (state, _) in result.answers.items()},
         "verdicts": [verdict.as_dict() for verdict in result.verdicts],

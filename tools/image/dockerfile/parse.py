@@ -262,7 +262,7 @@ class _Reader:
     def _inside(self, one: Instruction) -> None:
         if one.name == "ARG":
             for name, value in one.pairs:
-                self._argument(name, value, "=" in one.value)
+                self._argument(name, value, f"{name}=" in one.value)
         elif one.name == "ENV":
             self._values.update(one.pairs)
             self.stages[-1].environment.update(one.pairs)
@@ -273,7 +273,7 @@ class _Reader:
         known = self._values if self.stages else self.arguments
         if name in self.given:
             known[name] = self.given[name]
-        elif has_default and default:
+        elif has_default:
             known[name] = default
         elif self.stages and name in self.arguments:
             known[name] = self.arguments[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,11 +14,12 @@ from tools.core.output import count
 from tools.core.verdict import State, Verdict, worst
 from tools.facts.instances import Instance
 from tools.image.dockerfile import dockerignore
-from tools.image.dockerfile.parse import LARGEST, parse
+from tools.image.dockerfile.parse import LARGEST, Dockerfile, parse
 from tools.image.rules import hadolint
 from tools.image.rules.rule import RULES, Rule, Subject
 from training.run.files import read_bounded
 
+DEEPEST = 12  # directories above a Dockerfile in which its context is looked for
 MODULES = ("runtime", "hadolint", "layers", "secrets", "versions", "efa", "origin")
 
 
@@ -45,6 +47,7 @@ class Result:
     """The verdicts on one Dockerfile, in the order of the rules."""
 
     source: str
+    context: Path
     verdicts: list[Verdict]
     notes: list[hadolint.Note] | None  # all findings of hadolint; None if it did not run
     remarks: list[hadolint.Note]  # the notes that no verdict states
@@ -120,14 +123,26 @@ def subject(
     except (OSError, UnicodeDecodeError) as problem:
         raise UserError(f"{target.shown}: cannot be read: {problem}") from problem
     parsed = parse(text, target.shown, given)
-    ignore = dockerignore.read(target.context, target.dockerfile)
-    return Subject(target.shown, parsed, target.context, ignore, machine, driver, target.assumed)
+    context = _context(parsed, target) if target.assumed else target.context
+    return Subject(
+        target.shown, parsed, context, dockerignore.read(context, target.dockerfile), machine, driver
+    )
+
+
+def _context(parsed: Dockerfile, target: Target) -> Path:
+    """Return the directory from the Dockerfile's up to that of .git that has most sources of COPY."""
+    parents = [target.context, *target.context.parents][:DEEPEST]
+    last = next((n for n, path in enumerate(parents) if (path / ".git").exists()), 0)
+    copies = (one for _, one in parsed.instructions() if one.name in ("COPY", "ADD") and not one.flag("from"))
+    words = {word for one in copies for word in (one.words or one.value.split())[:-1]}
+    sources = [word.strip("/") for word in words if not re.search(r"[*?\[$]|://|<<|\.\.", word)]
+    return max(parents[: last + 1], key=lambda path: sum((path / one).exists() for one in sources))
 
 
 def evaluate(read: Subject) -> Result:
     found = verdicts(read)
     remarks = hadolint.remarks(read.dockerfile, found)
-    return Result(read.source, found, hadolint.notes(read.dockerfile), remarks)
+    return Result(read.source, read.context, found, hadolint.notes(read.dockerfile), remarks)
 
 
 def verdicts(read: Subject, without: Collection[str] = ()) -> list[Verdict]:

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from tools.core import repo
 from tools.core.output import count
 from tools.core.secret_patterns import mask
 from tools.core.verdict import State, Verdict, bad, doubtful, good, unclear
@@ -141,10 +140,11 @@ def caches(subject: Subject) -> Iterator[Verdict]:
 def copy(subject: Subject) -> Iterator[Verdict]:
     """The sources of COPY and ADD are in the context, and .dockerignore does not exclude them.
 
-    Without --context the Dockerfile's directory is the context. If a directory above it, up to that of .git,
-    has the file, the verdict is CANNOT TELL.
+    Without --context, the context is the directory of the Dockerfile, or one above it in the same repository
+    that has more of these sources.
     """
     sent: list[str] | None = None
+    found: dict[tuple[str, str], list[tuple[Location, str, str]]] = {}
     for _, one in subject.dockerfile.instructions():
         if one.name not in ("COPY", "ADD") or one.flag("from") is not None:
             continue
@@ -154,12 +154,17 @@ def copy(subject: Subject) -> Iterator[Verdict]:
             if sent is None:
                 sent = [name for name, _ in files(subject.context, subject.ignore)]
             if problem := _missing(subject.context, source, sent):
-                above = _above(subject.context, source) if subject.assumed else None
-                if above:
-                    text = f"{source} is in {above.name}/ and not in {subject.context.name}/"
-                    yield unclear(at(subject, one), text, f"--context {repo.shown(above)}")
-                else:
-                    yield bad(at(subject, one), *problem)
+                # BuildKit accepts a wildcard that matches nothing
+                kind = "WARN" if re.search(r"[*?\[]", source) else "FAIL"
+                found.setdefault((kind, problem[0]), []).append((at(subject, one), source, problem[1]))
+    for (kind, problem_text), places in found.items():
+        sources = [source for _, source, _ in places]
+        names = ", ".join(sources[:SHOWN]) + (
+            f" and {len(sources) - SHOWN} more" if len(sources) > SHOWN else ""
+        )
+        text = f"{names} {'are' if len(sources) > 1 else 'is'} {problem_text}"
+        verdict = (doubtful if kind == "WARN" else bad)(places[0][0], text, places[0][2])
+        yield replace(verdict, evidence=list(dict.fromkeys(place.evidence() for place, _, _ in places)))
 
 
 @rule("doubled-v", "a tag with two v does not exist, and the download fails")
@@ -169,7 +174,7 @@ def doubled_v(subject: Subject) -> Iterator[Verdict]:
         for match in BEFORE_V.finditer(one.raw) if one.known and one.name in ("RUN", "ADD") else ():
             value = one.known.get(match[1], "")
             if re.match(r"v\d", value):
-                text = f"v${{{match[1]}}} is v{value}: the value of {match[1]} begins with a v already"
+                text = f"v${{{match[1]}}} has two v: the value of {match[1]} begins with one"
                 yield bad(at(subject, one), text, f"${{{match[1]}}} without the v before it")
                 break
 
@@ -276,29 +281,23 @@ def _system_caches(subject: Subject, one: Instruction) -> Iterator[Verdict]:
                 yield replace(kept, details={**kept.details, "tool": min(managers & used)})
 
 
-def _above(context: Path, source: str) -> Path | None:
-    """Return the nearest directory above the context, in its repository, that has a source; or None."""
-    name = source.strip("/").removeprefix("./")
-    parents = list(context.parents)
-    inside = next((n for n, path in enumerate(parents) if (path / ".git").exists()), -1)
-    return next((path for path in parents[: inside + 1] if next(matching(path, name), None)), None)
-
-
 def _missing(context: Path, source: str, sent: list[str]) -> tuple[str, str] | None:
-    """Return what is wrong with a source, and the fix, or None."""
-    name = source.strip("/").removeprefix("./")
+    """Return what a source is, and the fix, if the builder does not find it."""
+    name = source.strip("/").removeprefix("./").removesuffix("/.")
     if name in ("", "."):
         return None
     if ".." in name.split("/"):
-        return f"{source} is outside the context", "build from the directory above it, with -f"
+        return "outside the context", "build from the directory above it, with -f"
     if any(sign in name for sign in "*?["):
         found = [path.relative_to(context).as_posix() for path in matching(context, name)]
     else:
         found = [name] if (context / name).exists() else []
     if not found:
-        return f"{source} is not in the context {context.name}/", "is the context the right directory?"
+        return f"not in the context {context.name}/", "is the context the right directory?"
     if any(path == one or path.startswith(one.rstrip("/") + "/") for one in found for path in sent):
         return None
-    if all((context / one).is_dir() and not any((context / one).iterdir()) for one in found):
-        return None
-    return f"{source} is excluded by .dockerignore", f"!{name} in .dockerignore"
+    if not any(path.is_file() for one in found for path in [context / one, *(context / one).rglob("*")]):
+        return None  # empty, such as the directory of a submodule
+    if any((context / one).is_symlink() for one in PurePosixPath(name).parents if str(one) != "."):
+        return "behind a link, which is sent without its target", "a copy of the directory in the context"
+    return "excluded by .dockerignore", f"!{name} in .dockerignore"

@@ -28,7 +28,6 @@ class Subject:
     ignore: Ignore
     machine: Instance | None = None
     driver: int | None = None
-    assumed: bool = False  # whether the context was not given
     texts: Mapping[Path, str] = field(default_factory=dict)  # read instead of these files of the context
 
     @cached_property

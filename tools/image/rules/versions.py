@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from tools.core.verdict import Verdict, bad, doubtful, good, unclear
 from tools.facts import compatibility
-from tools.image.dockerfile.packages import Install, Package, cuda_version
+from tools.image.dockerfile.packages import LOCKS, Install, Package, cuda_version
 from tools.image.dockerfile.shell_script import script
 from tools.image.rules.rule import Location, Subject, at, of, rule
 
@@ -139,8 +139,10 @@ def driver(subject: Subject) -> Iterator[Verdict]:
         return
     needed = compatibility.driver(cuda)
     place = torch.place if torch else at(subject, subject.dockerfile.final)
-    if needed is None:
+    if needed is None and subject.driver:
         yield unclear(place, f"the driver for CUDA {cuda} is unknown")
+    elif needed is None:
+        return
     elif subject.driver is None:
         yield good(place, f"CUDA {cuda} needs an NVIDIA driver of {needed} or newer on the nodes")
     elif subject.driver < needed:
@@ -334,10 +336,14 @@ def flash_attn(subject: Subject) -> Iterator[Verdict]:
     if found is None:
         return
     install, package = found
+    if package.file.endswith(tuple(LOCKS.values())):
+        return  # the lock's project has its own wheels and settings of builds
     place, needs = of(package), compatibility.FLASH_ATTN
     base = install.stage.image.split("@")[0]
     match = BASE_CUDA.search(base)
-    if torch and torch.number and torch.number < Version(needs["torch"]):
+    if NGC.search(base) and not package.exact and "://" not in package.text:
+        yield good(place, "NVIDIA's PyTorch images bring flash-attn, so that pip keeps theirs")
+    elif torch and torch.number and torch.number < Version(needs["torch"]):
         yield bad(place, f"flash-attn needs torch {needs['torch']}, not {torch.version}", "a newer torch")
     elif "://" in package.text:
         yield from _flash_wheel(place, package, torch)
