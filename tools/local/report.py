@@ -16,7 +16,7 @@ from tools.simulator import supervisor
 from tools.simulator.supervisor import Outcome
 from training.config import Config
 from training.run import failure as failures
-from training.run.directory import RunDir
+from training.run.directory import RunDir, read_json
 
 FIRST_CELL = "overlays/cpu/llama-tiny"
 # Cells that have a make target.
@@ -48,12 +48,28 @@ def _uploaded(run_directory: Path, to: str, step: int) -> bool:
 
 
 def read(run_directory: Path) -> Report | None:
-    """Return a run's report.json, or None when it does not exist or is not readable."""
+    """Return a run's report.json without values of wrong types; None if it is missing or not a report."""
     try:
-        report = json.loads((run_directory / "report.json").read_text(encoding="utf-8"))
+        report = read_json(run_directory / "report.json")
     except (OSError, ValueError):
         return None
-    return report if isinstance(report, dict) else None
+    if not all(isinstance(report.get(key), int) for key in ("step", "steps")):
+        return None
+    samples = report.get("samples")
+    known = {key: value for key, value in report.items() if key not in NUMBERS or _is_number(value)}
+    return {
+        **known,
+        "samples": [one for one in samples if _is_sample(one)] if isinstance(samples, list) else [],
+    }
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
+
+
+def _is_sample(value: Any) -> bool:
+    texts = ("prompt", "text", *(["before"] if isinstance(value, dict) and "before" in value else []))
+    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in texts)
 
 
 def show(job: LocalJob, report: Report) -> None:
@@ -195,6 +211,16 @@ REFERENCES = {
     "unigram_nats_and_ln_2": ("against unigrams", "entropy of single tokens in the same data, + ln 2"),
 }
 
+NUMBERS = (
+    "seconds",
+    "heldout_loss",
+    "heldout_loss_before",
+    "tokens_per_s",
+    "mfu",
+    "skipped_lines",
+    *REFERENCES,
+)
+
 
 def _figures(report: Report) -> list[tuple[str, str]]:
     rows = [("trained", f"{report['step']} of {report['steps']} steps in {_seconds(report.get('seconds'))}")]
@@ -212,6 +238,10 @@ def _figures(report: Report) -> list[tuple[str, str]]:
         rows.append(("speed", f"{report['tokens_per_s']:,.0f} tokens/s"))
     if report.get("mfu") is not None:
         rows.append(("MFU", f"{100 * report['mfu']:.1f} % of this machine's peak"))
+    if report.get("skipped_lines"):
+        rows.append(
+            ("skipped", f"{report['skipped_lines']:,.0f} lines of metrics.jsonl that are not of a step")
+        )
     return rows
 
 

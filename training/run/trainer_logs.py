@@ -29,6 +29,7 @@ from typing import Any, Dict
 from training.run.timestamps import moment
 
 LONGEST = 4096  # characters of a line that are searched; a line of JSON is read whole
+LATEST = 253_402_300_800  # seconds since 1970: the year 10000, which no date can hold
 RESTART = 10.0  # seconds; two ranks write about the same step within this time
 Values = Dict[str, Any]
 
@@ -294,6 +295,8 @@ def _from_object(value: Mapping[Any, Any]) -> Values | None:
             if not math.isfinite(found[key]):
                 return None
             found[key] = int(found[key])
+    if not math.isfinite(found.get("epoch", 0.0)):
+        del found["epoch"]
     return {**found, **({} if at is None else {"time": at})}
 
 
@@ -301,7 +304,8 @@ def _moment(value: Any) -> float | None:
     """Return seconds since 1970 from a logger's seconds, milliseconds or text."""
     seconds = number(value)
     if seconds is not None:
-        return seconds / 1000 if seconds > 1e11 else seconds
+        seconds = seconds / 1000 if seconds > 1e11 else seconds
+        return seconds if 0 <= seconds < LATEST else None
     if not isinstance(value, str):
         return None
     found = moment(value.replace(",", "."))

@@ -9,11 +9,12 @@ import json
 import math
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -196,24 +197,49 @@ def _lines(log: Path) -> list[str]:
 
 
 def _step_of(line: str) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return math.inf  # the half line of a killed process
+    step = _parsed(line).get("step")
+    return float(step) if _is_number(step) else math.inf  # the half line of a killed process
 
 
 def first_heldout(run: RunDir) -> float | None:
     """Held-out loss before the first step in nats per prediction, None if it was not measured."""
-    records = [json.loads(line) for line in _lines(run.heldout)]
+    records, _ = _records(run.heldout, ("step", "loss"))
     return next((record["loss"] for record in records if record["step"] == 0), None)
 
 
 def summary(run: RunDir) -> dict[str, float | None]:
-    """Median tokens/s and MFU over all logged steps, and the seconds that they took together."""
-    records = [json.loads(line) for line in _lines(run.metrics)]
-    shares = [r["mfu"] for r in records if r["mfu"] is not None]
+    """Median tokens/s and MFU over all logged steps, and the seconds that they took together.
+
+    None without a step. `skipped_lines` counts lines that are not those of a step, if there are any.
+    """
+    records, skipped = _records(run.metrics, ("tokens_per_s", "step_s"))
+    shares = [record["mfu"] for record in records if _is_number(record.get("mfu"))]
     return {
-        "tokens_per_s": statistics.median(r["tokens_per_s"] for r in records),
+        "tokens_per_s": statistics.median(r["tokens_per_s"] for r in records) if records else None,
         "mfu": statistics.median(shares) if shares else None,
-        "seconds": sum(r["step_s"] for r in records),
+        "seconds": sum(r["step_s"] for r in records) if records else None,
+        **({"skipped_lines": skipped} if skipped else {}),
     }
+
+
+def _records(log: Path, keys: tuple[str, ...]) -> tuple[list[dict[str, Any]], int]:
+    """Return the lines of a log that have numbers under `keys`, and how many lines have not.
+
+    Other processes can write to the run directory, and a killed one leaves half a line.
+    """
+    parsed = [_parsed(line) for line in _lines(log)]
+    good = [record for record in parsed if all(_is_number(record.get(key)) for key in keys)]
+    return good, len(parsed) - len(good)
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    """Return whether a value is a number that a float can hold."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
