@@ -328,3 +328,58 @@ def test_processes_are_compared_with_gpus(make_job: Job, processes: str, state: 
     container = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     container["resources"] = {"limits": {"nvidia.com/gpu": 8}}
     assert analysed(job).verdict.state is state
+
+
+PUBLIC = {
+    "a tutorial's Master and Worker": (
+        {"master": True, "elastic": False},
+        "torchrun --nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-endpoint=job-master-0:29500 t.py",
+        (State.PASS, "forms one world"),
+    ),
+    "elastic workers with torchrun": (
+        {"spec": {"elasticPolicy": {"rdzvBackend": "c10d", "minReplicas": 1, "maxReplicas": 64}}},
+        "torchrun --nproc_per_node=1 --nnodes=2 train.py",
+        (State.PASS, "forms one world"),
+    ),
+    "workers with variables that only a Master gets": (
+        {"elastic": False},
+        "torchrun --nnodes=2 --node_rank=$(RANK) --master_addr=$(MASTER_ADDR) train.py",
+        (State.FAIL, "--node-rank '' is not an integer"),
+    ),
+    "elastic workers with python and a script in the manifest": (
+        {},
+        "set -e\npip install -q peft==0.14\ncat > /tmp/t.py << 'EOF'\nprint('$(')\nEOF\npython /tmp/t.py\n",
+        (State.FAIL, "it trains as 2 separate jobs: python starts without RANK"),
+    ),
+    "workers with --standalone": (
+        {"elastic": False},
+        "cd /app && torchrun --standalone --nproc_per_node=2 train.py",
+        (State.FAIL, "it trains as 2 separate jobs"),
+    ),
+    "accelerate without machines": (
+        {"master": True},
+        "pip install -r r.txt; accelerate launch --multi_gpu --num_processes 2 train.py",
+        (
+            State.PASS,
+            "forms one world",
+        ),  # the operator's PET_NNODES and PET_MASTER_ADDR reach torchrun inside
+    ),
+    "deepspeed without a hostfile": (
+        {"master": True},
+        "deepspeed --num_gpus 2 train.py --deepspeed ds.json",
+        (State.FAIL, "it trains as 2 separate jobs: deepspeed without a hostfile"),
+    ),
+    "workers without elasticPolicy": (
+        {"elastic": False},
+        "export NCCL_DEBUG=INFO\nexec torchrun --nproc_per_node=1 train.py\n",
+        (State.FAIL, "it hangs: 2 pods wait in 2 places"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_manifests_of_the_kind_that_users_copy(make_job: Job, name: str) -> None:
+    change, script, (state, reason) = PUBLIC[name]
+    verdict = analysed(make_job(**change, command=["bash", "-c", script])).verdict
+    assert verdict.state is state, verdict
+    assert reason in verdict.summary

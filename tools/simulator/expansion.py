@@ -246,6 +246,8 @@ class Scope:
             return unknown
         name, index, rest = match[1], match[2] or "", (inner[1:] if length else inner)[match.end() :]
         found = self._lookup(name, index)
+        if length and any("\0" in value for value in found or []):
+            return unknown
         if length:
             return [str(len(found or []) if index in ("@", "*") else len((found or [""])[0]))]
         default = re.match(r"(:?)([-=+?])", rest)
@@ -305,6 +307,8 @@ class Scope:
                     return self.values["HOSTNAME"]
                 case ["echo", *rest]:
                     return " ".join(word for word in rest if word not in ("-n", "-e"))
+                case [name] if re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
+                    return ""  # a $(NAME) that Kubernetes did not replace: the shell finds no such command
                 case ["cat", name] if (text := self.files.get(name)) is not None:
                     return self.budget.spend(text.rstrip("\n"))
         return self.mark(source, "only the pod knows its output")

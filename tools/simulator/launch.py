@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 from tools.simulator import launchers, script
 from tools.simulator.expansion import MARK, Scope
-from tools.simulator.prefixes import ENTRYPOINTS
+from tools.simulator.prefixes import AGENT, ENTRYPOINTS, PYTHON
 from tools.simulator.script import Outcome, Started
 from tools.simulator.shell import SHELLS
 from tools.simulator.torchrun import Torchrun, UnknownOptions
@@ -85,7 +85,7 @@ def read(
     }
     torchrun = None
     try:
-        if launcher != "python":
+        if launcher not in ("python", ""):
             torchrun = _options(started, files or {}, devices, scope)
     except UnknownOptions as problem:
         unknown = f"{problem}"
@@ -100,7 +100,7 @@ def read(
         signalled=signalled,
         why=why,
         lost=_lost(outcome, command, environment, files or {}, complete, index),
-        behind_entrypoint=any(parent.name == ENTRYPOINTS[0] for parent in started.parents),
+        behind_entrypoint=any(parent.name in (ENTRYPOINTS[0], AGENT) for parent in started.parents),
         unsure=unsure,
     )
 
@@ -124,10 +124,12 @@ def _main(outcome: Outcome) -> tuple[int | None, str]:
     """Return the index of the program that trains, or why it is not known."""
     found = [(index, launchers.kind(one.words)[0]) for index, one in enumerate(outcome.programs)]
     starting = [index for index, kind in found if kind not in ("", "python")]
+    starting = [index for index in starting if found[index][1] != "sshd"] or starting
     if not starting and outcome.unreadable:
         return None, f"the script is not followed: {outcome.unreadable}"
     if not starting:
-        starting = [index for index, kind in found if kind == "python"][-1:]
+        pythons = [index for index, kind in found if kind == "python"]
+        starting = ([index for index in pythons if not outcome.programs[index].condition] or pythons)[-1:]
         files = [index for index, _ in found if _is_file(outcome, index)]
         if files and (not starting or files[-1] > starting[0]):
             starting = files[-1:]
@@ -153,8 +155,16 @@ def _is_file(outcome: Outcome, index: int) -> bool:
     return PurePosixPath(words[0]).name in SHELLS or words[0].endswith(".sh")
 
 
+def _is_code(outcome: Outcome, index: int) -> bool:
+    """Return whether a program is `python -c`, which mostly asks for a value, but may be the training."""
+    words = outcome.programs[index].words
+    return bool(PYTHON.fullmatch(PurePosixPath(words[0]).name)) and "-c" in words[1:3]
+
+
 def _nothing(outcome: Outcome) -> str:
     names = [PurePosixPath(one.words[0]).name for one in outcome.programs]
+    if outcome.programs and _is_code(outcome, -1):
+        return f"{names[-1]} -c runs code that is written in the command, and it is not read"
     other = [one for one, name in zip(outcome.programs, names, strict=True) if name not in HARMLESS]
     if other and MARK.search(other[-1].words[0]):
         return f"its program is {explained(outcome.scope, other[-1].words[0])}"

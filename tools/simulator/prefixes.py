@@ -19,6 +19,7 @@ PREFIXES = {
 }
 RUNNERS = frozenset(("conda", "mamba", "micromamba", "uv", "poetry", "pipenv", "pixi"))
 ENTRYPOINTS = ("training.entrypoint", "training.precompile")  # this project's own; they pass signals on
+AGENT = "agent.pyz"  # training.agent: it sends SIGTERM to the process group of what it starts
 PYTHON = re.compile(r"python[0-9.]*|pypy3?")
 _PYTHON_FLAGS_WITH_VALUE = ("-W", "-X")
 _BEFORE_PROGRAM = {"gosu": 1, "su-exec": 1, "chroot": 1}  # words that are no options
@@ -53,6 +54,11 @@ def behind_prefixes(
         if module in ENTRYPOINTS:
             parents.append(Parent(module, "child", f"{module} starts it"))
             words = behind
+            continue
+        script = words[1:] if PYTHON.fullmatch(name) else words
+        if script and PurePosixPath(script[0]).name == AGENT:
+            parents.append(Parent(AGENT, "all", "the agent starts it"))
+            words = script[2:] if script[1:2] == ["--"] else script[1:]
             continue
         rest = words[1:]
         if name in RUNNERS:

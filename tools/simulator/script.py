@@ -225,6 +225,7 @@ class _Shell:
     def _pipe(self, commands: list[Command]) -> int | None:
         with self._inside("a pipe"):
             statuses = [self._in_copy(partial(self._command, command)) for command in commands]
+        self.scope.arrays["PIPESTATUS"] = [str(status or 0) for status in statuses]
         failed = [status for status in statuses if status not in (0, None)]
         return failed[-1] if failed and "pipefail" in self.options else statuses[-1]
 
