@@ -218,6 +218,14 @@ def test_nothing_that_the_command_leaves_behind_stays(start: Start) -> None:
     assert not Path(f"/proc/{int(one.out)}").exists()
 
 
+def test_the_rendezvous_of_the_script_is_read_without_pickle(start: Start) -> None:
+    """torch loads the guard from the archive, which is on the path of every process of the script."""
+    code = "import torch, torch.distributed.elastic.rendezvous.dynamic_rendezvous as d; print(type(d.pickle))"
+    one = start(sys.executable, "-c", code)
+    assert one.wait() == 0, one.err
+    assert one.out == "<class 'trainyard_guard._PlainPickle'>\n"
+
+
 # --- metrics in the output ---
 
 

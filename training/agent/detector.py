@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 
 from training.agent.output_progress import OutputProgress
-from training.agent.ranks import NAMES, ranks_below
+from training.agent.ranks import own_rank, ranks_below
 from training.distributed.process import state_of
 from training.pod.hang_detector import STUCK, HangDetector, Late, record_of
 from training.run.directory import RunDir
@@ -39,8 +38,10 @@ class ScriptDetector(HangDetector):
 
     def first_rank_is_here(self) -> bool:
         """Whether rank 0 runs in this pod; where no rank is known, the pod's own number decides."""
+        if not self._pids:
+            self._looked = 0.0
         self._look()
-        return 0 in self._pids if self._pids else os.environ.get(NAMES[0], "0") == "0"
+        return 0 in self._pids if self._pids else own_rank() == 0
 
     def rank_of(self, pid: int) -> Beat | None:
         """The last heartbeat of one of this pod's processes, or what is known without one."""
@@ -57,7 +58,7 @@ class ScriptDetector(HangDetector):
         found = self._progress.late()
         if found is None:
             return []
-        pids = self._pids or {int(os.environ.get(NAMES[0], "0") or 0): self.launcher}
+        pids = self._pids or {own_rank(): self.launcher}
         return [Late(self._beat(rank, pid), *found) for rank, pid in sorted(pids.items())]
 
     def hung(self, late: list[Late]) -> list[Failure]:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 
 from training.distributed.process import is_descendant
 
 # torchrun's variable, then those of MPI and Slurm.
 NAMES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+_RANK = re.compile(r"[0-9]{1,9}")
 _LONGEST = 1 << 20  # bytes of an environment
 _MOST = 4096  # processes that are looked at
+
+
+def own_rank() -> int:
+    """Return what RANK says in this process: the pod's number, where the operator sets it; 0 without it."""
+    return _number(os.environ.get(NAMES[0])) or 0
 
 
 def ranks_below(launcher: int) -> dict[int, int]:
@@ -19,18 +26,23 @@ def ranks_below(launcher: int) -> dict[int, int]:
 
     A rank's own children inherit its variables, so the process nearest to the launcher counts.
     """
-    own = os.environ.get(NAMES[0])
+    own = _number(os.environ.get(NAMES[0]))
     found: dict[int, int] = {}
     for pid in sorted(_processes()):
         if pid == launcher or not is_descendant(pid):
             continue
         variables = _environment(pid)
         # The operator numbers the pods with RANK; what torchrun starts has LOCAL_RANK too.
-        name = next((name for name in NAMES if variables.get(name, "").isdigit()), None)
-        if name is None or ("LOCAL_RANK" not in variables and variables[name] == own):
+        numbers = (_number(variables.get(name)) for name in NAMES)
+        rank = next((number for number in numbers if number is not None), None)
+        if rank is None or ("LOCAL_RANK" not in variables and rank == own):
             continue
-        found.setdefault(int(variables[name]), pid)
+        found.setdefault(rank, pid)
     return found
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and _RANK.fullmatch(text) else None
 
 
 def _processes() -> list[int]:
