@@ -489,6 +489,14 @@ def test_a_live_object_with_too_many_pods_is_one_error(name: str) -> None:
         of(objects).pods()
 
 
+def test_a_fault_outside_the_pods_is_one_verdict() -> None:
+    (job,) = bed("PyTorchJob")
+    job["metadata"]["annotations"] = {"sagemaker.amazonaws.com/enable-job-auto-resume": True}
+    verdict = wiring.analyse(of([job])).verdict
+    assert verdict.state is State.FAIL
+    assert "must be a string in quotes" in verdict.summary
+
+
 def test_a_manifest_with_a_billion_pods_is_refused() -> None:
     text = "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainJob\nmetadata: {name: x}\n"
     with pytest.raises(UserError, match="numNodes is 1e"):

@@ -216,6 +216,21 @@ def test_a_volcano_job_that_hangs_and_asks_for_too_many_devices_fails() -> None:
     assert rules - {"wiring"}, "the devices of the machine"
 
 
+@pytest.mark.parametrize("name", BEDS)
+def test_a_version_that_is_not_served_is_a_fault_of_each_kind(name: str) -> None:
+    job, *rest = bed(name)
+    job["apiVersion"] = f"{job['apiVersion'].partition('/')[0]}/v0"
+    found = checked(job, *rest)
+    assert faults(found, "api-version") == [f"{job['kind']}/job: apiVersion"]
+    assert faults(checked(*bed(name)), "api-version") == []
+
+
+def test_what_a_webhook_refuses_is_a_fault_of_admission() -> None:
+    job, runtime = bed("TrainJob")
+    job["spec"]["trainer"]["env"] = [{"name": "PET_NNODES", "value": "3"}]
+    assert faults(checked(job, runtime), "admission") == ["TrainJob/job: spec.trainer.env"]
+
+
 def test_too_many_levels_of_lists_are_one_error() -> None:
     with pytest.raises(UserError):
         parse('{"kind": "List", "items": [' * 5000 + "]}" * 5000, "deep")

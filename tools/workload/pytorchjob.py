@@ -104,4 +104,4 @@ class PyTorchJob(Workload):
         return pods
 
     def _refused(self) -> list[str]:
-        return rejections(self.item, self.version or LATEST)
+        return rejections(self.item, self.version or LATEST) or super()._refused()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from tools.core.verdict import Verdict, bad, good
 from tools.preflight.rule import PRACTICE, Place, rule
 from tools.preflight.subject import Subject, title
+from tools.workload import kinds
 
 
 @rule("types", "a value of another type is refused, or silently means something else")
@@ -36,7 +37,8 @@ def api_version(subject: Subject) -> Iterator[Verdict]:
     """
     for item in subject.objects:
         kind, version = str(item.get("kind")), item.get("apiVersion")
-        known, group = _SERVED.get(kind), str(version).rpartition("/")[0]
+        workload, group = kinds.of(item), str(version).rpartition("/")[0]
+        known = workload.api if workload else _SERVED.get(kind)
         if known is None or group not in (known.rpartition("/")[0], "extensions"):
             continue  # a kind of another group may have the same name
         place = Place(title(item), "apiVersion", version)
@@ -47,9 +49,6 @@ def api_version(subject: Subject) -> Iterator[Verdict]:
 
 
 _SERVED = {
-    "PyTorchJob": "kubeflow.org/v1",
-    "HyperPodPyTorchJob": "sagemaker.amazonaws.com/v1",
-    "Job": "batch/v1",
     "CronJob": "batch/v1",
     "Deployment": "apps/v1",
     "DaemonSet": "apps/v1",
@@ -59,22 +58,26 @@ _SERVED = {
 }
 
 
-@rule("admission", "the API server or the operator's webhook refuses the job")
+@rule("admission", "the API server or a controller's webhook refuses the job")
 def admission(subject: Subject) -> Iterator[Verdict]:
-    """The operator (1.9.4) admits the job.
+    """The webhook of the job's kind admits the job.
 
-    It requires a container named `pytorch` with an image in each replica type, the replica types Master and
-    Worker only, one Master with an explicit count of 1, a name that is valid for a Service, and only one of
-    the two fields for the processes per node.
+    The training operator (1.9.4) requires a container named `pytorch` with an image in each replica type, the
+    replica types Master and Worker only, one Master with an explicit count of 1, a name that is valid for a
+    Service, and only one of the two fields for the processes per node. Trainer refuses its own variables in
+    spec.trainer.env. JobSet refuses names of Jobs and pods above 63 characters, and a coordinator that does
+    not exist. An Indexed Job with parallelism needs completions.
 
-    Source: pkg/webhooks/pytorch/pytorchjob_webhook.go of kubeflow/trainer v1.9.4.
+    Sources: pkg/webhooks/pytorch/pytorchjob_webhook.go of kubeflow/trainer v1.9.4;
+    pkg/runtime/framework/plugins/torch/torch.go of v2.3.0; pkg/webhooks/jobset_webhook.go of
+    kubernetes-sigs/jobset v0.12.0.
     """
     for job in subject.jobs:
         for reason in job.refused:
             path, _, fault = reason.partition(": ")
             yield bad(Place(job.object, path), f"refused: {fault or reason}", "correct this field")
         if not job.refused:
-            yield good(Place(job.object, "spec"), "operator 1.9.4 admits the job")
+            yield good(Place(job.object, "spec"), f"{job.workload.kind}: the job is admitted")
 
 
 @rule("wiring", "pods that do not meet train as separate jobs, or wait forever")
