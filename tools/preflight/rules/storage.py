@@ -15,7 +15,7 @@ from tools.simulator.command_line import command, literals, number, option, scri
 
 SAVE = (
     *("checkpoint-dir", "checkpoint-path", "checkpoints-dir", "ckpt-dir", "ckpt-path", "checkpoint-folder"),
-    *("save-dir", "save-folder", "save-path", "save", "output-dir"),
+    *("save-dir", "save-folder", "save-path", "save", "output-dir", "checkpoint-file", "ckpt-file"),
 )
 RESUME = ("resume-from-checkpoint", "resume-from", "resume", "resume-path")
 INTERVAL = (
@@ -87,7 +87,9 @@ def _directory(container: Object) -> tuple[str, str] | None:
 
 def _is_path(name: str, value: str) -> bool:
     """Return whether an option's value is a path: `--save true` is not, `--checkpoint-dir out` is."""
-    return any(mark in value for mark in "/$") or any(word in name for word in ("dir", "path", "folder"))
+    return any(mark in value for mark in "/$") or any(
+        word in name for word in ("dir", "path", "folder", "file")
+    )
 
 
 def storage(template: Template, container: Object, directory: str) -> str:
