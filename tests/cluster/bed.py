@@ -13,8 +13,10 @@ from tests.job.confusion import said
 from tools.facts.instances import instance
 from tools.job.diagnosis.explain import Explanation, explain
 from tools.job.snapshot.collect import collect
+from tools.job.snapshot.live_job import LiveJob
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Manifests, name_of
+from tools.workload import kinds
 
 CPU, G5, TRN1 = "overlays/cpu/llama-tiny", "overlays/g5/llama-2-7b", "overlays/trn1/bert-large"
 P4D, P5 = "overlays/p4d/llama-3-1-8b", "overlays/p5/llama-3-1-8b"
@@ -97,9 +99,12 @@ class Bed:
     def answer(self, wanted: str) -> Explanation:
         """Return what `why` says once it says `wanted` twice in a row, or its last answer."""
         kubectl = Kubectl(None, self.namespace)
+        job = kinds.of(self.job)
+        assert job is not None
+        live = LiveJob(job)
         began, last, found = time.monotonic(), "", None
         while found is None or time.monotonic() - began < SECONDS:
-            found = explain(collect(kubectl, name_of(self.job), logs=False, run=False))
+            found = explain(collect(kubectl, live, logs=False, run=False))
             kind = said(found)
             if kind == last == wanted:
                 return found

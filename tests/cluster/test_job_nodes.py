@@ -21,7 +21,7 @@ from tests.cluster.training import JOB, short, start
 from tools.cli import invoke
 from tools.core import repo
 from tools.job.diagnosis.explain import Explanation, explain
-from tools.job.snapshot.collect import collect
+from tools.job.snapshot.collect import find
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import parse
 
@@ -187,7 +187,7 @@ def _until(cause: str, team: str) -> Explanation:
     """Ask `why` until it gives the expected answer, and return it."""
     began = time.monotonic()
     while True:
-        found = explain(collect(Kubectl(None, team), JOB))
+        found = explain(find(Kubectl(None, team), JOB)[1])
         said = found.causes[0].kind if found.causes else found.name
         if said == cause or time.monotonic() - began > SECONDS:
             break
