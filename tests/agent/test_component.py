@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from tests.house import printed
 from tools.cells import kustomize
 from tools.core import repo
 from tools.core.verdict import State
@@ -35,7 +36,7 @@ spec:
 """
 
 
-def rendered(root: Path, resource: str, *components: str) -> list[dict[str, Any]]:
+def rendered(root: Path, resource: str, *components: str, job: str = FOREIGN) -> list[dict[str, Any]]:
     """Render a resource with Components, in a directory beside the checkout's own."""
     found = kustomize.find(repo.root())
     if found is None:
@@ -44,7 +45,7 @@ def rendered(root: Path, resource: str, *components: str) -> list[dict[str, Any]
         shutil.copytree(repo.root() / name, root / name, dirs_exist_ok=True)
     mine = root / "mine"
     mine.mkdir(exist_ok=True)
-    (mine / "job.yaml").write_text(FOREIGN)
+    (mine / "job.yaml").write_text(job)
     text = "resources: [" + resource + "]\ncomponents: [" + ", ".join(components) + "]\n"
     (mine / "kustomization.yaml").write_text(text)
     return [one for one in YAML(typ="safe", pure=True).load_all(found.build(mine)) if one]
@@ -80,6 +81,19 @@ def test_a_job_from_elsewhere_keeps_its_image_and_gets_the_agent(tmp_path: Path)
     assert init["command"][1] in (repo.root() / "images/toolbox/Dockerfile").read_text()
     assert init["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert init["securityContext"]["runAsNonRoot"] is True
+
+
+def test_the_printed_job_trains_and_keeps_its_run(tmp_path: Path) -> None:
+    """Both blocks of the page, as they are printed."""
+    job, kustomization = (
+        text for kind, text in printed.fences(repo.root() / "docs/own-job.md") if kind == "yaml"
+    )
+    objects = rendered(tmp_path, "job.yaml", f"{FEATURE}/agent", job=job)
+    assert kustomization.partition("\n")[2] == (tmp_path / "mine/kustomization.yaml").read_text()
+    found = evaluate(Manifests("mine", objects))
+    assert found.of(State.FAIL) == []
+    (container,) = pod_of(objects)["containers"]
+    assert {"/trainyard-agent", "/shared/run"} == {one["mountPath"] for one in container["volumeMounts"]}
 
 
 def test_a_cell_keeps_all_that_it_has(tmp_path: Path) -> None:

@@ -85,6 +85,11 @@ def test_a_state_comes_back_as_it_was(run: RunDir, monkeypatch: pytest.MonkeyPat
     assert (found.step, found.files) == (3, None)
     assert same(state, found.state)
     assert same(own, found.own)
+    monkeypatch.setenv("RANK", "1")
+    fresh(monkeypatch)
+    more = trainyard.latest()
+    assert more is not None
+    assert (more.step, more.own) == (3, None), "a rank that did not save has no state of its own"
     again, other = trained()
     again.load_state_dict(found.state["model"])
     other.load_state_dict(found.state["optimizer"])

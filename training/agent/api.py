@@ -109,8 +109,10 @@ class Session:
             heartbeat.begin(self.run.heartbeat, self.rank)
             self.record_exceptions()
         heartbeat.enter("training", step)
+        if self.rank:
+            return
         known = {key: _number(value) for key, value in values.items() if value is not None}
-        if self.rank == 0 and known.keys() - {"steps", "epoch"}:
+        if known.keys() - {"steps", "epoch"}:
             with contextlib.suppress(OSError):  # a full volume must not end a run
                 metrics_file.append(self.run.metrics, [{"step": step, "time": time.time(), **known}])
 

@@ -43,6 +43,11 @@ class ScriptDetector(HangDetector):
         self._look()
         return 0 in self._pids if self._pids else own_rank() == 0
 
+    @property
+    def lowest_rank(self) -> int:
+        """The lowest rank of this pod, as far as it is known."""
+        return min(self._pids, default=own_rank())
+
     def rank_of(self, pid: int) -> Beat | None:
         """The last heartbeat of one of this pod's processes, or what is known without one."""
         known = super().rank_of(pid)

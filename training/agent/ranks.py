@@ -24,7 +24,7 @@ def own_rank() -> int:
 def ranks_below(launcher: int) -> dict[int, int]:
     """Return the process id of each rank, without the process `launcher` itself.
 
-    A rank's own children inherit its variables, so the process nearest to the launcher counts.
+    A rank's own children inherit its variables, so the lowest process id counts.
     """
     own = _number(os.environ.get(NAMES[0]))
     found: dict[int, int] = {}

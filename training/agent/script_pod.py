@@ -92,11 +92,12 @@ class ScriptPod(Pod):
         return super()._conclude()
 
     def _drained(self) -> Failure:
-        beats = self._detector.ranks() if self._detector else []
+        beats = self._script.ranks() if self._script else []
         step = beats[0].step if beats else self._progress.step
+        known = self._script.lowest_rank if self._script else 0
         return Failure(
             kind="drained",
-            rank=beats[0].rank if beats else 0,
+            rank=beats[0].rank if beats else known,
             host=socket.gethostname(),
             pid=self._child.pid,
             step=step,
