@@ -383,3 +383,12 @@ def test_manifests_of_the_kind_that_users_copy(make_job: Job, name: str) -> None
     verdict = analysed(make_job(**change, command=["bash", "-c", script])).verdict
     assert verdict.state is state, verdict
     assert reason in verdict.summary
+
+
+def test_scripts_of_many_pods_have_one_limit_together(make_job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(pods=20, command=["bash", "-c", "f() { true; true; }; f; f; f; f; torchrun a.py"])
+    assert analysed(job).verdict.state is State.PASS, "the control"
+    monkeypatch.setattr(wiring, "MOST_EFFORT", 100)
+    analysis = analysed(job)
+    assert "too long to follow" in analysis.verdict.summary
+    assert len(analysis.nodes) < 20

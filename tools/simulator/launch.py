@@ -57,6 +57,7 @@ class Launch:
     lost: str = ""
     behind_entrypoint: bool = False
     unsure: Mapping[str, str] = field(default_factory=dict)
+    effort: int = 0
 
 
 def read(
@@ -102,6 +103,7 @@ def read(
         lost=_lost(outcome, command, environment, files or {}, complete, index),
         behind_entrypoint=any(parent.name in (ENTRYPOINTS[0], AGENT) for parent in started.parents),
         unsure=unsure,
+        effort=outcome.effort,
     )
 
 

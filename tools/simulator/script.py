@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import PurePosixPath
 
 from tools.simulator import shell
-from tools.simulator.expansion import MARK, Budget, Scope
+from tools.simulator.expansion import LARGEST, MARK, Budget, Scope
 from tools.simulator.prefixes import Parent, behind_prefixes
 from tools.simulator.shell import ASSIGNMENT, NAME, SHELLS, Body, Command, Simple, Unreadable
 
@@ -60,6 +60,7 @@ class Outcome:
     status: int | None = None
     undecided: bool = False
     unreadable: str = ""
+    effort: int = 0  # commands that were followed, and words of about their cost
 
 
 MAYBE = -1  # the status of a test that only the pod decides; None is a program's, assumed to be 0
@@ -119,6 +120,7 @@ def follow(
     except (Unreadable, RecursionError) as reason:
         result.unreadable = str(reason) if isinstance(reason, Unreadable) else "it is nested too deeply"
     result.undecided = run.undecided
+    result.effort = run.steps + (LARGEST - scope.budget.left) // 64
     return result
 
 

@@ -26,7 +26,8 @@ from tools.workload.workload import Workload
 DEFAULT_MASTER_PORT = 29500  # torch/distributed/run.py
 DEFAULT_C10D_PORT = 29400  # torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py
 LONGEST_SHOWN = 500  # characters of a command in a verdict
-MOST_FOLLOWED = 20_000_000  # characters of the commands of all pods together
+MOST_FOLLOWED = 8_000_000  # characters of the commands of all pods together
+MOST_EFFORT = 500_000  # commands that are followed in all pods together
 ETCD = ("etcd", "etcd-v2")
 GIVE_COMMAND = 'write it in the manifest as command: ["torchrun", ...], or give --command or --image-config'
 WHY_NO_ENDPOINT = (
@@ -105,11 +106,16 @@ def analyse(job: Workload, given: Given | None = None) -> Analysis:
     """Check the wiring of `job`, of any kind, without starting anything."""
     evidence: list[str] = []
     nodes: list[Node] = []
+    effort = 0
     try:
         evidence.append(_made_by(job))
         pods = _pods(job)
         hosts = Hosts(job, pods)
-        nodes += [_node(pod, hosts, given or Given()) for pod in pods]
+        for pod in pods:
+            nodes.append(_node(pod, hosts, given or Given()))
+            effort += nodes[-1].launch.effort
+            if effort > MOST_EFFORT:
+                raise Finding("the scripts of all pods are too long to follow", None, State.CANNOT_TELL)
         evidence += [node.line() for node in nodes]
         evidence += _about_launch(nodes[0].launch)
         _judge(nodes)
