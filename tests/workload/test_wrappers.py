@@ -14,6 +14,7 @@ from tools.core.errors import UserError
 from tools.core.verdict import State
 from tools.kube.manifests import Manifests, parse
 from tools.preflight.evaluate import Evaluation, evaluate
+from tools.preflight.subject import subject
 from tools.simulator import wiring
 from tools.workload import kinds
 
@@ -214,6 +215,20 @@ def test_a_volcano_job_that_hangs_and_asks_for_too_many_devices_fails() -> None:
     rules = {one.details["rule"] for one in found.verdicts if one.state is State.FAIL}
     assert "wiring" in rules
     assert rules - {"wiring"}, "the devices of the machine"
+
+
+def test_an_initializer_is_not_judged_as_a_rank() -> None:
+    found = subject(Manifests("here", bed("TrainJob")))
+    assert [(one.role, one.training, one.nodes) for one in found.templates] == [
+        ("dataset", False, 1),
+        ("node", True, 2),
+    ]
+
+
+def test_a_wrapper_is_judged_by_what_it_holds() -> None:
+    found = checked(experiment(bed("PyTorchJob")[0]), app_wrapper(*bed("JobSet")))
+    assert found.judged == {"PyTorchJob": 1, "JobSet": 1}
+    assert found.unjudged == {}
 
 
 @pytest.mark.parametrize("name", BEDS)

@@ -12,6 +12,7 @@ from tools.kube import schemas
 from tools.kube.manifests import Manifests
 from tools.preflight.rule import PRACTICE, RULES, TRAINS, Question, Rule
 from tools.preflight.subject import Subject, subject
+from tools.workload.wrappers import shape_of
 
 MODULES = (
     *("operator", "enums", "lifecycle", "resources", "nodes", "storage", "container", "kind"),
@@ -89,5 +90,5 @@ def _unjudged(checked: Subject) -> dict[str, int]:
     return Counter(
         str(item["kind"])
         for item in checked.every
-        if id(item) not in judged and (id(item) in runs or not known.knows(item))
+        if id(item) not in judged and (id(item) in runs or not (known.knows(item) or shape_of(item)))
     )

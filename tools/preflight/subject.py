@@ -56,7 +56,7 @@ class Selected:
 
 @dataclass(frozen=True)
 class Template:
-    """A pod template. `nodes` is the number of pods of the whole job."""
+    """A pod template. `nodes` is the number of pods that train together, 1 for other pods."""
 
     item: Object
     path: str  # of the template, in the object
@@ -66,6 +66,7 @@ class Template:
     metadata: Object
     spec: Object
     workload: Workload | None = None  # whose template it is, None for an ordinary object
+    training: bool = False  # whether the pods are ranks of a distributed training
 
     @property
     def object(self) -> str:
@@ -75,11 +76,6 @@ class Template:
     def namespace(self) -> str:
         """Return the namespace, or an empty text if the manifest does not set it."""
         return str((self.item.get("metadata") or {}).get("namespace") or "")
-
-    @property
-    def training(self) -> bool:
-        """Return whether the pods are those of a distributed training."""
-        return self.workload is not None and self.workload.trains
 
     @property
     def spec_path(self) -> str:
@@ -162,8 +158,8 @@ class Job:
 
     @property
     def nodes(self) -> int:
-        """Return the largest number of pods of the job."""
-        return self.workload.most
+        """Return the largest number of ranks' pods of the job."""
+        return self.workload.nodes
 
 
 @dataclass
@@ -289,17 +285,18 @@ def _job(workload: Workload, templates: list[Template]) -> Job:
 
 def _of_workload(workload: Workload) -> tuple[list[Template], list[Misshape]]:
     """Return the pod templates of a workload, and the values of a wrong type."""
-    nodes = workload.most if workload.trains else 1
+    nodes = workload.nodes
     templates = [
         Template(
             workload.item,
             role.path,
             role.name,
             role.replicas,
-            nodes,
+            nodes if role.trains else 1,
             role.template.get("metadata") or {},
             role.template["spec"],
             workload,
+            role.trains,
         )
         for role in workload.roles
     ]

@@ -159,9 +159,9 @@ class Workload(ABC):
         return sum(role.replicas for role in self.roles)
 
     @property
-    def most(self) -> int:
-        """Return how many pods the job may have at most, with its elastic maximum."""
-        return sum(role.most for role in self.roles)
+    def nodes(self) -> int:
+        """Return how many pods may train together, with the elastic maximum."""
+        return sum(role.most for role in self.roles if role.trains)
 
     def pods(self) -> list[Pod]:
         """Return the pods that the controller makes when the job runs, in the order of the roles, by index.

@@ -185,11 +185,11 @@ def efa_even(subject: Subject) -> Iterator[Verdict]:
     A replica type with EFA and one without choose different transports and cannot communicate.
     """
     for job in subject.jobs:
-        counts = {template.role: template.efa for template in job.templates}
+        counts = {template.role: template.efa for template in job.templates if template.training}
         if len(counts) < 2 or not any(counts.values()):
             continue
         listed = ", ".join(f"{role} {plain(count)}" for role, count in counts.items())
-        place = Place(job.object, "spec.pytorchReplicaSpecs", listed)
+        place = Place(job.object, "spec", listed)
         if len(set(counts.values())) == 1:
             yield good(place, "all pods have the same number of interfaces")
         else:
@@ -305,13 +305,16 @@ def processes(subject: Subject) -> Iterator[Verdict]:
             devices = _devices_for_processes(template)
             if node is None or node.processes is None or devices is None or node.launch.torchrun is None:
                 continue
-            place = Place(job.object, "spec.nprocPerNode", node.processes)
+            operated = job.workload.kind in ("PyTorchJob", "HyperPodPyTorchJob")
+            path = "spec.nprocPerNode" if operated else template.trainer()[0]
+            remedy = f'nprocPerNode: "{plain(devices)}"' if operated else f"--nproc-per-node={plain(devices)}"
+            place = Place(job.object, path, node.processes)
             if node.processes == devices:
                 yield good(place, f"one process for each of {plain(devices)}")
             else:
                 summary = f"{node.processes} processes per pod for {plain(devices)} accelerators"
                 verdict = bad if node.processes > devices else doubtful
-                yield verdict(place, summary, f'nprocPerNode: "{plain(devices)}"')
+                yield verdict(place, summary, remedy)
 
 
 def _devices_for_processes(template: Template) -> Decimal | None:
