@@ -160,3 +160,38 @@ def test_every_rule_has_a_page_and_a_short_reason() -> None:
         assert rule.page
         assert "\n" not in rule.reason
         assert len(rule.reason) < 120
+
+
+def test_no_verdict_prints_a_secret_that_another_masks(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A token in a name, a label's value, an image, a script, variables, mounts and claims."""
+    token = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYzAbCdEfGh"
+    path = tmp_path / "tokens.yaml"
+    path.write_text(TOKENS.replace("TOKEN", token).replace("LOWER", token.lower()), encoding="utf-8")
+    for options in ([], ["-v"], ["-v", "--json"]):
+        assert invoke(["preflight", "-f", str(path), *options]) == 1
+        said = capsys.readouterr()
+        assert "secret-literal" in said.out
+        assert token[4:].lower() not in (said.out + said.err).lower()
+
+
+TOKENS = """apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: a-LOWER}
+spec:
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: 2
+      template:
+        spec:
+          nodeSelector: {topology.kubernetes.io/zones: TOKEN, kubernetes.io/arch: TOKEN}
+          volumes: [{name: v, persistentVolumeClaim: {claimName: TOKEN}}]
+          containers:
+          - name: pytorch
+            image: localhost:5000/TOKEN/x:1
+            command: [bash, -c, "cd x; torchrun --nnodes=3 --key TOKEN train.py --save-dir /tmp/TOKEN; date"]
+            env: [{name: A, value: "${X}TOKEN"}, {name: A, value: $(B)TOKEN}]
+            securityContext: {readOnlyRootFilesystem: true, runAsNonRoot: true, runAsUser: 0}
+            volumeMounts: [{name: v, mountPath: /TOKEN}, {name: TOKEN, mountPath: /tmp}]
+"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from tools.core import secret_patterns
 from tools.core.command_line import is_label, is_subdomain
 from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.kube.images import is_local
@@ -41,7 +42,9 @@ def names(subject: Subject) -> Iterator[Verdict]:
         if "$" in name:
             continue  # the rule `template-left` reports it
         if kind not in COLON_NAMES and not is_subdomain(name):
-            remedy = re.sub(r"[^a-z0-9.-]+", "-", name.lower()).strip("-.") or "name"
+            # Of a masked secret, a changed form would be printed.
+            plain = "name" if secret_patterns.find(name) else name.lower()
+            remedy = re.sub(r"[^a-z0-9.-]+", "-", plain).strip("-.") or "name"
             yield bad(place, f"{name!r} is not a valid object name", f"such as {remedy}")
         else:
             yield good(place, "a valid name")
