@@ -88,6 +88,8 @@ def test_the_name_of_a_file_tells_its_rank(name: str) -> None:
         ("", 1, 1, "crash"),
         ("hello\n", 0, 1, "no-steps"),
         (MEMORY, 1, 1, "oom-device"),
+        ("\n".join(f"step {step} loss nan" for step in range(9)), None, 1, "nan"),
+        (f"step 1 loss nan\n{STEPS}", None, 0, None),
         ("Not enough GPUs to train: found 0\n", 0, 1, "no-steps"),
         # nccl-tests and preparations take no steps, and are healthy.
         ("#  size  count  type  redop  time  algbw  busbw\n# Avg bus bandwidth : 180\n", 0, 0, None),

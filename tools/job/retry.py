@@ -35,7 +35,7 @@ UNKNOWN = "unknown"
 _THREE = """
 drained preempted evicted node-lost node-refused killed device deadline node-unhealthy
 lost-peer communication collective-timeout rendezvous rendezvous-dns hang
-hub-unreachable hub-rate-limit object-store upload storage
+hub-unreachable hub-rate-limit unreachable object-store upload storage
 """
 # How often in a row a cause is retried. Any other cause would fail in the same way again.
 MOST = {

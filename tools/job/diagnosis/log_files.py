@@ -20,7 +20,7 @@ from tools.core.output import count
 from tools.core.secret_patterns import mask
 from tools.core.timestamps import moment
 from tools.core.verdict import State
-from tools.job.diagnosis import exit_codes, log_causes, no_steps
+from tools.job.diagnosis import exit_codes, log_causes, no_steps, performance
 from tools.job.diagnosis.cause import Cause, short
 from tools.job.diagnosis.explain import Explanation
 from tools.job.diagnosis.log_causes import Found
@@ -75,7 +75,12 @@ def _from(name: str, file: IO[bytes]) -> LogFile:
     packed = gzip.GzipFile(fileobj=file) if start.startswith(GZIP) else None
     chunks, size, skipped = [], 0, 0
     source = cast(IO[bytes], packed or file)
+    wide = False
     while chunk := source.read(CHUNK):
+        if not size:
+            wide = chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+            if not wide and b"\0" in chunk[:4096]:
+                raise UserError(f"{name}: not a text", "--log takes logs, also gzip'd ones")
         size += len(chunk)
         if size > LARGEST:
             raise UserError(f"{name}: more than {LARGEST // 2**20:,} MiB", f"tail -c {KEPT} FILE cuts it")
@@ -83,9 +88,6 @@ def _from(name: str, file: IO[bytes]) -> LogFile:
         if len(chunks) > KEPT // CHUNK:
             skipped += chunks.pop(0).count(b"\n")
     data = b"".join(chunks)
-    wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    if not wide and b"\0" in data[:4096]:
-        raise UserError(f"{name}: not a text", "--log takes logs, also gzip'd ones")
     text = data.decode("utf-16" if wide else "utf-8-sig", "replace")
     lines = [replace(line, number=line.number + skipped) for line in log_lines.read(text, name)]
     return LogFile(name, lines, skipped)
@@ -114,6 +116,10 @@ def _without_failure(logs: list[LogFile], code: int | None, checked: list[str]) 
     """Return the answer for logs that report no failure."""
     seen = [no_steps.look(log.lines, bool(log.skipped)) for log in logs]
     kind = exit_codes.kind_of(code, accelerated=True) if code else None
+    for log, one in zip(logs, seen, strict=True):
+        for lost in performance.lost(one.records):
+            evidence = [f"{log.name}: {fact}" for fact in lost.evidence]
+            return Explanation(State.FAIL, lost.summary, [replace(lost, evidence=evidence)], checked)
     if code:
         last = next((line for log in logs for line in reversed(log.lines) if line.text.strip()), None)
         evidence = [short(f"exit code {code}, last line: {mask(last.text.strip()) if last else 'none'}")]

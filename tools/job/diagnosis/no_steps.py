@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tools.job.diagnosis.cause import Cause, Layer, short
 from tools.job.metrics import progress, series
+from tools.job.metrics.series import Record
 from tools.job.snapshot import log_lines
 from tools.job.snapshot.log_lines import Line
 from tools.job.snapshot.snapshot import Snapshot
@@ -45,12 +46,20 @@ CUT = 400  # lines of a log that are read of a pod: a shorter log is whole
 class Look:
     """What a log shows: whether a step was taken, the last one, signs of other work, and why it gave up."""
 
-    trained: bool
-    step: int | None
+    records: list[Record]
     busy: bool
     gave_up: Line | None
     last: Line | None
     complete: bool
+
+    @property
+    def trained(self) -> bool:
+        return bool(self.records)
+
+    @property
+    def step(self) -> int | None:
+        """The last step."""
+        return max((one.step for one in self.records if one.step is not None), default=None)
 
 
 def look(lines: list[Line], cut: bool) -> Look:
@@ -59,8 +68,7 @@ def look(lines: list[Line], cut: bool) -> Look:
     last = next((line for line in reversed(lines) if line.text.strip()), None)
     gave_up = next((line for line in lines if GAVE_UP.search(line.text)), None)
     busy = any(BUSY.search(line.text) for line in lines if line is not gave_up)
-    steps = [record.step for record in records if record.step is not None]
-    return Look(bool(records), max(steps, default=None), busy, gave_up, last, not cut and last is not None)
+    return Look(records, busy, gave_up, last, not cut and last is not None)
 
 
 def ended(snapshot: Snapshot) -> Iterator[Cause]:

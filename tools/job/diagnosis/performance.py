@@ -67,7 +67,12 @@ def data_wait(snapshot: Snapshot) -> Iterator[Cause]:
 
 def not_finite(snapshot: Snapshot) -> Iterator[Cause]:
     """The loss or the gradients are not finite, and the trainer continues."""
-    losses = [record for record in _recent(snapshot) if record.loss is not None]
+    yield from lost(_recent(snapshot))
+
+
+def lost(records: list[Record]) -> Iterator[Cause]:
+    """The newest losses or gradients of these records are not finite."""
+    losses = [record for record in records if record.loss is not None]
     if len(losses) >= LOST and not any(math.isfinite(record.loss or 0.0) for record in losses[-LOST:]):
         evidence = [f"step {record.step}: loss {record.loss}" for record in losses[-LOST:]]
         summary = "the loss is no longer finite, and the run continues"
