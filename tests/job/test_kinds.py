@@ -62,7 +62,7 @@ def test_a_job_of_every_kind_is_listed_shown_and_read(kind: str, play: Play, yar
     home = play(live)
     (row,) = yard.json("list", "-n", NAMESPACE)
     assert (row["job"], row["kind"], row["state"]) == ("job", live.job.kind, "Running")
-    active = "-" if kind == "TrainJob" else 0 if kind == "HyperPodPyTorchJob" else 2
+    active = "-" if kind in ("TrainJob", "HyperPodPyTorchJob") else 2
     wanted = "-" if kind == "TrainJob" else 2
     assert row["pods"] == f"{active}/{wanted}", "a list does not read the runtime of a TrainJob"
     status = yard.json("status", "-n", NAMESPACE)
@@ -270,7 +270,7 @@ def test_a_job_of_an_owner_that_is_not_read_is_not_stopped(play: Play, yard: Yar
     trial = {"apiVersion": "kubeflow.org/v1beta1", "kind": "Trial", "metadata": {"name": "t"}}
     live.owned(trial, "trials.kubeflow.org")
     home = play(live)
-    assert yard.json("status")["made_by"] == "Trial/t"
+    assert yard.json("status", "trial/t")["made_by"] == "Trial/t"
     assert "was made by Trial/t, which may make it again" in yard.err("stop", "job", "-n", NAMESPACE, code=1)
     assert "patch" not in asked(home)
 

@@ -121,19 +121,28 @@ def _silent(now: Progress, present: list[Record]) -> bool:
 
 
 def active_pods(job: Workload) -> int | None:
-    """Return how many pods the job's controller counts as active, None where its status does not say it.
+    """Return how many pods the job's controller counts as active, None for a kind that does not count them.
 
     A JobSet counts its active Jobs, a Volcano Job its running pods.
     """
-    if job.kind == "TrainJob":
+    if job.kind in ("TrainJob", "HyperPodPyTorchJob") or job.misshapen:
         return None
-    status = job.status
+    status, by_role = job.status, job.status.get("replicaStatuses")
     if job.kind == "JobSet":
-        active = {one.get("name"): one.get("active") or 0 for one in status.get("replicatedJobsStatus") or []}
-        jobs = {one.get("name"): one.get("replicas") or 1 for one in job.spec.get("replicatedJobs") or []}
-        return sum(active.get(one.name, 0) * one.replicas // int(jobs.get(one.name, 1)) for one in job.roles)
-    by_role = [one.get("active") for one in (status.get("replicaStatuses") or {}).values()]
-    return sum(int(one or 0) for one in (*by_role, status.get("active"), status.get("running")))
+        jobs = {one["name"]: one.get("replicas") or 1 for one in job.spec["replicatedJobs"]}
+        said = status.get("replicatedJobsStatus")
+        counted = {one.get("name"): one for one in (said if isinstance(said, list) else [])}
+        active = {name: _number(counted.get(name), "active") for name in jobs}
+        return sum(active[role.name] * role.replicas // jobs[role.name] for role in job.roles)
+    roles = by_role.values() if isinstance(by_role, dict) else []
+    return sum(
+        (_number(one, "active") for one in roles), _number(status, "active") + _number(status, "running")
+    )
+
+
+def _number(counts: object, key: str) -> int:
+    value = counts.get(key) if isinstance(counts, dict) else None
+    return value if isinstance(value, int) else 0
 
 
 def pod_state(pod: JobPod) -> str:

@@ -37,7 +37,7 @@ def command(kubectl: Kubectl, job: str | None, delete: bool, as_json: bool) -> N
     name = found.workload.name
     if found.state in ("Succeeded", "Failed") and not delete:
         raise UserError(f"{name} has ended already: {found.state}", "--delete removes it", 1)
-    if found.owner is not None:
+    if found.owner is not None and found.resource is not None:
         output.note(f"{found.workload.title} was made by {found.title}: that is what is stopped")
     drained = stop.drain(here, found, output.note, delete)
     if delete:
@@ -50,7 +50,9 @@ def command(kubectl: Kubectl, job: str | None, delete: bool, as_json: bool) -> N
     else:
         output.line(f"{verb}: {here.namespace}/{name} ({uid})")
         output.line(f"  {drained.evidence}")
-        if not delete and job:
+        if not delete and found.workload.kind == "PyTorchJob" and found.owner is None:
             output.line("next: yard job submit CELL --resume")
+        elif not delete:
+            output.line(f"next: {found.resumption}")
     if not drained.saved and drained.ran:
         raise click.exceptions.Exit(3)

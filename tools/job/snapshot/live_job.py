@@ -30,6 +30,8 @@ NOT_READ = {
     "Workflow.argoproj.io": "workflows.argoproj.io",
 }
 EVERY = {**READ, **WRAPPERS, **NOT_READ}
+# Owners by which a job may be named. Their other fields are not read.
+OWNERS = {"Experiment.kubeflow.org": "experiments.kubeflow.org", "Trial.kubeflow.org": "trials.kubeflow.org"}
 SHORT = {"vcjob": "Job.batch.volcano.sh", "vj": "Job.batch.volcano.sh"}  # of Volcano's CRD
 READ_KINDS = ", ".join(dict.fromkeys(key.partition(".")[0] for key in READ | WRAPPERS))
 
@@ -142,6 +144,6 @@ def kinds_called(word: str) -> set[str]:
     wanted = word.lower()
     return {
         kind
-        for kind, resource in EVERY.items()
+        for kind, resource in {**EVERY, **OWNERS}.items()
         if wanted in (kind.partition(".")[0].lower(), kind.lower(), resource.partition(".")[0], resource)
     } | ({SHORT[wanted]} if wanted in SHORT else set())
