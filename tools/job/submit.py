@@ -35,11 +35,14 @@ class Applied:
 
 def check(kubectl: Kubectl, manifests: Manifests, say: Callable[[str], None]) -> None:
     """Raise UserError if preflight fails, or if the namespace or something that the pods need is missing."""
-    failed = evaluate(manifests).of(State.FAIL)
+    checked, hint = evaluate(manifests), f"yard preflight {manifests.source}"
+    failed = checked.of(State.FAIL)
     for verdict in failed:
         say(f"FAIL {verdict.details['rule']}: {verdict.summary}")
+    warned = sorted({str(verdict.details["rule"]) for verdict in checked.of(State.WARN)} - {"local-image"})
+    if warned:
+        say(f"WARN {', '.join(warned)}: {hint}")
     if failed:
-        hint = f"yard preflight {manifests.source}"
         raise UserError(f"{manifests.source}: preflight fails, nothing was applied", hint, 1)
     _check_namespace(kubectl, say)
     for warning in unpulled(kubectl, manifests):

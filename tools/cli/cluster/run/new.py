@@ -69,6 +69,8 @@ def _report(made: new_run.Made, asked: str) -> None:
     output.line(f"  job {made.job}, from commit {made.commit[:12]}")
     for verdict in made.evaluation.of(State.CANNOT_TELL):
         output.line(f"  unknown to preflight: {verdict.summary}")
+    for verdict in made.evaluation.of(State.WARN):
+        output.line(f"  preflight warns: {verdict.summary}")
     if made.strange:
         output.line(f"  its pods would wait: no node group in cluster.env has {' or '.join(made.strange)}")
     changed = git.changed(repo.project(), *FOLDERS) if asked == "HEAD" else []
