@@ -65,7 +65,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
     "tools/image/rules/secrets.py": (r"\brm\b[^;&|]{0,300}a",),
     "tools/job/diagnosis/admission.py": tuple(row[0] for row in admission.REFUSALS),
     "tools/job/diagnosis/autoscaling.py": tuple(row[0] for row in autoscaling.ADVICE),
-    "tools/job/diagnosis/deleted_pods.py": (r"a-(?:master|worker)-\d+",),
+    "tools/job/diagnosis/deleted_pods.py": (r"a-(?:(?:master|worker)-)?\d+(?:-\d+)?(?:-\w{5})?",),
     "tools/job/diagnosis/failures.py": tuple(row[0] for row in failures.POD_REASONS),
     "tools/job/diagnosis/log_patterns.py": tuple(
         row[part]
