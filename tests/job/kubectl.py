@@ -30,7 +30,12 @@ def kinds(words: "list[str]") -> int:
     """Print the kinds that are served."""
     with open(f"{HOME}/objects.json") as file:
         print("\n".join([*json.load(file), *refused()]))
-    return 0
+    if not os.path.exists(f"{HOME}/down"):
+        return 0
+    with open(f"{HOME}/down") as file:
+        what = f"{file.read()}: the server is currently unable to handle the request"
+    print(f"error: unable to retrieve the complete list of server APIs: {what}", file=sys.stderr)
+    return 1
 
 
 def refused() -> "list[str]":

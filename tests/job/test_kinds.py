@@ -323,6 +323,14 @@ def test_kinds_that_may_not_be_listed_are_not_seen(play: Play, yard: Yard) -> No
     assert "not seen: JobSet" in yard.err("status", "other", code=3)
 
 
+def test_an_api_group_that_is_down_matters_only_if_it_has_jobs(play: Play, yard: Yard) -> None:
+    home = play(Live("Job"))
+    (home / "down").write_text("metrics.k8s.io/v1beta1")
+    assert yard("list").err == ""
+    (home / "down").write_text("metrics.k8s.io/v1beta1, jobset.x-k8s.io/v1alpha2")
+    assert "not seen: jobset.x-k8s.io: kubectl api-resources: unable to" in yard("list", code=3).err
+
+
 def test_an_ordinary_batch_job_is_not_listed(play: Play, yard: Yard) -> None:
     live = Live("Job")
     live.job.item["spec"]["completionMode"] = "NonIndexed"
