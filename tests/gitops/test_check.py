@@ -20,6 +20,13 @@ Edit = Callable[[Path, str, str], None]
 OTHER = "b2" * 20
 
 
+def edited(team: Team, edit: Edit) -> Path:
+    """Return the file of a run that was changed after its commit."""
+    path = team.started()
+    edit(path, "interval: 5m", "interval: 6m")
+    return path
+
+
 @pytest.mark.parametrize("name", flux_objects.names(repo.root()))
 def test_this_repository_s_own_clusters_pass(name: str, team: Team) -> None:
     root = repo.root()
@@ -49,8 +56,7 @@ def test_a_changed_run_is_refused_with_the_reason(team: Team, edit: Edit) -> Non
 
 
 def test_a_run_may_change_until_its_job_is_created(team: Team, edit: Edit) -> None:
-    path = team.started()
-    edit(path, "interval: 5m", "interval: 6m")
+    path = edited(team, edit)
     job = {"status": {"conditions": [{"type": "Running", "status": "True"}]}}
     assert "its job is Running in the cluster" in team.failed({path.stem: Live(path.stem, {}, job)})[0]
     assert team.failed({path.stem: Live(path.stem, {"spec": {}}, None)}) == []
@@ -112,8 +118,7 @@ def test_a_run_added_by_a_merge_is_known(team: Team, edit: Edit) -> None:
     team.git("checkout", "--quiet", "main")
     team.commit("main")
     team.git("merge", "--quiet", "--no-ff", "--no-commit", "side")
-    path = team.started()
-    edit(path, "interval: 5m", "interval: 6m")
+    edited(team, edit)
     assert "run-edited" in team.failed()[0]
 
 
