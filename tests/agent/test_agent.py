@@ -58,9 +58,10 @@ def test_every_file_has_the_syntax_of_the_oldest_python_and_runs_on_each(
         pytest.skip(f"no python{version} here: only the syntax was checked")
     text = """\
         import sys, trainyard
-        for step in (1, 2, 3):
-            print("step %d loss: 0.%d" % (step, step))
-            trainyard.report(step)
+        if sys.version_info[1] % 2:
+            trainyard.report(9, loss=0.5)
+        else:
+            print("step 9 loss=0.5")
         print(sys.version_info[:2])
         sys.exit("Error: over")
     """
@@ -68,9 +69,7 @@ def test_every_file_has_the_syntax_of_the_oldest_python_and_runs_on_each(
     assert one.wait() == CODES["error"], one.err
     assert f"(3, {version.partition('.')[2]})" in one.out
     assert (one.end()["class"], one.end()["last_lines"][-1]) == ("error", "Error: over")
-    one = start("printf", "step 1 loss: 0.5\\nstep 2 loss=0.25\\n", python=python)
-    assert one.wait() == 0, one.err
-    assert [(row["step"], row["loss"]) for row in one.metrics()] == [(1, 0.5), (2, 0.25)]
+    assert [(row["step"], row["loss"]) for row in one.metrics()] == [(9, 0.5)]
 
 
 def test_control_a_newer_syntax_is_found() -> None:
@@ -218,6 +217,7 @@ def test_nothing_that_the_command_leaves_behind_stays(start: Start) -> None:
     assert not Path(f"/proc/{int(one.out)}").exists()
 
 
+@pytest.mark.long
 def test_the_rendezvous_of_the_script_is_read_without_pickle(start: Start) -> None:
     """torch loads the guard from the archive, which is on the path of every process of the script."""
     code = "import torch, torch.distributed.elastic.rendezvous.dynamic_rendezvous as d; print(type(d.pickle))"
@@ -294,7 +294,7 @@ def test_a_half_line_of_a_killed_writer_costs_only_itself(start: Start) -> None:
     assert [row.step for row in records(one)] == [5]
 
 
-@pytest.mark.parametrize("version", sorted({"3.8", "3.10", "3.11"}))
+@pytest.mark.parametrize("version", ("3.8", "3.11"))
 def test_a_hostile_line_costs_little(version: str, start: Start, tmp_path: Path) -> None:
     """Before Python 3.11 no pattern is possessive; lines are short and blanks are counted instead."""
     python = interpreters().get(version)
@@ -307,7 +307,7 @@ def test_a_hostile_line_costs_little(version: str, start: Start, tmp_path: Path)
         parts = ["loss", " ", ":", "[", "(", "{", "'", "1", ",", "step", "=", "1,111", "nan", "%|", "|", "/"]
         for part in parts:
             print("loss step " + part * 20000)
-        for seed in range(20):
+        for seed in range(5):
             print("step 1 loss: {" + "".join(random.Random(seed).choices(parts, k=20000)))
         """,
     )

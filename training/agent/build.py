@@ -19,7 +19,7 @@ STARTED = ("training.agent.main", "training.agent.api")
 PACKAGE = "trainyard"
 OLDEST = (3, 8)  # Python in an image
 _TIME = (1980, 1, 1, 0, 0, 0)  # the first that a zip archive can hold
-_NAME = re.compile(r'(?m)^(\s*(?:from|import) |_API = ")training\b')
+_NAME = re.compile(r'(?m)^( {0,40}(?:from|import) |_API = ")training\b')
 
 _SHELL = """\
 #!/bin/sh
