@@ -20,6 +20,7 @@ from tools.job.metrics import series
 from training.agent import build, main
 from training.run.failure import CODES
 
+ROOT = Path(__file__).resolve().parents[2]
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are read from /proc")
 Start = Callable[..., Started]
 
@@ -294,7 +295,37 @@ def test_a_half_line_of_a_killed_writer_costs_only_itself(start: Start) -> None:
     assert [row.step for row in records(one)] == [5]
 
 
-@pytest.mark.parametrize("version", ("3.8", "3.11"))
+def test_an_old_python_reads_the_same_in_every_trainers_log(agent: Path) -> None:
+    """The logs of tests/job, whose records are tested there. Python 3.8 reads fewer forms of a time."""
+    python = next((interpreters()[one] for one in ("3.8", "3.9", "3.10") if one in interpreters()), None)
+    if python is None:
+        pytest.skip("no Python before 3.11 here")
+    logs = sorted(map(str, (ROOT / "tests/job/trainers").glob("*.log")))
+    found = []
+    for one in (python, sys.executable):
+        done = subprocess.run(
+            [one, "-c", textwrap.dedent(STEPS), *logs], env={"PYTHONPATH": str(agent)},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        found.append(done.stdout)
+    assert found[0] == found[1]
+    assert found[0].count("'loss'") > 30
+
+
+STEPS = """\
+    import sys
+    from trainyard.training.run.trainer_logs import Steps
+    for name in sys.argv[1:]:
+        steps, ended = Steps(), []
+        for line in open(name, encoding="utf-8"):
+            ended.append(steps.take(line.rstrip("\\n")))
+        for record in ended + [steps.last]:
+            if record:
+                print(name, sorted((key, value) for key, value in record.items() if key != "time"))
+"""
+
+
+@pytest.mark.parametrize("version", ["3.8", "3.11"])
 def test_a_hostile_line_costs_little(version: str, start: Start, tmp_path: Path) -> None:
     """Before Python 3.11 no pattern is possessive; lines are short and blanks are counted instead."""
     python = interpreters().get(version)
