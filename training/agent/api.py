@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from training.agent import metrics_file
-from training.agent.secrets import Mask
+from training.agent.mask import Mask
 from training.agent.state import join, split
 from training.checkpoint.errors import CheckpointError
 from training.run import failure, heartbeat

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from training.agent import metrics_file
 from training.agent.detector import ScriptDetector
+from training.agent.mask import Mask
 from training.agent.output_progress import OutputProgress
-from training.agent.secrets import Mask
 from training.pod.supervisor import Pod
 from training.run.directory import RunDir
 from training.run.failure import CODES, Failure
