@@ -80,6 +80,11 @@ GIVEN: dict[str, tuple[str, ...]] = {
         row[1] for row in (*startup.PULL_ANSWERS, *startup.RUN_ERRORS, *startup.CONFIG_ERRORS)
     ),
     "tools/preflight/rules/nodes.py": ("(?<![a-z0-9])amd64(?![a-z0-9])",),
+    "tools/simulator/expansion.py": ("[A-Za-z_][A-Za-z0-9_]*",),  # and globs: length and text are bounded
+    "tools/simulator/script.py": (
+        r"\bbash\b",
+        r"\b([A-Za-z_]\w*)\s*+(?:[-+*/%]?=(?!=)|\+\+|--)|(?:\+\+|--)\s*+([A-Za-z_]\w*)",
+    ),
     "tools/simulator/local_pod.py": (r"(?<![\w.-])(?<!(?<!/)/)(?:a|b)(?:\.[a-z0-9.-]*[a-z0-9])?(?![\w-])",),
     "tools/simulator/volumes.py": (),
     "training/device/peaks.py": (r"\ba\b",),

@@ -593,7 +593,9 @@ class _Shell:
     def _double(self, raw: list[str]) -> int | None:
         if raw[0] == "((":
             value = self.scope.arithmetic(raw[1])
-            for name in re.findall(rf"({NAME})\s*(?:[-+*/%]?=(?!=)|\+\+|--)|(?:\+\+|--)\s*({NAME})", raw[1]):
+            for name in re.findall(
+                rf"\b({NAME})\s*+(?:[-+*/%]?=(?!=)|\+\+|--)|(?:\+\+|--)\s*+({NAME})", raw[1]
+            ):
                 self.scope.values[name[0] or name[1]] = self.scope.mark("((", "it is calculated")
             return MAYBE if value is None else int(value == 0)
         return self._logical(
