@@ -148,7 +148,7 @@ test-neuron: setup-dev ## Run the tests on XLA, in an environment with torch_xla
 	@.venv/bin/python -m tests.neuron.environment && exec $(PYTEST) tests/neuron -m neuron $(ARGS)
 
 bench-cells: setup-dev ## Time rendering and checking every cell
-	@exec .venv/bin/python -m tools.preflight.benchmark
+	@exec .venv/bin/python -m tests.preflight.bench_cells
 
 bench-compile: setup-dev ## Time the first step of new and restarted pods, with and without kept compiled code
 	@exec $(PYTEST) tests/training/bench_compile.py $(ARGS)
@@ -157,7 +157,7 @@ bench-restart: setup-dev ## Time the start and the restart of two ranks, from to
 	@exec $(PYTEST) tests/training/bench_restart.py $(ARGS)
 
 bench-data: setup-dev ## Time preparing text, compared with datasets.map and the same tokenizer
-	@exec .venv/bin/python -m tools.local.data_benchmark
+	@exec .venv/bin/python -m tests.cli.bench_data
 
 lint: setup-dev ## Check style and format
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.cli import bench_data
 from tests.house import printed
 from tests.training.data.stream.conftest import serve, shard_bytes
 from tools import cli
-from tools.local import data_benchmark
 from training.config import apply_override, load_texts
 from training.data.bert.prepare_pairs import prepare_pairs
 from training.data.examples.example_dataset import ExampleDataset
@@ -223,8 +223,8 @@ def test_an_inspected_dataset_of_another_length(yard: Yard, dataset: Path) -> No
 @pytest.mark.long
 def test_the_benchmark_compares_equal_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a few documents, both ways give the same tokens. `make bench-data` measures speed."""
-    monkeypatch.setattr(data_benchmark, "processors", lambda: 1)
-    table = dict(data_benchmark.measure(tmp_path, documents=24))
+    monkeypatch.setattr(bench_data, "processors", lambda: 1)
+    table = dict(bench_data.measure(tmp_path, documents=24))
     assert table["documents"] == "24"
     assert float(table["ratio"]) > 0
 

@@ -26,11 +26,10 @@ LEVELS = [
     *(("training", names) for names in TRAINING.split("|")),
 ]
 LEVEL = {f"{top}.{name}": number for number, (top, names) in enumerate(LEVELS) for name in names.split()}
-# What tools may import of training: modules that do not load torch. Three places need more.
+# What tools may import of training: modules that do not load torch. Two places need more.
 SHARED = ("training.config.", "training.models.counting.", "training.run.", "training.checkpoint.layout.")
 EXTRA = {
     "tools.cli.data.": ("training.data.",),
-    "tools.local.data_benchmark.": ("training.data.",),
     "tools.cli.job.metrics.": ("training.neuron.compile_log.",),
 }
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.preflight import bench_cells
 from tools.cells import kustomize
 from tools.core import repo
 from tools.core.verdict import State
 from tools.kube.manifests import parse
-from tools.preflight import benchmark
 from tools.preflight.evaluate import evaluate, rules
 
 FEATURES = sorted(
@@ -62,7 +62,7 @@ def test_there_are_features_and_services() -> None:
 
 
 def test_the_benchmark_measures_what_it_says(renderer: kustomize.Renderer) -> None:
-    rows = dict(benchmark.measure(["overlays/cpu/llama-tiny", "overlays/p5/llama-3-1-8b"]))
+    rows = dict(bench_cells.measure(["overlays/cpu/llama-tiny", "overlays/p5/llama-3-1-8b"]))
     assert rows["cells"] == "2"
     assert int(rows["objects"]) >= 10
     assert rows["rules"] == str(len(rules()))

@@ -1,6 +1,6 @@
 """Measure how fast text becomes token shards, against `datasets.map` with the same tokenizer, as a table.
 
-python -m tools.local.data_benchmark
+python -m tests.cli.bench_data
 
 The text is Python's own library as compressed JSON lines in eight files, the tokenizer a byte-level BPE of
 4,096 tokens trained on a part of it. Both read the same files and use all processors; both results are on

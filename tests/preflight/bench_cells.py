@@ -1,6 +1,6 @@
 """Measure the time to render and check every cell, and print it as a table.
 
-python -m tools.preflight.benchmark
+python -m tests.preflight.bench_cells
 """
 
 from __future__ import annotations
