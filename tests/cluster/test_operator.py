@@ -133,16 +133,6 @@ def test_pods_are_what_the_rules_say(kube: Kube, jobs: list[Object]) -> None:
     assert compared > 200
 
 
-def test_services_are_what_the_rules_say(kube: Kube, jobs: list[Object]) -> None:
-    real = {name_of(service): service for service in kube.list("services", NAMESPACE)}
-    for job in jobs:
-        for service in operator_pods.services(job):
-            found = real[service.name]["spec"]
-            assert found["clusterIP"] == "None", service.name
-            assert found["selector"] == service.labels, service.name
-            assert {port["name"]: port["port"] for port in found["ports"]} == service.ports, service.name
-
-
 def _compare(found: list[Object], expected: list[Object], name: str) -> int:
     """Compare containers in order: names, images, commands and the whole environment."""
     assert [one["name"] for one in found] == [one["name"] for one in expected], name

@@ -80,7 +80,7 @@ class World:
         self.run: Object | None = None
         self.unseen: dict[str, str] = {}
         self.objects: dict[str, list[Object]] = {
-            "Service": [{"metadata": {"name": one.name}} for one in operator_pods.services(self.job)],
+            "Service": [{"metadata": {"name": one.name}} for one in made],
             "ConfigMap": [
                 {"metadata": {"name": one["metadata"]["name"]}, "keys": sorted(one.get("data") or {})}
                 for one in cell.of_kind("ConfigMap")

@@ -308,7 +308,7 @@ def test_a_dry_run_shows_the_plan_of_a_job_with_more_gpus_than_here(checkout: An
             "it hangs: 2 pods wait in 2 places",
             "elasticPolicy",
         ),
-        ({"spec": {"nprocPerNode": 2}}, "spec.nprocPerNode: must be a string, not 2", ""),
+        ({"spec": {"nprocPerNode": 2}}, "spec.nprocPerNode: must be a string in quotes, not 2", ""),
         ({"name": "Upper"}, "metadata.name: 'Upper' must be", ""),
     ],
 )

@@ -151,7 +151,7 @@ def test_selection_suspension_and_retries(
     item["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
     suspended = of([item, *workload.manifests.objects[1:]])
     assert suspended.suspended
-    assert suspended.waits_for_queue
+    assert suspended.queue == "team"
     assert len(suspended.ranks()) == 2, "the pods of the started job"
     assert any("suspended" in line for line in wiring.analyse(suspended).verdict.evidence)
 

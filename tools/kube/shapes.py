@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tools.core.output import short
+
+VALUE = 60  # characters of a value in a message
+
 
 @dataclass(frozen=True)
 class Misshape:
@@ -18,6 +22,12 @@ class Misshape:
     path: str
     value: Any
     wanted: str
+
+    @property
+    def shown(self) -> str:
+        """The fault in one line, such as `spec.replicas: must be an integer, not 'two'`."""
+        given = "" if self.value is None else f", not {short(repr(self.value), VALUE)}"
+        return f"{self.path}: must be {self.wanted}{given}"
 
 
 SCALAR = (str, int, float)

@@ -14,27 +14,15 @@ from typing import ClassVar
 from tools.kube.manifests import Object
 from tools.kube.shapes import POLICIES, TEMPLATE
 from tools.workload.pod import Pod, check_size, main_container, with_environment
-from tools.workload.workload import (
-    CREATED,
-    FAILED,
-    RESTARTING,
-    RUNNING,
-    SUCCEEDED,
-    SUSPENDED,
-    RetryLimit,
-    Role,
-    Workload,
-    label,
-    number,
-)
+from tools.workload.workload import JobState, RetryLimit, Role, Workload, label, number
 
 JOB_LABEL = "HPJob"
 STATES = {
-    **dict.fromkeys(("Completed", "Succeeded"), SUCCEEDED),
-    **dict.fromkeys(("Restarting", "PodsRestarting"), RESTARTING),
-    "Failed": FAILED,
-    "Suspended": SUSPENDED,
-    "Running": RUNNING,
+    **dict.fromkeys(("Completed", "Succeeded"), JobState.SUCCEEDED),
+    **dict.fromkeys(("Restarting", "PodsRestarting"), JobState.RESTARTING),
+    "Failed": JobState.FAILED,
+    "Suspended": JobState.SUSPENDED,
+    "Running": JobState.RUNNING,
 }
 
 
@@ -80,7 +68,7 @@ class HyperPodPyTorchJob(Workload):
         found = self.status.get("conditions")
         for one in reversed(found if isinstance(found, list) else []):
             if isinstance(one, dict) and one.get("status") == "True":
-                return STATES.get(str(one.get("type")), CREATED)
+                return STATES.get(str(one.get("type")), JobState.CREATED)
         return super().state
 
     @property

@@ -14,20 +14,7 @@ from tools.kube.manifests import Manifests, Object, name_of
 from tools.kube.shapes import TEMPLATE
 from tools.workload.launches import launches
 from tools.workload.pod import Pod, check_size, main_container, with_environment
-from tools.workload.workload import (
-    CREATED,
-    FAILED,
-    NEW,
-    RUNNING,
-    SUCCEEDED,
-    SUSPENDED,
-    Nameless,
-    RetryLimit,
-    Role,
-    Workload,
-    label,
-    number,
-)
+from tools.workload.workload import JobState, Nameless, RetryLimit, Role, Workload, label, number
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 JOB_NAME = "batch.kubernetes.io/job-name"
@@ -117,8 +104,8 @@ class IndexedJob(Workload):
     resource = "jobs.batch"
     shape: ClassVar[Object] = {"spec!": JOB}
     states = (
-        *(("Complete", SUCCEEDED), ("SuccessCriteriaMet", SUCCEEDED)),
-        *(("Failed", FAILED), ("FailureTarget", FAILED), ("Suspended", SUSPENDED)),
+        *(("Complete", JobState.SUCCEEDED), ("SuccessCriteriaMet", JobState.SUCCEEDED)),
+        *(("Failed", JobState.FAILED), ("FailureTarget", JobState.FAILED), ("Suspended", JobState.SUSPENDED)),
     )
 
     @property
@@ -177,8 +164,8 @@ class IndexedJob(Workload):
 
     def _active(self) -> str:
         if not self.status:
-            return NEW
-        return RUNNING if self.status.get("active") else CREATED
+            return JobState.NEW
+        return JobState.RUNNING if self.status.get("active") else JobState.CREATED
 
 
 def _headless(name: str, job: Workload) -> Nameless | None:

@@ -14,21 +14,7 @@ from tools.kube.manifests import Object
 from tools.workload.indexed_job import INDEX, INDEXED, JOB, Batch, completions_missing, parallel
 from tools.workload.launches import launches
 from tools.workload.pod import Pod, check_size
-from tools.workload.workload import (
-    CREATED,
-    FAILED,
-    NEW,
-    RESTARTING,
-    RUNNING,
-    SUCCEEDED,
-    SUSPENDED,
-    Nameless,
-    RetryLimit,
-    Role,
-    Workload,
-    label,
-    number,
-)
+from tools.workload.workload import JobState, Nameless, RetryLimit, Role, Workload, label, number
 
 LABEL = "jobset.sigs.k8s.io/"
 SUFFIX = "-abcde"  # Kubernetes appends five random characters to a pod's name
@@ -49,8 +35,8 @@ class JobSet(Workload):
     resource = "jobsets.jobset.x-k8s.io"
     shape: ClassVar[Object] = {"spec!": REPLICATED}
     states = (
-        *(("Completed", SUCCEEDED), ("Failed", FAILED)),
-        *(("Suspended", SUSPENDED), ("RestartingJobSet", RESTARTING)),
+        *(("Completed", JobState.SUCCEEDED), ("Failed", JobState.FAILED)),
+        *(("Suspended", JobState.SUSPENDED), ("RestartingJobSet", JobState.RESTARTING)),
     )
 
     @property
@@ -155,7 +141,7 @@ class JobSet(Workload):
         active = isinstance(statuses, list) and any(
             isinstance(one, dict) and (one.get("active") or one.get("ready")) for one in statuses
         )
-        return RUNNING if active else CREATED if self.status else NEW
+        return JobState.RUNNING if active else JobState.CREATED if self.status else JobState.NEW
 
 
 def _count(one: Object) -> int:

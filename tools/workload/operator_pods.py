@@ -1,4 +1,4 @@
-"""What the Kubeflow training operator makes of a PyTorchJob: its pods, their environment, its services.
+"""What the Kubeflow training operator makes of a PyTorchJob: its pods and their environment.
 
 Read in the source of github.com/kubeflow/training-operator (v1.9.4 also as github.com/kubeflow/trainer),
 tags v1.7.0, v1.8.0, v1.8.1, v1.9.0, v1.9.2, v1.9.3 and v1.9.4. The functions name the files they follow.
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import dataclass
 
 from tools.kube.manifests import Object
 from tools.workload.operator_admission import (
@@ -40,16 +39,6 @@ DEFAULT_PORT = 23456
 LABEL = "training.kubeflow.org/"
 INIT_IMAGE = "alpine:3.10"
 INIT_TRIES = 100
-
-
-@dataclass(frozen=True)
-class Service:
-    """The headless service of one pod, with the pod's name. `ports` maps names to numbers."""
-
-    name: str
-    namespace: str
-    labels: dict[str, str]
-    ports: dict[str, int]
 
 
 def defaulted(job: Object) -> Object:
@@ -93,24 +82,6 @@ def pods(job: Object, version: str = LATEST) -> list[Pod]:
         _pod(job, release, replica_type, index)
         for replica_type, replica in _in_order(job)
         for index in _indices(replica_type, replica["replicas"])
-    ]
-
-
-def services(job: Object, version: str = LATEST) -> list[Service]:
-    """Return the headless services of `job`, one for each pod, in the order of `pods`.
-
-    Follows CreateNewService in pkg/controller.v1/common/service.go: a service has all ports of the container
-    named `pytorch`, and its selector equals its labels.
-    """
-    by_type = dict(_in_order(defaulted(job)))
-    return [
-        Service(
-            name=pod.name,
-            namespace=pod.namespace,
-            labels=_labels(pod.job, pod.role, pod.index),
-            ports=_ports(by_type[pod.role.capitalize()]),
-        )
-        for pod in pods(job, version)
     ]
 
 
@@ -300,13 +271,6 @@ def _default_port(replica: Object) -> int:
             if container.get("name") == DEFAULT_CONTAINER and port.get("name") == DEFAULT_PORT_NAME:
                 return int(port["containerPort"])
     raise ControllerFault(f"no container named {DEFAULT_CONTAINER} with a port named {DEFAULT_PORT_NAME}")
-
-
-def _ports(replica: Object) -> dict[str, int]:
-    for container in replica["template"]["spec"]["containers"]:
-        if container.get("name") == DEFAULT_CONTAINER:
-            return {port.get("name") or "": port["containerPort"] for port in container.get("ports") or []}
-    raise ControllerFault(f"no container named {DEFAULT_CONTAINER}")
 
 
 def _init_container(job_name: str) -> Object:

@@ -9,24 +9,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tools.kube.manifests import Object
-from tools.kube.shapes import POLICIES, REPLICA, TEMPLATE
 from tools.workload import operator_pods
-from tools.workload.operator_admission import DEFAULT_CONTAINER, MASTER, WORKER, rejections
+from tools.workload.operator_admission import DEFAULT_CONTAINER, MASTER, SHAPE, WORKER, rejections
 from tools.workload.operator_pods import LABEL, LATEST
 from tools.workload.pod import Pod, PodsUnknown, main_container
-from tools.workload.workload import (
-    CREATED,
-    FAILED,
-    RESTARTING,
-    RUNNING,
-    SUCCEEDED,
-    SUSPENDED,
-    RetryLimit,
-    Role,
-    Workload,
-    label,
-    number,
-)
+from tools.workload.workload import JobState, RetryLimit, Role, Workload, label, number
 
 
 class PyTorchJob(Workload):
@@ -36,12 +23,10 @@ class PyTorchJob(Workload):
     api = "kubeflow.org/v1"
     resource = "pytorchjobs.kubeflow.org"
     only_training = True
-    shape: ClassVar[Object] = {
-        "spec!": {**POLICIES, "pytorchReplicaSpecs!": {"*": {**REPLICA, "template!": TEMPLATE}}}
-    }
+    shape: ClassVar[Object] = SHAPE
     states = (
-        *(("Succeeded", SUCCEEDED), ("Failed", FAILED), ("Suspended", SUSPENDED)),
-        *(("Restarting", RESTARTING), ("Running", RUNNING), ("Created", CREATED)),
+        *(("Succeeded", JobState.SUCCEEDED), ("Failed", JobState.FAILED), ("Suspended", JobState.SUSPENDED)),
+        *(("Restarting", JobState.RESTARTING), ("Running", JobState.RUNNING), ("Created", JobState.CREATED)),
     )
     suspend_path = ("spec", "runPolicy", "suspend")
 

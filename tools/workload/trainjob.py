@@ -16,17 +16,7 @@ from tools.kube.quantity import quantity
 from tools.kube.shapes import ENV, RESOURCES, misshapes
 from tools.workload.jobset import REPLICATED, JobSet
 from tools.workload.pod import Pod, PodsUnknown, main_container
-from tools.workload.workload import (
-    CREATED,
-    FAILED,
-    NEW,
-    RUNNING,
-    SUCCEEDED,
-    SUSPENDED,
-    RetryLimit,
-    Role,
-    Workload,
-)
+from tools.workload.workload import JobState, RetryLimit, Role, Workload
 
 GROUP = "trainer.kubeflow.org"
 ANCESTOR, TRAINER = f"{GROUP}/trainjob-ancestor-step", "trainer"
@@ -59,7 +49,11 @@ class TrainJob(Workload):
             },
         }
     }
-    states = (("Complete", SUCCEEDED), ("Failed", FAILED), ("Suspended", SUSPENDED))
+    states = (
+        ("Complete", JobState.SUCCEEDED),
+        ("Failed", JobState.FAILED),
+        ("Suspended", JobState.SUSPENDED),
+    )
 
     @property
     def maker(self) -> str:
@@ -225,7 +219,7 @@ class TrainJob(Workload):
     def _active(self) -> str:
         jobs = self.status.get("jobsStatus")
         active = isinstance(jobs, list) and any(isinstance(one, dict) and one.get("active") for one in jobs)
-        return RUNNING if active else CREATED if self.status else NEW
+        return JobState.RUNNING if active else JobState.CREATED if self.status else JobState.NEW
 
 
 def _is_trainer(one: Object) -> bool:

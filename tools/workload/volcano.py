@@ -13,33 +13,19 @@ from tools.kube.manifests import Object
 from tools.kube.shapes import TEMPLATE
 from tools.workload.launches import launches
 from tools.workload.pod import Pod, check_size, main_container, with_environment
-from tools.workload.workload import (
-    CREATED,
-    FAILED,
-    NEW,
-    RESTARTING,
-    RUNNING,
-    SUCCEEDED,
-    SUSPENDED,
-    Nameless,
-    RetryLimit,
-    Role,
-    Workload,
-    label,
-    number,
-)
+from tools.workload.workload import JobState, Nameless, RetryLimit, Role, Workload, label, number
 
 # These give each pod its name as host name, and the job's as subdomain. The frameworks' imply svc.
 NAMES_PLUGINS = ("svc", "pytorch", "mpi", "tensorflow", "ray")
 LABEL = "volcano.sh/"
 # status.state.phase (apis/batch/v1alpha1/job.go). An aborted job has no pods until it is resumed.
 PHASES = {
-    **dict.fromkeys(("Completing", "Completed"), SUCCEEDED),
-    **dict.fromkeys(("Failed", "Terminating", "Terminated"), FAILED),
-    **dict.fromkeys(("Aborting", "Aborted"), SUSPENDED),
-    "Restarting": RESTARTING,
-    "Running": RUNNING,
-    "Pending": CREATED,
+    **dict.fromkeys(("Completing", "Completed"), JobState.SUCCEEDED),
+    **dict.fromkeys(("Failed", "Terminating", "Terminated"), JobState.FAILED),
+    **dict.fromkeys(("Aborting", "Aborted"), JobState.SUSPENDED),
+    "Restarting": JobState.RESTARTING,
+    "Running": JobState.RUNNING,
+    "Pending": JobState.CREATED,
 }
 
 
@@ -78,7 +64,7 @@ class VolcanoJob(Workload):
     def state(self) -> str:
         state = self.status.get("state")
         phase = state.get("phase") if isinstance(state, dict) else None
-        return PHASES.get(str(phase), CREATED if self.status else NEW)
+        return PHASES.get(str(phase), JobState.CREATED if self.status else JobState.NEW)
 
     @property
     def queue(self) -> str:

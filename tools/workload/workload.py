@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, ClassVar
 
 from tools.core.errors import UserError
@@ -13,9 +14,18 @@ from tools.kube.shapes import META, Misshape, misshapes
 from tools.workload.pod import Pod, main_container
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-SUCCEEDED, FAILED, SUSPENDED, RESTARTING, RUNNING, CREATED, NEW = (
-    *("Succeeded", "Failed", "Suspended", "Restarting", "Running", "Created", "New"),
-)
+
+
+class JobState(StrEnum):
+    """What a job's status says of it. A job is New before a controller has seen it."""
+
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    SUSPENDED = "Suspended"
+    RESTARTING = "Restarting"
+    RUNNING = "Running"
+    CREATED = "Created"
+    NEW = "New"
 
 
 @dataclass(frozen=True)
@@ -255,11 +265,6 @@ class Workload(ABC):
         return str(labels.get(QUEUE_LABEL) or "") if isinstance(labels, dict) else ""
 
     @property
-    def waits_for_queue(self) -> bool:
-        """Return whether the job is suspended and names a queue that will start it."""
-        return self.suspended and bool(self.queue)
-
-    @property
     @abstractmethod
     def retries(self) -> RetryLimit:
         """Return how often the job starts again before it fails."""
@@ -297,11 +302,11 @@ class Workload(ABC):
         """Return the pods of a job of the right shape."""
 
     def _refused(self) -> list[str]:
-        return [f"{fault.path}: must be {fault.wanted}" for fault in self.misshapen]
+        return [fault.shown for fault in self.misshapen]
 
     def _active(self) -> str:
         """Return the state of a job without a condition that says it."""
-        return CREATED if self.status else NEW
+        return JobState.CREATED if self.status else JobState.NEW
 
 
 def label(pod: Object, *names: str) -> str:

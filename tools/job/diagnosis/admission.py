@@ -15,7 +15,7 @@ from tools.job.snapshot.pod import template_specs
 from tools.job.snapshot.snapshot import Snapshot, event_time
 from tools.kube.manifests import Object
 from tools.kube.quantity import amounts, pod_requests
-from tools.workload.workload import NEW, SUSPENDED
+from tools.workload.workload import JobState
 
 TOGETHER = 5.0  # seconds in which the operator creates all pods of a job
 PATIENCE = 30.0  # seconds after which operator and scheduler must have reacted
@@ -29,7 +29,7 @@ def is_over(snapshot: Snapshot) -> bool:
 def suspended(snapshot: Snapshot) -> Iterator[Cause]:
     """The job waits in a queue, or was suspended."""
     live = snapshot.live
-    if is_over(snapshot) or not (live.suspended or live.state == SUSPENDED):
+    if is_over(snapshot) or not (live.suspended or live.state == JobState.SUSPENDED):
         return
     queue = (live.top["metadata"].get("labels") or {}).get(QUEUE_LABEL)
     fact = f"{live.title}: {live.suspension}"
@@ -64,7 +64,7 @@ def gang(snapshot: Snapshot) -> Iterator[Cause]:
 def operator(snapshot: Snapshot) -> Iterator[Cause]:
     """The operator has not reacted to the job: it is down, or it does not watch this namespace."""
     age = snapshot.age(moment(snapshot.job["metadata"].get("creationTimestamp"))) or 0.0
-    if snapshot.state != NEW or age < PATIENCE or snapshot.pods:
+    if snapshot.state != JobState.NEW or age < PATIENCE or snapshot.pods:
         return
     evidence = [f"no condition {duration(age)} after the job was created"]
     if snapshot.workload.kind != "PyTorchJob":

@@ -7,12 +7,17 @@ from typing import Any
 
 from tools.kube.manifests import Object, name_of
 from tools.workload import kinds
-from tools.workload.workload import FAILED, NEW, SUCCEEDED, SUSPENDED, Workload
+from tools.workload.workload import JobState, Workload
 
 APP_WRAPPER = "AppWrapper.workload.codeflare.dev"
 # status.phase of an AppWrapper whose job does not exist: it was not created yet, or was deleted again.
 # Source: api/v1beta2/appwrapper_types.go of github.com/project-codeflare/appwrapper, v1.1.2.
-PHASES = {"Suspended": SUSPENDED, "Suspending": SUSPENDED, "Failed": FAILED, "Succeeded": SUCCEEDED}
+PHASES = {
+    "Suspended": JobState.SUSPENDED,
+    "Suspending": JobState.SUSPENDED,
+    "Failed": JobState.FAILED,
+    "Succeeded": JobState.SUCCEEDED,
+}
 # kubectl's full name of each kind that is read, by kind and API group.
 READ = {f"{one.kind}.{one.api.rpartition('/')[0]}": one.resource for one in kinds.KINDS}
 WRAPPERS = {APP_WRAPPER: "appwrappers.workload.codeflare.dev"}
@@ -77,7 +82,11 @@ class LiveJob:
     @property
     def state(self) -> str:
         """The job's state: Succeeded, Failed, Suspended, Restarting, Running, Created or New."""
-        return PHASES.get(self._phase, NEW) if self.workload.state == NEW else self.workload.state
+        return (
+            PHASES.get(self._phase, JobState.NEW)
+            if self.workload.state == JobState.NEW
+            else self.workload.state
+        )
 
     def condition(self, state: str) -> Object | None:
         """Return the condition by which the job is Succeeded, Failed or Suspended, None if it is not."""
