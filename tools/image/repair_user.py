@@ -129,7 +129,7 @@ def _refuse_command(read: Subject, one: Instruction) -> None:
         text = written(read, name)
         if text is None:
             raise Unsafe(f"{name} is not in the context, so it is unknown whether it needs root")
-        if match := NEEDS_ROOT.search(re.sub(r"(?m)^\s*#.*$", "", text)):
+        if match := NEEDS_ROOT.search(re.sub(r"(?m)^[ \t]*+#.*$", "", text)):
             raise Unsafe(f"{name} has {match[0]}, which may need root")
 
 

@@ -23,7 +23,6 @@ LAUNCH_VARIABLES = re.compile(
     r"PET_\w+|(?:NODE_|LOCAL_|GROUP_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT)|V[CK]_\w+|JOB_COMPLETION_INDEX"
 )
 _BRACED = re.compile(rf"({NAME}|[0-9]+|[@*#?$!-])(?:\[([^\]]*)\])?")
-_ARRAY = re.compile(rf"({NAME})(\+?)=\((.*)\)", re.DOTALL)
 _ARITHMETIC = re.compile(r"[0-9+\-*/%()<>=!&| \t\n]{1,200}")
 _LONGEST_PATTERN, _LONGEST_MATCHED = 64, 4096
 _OPERATIONS: dict[type[ast.AST], Callable[[int, int], int]] = {
