@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +67,16 @@ class LazyGroup(click.Group):
 
 def _file(name: str) -> str:
     return name.replace("-", "_")
+
+
+def group(package: str, text: str | None, callback: Callable[[], None] | None = None) -> LazyGroup:
+    """Return the group of a package's modules. `text` is its help; what follows `\\b` is printed last."""
+    body, mark, examples = (text or "").partition("\b")
+    return LazyGroup(
+        package.rpartition(".")[2],
+        directory=Path(str(sys.modules[package].__file__)).parent,
+        package=package,
+        help=body,
+        epilog=mark + examples,
+        callback=callback,
+    )

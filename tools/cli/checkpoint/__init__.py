@@ -1,14 +1,8 @@
-"""List, show, verify and export a run's checkpoints."""
+"""List, show, verify and export a run's checkpoints.
 
-from __future__ import annotations
+A checkpoint is a directory that is committed as a whole, with a digest of every file.
 
-from pathlib import Path
-
-import click
-
-from tools.cli._lazy_group import LazyGroup
-
-EPILOG = """\b
+\b
 Examples:
   yard checkpoint list
   yard checkpoint show cpu-llama-tiny-train
@@ -17,15 +11,9 @@ Examples:
   yard checkpoint export cpu-llama-tiny-lora-train --merge --to exported/llama-tiny-tuned
 
 \b
-RUN is a run's name, its directory, or a cell. It can be left out when only one run exists."""
+RUN is a run's name, its directory, or a cell. It can be left out when only one run exists.
+"""
 
+from tools.cli._lazy_group import group
 
-@click.group(
-    name="checkpoint",
-    cls=LazyGroup,
-    directory=Path(__file__).resolve().parent,
-    package=__name__,
-    epilog=EPILOG,
-)
-def command() -> None:
-    """Work with checkpoints: directories committed as a whole, with a digest of every file."""
+command = group(__name__, __doc__)

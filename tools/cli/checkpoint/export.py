@@ -1,4 +1,11 @@
-"""Write the model as transformers reads it, or the adapter as peft does, with its tokenizer."""
+"""Write the model as transformers reads it, or the adapter as peft does, with its tokenizer.
+
+DIR appears as a whole or not at all. It must not exist or must be empty.
+
+\b
+Example: yard checkpoint export cpu-llama-tiny-train --to exported/llama-tiny
+Exit codes: 0 exported, 1 the export failed, 2 bad input or no checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +18,7 @@ from tools.cli.sample import run_directory
 from tools.core import output
 
 
-@click.command(name="export")
+@click.command(name="export", help=__doc__)
 @click.argument("run", required=False)
 @click.option(
     "--to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The directory to create."
@@ -27,14 +34,6 @@ from tools.core import output
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(run: str | None, to: Path, merge: bool, step: int | None, dtype: str, as_json: bool) -> None:
-    """Write the model as transformers reads it, or the adapter as peft does, with its tokenizer.
-
-    DIR appears as a whole or not at all. It must not exist or must be empty.
-
-    \b
-    Example: yard checkpoint export cpu-llama-tiny-train --to exported/llama-tiny
-    Exit codes: 0 exported, 1 the export failed, 2 bad input or no checkpoint.
-    """
     directory = run_directory(run)
     options = [f"--to={to.expanduser().absolute()}", f"--dtype={dtype}", *(["--merge"] if merge else [])]
     options += [] if step is None else [f"--step={step}"]

@@ -1,4 +1,9 @@
-"""List the steps that are committed."""
+"""List the steps that are committed.
+
+\b
+Example: yard checkpoint list cpu-llama-tiny-train
+Exit codes: 0 listed, 2 bad input.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +14,10 @@ from tools.cli.sample import run_directory
 from tools.core import output
 
 
-@click.command(name="list")
+@click.command(name="list", help=__doc__)
 @click.argument("run", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(run: str | None, as_json: bool) -> None:
-    """List the steps that are committed.
-
-    \b
-    Example: yard checkpoint list cpu-llama-tiny-train
-    Exit codes: 0 listed, 2 bad input.
-    """
     found = about("list", run_directory(run))
     if as_json:
         output.data(found)

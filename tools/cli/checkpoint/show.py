@@ -1,4 +1,9 @@
-"""Show what one checkpoint holds and what it was trained from."""
+"""Show what one checkpoint holds and what it was trained from.
+
+\b
+Example: yard checkpoint show cpu-llama-tiny-train --step 100
+Exit codes: 0 shown, 1 the checkpoint is damaged, 2 bad input or no checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +17,11 @@ from tools.cli.sample import run_directory
 from tools.core import output
 
 
-@click.command(name="show")
+@click.command(name="show", help=__doc__)
 @click.argument("run", required=False)
 @click.option("--step", type=click.IntRange(0), metavar="N", help="Show step N instead of the newest.")
 @click.option("--json", "as_json", is_flag=True, help="Print the whole manifest as JSON.")
 def command(run: str | None, step: int | None, as_json: bool) -> None:
-    """Show what one checkpoint holds and what it was trained from.
-
-    \b
-    Example: yard checkpoint show cpu-llama-tiny-train --step 100
-    Exit codes: 0 shown, 1 the checkpoint is damaged, 2 bad input or no checkpoint.
-    """
     found = about("show", run_directory(run), step)
     if as_json:
         output.data(found)

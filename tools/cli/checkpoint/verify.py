@@ -1,4 +1,12 @@
-"""Hash every byte of the checkpoints and compare with their manifests."""
+"""Hash every byte of the checkpoints and compare with their manifests.
+
+Digests show damage. Only a signature shows who wrote a checkpoint: with a key, a checkpoint that is not
+signed with it, or is signed for another run, is refused.
+
+\b
+Example: yard checkpoint verify cpu-llama-tiny-train --key signing-key
+Exit codes: 0 all are good, 1 one is damaged or not signed, 2 bad input or no checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +21,7 @@ from tools.core import output
 from tools.core.verdict import State, Verdict
 
 
-@click.command(name="verify")
+@click.command(name="verify", help=__doc__)
 @click.argument("run", required=False)
 @click.option("--step", type=click.IntRange(0), metavar="N", help="Verify step N only.")
 @click.option(
@@ -24,15 +32,6 @@ from tools.core.verdict import State, Verdict
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 def command(run: str | None, step: int | None, key: Path | None, as_json: bool) -> None:
-    """Hash every byte of the checkpoints and compare with their manifests.
-
-    Digests show damage. Only a signature shows who wrote a checkpoint: with a key, a checkpoint that is not
-    signed with it, or is signed for another run, is refused.
-
-    \b
-    Example: yard checkpoint verify cpu-llama-tiny-train --key signing-key
-    Exit codes: 0 all are good, 1 one is damaged or not signed, 2 bad input or no checkpoint.
-    """
     found = about("verify", run_directory(run), step, key=key)["checkpoints"]
     bad = [each for each in found if each["problem"]]
     evidence = [f"step {each['step']}: {each['problem'] or _good(each)}" for each in found]

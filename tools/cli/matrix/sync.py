@@ -1,4 +1,9 @@
-"""Write every cell's directory; remove generated ones that the matrix no longer has."""
+"""Write every cell's directory; remove generated ones that the matrix no longer has.
+
+\b
+Example: yard matrix sync
+Exit codes: 0 written, 2 the matrix is wrong (nothing is written).
+"""
 
 from __future__ import annotations
 
@@ -9,15 +14,9 @@ from tools.cli.matrix._changes import print_json
 from tools.core import output, repo
 
 
-@click.command(name="sync")
+@click.command(name="sync", help=__doc__)
 @click.option("--json", "as_json", is_flag=True, help="Print what was changed as JSON.")
 def command(as_json: bool) -> None:
-    """Write every cell's directory; remove generated ones that the matrix no longer has.
-
-    \b
-    Example: yard matrix sync
-    Exit codes: 0 written, 2 the matrix is wrong (nothing is written).
-    """
     state = matrix.sync(repo.root())
     if as_json:
         print_json(state)
