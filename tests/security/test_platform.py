@@ -387,13 +387,14 @@ def test_the_probe_tells_enforcement_from_its_absence(tmp_path: Path, held: int,
     for _ in range(3):
         with socket.create_server(("127.0.0.1", 0)) as free:
             ports.append(str(free.getsockname()[1]))
-    script = isolation.LISTENER.replace("time.sleep", "print('up', flush=True); time.sleep")
+    scripts = isolation.objects("isolation-x")["scripts"]
+    script = scripts["listener"].replace("time.sleep", "print('up', flush=True); time.sleep")
     here = script.replace("socket.has_dualstack_ipv6()", "False").replace('("",', '("127.0.0.1",')
     listener = subprocess.Popen([sys.executable, "-c", here, *ports[:held]], stdout=subprocess.PIPE)
     try:
         assert listener.stdout is not None
         assert listener.stdout.readline() == b"up\n"
-        prober = isolation.PROBER.replace("/dev/termination-log", str(tmp_path / "log"))
+        prober = scripts["prober"].replace("/dev/termination-log", str(tmp_path / "log"))
         subprocess.run([sys.executable, "-c", prober, "127.0.0.1", "0", *ports], check=True, timeout=30)
     finally:
         listener.kill()
@@ -404,11 +405,14 @@ def test_the_probe_tells_enforcement_from_its_absence(tmp_path: Path, held: int,
 
 
 def test_the_probe_s_policies_open_one_port_in_common() -> None:
-    into, out = isolation.policies("isolation-x")
+    into, out = isolation.objects("isolation-x")["policies"]
+    listener, prober = (
+        isolation.objects("isolation-x", side)["pod"]["metadata"]["labels"] for side in ("listener", "prober")
+    )
     for port, allowed in ((isolation.OPEN, [True, True]), (isolation.NO_INGRESS, [False, True])):
         asked = range(port, port + 1)
         assert [
-            network_policy.admits(into, "Ingress", isolation._labels("isolation-x", "prober"), asked),
-            network_policy.admits(out, "Egress", isolation._labels("isolation-x", "listener"), asked),
+            network_policy.admits(into, "Ingress", prober, asked),
+            network_policy.admits(out, "Egress", listener, asked),
         ] == allowed
     assert not network_policy.admits(into, "Ingress", {}, range(isolation.OPEN, isolation.OPEN + 1))

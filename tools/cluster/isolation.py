@@ -11,7 +11,11 @@ import contextlib
 import json
 import re
 import secrets
+from pathlib import Path
+from string import Template
 from typing import Any
+
+import yaml  # type: ignore[import-untyped]
 
 from tools.cells import kustomize
 from tools.cluster.finding import Finding, bad, good, unknown
@@ -27,33 +31,7 @@ ANSWER = re.compile(r"\[(\d{5}(, \d{5}){0,2})?\]")
 LABEL = "trainyard/isolation"
 STARTS, POLL = 90.0, 1.0  # seconds for each pod to start, an image pull included
 SETTLES = 30  # seconds for the policies to take effect; the VPC CNI needs some after a pod has started
-LIVES = 300  # seconds after which a pod ends by itself
-# The kernel completes connections to a listening socket, so nothing needs to accept them.
-LISTENER = """
-import socket, sys, time
-both = socket.has_dualstack_ipv6()
-family = socket.AF_INET6 if both else socket.AF_INET
-held = [socket.create_server(("", int(port)), family=family, dualstack_ipv6=both) for port in sys.argv[1:]]
-time.sleep(300)
-"""
-# Asks until only the first port answers, and leaves its last answers where the kubelet reads them.
-PROBER = """
-import json, socket, sys, time
-host, seconds, ports = sys.argv[1], float(sys.argv[2]), [int(port) for port in sys.argv[3:]]
-def answers(port):
-    try:
-        socket.create_connection((host, port), timeout=2).close()
-    except OSError:
-        return False
-    return True
-end = time.monotonic() + seconds
-while True:
-    found = [port for port in ports if answers(port)]
-    if found == ports[:1] or time.monotonic() > end:
-        break
-    time.sleep(1)
-open("/dev/termination-log", "w").write(json.dumps(found))
-"""
+OBJECTS = Path(__file__).with_suffix(".yaml")
 PENDING = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError")
 
 
@@ -90,10 +68,10 @@ def judge(found: list[int]) -> Finding:
 def _answering(here: Kubectl, name: str) -> list[int]:
     """Return the ports that answered. Raises UserError where the pods cannot run."""
     image = _image()
-    listener = _pod(name, "listener", image, LISTENER, *PORTS)
-    _create(here, *policies(name), listener)
+    listener = _pod(name, "listener", image, *PORTS)
+    _create(here, *objects(name)["policies"], listener)
     address = str(_waited(here, f"{name}-listener", "podIP"))
-    _create(here, _pod(name, "prober", image, PROBER, address, str(SETTLES), *PORTS))
+    _create(here, _pod(name, "prober", image, address, str(SETTLES), *PORTS))
     ended = _waited(here, f"{name}-prober", "terminated")
     said = str(ended.get("message"))
     if not ANSWER.fullmatch(said):
@@ -108,64 +86,19 @@ def _image() -> str:
     return str(pod["spec"]["containers"][0]["image"])
 
 
-def policies(name: str) -> list[Object]:
-    """Return the policies of both pods: each opens the first port, and the one that the other side closes."""
-    sides = (
-        ("listener", "Ingress", "from", "prober", NO_EGRESS),
-        ("prober", "Egress", "to", "listener", NO_INGRESS),
-    )
-    return [
-        {
-            "apiVersion": "networking.k8s.io/v1",
-            "kind": "NetworkPolicy",
-            "metadata": {"name": f"{name}-{side}", "labels": {LABEL: name}},
-            "spec": {
-                "podSelector": {"matchLabels": _labels(name, side)},
-                "policyTypes": [direction],
-                direction.lower(): [
-                    {
-                        key: [{"podSelector": {"matchLabels": _labels(name, peer)}}],
-                        "ports": [{"protocol": "TCP", "port": port} for port in (OPEN, other)],
-                    }
-                ],
-            },
-        }
-        for side, direction, key, peer, other in sides
-    ]
+def objects(name: str, side: str = "", image: str = "") -> Object:
+    """Return the policies of a probe, the pod of one side, and the scripts of both, as OBJECTS has them."""
+    ports = {"open": OPEN, "no_ingress": NO_INGRESS, "no_egress": NO_EGRESS}
+    text = Template(OBJECTS.read_text(encoding="utf-8"))
+    found: Object = yaml.safe_load(text.substitute(name=name, side=side, image=json.dumps(image), **ports))
+    return found
 
 
-def _labels(name: str, side: str) -> dict[str, str]:
-    return {LABEL: name, f"{LABEL}-side": side}
-
-
-def _pod(name: str, side: str, image: str, script: str, *arguments: str) -> Object:
-    container = {
-        "name": side,
-        "image": image,
-        "imagePullPolicy": "IfNotPresent",
-        "command": ["python3", "-c", script, *arguments],
-        "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "128Mi"}},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-    }
-    profile = {"runAsNonRoot": True, "runAsUser": 1000, "seccompProfile": {"type": "RuntimeDefault"}}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": f"{name}-{side}", "labels": _labels(name, side)},
-        "spec": {
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 1,
-            "activeDeadlineSeconds": LIVES,
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            "securityContext": profile,
-            "containers": [container],
-        },
-    }
+def _pod(name: str, side: str, image: str, *arguments: str) -> Object:
+    found = objects(name, side, image)
+    pod: Object = found["pod"]
+    pod["spec"]["containers"][0]["command"] = ["python3", "-c", found["scripts"][side], *arguments]
+    return pod
 
 
 def _create(here: Kubectl, *items: Object) -> None:
