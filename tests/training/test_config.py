@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from training.config import Config, ConfigError, Section, apply_override, load_texts
+from training.config.families import FAMILIES
 
 SHAPE = """model:
   architecture: {architecture}
@@ -38,6 +39,10 @@ def texts(architecture: str, *more: str) -> dict[str, tuple[str, str]]:
     return {"model": ("model.yaml", model), "hardware": ("hardware.yaml", ""), "cell": ("cell.yaml", cell)}
 
 
+*_FIRST, _LAST = (f"'{name}'" for name in FAMILIES)
+KNOWN = f"{', '.join(_FIRST)} or {_LAST}"
+
+
 @pytest.mark.parametrize(
     ("given", "task"),
     [
@@ -62,11 +67,13 @@ def test_each_configuration_has_one_entry_point(given: tuple[str, ...], task: st
     ("given", "message"),
     [
         (("llama",), "model.yaml:1: model.num_key_value_heads is missing"),
-        (("lama", KV), "model.yaml:2: model.architecture is 'lama': input should be 'llama', 'qwen2' or"
-         " 'bert'; did you mean llama?"),
-        (("mistral", KV), "model.yaml:2: model.architecture is 'mistral': input should be 'llama', 'qwen2' or"
-         " 'bert'; to add a family, see docs/extending.md#a-family"),
-        (("qwen2", KV), "model.yaml:2: architecture qwen2 is fine-tuned only: model.weights is missing"),
+        (("lama", KV), f"model.yaml:2: model.architecture is 'lama': input should be {KNOWN}; did you mean"
+         " llama?"),
+        (("deepseek", KV), f"model.yaml:2: model.architecture is 'deepseek': input should be {KNOWN}; to"
+         " add a family, see docs/extending.md#a-family"),
+        (("llama", f"{KV}\n  sliding_window: 9"), "model.yaml:9: architecture llama has no sliding_window"),
+        (("mixtral", KV), "model.yaml:2: architecture mixtral needs model.num_local_experts"),
+        (("phi3", WEIGHTS, LORA), "model.yaml:10: lora.target_modules names q_proj, which phi3"),
         (("llama", f"{KV}\n  weights: models/tiny"), "model.yaml:9: model.weights is 'models/tiny': write an"
          " absolute directory, run:<job>, or <organisation>/<name>@<revision>"),
         (("llama", KV, LORA), "model.yaml:9: lora adapts a trained model: model.weights is missing"),

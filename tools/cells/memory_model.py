@@ -11,7 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from training.config import Config
-from training.models.counting import layer_parameters, outer_parameters, parameters, trainable_parameters
+from training.models.counting import (
+    expert_parameters,
+    layer_parameters,
+    outer_parameters,
+    parameters,
+    trainable_parameters,
+)
 
 GIB = 2**30
 # training/trainer/parallelize.py: below this FSDP keeps the gathered weights from forward to backward.
@@ -127,18 +133,33 @@ class _Need:
     def tokens(self) -> int:
         return self.config.parallel.micro_batch_size * self.config.sequence_length
 
+    def _held(self, count: int, width: int) -> int:
+        """Bytes of one process's share of `count` parameters of `width` bytes: FSDP2 never cuts an expert."""
+        model = self.config.model
+        experts, each = model.num_local_experts or 0, model.num_hidden_layers * expert_parameters(model)
+        if not experts or count < each:
+            return count * width // self.shards
+        most = -(-experts // self.shards)
+        return (count - each) * width // self.shards + each * most // experts * width
+
+    @property
+    def _divided(self) -> str:
+        experts = self.config.model.num_local_experts or 0
+        whole = experts and experts % self.shards
+        return f"{self.shards}{f', whole experts / {min(experts, self.shards)}' if whole else ''}"
+
     def weights(self) -> Term:
-        nbytes = (FULL * self.trained + HALF * self.frozen) // self.shards
+        nbytes = self._held(self.trained, FULL) + self._held(self.frozen, HALF)
         base = f" + {_billions(self.frozen)} frozen x {HALF} B" if self.frozen else ""
-        return Term("weights", nbytes, f"({_billions(self.trained)} x {FULL} B{base}) / {self.shards}")
+        return Term("weights", nbytes, f"({_billions(self.trained)} x {FULL} B{base}) / {self._divided}")
 
     def gradients(self) -> Term:
-        how = f"{_billions(self.trained)} x {FULL} B / {self.shards}"
-        return Term("gradients", FULL * self.trained // self.shards, how)
+        how = f"{_billions(self.trained)} x {FULL} B / {self._divided}"
+        return Term("gradients", self._held(self.trained, FULL), how)
 
     def optimizer(self) -> Term:
-        how = f"{_billions(self.trained)} x {MOMENTS} B / {self.shards}: Adam's two moments"
-        return Term("optimizer", MOMENTS * self.trained // self.shards, how)
+        how = f"{_billions(self.trained)} x {MOMENTS} B / {self._divided}: Adam's two moments"
+        return Term("optimizer", self._held(self.trained, MOMENTS), how)
 
     def copies(self) -> Term:
         """Whole weights in bf16: FSDP's gathered groups, or what autocast keeps of a replicated model."""
@@ -195,14 +216,18 @@ class _Need:
         """What one block keeps of a token for its backward pass, in bytes.
 
         Llama: the inputs of both norms; their outputs, the queries, keys, values and the attention's output;
-        gate, up and their product. No attention scores: flash and flex attention compute them again. BERT:
-        34 x hidden size + 5 x heads x length (Korthikanti et al. 2022, arXiv 2205.05198, equation 2).
+        gate, up and their product, for each chosen expert. No attention scores: flash and flex attention
+        compute them again. BERT: 34 x hidden size + 5 x heads x length (Korthikanti et al. 2022, arXiv
+        2205.05198, equation 2).
         """
         model = self.config.model
+        chosen = model.num_experts_per_tok or 1
         if model.bert is not None:
             return 34 * model.hidden_size + 5 * model.num_attention_heads * self.config.sequence_length
-        narrow = model.hidden_size // model.num_attention_heads * model.num_key_value_heads
-        inner = HALF * (4 * model.hidden_size + 2 * narrow + 3 * model.intermediate_size)
+        heads = 2 * model.num_attention_heads + 2 * model.num_key_value_heads
+        inner = HALF * (
+            2 * model.hidden_size + heads * model.head_size + 3 * chosen * model.intermediate_size
+        )
         return 2 * self._kept_per_token() + inner + self._scores_per_token()
 
     def _scores_per_token(self) -> int:

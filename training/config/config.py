@@ -10,6 +10,7 @@ from pydantic import model_validator
 
 from training.config.base import ConfigError, Count, Section, divisor_near, wrong
 from training.config.data import Data, Masking
+from training.config.families import OUTSIDE
 from training.config.model import Lora, Model
 from training.config.run import Checkpoint, Device, Parallel, Upload
 from training.config.train import Sample, Train
@@ -94,6 +95,7 @@ class Config(Section):
             raise wrong("lora", "lora is for causal models only: architecture is bert")
         if self.model.weights is None:
             raise wrong("lora", "lora adapts a trained model: model.weights is missing")
+        self._modules_of_the_architecture(self.lora)
         for name in ("embed_tokens", "lm_head"):
             if self.model.tie_word_embeddings and name in self.lora.modules_to_save:
                 raise wrong(
@@ -102,6 +104,18 @@ class Config(Section):
                     "lm_head one table, and an adapter cannot hold it twice",
                 )
         return self
+
+    def _modules_of_the_architecture(self, lora: Lora) -> None:
+        family, name = self.model.family, self.model.architecture
+        allowed = {
+            "target_modules": tuple(family.linears),
+            "modules_to_save": (*OUTSIDE, *family.norms, *family.linears),
+        }
+        for key, known in allowed.items():
+            for module in getattr(lora, key):
+                if module not in known:
+                    text = f"lora.{key} names {module}, which {name} does not have; it has {', '.join(known)}"
+                    raise wrong(f"lora.{key}", text)
 
     @model_validator(mode="after")
     def _keys_of_examples(self) -> Self:

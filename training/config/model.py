@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from training.config.base import Count, Fraction, Positive, Section, with_tuple, wrong
+from training.config.base import Count, Fraction, NotNegative, Positive, Section, with_tuple, wrong
+from training.config.families import FAMILIES, LINEARS, MODULES, OPTIONAL, Family
 
-# The linear layers of a Llama or Qwen2 block, in transformers' names.
-LinearName = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-# Modules that can be trained in full beside the adapters.
-ModuleName = Literal[
-    "embed_tokens", "lm_head", "norm", "input_layernorm", "post_attention_layernorm",
-    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
-]  # fmt: skip
+# The names are the registry's; mypy knows them as text.
+if TYPE_CHECKING:
+    Architecture = str
+    LinearName = str
+    ModuleName = str
+else:
+    Architecture, LinearName, ModuleName = (Literal[tuple(names)] for names in (FAMILIES, LINEARS, MODULES))
 WEIGHTS = re.compile(r"/\S+|run:[a-z0-9][a-z0-9.-]*|[\w.-]+/[\w.-]+@[\w.-]+")
 NOT_IN_BERT = {
     "rms_norm_eps": "use model.bert.layer_norm_eps",
@@ -61,10 +62,10 @@ class BertShape(Section):
 
 
 class Model(Section):
-    """The architecture; keys are named as in transformers' `LlamaConfig`, `Qwen2Config` and `BertConfig`."""
+    """The architecture; keys are named as in a config.json of transformers."""
 
-    architecture: Literal["llama", "qwen2", "bert"]
-    """The family of models."""
+    architecture: Architecture
+    """The family of models: `model_type` of a config.json."""
 
     weights: str | None = None
     """Where the initial weights are: a directory with safetensors (/shared/models/...), the newest checkpoint
@@ -107,6 +108,31 @@ class Model(Section):
     initializer_range: Positive = 0.02
     """Standard deviation of the random initial weights."""
 
+    head_dim: Count | None = None
+    """Width of an attention head; without it hidden_size / num_attention_heads; a key of llama, qwen3,
+    mistral, gemma, gemma3_text and mixtral."""
+
+    sliding_window: Count | None = None
+    """Number of tokens, its own included, to which a token attends; without it all earlier ones; a key of
+    mistral, mixtral, phi3 and gemma3_text."""
+
+    sliding_window_pattern: Count | None = None
+    """Every layer whose number is a multiple of this attends to all earlier tokens, the others within
+    sliding_window; a key of gemma3_text."""
+
+    rope_local_base_freq: Positive | None = None
+    """Base of the wavelengths, as rope_theta, in the layers with a sliding window; a key of gemma3_text."""
+
+    num_local_experts: Count | None = None
+    """Number of experts in each layer; a key of mixtral."""
+
+    num_experts_per_tok: Count | None = None
+    """Number of experts that process a token; a key of mixtral."""
+
+    router_aux_loss_coef: NotNegative | None = None
+    """Weight of the loss that balances the experts, in training; held-out losses are without it; a key of
+    mixtral."""
+
     bert: BertShape | None = None
     """Keys that only BERT has; required for it, and an error for the others."""
 
@@ -119,6 +145,7 @@ class Model(Section):
         if value.get("architecture") != "bert":
             if value.get("bert") is not None:
                 raise wrong("model.bert", "model.bert is for architecture bert only")
+            _check_keys(value)
             return value
         for key, instead in NOT_IN_BERT.items():
             if key in value:
@@ -131,7 +158,27 @@ class Model(Section):
     def _only_keys_of_the_architecture(self, dumped: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out the keys that validation refuses for BERT, so that a saved configuration can be read."""
         values: dict[str, Any] = dumped(self)
-        return {key: v for key, v in values.items() if self.bert is None or key not in NOT_IN_BERT}
+        known = {key: v for key, v in values.items() if v is not None or key not in OPTIONAL}
+        return {key: v for key, v in known.items() if self.bert is None or key not in NOT_IN_BERT}
+
+    @property
+    def family(self) -> Family:
+        """The architecture's row of the registry."""
+        return FAMILIES[self.architecture]
+
+    @property
+    def head_size(self) -> int:
+        """Width of an attention head, in values per token."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def windows(self) -> list[int | None]:
+        """For each layer the number of tokens to which a token attends; None for all earlier ones."""
+        every = self.sliding_window_pattern
+        return [
+            None if every and layer % every == 0 else self.sliding_window
+            for layer in range(1, self.num_hidden_layers + 1)
+        ]
 
     @model_validator(mode="after")
     def _weights(self) -> Self:
@@ -140,10 +187,6 @@ class Model(Section):
                 "model.weights",
                 f"model.weights is {self.weights!r}: write an absolute directory, run:<job>, "
                 "or <organisation>/<name>@<revision>",
-            )
-        if self.architecture == "qwen2" and self.weights is None:
-            raise wrong(
-                "model.architecture", "architecture qwen2 is fine-tuned only: model.weights is missing"
             )
         return self
 
@@ -154,10 +197,13 @@ class Model(Section):
                 f"hidden_size {self.hidden_size} is not a multiple of "
                 f"num_attention_heads {self.num_attention_heads}"
             )
-        if self.architecture != "bert" and self.hidden_size // self.num_attention_heads % 2:
+        if self.architecture != "bert" and self.head_size % 2:
+            said = "head_dim" if self.head_dim else "hidden_size / num_attention_heads"
+            raise ValueError(f"{said} is {self.head_size}, but rotary embeddings need an even head size")
+        if (self.num_experts_per_tok or 0) > (self.num_local_experts or 0):
             raise ValueError(
-                f"hidden_size / num_attention_heads is {self.hidden_size // self.num_attention_heads}, "
-                "but rotary embeddings need an even head size"
+                f"num_experts_per_tok {self.num_experts_per_tok} is above "
+                f"num_local_experts {self.num_local_experts}"
             )
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
@@ -165,6 +211,19 @@ class Model(Section):
                 f"num_key_value_heads {self.num_key_value_heads}"
             )
         return self
+
+
+def _check_keys(value: dict[str, Any]) -> None:
+    """Refuse keys that the architecture does not have, and name those that it lacks."""
+    name = value.get("architecture")
+    family = FAMILIES.get(name) if isinstance(name, str) else None
+    if family is None:
+        return  # the type of `architecture` is refused with the known names
+    for key in (*OPTIONAL, "rope_scaling"):
+        if value.get(key) is not None and key not in family.keys:
+            raise wrong(f"model.{key}", f"architecture {name} has no {key}")
+        if value.get(key) is None and key in family.needs:
+            raise wrong("model.architecture", f"architecture {name} needs model.{key}")
 
 
 class Lora(Section):

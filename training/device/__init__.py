@@ -6,6 +6,8 @@ exchanged, when lazy work starts, how to time queued work, and what the card's p
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from training.config import Config, ConfigError
@@ -25,6 +27,18 @@ def resolve(config: Config) -> Device:
     Raises:
         ConfigError: this machine does not have what the configuration asks for.
     """
+    found = _resolve(config)
+    if config.model.num_local_experts is None:
+        return found
+    if config.device.compile == "on" or found.torch_device.type not in ("cpu", "cuda"):
+        raise ConfigError(
+            "model.num_local_experts: blocks with experts are not compiled, but device.compile on and "
+            "Neuron need it; nearest value: device.compile off on a GPU or CPU"
+        )
+    return replace(found, compile=False, compile_reason="blocks with experts are not compiled")
+
+
+def _resolve(config: Config) -> Device:
     wanted = config.device.type
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device.type is cuda, but torch sees no CUDA device here; nearest value: auto")

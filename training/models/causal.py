@@ -1,4 +1,7 @@
-"""The causal language model: transformers' Llama or Qwen2 built on meta, our initial values, its loss."""
+"""The causal language model: transformers' model built on meta, our initial values, its loss.
+
+The model's family is a row of training/config/families.py. Its class is looked up in transformers by name.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +10,30 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from torch.nn import functional
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
+from transformers import PreTrainedConfig
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from training.config import Config, ConfigError
+from training.config.families import OPTIONAL
 from training.models.counting import layer_parameters, parameters
 from training.models.init import fill_normal
 from training.task import Trainable
 
 IGNORE = -100  # label of a position without a target
-CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config}
-MODELS = {"llama": LlamaForCausalLM, "qwen2": Qwen2ForCausalLM}
 
 
-def hf_config(config: Config, attention: str = "eager") -> LlamaConfig | Qwen2Config:
+def hf_config(config: Config, attention: str = "eager") -> PreTrainedConfig:
+    """transformers' configuration of the section `model`."""
     model = config.model
     rope: dict[str, object] = {"rope_type": "default", "rope_theta": model.rope_theta}
     longest = config.sequence_length
     if model.rope_scaling is not None:
         rope = {**model.rope_scaling.model_dump(), "rope_theta": model.rope_theta}
         longest = int(model.rope_scaling.original_max_position_embeddings * model.rope_scaling.factor)
-    return CONFIGS[model.architecture](
+    built: PreTrainedConfig = getattr(transformers, model.family.config)(
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
         intermediate_size=model.intermediate_size,
@@ -38,14 +41,35 @@ def hf_config(config: Config, attention: str = "eager") -> LlamaConfig | Qwen2Co
         num_attention_heads=model.num_attention_heads,
         num_key_value_heads=model.num_key_value_heads,
         rms_norm_eps=model.rms_norm_eps,
-        rope_parameters=rope,
         tie_word_embeddings=model.tie_word_embeddings,
         attention_dropout=model.attention_dropout,
         initializer_range=model.initializer_range,
         max_position_embeddings=max(longest, config.sequence_length),
         use_cache=False,
         attn_implementation=attention,
+        **{"rope_parameters": rope, **_of_the_family(config)},
     )
+    return built
+
+
+def _of_the_family(config: Config) -> dict[str, object]:
+    """The arguments that only some families have.
+
+    `pad_token_id` of some has a default, whose row of the token table would then never be trained.
+    """
+    model, keys = config.model, config.model.family.keys
+    found = {key: getattr(model, key) for key in OPTIONAL if key in keys} | {"pad_token_id": None}
+    if "head_dim" in keys:
+        found["head_dim"] = model.head_size
+    if model.sliding_window_pattern is None:
+        return found
+    del found["sliding_window_pattern"], found["rope_local_base_freq"]
+    names = ["full_attention" if window is None else "sliding_attention" for window in model.windows]
+    bases = {"full_attention": model.rope_theta, "sliding_attention": model.rope_local_base_freq}
+    rope = {name: {"rope_type": "default", "rope_theta": base} for name, base in bases.items()}
+    return {
+        **found, "layer_types": names, "rope_parameters": rope, "query_pre_attn_scalar": model.head_size
+    }  # fmt: skip
 
 
 class CausalLM(Trainable):
@@ -54,7 +78,8 @@ class CausalLM(Trainable):
     def __init__(self, config: Config, attention: str) -> None:
         super().__init__()
         self.attention = attention
-        self.hf = MODELS[config.model.architecture](hf_config(config, attention))
+        self.model = config.model
+        self.hf = getattr(transformers, config.model.family.model)(hf_config(config, attention))
         self.head_loss = summed_loss
 
     def blocks(self) -> list[nn.Module]:
@@ -73,22 +98,41 @@ class CausalLM(Trainable):
     ) -> torch.Tensor:
         """Sum of the cross-entropy in nats over positions with a label, fp32 [1].
 
-        All arguments are int64 [batch, sequence]; labels are the next tokens or IGNORE.
+        All arguments are int64 [batch, sequence]; labels are the next tokens or IGNORE. In training, a
+        mixture of experts adds its balancing loss for each label, so that the mean contains it once.
         """
-        mask = document_mask(document_ids, self.attention)
-        hidden = self.hf.model(
-            input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False
-        ).last_hidden_state
-        return torch.stack([self.head_loss(hidden, self.hf.lm_head.weight, labels)])  # FSDP warns of views
+        routed = self.training and self.model.num_local_experts is not None
+        found = self.hf.model(
+            input_ids=input_ids, attention_mask=self._masks(document_ids), position_ids=position_ids,
+            use_cache=False, **({"output_router_logits": True} if routed else {}),
+        )  # fmt: skip
+        loss = self.head_loss(found.last_hidden_state, self.hf.lm_head.weight, labels)
+        if routed:
+            loss = loss + self._balance(found.router_logits) * (labels != IGNORE).sum()
+        return torch.stack([loss])  # FSDP warns of views
+
+    def _balance(self, router_logits: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """The weighted loss that balances the experts (Fedus et al. 2021, arXiv 2101.03961, equation 4)."""
+        model = self.model
+        assert model.router_aux_loss_coef is not None
+        loss = load_balancing_loss_func(router_logits, model.num_local_experts, model.num_experts_per_tok)
+        return torch.as_tensor(loss) * model.router_aux_loss_coef
+
+    def _masks(self, document_ids: torch.Tensor) -> Any:
+        """The attention mask; for layers of two kinds one for each kind."""
+        mask = document_mask(document_ids, self.attention, self.model.sliding_window)
+        if self.model.sliding_window_pattern is None:
+            return mask
+        return {"sliding_attention": mask, "full_attention": document_mask(document_ids, self.attention)}
 
     def logits(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, document_ids: torch.Tensor
     ) -> torch.Tensor:
         """Logits [batch, sequence, vocabulary]."""
-        mask = document_mask(document_ids, self.attention)
         return self.hf(
-            input_ids=input_ids, attention_mask=mask, position_ids=position_ids, use_cache=False
-        ).logits
+            input_ids=input_ids, attention_mask=self._masks(document_ids), position_ids=position_ids,
+            use_cache=False,
+        ).logits  # fmt: skip
 
 
 def summed_loss(hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -99,31 +143,40 @@ def summed_loss(hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor) 
     )
 
 
-def document_mask(document_ids: torch.Tensor, attention: str) -> Any:
+def document_mask(document_ids: torch.Tensor, attention: str, window: int | None = None) -> Any:
     """The attention mask: a position may attend to itself and to earlier positions of the same document.
 
+    With a `window` it attends to that many positions, its own included.
     Returns an additive mask for eager, a boolean one for sdpa, both [batch, 1, sequence, sequence], and a
     block mask for flex_attention.
     """
     batch, length = document_ids.shape
+    span = length if window is None else window
     if attention == "flex_attention":
-        return _block_mask(document_ids, batch, length)
+        return _block_mask(document_ids, batch, length, span)
     positions = torch.arange(length, device=document_ids.device)
     same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
     allowed = same & (positions[:, None] >= positions[None, :])
+    if span < length:
+        allowed &= positions[:, None] - positions[None, :] < span
     if attention == "sdpa":
         return allowed
     blocked = torch.finfo(torch.bfloat16).min
     return torch.zeros(allowed.shape, device=document_ids.device).masked_fill_(~allowed, blocked)
 
 
-def _block_mask(document_ids: torch.Tensor, batch: int, length: int) -> Any:
+def _block_mask(document_ids: torch.Tensor, batch: int, length: int, span: int) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
     def allowed(b: torch.Tensor, _h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         return (q >= k) & (document_ids[b, q] == document_ids[b, k])
 
-    return create_block_mask(allowed, batch, None, length, length, device=str(document_ids.device))
+    def near(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return allowed(b, h, q, k) & (q - k < span)
+
+    return create_block_mask(
+        near if span < length else allowed, batch, None, length, length, device=str(document_ids.device)
+    )
 
 
 def build_on_meta(config: Config, attention: str) -> CausalLM:
@@ -167,13 +220,14 @@ def initialise(model: CausalLM, config: Config, device: torch.device) -> None:
     Matrices are normal with `initializer_range`; the two projections back into the residual stream are
     divided by sqrt(2 x layers) (Radford et al. 2019, section 2.3). The output head's deviation is at most
     1 / (2 sqrt(hidden size)), which keeps the first logits' deviation near one half and so the first loss
-    within about one percent of ln(vocabulary). Norms are 1, biases 0.
+    within about one percent of ln(vocabulary). Norms are 1 (0 where the model multiplies by 1 + weight),
+    biases 0.
     """
     materialise(model, config, device)
     with torch.no_grad():
         for name, parameter in named_parameters(model):
             if name.endswith("norm.weight"):
-                parameter.fill_(1.0)
+                parameter.fill_(config.model.family.norm_start)
             elif name.endswith(".bias"):
                 parameter.zero_()
             else:
@@ -192,7 +246,7 @@ def materialise(model: Trainable, config: Config, device: torch.device) -> None:
 
 def _deviation(name: str, config: Config) -> float:
     base = config.model.initializer_range
-    if name.endswith(("o_proj.weight", "down_proj.weight")):
+    if name.removesuffix(".weight").endswith(("o_proj", "down_proj")):  # a tensor of experts has no suffix
         return base / math.sqrt(2 * config.model.num_hidden_layers)
     if name == "lm_head.weight" or (name == "model.embed_tokens.weight" and config.model.tie_word_embeddings):
         return min(base, 0.5 / math.sqrt(config.model.hidden_size))
@@ -203,7 +257,10 @@ def _fill_buffers(module: nn.Module) -> None:
     own = dict(module.named_buffers(recurse=False))
     if not own:
         return
-    if not isinstance(module, LlamaRotaryEmbedding | Qwen2RotaryEmbedding):
+    if own.keys() == {"embed_scale"}:  # Gemma's
+        own["embed_scale"].fill_(float(module.scalar_embed_scale))  # type: ignore[arg-type]
+        return
+    if not type(module).__name__.endswith("RotaryEmbedding"):
         raise AssertionError(f"{type(module).__name__} has buffers {sorted(own)} that no rule initialises")
     fresh = type(module)(module.config)
     for name, value in fresh.named_buffers(recurse=False):

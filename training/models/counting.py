@@ -15,14 +15,31 @@ def parameters(model: Model) -> int:
 
 
 def layer_parameters(model: Model) -> int:
-    """Number of parameters of one block."""
+    """Number of parameters of one block, with all of its experts."""
     shapes = linear_shapes(model)
     weights = sum(inner * outer for inner, outer in shapes.values())
-    if model.architecture == "bert":
+    if model.bert is not None:
         return weights + sum(outer for _, outer in shapes.values()) + 2 * 2 * model.hidden_size  # two norms
-    if model.architecture == "qwen2":  # biases on q, k and v
-        weights += sum(shapes[name][1] for name in ("q_proj", "k_proj", "v_proj"))
-    return weights + 2 * model.hidden_size  # two RMS norms
+    weights += sum(shapes[name][1] for name in model.family.biased)
+    return weights + sum(norm_widths(model).values()) + _router(model) + expert_parameters(model)
+
+
+def expert_parameters(model: Model) -> int:
+    """Number of parameters of all experts of one block; 0 without experts."""
+    return (model.num_local_experts or 0) * 3 * model.hidden_size * model.intermediate_size
+
+
+def active_parameters(model: Model) -> int:
+    """Number of parameters that process one token: all but those of the experts that are not chosen."""
+    if model.num_local_experts is None or model.num_experts_per_tok is None:
+        return parameters(model)
+    each = expert_parameters(model) // model.num_local_experts
+    idle = model.num_local_experts - model.num_experts_per_tok
+    return parameters(model) - model.num_hidden_layers * idle * each
+
+
+def _router(model: Model) -> int:
+    return (model.num_local_experts or 0) * model.hidden_size
 
 
 def outer_parameters(model: Model) -> int:
@@ -41,20 +58,24 @@ def outer_parameters(model: Model) -> int:
 
 def linear_shapes(model: Model) -> dict[str, tuple[int, int]]:
     """Inputs and outputs of each linear layer of a block, by its name in transformers."""
-    hidden, inner = model.hidden_size, model.intermediate_size
-    if model.architecture == "bert":
-        square = dict.fromkeys(("query", "key", "value", "attention.output"), (hidden, hidden))
-        return {**square, "intermediate": (hidden, inner), "output": (inner, hidden)}
-    narrow = hidden // model.num_attention_heads * model.num_key_value_heads
+    sizes = _sizes(model)
+    return {name: (sizes[inner], sizes[outer]) for name, (inner, outer) in model.family.linears.items()}
+
+
+def norm_widths(model: Model) -> dict[str, int]:
+    """Number of parameters of each norm of a block, by its name in transformers."""
+    sizes = _sizes(model)
+    return {name: sizes[width] for name, width in model.family.norms.items()}
+
+
+def _sizes(model: Model) -> dict[str, int]:
+    """The sizes that training/config/families.py names."""
+    queries, narrow = (n * model.head_size for n in (model.num_attention_heads, model.num_key_value_heads))
     return {
-        "q_proj": (hidden, hidden),
-        "k_proj": (hidden, narrow),
-        "v_proj": (hidden, narrow),
-        "o_proj": (hidden, hidden),
-        "gate_proj": (hidden, inner),
-        "up_proj": (hidden, inner),
-        "down_proj": (inner, hidden),
-    }
+        "hidden": model.hidden_size, "inner": model.intermediate_size, "2*inner": 2 * model.intermediate_size,
+        "head": model.head_size, "queries": queries, "narrow": narrow,
+        "queries+2*narrow": queries + 2 * narrow,
+    }  # fmt: skip
 
 
 def adapter_parameters(model: Model, lora: Lora) -> int:
@@ -67,11 +88,11 @@ def adapter_parameters(model: Model, lora: Lora) -> int:
 def saved_parameters(model: Model, lora: Lora) -> int:
     """Number of parameters of the modules that are trained in full beside the adapters."""
     shapes = linear_shapes(model)
-    biased = ("q_proj", "k_proj", "v_proj") if model.architecture == "qwen2" else ()
+    biased = model.family.biased
     inside = {
         name: inner * outer + (outer if name in biased else 0) for name, (inner, outer) in shapes.items()
     }
-    inside |= dict.fromkeys(("input_layernorm", "post_attention_layernorm"), model.hidden_size)
+    inside |= norm_widths(model)
     words = model.vocab_size * model.hidden_size
     outside = {"embed_tokens": words, "lm_head": words, "norm": model.hidden_size}
     return sum(
@@ -88,17 +109,19 @@ def trainable_parameters(model: Model, lora: Lora | None = None) -> int:
 def flops_per_token(model: Model, sequence_length: int, lora: Lora | None = None) -> int:
     """FLOP per token of forward and backward pass, in torchtitan's convention.
 
-    6 x (parameters - input embedding) + 12 x layers x hidden size x sequence length, without a discount for
-    the causal mask (torchtitan, `torchtitan/models/utils.py`). A tied table is also the output head, so it
-    stays in the count. A frozen base needs no weight gradients, so with LoRA its parameters count 4 each and
-    those of the adapters 6 (NVIDIA NeMo's convention for LoRA).
+    6 x (parameters - input embedding) + 12 x layers x heads x head size x sequence length, without a discount
+    for the causal mask (torchtitan, `torchtitan/models/utils.py`). Of the experts only those that process a
+    token count. A layer with a sliding window counts the window where it is shorter than the sequence. A tied
+    table is also the output head, so it stays in the count. A frozen base needs no weight gradients, so with
+    LoRA its parameters count 4 each and those of the adapters 6 (NVIDIA NeMo's convention for LoRA).
     """
-    multiplied = parameters(model)
+    multiplied = active_parameters(model)
     if not model.tie_word_embeddings:
         multiplied -= model.vocab_size * model.hidden_size
     if model.bert is not None:
         multiplied -= _positions(model)
-    attention = 12 * model.num_hidden_layers * model.hidden_size * sequence_length
+    seen = sum(min(window or sequence_length, sequence_length) for window in model.windows)
+    attention = 12 * model.num_attention_heads * model.head_size * seen
     if lora is None:
         return 6 * multiplied + attention
     return 4 * multiplied + 6 * adapter_parameters(model, lora) + attention

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import save_file
 
 from training.checkpoint.shards import shards_of
 from training.checkpoint.store import Store
 from training.config import Config, load_texts
 from training.models.causal import (
-    MODELS,
     CausalLM,
     build_on_meta,
     hf_config,
@@ -65,7 +65,7 @@ def publish(directory: Path, dtype: torch.dtype = torch.float32, files: str = "5
     """Let transformers write a model with seeded weights; return it in fp32."""
     config = configuration(str(directory), **model)
     torch.manual_seed(0)
-    built: Any = MODELS[config.model.architecture](hf_config(config))
+    built: Any = getattr(transformers, config.model.family.model)(hf_config(config))
     with torch.no_grad():
         for parameter in built.parameters():
             parameter.copy_(torch.randn(parameter.shape) * 0.1)
