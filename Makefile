@@ -66,7 +66,7 @@ preflight: setup ## Check every cell with all rules, without a cluster
 	@exec .venv/bin/yard preflight --all $(ARGS)
 
 schemas: setup ## Build the schemas of Kubernetes' and other kinds again, over the network
-	@exec .venv/bin/python -m tools.kube.schema_build
+	@exec .venv/bin/python -m tests.preflight.build_schemas
 
 matrix-sync: setup ## Write the cells of overlays/matrix.yaml
 	@exec .venv/bin/yard matrix sync $(ARGS)

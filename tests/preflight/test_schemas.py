@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.preflight import build_schemas
 from tools.core import go_build, repo
 from tools.core.go_build import Unusable
 from tools.core.output import note
-from tools.kube import schema_build, schemas
+from tools.kube import schemas
 from tools.kube.manifests import Manifests, parse
 from tools.kube.schemas import Schemas
 
@@ -157,9 +158,9 @@ def test_the_shipped_schemas_are_those_of_the_table() -> None:
     """After a change of a version, `make schemas` has to build the archive again."""
     with zipfile.ZipFile(schemas.SHIPPED) as archive:
         files = {name: archive.read(name).decode() for name in archive.namelist()}
-    about = json.loads(files.pop(schema_build.ABOUT))
-    assert about["sources"] == schema_build.sources()
-    assert about["sha256"] == schema_build.digest(files)
+    about = json.loads(files.pop(build_schemas.ABOUT))
+    assert about["sources"] == build_schemas.sources()
+    assert about["sha256"] == build_schemas.digest(files)
     assert about["license"] == "Apache-2.0"
     assert len(files) > 80
     assert schemas.SHIPPED.stat().st_size < 400_000
@@ -175,15 +176,15 @@ def put_go_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str)
 
 
 def test_a_changed_crd_is_refused_by_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = schema_build.DEFINITIONS[0]
+    first = build_schemas.DEFINITIONS[0]
     (name, wanted), *_ = first.files.items()
     crd = tmp_path / "module" / first.directory / name
     crd.parent.mkdir(parents=True)
     crd.write_text("kind: CustomResourceDefinition\n")
     put_go_on_path(tmp_path, monkeypatch, f'\'{{"Dir": "{tmp_path}/module"}}\'')
-    monkeypatch.setattr(schema_build, "_native", lambda root, progress: {})
+    monkeypatch.setattr(build_schemas, "_native", lambda root, progress: {})
     with pytest.raises(Unusable, match=f"its SHA-256 is [0-9a-f]{{64}}, not {wanted}"):
-        schema_build.build(tmp_path, tmp_path / "schemas.zip", note)
+        build_schemas.build(tmp_path, tmp_path / "schemas.zip", note)
     assert not (tmp_path / "schemas.zip").exists()
     assert list((tmp_path / ".cache").iterdir()) == []
 

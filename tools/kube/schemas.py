@@ -1,8 +1,8 @@
 """Check objects against the JSON schemas of Kubernetes' kinds and of the kinds around training.
 
-The schemas are in `tools/kube/schemas.zip`, which `python -m tools.kube.schema_build` makes. Each kind has
-one self-contained file, `<group>_<kind>_<version>.json`, which kubeconform can read too. The schemas are
-strict: a field that the kind does not have is an error, as with `kubectl apply`.
+The schemas are in `tools/kube/schemas.zip`, which `make schemas` builds. Each kind has one self-contained
+file, `<group>_<kind>_<version>.json`, which kubeconform can read too. The schemas are strict: a field that
+the kind does not have is an error, as with `kubectl apply`.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ def schema(subject: Subject) -> Iterator[Verdict]:
     """Each object satisfies its kind's schema: no unknown field, no missing field, the right types.
 
     The schemas are those of Kubernetes 1.35, PyTorchJob, TrainJob, JobSet, Volcano, AppWrapper, Kueue,
-    Karpenter and Flux, in the versions that tools/kube/schema_build.py names. Objects of other kinds are not
-    checked by this rule. The first line names their kinds as not judged.
+    Karpenter and Flux, in the versions that `about.json` in tools/kube/schemas.zip names. Objects of other
+    kinds are not checked by this rule. The first line names their kinds as not judged.
     """
     known = schemas.shipped()
     wrappers = {wrapper for wrapper, _ in subject.inside.values()}

@@ -1,6 +1,6 @@
 """Build tools/kube/schemas.zip: fetch the pinned sources and write one JSON schema for each kind.
 
-    python -m tools.kube.schema_build
+    python -m tests.preflight.build_schemas
 
 The file is in the checkout and in the wheel, so that checks need no network. It is built again after a
 change of a version. All sources have the Apache License 2.0, and each is pinned by version and
