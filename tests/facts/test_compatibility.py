@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from tools.core import repo
 from tools.facts import compatibility
 from tools.facts.instances import INSTANCES, NVIDIA
-from tools.facts.tables import load
+from tools.core.tables import load
 
 
 def test_the_table_agrees_with_the_installed_torch() -> None:
@@ -104,4 +104,4 @@ def test_which_cards_a_binary_runs_on(card: str, built_for: tuple[str, ...], exp
 @pytest.mark.parametrize("path", [*(repo.root() / "tools/facts").glob("*.yaml")], ids=lambda path: path.name)
 def test_another_reader_of_yaml_agrees(path: Path) -> None:
     """ruamel.yaml follows YAML 1.2 and refuses duplicate keys."""
-    assert YAML(typ="safe", pure=True).load(path) == load(path.name)
+    assert YAML(typ="safe", pure=True).load(path) == load(f"facts/{path.name}")

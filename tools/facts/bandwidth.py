@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_AWSOME = "awslabs/awsome-distributed-training, micro-benchmarks/nccl-tests/README.md (read 2026)"
-_NCCL_527 = "NVIDIA/nccl issue 527, a user's comment of 2022-07-25, EFA (read 2026)"
+from tools.core.tables import load
 
 
 @dataclass(frozen=True)
@@ -24,12 +23,7 @@ class Measured:
     source: str
 
 
-MEASURED = (
-    Measured("p4d.24xlarge", 2, 2**30, 57.17, _NCCL_527),
-    Measured("p4d.24xlarge", 4, 2**30, 29.61, _NCCL_527),
-    Measured("p5.48xlarge", 2, 128 * 10**6, 289.0, _AWSOME),
-    Measured("p5.48xlarge", 2, 16 * 10**9, 487.0, _AWSOME),
-)
+MEASURED = tuple(Measured(**row) for row in load("facts/bandwidth.yaml"))
 
 
 def measured(instance: str) -> tuple[Measured, ...]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from tools.facts.tables import load
+from tools.core.tables import load
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ class Plugin:
     tested_nccl: list[str]
 
 
-_FACTS: dict[str, Any] = load("compatibility.yaml")
+_FACTS: dict[str, Any] = load("facts/compatibility.yaml")
 
 TORCH: Mapping[str, Torch] = {
     series: Torch(series=series, **{"unsure_cuda": []} | row) for series, row in _FACTS["torch"].items()

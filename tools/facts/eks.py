@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date
 
-from tools.facts.tables import load
+from tools.core.tables import load
 
-_TABLE = load("eks.yaml")
+_TABLE = load("facts/eks.yaml")
 
 
 @dataclass(frozen=True)

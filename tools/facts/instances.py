@@ -8,7 +8,7 @@ from typing import Any
 
 from tools.core.errors import UserError
 from tools.core.repo import nearest
-from tools.facts.tables import load
+from tools.core.tables import load
 
 HYPERPOD_PREFIX = "ml."
 NVIDIA, NEURON, EFA = "nvidia.com/gpu", "aws.amazon.com/neuron", "vpc.amazonaws.com/efa"
@@ -67,5 +67,5 @@ def _instance(name: str, row: dict[str, Any]) -> Instance:
     return Instance(name=name, device_resource=resource, cores_per_accelerator=cores or 1, **values)
 
 
-_ROWS: dict[str, dict[str, Any]] = load("instances.yaml")
+_ROWS: dict[str, dict[str, Any]] = load("facts/instances.yaml")
 INSTANCES: Mapping[str, Instance] = {name: _instance(name, row) for name, row in _ROWS.items()}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tools.facts.tables import load
+from tools.core.tables import load
 
-_ROWS: dict[str, Any] = load("node_labels.yaml")
+_ROWS: dict[str, Any] = load("facts/node_labels.yaml")
 _FAMILIES: dict[str, list[str]] = _ROWS["families"]
 _SAME = [f"{prefix}{name}" for prefix, other in _ROWS["same"].items() for name in _FAMILIES[other]]
 _WHOLE = [f"{prefix}{name}" for prefix, names in _FAMILIES.items() for name in names]

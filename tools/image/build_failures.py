@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
-from pathlib import Path
-
-from ruamel.yaml import YAML
 
 from tools.core import secret_patterns
+from tools.core.tables import load
 
 
 @dataclass(frozen=True)
@@ -45,10 +43,9 @@ CODE = re.compile(r"(?:exit code: |returned a non-zero code: )(\d+)")
 @functools.cache
 def patterns() -> tuple[Pattern, ...]:
     """Return the rows of build_failures.yaml. The first one that matches is the cause."""
-    rows = YAML(typ="safe", pure=True).load(Path(__file__).with_suffix(".yaml"))
     return tuple(
         Pattern(row["cause"], re.compile("|".join(row["lines"]), re.I), row["fix"], row.get("retry", False))
-        for row in rows
+        for row in load("image/build_failures.yaml")
     )
 
 
