@@ -1,4 +1,4 @@
-"""The types of the fields that the rules read.
+"""The types of the fields that the rules read, from shapes.yaml.
 
 The rule `types` reports a value of another type, and no other rule but `schema` checks its object. Whole
 schemas are checked by the rule `schema`.
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.core.output import short
+from tools.core.tables import load
 
 VALUE = 60  # characters of a value in a message
 
@@ -30,105 +31,20 @@ class Misshape:
         return f"{self.path}: must be {self.wanted}{given}"
 
 
-SCALAR = (str, int, float)
-TEXTS = {"*": str}
-REFERENCE = {"name": str}
-KEY_REFERENCE = {"name": str, "key!": str, "optional": bool}
-SECURITY = {
-    "privileged": bool,
-    "allowPrivilegeEscalation": bool,
-    "runAsNonRoot": bool,
-    "runAsUser": int,
-    "capabilities": {"add": [str], "drop": [str]},
-    "seccompProfile": {"type": str},
-}
-ENV = {
-    "name!": str,
-    "value": str,
-    "valueFrom": {
-        "fieldRef": {"fieldPath!": str},
-        "resourceFieldRef": {"resource!": str, "containerName": str, "divisor": SCALAR},
-        "configMapKeyRef": KEY_REFERENCE,
-        "secretKeyRef": KEY_REFERENCE,
-    },
-}
-AMOUNTS = {"*": SCALAR}
-RESOURCES = {"requests": AMOUNTS, "limits": AMOUNTS}
-CONTAINER = {
-    "name!": str,
-    "image": str,
-    "imagePullPolicy": str,
-    "command": [str],
-    "args": [str],
-    "workingDir": str,
-    "env": [ENV],
-    "envFrom": [{"prefix": str, "configMapRef": REFERENCE, "secretRef": REFERENCE}],
-    "ports": [{"name": str, "containerPort!": int, "hostPort": int, "protocol": str}],
-    "resources": RESOURCES,
-    "volumeMounts": [{"name!": str, "mountPath!": str, "subPath": str}],
-    "restartPolicy": str,
-    "securityContext": SECURITY,
-    "readinessProbe": {},
-    "lifecycle": {"preStop": {"exec": {"command": [str]}, "sleep": {"seconds": int}}},
-}
-SOURCE = {"name": str, "optional": bool, "items": [{"key!": str, "path!": str}]}
-VOLUME = {
-    "name!": str,
-    "hostPath": {"path!": str, "type": str},
-    "emptyDir": {"medium": str, "sizeLimit": SCALAR},
-    "persistentVolumeClaim": {"claimName!": str},
-    "configMap": SOURCE,
-    "secret": {"secretName": str, "optional": bool, "items": [{"key!": str, "path!": str}]},
-    "projected": {"sources": [{"configMap": SOURCE, "secret": SOURCE}]},
-}
-EXPRESSION = {"key!": str, "operator!": str, "values": [str]}
-NODE_AFFINITY = {
-    "requiredDuringSchedulingIgnoredDuringExecution": {
-        "nodeSelectorTerms": [{"matchExpressions": [EXPRESSION]}],
-    }
-}
-POD = {
-    "containers!": [CONTAINER],
-    "initContainers": [CONTAINER],
-    "volumes": [VOLUME],
-    "resources": RESOURCES,
-    "overhead": AMOUNTS,
-    "nodeSelector": TEXTS,
-    "affinity": {"nodeAffinity": NODE_AFFINITY},
-    "tolerations": [{"key": str, "operator": str, "effect": str}],
-    "serviceAccountName": str,
-    "restartPolicy": str,
-    "dnsPolicy": str,
-    "terminationGracePeriodSeconds": int,
-    "hostNetwork": bool,
-    "hostPID": bool,
-    "hostIPC": bool,
-    "securityContext": SECURITY,
-    "imagePullSecrets": [REFERENCE],
-}
-META = {"name": str, "namespace": str, "labels": TEXTS, "annotations": TEXTS}
-TEMPLATE = {"metadata": META, "spec!": POD}
-SELECTOR = {"matchLabels": TEXTS, "matchExpressions": [EXPRESSION]}
-POLICY_PORT = {"port": (str, int), "endPort": int, "protocol": str}
-POLICIES = {"runPolicy": {}, "elasticPolicy": {"minReplicas": int, "maxReplicas": int}}
-REPLICA = {"replicas": int, "restartPolicy": str}
-# The fields of other objects that the rules read.
-OBJECTS: dict[str, Any] = {
-    "ConfigMap": {"data": TEXTS, "binaryData": TEXTS},
-    "Secret": {"data": TEXTS, "stringData": TEXTS},
-    "NetworkPolicy": {
-        "spec": {
-            "podSelector": SELECTOR,
-            "policyTypes": [str],
-            "ingress": [{"from": [{"podSelector": SELECTOR}], "ports": [POLICY_PORT]}],
-            "egress": [{}],
-        }
-    },
-    "Service": {"spec": {"type": str, "ports": [{"port": int, "targetPort": (str, int)}]}},
-    "PersistentVolumeClaim": {"spec": {"accessModes": [str]}},
-}
-
+_TYPES = {"text": str, "integer": int, "boolean": bool, "amount": (str, int, float), "port": (str, int)}
 _NAMES = {str: "a string in quotes", int: "an integer", bool: "true or false"}
+
+
+def _typed(shape: Any) -> Any:
+    """Return a shape of shapes.yaml with Python's types in place of their names."""
+    if isinstance(shape, dict):
+        return {key: _typed(inner) for key, inner in shape.items()}
+    return [_typed(shape[0])] if isinstance(shape, list) else _TYPES[shape]
+
+
+_SHAPES = _typed(load("kube/shapes.yaml"))
+META, TEMPLATE = _SHAPES["parts"]["metadata"], _SHAPES["parts"]["template"]
+OBJECTS, JOBS, RUNTIME, WRAPPERS = (_SHAPES[key] for key in ("objects", "jobs", "runtime", "wrappers"))
 
 
 def misshapes(value: Any, shape: Any, path: str) -> Iterator[Misshape]:

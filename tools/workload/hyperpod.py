@@ -9,10 +9,8 @@ NNODES and asks the operator for rank and master. What else the operator sets in
 from __future__ import annotations
 
 import re
-from typing import ClassVar
 
 from tools.kube.manifests import Object
-from tools.kube.shapes import POLICIES, TEMPLATE
 from tools.workload.pod import Pod, check_size, main_container, with_environment
 from tools.workload.workload import JobState, RetryLimit, Role, Workload, label, number
 
@@ -33,15 +31,6 @@ class HyperPodPyTorchJob(Workload):
     api = "sagemaker.amazonaws.com/v1"
     resource = "hyperpodpytorchjobs.sagemaker.amazonaws.com"
     only_training = True
-    shape: ClassVar[Object] = {
-        "spec!": {
-            **POLICIES,
-            "nprocPerNode": str,
-            "replicaSpecs!": [
-                {"name": str, "replicas": int, "maxReplicas": int, "spares": int, "template!": TEMPLATE}
-            ],
-        }
-    }
     suspend_path = ("spec", "runPolicy", "suspend")
 
     @classmethod

@@ -8,10 +8,9 @@ left out here: `<job>-<index>`, which is also its host name.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from tools.kube.manifests import Manifests, Object, name_of
-from tools.kube.shapes import TEMPLATE
 from tools.workload.launches import launches
 from tools.workload.pod import Pod, check_size, main_container, with_environment
 from tools.workload.workload import JobState, Nameless, RetryLimit, Role, Workload, label, number
@@ -19,14 +18,6 @@ from tools.workload.workload import JobState, Nameless, RetryLimit, Role, Worklo
 INDEX = "batch.kubernetes.io/job-completion-index"
 JOB_NAME = "batch.kubernetes.io/job-name"
 INDEXED = "Indexed"
-JOB: Object = {
-    "parallelism": int,
-    "completions": int,
-    "completionMode": str,
-    "backoffLimit": int,
-    "suspend": bool,
-    "template!": TEMPLATE,
-}
 BACKOFF_LIMIT = 6
 
 
@@ -102,7 +93,6 @@ class IndexedJob(Workload):
     kind = "Job"
     api = "batch/v1"
     resource = "jobs.batch"
-    shape: ClassVar[Object] = {"spec!": JOB}
     states = (
         *(("Complete", JobState.SUCCEEDED), ("SuccessCriteriaMet", JobState.SUCCEEDED)),
         *(("Failed", JobState.FAILED), ("FailureTarget", JobState.FAILED), ("Suspended", JobState.SUSPENDED)),

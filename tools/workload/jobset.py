@@ -7,24 +7,15 @@ pkg/webhooks/jobset_webhook.go (defaults), api/jobset/v1alpha2/jobset_types.go (
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tools.core.command_line import is_label
 from tools.kube.manifests import Object
-from tools.workload.indexed_job import INDEX, INDEXED, JOB, Batch, completions_missing, parallel
+from tools.workload.indexed_job import INDEX, INDEXED, Batch, completions_missing, parallel
 from tools.workload.launches import launches
 from tools.workload.pod import Pod, check_size
 from tools.workload.workload import JobState, Nameless, RetryLimit, Role, Workload, label, number
 
 LABEL = "jobset.sigs.k8s.io/"
 SUFFIX = "-abcde"  # Kubernetes appends five random characters to a pod's name
-REPLICATED: Object = {
-    "network": {"enableDNSHostnames": bool, "subdomain": str},
-    "failurePolicy": {"maxRestarts": int},
-    "coordinator": {"replicatedJob!": str, "jobIndex": int, "podIndex": int},
-    "suspend": bool,
-    "replicatedJobs!": [{"name!": str, "replicas": int, "template!": {"spec!": JOB}}],
-}
 
 
 class JobSet(Workload):
@@ -33,7 +24,6 @@ class JobSet(Workload):
     kind = "JobSet"
     api = "jobset.x-k8s.io/v1alpha2"
     resource = "jobsets.jobset.x-k8s.io"
-    shape: ClassVar[Object] = {"spec!": REPLICATED}
     states = (
         *(("Completed", JobState.SUCCEEDED), ("Failed", JobState.FAILED)),
         *(("Suspended", JobState.SUSPENDED), ("RestartingJobSet", JobState.RESTARTING)),

@@ -1,7 +1,7 @@
 """What the API server and the training operator refuse in a PyTorchJob, before any pod exists.
 
 A job that is admitted and then fails is found by `tools.simulator.wiring`. Sources: the types of
-manifests/base/crds/kubeflow.org_pytorchjobs.yaml for SHAPE;
+manifests/base/crds/kubeflow.org_pytorchjobs.yaml for the shape;
 pkg/apis/kubeflow.org/v1/pytorch_validation.go (1.7.0) and pkg/webhooks/pytorch/pytorchjob_webhook.go (from
 1.8.0) of github.com/kubeflow/training-operator for `rejections`.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from tools.kube.manifests import Object
-from tools.kube.shapes import REPLICA, TEMPLATE, misshapes
+from tools.kube.shapes import JOBS, misshapes
 
 MASTER = "Master"
 WORKER = "Worker"
@@ -19,20 +19,6 @@ REPLICA_TYPES = (MASTER, WORKER)
 DEFAULT_CONTAINER = "pytorch"
 DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 MANAGERS = ("kubeflow.org/training-operator", "kueue.x-k8s.io/multikueue")
-
-SHAPE: Object = {
-    "spec!": {
-        "nprocPerNode": str,
-        "runPolicy": {},
-        "elasticPolicy": {
-            **dict.fromkeys(("minReplicas", "maxReplicas", "rdzvPort", "nProcPerNode", "maxRestarts"), int),
-            **dict.fromkeys(("rdzvBackend", "rdzvHost", "rdzvId"), str),
-            "standalone": bool,
-            "rdzvConf": [{"key": str, "value": str}],
-        },
-        "pytorchReplicaSpecs!": {"*": {**REPLICA, "template!": TEMPLATE}},
-    }
-}
 
 
 def parsed(version: str) -> tuple[int, ...]:
@@ -44,7 +30,7 @@ def rejections(job: Object, version: str) -> list[str]:
     """Return why operator `version`, or the API server, refuses `job`. The list is empty for an admitted
     job.
     """
-    errors = [one.shown for one in misshapes(job, SHAPE, "")]
+    errors = [one.shown for one in misshapes(job, JOBS["PyTorchJob"], "")]
     if errors:
         return errors
     spec = job["spec"]

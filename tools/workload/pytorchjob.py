@@ -6,11 +6,9 @@ pkg/apis/kubeflow.org/v1/common_types.go (JobConditionType) of github.com/kubefl
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tools.kube.manifests import Object
 from tools.workload import operator_pods
-from tools.workload.operator_admission import DEFAULT_CONTAINER, MASTER, SHAPE, WORKER, rejections
+from tools.workload.operator_admission import DEFAULT_CONTAINER, MASTER, WORKER, rejections
 from tools.workload.operator_pods import LABEL, LATEST
 from tools.workload.pod import Pod, PodsUnknown, main_container
 from tools.workload.workload import JobState, RetryLimit, Role, Workload, label, number
@@ -23,7 +21,6 @@ class PyTorchJob(Workload):
     api = "kubeflow.org/v1"
     resource = "pytorchjobs.kubeflow.org"
     only_training = True
-    shape: ClassVar[Object] = SHAPE
     states = (
         *(("Succeeded", JobState.SUCCEEDED), ("Failed", JobState.FAILED), ("Suspended", JobState.SUSPENDED)),
         *(("Restarting", JobState.RESTARTING), ("Running", JobState.RUNNING), ("Created", JobState.CREATED)),

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 from tools.kube.manifests import Object, name_of
 from tools.kube.quantity import quantity
-from tools.kube.shapes import ENV, RESOURCES, misshapes
-from tools.workload.jobset import REPLICATED, JobSet
+from tools.kube.shapes import RUNTIME, misshapes
+from tools.workload.jobset import JobSet
 from tools.workload.pod import Pod, PodsUnknown, main_container
 from tools.workload.workload import JobState, RetryLimit, Role, Workload
 
@@ -23,7 +23,6 @@ ANCESTOR, TRAINER = f"{GROUP}/trainjob-ancestor-step", "trainer"
 NODE = "node"  # the name of the training container
 PORT = "29500"
 RESERVED = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
-RUNTIME: Object = {"spec!": {"mlPolicy": {"numNodes": int}, "template!": {"spec!": REPLICATED}}}
 PATCHES = ("runtimePatches", "podTemplateOverrides", "podSpecOverrides")
 
 
@@ -34,21 +33,6 @@ class TrainJob(Workload):
     api = f"{GROUP}/v1alpha1"
     resource = "trainjobs.trainer.kubeflow.org"
     only_training = True
-    shape: ClassVar[Object] = {
-        "spec!": {
-            "runtimeRef!": {"name!": str, "kind": str, "apiGroup": str},
-            "suspend": bool,
-            "trainer": {
-                "image": str,
-                "command": [str],
-                "args": [str],
-                "env": [ENV],
-                "numNodes": int,
-                "numProcPerNode": int,
-                "resourcesPerNode": RESOURCES,
-            },
-        }
-    }
     states = (
         ("Complete", JobState.SUCCEEDED),
         ("Failed", JobState.FAILED),

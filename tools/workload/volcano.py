@@ -7,10 +7,7 @@ plugins/distributed-framework/pytorch/pytorch.go; pkg/webhooks/admission/jobs/mu
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from tools.kube.manifests import Object
-from tools.kube.shapes import TEMPLATE
 from tools.workload.launches import launches
 from tools.workload.pod import Pod, check_size, main_container, with_environment
 from tools.workload.workload import JobState, Nameless, RetryLimit, Role, Workload, label, number
@@ -35,15 +32,6 @@ class VolcanoJob(Workload):
     kind = "Job"
     api = "batch.volcano.sh/v1alpha1"
     resource = "jobs.batch.volcano.sh"
-    shape: ClassVar[Object] = {
-        "spec!": {
-            "plugins": {},
-            "queue": str,
-            "maxRetry": int,
-            "volumes": [{"mountPath": str, "volumeClaimName": str, "volumeClaim": {}}],
-            "tasks!": [{"name": str, "replicas": int, "maxRetry": int, "template!": TEMPLATE}],
-        }
-    }
     suspend_path = ()  # Volcano suspends a job through an object of its own (bus.volcano.sh Command)
 
     @property

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from tools.core.errors import UserError
 from tools.kube.manifests import Manifests, Object
-from tools.kube.shapes import META, Misshape, misshapes
+from tools.kube.shapes import JOBS, META, Misshape, misshapes
 from tools.workload.pod import Pod, main_container
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -94,7 +94,6 @@ class Workload(ABC):
     kind: ClassVar[str]
     api: ClassVar[str]  # the served apiVersion
     resource: ClassVar[str]  # kubectl's full name: pytorchjobs.kubeflow.org
-    shape: ClassVar[Object] = {}  # types of the fields that are read (tools/kube/shapes.py)
     states: ClassVar[tuple[tuple[str, str], ...]] = ()  # condition types and their states, final ones first
     suspend_path: ClassVar[tuple[str, ...]] = ("spec", "suspend")  # empty: the kind cannot suspend
     only_training: ClassVar[bool] = False  # whether every object of this kind is a training
@@ -151,7 +150,8 @@ class Workload(ABC):
 
     @functools.cached_property
     def _shape_faults(self) -> list[Misshape]:
-        return [*misshapes(self.item["metadata"], META, "metadata"), *misshapes(self.item, self.shape, "")]
+        shape = JOBS[type(self).__name__]
+        return [*misshapes(self.item["metadata"], META, "metadata"), *misshapes(self.item, shape, "")]
 
     @functools.cached_property
     def roles(self) -> list[Role]:

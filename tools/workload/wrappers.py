@@ -15,25 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tools.kube.manifests import MOST_PODS, Object, counts, name_of
-from tools.kube.shapes import META, Misshape, misshapes
+from tools.kube.shapes import WRAPPERS, Misshape, misshapes
 
 DEEPEST = 4  # wrappers in wrappers
 PLACEHOLDER = re.compile(r"\$\{trialParameters\.([^{}$]{1,100})\}")
-INNER: Object = {"kind!": str, "apiVersion!": str, "metadata": META}
-# Kind and API group of each wrapper, the types of its fields, and kubectl's full name.
-SHAPES: dict[tuple[str, str], Object] = {
-    ("AppWrapper", "workload.codeflare.dev"): {"spec!": {"components!": [{"template!": INNER}]}},
-    ("Experiment", "kubeflow.org"): {
-        "spec!": {
-            "parameters": [{"name!": str, "feasibleSpace": {"list": [str]}}],
-            "trialTemplate!": {
-                "trialParameters": [{"name!": str, "reference": str}],
-                "trialSpec": INNER,
-            },
-        }
-    },
-    ("Trial", "kubeflow.org"): {"spec!": {"runSpec!": INNER}},
-}
+# kubectl's full name of each kind of wrapper: its plural and its group.
 RESOURCES = {
     "AppWrapper": "appwrappers.workload.codeflare.dev",
     "Experiment": "experiments.kubeflow.org",
@@ -58,7 +44,8 @@ class Part:
 
 def shape_of(item: Object) -> Object | None:
     """Return the types of a wrapper's fields, None for an object that is not a wrapper."""
-    return SHAPES.get((str(item.get("kind")), str(item.get("apiVersion")).rpartition("/")[0]))
+    kind, group = str(item.get("kind")), str(item.get("apiVersion")).rpartition("/")[0]
+    return WRAPPERS.get(kind) if RESOURCES.get(kind, "").partition(".")[2] == group else None
 
 
 def opened(items: list[Object]) -> list[Part]:
