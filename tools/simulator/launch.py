@@ -12,26 +12,10 @@ from pathlib import PurePosixPath
 
 from tools.simulator import launchers, script
 from tools.simulator.expansion import MARK, Scope
-from tools.simulator.prefixes import AGENT, ENTRYPOINTS, PYTHON
+from tools.simulator.prefixes import AGENT, ENTRYPOINTS, PYTHON, TABLE
 from tools.simulator.script import Outcome, Started
 from tools.simulator.shell import SHELLS
 from tools.simulator.torchrun import Torchrun, UnknownOptions
-
-# Programs of which none trains. What is not here and is no launcher may be anything.
-HARMLESS = frozenset((
-    *("echo", "printf", "pwd", "ls", "cat", "cp", "mv", "rm", "ln", "mkdir", "rmdir", "touch", "chmod"),
-    *("chown", "tee", "tail", "head", "grep", "egrep", "sed", "awk", "cut", "tr", "sort", "uniq", "wc"),
-    *("find", "xargs", "sleep", "date", "hostname", "whoami", "id", "env", "printenv", "uname", "ulimit"),
-    *("umask", "alias", "command", "pushd", "popd", "pip", "pip3", "uv", "apt", "apt-get", "apk", "yum"),
-    *("dnf", "conda", "mamba", "micromamba", "git", "wget", "curl", "aws", "gsutil", "gcloud", "azcopy"),
-    *("rclone", "s5cmd", "tar", "unzip", "zip", "gzip", "zstd", "rsync", "scp", "ssh-keygen"),
-    *("nvidia-smi", "neuron-ls", "neuron-top", "rocm-smi", "df", "du", "free", "lscpu", "lspci", "nproc"),
-    *("ping", "nslookup", "dig", "getent", "nc", "timeout", "ip", "ifconfig", "ibstat", "ibv_devinfo"),
-    *("fi_info", "ldconfig", "mount", "sysctl", "service", "make", "cmake", "pytest", "huggingface-cli"),
-    *("hf", "wandb", "tensorboard", "nvcc", "ninja", "accelerate", "kill", "pkill", "ps", "top", "jobs"),
-    *("disown", "history", "shopt", "let", "hash", "bind", "dirname", "basename", "realpath", "readlink"),
-    *("seq", "expr", "bc", "jq", "yq", "stat", "md5sum", "sha256sum"),
-))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -167,7 +151,7 @@ def _nothing(outcome: Outcome) -> str:
     names = [PurePosixPath(one.words[0]).name for one in outcome.programs]
     if outcome.programs and _is_code(outcome, -1):
         return f"{names[-1]} -c runs code that is written in the command, and it is not read"
-    other = [one for one, name in zip(outcome.programs, names, strict=True) if name not in HARMLESS]
+    other = [one for one, name in zip(outcome.programs, names, strict=True) if name not in TABLE["harmless"]]
     if other and MARK.search(other[-1].words[0]):
         return f"its program is {explained(outcome.scope, other[-1].words[0])}"
     if other:

@@ -13,43 +13,11 @@ from pathlib import PurePosixPath
 from tools.core.errors import UserError
 from tools.kube.manifests import Object, documents
 from tools.simulator.expansion import MARK
-from tools.simulator.prefixes import PYTHON, python_module
+from tools.simulator.prefixes import PYTHON, TABLE, python_module
 from tools.simulator.torchrun import HYPERPOD, MODULES, BadOptions, Explain, Torchrun, UnknownOptions, parse
 
-# Launchers that are named only: what starts their ranks.
-NAMED = {
-    **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "horovodrun"), "MPI starts its ranks"),
-    "srun": "Slurm starts its ranks", "sbatch": "Slurm starts its ranks",
-    "ray": "Ray starts its workers", "torchx": "TorchX submits a job of its own",
-    "sshd": "another pod starts the ranks here by ssh",
-    **dict.fromkeys(
-        ("composer", "colossalai", "lightning", "fabric", "llamafactory-cli", "axolotl", "swift", "xtuner"),
-        "its options are not read here",
-    ),
-}  # fmt: skip
-MODULES_OF = {
-    "accelerate.commands.launch": "accelerate", "accelerate.commands.accelerate_cli": "accelerate",
-    "deepspeed.launcher.runner": "deepspeed", "deepspeed": "deepspeed", "horovod.runner": "horovodrun",
-    "hyperpod_elastic_agent.run": HYPERPOD, "lightning": "lightning", "axolotl.cli.train": "axolotl",
-}  # fmt: skip
-HARMLESS_MODULES = frozenset(
-    ("pip", "venv", "ensurepip", "compileall", "http.server", "nltk.downloader", "site", "json.tool", "build")
-)
-ACCELERATE_FLAGS = frozenset(
-    (
-        *("--quiet", "-q", "--cpu", "--multi-gpu", "--tpu", "--enable-cpu-affinity", "-m", "--module"),
-        *("--dynamo-use-fullgraph", "--dynamo-use-dynamic", "--dynamo-use-regional-compilation", "--debug"),
-        *("--use-deepspeed", "--use-fsdp", "--use-parallelism-config", "--use-megatron-lm", "--same-network"),
-        *("--no-python", "--tpu-cluster", "--no-tpu-cluster", "--tpu-use-sudo", "--downcast-bf16"),
-        "--fp8-use-autocast-during-eval",
-    )
-)
-DEEPSPEED_FLAGS = frozenset(
-    (
-        *("--module", "--no-python", "--no-local-rank", "--no-ssh", "--no-ssh-check", "--force-multi"),
-        *("--save-pid", "--bind-cores-to-rank", "-q", "--quiet"),
-    )
-)
+NAMED: dict[str, str] = TABLE["named"]  # launchers that are named only: what starts their ranks
+ACCELERATE_FLAGS, DEEPSPEED_FLAGS = map(frozenset, (TABLE["accelerate flags"], TABLE["deepspeed flags"]))
 HOSTFILE = "/job/hostfile"  # deepspeed's default
 _ALONE = ("standalone",)
 
@@ -80,13 +48,13 @@ def kind(words: Sequence[str]) -> tuple[str, list[str]]:
         return ("" if harmless else "python"), rest
     if module in MODULES:
         return module, behind
-    if module in MODULES_OF:
+    if module in TABLE["modules"]:
         return (
-            kind([MODULES_OF[module], *behind])
+            kind([TABLE["modules"][module], *behind])
             if module.count(".") < 2 or "cli" in module
-            else (MODULES_OF[module], behind)
+            else (TABLE["modules"][module], behind)
         )
-    return ("" if module in HARMLESS_MODULES else "python"), rest
+    return ("" if module in TABLE["harmless modules"] else "python"), rest
 
 
 def options(

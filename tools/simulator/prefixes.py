@@ -5,29 +5,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
 
+from tools.core.tables import load
 from tools.simulator.shell import ASSIGNMENT, SHELLS
 
-# What starts the program behind it. "itself": it becomes that program. "child": it passes signals on to it.
-PREFIXES = {
-    **dict.fromkeys(("env", "nohup", "nice", "numactl", "stdbuf", "ionice", "taskset", "chrt"), "itself"),
-    **dict.fromkeys(("gosu", "su-exec", "setpriv", "prlimit", "catchsegv", "chroot"), "itself"),
-    **dict.fromkeys(("tini", "catatonit", "timeout", "docker-init"), "child"),
-    "dumb-init": "all",
-    **dict.fromkeys(("conda", "mamba", "micromamba", "uv", "poetry", "pipenv", "pixi", "sudo"), "unknown"),
-    **dict.fromkeys(("nsys", "ncu", "strace", "time", "setsid", "neuron_parallel_compile"), "unknown"),
-}
-RUNNERS = frozenset(("conda", "mamba", "micromamba", "uv", "poetry", "pipenv", "pixi"))
+TABLE: dict[str, Any] = load("simulator/launchers.yaml")
+PREFIXES = {name: kind for kind, names in TABLE["prefixes"].items() for name in names}
 ENTRYPOINTS = ("training.entrypoint", "training.precompile")  # this project's own; they pass signals on
 AGENT = "agent.pyz"  # training.agent: it sends SIGTERM to the process group of what it starts
 PYTHON = re.compile(r"python[0-9.]*|pypy3?")
 _PYTHON_FLAGS_WITH_VALUE = ("-W", "-X")
-_BEFORE_PROGRAM = {"gosu": 1, "su-exec": 1, "chroot": 1}  # words that are no options
-_VALUED = {
-    **dict.fromkeys(("conda", "mamba", "micromamba"), ("-n", "--name", "-p", "--prefix", "--cwd")),
-    "env": ("-u", "-C"), "nice": ("-n",), "timeout": ("-s", "-k"), "sudo": ("-u", "-g"),
-    "numactl": ("-m", "-N", "-C", "-i"), "ionice": ("-c", "-n"), "uv": ("--with", "--project", "--python"),
-}  # fmt: skip
 
 
 @dataclass
@@ -61,7 +49,7 @@ def behind_prefixes(
             words = script[2:] if script[1:2] == ["--"] else script[1:]
             continue
         rest = words[1:]
-        if name in RUNNERS:
+        if name in TABLE["runners"]:
             rest = rest[rest.index("run") + 1 :] if "run" in rest else []
         at = _program(name, rest) if name in PREFIXES else len(rest)
         if at >= len(rest):
@@ -78,12 +66,12 @@ def behind_prefixes(
 
 def _program(prefix: str, words: list[str]) -> int:
     """Return the index of the program behind a prefix: the first word that is not the prefix's own."""
-    skipped, at = _BEFORE_PROGRAM.get(prefix, 0), 0
+    skipped, at = TABLE["words before program"].get(prefix, 0), 0
     candidates: list[int] = []
     while at < len(words):
         name = PurePosixPath(words[at]).name
         if words[at].startswith("-"):
-            at += words[at] in _VALUED.get(prefix, ())
+            at += words[at] in TABLE["options with value"].get(prefix, ())
         elif not ASSIGNMENT.match(words[at]) and not re.fullmatch(r"[0-9.,:smhdx-]+", name):
             if PREFIXES[prefix] != "unknown" and len(candidates) == skipped:
                 return at

@@ -11,50 +11,18 @@ import argparse
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tools.simulator.expansion import MARK
+from tools.simulator.prefixes import TABLE
 
 MODULES = ("torch.distributed.run", "torch.distributed.launch")
-OPTIONS = {
-    "nnodes": "1:1",
-    "nproc-per-node": "1",
-    "rdzv-backend": "static",
-    "rdzv-endpoint": "",
-    "rdzv-id": "none",
-    "rdzv-conf": "",
-    "max-restarts": "0",
-    "monitor-interval": "0.1",
-    "start-method": "spawn",
-    "event-log-handler": "null",
-    "role": "default",
-    "log-dir": None,
-    "redirects": "0",
-    "tee": "0",
-    "log-line-prefix-template": "",
-    "local-ranks-filter": "",
-    "duplicate-stdout-filters": "",
-    "duplicate-stderr-filters": "",
-    "node-rank": "0",
-    "master-addr": "127.0.0.1",
-    "master-port": None,
-    "local-addr": None,
-    "logs-specs": None,
-    "numa-binding": None,
-    "signals-to-handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-    "shutdown-timeout": None,
-    "print-completion": None,
-}
-FLAGS = ("standalone", "module", "no-python", "run-path", "virtual-local-rank")
-SHORT = {"module": "-m", "redirects": "-r", "tee": "-t"}
-NOT_FROM_ENVIRONMENT = ("logs-specs", "numa-binding", "print-completion")
-NUMBERS = ("node-rank", "master-port", "max-restarts", "shutdown-timeout")
-START_METHODS = ("spawn", "fork", "forkserver")
+_TORCHRUN: dict[str, Any] = TABLE["torchrun"]
+OPTIONS: dict[str, str | None] = _TORCHRUN["options"]
+FLAGS: list[str] = _TORCHRUN["flags"]
+SHORT: dict[str, str] = _TORCHRUN["short"]
+START_METHODS: list[str] = _TORCHRUN["start methods"]
 HYPERPOD = "hyperpodrun"
-HYPERPOD_OPTIONS = (
-    *("shutdown-signal", "inprocess-timeout", "pre-train-script", "pre-train-args", "post-train-script"),
-    *("post-train-args", "server-host", "server-port", "server-log-level", "server-shutdown-timeout"),
-)
 Explain = Callable[[str], str]
 
 
@@ -128,7 +96,7 @@ def parse(module: str, words: list[str], environment: Mapping[str, str], explain
     values = {name: getattr(parsed, name.replace("-", "_")) for name in OPTIONS}
     unknown = {name: explain(value) for name, value in values.items() if value and MARK.search(value)}
     values |= dict.fromkeys(unknown)
-    for name in NUMBERS:
+    for name in _TORCHRUN["numbers"]:
         if values[name] is not None and not _is_integer(values[name]):
             raise BadOptions(f"torchrun: --{name} {values[name]!r} is not an integer")
     if "start-method" not in unknown and values["start-method"] not in START_METHODS:
@@ -145,12 +113,12 @@ def _parser(module: str, variables: tuple[tuple[str, str], ...]) -> _Parser:
     environment = dict(variables)
     parser = _Parser(prog="torchrun", add_help=False)
     for name, default in OPTIONS.items():
-        known = None if name in NOT_FROM_ENVIRONMENT else environment.get(_variable(name))
+        known = None if name in _TORCHRUN["not from environment"] else environment.get(_variable(name))
         parser.add_argument(*_strings(name), default=default if known is None else known)
     for name in FLAGS:
         parser.add_argument(*_strings(name), action="store_true", default=_flag(name, environment))
     if module == HYPERPOD:
-        for name in HYPERPOD_OPTIONS:
+        for name in TABLE[HYPERPOD]:
             parser.add_argument(*_strings(name))
         parser.add_argument(*_strings("inprocess-restart"), action="store_true")
     if module == MODULES[1]:
