@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ from training.run.signing import SigningError
 from training.sample import checkpoint_of, config_of
 from training.task import Trainable
 from training.weights import Weights, open_weights
-from training.weights.tensors import INDEX, SINGLE, Kind, digest_of, hash_of
+from training.weights.experts import file_name, file_names, row_of
+from training.weights.tensors import INDEX, SINGLE, CheckpointTensors, Kind, digest_of, hash_of
 from training.weights.weights import CONFIG, FILES, GENERATION
 
 Say = Callable[[str], None]
@@ -114,6 +115,9 @@ class _Values:
         self.checkpoint, self.config, self.dtype = checkpoint, config, NUMBERS[dtype]
         self.model = _on_meta(config).hf
         self._base = base
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
+        self._parts: dict[str, tuple[str, int, slice]] = {}  # of a parameter that is divided among tensors
+        self._whole: dict[str, str] = {}
         self._trained = {
             stored: name for name in checkpoint.names()
             if name.startswith("model.") and (stored := base_name(name.removeprefix("model."))) is not None
@@ -123,14 +127,29 @@ class _Values:
         """The kinds of the exported tensors, by name: the model's parameters; a tied one appears once."""
         stored = self._trained if self._base is None else None
         return {
-            name: Kind(CODES[self.dtype], tuple(parameter.shape))
-            for name, parameter in self.model.named_parameters()
-            if stored is None or name in stored
+            name: Kind(CODES[self.dtype], shape)
+            for parameter, whole in self._shapes.items()
+            if stored is None or parameter in stored
+            for name, shape in self._files(parameter, whole)
         }
+
+    def _files(self, parameter: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The tensors of files that hold a parameter, with their shapes."""
+        parts = file_names(parameter, shape)
+        self._parts |= {name: (parameter, *place) for name, place in parts.items()}
+        if parts:
+            yield from ((name, (rows.stop - rows.start, *shape[2:])) for name, (_, rows) in parts.items())
+        else:
+            self._whole[file_name(parameter)] = parameter
+            yield file_name(parameter), shape
 
     @torch.no_grad()
     def value(self, name: str) -> torch.Tensor:
         """The tensor in the exported type: the trained one, or the base's with its adapter added in fp32."""
+        if name in self._parts:
+            parameter, row, rows = self._parts[name]
+            return self._row(parameter, row)[rows].to(self.dtype)
+        name = self._whole[name]
         if name in self._trained:
             return self.checkpoint.full(self._trained[name]).to(self.dtype)
         assert self._base is not None
@@ -141,6 +160,13 @@ class _Values:
             return whole.to(self.dtype)
         delta = self.checkpoint.full(b) @ self.checkpoint.full(a) * (lora.alpha / lora.rank)
         return (whole.float() + delta).to(self.dtype)
+
+    def _row(self, parameter: str, row: int) -> torch.Tensor:
+        """One expert of a parameter: adapters are never on these."""
+        if parameter in self._trained:
+            return row_of(CheckpointTensors(self.checkpoint), parameter, row)
+        assert self._base is not None
+        return row_of(self._base.tensors, parameter, row)
 
 
 def _on_meta(config: Config) -> Trainable:

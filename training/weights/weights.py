@@ -21,6 +21,7 @@ from training.task import Trainable
 from training.weights.architecture import check_architecture, check_same_model
 from training.weights.broadcast import Broadcast
 from training.weights.errors import WeightsError
+from training.weights.experts import joined
 from training.weights.source import RUN, commit_of, is_run, locate_directory, open_run
 from training.weights.tensors import (
     CheckpointTensors,
@@ -107,7 +108,7 @@ def open_weights(
     if is_run(named):
         checkpoint = open_run(named, run, began.get("base_step"), broadcast, say)
         _check_run(checkpoint.recorded("config"), config, named)
-        tensors: Tensors = CheckpointTensors(checkpoint)
+        stored: Tensors = CheckpointTensors(checkpoint)
         directory = checkpoint.directory
         origin = {"base_step": checkpoint.step, FILES: checkpoint.meta.get(FILES, {})}
         tokenizer = (
@@ -119,9 +120,10 @@ def open_weights(
         present = (name for name in (CONFIG, GENERATION) if (directory / name).exists())
         files = {name: read_object(directory / name) for name in present}
         origin = {FILES: files, **commit_of(named, directory)}
-        tensors, tokenizer = SafetensorsDirectory(directory), directory
+        stored, tokenizer = SafetensorsDirectory(directory), directory
+    tensors = joined(stored)
     (check or check_causal)(tensors, config)
-    digest = _digest(tensors, config, broadcast, say)
+    digest = _digest(stored, config, broadcast, say)
     if began and began["weights"] != digest:
         raise WeightsError(
             f"{run.path} began with weights {began['weights'][:12]}, but {named} now contains {digest[:12]}. "
