@@ -93,7 +93,7 @@ def test_host_memory_beside_accelerators_does_not_halve_the_batch(world: NewWorl
         made.ended(index, 137, reason="OOMKilled")
     with pytest.raises(UserError, match="the host is out of memory") as refused:
         planned(made, "g5/llama-2-7b")
-    assert refused.value.hint == cause.REMEDIES["oom-host"]
+    assert refused.value.hint == cause.CAUSES["oom-host"]["fix"]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_permanent_cause_is_refused_with_its_remedy(
 ) -> None:
     with pytest.raises(UserError, match=f"in the same way: {kind}") as refused:
         planned(failed(world(), line))
-    assert (refused.value.hint, refused.value.code) == (cause.REMEDIES[kind], 1)
+    assert (refused.value.hint, refused.value.code) == (cause.CAUSES[kind]["fix"], 1)
 
 
 def attempts(*causes: str) -> dict[str, Any]:
@@ -161,4 +161,4 @@ def test_a_job_that_has_not_failed_or_belongs_to_git_is_left_alone(world: NewWor
 
 
 def test_why_names_every_cause_that_is_retried() -> None:
-    assert set(retry.MOST) - {retry.UNKNOWN} <= set(cause.REMEDIES)
+    assert set(retry.MOST) - {retry.UNKNOWN} <= set(cause.CAUSES)

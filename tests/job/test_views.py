@@ -17,7 +17,7 @@ from tests.job.world import World
 from tools import cli
 from tools.core import repo
 from tools.job import logs, status, stop
-from tools.job.diagnosis import admission, cause, exit_codes, failures, log_causes, log_patterns, startup
+from tools.job.diagnosis import cause, exit_codes, log_causes, log_patterns, signs
 from tools.job.diagnosis.explain import explain
 from tools.job.ranks import rank_zero
 from tools.job.snapshot import log_lines, remote_probe
@@ -104,10 +104,10 @@ def test_every_class_of_failure_has_a_remedy() -> None:
     kinds = {row.kind for row in log_patterns.classes()} | {
         log_causes.refine(kind, "") for kind in CODES if kind != "done"
     }
-    kinds |= set(exit_codes.SIGNALS.values()) | {kind for kind, _ in failures.DISRUPTIONS.values()}
-    kinds |= {kind for kind, *_ in startup.PULL_ANSWERS + startup.CONFIG_ERRORS + startup.RUN_ERRORS}
-    kinds |= {kind for _, kind, _ in admission.REFUSALS}
-    assert kinds <= set(cause.REMEDIES)
+    kinds |= set(exit_codes.SIGNALS.values())
+    kinds |= {sign.cause for table in signs.tables().values() for sign in table if not sign.fix}
+    assert kinds <= set(cause.CAUSES)
+    assert all(row["fix"] for row in cause.CAUSES.values())
 
 
 def test_rank_zero_is_known_by_heartbeat_or_log_and_guessed_by_label(world: NewWorld) -> None:
@@ -260,7 +260,7 @@ def test_the_probe_reads_a_run_directory_and_skips_incomplete_files(tmp_path: Pa
 
 
 def test_every_command_that_a_remedy_names_exists() -> None:
-    for text in cause.REMEDIES.values():
+    for text in (row["fix"] for row in cause.CAUSES.values()):
         for words in re.findall(r"yard ((?:[a-z0-9-]+ ?)+)", text):
             group: click.Command = cli.yard
             for word in words.split():

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from tools.image import build_failures
-from tools.job.diagnosis import admission, autoscaling, failures, log_patterns, scheduler_message, startup
+from tools.job.diagnosis import log_patterns, signs
 
 ROOT = Path(__file__).parents[2]
 CALLS = {"compile", "search", "match", "fullmatch", "sub", "subn", "split", "findall", "finditer"}
@@ -63,10 +63,7 @@ GIVEN: dict[str, tuple[str, ...]] = {
         r"^arm(?:64v8|32v7)/|[-_:](?:arm64|aarch64)(?:[-_.]|$)",
     ),
     "tools/image/rules/secrets.py": (r"\brm\b[^;&|]{0,300}a",),
-    "tools/job/diagnosis/admission.py": tuple(row[0] for row in admission.REFUSALS),
-    "tools/job/diagnosis/autoscaling.py": tuple(row[0] for row in autoscaling.ADVICE),
     "tools/job/diagnosis/deleted_pods.py": (r"a-(?:(?:master|worker)-)?\d+(?:-\d+)?(?:-\w{5})?",),
-    "tools/job/diagnosis/failures.py": tuple(row[0] for row in failures.POD_REASONS),
     "tools/job/diagnosis/log_patterns.py": tuple(
         row[part]
         for rows in log_patterns.document().values()
@@ -75,9 +72,8 @@ GIVEN: dict[str, tuple[str, ...]] = {
         for part in ("match", "stack")
         if part in row
     ),
-    "tools/job/diagnosis/scheduler_message.py": tuple(row[1] for row in scheduler_message.REASONS),
-    "tools/job/diagnosis/startup.py": tuple(
-        row[1] for row in (*startup.PULL_ANSWERS, *startup.RUN_ERRORS, *startup.CONFIG_ERRORS)
+    "tools/job/diagnosis/signs.py": tuple(
+        sign.match.pattern for table in signs.tables().values() for sign in table
     ),
     "tools/preflight/rules/nodes.py": ("(?<![a-z0-9])amd64(?![a-z0-9])",),
     "tools/simulator/expansion.py": ("[A-Za-z_][A-Za-z0-9_]*",),  # and globs: length and text are bounded

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from decimal import Decimal
 
 from tools.core.timestamps import duration, moment
-from tools.job.diagnosis import queues
+from tools.job.diagnosis import queues, signs
 from tools.job.diagnosis.cause import Cause, Layer, short
 from tools.job.diagnosis.resources import formatted, name_of
 from tools.job.snapshot.kinds import OPERATOR_IMAGE, QUEUE_LABEL
@@ -100,11 +99,10 @@ def refused(snapshot: Snapshot) -> Iterator[Cause]:
     if not events:
         return
     message = str(events[-1].get("message", ""))
-    kind, summary = next(
-        (kind, summary) for pattern, kind, summary in REFUSALS if re.search(pattern, message)
-    )
-    if kind != "quota" or not computed:
-        yield Cause(kind, Layer.JOB, summary, [short(f"event: {message}")], at=event_time(events[-1]))
+    sign = signs.first("refused-pods", message)
+    if sign and (sign.cause != "quota" or not computed):
+        evidence = [short(f"event: {message}")]
+        yield Cause(sign.cause, Layer.JOB, sign.says, evidence, at=event_time(events[-1]))
 
 
 def _refuses(snapshot: Snapshot, event: Object) -> bool:
@@ -117,20 +115,6 @@ def _refuses(snapshot: Snapshot, event: Object) -> bool:
     made = max((pod.created for pod in snapshot.pods if pod.created), default=None)
     since = at is not None and made is not None and (made - at).total_seconds() > TOGETHER
     return refusal and not since and "already exists" not in str(event.get("message"))
-
-
-REFUSALS = (
-    (r"exceeded quota", "quota", "the namespace's quota is used up"),
-    (r"violates PodSecurity", "pod-security", "the namespace's Pod Security level does not allow the pod"),
-    (r"failed calling webhook|webhook.{0,300}(?:connection refused|deadline exceeded|no endpoints)",
-     "webhook", "an admission webhook does not answer"),
-    (r"admission webhook .{0,300} denied|denied the request", "refused",
-     "an admission webhook refuses the pod"),
-    (r"serviceaccounts? \"[^\"]{0,300}\" not found|service account .{0,300} not found"
-     r"|error looking up service account",
-     "serviceaccount-missing", "the pod's ServiceAccount does not exist"),
-    (r"", "refused", "the API server refuses the pod"),
-)  # fmt: skip
 
 
 def quota(snapshot: Snapshot) -> Iterator[Cause]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from tools.core.timestamps import duration
+from tools.job.diagnosis import signs
 from tools.job.diagnosis.cause import short
 from tools.job.snapshot.pod import JobPod
 from tools.job.snapshot.snapshot import Snapshot, event_time
@@ -19,17 +20,6 @@ PROMISES, REFUSAL = ("TriggeredScaleUp", "Nominated"), "NotTriggerScaleUp"
 BROKEN = 3  # NodeClaims of a pod, one after the other, without a node
 GONE = 60.0  # seconds after which a NodeClaim that does not exist has failed
 NODE_CLAIM = re.compile(r"nodeclaim/([\w.-]+)")
-# Remedies by the autoscaler's message.
-ADVICE = (
-    (r"(?i)insufficient ?(?:instance ?)?capacity|in backoff after failed scale-up"
-     r"|ReservationCapacityExceeded|unfulfillable",
-     "use another zone or type, or reserve capacity (ODCR, Capacity Blocks)"),
-    (r"(?i)max (?:node group size|limit) reached|max cluster (?:cpu|memory) limit|would exceed.{0,40}limit"
-     r"|exceed limits for nodepool",
-     "raise the node group's maximum or the NodePool's limits"),
-    (r"(?i)VcpuLimitExceeded|MaxSpotInstanceCountExceeded|quota",
-     "have the account's quota for these machines raised (Service Quotas)"),
-)  # fmt: skip
 
 
 def promised(snapshot: Snapshot, pod: JobPod) -> str | None:
@@ -62,8 +52,8 @@ def refusals(snapshot: Snapshot, pod: JobPod) -> list[str]:
 
 def advice(lines: list[str]) -> str | None:
     """Return the remedy for the autoscaler's message, None if it names no known reason."""
-    text = " ".join(lines)
-    return next((words for pattern, words in ADVICE if re.search(pattern, text)), None)
+    sign = signs.first("autoscaler", " ".join(lines))
+    return sign.fix if sign else None
 
 
 def _said(snapshot: Snapshot, pod: JobPod) -> list[Object]:

@@ -1,11 +1,11 @@
-"""Kinds of causes and their summaries for what ended a process: exit codes and the trainer's classes."""
+"""Kinds of causes for what ended a process: exit codes and the trainer's classes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from tools.job.diagnosis.cause import Cause, Layer
+from tools.job.diagnosis.cause import CAUSES, Cause, Layer
 from training.run.failure import CODES
 
 # Exit codes by which shells and kernels report a signal: 128 + its number.
@@ -15,47 +15,6 @@ CLASSES = {code: kind for kind, code in CODES.items() if kind not in ("done", "e
 KINDS = {"out of memory": "oom-device", "lost peer": "lost-peer", "error": "crash"}
 # The kinds by which a rank fails when another one has failed.
 VICTIMS = frozenset({"lost-peer", "collective-timeout", "rendezvous", "communication", "drained"})
-SUMMARIES = {
-    "config": "the configuration is wrong",
-    "duplicate-device": "two ranks use the same GPU",
-    "network-interface": "the network interface that is set does not exist",
-    "image-accelerator": "the image's CUDA does not fit the GPU or its driver",
-    "permission": "the container may not read or write a file",
-    "hub-rate-limit": "the model hub limits requests",
-    "object-store": "a request to the object store failed",
-    "data": "the training data cannot be read",
-    "nan": "the loss or a gradient is not finite",
-    "oom-device": "the accelerator's memory is used up",
-    "oom-host": "the container's memory is used up",
-    "shared-memory": "/dev/shm is full",
-    "storage": "the volume failed",
-    "storage-full": "the volume is full",
-    "checkpoint": "a checkpoint cannot be read",
-    "device": "an accelerator failed",
-    "efa": "EFA did not start",
-    "hub-auth": "the model hub denies access, or does not have this name",
-    "hub-unreachable": "the pod does not reach the model hub",
-    "rendezvous-dns": "the rendezvous host's name does not resolve",
-    "rendezvous": "the rendezvous host does not answer",
-    "port-taken": "another process uses the rendezvous port",
-    "collective-timeout": "a rank did not join a collective",
-    "lost-peer": "another rank went away",
-    "communication": "the communication between ranks failed",
-    "hang": "a rank hangs",
-    "killed": "the process was killed from outside",
-    "memory-fault": "native code crashed",
-    "code": "the program does not start",
-    "library-version": "releases of packages do not fit each other",
-    "tokenizer": "the tokenizer does not match the model",
-    "limits": "a limit on open files, threads or processes is reached",
-    "compiler": "a kernel or graph could not be compiled",
-    "unreachable": "the pod does not reach a service outside of the cluster",
-    "no-steps": "it ended with exit code 0 without one training step",
-    "drained": "the pod was asked to stop",
-    "upload": "the finished model could not be uploaded",
-    "image-architecture": "the image is built for another architecture than the node's",
-    "command": "the image does not have the program",
-}
 
 
 def kind_of(code: int, accelerated: bool) -> str | None:
@@ -89,7 +48,7 @@ def layer_of(kind: str) -> Layer:
 
 def summary_of(kind: str, who: str) -> str:
     """Return a failure in words. `who` is a rank or a pod."""
-    return f"{who}: {SUMMARIES.get(kind, 'an error of an unknown class')}"
+    return f"{who}: {CAUSES.get(kind, {}).get('says', 'an error of an unknown class')}"
 
 
 def failure(

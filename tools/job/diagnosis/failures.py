@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from tools.core.timestamps import epoch, moment
-from tools.job.diagnosis import exit_codes, log_causes, node_health, startup
+from tools.job.diagnosis import exit_codes, log_causes, node_health, signs, startup
 from tools.job.diagnosis.cause import Cause, Layer, short
 from tools.job.diagnosis.exit_codes import failure, layer_of, summary_of
 from tools.job.diagnosis.resources import accelerators
@@ -27,21 +26,6 @@ PROBE_LAG = 120.0  # seconds from a kubelet's event to the end of the container,
 METRICS_LAG = 5.0  # seconds after a step's end in which its metrics are written
 # Ends of a process without its own fault. An unhealthy node explains them.
 FROM_OUTSIDE = ("node-lost", "drained", "killed", "memory-fault")
-DISRUPTIONS = {
-    "PreemptionByScheduler": ("preempted", "a pod of higher priority replaced it"),
-    "PreemptionByKubeScheduler": ("preempted", "a pod of higher priority replaced it"),
-    "EvictionByEvictionAPI": ("drained", "its node was drained"),
-    "DeletionByTaintManager": ("node-lost", "its node was lost or tainted"),
-    "DeletionByPodGC": ("node-lost", "its node is gone"),
-    "TerminationByKubelet": ("evicted", "the kubelet ended it"),
-}
-# By the reason in the status of a failed pod.
-POD_REASONS = (
-    (r"Evicted$", "evicted", "its node evicted it"),
-    (r"UnexpectedAdmissionError$|OutOf|\w{0,80}Affinity", "node-refused", "its node refused it"),
-    (r"(?:NodeLost|NodeShutdown|Terminated|Shutdown)$", "node-lost", "its node is gone"),
-    (r"DeadlineExceeded$", "deadline", "it ran longer than its deadline"),
-)
 
 
 @dataclass(frozen=True)
@@ -153,16 +137,16 @@ def _from_status(failed: Failed) -> Cause | None:
         return Cause("node-lost", Layer.FAILED, summary, evidence, pod.name, at=at)
     disruption = pod.condition("DisruptionTarget")
     if disruption and disruption.get("status") == "True":
-        kind, summary = DISRUPTIONS.get(str(disruption.get("reason")), ("drained", "it was disrupted"))
+        sign = signs.first("disruption", str(disruption.get("reason")))
+        kind, summary = (sign.cause, sign.says) if sign else ("drained", "it was disrupted")
         if kind == "evicted" and pod.status.get("reason") not in (None, "Evicted", "Preempting"):
             kind = "drained"
         evidence = [short(f"{pod.short}: {disruption.get('reason')}: {disruption.get('message', '')}")]
         return Cause(kind, Layer.FAILED, f"{pod.short}: {summary}", evidence, pod.name, at=at)
     reason = str(pod.status.get("reason") or "")
-    for pattern, kind, summary in POD_REASONS:
-        if re.match(pattern, reason):
-            evidence = [short(f"{pod.short} on {pod.node}: {reason}: {pod.status.get('message') or ''}")]
-            return Cause(kind, Layer.FAILED, f"{pod.short}: {summary}", evidence, pod.name, at=at)
+    if sign := signs.first("pod-reason", reason):
+        evidence = [short(f"{pod.short} on {pod.node}: {reason}: {pod.status.get('message') or ''}")]
+        return Cause(sign.cause, Layer.FAILED, f"{pod.short}: {sign.says}", evidence, pod.name, at=at)
     return None
 
 

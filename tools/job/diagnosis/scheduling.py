@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,10 +10,10 @@ from decimal import Decimal
 
 from tools.core.output import count
 from tools.core.timestamps import duration
-from tools.job.diagnosis import autoscaling, queues, scheduler_message
+from tools.job.diagnosis import autoscaling, queues, scheduler_message, signs
 from tools.job.diagnosis.admission import PATIENCE, is_over
 from tools.job.diagnosis.autoscaling import COMING, promised
-from tools.job.diagnosis.cause import Cause, Layer, short
+from tools.job.diagnosis.cause import CAUSES, Cause, Layer, short
 from tools.job.diagnosis.node_fit import ORDER, Fit, Nodes, Obstacle, VolumeTopology
 from tools.job.diagnosis.resources import existing, formatted, name_of, rank
 from tools.job.snapshot.kinds import CLAIMS, QUEUE_LABEL
@@ -27,56 +26,6 @@ SHOWN_NODES = 4
 GANG_SCHEDULERS = ("volcano", "scheduler-plugins-scheduler", "kai-scheduler", "yunikorn")
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 PROVISIONING = ("Provisioning", "ExternalProvisioning")
-# Summary and remedy by the kind of obstacle that the nearest nodes share.
-SUMMARIES: dict[str, tuple[str, str]] = {
-    "selector": ("no node has the labels that the pod selects", "correct nodeSelector, or label the nodes"),
-    "affinity": (
-        "no node matches the pod's node affinity",
-        "add nodes of that instance type, or choose other hardware",
-    ),
-    "zone": (
-        "the pod's volume is in another zone than the nodes",
-        "add nodes in the volume's zone, or use a volume that all zones can reach",
-    ),
-    "not ready": (
-        "the nodes that match the pod are not ready",
-        "kubectl describe node shows what the kubelet lacks",
-    ),
-    "cordoned": (
-        "the nodes that match the pod are cordoned",
-        "kubectl uncordon NODE, once it may be used again",
-    ),
-    "taint": (
-        "the nodes that match the pod have a taint that it does not tolerate",
-        "add the toleration, if these nodes are meant for this job",
-    ),
-    "pods": (
-        "the nodes that match the pod run their maximum number of pods",
-        "raise maxPods (prefix delegation), or add nodes",
-    ),
-    "together": (
-        "no suitable node is in a zone of the pods that the pod's affinity requires",
-        "start those pods first, add nodes in their zone, or remove the pod affinity",
-    ),
-    "name": ("the node that the pod names does not exist", "remove spec.nodeName"),
-}
-# Taints that somebody removes, or that announce a node's end: to tolerate them does harm.
-PASSING = (
-    (
-        re.compile(r"taint node\.kubernetes\.io/(?:disk|memory|pid)-pressure\b"),
-        "free what the node is short of, or use other nodes: the kubelet removes the taint itself",
-    ),
-    (
-        re.compile(
-            r"taint (?:ToBeDeleted|DeletionCandidate|karpenter\.sh/disrupt|aws-node-termination-handler/)"
-        ),
-        "these nodes are about to go: wait for others, or add nodes",
-    ),
-    (
-        re.compile(r"taint \S{0,200}(?:uninitialized|not-ready|startup)"),
-        "an agent removes the taint once the node is ready: wait, or see why the agent does not run",
-    ),
-)
 
 
 def waiting(snapshot: Snapshot) -> list[JobPod]:
@@ -331,10 +280,12 @@ def _cause(snapshot: Snapshot, nodes: Nodes, pod: JobPod, fit: Fit, number: int)
     others = len(fit.obstacles) - len(nearest)
     facts += [f"{count(others, 'other node')} excluded: {_others(fit, nearest)}"] if others else []
     refusals = autoscaling.refusals(snapshot, pod)
-    summary, advice = SUMMARIES.get(kind) or _shortage(kind, nearest, pod)
+    known = CAUSES.get(f"unschedulable/{kind}")
+    summary, advice = (known["says"], known["fix"]) if known else _shortage(kind, nearest, pod)
     if kind == "taint":
         said = [_fact(found, kind) for found in nearest.values()]
-        advice = next((words for sign, words in PASSING if all(map(sign.search, said))), advice)
+        passing = (sign.fix for sign in signs.tables()["taints"] if all(map(sign.match.search, said)))
+        advice = next(passing, advice)
     return Cause(
         f"unschedulable/{kind}", Layer.BLOCKED, f"{_number_waiting(snapshot, number)}: {summary}",
         [*facts, *refusals], pod.name, at=pod.created, advice=autoscaling.advice(refusals) or advice,

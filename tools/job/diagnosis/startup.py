@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from tools.job.diagnosis import signs
 from tools.job.diagnosis.admission import is_over
 from tools.job.diagnosis.cause import Cause, Layer, short
 from tools.job.snapshot.pod import JobPod
@@ -23,49 +24,6 @@ PASSING = re.compile(r"no relationship found between node|object \S+ not registe
 PASSES = 30.0  # seconds that a pod has been on its node
 TRIES = 4  # within those seconds
 DISK_FULL = "free space on the node's disk, or start nodes with a larger one"
-# Answers of registries and container runtimes, the specific ones first.
-PULL_ANSWERS = (
-    ("image-rate-limit", r"(?i)toomanyrequests|rate limit|429 too many",
-     "the registry's rate limit is reached"),
-    ("image-architecture", r"(?i)no match for platform|no matching manifest"
-     r"|does not match the specified platform",
-     "the image is not built for the node's architecture"),
-    ("image-auth", r"(?i)unauthorized|authentication required|access denied|403 forbidden|no basic auth"
-     r"|authorization failed|denied: |requires? 'docker login'|insufficient_scope|402 payment required"
-     r"|is not authorized to perform",
-     "the registry denies the image to the node: it is private, or does not exist"),
-    ("image-registry", r"(?i)no such host|i/o timeout|connection refused|dial tcp|\btls\b|x509"
-     r"|deadline exceeded|EOF$|no route to host|temporary failure in name resolution"
-     r"|server gave HTTP response|5\d\d (?:internal|bad|service)",
-     "the node does not reach the registry"),
-    ("storage-full", r"(?i)no space left on device",
-     "the node's disk has no room for the image"),
-    ("image-name", r"(?i)not found|manifest unknown|name unknown|did not resolve to an alias|does not exist"
-     r"|invalid reference|couldn't parse",
-     "the registry does not have the image"),
-)  # fmt: skip
-# Messages of the kubelet about a container's configuration and volumes.
-CONFIG_ERRORS = (
-    ("config-missing", r"(?i)configmaps? \"([^\"]{1,300})\" not found|couldn't find key .{0,300} in ConfigMap"
-     r"|non-existent config key"),
-    ("secret-missing", r"(?i)secrets? \"([^\"]{1,300})\" not found|couldn't find key .{0,300} in Secret"
-     r"|non-existent secret key"),
-    ("run-as-root", r"(?i)runAsNonRoot|run as root|cannot verify user is non-root"),
-    ("volume", r"(?i)subPath"),
-)  # fmt: skip
-# Messages of containerd, runc and the NVIDIA runtime about a container that they could not start.
-RUN_ERRORS = (
-    ("image-architecture", r"(?i)exec format error"),
-    ("image-accelerator", r"unsatisfied condition: (?:cuda|driver|brand|arch)"),
-    ("device", r"(?i)nvidia-container-cli|CDI devices|nvml error"),
-    ("storage-full", r"(?i)no space left on device"),
-    ("volume", r"(?i)error mounting|subPath"),
-    ("command", r"(?i)executable file not found|no such file or directory|permission denied"
-     r"|not found in \$PATH|no command specified"),
-    ("oom-host", r"(?i)cannot allocate memory|memory limit"),
-    ("run-as-root", r"(?i)unable to find user|runAsNonRoot"),
-    ("volume", r"(?i)mount"),
-)  # fmt: skip
 
 
 def blocked(snapshot: Snapshot) -> list[JobPod]:
@@ -114,9 +72,8 @@ def _pull_answer(snapshot: Snapshot, pod: JobPod, message: str) -> str:
 def _pull_kind(reason: str, said: str) -> tuple[str, str]:
     if reason == "InvalidImageName":
         return "image-name", "the image's name is not valid"
-    for kind, pattern, summary in PULL_ANSWERS:
-        if re.search(pattern, said):
-            return kind, summary
+    if sign := signs.first("pull", said):
+        return sign.cause, sign.says
     return "image-registry", "the image cannot be pulled, for an unknown reason"
 
 
@@ -146,11 +103,12 @@ def _missing(snapshot: Snapshot, kind: str, name: str, key: str | None) -> str |
 
 def start_error(message: str) -> str:
     """Return the kind of cause for a runtime's message about a container that it could not start."""
-    return _first(RUN_ERRORS, message, "command")
+    return _kind("container-start", message, "command")
 
 
-def _first(table: tuple[tuple[str, str], ...], message: str, default: str) -> str:
-    return next((kind for kind, pattern in table if re.search(pattern, message)), default)
+def _kind(table: str, message: str, default: str) -> str:
+    sign = signs.first(table, message)
+    return sign.cause if sign else default
 
 
 def container_errors(snapshot: Snapshot) -> Iterator[Cause]:
@@ -159,8 +117,8 @@ def container_errors(snapshot: Snapshot) -> Iterator[Cause]:
         reason, message = pod.waiting
         if reason not in ("CreateContainerConfigError", "CreateContainerError", "RunContainerError"):
             continue
-        table = CONFIG_ERRORS if reason == "CreateContainerConfigError" else RUN_ERRORS
-        kind = _first(table, message, "refused")
+        table = "container-config" if reason == "CreateContainerConfigError" else "container-start"
+        kind = _kind(table, message, "refused")
         evidence = [short(f"{pod.short} on {pod.node}: {reason}: {message}")]
         summary = "the container cannot be created from the pod's spec"
         yield Cause(kind, Layer.BLOCKED, summary, evidence, pod.name, at=pod.created)
@@ -181,7 +139,7 @@ def mounts(snapshot: Snapshot) -> Iterator[Cause]:
             if _passes(snapshot, pod, event):
                 break
             if reason in ("FailedMount", "FailedAttachVolume", "FailedMapVolume"):
-                kind = _first(CONFIG_ERRORS, message, "volume")
+                kind = _kind("container-config", message, "volume")
                 yield Cause(kind, Layer.BLOCKED, "a volume cannot be mounted", evidence, pod.name, at=at)
                 return
             if reason in ("FailedCreatePodSandBox", "NetworkNotReady"):

@@ -1,0 +1,36 @@
+"""The tables of signs.yaml: what messages of Kubernetes and of the programs around it mean for a job."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+
+from tools.core.tables import load
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A pattern of messages, the kind of cause that it stands for, its meaning, and a remedy of its own."""
+
+    match: re.Pattern[str]
+    cause: str = ""
+    says: str = ""
+    fix: str | None = None
+
+
+@functools.cache
+def tables() -> dict[str, tuple[Sign, ...]]:
+    """Return the signs by the name of their table. The file is read when the first message is."""
+    return {
+        name: tuple(_sign(**row) for row in rows) for name, rows in load("job/diagnosis/signs.yaml").items()
+    }
+
+
+def _sign(match: str | list[str], **values: str) -> Sign:
+    return Sign(re.compile(match if isinstance(match, str) else "|".join(match)), **values)
+
+
+def first(table: str, message: str) -> Sign | None:
+    """Return the first sign of a table in a message, None if there is none."""
+    return next((sign for sign in tables()[table] if sign.match.search(message)), None)
