@@ -92,7 +92,7 @@ def test_a_role_may_read_contexts_write_its_log_and_push_to_one_repository(proje
     assert not any("*" in action for one in said for action in one["Action"])
     (push,) = (one for one in said if "ecr:PutImage" in one["Action"])
     assert push["Resource"] == [f"arn:aws:ecr:{REGION}:{ACCOUNT}:repository/team/train"]
-    assert codebuild.trust(project)["Statement"][0]["Condition"] == {
+    assert codebuild.policy(project, "trust")["Statement"][0]["Condition"] == {
         "StringEquals": {
             "aws:SourceAccount": ACCOUNT,
             "aws:SourceArn": f"arn:aws:codebuild:{REGION}:{ACCOUNT}:project/{project.name}",

@@ -372,7 +372,7 @@ def test_codebuild_projects_do_not_collide(
     projects = [Project(PLACE.account, region, name) for name in names for region in (HOME, AWAY)]
     assert len({one.name for one in projects}) == len(projects)
     assert max(len(one.name) for one in projects) <= 64
-    trusted = codebuild.trust(PROJECT)["Statement"][0]["Condition"]["StringEquals"]
+    trusted = codebuild.policy(PROJECT, "trust")["Statement"][0]["Condition"]["StringEquals"]
     assert trusted["aws:SourceArn"].endswith(f":{PLACE.account}:project/{PROJECT.name}")
     codebuild.ensure(session, PROJECT, print)
     text = session.call("s3", "get_bucket_policy", Bucket=PROJECT.bucket)["Policy"]

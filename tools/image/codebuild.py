@@ -16,6 +16,7 @@ from tools.aws.policies import VERSION
 from tools.aws.session import AwsError, Session
 from tools.core import wait
 from tools.core.errors import UserError
+from tools.core.tables import load
 from tools.image import ecr
 from tools.image.engine import Say
 
@@ -84,54 +85,21 @@ class Project:
         return f"arn:{self.partition}:iam::{self.account}:role/{self.name}"
 
 
-def trust(project: Project) -> dict[str, Any]:
-    """Return the trust policy: CodeBuild may assume the role for builds of this project.
-
-    Source: CodeBuild user guide, cross-service confused deputy prevention.
-    """
-    source = {
-        "aws:SourceAccount": project.account,
-        "aws:SourceArn": project.arn("codebuild", f"project/{project.name}"),
-    }
-    statement = {
-        "Effect": "Allow",
-        "Principal": {"Service": "codebuild.amazonaws.com"},
-        "Action": "sts:AssumeRole",
-        "Condition": {"StringEquals": source},
-    }
-    return {"Version": VERSION, "Statement": [statement]}
-
-
-def policy(project: Project) -> dict[str, Any]:
-    """Return the permissions of a build: read contexts, write its log, push to its repository."""
+def policy(project: Project, name: str = "policy") -> dict[str, Any]:
+    """Return a policy of codebuild.yaml: `trust` and `policy` of the role, or that of the `bucket`."""
     logs = project.arn("logs", f"log-group:{project.log_group}")
-    push = ["BatchCheckLayerAvailability", "InitiateLayerUpload", "UploadLayerPart", "CompleteLayerUpload"]
-    push += ["PutImage", "BatchGetImage", "GetDownloadUrlForLayer"]
     repository = project.arn("ecr", f"repository/{project.repository}")
-    owned = {"StringEquals": {"aws:ResourceAccount": project.account}}
-    allowed = [
-        (["logs:CreateLogStream", "logs:PutLogEvents"], [logs, f"{logs}:*"]),
-        (["s3:GetObject"], [f"{project.bucket_arn}/{project.name}/*"]),
-        (["ecr:GetAuthorizationToken"], ["*"]),
-        ([f"ecr:{action}" for action in push], [repository]),
-    ]
-    statements: list[dict[str, Any]] = [
-        {"Effect": "Allow", "Action": actions, "Resource": names} for actions, names in allowed
-    ]
-    statements[1]["Condition"] = owned
-    return {"Version": VERSION, "Statement": statements}
+    values = {
+        "account": project.account, "name": project.name, "bucket": project.bucket_arn, "logs": logs,
+        "project": project.arn("codebuild", f"project/{project.name}"), "repository": repository,
+    }  # fmt: skip
+    return {"Version": VERSION, "Statement": _filled(load("image/codebuild.yaml")[name], values)}
 
 
-def bucket_policy(project: Project) -> dict[str, Any]:
-    """Return the policy of the bucket: no request without TLS."""
-    statement = {
-        "Effect": "Deny",
-        "Principal": "*",
-        "Action": "s3:*",
-        "Resource": [project.bucket_arn, f"{project.bucket_arn}/*"],
-        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
-    }
-    return {"Version": VERSION, "Statement": [statement]}
+def _filled(value: Any, values: dict[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _filled(inner, values) for key, inner in value.items()}
+    return [_filled(one, values) for one in value] if isinstance(value, list) else value.format(**values)
 
 
 def ensure(session: Session, project: Project, say: Say) -> list[str]:
@@ -197,7 +165,7 @@ def _create_bucket(session: Session, project: Project) -> str | None:
 
     call("create_bucket", **({} if project.region == "us-east-1" else where))
     call("put_public_access_block", PublicAccessBlockConfiguration=dict.fromkeys(blocked, True))
-    call("put_bucket_policy", Policy=json.dumps(bucket_policy(project)))
+    call("put_bucket_policy", Policy=json.dumps(policy(project, "bucket")))
     call("put_bucket_tagging", Tagging={"TagSet": _tags(TAG)})
     rules = [{**expiry, "Expiration": {"Days": KEPT_DAYS}}]
     call("put_bucket_lifecycle_configuration", LifecycleConfiguration={"Rules": rules})
@@ -248,7 +216,7 @@ def _has_log_group(session: Session, project: Project) -> bool:
 def _create_role(session: Session, project: Project) -> str | None:
     name, new = project.name, not _has_role(session, project)
     if new:
-        trusted = json.dumps(trust(project))
+        trusted = json.dumps(policy(project, "trust"))
         tags = _tags(project.tags)
         session.call("iam", "create_role", RoleName=name, AssumeRolePolicyDocument=trusted, Tags=tags)
     # An existing role gets it too: an older trainyard may have created it.

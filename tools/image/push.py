@@ -6,26 +6,17 @@ import re
 
 from tools.core.command_line import operand
 from tools.core.errors import UserError
+from tools.core.tables import load
 from tools.image import ecr, registry
 from tools.image.build import load_record
 from tools.image.engine import Engine, Say
 
 SAID = re.compile(r"digest: (sha256:[0-9a-f]{64}) size: \d+")
-IMMUTABLE = "a tag names one image forever; use another tag (--tag-from)"
-REFUSALS = (
-    (re.compile(r"tag invalid|immutable", re.I), "the registry does not allow to move the tag", IMMUTABLE),
-    (
-        re.compile(r"denied|unauthorized|no basic auth|forbidden", re.I),
-        "the registry refuses the push",
-        "docker login; for ECR, may this identity push? (ecr:PutImage, ecr:InitiateLayerUpload)",
-    ),
-    (re.compile(r"no space left", re.I), "the disk is full", "docker system df; docker image prune"),
-    (
-        re.compile(r"connection refused|no such host|timeout|EOF|connection reset|broken pipe", re.I),
-        "the registry does not answer",
-        "is the registry up, and its address right? Push again: uploaded layers are kept",
-    ),
-)
+REFUSALS = [
+    (re.compile(row["lines"], re.I), row["what"], row["fix"])
+    for row in load("image/tables.yaml")["refused pushes"]
+]
+IMMUTABLE: str = REFUSALS[0][2]
 
 
 def push(name: str, target: str, engine: Engine, say: Say) -> str:

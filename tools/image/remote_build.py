@@ -20,6 +20,7 @@ from ruamel.yaml import YAML
 from tools.aws.session import Session
 from tools.core import secret_patterns, wait
 from tools.core.errors import UserError
+from tools.core.tables import load
 from tools.image import codebuild, ecr
 from tools.image.build import BuildFailed, Request, refuse_secrets, write_log
 from tools.image.build_failures import Cause, cause
@@ -32,17 +33,6 @@ from tools.image.registry import split
 EVERY = 5.0  # seconds between two polls
 DOCKERFILE = ".trainyard.Dockerfile"  # its name in the archive
 EPOCH = (1980, 1, 1, 0, 0, 0)  # of every file in the archive, so that equal contexts give equal archives
-# The causes of failed phases (CodeBuild user guide, build phases). For BUILD and POST_BUILD the log has them.
-PHASES = {
-    "QUEUED": ("no build machine", "the account's limit of concurrent builds: Service Quotas, CodeBuild"),
-    "PROVISIONING": (
-        "no build machine",
-        "try again; the message names the image or the network as the cause",
-    ),
-    "DOWNLOAD_SOURCE": ("the context was not fetched", "may the project's role read the bucket?"),
-    "INSTALL": ("the build machine has no docker", "codebuild.MACHINE names its image"),
-    "PRE_BUILD": ("no login to the registry", "may the project's role call ecr:GetAuthorizationToken?"),
-}
 
 
 @dataclass(frozen=True)
@@ -210,7 +200,7 @@ def why(found: Mapping[str, Any], lines: list[str]) -> Cause:
     if phase == "POST_BUILD":
         problem = refusal("the image", "\n".join(lines))
         return Cause("not pushed", problem.message, problem.hint or "see the log", step=phase)
-    kind, remedy = PHASES.get(phase, (f"{phase} failed", "see the log"))
+    kind, remedy = load("image/tables.yaml")["phases"].get(phase, (f"{phase} failed", "see the log"))
     return Cause(kind, said or (lines[-1] if lines else status), remedy, step=phase)
 
 

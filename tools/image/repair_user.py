@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePosixPath
+from typing import Any
 
+from tools.core.tables import load
 from tools.core.verdict import Verdict
 from tools.image.dockerfile.parse import Instruction, Stage, unresolved
 from tools.image.draft import Draft, Unsafe, shell_of
@@ -16,30 +18,9 @@ from tools.image.rules.runtime import OWN_USER, ROOT, written
 
 USER = "1000:1000"
 HOME_OF_ROOT = f"/{'root'}"
-# Bases with useradd, and with the working directory in which they start. Sources: their Dockerfiles.
-BASES = (
-    (re.compile(r"(?:^|/)(?:python|ubuntu|debian|buildpack-deps)(?::(?![^@]*alpine)|@|$)"), "/"),
-    (re.compile(r"(?:^|/)nvidia/cuda:[^@]*ubuntu"), "/"),
-    (re.compile(r"(?:^|/)(?:continuumio/(?:mini|ana)conda3|condaforge/\w+)(?::(?![^@]*alpine)|@|$)"), "/"),
-    (re.compile(r"(?:^|/)pytorch/pytorch(?::|@|$)"), "/workspace"),
-    (re.compile(r"^nvcr\.io/nvidia/(?:pytorch|nemo|tensorflow)(?::|@|$)"), "/workspace"),
-)
-# Directories of the system with all below them, and those of others that may have a directory of the image.
-SYSTEM = (
-    "/bin",
-    "/boot",
-    "/dev",
-    "/etc",
-    "/lib",
-    "/lib64",
-    "/proc",
-    HOME_OF_ROOT,
-    "/run",
-    "/sbin",
-    "/sys",
-    "/usr",
-)
-OTHERS = ("/home", "/mnt", "/opt", "/opt/conda", "/srv", "/tmp", "/var")
+_TABLES: dict[str, Any] = load("image/tables.yaml")
+BASES = [(re.compile(pattern), place) for pattern, place in _TABLES["bases with useradd"].items()]
+SYSTEM = (*_TABLES["system"]["whole"], HOME_OF_ROOT)
 OF_ROOT = re.compile(
     rf"(?<![\w.-])(?:{HOME_OF_ROOT}\b|~/|\$\{{?HOME\b)|--user\b|astral\.sh/uv/install|sh\.rustup\.rs|\bnvm-sh\b|\bpipx\b"
     r"|\bconda\s+init\b|\bgit\s+(?:config\s+--global|lfs\s+install)\b|\blogin\b|\bcargo\s+install\b"
@@ -158,4 +139,6 @@ def _owned(final: Stage, start: str) -> list[str]:
 
 def _system(path: PurePosixPath) -> bool:
     """Return whether a path is a directory of the system, which no user of an image owns."""
-    return str(path) in ("/", *OTHERS) or path.parts[:2] in [("/", one.strip("/")) for one in SYSTEM]
+    return str(path) in ("/", *_TABLES["system"]["others"]) or path.parts[:2] in [
+        ("/", one.strip("/")) for one in SYSTEM
+    ]

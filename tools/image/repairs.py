@@ -10,10 +10,12 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from tools.core.tables import load
 from tools.core.verdict import Verdict
 from tools.facts import compatibility
 from tools.image.dockerfile.packages import CONDAS, LOCKS, Package, Sources, entries, requirement
@@ -28,35 +30,21 @@ from tools.image.rules.runtime import QUOTED, ROOT, exec_form, with_exec
 from tools.image.rules.versions import NGC
 
 Repair = Callable[[Draft, Verdict], None]
-# By tool: the option that turns its cache off, and the command that gets it.
-NO_CACHE = {
-    "pip": (r"(?<!uv )\b(pip3?(?:\.\d{1,2})?\s+install)\b(?!\s+--no-cache-dir)", "--no-cache-dir"),
-    "uv": (r"\b(uv\s+(?:pip\s+install|pip\s+sync|sync))\b(?!\s+--no-cache)", "--no-cache"),
-    "poetry": (r"\b(poetry\s+install)\b", "--no-cache"),
-    "pdm": (r"\b(pdm\s+(?:sync|install))\b", "--no-cache"),
-    "apk": (r"\b(apk\s+add)\b", "--no-cache"),
-}
+_TABLES: dict[str, Any] = load("image/tables.yaml")
 LISTS = "rm -rf /var/lib/apt/lists/*"
 APT = frozenset({"apt", "apt-get"})
 # What a program of its own would do with apt's lists is unknown.
 OTHER_SCRIPT = re.compile(r"\.sh\b|\|\s{0,4}(?:sudo\s+)?(?:ba|da)?sh\b|--with-deps")
 COMMENT = re.compile(r"(?:^|\s)#")
 LEAVES = re.compile(r"(?<![\w./-])(?:exit|exec)(?![\w./-])|[&|]\s*$")
-# Commands of the shell that no file on the path stands for.
-BUILTINS = frozenset(
-    [
-        *(".", ":", "alias", "cd", "declare", "eval", "exec", "exit", "export", "local", "read", "set"),
-        *("shopt", "source", "trap", "type", "ulimit", "umask", "unset", "wait"),
-    ]
-)
 
 
 def caches(draft: Draft, verdict: Verdict) -> None:
     """Turn a package manager's cache off by an option, or remove it at the end of the same RUN."""
     stage, one = draft.instruction(verdict)
     tool = str(verdict.details["tool"])
-    if tool in NO_CACHE:
-        command, option = NO_CACHE[tool]
+    if tool in _TABLES["without cache"]:
+        command, option = _TABLES["without cache"][tool]
         if one.words is not None or not draft.swap_all(command, rf"\g<1> {option}", one):
             raise Unsafe(f"the command is not `{tool}` with its options behind it")
         return
@@ -283,7 +271,7 @@ def first_process(draft: Draft, verdict: Verdict) -> None:
         raise Unsafe("the ENTRYPOINT gets the shell form as arguments of a shell")
     else:
         words = found.raw.split()
-        builtin = words[0] in BUILTINS and not re.search(r"&&|;", found.raw)
+        builtin = words[0] in _TABLES["builtins"] and not re.search(r"&&|;", found.raw)
         form = None if builtin else exec_form(found.raw, shell_of(stage))
     if form is None:
         raise Unsafe("its shell has to stay: it has a pipe, a background job or a command of the shell")

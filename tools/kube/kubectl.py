@@ -16,41 +16,16 @@ from typing import Any
 
 from tools.core import command_line
 from tools.core.errors import UserError
+from tools.core.tables import load
 
 SECONDS = 60  # limit of a single command
 LONGEST = 1 << 16  # characters of a line
 PAGE = re.compile(r"(?i)<(?:!doctype html|html|head)\b")
 PROXY = "did a proxy answer? check the address in the kubeconfig, HTTPS_PROXY and NO_PROXY"
-# The options that yard passes.
-OPTIONS = frozenset({
-    "--address", "--all-namespaces", "--attach", "--container", "--dry-run", "--field-manager",
-    "--field-selector", "--filename", "--follow", "--force-conflicts", "--ignore-not-found", "--image",
-    "--image-pull-policy", "--limit-bytes", "--minify", "--namespace", "--namespaced", "--output", "--patch",
-    "--previous", "--profile", "--quiet", "--raw", "--selector", "--server-side", "--since", "--stdin",
-    "--tail", "--target", "--timestamps", "--type", "--verbs", "--wait",
-})  # fmt: skip
+_TABLE: dict[str, Any] = load("kube/kubectl.yaml")
+OPTIONS = frozenset(_TABLE["options"])  # those that yard passes
+HINTS: dict[str, str] = _TABLE["hints"]  # parts of kubectl's messages, and their usual cause
 CANNOT_SEE = 3
-# Parts of kubectl's messages, and their usual cause.
-HINTS = {
-    "localhost:8080": "this machine has no kubeconfig with a current context",  # kubectl's own default
-    "unknown flag": "this kubectl is too old: install kubectl 1.31 or newer",
-    "unknown command": "this kubectl is too old: install kubectl 1.31 or newer",
-    "connection refused": "is the cluster up, and is its address in the kubeconfig correct?",
-    "no such host": "is the cluster's address in the kubeconfig correct?",
-    "no configuration has been provided": "this machine has no kubeconfig with a current context",
-    "current-context is not set": "choose a context: kubectl config use-context NAME",
-    "context was not found": "kubectl config get-contexts lists the contexts",
-    "does not exist": "kubectl config get-contexts lists the contexts",
-    "no matches for kind": "the training operator's CRD is not installed on this cluster",
-    "ensure CRDs are installed": "the training operator's CRD is not installed on this cluster",
-    "doesn't have a resource type": "the training operator's CRD is not installed on this cluster",
-    "conflict": "another manager owns these fields; use its name: --field-manager kustomize-controller",
-    "orbidden": "the user of this context lacks the permission: kubectl auth can-i --list",
-    "nauthorized": "the credentials of this context have expired",
-    "provide credentials": "the credentials of this context have expired",
-    "getting credentials": "the program that gets the credentials failed: log in again (aws sso login)",
-    'namespaces "': "create the namespace first",
-}
 
 
 @dataclass(frozen=True)
@@ -221,9 +196,5 @@ def failure(what: str, stderr: str) -> UserError:
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     message = (lines or [f"kubectl {what} failed without a message"])[-1].removeprefix("error: ")
     hint = next((hint for part, hint in HINTS.items() if part in stderr), None)
-    unknown = (
-        *("connection refused", "no such host", "orbidden", "nauthorized", "timed out", "i/o timeout"),
-        *("provide credentials", "Unable to connect to the server", "currently unable to handle the request"),
-    )
-    code = CANNOT_SEE if any(part in stderr for part in unknown) else 2
+    code = CANNOT_SEE if any(part in stderr for part in _TABLE["unseen"]) else 2
     return UserError(f"kubectl {what}: {message}", hint, code)

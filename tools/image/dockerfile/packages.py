@@ -16,6 +16,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from tools.core.errors import UserError
+from tools.core.tables import load
 from tools.image.dockerfile.parse import Dockerfile, Instruction, Stage
 from tools.image.dockerfile.shell_script import commands, program, script
 from training.config import bounds
@@ -27,16 +28,7 @@ PYTHON = re.compile(r"python(?:3(?:\.\d+)?)?")
 INDEX = re.compile(r"/whl/(?:nightly/)?(cu\d+|cpu)\b")
 LOCAL = re.compile(r"^cu(\d{2,3})$")
 WHEEL = re.compile(r"(?<![A-Za-z0-9_.])([A-Za-z0-9_.]{1,200}+)-(\d[^-]{0,200}+)-.{0,200}\.whl")
-WITH_VALUE = frozenset(
-    [
-        *("-r", "--requirement", "-c", "--constraint", "-i", "--index-url", "--extra-index-url", "-f"),
-        *("--find-links", "-t", "--target", "--prefix", "--root", "--platform", "--python-version"),
-        *("--python", "-p", "--cache-dir", "--timeout", "--retries", "--proxy", "--trusted-host"),
-        *("--cert", "--progress-bar", "--no-binary", "--only-binary", "--upgrade-strategy"),
-        *("--index-strategy", "--group", "--torch-backend", "--default-index", "--index", "--log"),
-        *("--no-build-isolation-package", "--config-settings", "-C", "--override", "--extra"),
-    ]
-)
+WITH_VALUE = frozenset(load("image/tables.yaml")["options with value"])
 CONSTRAINTS = {"-c", "--constraint", "--constraints"}
 REQUIREMENTS = {"-r", "--requirement"}
 INDEXES = {"-i", "--index-url", "--extra-index-url", "--default-index", "--index"}

@@ -7,16 +7,12 @@ import shlex
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
+from tools.core.tables import load
 from tools.image.dockerfile.parse import Instruction
 from tools.simulator.shell import SHELLS
 
 SEPARATORS = frozenset({"&&", "||", ";", "|", "&", "(", ")", "{", "}", "\n", ";;"})
-KEYWORDS = frozenset(
-    [
-        *("if", "then", "else", "elif", "fi", "do", "done", "while", "until", "for", "in", "case"),
-        *("esac", "!", "time"),
-    ]
-)
+KEYWORDS = frozenset(load("image/tables.yaml")["keywords"])
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 PREFIXES = frozenset({"sudo", "exec", "command", "env", "nice", "nohup"})
 

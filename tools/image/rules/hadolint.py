@@ -13,8 +13,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tools.core import repo
+from tools.core.tables import load
 from tools.core.verdict import Verdict, bad, doubtful, unclear
 from tools.image.dockerfile.parse import Dockerfile, Instruction
 from tools.image.rules.rule import Location, Subject, at, rule
@@ -22,25 +24,8 @@ from tools.image.rules.runtime import exec_remedy, shell_forms
 
 SECONDS = 60
 WIKI = "https://github.com/hadolint/hadolint/wiki"
-# Errors with which the build ends: an invalid port, COPY from its own stage, ONBUILD FROM, and an instruction
-# before FROM. Source: hadolint's wiki.
-REJECTED = frozenset({"DL3011", "DL3023", "DL3043", "DL3061"})
+_TABLE: dict[str, Any] = load("image/tables.yaml")["hadolint"]
 LEAST = {"COPY": 2, "ADD": 2}  # words; all other instructions need one
-# Our own rule that finds the same fault. It also reads build arguments, requirement files and other package
-# managers, and raises no alarm on cache mounts, pip itself and earlier stages. Each fault is reported once.
-SAME = {
-    "DL3002": "user",
-    "DL3006": "base",
-    "DL3007": "base",
-    "DL3009": "caches",
-    "DL3013": "pins",
-    "DL3019": "caches",
-    "DL3029": "platform",
-    "DL3032": "caches",
-    "DL3040": "caches",
-    "DL3042": "caches",
-    "DL3064": "secrets",
-}
 
 
 @dataclass(frozen=True)
@@ -117,7 +102,7 @@ def errors(subject: Subject) -> Iterator[Verdict]:
         yield unclear(place, text, repo.how_to_install("image"))
     for note in found or []:
         if note.level == "error" and note.code != "DL1000":
-            state = bad if note.code in REJECTED else doubtful
+            state = bad if note.code in _TABLE["rejected"] else doubtful
             verdict = state(_location(subject, note), note.message, f"see {WIKI}/{note.code}")
             yield replace(verdict, details={**verdict.details, "code": note.code})
 
@@ -126,7 +111,11 @@ def remarks(dockerfile: Dockerfile, verdicts: Iterable[Verdict]) -> list[Note]:
     """Return the findings that no verdict states; none without hadolint."""
     said = {(one.details.get("code", one.details["rule"]), one.details["line"]) for one in verdicts}
     found = notes(dockerfile) or []
-    return [note for note in found if not {(note.code, note.line), (SAME.get(note.code), note.line)} & said]
+    return [
+        note
+        for note in found
+        if not {(note.code, note.line), (_TABLE["same"].get(note.code), note.line)} & said
+    ]
 
 
 def notes(dockerfile: Dockerfile) -> list[Note] | None:

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from tools.core.output import count
 from tools.core.secret_patterns import mask
+from tools.core.tables import load
 from tools.core.verdict import State, Verdict, bad, doubtful, good, unclear
 from tools.image.dockerfile.context import matching
 from tools.image.dockerfile.dockerignore import files
@@ -27,32 +29,10 @@ COMMIT = re.compile(r"@[0-9a-f]{7,40}(?:#|$)|@v?\d+(?:\.\d+)+(?:#|$)")
 TOOLS = frozenset(
     {"pip", "setuptools", "wheel", "uv", "build", "ninja"}
 )  # the running program uses none of them
-# By tool: the variable and the options that turn the cache off, and the variable with its directory.
-# Sources: pip's cmdoptions.py (any value of PIP_NO_CACHE_DIR does it, also 0), the others' documentation.
-NO_CACHE = {
-    "pip": ("PIP_NO_CACHE_DIR", ("--no-cache-dir",), "PIP_CACHE_DIR"),
-    "uv": ("UV_NO_CACHE", ("--no-cache", "--no-cache-dir", "-n"), "UV_CACHE_DIR"),
-    "poetry": ("", ("--no-cache",), "POETRY_CACHE_DIR"),
-    "pdm": ("PDM_NO_CACHE", ("--no-cache",), "PDM_CACHE_DIR"),
-}
+_TABLES: dict[str, Any] = load("image/tables.yaml")
+SYSTEM = [(re.compile(row["removed"]), row) for row in _TABLES["system caches"]]
 OFF = ("", "0", "false", "off", "no", "f", "n")
 REMOVED = re.compile(r"\brm\s+((?:[^;&|\n]|\\\n)*)")
-# By package manager: its programs, what it leaves, what removes that, the target of a cache mount, the fix.
-SYSTEM = (
-    (
-        {"apt-get", "apt"}, "apt's package lists",
-        re.compile(r"/var/lib/(?:apt\b|\{[^}]{0,200}\bapt\b)|apt-get dist-?clean"), "/apt",
-        "&& rm -rf /var/lib/apt/lists/*, in the same RUN",
-    ),
-    (
-        {"yum", "dnf", "microdnf"}, "yum's cache", re.compile(r"clean all|/var/cache"), "/var/cache",
-        "&& dnf clean all, in the same RUN",
-    ),
-    (
-        {"apk"}, "apk's index", re.compile(r"--no-cache|/var/cache/apk|apk cache clean"), "/apk",
-        "apk add --no-cache",
-    ),
-)  # fmt: skip
 LATEST = re.compile(r"[/_.-]latest(?:[/_.-]|$)")
 BEFORE_V = re.compile(r"(?<![A-Za-z0-9_.$])v\$\{?([A-Za-z_]\w{0,80})\b")
 SHOWN = 4
@@ -234,7 +214,7 @@ def _python_cache(subject: Subject, install: Install) -> Iterator[Verdict]:
         cleaned |= _mounted(one, "pkgs")
         remedy = "&& conda clean -afy, in the same RUN"
     else:
-        variable, options, place = NO_CACHE[install.tool]
+        variable, options, place = _TABLES["no cache"][install.tool]
         environment = install.stage.variables()
         directory = environment.get(place) or ".cache"
         cleaned = bool(install.flags & set(options)) or _turned_off(install, variable, environment, text)
@@ -271,14 +251,14 @@ def _mounted(one: Instruction, *parts: str) -> bool:
 def _system_caches(subject: Subject, one: Instruction) -> Iterator[Verdict]:
     text = script(one)
     used = {program(words) for words in commands(text) if {"install", "update", "add"} & set(words)}
-    for managers, what, removal, mount, remedy in SYSTEM:
-        if managers & used:
-            mounted = any(each.type == "cache" and mount in each.target for each in one.mounts)
-            if mounted or removal.search(text):
-                yield good(at(subject, one), f"the layer does not keep {what}")
+    for removed, row in SYSTEM:
+        if managers := used & set(row["programs"]):
+            mounted = any(each.type == "cache" and row["mount"] in each.target for each in one.mounts)
+            if mounted or removed.search(text):
+                yield good(at(subject, one), f"the layer does not keep {row['leaves']}")
             else:
-                kept = doubtful(at(subject, one), f"the layer keeps {what}", remedy)
-                yield replace(kept, details={**kept.details, "tool": min(managers & used)})
+                kept = doubtful(at(subject, one), f"the layer keeps {row['leaves']}", row["fix"])
+                yield replace(kept, details={**kept.details, "tool": min(managers)})
 
 
 def _missing(context: Path, source: str, sent: list[str]) -> tuple[str, str] | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from packaging.version import Version
 
 from tools.core.secret_patterns import mask
+from tools.core.tables import load
 from tools.core.verdict import Verdict, doubtful, good
 from tools.facts import compatibility
 from tools.image.dockerfile.shell_script import commands, program, script
@@ -15,12 +16,7 @@ from tools.image.rules.rule import Subject, at, rule
 from tools.image.rules.versions import find_torch
 
 PLAIN = re.compile(r"(?i)\b(?:http|ftp|git)://(?!localhost\b|127\.|\[::1\])[^\s\"']{1,512}")
-DOWNLOADS = frozenset(
-    [
-        *("curl", "wget", "aria2c", "git", "pip", "pip3", "uv", "python", "python3"),
-        *("conda", "mamba", "micromamba"),
-    ]
-)
+DOWNLOADS = frozenset(load("image/tables.yaml")["downloads"])
 CHECKED = re.compile(r"\bsha(?:256|384|512)sum\b|\bshasum\b|\bgpgv?\b|--require-hashes|--hash=sha256:")
 # Options and variables that accept every certificate, or packages without a signature.
 UNCHECKED = re.compile(

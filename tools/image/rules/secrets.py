@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from tools.core import secret_patterns
+from tools.core.tables import load
 from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.image.dockerfile.dockerignore import files
 from tools.image.dockerfile.parse import Instruction
@@ -38,38 +39,8 @@ REMOVED = re.compile(
     r"\brm\b[^;&|\n]{0,300}(?:\.git|\.netrc|\.docker|huggingface|\.aws|\.npmrc|\.config)|\blogout\b"
 )
 ASSIGNED = re.compile(r"(?:^|[\s;&|(])(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;&|]+)")
-FILES = (
-    *(
-        "*.env",
-        ".env",
-        ".env.*",
-        "*.pem",
-        "*.p12",
-        "*.pfx",
-        "*.key",
-        "id_rsa",
-        "id_ed25519",
-        "id_ecdsa",
-        ".netrc",
-    ),
-    *("service[-_]account*.json", "application_default_credentials.json", "kaggle.json", ".vault-token"),
-    *(
-        "secret.yaml",
-        "secret.yml",
-        "secrets.yaml",
-        "secrets.yml",
-        "secrets.json",
-        "secrets.toml",
-        "secrets.env",
-    ),
-    *("token", "token.txt", "*.tfstate", "*.keytab"),
-    *(".git-credentials", ".pgpass", ".htpasswd", "credentials.json", "kubeconfig", ".pypirc", ".npmrc"),
-)
-DIRECTORIES = frozenset({".aws", ".ssh", ".kube", ".docker", ".gnupg", ".huggingface", ".kaggle"})
-HARMLESS = (
-    *("*.pub", "*.example", "*.sample", "*.template", "example.env", "sample.env", "template.env"),
-    *("*.crt.pem", "ca*.pem", "cert.pem"),
-)
+_CREDENTIALS: dict[str, list[str]] = load("image/tables.yaml")["credentials"]
+HARMLESS = _CREDENTIALS["harmless"]
 EMPTY = re.compile(r"^$|^\$|^<|^(?:changeme|none|null|false|true|0|1|unset)$", re.IGNORECASE)
 REMEDY = "RUN --mount=type=secret,id=NAME at build time, a Kubernetes Secret at run time"
 
@@ -178,4 +149,6 @@ def holds_credentials(path: str) -> bool:
     name = parts[-1] if parts else ""
     if any(fnmatchcase(name, pattern) for pattern in HARMLESS):
         return False
-    return any(fnmatchcase(name, pattern) for pattern in FILES) or bool(DIRECTORIES & set(parts))
+    return any(fnmatchcase(name, pattern) for pattern in _CREDENTIALS["files"]) or not set(parts).isdisjoint(
+        _CREDENTIALS["directories"]
+    )
