@@ -95,6 +95,10 @@ class Manifests:
         kinds = ", ".join(sorted({str(item.get("kind")) for item in self.objects})) or "nothing"
         raise UserError(f"{self.source}: contains no PyTorchJob (kubeflow.org/v1), only {kinds}")
 
+    def texts(self, kind: str, name: str, namespace: str | None = None) -> dict[str, str] | None:
+        """Return the texts of a ConfigMap or a Secret by key, or None if there is no such object."""
+        return (self.secret if kind == "Secret" else self.config_map)(name, namespace)
+
     def config_map(self, name: str, namespace: str | None = None) -> dict[str, str] | None:
         """Return the texts of a ConfigMap by key, or None if there is no such ConfigMap."""
         item = self._named("ConfigMap", name, namespace)

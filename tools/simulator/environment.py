@@ -118,7 +118,7 @@ def _add_source(result: Environment, source: Object, pod: Pod, manifests: Manife
     for key, kind in (("configMapRef", "ConfigMap"), ("secretRef", "Secret")):
         if source.get(key) is None:
             continue
-        found = _data(kind, source[key]["name"], pod, manifests)
+        found = manifests.texts(kind, source[key]["name"], pod.namespace)
         if found is None:
             _miss(result, f"{kind} {source[key]['name']}", source[key])
             continue
@@ -156,19 +156,13 @@ def _add_entry(
 
 
 def _add_key(result: Environment, name: str, kind: str, ref: Object, pod: Pod, manifests: Manifests) -> None:
-    found = _data(kind, ref["name"], pod, manifests)
+    found = manifests.texts(kind, ref["name"], pod.namespace)
     if found is None or ref["key"] not in found:
         _miss(result, f"{kind} {ref['name']} with key {ref['key']} (for {name})", ref)
         return
     result.values[name] = found[ref["key"]]
     if kind == "Secret":
         result.secret.add(name)
-
-
-def _data(kind: str, name: str, pod: Pod, manifests: Manifests) -> dict[str, str] | None:
-    if kind == "Secret":
-        return manifests.secret(name, pod.namespace)
-    return manifests.config_map(name, pod.namespace)
 
 
 def _miss(result: Environment, what: str, ref: Object) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tools.simulator import shell
+from tools.simulator.filters import filtered
 from tools.simulator.shell import NAME, Unreadable
 
 LARGEST = 2_097_152  # characters of all expansions of a script; Linux starts no program with more
@@ -298,19 +299,31 @@ class Scope:
 
     def _output(self, script: str, source: str) -> str:
         """Return what a command substitution prints, if it is one command whose output is known."""
-        command = shell.only(script.strip())
-        if command is not None:
+        commands = shell.pipeline(script.strip())
+        text = self._printed(commands[0]) if commands else None
+        for command in commands[1:]:
             words = [word for raw in command.words for word in self.words(raw)]
-            match words:
-                case ["hostname"] | ["hostname", "-s" | "--short"] if "HOSTNAME" in self.values:
-                    return self.values["HOSTNAME"]
-                case ["echo", *rest]:
-                    return " ".join(word for word in rest if word not in ("-n", "-e"))
-                case [name] if re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
-                    return ""  # a $(NAME) that Kubernetes did not replace: the shell finds no such command
-                case ["cat", name] if (text := self.files.get(name)) is not None:
-                    return self.budget.spend(text.rstrip("\n"))
+            text = None if text is None or command.redirects else filtered(words, text)
+        if text is not None:
+            return self.budget.spend(text.rstrip("\n"))
         return self.mark(source, "only the pod knows its output")
+
+    def _printed(self, command: shell.Simple) -> str | None:
+        """Return what a command prints, or None where that is not known."""
+        words = [word for raw in command.words for word in self.words(raw)]
+        match words:
+            case ["hostname"] | ["hostname", "-s" | "--short"] | ["cat", "/etc/hostname"]:
+                return self.values.get("HOSTNAME")
+            case ["echo", *rest]:
+                return " ".join(word for word in rest if word not in ("-n", "-e"))
+            case ["printf", "%s" | "%s\\n", value]:
+                return value
+            case [name] if re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
+                return ""  # a $(NAME) that Kubernetes did not replace: the shell finds no such command
+            case ["cat", name] if (text := self.files.get(name)) is not None:
+                return text
+        given = [self.text(item.target) for item in command.redirects if item.operator == "<<<"]
+        return filtered(words, given[0]) if given else None
 
     def arithmetic(self, text: str) -> int | None:
         """Return the value of an arithmetic expression, or None where it is not known."""

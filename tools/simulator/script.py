@@ -41,7 +41,6 @@ class Started:
 
     words: list[str]
     environment: dict[str, str]
-    arguments_from: str = ""  # a text that a shell or python reads from its standard input
     condition: str = ""
     background: bool = False
     waited: bool = False
@@ -202,7 +201,7 @@ class _Shell:
                 ends = operator == "&&" and status is None and _source(pipeline).split(" ")[0] in _ENDS
                 if status == MAYBE or ends or (operator == "||" and status is None):
                     before = item.pipelines[index - 1][1]
-                    self._maybe(f"`{self._said(before)}`", [partial(self._pipeline, pipeline)])
+                    self._maybe(f"`{_said(before)}`", [partial(self._pipeline, pipeline)])
                     continue
                 status = self._pipeline(pipeline)
             finally:
@@ -259,9 +258,7 @@ class _Shell:
                 if status in (None, MAYBE):
                     rest = [body for _, body in command.branches[index:]]
                     runs = [partial(self._run, body) for body in [*rest, command.otherwise]]
-                    return self._maybe(
-                        f"`{self._said(condition)}`", runs, every=bool(command.otherwise.items)
-                    )
+                    return self._maybe(f"`{_said(condition)}`", runs, every=bool(command.otherwise.items))
                 if status == 0:
                     return self._run(body)
             return self._run(command.otherwise)
@@ -287,7 +284,7 @@ class _Shell:
                         return 0
                     self.run.undecided = True  # how it ends depends on the next turn
                     return None
-                said = f"the loop at `{self._said(command.condition)}`"
+                said = f"the loop at `{_said(command.condition)}`"
             else:
                 items = [word for raw in command.words for word in self.scope.words(raw)]
                 known = re.fullmatch(NAME, command.name) and not any(MARK.search(item) for item in items)
@@ -360,10 +357,6 @@ class _Shell:
         finally:
             if what:
                 self.where.pop()
-
-    def _said(self, part: Body | shell.Pipeline) -> str:
-        """Return the beginning of a condition as it is written."""
-        return _source(part)[:60]
 
     # simple commands
 
@@ -485,11 +478,7 @@ class _Shell:
             words = [*words, "-"]
         condition = self.run.conditions[-1] if self.run.conditions else self.run.may_end
         background = _BACKGROUND in self.where
-        self.run.programs.append(Started(words, environment, given, condition, background, False, parents))
-        if self.run.fails is None:
-            return None
-        if len(self.run.programs) - 1 < self.run.fails:
-            return None
+        self.run.programs.append(Started(words, environment, condition, background, False, parents))
         if len(self.run.programs) - 1 == self.run.fails:
             self.run.undecided = False
             return 1
@@ -530,7 +519,7 @@ class _Shell:
             inner.options |= options
             return inner.script(given, replaces=False)
         if not words:
-            self.run.programs.append(Started([name], environment, condition="", parents=parents))
+            self.run.programs.append(Started([name], environment, parents=parents))
             return None
         return self._file(name, words[0], words[1:], environment, parents, options)
 
@@ -542,7 +531,7 @@ class _Shell:
         if text is None:
             condition = self.run.conditions[-1] if self.run.conditions else ""
             self.run.programs.append(
-                Started([name, path, *arguments], environment, "", condition, parents=parents)
+                Started([name, path, *arguments], environment, condition, parents=parents)
             )
             return 1 if self.run.fails == len(self.run.programs) - 1 else None
         inner = self._child(name, environment, parents, arguments)
@@ -730,6 +719,11 @@ _BUILTINS = {
     ":": "true", "return": "exit", "continue": "break", "[": "test", ".": "source",
     "mapfile": "read", "readarray": "read", "getopts": "read",
 }  # fmt: skip
+
+
+def _said(part: Body | shell.Pipeline) -> str:
+    """Return the beginning of a condition as it is written."""
+    return _source(part)[:60]
 
 
 def _source(part: object) -> str:

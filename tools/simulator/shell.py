@@ -127,14 +127,16 @@ def parse(text: str) -> Body:
     return _Parser(_Lexer(text)).script()
 
 
-def only(text: str) -> Simple | None:
-    """Return the command of a text that is one simple command, else None."""
+def pipeline(text: str) -> list[Simple]:
+    """Return the simple commands of a text that is one pipeline, else nothing."""
     try:
         items = parse(text).items
     except Unreadable:
-        return None
-    commands = [one for item in items for _, pipeline in item.pipelines for one in pipeline.commands]
-    return commands[0] if len(commands) == 1 and isinstance(commands[0], Simple) else None
+        return []
+    found = [one for item in items for _, one in item.pipelines]
+    commands = found[0].commands if len(found) == 1 else []
+    simple = [one for one in commands if isinstance(one, Simple)]
+    return simple if len(simple) == len(commands) else []
 
 
 def final(body: Body) -> Simple | None:

@@ -112,12 +112,8 @@ def texts(pod: Pod, container: Object, manifests: Manifests) -> dict[str, str]:
     for mount in container.get("volumeMounts") or []:
         inside = PurePosixPath(mount.get("subPath") or ".")
         for kind, ref in _sources(by_name.get(mount["name"]) or {}):
-            lookup = manifests.secret if kind == "Secret" else manifests.config_map
-            data = lookup(ref.get("name") or ref.get("secretName") or "", pod.namespace) or {}
-            items = {item["key"]: item["path"] for item in ref.get("items") or []} or {
-                key: key for key in data
-            }
-            for key, path in items.items():
+            data = manifests.texts(kind, _name(ref), pod.namespace) or {}
+            for key, path in _items(ref, data).items():
                 if key in data and PurePosixPath(path).is_relative_to(inside):
                     place = PurePosixPath(mount["mountPath"]) / PurePosixPath(path).relative_to(inside)
                     found[str(place)] = data[key]
@@ -144,11 +140,8 @@ def _place(pod: Pod, volume: Object, shared: Path, directory: Path) -> tuple[Pat
     local = below(directory, volume["name"])
     if volume.get("emptyDir") is not None:
         return local, "emptyDir"
-    names = [name for name, _ in _sources(volume)]
-    if names:
-        return local, " + ".join(
-            f"{kind} {ref.get('name') or ref.get('secretName')}" for kind, ref in _sources(volume)
-        )
+    if sources := _sources(volume):
+        return local, " + ".join(f"{kind} {_name(ref)}" for kind, ref in sources)
     kind = next((key for key in volume if key != "name"), "emptyDir")
     return local, f"{kind}: an empty directory here"
 
@@ -160,18 +153,24 @@ def _sources(volume: Object) -> list[tuple[str, Object]]:
     return [(kinds[key], entry[key]) for entry in entries for key in kinds if entry.get(key) is not None]
 
 
+def _name(ref: Object) -> str:
+    return str(ref.get("name") or ref.get("secretName") or "")
+
+
+def _items(ref: Object, data: Mapping[str, str]) -> dict[str, str]:
+    """Return the paths of a reference by key: those that it lists, or else each key of the data."""
+    return {item["key"]: item["path"] for item in ref.get("items") or []} or {key: key for key in data}
+
+
 def _write_files(source: tuple[str, Object], pod: Pod, manifests: Manifests, local: Path) -> list[str]:
     kind, ref = source
-    name = ref.get("name") or ref.get("secretName") or ""
-    lookup = manifests.secret if kind == "Secret" else manifests.config_map
-    found = lookup(name, pod.namespace)
+    found = manifests.texts(kind, _name(ref), pod.namespace)
     if found is None:
-        return [] if ref.get("optional") else [f"{kind} {name}"]
-    items = {item["key"]: item["path"] for item in ref.get("items") or []} or {key: key for key in found}
+        return [] if ref.get("optional") else [f"{kind} {_name(ref)}"]
     missing = []
-    for key, path in items.items():
+    for key, path in _items(ref, found).items():
         if key not in found:
-            missing.append(f"key {key} of {kind} {name}")
+            missing.append(f"key {key} of {kind} {_name(ref)}")
             continue
         target = below(local, path)
         target.parent.mkdir(parents=True, exist_ok=True)
