@@ -12,7 +12,7 @@ from botocore.stub import Stubber
 from ruamel.yaml import YAML
 
 from tools.aws.session import AwsError, Session
-from tools.cells import kustomize
+from tools.cells import kustomize, locate
 from tools.cli import invoke
 from tools.core import repo
 from tools.core.errors import UserError
@@ -21,7 +21,6 @@ from tools.image.build import NAMESPACE, refuse_secrets
 from tools.image.dockerfile import context, dockerignore
 from tools.image.engine import Engine
 from tools.job import submit
-from tools.job.snapshot import lookup
 
 DIGEST = "sha256:" + "ab" * 32
 ECR = "123456789012.dkr.ecr.us-east-1.amazonaws.com"
@@ -332,7 +331,7 @@ def test_a_submitted_job_runs_the_given_image() -> None:
     """`make job DEV=1` submits the overlay's digest. Control: the cell's image before."""
     if kustomize.find(repo.root()) is None:
         pytest.skip("no kustomize or kubectl on PATH: install kustomize 5.4 or newer")
-    manifests = lookup.rendered("cpu/llama-tiny")
+    manifests = locate.rendered("cpu/llama-tiny")
     spec = manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     assert spec["containers"][0]["image"].startswith(f"{NAMESPACE}/trainer-cpu")
     submit.use_image(manifests, f"registry.example/team/trainer-cpu@{DIGEST}")

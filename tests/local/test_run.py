@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tools.cells import locate
 from tools.core import repo
 from tools.core.errors import UserError
 from tools.local import job as local_job
@@ -418,14 +419,14 @@ def test_next_commands_keep_what_was_changed(checkout: Any, make_job: Job) -> No
 )
 def test_more_text_is_asked_for_as_the_model_can_give_it(tmp_path: Path, cell: str, prompt: str) -> None:
     """BERT fills in words and refuses a prompt without a [MASK]."""
-    manifests = local_job.render(cell, lambda line: None)
+    manifests = locate.rendered(cell)
     job = local_job.ready(manifests, local_job.Change(), tmp_path, repo.root())
     assert dict(report.next_commands(job))["more text"].endswith(f"--prompt {prompt}")
 
 
 def test_a_base_that_is_no_run_yet_is_named_with_the_command_that_makes_it(tmp_path: Path) -> None:
     """The cell's base by its make target, another cell's by `yard run`, any other by name only."""
-    texts = local_job.config_texts(local_job.render("cpu/llama-tiny-lora", lambda line: None), repo.root())
+    texts = local_job.config_texts(locate.rendered("cpu/llama-tiny-lora"), repo.root())
     run_directory, source = tmp_path / "runs/tuned", "overlays/cpu/llama-tiny-lora"
     for base, remedy in (
         ("cpu-llama-tiny-train", "train it: make train"),

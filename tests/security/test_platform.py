@@ -57,7 +57,7 @@ USED = {
     "appwrappers.workload.codeflare.dev": ("get", "list", "patch", "delete"),
     "commands.bus.volcano.sh": ("create",),
     "trainingruntimes.trainer.kubeflow.org": ("list",),
-    **{one: ("list",) for one in live_job.NOT_READ.values() if one.endswith(".kubeflow.org")},
+    **{one: ("list",) for one in kinds.NOT_READ.values() if one.endswith(".kubeflow.org")},
     **dict.fromkeys(
         ("configmaps", "serviceaccounts", "networkpolicies.networking.k8s.io"), (*APPLY, "delete")
     ),

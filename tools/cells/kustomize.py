@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import io
+import json
 import os
 import platform
 import re
@@ -26,7 +27,7 @@ from tools.core.command_line import TooLarge, captured
 from tools.core.errors import UserError
 from tools.core.go_build import Progress, Unusable
 from tools.core.repo import shown
-from tools.kube.manifests import LARGEST
+from tools.kube.manifests import LARGEST, Manifests, parse
 
 VERSION = "5.8.1"  # what is installed when the machine has none: February 2026
 MINIMUM = (5, 4)  # 5.1 changed the order of generators and Components; kubectl 1.31 contains 5.4.2
@@ -115,6 +116,21 @@ def ensure(root: Path, progress: Progress) -> Renderer:
         "install kustomize 5.4 or newer, or kubectl 1.31 or newer, and run this again "
         "(https://kubectl.docs.kubernetes.io/installation/kustomize/)",
     )
+
+
+def rendered(path: Path) -> Manifests:
+    """Return the objects of a directory. Raises UserError."""
+    return parse(ensure(repo.root(), output.note).build(path), shown(path))
+
+
+def with_component(path: Path, component: str) -> str:
+    """Return what a directory renders to with a Component of this program above it. Raises UserError."""
+    repo.cache().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="above-", dir=repo.cache()) as directory:
+        parts = {"resources": path, "components": repo.root() / component}
+        above = {key: [os.path.relpath(part, directory)] for key, part in parts.items()}
+        (Path(directory) / "kustomization.yaml").write_text(json.dumps(above), encoding="utf-8")
+        return ensure(repo.root(), output.note).build(Path(directory))
 
 
 def place(root: Path, version: str = VERSION) -> Path:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tools.cells import kustomize
 from tools.cells.kustomize_graph import KUSTOMIZATION_NAMES, NOT_CELLS, is_kustomization
 from tools.core import repo
 from tools.core.errors import UserError
+from tools.kube.manifests import Manifests
 
 
 def cells() -> list[str]:
@@ -36,6 +38,11 @@ def cell_path(text: str) -> Path:
     if Path(text).expanduser().is_dir():
         raise UserError(f"{text}: no kustomization.yaml in this directory", _hint(text))
     raise UserError(f"no such cell: {text}", _hint(text))
+
+
+def rendered(text: str) -> Manifests:
+    """Return the objects of the cell that `text` names. Raises UserError."""
+    return kustomize.rendered(cell_path(text))
 
 
 def _hint(text: str) -> str:

@@ -11,9 +11,6 @@ Examples:
 
 from __future__ import annotations
 
-import json
-import shutil
-import tempfile
 from pathlib import Path
 
 import click
@@ -41,14 +38,4 @@ def render(cell: Path) -> str:
             f"{repo.shown(cell)} is not a cell of {HARDWARE}: only Neuron graphs are compiled beforehand",
             f"yard precompile {HARDWARE}/bert-large",
         )
-    repo.local().mkdir(exist_ok=True)
-    above = Path(tempfile.mkdtemp(prefix="precompile-", dir=repo.local()))
-    try:
-        document = {
-            "resources": [f"../../overlays/{HARDWARE}/{cell.name}"],
-            "components": [f"../../{COMPONENT}"],
-        }
-        (above / "kustomization.yaml").write_text(json.dumps(document), encoding="utf-8")
-        return kustomize.ensure(repo.root(), output.note).build(above)
-    finally:
-        shutil.rmtree(above, ignore_errors=True)
+    return kustomize.with_component(cell, COMPONENT)

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import click
 
-from tools.core import output, repo
+from tools.cells import locate
+from tools.core import repo
 from tools.local import job as local_job
 from tools.local import run
 
@@ -55,8 +56,8 @@ def command(
     as_json: bool,
 ) -> None:
     change = local_job.Change(pods, nproc, port, settings)
-    manifests = local_job.render(cell, output.note)
-    job = local_job.ready(manifests, change, repo.local(), repo.root(), plan_only=dry_run)
+    manifests = locate.rendered(cell)
+    job = local_job.ready(manifests, change, repo.local(), repo.root(), plan_only=dry_run or show_example)
     if dry_run:
         run.show_plan(job, as_json)
         return

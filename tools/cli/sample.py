@@ -19,11 +19,11 @@ from pathlib import Path
 
 import click
 
+from tools.cells import locate
 from tools.cells.kustomize_graph import is_kustomization
 from tools.core import output, repo
 from tools.core.errors import UserError
 from tools.kube.manifests import name_of
-from tools.local import job
 from training.run.directory import read_json
 
 
@@ -82,7 +82,7 @@ def run_directory(run: str | None) -> Path:
         if candidate.is_dir() and not is_kustomization(candidate):
             return candidate.resolve()
     if "/" in run:
-        manifests = job.render(run, output.note)
+        manifests = locate.rendered(run)
         run = name_of(manifests.job())
         if (runs / run).is_dir():
             return runs / run

@@ -34,13 +34,13 @@ import shlex
 
 import click
 
+from tools.cells import locate
 from tools.core import output
 from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict, worst
 from tools.image.engine import Engine
 from tools.image.start import start_of
 from tools.kube.manifests import Manifests, name_of, read
-from tools.local import job as local_job
 from tools.simulator import wiring, wiring_proof
 from tools.simulator.wiring import Given
 from tools.workload import kinds, operator_pods
@@ -123,7 +123,7 @@ def _manifests(cell: str | None, file: str | None) -> Manifests:
     if (cell is None) == (file is None):
         raise UserError("give a cell, or a file with -f", "yard wiring overlays/cpu/llama-tiny")
     if cell is not None:
-        return local_job.render(cell, output.note)
+        return locate.rendered(cell)
     return read(str(file))
 
 

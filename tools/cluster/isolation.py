@@ -23,7 +23,7 @@ from tools.core import output, repo
 from tools.core.errors import UserError
 from tools.core.wait import until
 from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Object, parse
+from tools.kube.manifests import Object
 
 OPEN, NO_INGRESS, NO_EGRESS = 18081, 18082, 18083
 PORTS = tuple(map(str, (OPEN, NO_INGRESS, NO_EGRESS)))
@@ -81,8 +81,7 @@ def _answering(here: Kubectl, name: str) -> list[int]:
 
 def _image() -> str:
     """Return the image of the debug pod, by digest where `yard image pin` has written one."""
-    built = kustomize.ensure(repo.root(), output.note).build(repo.root() / "base/services/debug")
-    (pod,) = parse(built, "base/services/debug").of_kind("Pod")
+    (pod,) = kustomize.rendered(repo.root() / "base/services/debug").of_kind("Pod")
     return str(pod["spec"]["containers"][0]["image"])
 
 

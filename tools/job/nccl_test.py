@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from tools.cells import locate
+from tools.cells import kustomize, locate
 from tools.cells.instance_patch import INSTANCE_LABEL
 from tools.core import repo
 from tools.core.errors import UserError
@@ -23,7 +19,7 @@ from tools.job.follow import follow
 from tools.job.snapshot import lookup
 from tools.job.snapshot.pod import template_specs
 from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Manifests
+from tools.kube.manifests import Manifests, parse
 from tools.kube.quantity import amount
 from tools.kube.selectors import node_terms
 from tools.workload.workload import Workload
@@ -82,16 +78,8 @@ def instances(job: Workload) -> list[str]:
 def manifests(cell: str) -> Manifests:
     """Return a cell with base/services/nccl-test above it; messages up to the largest published size."""
     path = locate.cell_path(cell)
-    cache = repo.cache()
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="nccl-test-", dir=cache) as directory:
-        above = {
-            "resources": [os.path.relpath(path, directory)],
-            "components": [os.path.relpath(repo.root() / "base/services/nccl-test", directory)],
-        }
-        (Path(directory) / "kustomization.yaml").write_text(json.dumps(above), encoding="utf-8")
-        objects = lookup.built(Path(directory)).objects
-    found = Manifests(f"{repo.shown(path)} with nccl-test", objects)
+    source = f"{repo.shown(path)} with nccl-test"
+    found = parse(kustomize.with_component(path, "base/services/nccl-test"), source)
     largest = [one.size for name in instances(lookup.job_of(found)) for one in measured(name)]
     for spec in template_specs(lookup.job_of(found)) if largest else []:
         spec["containers"][0]["args"] += ["--largest", str(-(-max(largest) // MIB))]

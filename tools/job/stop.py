@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from tools.core import command_line, output
 from tools.core.errors import UserError
 from tools.core.wait import sparing, until
-from tools.job.snapshot.live_job import NOT_READ, LiveJob
+from tools.job.snapshot.kinds import NOT_READ
+from tools.job.snapshot.live_job import LiveJob
 from tools.job.snapshot.pod import JobPod, template_specs
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Object, name_of

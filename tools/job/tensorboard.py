@@ -10,12 +10,12 @@ import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
 
+from tools.cells import kustomize
 from tools.core import repo
 from tools.core.command_line import selector
 from tools.core.errors import UserError
 from tools.core.wait import sparing, until
 from tools.job import submit
-from tools.job.snapshot import lookup
 from tools.job.snapshot.pod import JobPod, claim_names, first_template
 from tools.job.submit import Applied
 from tools.kube.kubectl import Kubectl, missing
@@ -44,7 +44,9 @@ def manifests(job: Workload, exposed: bool = False) -> Manifests:
     claims = claim_names(pod)
     if not claims:
         raise UserError(f"{job.name} mounts no claim: its runs are gone with its pods", code=1)
-    found = lookup.built(repo.root() / f"base/services/{'tensorboard-exposed' if exposed else 'tensorboard'}")
+    found = kustomize.rendered(
+        repo.root() / f"base/services/{'tensorboard-exposed' if exposed else 'tensorboard'}"
+    )
     (deployment,) = found.of_kind("Deployment")
     spec = deployment["spec"]["template"]["spec"]
     board = next(container for container in spec["containers"] if container["name"] == NAME)

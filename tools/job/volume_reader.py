@@ -7,10 +7,10 @@ import json
 import uuid
 from collections.abc import Callable, Iterator
 
+from tools.cells import kustomize
 from tools.core import repo
 from tools.core.errors import UserError
 from tools.core.wait import until
-from tools.job.snapshot import lookup
 from tools.job.snapshot.pod import RUN_VARIABLE, JobPod, first_template
 from tools.job.snapshot.snapshot import Snapshot
 from tools.kube.kubectl import Kubectl
@@ -32,7 +32,7 @@ def manifest(job: Workload) -> Object:
     run = next((entry for entry in trainer.get("env") or [] if entry["name"] == RUN_VARIABLE), None)
     if not volumes or run is None:
         raise UserError(f"{name} has no run directory on a claim: its files are gone with its pods", code=3)
-    (pod,) = lookup.built(repo.root() / "base/services/debug").of_kind("Pod")
+    (pod,) = kustomize.rendered(repo.root() / "base/services/debug").of_kind("Pod")
     pod["metadata"]["name"] = f"{name}-reader-{uuid.uuid4().hex[:5]}"  # an earlier one may still be ending
     pod["spec"]["activeDeadlineSeconds"] = LIVES
     kept = [volume for volume in pod["spec"]["volumes"] if "configMap" not in volume]

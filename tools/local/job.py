@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools.cells import kustomize, locate
 from tools.core import repo
 from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
 from tools.facts.instances import NVIDIA
-from tools.kube.manifests import Manifests, Object, name_of, parse
+from tools.kube.manifests import Manifests, Object, name_of
 from tools.simulator import wiring
 from tools.simulator.local_pod import LocalPod, local_pods
 from tools.simulator.supervisor import Success
@@ -71,11 +70,6 @@ class LocalJob:
     def config_directory(self) -> Path | None:
         """The directory that will hold the first pod's configuration."""
         return _directory_with(self.local[0], "model.yaml", self.manifests, self.pods[0])
-
-
-def render(cell: str, note: Callable[[str], None]) -> Manifests:
-    path = locate.cell_path(cell)
-    return parse(kustomize.ensure(repo.root(), note).build(path), repo.shown(path))
 
 
 def changed(manifests: Manifests, change: Change) -> Manifests:

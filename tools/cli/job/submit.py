@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import click
 
+from tools.cells import locate
 from tools.cli.job import _options
 from tools.core import output
 from tools.core.errors import UserError
@@ -55,7 +56,7 @@ def command(
 ) -> None:
     if resume and replace:
         raise UserError("--resume continues the job and --replace ends it: give one of them")
-    manifests = lookup.rendered(cell)
+    manifests = locate.rendered(cell)
     if image is not None:
         submit.use_image(manifests, image)
     wanted = lookup.job_of(manifests)

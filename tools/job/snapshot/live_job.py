@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tools.job.snapshot.kinds import NOT_READ, OWNERS
 from tools.kube.manifests import Object, name_of
 from tools.workload import kinds
 from tools.workload.workload import JobState, Workload
@@ -21,22 +22,7 @@ PHASES = {
 # kubectl's full name of each kind that is read, by kind and API group.
 READ = {f"{one.kind}.{one.api.rpartition('/')[0]}": one.resource for one in kinds.KINDS}
 WRAPPERS = {APP_WRAPPER: "appwrappers.workload.codeflare.dev"}
-# Kinds that run trainings too and are not read.
-NOT_READ = {
-    "MPIJob.kubeflow.org": "mpijobs.kubeflow.org",
-    "TFJob.kubeflow.org": "tfjobs.kubeflow.org",
-    "JAXJob.kubeflow.org": "jaxjobs.kubeflow.org",
-    "XGBoostJob.kubeflow.org": "xgboostjobs.kubeflow.org",
-    "PaddleJob.kubeflow.org": "paddlejobs.kubeflow.org",
-    "RayJob.ray.io": "rayjobs.ray.io",
-    "RayCluster.ray.io": "rayclusters.ray.io",
-    "SparkApplication.sparkoperator.k8s.io": "sparkapplications.sparkoperator.k8s.io",
-    "LeaderWorkerSet.leaderworkerset.x-k8s.io": "leaderworkersets.leaderworkerset.x-k8s.io",
-    "Workflow.argoproj.io": "workflows.argoproj.io",
-}
 EVERY = {**READ, **WRAPPERS, **NOT_READ}
-# Owners by which a job may be named. Their other fields are not read.
-OWNERS = {"Experiment.kubeflow.org": "experiments.kubeflow.org", "Trial.kubeflow.org": "trials.kubeflow.org"}
 SHORT = {"vcjob": "Job.batch.volcano.sh", "vj": "Job.batch.volcano.sh"}  # of Volcano's CRD
 READ_KINDS = ", ".join(dict.fromkeys(key.partition(".")[0] for key in READ | WRAPPERS))
 

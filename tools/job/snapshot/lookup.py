@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.cells import kustomize, locate
+from tools.cells import locate
 from tools.cells.kustomize_graph import is_kustomization
-from tools.core import output, repo
 from tools.core.errors import UserError
 from tools.core.repo import nearest
+from tools.job.snapshot.kinds import NOT_READ
 from tools.job.snapshot.live_job import (
     EVERY,
-    NOT_READ,
     READ_KINDS,
     WRAPPERS,
     LiveJob,
@@ -22,8 +21,8 @@ from tools.job.snapshot.live_job import (
     title,
 )
 from tools.job.snapshot.queries import Queries
-from tools.kube.kubectl import CANNOT_SEE, Kubectl, failure
-from tools.kube.manifests import Manifests, Object, name_of, parse
+from tools.kube.kubectl import CANNOT_SEE, Kubectl, failure, foreign
+from tools.kube.manifests import Manifests, Object, name_of
 from tools.workload import kinds
 from tools.workload.workload import Workload
 
@@ -158,6 +157,8 @@ def _served(kubectl: Kubectl, unseen: dict[str, str]) -> set[str]:
     names = set(done.stdout.split())
     if done.returncode != 0 and not names:
         raise failure("api-resources", done.stderr)
+    if "pods" not in names:  # every cluster serves them
+        raise foreign("api-resources", done.stdout)
     groups = {kind.partition(".")[2] for kind in EVERY}
     for group in sorted(one for one in groups if f" {one}/" in done.stderr and done.returncode != 0):
         unseen[group] = failure("api-resources", done.stderr).message
@@ -235,7 +236,7 @@ def is_cell(text: str) -> bool:
 
 def cell_job(cell: str) -> Workload:
     """Return the job of a cell."""
-    return job_of(rendered(cell))
+    return job_of(locate.rendered(cell))
 
 
 def job_of(manifests: Manifests) -> Workload:
@@ -252,13 +253,3 @@ def top_of(manifests: Manifests) -> Object:
     """Return the object that holds the only training of the manifests: the job, or its wrapper."""
     job = job_of(manifests)
     return next(item for item in manifests.objects if title(item) == (job.wrapper or job.title))
-
-
-def rendered(cell: str) -> Manifests:
-    """Return a cell's objects."""
-    return built(locate.cell_path(cell))
-
-
-def built(path: Path) -> Manifests:
-    """Return the objects of a directory that kustomize can build."""
-    return parse(kustomize.ensure(repo.root(), output.note).build(path), repo.shown(path))
