@@ -21,6 +21,7 @@ from tools.aws.retry_budget import RetryBudget
 from tools.core.errors import UserError
 from tools.core.output import short
 from tools.core.repo import nearest
+from tools.core.tables import load
 
 CANNOT_TELL = 3
 # Between five attempts, botocore's standard mode waits at most about 15 s together.
@@ -29,28 +30,8 @@ POLL_SECONDS = 5
 MOST_PAGES = 1000  # of one listing
 LONGEST = 400  # characters of a message of AWS
 
-EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"}
-# A wrong clock. Signature Version 4 allows a difference of five minutes, some services fifteen.
-SKEWED = {"RequestExpired", "RequestTimeTooSkewed", "RequestInTheFuture"}
+CODES = {meaning: frozenset(codes) for meaning, codes in load("aws/errors.yaml").items()}
 SKEW = re.compile(r"Signature (?:expired|not yet current)|is now (?:earlier|later) than|Request has expired")
-INVALID = {
-    *("InvalidClientTokenId", "UnrecognizedClientException", "AuthFailure", "InvalidAccessKeyId"),
-    *(
-        "SignatureDoesNotMatch",
-        "InvalidSignatureException",
-        "IncompleteSignature",
-        "MissingAuthenticationToken",
-    ),
-}
-DENIED = {
-    *("AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError"),
-    *("Client.UnauthorizedOperation", "NotAuthorized", "UnauthorizedException"),
-}
-THROTTLED = {
-    *("Throttling", "ThrottlingException", "ThrottledException", "RequestLimitExceeded", "SlowDown"),
-    *("TooManyRequestsException", "RequestThrottled", "RequestThrottledException", "BandwidthLimitExceeded"),
-}
-OPT_IN = {"OptInRequired", "InvalidRegion", "UnknownRegion", "SubscriptionRequiredException"}
 # Action and resource in a message: `... is not authorized to perform: eks:DescribeCluster on resource: A`.
 # Resources of IAM are two words: `on resource: role dev because no identity-based policy allows ...`.
 ACTION = re.compile(
@@ -251,24 +232,24 @@ class Session:
         text = short(response.get("Error", {}).get("Message") or code, LONGEST)
         status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) or 0)
         where = f"{action} in {self._region}"
-        if code in SKEWED or SKEW.search(text):
+        if code in CODES["skewed"] or SKEW.search(text):
             message = f"the clock of this machine differs from AWS's clock ({where}): {text}"
             return AwsError("clock", message, "set the clock: timedatectl, chronyc tracking", code)
-        if code in EXPIRED or "token included in the request is expired" in text:
+        if code in CODES["expired"] or "token included in the request is expired" in text:
             return AwsError("expired", f"the AWS credentials have expired ({where})", self._login(), code)
-        if code in INVALID:
+        if code in CODES["invalid"]:
             # A region that is not enabled for the account gives the same answer.
             hint = "check `aws configure list`, and whether the region is enabled for the account"
             message = f"AWS does not know these credentials ({where}): {text}"
             return AwsError("credentials", message, hint, code)
-        if code in DENIED or (status == 403 and "not authorized" in text):
+        if code in CODES["denied"] or (status == 403 and "not authorized" in text):
             return self._denied(text, action, code)
-        if code in THROTTLED or status == 429:
+        if code in CODES["throttled"] or status == 429:
             tries = int(response.get("ResponseMetadata", {}).get("RetryAttempts", 0) or 0) + 1
             attempts = "1 attempt" if tries == 1 else f"{tries} attempts"
             message = f"AWS throttles {where}: no answer after {attempts}"
             return AwsError("throttled", message, "wait a minute, then repeat", code)
-        if code in OPT_IN:
+        if code in CODES["opt-in"]:
             hint = "choose another --region, or enable this one for the account"
             message = f"{where}: the account cannot use this region or service: {text}"
             return AwsError("region", message, hint, code)

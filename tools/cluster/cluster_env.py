@@ -13,7 +13,6 @@ from training.run.files import read_bounded
 
 FILE = "cluster.env"
 LARGEST = 2**20  # bytes
-LARGEST = 2**20  # bytes
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 

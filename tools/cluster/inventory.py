@@ -10,10 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
-
-from ruamel.yaml import YAML
 
 from tools.aws.policies import OWNER_TAG, TEAM_TAG, owner
 from tools.aws.session import Session
@@ -31,11 +28,11 @@ from tools.cluster.ownership import (
     tags_of,
 )
 from tools.cluster.spec import Spec
+from tools.core.tables import load
 from tools.facts.eks import VERSIONS
 from tools.facts.instances import INSTANCES
 
-SOURCE = Path(__file__).resolve().parents[1] / "facts" / "aws_prices.yaml"
-PRICES: dict[str, Any] = YAML(typ="safe", pure=True).load(SOURCE)
+PRICES: dict[str, Any] = load("facts/aws_prices.yaml")
 INSTANCE_PRICES = "us-east-1, on demand, 2026-07-20"
 HOURS_A_MONTH = 730
 HOLDS = "foreign node group"  # EKS does not delete a cluster that has one

@@ -15,10 +15,7 @@ create-nodegroup`. The security group of the file system is for every cluster.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
-
-from ruamel.yaml import YAML
 
 from tools.aws.policies import OWNER_TAG
 from tools.aws.session import AwsError, Session
@@ -26,10 +23,10 @@ from tools.cluster import ownership
 from tools.cluster.ownership import Evidence
 from tools.cluster.spec import NodeGroup, Spec
 from tools.core.errors import UserError
+from tools.core.tables import load
 from tools.facts.instances import Instance
 from tools.kube.manifests import Object
 
-SOURCE = Path(__file__).with_suffix(".yaml")
 # Families whose network card 0 has no EFA: 17 cards, 16 interfaces (DescribeInstanceTypes, recorded by moto).
 PLAIN_FIRST = ("p6-b300",)
 VOLUME_GIB = 200
@@ -45,7 +42,7 @@ def template(spec: Spec) -> Object:
     groups = [group for group in spec.groups if group.efa]
     if not groups:
         raise UserError(f"{spec.source}: no node group uses EFA", "such a cluster needs only eksctl.yaml")
-    found: Object = YAML(typ="safe", pure=True).load(SOURCE)
+    found: Object = load("cluster/stack.yaml")
     found["Description"] += f": {spec.name}"
     resources, outputs = found["Resources"], found["Outputs"]
     for one in resources.values():
