@@ -15,16 +15,8 @@ from tools.kube.manifests import Object
 UNITS = {
     "": Decimal(1),
     "m": Decimal("0.001"),
-    "k": Decimal(10) ** 3,
-    "M": Decimal(10) ** 6,
-    "G": Decimal(10) ** 9,
-    "T": Decimal(10) ** 12,
-    "P": Decimal(10) ** 15,
-    "Ki": Decimal(2) ** 10,
-    "Mi": Decimal(2) ** 20,
-    "Gi": Decimal(2) ** 30,
-    "Ti": Decimal(2) ** 40,
-    "Pi": Decimal(2) ** 50,
+    **{name: Decimal(1000) ** power for power, name in enumerate("kMGTP", 1)},
+    **{f"{name}i": Decimal(1024) ** power for power, name in enumerate("KMGTP", 1)},
 }
 
 

@@ -83,6 +83,10 @@ class _Running:
     highest_at_start: int = 0
     partial: bytes = b""
 
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
 
 @dataclass
 class _Stop:
@@ -202,7 +206,7 @@ class Supervisor:
         """Collect a dead pod's exit code, its leftover processes and the rest of its output."""
         assert running.process is not None
         running.exit_code = running.process.returncode
-        self._kill_orphans()
+        processes.kill_tree([], self._orphans())
         self._close(running)
 
     def _after_exit(self, running: _Running) -> Outcome | None:
@@ -237,10 +241,7 @@ class Supervisor:
         """After success, wait for pods that still run, for at most their grace period."""
         deadline = time.monotonic() + first.pod.grace
         while time.monotonic() < deadline and not self._stop.signal:
-            waiting = [
-                item for item in self._pods if item.process is not None and item.process.poll() is None
-            ]
-            if not waiting:
+            if not any(item.alive for item in self._pods):
                 break
             self._read(TICK)
         return Outcome(End.SUCCEEDED, pod=first.pod.name)
@@ -258,14 +259,8 @@ class Supervisor:
             if running.process is not None:
                 processes.send_signal(running.process, signal.SIGTERM)
         while not self._stop.at_once:
-            waiting = [
-                item
-                for item in self._pods
-                if item.process is not None
-                and item.process.poll() is None
-                and time.monotonic() - began < item.pod.grace
-            ]
-            if not waiting:
+            waited = time.monotonic() - began
+            if not any(item.alive and waited < item.pod.grace for item in self._pods):
                 break
             self._read(TICK)
         return Outcome(End.STOPPED, signal=self._stop.signal)
@@ -279,9 +274,6 @@ class Supervisor:
             self._close(running)
         self._selector.close()
         return left
-
-    def _kill_orphans(self) -> None:
-        processes.kill_tree([], self._orphans())
 
     def _orphans(self) -> set[int]:
         """Return children that are not pods. This process adopted them when their parent in a pod died."""

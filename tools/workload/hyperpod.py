@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 from tools.kube.manifests import Object
-from tools.workload.pod import Pod, check_size, main_container, with_environment
+from tools.workload.pod import Pod, check_size
 from tools.workload.workload import JobState, RetryLimit, Role, Workload, label, number
 
 JOB_LABEL = "HPJob"
@@ -93,21 +93,5 @@ class HyperPodPyTorchJob(Workload):
 
     def _pods(self) -> list[Pod]:
         check_size((role.replicas, role.template["spec"]) for role in self.roles)
-        return [self._pod(role, index) for role in self.roles for index in range(role.replicas)]
-
-    def _pod(self, role: Role, index: int) -> Pod:
-        metadata = role.template.get("metadata") or {}
-        own = f"{self.name}-{role.name}-{index}"
-        return Pod(
-            name=own,
-            namespace=self.namespace,
-            job=self.name,
-            role=role.name.lower(),
-            index=index,
-            labels={**(metadata.get("labels") or {}), JOB_LABEL: self.name},
-            annotations=dict(metadata.get("annotations") or {}),
-            restart_policy=role.restart_policy,
-            spec=with_environment(role.template["spec"], []),
-            hosts=(),
-            main=main_container(role.template),
-        )
+        labels = {JOB_LABEL: self.name}
+        return [self._pod_of(role, index, labels) for role in self.roles for index in range(role.replicas)]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tools.core.tables import load
 from tools.kube.manifests import Manifests, Object, name_of
 from tools.kube.shapes import TEMPLATE, misshapes
 from tools.workload import wrappers
@@ -23,28 +24,7 @@ from tools.workload.wrappers import Part
 KINDS: tuple[type[Workload], ...] = (
     *(PyTorchJob, TrainJob, HyperPodPyTorchJob, VolcanoJob, JobSet, IndexedJob),
 )
-# Kubernetes' own kinds with pods, and the path of their template. An empty path: the object is the pod.
-NATIVE: dict[tuple[str, str], tuple[str, ...]] = {
-    **dict.fromkeys(
-        (("Deployment", "apps"), ("StatefulSet", "apps"), ("DaemonSet", "apps"), ("ReplicaSet", "apps")),
-        ("spec", "template"),
-    ),
-    ("CronJob", "batch"): ("spec", "jobTemplate", "spec", "template"),
-    ("Pod", ""): (),
-}
-# API groups whose objects run training or other pods, without a pod template in them.
-GROUPS = (
-    *("kubeflow.org", "ray.io", "sparkoperator.k8s.io", "argoproj.io", "slinky.slurm.net", "mpi-operator"),
-    *("leaderworkerset.x-k8s.io", "flink.apache.org", "machinelearning.seldon.io", "serving.kserve.io"),
-    *("batch.volcano.sh", "train.volcengine.com", "batch.tensorstack.dev", "workload.codeflare.dev"),
-)
-# Kinds of these groups that run nothing.
-QUIET = (
-    *("ClusterTrainingRuntime", "TrainingRuntime", "Suggestion", "Profile", "PodDefault"),
-    *("AppProject", "Application", "ApplicationSet"),
-)
-# Groups whose objects hold templates that nothing runs: policies, schemas, patches.
-PATTERNS = ("kyverno.io", "apiextensions.k8s.io", "admissionregistration.k8s.io", "policies.kubewarden.io")
+_TABLE: dict[str, Any] = load("workload/kinds.yaml")
 DEEPEST = 12  # levels of an object in which a pod template is looked for
 
 
@@ -92,7 +72,8 @@ def of(item: Object, manifests: Manifests | None = None, version: str = "") -> W
 
 def native_path(item: Object) -> tuple[str, ...] | None:
     """Return the path of the pod template in an object of Kubernetes' own kinds, None for other kinds."""
-    return NATIVE.get((str(item.get("kind")), _group(item)))
+    group, path = _TABLE["native"].get(str(item.get("kind")), (None, ()))
+    return tuple(path) if group == _group(item) else None
 
 
 def _kind(item: Object) -> type[Workload] | None:
@@ -111,14 +92,14 @@ def _unknown(part: Part, every: Manifests) -> Unknown | None:
         started = _starts(item, path, every)
         reason = f"a {item.get('kind')} starts a distributed training: its wiring is not judged"
         return Unknown(item, ".".join(path), reason, part.wrapper, part.prefix) if started else None
-    if group in PATTERNS or wrappers.shape_of(item) is not None:
+    if group in _TABLE["patterns"] or wrappers.shape_of(item) is not None:
         return None
-    if group == TRAINER_GROUP and item.get("kind") in QUIET:
+    if group == TRAINER_GROUP and item.get("kind") in _TABLE["quiet"]:
         used = any(f"{item['kind']}/{name_of(item)}" == _runtime(one) for one in every.of_kind("TrainJob"))
         reason = "no TrainJob of the file uses this runtime"
         return None if used else Unknown(item, "spec.template", reason, part.wrapper, part.prefix)
     found = next(_templates(item, "", 0), None)
-    known = group in GROUPS and item.get("kind") not in QUIET
+    known = group in _TABLE["groups"] and item.get("kind") not in _TABLE["quiet"]
     if found is None and not known:
         return None
     reason = f"{item.get('kind')} ({item.get('apiVersion')}) is not a kind that is modelled"

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from tools.core.tables import load
 from tools.kube.manifests import Manifests, Object
 
-# Parts of commands that start ranks, and variables that connect them.
-LAUNCHERS = (
-    *("torchrun", "torch.distributed", "accelerate launch", "deepspeed", "hyperpodrun", "mpirun", "mpiexec"),
-    *("colossalai run", "composer ", "tune run", "torchx run"),
-)
-VARIABLES = ("MASTER_ADDR", "WORLD_SIZE", "NODE_RANK", "PET_RDZV_ENDPOINT", "PET_NNODES")
+_TABLE: dict[str, list[str]] = load("workload/kinds.yaml")
 
 
 def launches(template: Object, manifests: Manifests) -> bool:
@@ -21,10 +17,10 @@ def launches(template: Object, manifests: Manifests) -> bool:
     Looks at commands, variables' names, and the scripts of mounted ConfigMaps that are in the same file.
     """
     spec = template["spec"]
-    if any(word in text for text in _texts(spec, manifests) for word in LAUNCHERS):
+    if any(word in text for text in _texts(spec, manifests) for word in _TABLE["launchers"]):
         return True
     names = (entry.get("name") for container in spec["containers"] for entry in container.get("env") or [])
-    return any(name in VARIABLES for name in names)
+    return any(name in _TABLE["variables"] for name in names)
 
 
 def _texts(spec: Object, manifests: Manifests) -> Iterator[str]:

@@ -9,6 +9,7 @@ pkg/apis/kubeflow.org/v1/pytorch_validation.go (1.7.0) and pkg/webhooks/pytorch/
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from tools.kube.manifests import Object
 from tools.kube.shapes import JOBS, misshapes
@@ -37,47 +38,31 @@ def rejections(job: Object, version: str) -> list[str]:
     if not spec["pytorchReplicaSpecs"]:
         return ["spec.pytorchReplicaSpecs: must be a mapping with Worker, Master or both"]
     release = parsed(version)
-    errors = _name_errors(job) + _nproc_errors(spec)
-    if release >= (1, 9):
-        errors += _elastic_errors(spec) + _manager_errors(spec)
+    errors = list(_job_errors(job, release))
     for name, replica in spec["pytorchReplicaSpecs"].items():
         errors += _replica_errors(name, replica, release)
     return errors
 
 
-def _name_errors(job: Object) -> list[str]:
-    name = (job.get("metadata") or {}).get("name")
-    if isinstance(name, str) and len(name) <= 63 and DNS_1035.fullmatch(name):
-        return []
-    return [
-        f"metadata.name: {name!r} must be lower-case letters, digits and -, start with a letter, at most 63"
-    ]
-
-
-def _nproc_errors(spec: Object) -> list[str]:
-    if spec.get("nprocPerNode") is None or (spec.get("elasticPolicy") or {}).get("nProcPerNode") is None:
-        return []
-    return ["spec.elasticPolicy.nProcPerNode: must not be used with spec.nprocPerNode"]
-
-
-def _elastic_errors(spec: Object) -> list[str]:
-    if spec.get("elasticPolicy") is None or WORKER in spec["pytorchReplicaSpecs"]:
-        return []
-    return ["spec.pytorchReplicaSpecs[Worker]: must be configured if elastic policy is used"]
-
-
-def _manager_errors(spec: Object) -> list[str]:
-    manager = (spec.get("runPolicy") or {}).get("managedBy")
-    if manager is None or manager in MANAGERS:
-        return []
-    return [f"spec.runPolicy.managedBy: {manager!r} must be one of {', '.join(MANAGERS)}"]
+def _job_errors(job: Object, release: tuple[int, ...]) -> Iterator[str]:
+    name, spec = (job.get("metadata") or {}).get("name"), job["spec"]
+    elastic, manager = spec.get("elasticPolicy"), (spec.get("runPolicy") or {}).get("managedBy")
+    if not (isinstance(name, str) and len(name) <= 63 and DNS_1035.fullmatch(name)):
+        rule = "must be lower-case letters, digits and -, start with a letter, at most 63"
+        yield f"metadata.name: {name!r} {rule}"
+    if spec.get("nprocPerNode") is not None and (elastic or {}).get("nProcPerNode") is not None:
+        yield "spec.elasticPolicy.nProcPerNode: must not be used with spec.nprocPerNode"
+    if release >= (1, 9) and elastic is not None and WORKER not in spec["pytorchReplicaSpecs"]:
+        yield "spec.pytorchReplicaSpecs[Worker]: must be configured if elastic policy is used"
+    if release >= (1, 9) and manager not in (None, *MANAGERS):
+        yield f"spec.runPolicy.managedBy: {manager!r} must be one of {', '.join(MANAGERS)}"
 
 
 def _replica_errors(name: str, replica: Object, release: tuple[int, ...]) -> list[str]:
     path = f"spec.pytorchReplicaSpecs[{name}]"
     containers = replica["template"]["spec"]["containers"]
     errors = []
-    if not _is_replica_type(name, release):
+    if (name.capitalize() if release < (1, 8) else name) not in REPLICA_TYPES:
         errors.append(f"{path}: must be Master or Worker")
     if not containers:
         errors.append(f"{path}.template.spec.containers: must be specified")
@@ -87,12 +72,6 @@ def _replica_errors(name: str, replica: Object, release: tuple[int, ...]) -> lis
     if all(container.get("name") != DEFAULT_CONTAINER for container in containers):
         errors.append(f"{path}.template.spec.containers: one must have the name {DEFAULT_CONTAINER}")
     return errors + _count_errors(name, path, replica.get("replicas"), release)
-
-
-def _is_replica_type(name: str, release: tuple[int, ...]) -> bool:
-    if release < (1, 8):
-        return name.capitalize() in REPLICA_TYPES
-    return name in REPLICA_TYPES
 
 
 def _count_errors(name: str, path: str, replicas: int | None, release: tuple[int, ...]) -> list[str]:

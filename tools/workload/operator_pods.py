@@ -21,6 +21,7 @@ from __future__ import annotations
 import copy
 import re
 
+from tools.core.tables import load
 from tools.kube.manifests import Object
 from tools.workload.operator_admission import (
     DEFAULT_CONTAINER,
@@ -37,8 +38,6 @@ VERSIONS = ("1.7.0", "1.8.0", "1.8.1", "1.9.0", "1.9.1", "1.9.2", "1.9.3", LATES
 DEFAULT_PORT_NAME = "pytorchjob-port"
 DEFAULT_PORT = 23456
 LABEL = "training.kubeflow.org/"
-INIT_IMAGE = "alpine:3.10"
-INIT_TRIES = 100
 
 
 def defaulted(job: Object) -> Object:
@@ -274,19 +273,7 @@ def _default_port(replica: Object) -> int:
 
 
 def _init_container(job_name: str) -> Object:
-    """Return the container in which a worker waits for its Master's name (pytorch/initcontainer.go)."""
-    address = pod_name(job_name, MASTER, 0)
-    script = (
-        f"err=1;for i in $(seq {INIT_TRIES}); do if nslookup {address}; then err=0 && break; fi;"
-        "echo waiting for master; sleep 2; done; exit $err"
-    )
-    return {
-        "name": "init-pytorch",
-        "image": INIT_IMAGE,
-        "imagePullPolicy": "IfNotPresent",
-        "resources": {
-            "limits": {"cpu": "100m", "memory": "20Mi"},
-            "requests": {"cpu": "50m", "memory": "10Mi"},
-        },
-        "command": ["sh", "-c", script],
-    }
+    """Return the container in which a worker waits for its Master's name."""
+    given: Object = load("workload/kinds.yaml")["init container"]
+    *shell, script = given["command"]
+    return {**given, "command": [*shell, script.replace("MASTER", pod_name(job_name, MASTER, 0))]}

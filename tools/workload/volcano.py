@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tools.kube.manifests import Object
 from tools.workload.launches import launches
-from tools.workload.pod import Pod, check_size, main_container, with_environment
+from tools.workload.pod import Pod, check_size
 from tools.workload.workload import JobState, Nameless, RetryLimit, Role, Workload, label, number
 
 # These give each pod its name as host name, and the job's as subdomain. The frameworks' imply svc.
@@ -121,10 +121,8 @@ class VolcanoJob(Workload):
 
     def _host(self, role: Role, index: int) -> str:
         spec = role.template["spec"]
-        return f"{spec.get('hostname') or self._pod_name(role, index)}.{spec.get('subdomain') or self.name}"
-
-    def _pod_name(self, role: Role, index: int) -> str:
-        return f"{self.name}-{role.name}-{index}"
+        name = spec.get("hostname") or f"{self.name}-{role.name}-{index}"
+        return f"{name}.{spec.get('subdomain') or self.name}"
 
     def _hosts(self) -> list[Object]:
         """Return the variables of the plugin svc: the hosts of each task, and their number."""
@@ -156,8 +154,6 @@ class VolcanoJob(Workload):
         return [{"name": name, "value": value} for name, value in values.items()]
 
     def _pod(self, role: Role, index: int, hosts: list[Object]) -> Pod:
-        metadata = role.template.get("metadata") or {}
-        own = self._pod_name(role, index)
         given = [*hosts, *self._ranks(role, index)]
         if "env" in self.section("plugins"):
             given += [{"name": name, "value": str(index)} for name in ("VK_TASK_INDEX", "VC_TASK_INDEX")]
@@ -168,16 +164,5 @@ class VolcanoJob(Workload):
             f"{LABEL}task-spec": role.name,
             f"{LABEL}task-index": str(index),
         }
-        return Pod(
-            name=own,
-            namespace=self.namespace,
-            job=self.name,
-            role=role.name.lower(),
-            index=index,
-            labels={**(metadata.get("labels") or {}), **labels},
-            annotations=dict(metadata.get("annotations") or {}),
-            restart_policy=role.restart_policy,
-            spec=with_environment(role.template["spec"], given),
-            hosts=() if self.nameless else (self._host(role, index),),
-            main=main_container(role.template),
-        )
+        own = () if self.nameless else (self._host(role, index),)
+        return self._pod_of(role, index, labels, given, own)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -11,7 +12,7 @@ from typing import Any, ClassVar
 from tools.core.errors import UserError
 from tools.kube.manifests import Manifests, Object
 from tools.kube.shapes import JOBS, META, Misshape, misshapes
-from tools.workload.pod import Pod, main_container
+from tools.workload.pod import Pod, main_container, with_environment
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
@@ -300,6 +301,30 @@ class Workload(ABC):
     @abstractmethod
     def _pods(self) -> list[Pod]:
         """Return the pods of a job of the right shape."""
+
+    def _pod_of(
+        self,
+        role: Role,
+        index: int,
+        labels: dict[str, str],
+        given: Iterable[Object] = (),
+        hosts: tuple[str, ...] = (),
+    ) -> Pod:
+        """Return the pod `<job>-<role>-<index>`, with what the controller adds to the role's template."""
+        metadata = role.template.get("metadata") or {}
+        return Pod(
+            name=f"{self.name}-{role.name}-{index}",
+            namespace=self.namespace,
+            job=self.name,
+            role=role.name.lower(),
+            index=index,
+            labels={**(metadata.get("labels") or {}), **labels},
+            annotations=dict(metadata.get("annotations") or {}),
+            restart_policy=role.restart_policy,
+            spec=with_environment(role.template["spec"], given),
+            hosts=hosts,
+            main=main_container(role.template),
+        )
 
     def _refused(self) -> list[str]:
         return [fault.shown for fault in self.misshapen]
