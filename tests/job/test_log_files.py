@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pytest
 from tests.job.conftest import Yard
 from tests.job.log_corpus import CASES, HEALTHY
 from tools.core.errors import UserError
-from tools.job.diagnosis import log_files
+from tools.core.verdict import State
+from tools.job.diagnosis import log_causes, log_files
 from tools.job.snapshot import log_lines
 
 STEPS = "\n".join(f"step {step} loss 2.{99 - step}" for step in range(1, 9))
@@ -103,6 +105,87 @@ def test_the_exit_code_is_used(
     given = [] if code is None else ["--exit-code", str(code)]
     found = yard.json("why", "--log", write("a.log", text), *given, code=status)
     assert ([cause["cause"] for cause in found["causes"]] or [None])[0] == kind
+
+
+# What programs print of their steps, in forms that the reader of metrics need not know.
+PROGRESS = (
+    "iter {n} loss 2.{n}",
+    "Epoch 3/10 [{n}/1000] Loss: 1.{n}",
+    "epoch {n}, train acc 0.{n}",
+    " {n}0%|####      | {n}0/100 [00:0{n}<00:09, 1.01it/s]",
+    "{n}/100 [=>......] - ETA: 3s - loss: 0.{n} - accuracy: 0.5",
+    '2026-01-01 10:00:00 | INFO | train_inner | {{"epoch": 1, "update": {n}, "loss": "4.{n}"}}',
+    " iteration  {n}/  100 | consumed samples: {n}00 | lm loss: 1.{n}E+00 | grad norm: 1.2 |",
+    "{{'loss': 2.{n}, 'grad_norm': 1.1, 'learning_rate': 1e-05, 'epoch': 0.{n}}}",
+    "[step {n}] ce=2.{n} lr=1e-4",
+    "Train Epoch: 1 [{n}00/60000 (1%)]\tLoss: 0.{n}",
+    "batch {n} of 500: 2.{n}",
+    "step={n} ppl=3{n}.1",
+    "| epoch   1 |  {n}00/ 2983 batches | lr 5.00 | ms/batch  8.{n} | loss  6.{n} | ppl 900.1",
+    "INFO:tensorflow:loss = 3.{n}, step = {n}00 (4.1 sec)",
+    "{n}: loss 4.{n}, 2100 tokens/s",
+    "episode {n} reward 1{n}.0",
+    "[1,0]<stdout>:925/925 - 522s - loss: 0.{n} - auc: 0.7404",
+    "(RayTrainWorker pid=17) round {n} loss=0.{n}",
+    '{{"step": {n}, "train_loss": 1.{n}}}',
+    "Epoch {n}: train_loss=0.{n}, val_acc=0.8",
+    "[Epoch 0][Iter {n}] cls 0.{n} box 0.1 total loss 0.3",
+    "I0101 10:00:0{n}.000000 17 solver.cpp:218] Iteration {n}00 (2.1 iter/s), loss = 0.{n}",
+    "worker 0: {n}00 samples, 31{n} samples/s",
+)
+
+
+@pytest.mark.parametrize("form", PROGRESS)
+def test_steps_in_any_form_are_training(form: str) -> None:
+    """Also if the program said before that a part of it needs more GPUs."""
+    steps = [form.format(n=n) for n in range(1, 7)]
+    refused = "tensor parallelism requires at least 2 GPUs"
+    for lines in (steps, [refused, *steps]):
+        log = log_files.LogFile("a.log", log_lines.read("\n".join(lines), "a.log"))
+        found = log_files.explain([log], 0)
+        assert (found.state, found.causes) == (State.PASS, []), (form, found.causes)
+    short = log_files.LogFile("a.log", log_lines.read(f"{refused}\ngood bye", "a.log"))
+    assert log_files.explain([short], 0).causes[0].kind == "no-steps"
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "2026-03-01T10:00:0{n}.123456789Z stderr F ",
+        "[pod/train-worker-0/pytorch] ",
+        "trainer-1  | ",
+        "Mar  1 10:00:0{n} node-7 trainer[4711]: ",
+        "[2026-03-01 10:00:0{n}.123] ",
+        "2026-03-01 10:00:0{n},123: ",
+        "(TrainWorker pid=4711, ip=10.0.0.7) [rank3]: ",
+        '{{"log": "',
+    ],
+)
+def test_what_a_collector_puts_before_lines_is_not_read(prefix: str) -> None:
+    error = [
+        "Traceback (most recent call last):",
+        '  File "/a/data.py", line 3, in f',
+        "    g()",
+        "KeyError: 7",
+    ]
+    dumped = [json.dumps({"log": f"{line}\n", "stream": "stderr"}) for line in error]
+    marked = [prefix.format(n=n) + line for n, line in enumerate(error)]
+    log = "\n".join(dumped if prefix.startswith("{") else marked)
+    found = log_causes.first_cause(log_lines.read(log))
+    assert found is not None
+    assert (found.kind, found.exception) == ("crash", True)
+
+
+def test_an_error_of_an_unknown_program_counts_at_the_end_of_a_log_that_did_not_end_well(yard: Yard) -> None:
+    error = "[merger] error: 3 of 9 parts are odd\n"
+    log = write("a.log", f"starting\n{error}")
+    found = yard.json("why", "--log", log, code=1)["causes"][0]
+    assert (found["cause"], found["evidence"][0]) == ("crash", f"a.log:2: {error.strip()}")
+    yard.json("why", "--log", log, "--exit-code", "1", code=1)
+    done = write("b.log", f"{error}merged 9 parts, done\n")
+    yard.json("why", "--log", done, "--exit-code", "0", code=0)
+    early = write("c.log", error + "waiting\n" * 60)
+    assert yard.json("why", "--log", early, code=3)["causes"] == []
 
 
 def test_an_abort_that_follows_a_time_out_is_no_fault_of_memory(yard: Yard) -> None:

@@ -71,6 +71,7 @@ WORDS = tuple(
 )
 # Of a report of any length, evidence shows its begin, and what proves its class with some words before.
 SHOWN, HEAD, BEFORE_PROOF, PROOF = 170, 60, 30, 100  # characters
+END = 40  # lines at the end of a log: programs stop soon after an error that they cannot handle
 SIGABRT = 6  # a rank aborts itself when one of its collectives has failed
 # Exceptions of clients of services are not about the other ranks.
 _CLIENT = re.compile(r"^(?:requests|urllib3?|httpx|httpcore|aiohttp|http\.client|wandb|mlflow)\.")
@@ -81,7 +82,10 @@ BETWEEN_RANKS = (
 _ASSERTED = re.compile(r"\.cu:\d+: .{0,300}Assertion .{0,300} failed|device-side assert triggered")
 _ABORTED = re.compile(r"\bAborted\b|SIGABRT|terminate called")
 _MODULE = re.compile(r"((?:\w+\.)+)\w+(?:: |:?$)")
-_VAGUE = re.compile(r"^(?:RuntimeError|Exception|SystemExit|subprocess\.CalledProcessError)\b")
+_VAGUE = re.compile(
+    r"^(?:(?:RuntimeError|Exception|SystemExit|subprocess\.CalledProcessError)\b"
+    r"|terminate called|\s*what\(\))"
+)
 # The trainer's wide classes, each with the narrower ones that its message may show.
 NARROWER = {
     "communication": (
@@ -104,6 +108,7 @@ CONFIDENCE = {
     Weight.LOGGED: "medium: a line that reports an error",
     Weight.HINT: "low: only a warning, which healthy jobs write too",
     Weight.CHILD: "low: only the signal that ended the process is known",
+    Weight.END: "low: a program says only that it failed",
 }
 
 
@@ -114,7 +119,7 @@ class Found:
     `concluded` marks the last line of a pod's first process, which knows the records of all ranks. `vague`
     marks an exception that only says that something before it failed. `signal` ended torchrun's child. `text`
     is the whole report; its characters `proof` prove the class. `fix` replaces the class's remedy. `inner`:
-    another exception follows.
+    another exception follows. `unsure`: it stands near the end of the log, but the program is not known.
     """
 
     kind: str
@@ -129,6 +134,7 @@ class Found:
     proof: tuple[int, int] = (0, 0)
     fix: str | None = None
     inner: bool = False
+    unsure: bool = False
 
     @property
     def evidence(self) -> str:
@@ -165,17 +171,38 @@ def first_cause(lines: Iterable[Line]) -> Found | None:
     """Return what a log concludes, else the failure that ended its processes, else a consequence of one.
 
     An exception that a rank did not catch outranks one that may have been caught, and that outranks what was
-    only logged. An exception of an unknown class is `crash`. None: no line reports an error.
+    only logged. An exception of an unknown class is `crash`, and so is the error that an unknown program
+    reports at the end of its log. None: no line reports an error.
     """
     every = list(lines)
     own = [one for one in map(_own, every) if one is not None]
-    reported = [one for one in map(_found, log_failures.of(every)) if one is not None]
+    reports = log_failures.of(every)
+    reported = [one for one in map(_found, reports) if one is not None]
     if any(_ASSERTED.search(line.text) for line in every):
         reported = [replace(one, kind="crash") if one.kind == "device" else one for one in reported]
     known = [one for one in own if not one.victim and one.kind != "crash"]
     concluded = [one for one in known if one.concluded][::-1]
     chosen = concluded or known or _chosen(reported) or [one for one in own if one.kind != "crash"]
-    return next(iter(chosen or own[::-1] or reported), None)
+    return next(iter(chosen or own[::-1] or reported), None) or _at_the_end(every, reports)
+
+
+def _at_the_end(lines: list[Line], reports: list[Report]) -> Found | None:
+    """Return the error that a program reports in the last lines of its log, by its subject."""
+    last = {line.number for line in [line for line in lines if line.text.strip()][-END:]}
+    near = [
+        one
+        for one in reports
+        if one.line.number in last
+        and one.weight in (Weight.LOGGED, Weight.END)
+        and not log_patterns.harmless().search(one.text)
+    ]
+    if not near:
+        return None
+    named = ((kind, one) for one in near for kind, words in log_patterns.subjects() if words.search(one.text))
+    kind, shown = next(named, ("crash", min(near, key=lambda one: one.weight)))
+    return Found(
+        kind, shown.line, shown.line.rank, weight=shown.weight, vague=True, text=shown.text, unsure=True
+    )
 
 
 def _chosen(found: list[Found]) -> list[Found]:

@@ -32,6 +32,7 @@ class Weight(enum.IntEnum):
     LOGGED = 2  # a line of level ERROR, or a message of the runtime
     HINT = 3  # a library's warning that healthy jobs write too
     CHILD = 4  # torchrun's message about the signal that ended a child
+    END = 5  # a program's message that something before it failed, or that a child failed
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,14 @@ _PREFIX = re.compile(
     r"[a-z](?=[\w-]*\d)[\w-]*+: (?=(?:\w+\.)*\w*(?:Error|Exception)\b))*+"
 )
 LONGEST = 100  # characters of another collector's prefix
+# What collectors put before a line: CRI's stream, kubectl --prefix, Docker Compose, syslog, a time. A time
+# differs from line to line, so it cannot be a part of a writer's name.
+_COLLECTED = re.compile(
+    r"^(?:std(?:out|err) [FP] |\[pod/[^\]\s]{1,300}\] ?|[\w.-]{1,80} +\| (?=\S|  )|"
+    r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,80} [\w.-]{1,40}(?:\[\d+\])?: |"
+    r"\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?:? "
+    r"(?=Traceback|  |(?:\w+\.)*\w*(?:Error|Exception)\b))+"
+)
 _TORCH_RANK = re.compile(r"\[rank\d+\]: ?$")
 # The lines that Python draws around an exception group.
 _BRANCH = re.compile(r"^\s+\| ?|^\s+\+[-+ \d]*$")
@@ -104,7 +113,9 @@ _WARNED = re.compile(r"^\[?W(?:\d{4}[ \]]|\d{3} | )")
 # A level in capitals may be anywhere in a line; one in small letters only at its beginning.
 _LEVEL = re.compile(
     r"\b(?:ERROR|FATAL|CRITICAL)\b|\[[EF](?:\d{3}| )|^[EF]\d{4} |"
-    r"^[^A-Za-z]*+(?:[\w./-]++:\s++){0,3}(?:(?i:fatal|panic)\b|(?i:error):\s(?!\s*+[-+.\d]))"
+    r"^(?:[\w.-]{1,80}+ ){0,2}[EF]\d{4} \d\d:\d\d:\d\d\.|^\S{1,20}[ T]\S{1,20}: [EF] \w+/|"
+    r"\b(?:level|lvl|severity)=\"?(?i:error|fatal|panic|critical)\b|[\[|<](?i:error|fatal|critical|err)[\]|>]|"
+    r"^[^A-Za-z]*+(?:[\w./-]++(?::\d++)?:\s++){0,3}(?:(?i:fatal|panic)\b|(?i:error):\s(?!\s*+[-+.\d]))"
 )
 _MILD = re.compile(r"\b(?:INFO|DEBUG|TRACE|WARN|WARNING|Warning|UserWarning|FutureWarning)\b")
 _PYTHON_WARNS = re.compile(r":\d+: \w*Warning: ")
@@ -124,6 +135,7 @@ _ASKED = re.compile(
 # The keys of JSON logs: structlog, Python's logging, zap and others.
 _LEVELS = ("level", "levelname", "severity", "lvl")
 _MESSAGES = ("message", "msg", "event", "error")
+_ENVELOPES = ("log", "message", "msg")  # of collectors, which know no level
 _TRACEBACKS = ("exc_info", "exception", "stack_trace", "traceback")
 
 
@@ -228,7 +240,7 @@ def _weight(prefix: str, body: str, raised: bool) -> Weight | None:
         return Weight.CHILD
     if _AGENT.search(body):
         return None
-    if raised or _EXCEPTION.match(body):
+    if raised or _EXCEPTION.match(body.removeprefix(" ")):
         return Weight.UNCAUGHT if _TORCH_RANK.search(prefix) else Weight.RAISED
     if log_patterns.hints().search(body):
         return Weight.HINT
@@ -238,7 +250,8 @@ def _weight(prefix: str, body: str, raised: bool) -> Weight | None:
         return Weight.RAISED
     if log_patterns.runtime().search(body) or (_LEVEL.search(prefix + body) and not _MILD.search(body)):
         return Weight.LOGGED
-    return None
+    ended = log_patterns.ends().search(body) and not _MILD.search(prefix + body)
+    return Weight.END if ended else None
 
 
 def _message(following: list[Line], prefix: str, last: bool) -> Iterator[str]:
@@ -267,6 +280,7 @@ def _unfolded(line: Line) -> Iterator[Line]:
     A rank's traceback may begin in the middle of a line that another program has not ended.
     """
     if not line.text.startswith("{"):
+        line = replace(line, text=_COLLECTED.sub("", line.text))
         behind, told = _BEHIND.search(line.text), _ERROR_FILE.match(line.text)
         text = line.text[behind.start(1) :] if behind else told[1] if told else line.text
         yield line if text == line.text else replace(line, text=text)
@@ -276,7 +290,11 @@ def _unfolded(line: Line) -> Iterator[Line]:
     except (ValueError, RecursionError):
         value = {}
     level = next((str(value[key]) for key in _LEVELS if key in value), None)
-    if level is None:
+    inside = next((value[key] for key in _ENVELOPES if isinstance(value.get(key), str)), "")
+    if level is None and inside and not inside.startswith("{"):
+        for words in inside.splitlines():
+            yield from _unfolded(replace(line, text=cut(words)))
+    elif level is None:
         yield replace(line, text=cut(line.text))
     elif level.upper() in ("ERROR", "FATAL", "CRITICAL"):
         messages = [str(value[key]) for key in _MESSAGES if value.get(key)]

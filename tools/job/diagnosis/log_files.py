@@ -97,7 +97,7 @@ def explain(files: Iterable[LogFile], code: int | None = None) -> Explanation:
     """Return the cause that logs show. Each file is the log of one rank or pod; `code` is its exit code."""
     logs = list(files)
     found = [(log, log_causes.first_cause(log.lines)) for log in logs]
-    causes = [_cause(log, one, code) for log, one in found if one is not None]
+    causes = [_cause(log, one, code) for log, one in found if one and not (one.unsure and code == 0)]
     checked = [
         f"{log.name}: {count(len(log.lines), 'line')}"
         + (f", {log.skipped:,} earlier lines were not read" if log.skipped else "")

@@ -5,12 +5,9 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
-SOURCE = Path(__file__).with_suffix(".yaml")
+from tools.core.tables import load
 
 
 @dataclass(frozen=True)
@@ -52,8 +49,7 @@ class Row:
 
 @functools.cache
 def document() -> dict[str, list[dict[str, Any]]]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's parser takes 10 ms, Python's 120
-    found: dict[str, list[dict[str, Any]]] = yaml.load(SOURCE.read_text(encoding="utf-8"), Loader=loader)
+    found: dict[str, list[dict[str, Any]]] = load("job/diagnosis/log_patterns.yaml")
     return found
 
 
@@ -82,6 +78,24 @@ def runtime() -> re.Pattern[str]:
 def hints() -> re.Pattern[str]:
     """Return the pattern of warnings that healthy jobs write too."""
     return _any_of(document()["hints"])
+
+
+@functools.cache
+def ends() -> re.Pattern[str]:
+    """Return the pattern of lines by which a program says that it, or a child, failed."""
+    return _any_of(document()["ends"])
+
+
+@functools.cache
+def harmless() -> re.Pattern[str]:
+    """Return the pattern of errors that programs survive although no step follows in the log."""
+    return _any_of(document()["harmless"])
+
+
+@functools.cache
+def subjects() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """Return classes by the subject of a program's error line; the first row that matches counts."""
+    return tuple((row["class"], re.compile(row["match"])) for row in document()["subjects"])
 
 
 def _sign(pattern: dict[str, str]) -> Sign:

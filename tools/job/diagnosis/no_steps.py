@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ TRAINS = re.compile(
 OTHER_WORK = re.compile(
     r"(?i)_perf\b|nccl.?test|bench|prepare|preproc|download|convert|tokeniz|evaluat|export"
 )
+WORKED = 3  # lines with numbers of steps after a line of GAVE_UP: the program has continued
 COMMAND = 400  # characters of a command that tell what it does
 CUT = 400  # lines of a log that are read of a pod: a shorter log is whole
 
@@ -66,9 +68,16 @@ def look(lines: list[Line], cut: bool) -> Look:
     """Return what the lines of a log show. `cut`: the log's begin is missing."""
     records = series.from_log(lines)
     last = next((line for line in reversed(lines) if line.text.strip()), None)
-    gave_up = next((line for line in lines if GAVE_UP.search(line.text)), None)
-    busy = any(BUSY.search(line.text) for line in lines if line is not gave_up)
+    at = next((index for index, line in enumerate(lines) if GAVE_UP.search(line.text)), None)
+    gave_up = None if at is None or _continued(lines[at + 1 :]) else lines[at]
+    busy = any(BUSY.search(line.text) for index, line in enumerate(lines) if index != at)
     return Look(records, busy, gave_up, last, not cut and last is not None)
+
+
+def _continued(lines: list[Line]) -> bool:
+    """Return whether steps follow, in whatever form: lines of work with numbers, which are not all equal."""
+    work = (line.text for line in lines if BUSY.search(line.text) and any(map(str.isdigit, line.text)))
+    return len(set(itertools.islice(work, 10 * WORKED))) >= WORKED
 
 
 def ended(snapshot: Snapshot) -> Iterator[Cause]:
