@@ -27,7 +27,7 @@ def test_the_real_torchx_makes_a_job_that_passes(tmp_path: Path, precompile: boo
     assert python is not None, "python -m tests.neuron.environment"
     command = [
         str(python.parent / "torchx"), "run", "--dryrun", "-s", "kubernetes", "-cfg", "queue=trainyard",
-        "--workspace", "", "tools/cells/torchx.py:trn1_bert", "--name", "bert", "--nnodes", "4",
+        "--workspace", "", "overlays/hardware/trn1/torchx.py:trn1_bert", "--name", "bert", "--nnodes", "4",
         "--cacheset", "mine", "--max_retries", "5", "--precompile", str(precompile),
     ]  # fmt: skip
     environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(root())}

@@ -1,8 +1,8 @@
 """A trn1 cell as a TorchX application: the same pods, in a Volcano job instead of a PyTorchJob.
 
-    torchx run -s kubernetes -cfg queue=trainyard --workspace "" tools/cells/torchx.py:trn1_bert \\
+    torchx run -s kubernetes -cfg queue=trainyard --workspace "" overlays/hardware/trn1/torchx.py:trn1_bert \\
         --name berttrain-graphs --precompile True
-    torchx run -s kubernetes -cfg queue=trainyard --workspace "" tools/cells/torchx.py:trn1_bert
+    torchx run -s kubernetes -cfg queue=trainyard --workspace "" overlays/hardware/trn1/torchx.py:trn1_bert
 
 Needs the extra `torchx` (pip install -e ".[torchx]"), Volcano (base/plugins/volcano), and the claim
 `trainyard`. The pods are those of the rendered cell: resources, EFA and Neuron devices, affinity, volumes,
@@ -23,7 +23,7 @@ from torchx import specs
 from tools.cells import kustomize
 from tools.cells.kustomize_graph import is_kustomization
 from tools.core import repo
-from tools.kube.manifests import Manifests, Object, parse
+from tools.kube.manifests import Manifests, Object
 
 RENDEZVOUS_PORT = 29400
 COMMAND_BEFORE_TORCHRUN = 3  # words: python -m training.entrypoint
@@ -151,7 +151,7 @@ def _cell(model: str) -> Manifests:
     if not is_kustomization(path):
         known = ", ".join(one.parent.name for one in path.parent.glob("*/kustomization.yaml"))
         raise ValueError(f"overlays/trn1 has no cell {model}; known: {known}")
-    return parse(kustomize.ensure(repo.root(), print).build(path), repo.shown(path))
+    return kustomize.rendered(path)
 
 
 def _config(cell: Manifests, cacheset: str) -> dict[str, str]:
