@@ -56,15 +56,38 @@ def smallest(root: Path, found: Matrix, hardware: str, model: str) -> Cell:
     Raises:
         UserError: no number of nodes can share the model's batch, or a file of the pair is wrong.
     """
-    cells = [cell for cell in found.cells if cell.hardware == hardware]
-    machines = {cell.instance for cell in cells} | {found.machines[hardware]}
-    machine = max(filter(None, machines), key=_memory, default=None)
-    most = max((cell.nodes for cell in cells), default=1)
+    machines = {cell.instance for cell in found.cells if cell.hardware == hardware}
+    machine = max(filter(None, machines | {found.machines[hardware]}), key=_memory, default=None)
+    trials = _trials(root, found, hardware, model, machine)
+    return min(trials, key=lambda trial: trial[0].needed)[1]
+
+
+def fitting(root: Path, found: Matrix, hardware: str, model: str) -> Cell:
+    """Return the cell of the fewest default machines whose memory fits, with the largest micro batch.
+
+    It recomputes all activations. Raises UserError with the smallest need if none fits.
+    """
+    trials = _trials(root, found, hardware, model, found.machines[hardware])
+    fits = [cell for need, cell in trials if need.fits]
+    if not fits:
+        cell = smallest(root, found, hardware, model)
+        raise UserError(
+            f"{hardware}/{model} does not fit: {of_cell(root, cell).summary()}, on {where(cell)}",
+            f"name the cell in {MATRIX} yourself, or choose a hardware with more memory",
+        )
+    return min(fits, key=lambda cell: (cell.nodes, -cell.sections["parallel"]["micro_batch_size"]))
+
+
+def _trials(
+    root: Path, found: Matrix, hardware: str, model: str, machine: Instance | None
+) -> list[tuple[Estimate, Cell]]:
+    """Return every cell of a pair on a machine that can share the model's batch, with its need."""
+    most = max((cell.nodes for cell in found.cells if cell.hardware == hardware), default=1)
     first = _trial(hardware, model, machine, 1, "ddp", 1)
     config, room = configuration(root, first), room_of(root, first)
     # As training/device/neuron.py: whole replicas there; BERT is data parallel everywhere.
     replicas = config.device.type == "neuron" or config.model.bert is not None
-    needs: list[tuple[int, Cell]] = []
+    needs: list[tuple[Estimate, Cell]] = []
     problem: ConfigError | None = None
     for sharding, nodes, micro in product(
         ("ddp",) if replicas else ("fsdp", "ddp"), range(most, 0, -1), MICRO
@@ -76,10 +99,10 @@ def smallest(root: Path, found: Matrix, hardware: str, model: str) -> Cell:
         except ConfigError as refused:
             problem = refused
             continue
-        needs.append((need.needed, cell))
+        needs.append((need, cell))
     if not needs:
         raise UserError(f"{hardware}/{model}: {problem}")
-    return min(needs, key=lambda need: need[0])[1]
+    return needs
 
 
 def _trial(

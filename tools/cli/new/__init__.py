@@ -1,0 +1,11 @@
+"""Write a new Component.
+
+\b
+Examples:
+  yard new model qwen3-0-6b --from Qwen/Qwen3-0.6B@c1899de289a04d12100db370d81485cdf75e47ca
+  yard new model mistral-7b --from models/mistral/config.json --hardware p5
+"""
+
+from tools.cli._lazy_group import group
+
+command = group(__name__, __doc__)

@@ -1,0 +1,38 @@
+"""Write overlays/model/NAME from a published config.json: the architecture, and a recipe for its size.
+
+SOURCE is a file, a directory or a pinned revision of the Hugging Face hub. A model that cannot be trained is
+refused with the key of config.json that says so. With --lora its weights are the frozen base. With --hardware
+the model gets a cell, on the fewest nodes whose memory fits. After an error nothing has been written.
+
+\b
+Examples:
+  yard new model qwen3-0-6b --from Qwen/Qwen3-0.6B@c1899de289a04d12100db370d81485cdf75e47ca
+  yard new model mistral-7b --from models/mistral/config.json --hardware p5
+  yard new model mistral-7b-lora --from /shared/models/mistral --lora
+
+\b
+Exit codes: 0 written, 2 bad input.
+"""
+
+from __future__ import annotations
+
+import click
+
+from tools.cells import new_model, published
+from tools.core import output, repo
+
+
+@click.command(help=__doc__)
+@click.argument("name")
+@click.option(
+    "--from", "source", required=True, metavar="SOURCE",
+    help="A config.json, its directory, or <organisation>/<name>@<revision>.",
+)  # fmt: skip
+@click.option("--lora", is_flag=True, help="Train adapters on the weights of SOURCE.")
+@click.option("--hardware", metavar="NAME", help="Also add a cell on this hardware.")
+def command(name: str, source: str, lora: bool, hardware: str | None) -> None:
+    made = new_model.make(name, published.read(source), lora)
+    placed = new_model.write(repo.project(), made, hardware)
+    output.line(f"written: overlays/model/{name}")
+    for line in (*made.said, *placed):
+        output.line(f"  {line}")
