@@ -183,6 +183,12 @@ ENVIRONMENT = {
         "eval \"X='a b'\"; eval torchrun a.py '$X'",
         "X=1 Y=2; X=3 true; torchrun a.py $X $Y ${Z=4} $Z",
         'torchrun `echo a b` "$(echo c  d)" $(echo $RANK)',
+        "torchrun a.py $(echo $HOSTNAME | awk -F- '{print $NF}') $(echo $HOSTNAME | awk -F '-' '{print $2}')",
+        "torchrun a.py $(echo $HOSTNAME | cut -d- -f3) $(echo $HOSTNAME | cut -f 1 -d '-')",
+        "torchrun a.py $(echo $HOSTNAME | sed 's/.*-//') $(echo $HOSTNAME | sed -E 's/.*-([0-9]+)$/\\1/')",
+        "torchrun a.py $(echo $HOSTNAME | sed 's/[^0-9]*//g') $(echo $HOSTNAME | sed 's/.*\\([0-9]\\)/\\1/')",
+        "torchrun a.py $(echo $HOSTNAME | grep -o '[0-9]*$') $(echo $HOSTNAME | grep -oE '[0-9]+$')",
+        "torchrun a.py $(echo $HOSTNAME | rev | cut -d- -f1 | rev) $(printf %s $HOSTNAME | tr -dc 0-9)",
         'A=a; A="${A}b"; unset B; (A=c); torchrun a.py $A$B | cat',
     ],
 )
