@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import difflib
 import io
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from ruamel.yaml import YAML
 from tools.cells import instance_patch
 from tools.cells.kustomize_graph import NOT_CELLS, refuse_diamonds
 from tools.cells.matrix_file import JOB, MATRIX, Cell, Matrix, load, read, text_of
+from tools.core import repo
 from tools.core.errors import UserError
 from tools.facts.instances import Instance
 from training import config
@@ -245,20 +244,7 @@ def _apply(change: Change, overlays: Path) -> None:
         change.path.unlink()
         _remove_empty(change.path.parent, overlays)
     else:
-        _write(change.path, change.new)
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        repo.write(change.path, change.new)
 
 
 def _remove_empty(directory: Path, stop: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import os
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -57,3 +58,17 @@ def shown(path: Path) -> str:
         return path.relative_to(root()).as_posix()
     except ValueError:
         return str(path)
+
+
+def write(path: Path, text: str) -> None:
+    """Replace a file at once: whoever reads it finds the old text or the new one. Makes its directory."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

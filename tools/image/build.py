@@ -56,11 +56,7 @@ class Record:
     digests: dict[str, str] = field(default_factory=dict)  # repository -> digest at the registry
 
     def save(self) -> None:
-        path = record_path(self.name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        repo.write(record_path(self.name), json.dumps(asdict(self), indent=2) + "\n")
 
 
 class BuildFailed(Exception):

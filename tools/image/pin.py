@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import difflib
 import io
-import os
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +46,7 @@ def pin(name: str, repository: str, digest: str, root: Path | None = None) -> st
     after = out.getvalue()
     if after == before:
         return ""
-    _replace(path, after)
+    repo.write(path, after)
     shown = FILE.as_posix()
     lines = difflib.unified_diff(
         before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{shown}", f"b/{shown}"
@@ -67,14 +65,3 @@ def _entries(images: list[Any], name: str, repository: str, digest: str) -> list
     others = [dict(one) for one in images if one["name"] != name]
     entry = {"name": name, "newName": repository, "digest": digest}
     return sorted([*others, entry], key=lambda one: str(one["name"]))
-
-
-def _replace(path: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import click
 
-from tools.cli.image._options import BUILD_ARG, CONTEXT, arguments
+from tools.cli.image._options import BUILD_ARG, CONTEXT, arguments, exit_with
 from tools.core import output, repo
 from tools.core.verdict import Verdict
 from tools.image import smoke
@@ -76,8 +76,7 @@ def command(
             output.note("nothing was written; --write changes the files")
         elif not fixed.left:
             output.note("nothing to repair")
-    if fixed.state.exit_code:
-        raise click.exceptions.Exit(fixed.state.exit_code)
+    exit_with(fixed.left)
 
 
 def _show_left(verdict: Verdict) -> None:
