@@ -13,34 +13,20 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from ruamel.yaml import YAML
 
 from tools.core import repo
+from tools.core.tables import load
 from tools.core.verdict import State, Verdict
 from tools.core.wait import until
 from tools.image.engine import Engine, Image, Say
 
 RANKS = 2
-STEPS, EVERY, KILL_AFTER = 30, 5, 8
+_TRIAL: dict[str, Any] = load("image/trial.yaml")
+STEPS, KILL_AFTER = _TRIAL["changes"]["train"]["steps"], 8
 SECONDS, POLL = 600, 0.25  # for each of the three starts, on a slow machine
-FILES = {
-    "model.yaml": "overlays/model/llama-tiny/model.yaml",
-    "hardware.yaml": "overlays/hardware/cpu/hardware.yaml",
-    "cell.yaml": "overlays/cpu/llama-tiny/cell.yaml",
-}
-# A small configuration of cpu/llama-tiny, with steps that are long enough for a kill between two of them.
-CHANGES: dict[str, dict[str, object]] = {
-    "model": {"vocab_size": 512},
-    "data": {"source": "/shared/config/text.jsonl", "heldout_fraction": 0.1},
-    "train": {
-        "steps": STEPS, "global_batch_size": 16, "warmup_steps": 5, "eval_every": STEPS, "eval_sequences": 8,
-    },
-    "device": {"compile": "off", "precision": "fp32"},
-    "parallel": {"micro_batch_size": 4},
-    "checkpoint": {"every": EVERY, "keep": 3},
-    "sample": {"prompts": ["The "], "max_new_tokens": 4},
-}  # fmt: skip
 CONTINUES = re.compile(r"continuing from step (\d+)")
 
 
@@ -156,11 +142,8 @@ class TrialTraining:
 
     def _start(self, run: str) -> None:
         variables = {
-            "PET_NNODES": f"{RANKS}:{RANKS}", "PET_NPROC_PER_NODE": "1", "PET_RDZV_BACKEND": "c10d",
-            "PET_RDZV_ENDPOINT": f"{self.nodes[0]}:23456", "PET_RDZV_ID": self.name, "PET_MAX_RESTARTS": "0",
-            "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "TRAINYARD_CPUS": "1", "HOME": "/tmp",
-            "TRAINYARD_RUN": f"/shared/runs/{run}", "TRAINYARD_DATA": "/shared/data",
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            **_TRIAL["variables"], "PET_NNODES": f"{RANKS}:{RANKS}", "PET_RDZV_ID": self.name,
+            "PET_RDZV_ENDPOINT": f"{self.nodes[0]}:23456", "TRAINYARD_RUN": f"/shared/runs/{run}",
         }  # fmt: skip
         for node in self.nodes:
             words = ["run", "--detach", "--name", node, "--hostname", node, "--network", self.name]
@@ -219,11 +202,11 @@ def _parsed(lines: str) -> dict[int, float]:
 
 
 def _configuration(directory: Path) -> None:
-    """Write the files of cpu/llama-tiny with CHANGES, and a text: the sections of our documentation."""
+    """Write the files of cpu/llama-tiny with the changes, and a text: the sections of our documentation."""
     yaml = YAML(typ="rt")
-    for name, source in FILES.items():
+    for name, source in _TRIAL["files"].items():
         data = yaml.load((repo.root() / source).read_text(encoding="utf-8"))
-        for section, values in CHANGES.items():
+        for section, values in _TRIAL["changes"].items():
             if section in data:
                 data[section].update(values)
         out = io.StringIO()

@@ -12,7 +12,7 @@ import re
 
 from tools.kube.manifests import Object
 from tools.workload.pod import Pod, check_size
-from tools.workload.workload import JobState, RetryLimit, Role, Workload, label, number
+from tools.workload.workload import JobState, Role, Workload, label, number
 
 JOB_LABEL = "HPJob"
 STATES = {
@@ -30,6 +30,8 @@ class HyperPodPyTorchJob(Workload):
     kind = "HyperPodPyTorchJob"
     api = "sagemaker.amazonaws.com/v1"
     resource = "hyperpodpytorchjobs.sagemaker.amazonaws.com"
+    job_label = JOB_LABEL
+    retry = ("spec.runPolicy.jobMaxRetryCount", None, "restarts of the job")
     only_training = True
     suspend_path = ("spec", "runPolicy", "suspend")
 
@@ -48,10 +50,6 @@ class HyperPodPyTorchJob(Workload):
         return "the HyperPod operator's own variables, NNODES among them, and its rendezvous for hyperpodrun"
 
     @property
-    def selector(self) -> dict[str, str]:
-        return {JOB_LABEL: self.name}
-
-    @property
     def state(self) -> str:
         """Return the state by the newest condition that is True, which is the last one."""
         found = self.status.get("conditions")
@@ -59,12 +57,6 @@ class HyperPodPyTorchJob(Workload):
             if isinstance(one, dict) and one.get("status") == "True":
                 return STATES.get(str(one.get("type")), JobState.CREATED)
         return super().state
-
-    @property
-    def retries(self) -> RetryLimit:
-        limit = self.section("runPolicy").get("jobMaxRetryCount")
-        counts = "restarts of the job"
-        return RetryLimit("spec.runPolicy.jobMaxRetryCount", limit, limit is not None, counts)
 
     def role_of(self, pod: Object) -> str:
         return self._place(pod)[0]

@@ -13,12 +13,11 @@ from typing import Any
 from tools.kube.manifests import Manifests, Object, name_of
 from tools.workload.launches import launches
 from tools.workload.pod import Pod, check_size, main_container, with_environment
-from tools.workload.workload import JobState, Nameless, RetryLimit, Role, Workload, label, number
+from tools.workload.workload import JobState, Nameless, Role, Workload, label, number
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 JOB_NAME = "batch.kubernetes.io/job-name"
 INDEXED = "Indexed"
-BACKOFF_LIMIT = 6
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,7 @@ class Batch:
             spec=with_environment(spec, given),
             hosts=(f"{own}.{self.subdomain}",) if self.subdomain and indexed(self.spec) else (),
             main=main_container(template, self.main),
+            random_end=True,
         )
 
 
@@ -93,6 +93,8 @@ class IndexedJob(Workload):
     kind = "Job"
     api = "batch/v1"
     resource = "jobs.batch"
+    job_label = JOB_NAME
+    retry = ("spec.backoffLimit", 6, "failed pods of the job")
     states = (
         *(("Complete", JobState.SUCCEEDED), ("SuccessCriteriaMet", JobState.SUCCEEDED)),
         *(("Failed", JobState.FAILED), ("FailureTarget", JobState.FAILED), ("Suspended", JobState.SUSPENDED)),
@@ -101,16 +103,6 @@ class IndexedJob(Workload):
     @property
     def maker(self) -> str:
         return f"Job controller, {self.spec.get('completionMode') or 'NonIndexed'}"
-
-    @property
-    def selector(self) -> dict[str, str]:
-        return {JOB_NAME: self.name}
-
-    @property
-    def retries(self) -> RetryLimit:
-        limit = self.spec.get("backoffLimit")
-        count = BACKOFF_LIMIT if limit is None else limit
-        return RetryLimit("spec.backoffLimit", count, limit is not None, "failed pods of the job")
 
     @property
     def nameless(self) -> Nameless | None:

@@ -12,7 +12,7 @@ from tools.kube.manifests import Object
 from tools.workload.indexed_job import INDEX, INDEXED, Batch, completions_missing, parallel
 from tools.workload.launches import launches
 from tools.workload.pod import Pod, check_size
-from tools.workload.workload import JobState, Nameless, RetryLimit, Role, Workload, label, number
+from tools.workload.workload import JobState, Nameless, Role, Workload, label, number
 
 LABEL = "jobset.sigs.k8s.io/"
 SUFFIX = "-abcde"  # Kubernetes appends five random characters to a pod's name
@@ -24,6 +24,10 @@ class JobSet(Workload):
     kind = "JobSet"
     api = "jobset.x-k8s.io/v1alpha2"
     resource = "jobsets.jobset.x-k8s.io"
+    job_label = f"{LABEL}jobset-name"
+    role_label = f"{LABEL}replicatedjob-name"
+    # Each Job has a backoffLimit as well.
+    retry = ("spec.failurePolicy.maxRestarts", 0, "restarts of the JobSet")
     states = (
         *(("Completed", JobState.SUCCEEDED), ("Failed", JobState.FAILED)),
         *(("Suspended", JobState.SUSPENDED), ("RestartingJobSet", JobState.RESTARTING)),
@@ -32,17 +36,6 @@ class JobSet(Workload):
     @property
     def maker(self) -> str:
         return "JobSet"
-
-    @property
-    def selector(self) -> dict[str, str]:
-        return {f"{LABEL}jobset-name": self.name}
-
-    @property
-    def retries(self) -> RetryLimit:
-        """Return maxRestarts, 0 by default. Each Job has a backoffLimit as well."""
-        limit = self.section("failurePolicy").get("maxRestarts")
-        counts = "restarts of the JobSet"
-        return RetryLimit("spec.failurePolicy.maxRestarts", limit or 0, limit is not None, counts)
 
     @property
     def nameless(self) -> Nameless | None:
@@ -63,9 +56,6 @@ class JobSet(Workload):
             return ""
         job, pod = (chosen.get(key) or 0 for key in ("jobIndex", "podIndex"))
         return f"{self.name}-{chosen['replicatedJob']}-{job}-{pod}.{self.subdomain}"
-
-    def role_of(self, pod: Object) -> str:
-        return label(pod, f"{LABEL}replicatedjob-name").lower()
 
     def index_of(self, pod: Object) -> int:
         each = next((parallel(one) for name, one, _ in self._jobs() if name == self.role_of(pod)), 1)

@@ -30,7 +30,7 @@ class Pod:
 
     `role` is the role's name in lower case and `index` the pod's number in its role. `hosts` are the names
     by which other pods of the namespace find this pod, without `.<namespace>.svc.cluster.local`. `main` is
-    the name of the training container.
+    the name of the training container. `random_end`: the controller adds characters to the pod's name.
     """
 
     name: str
@@ -44,6 +44,12 @@ class Pod:
     spec: Object
     hosts: tuple[str, ...]
     main: str
+    random_end: bool = False
+
+    @property
+    def full_name(self) -> str:
+        """The pod's name in the cluster, with an example of the random characters."""
+        return f"{self.name}-x7k2p" if self.random_end else self.name
 
     @property
     def container(self) -> Object:

@@ -11,7 +11,7 @@ from tools.workload import operator_pods
 from tools.workload.operator_admission import DEFAULT_CONTAINER, MASTER, WORKER, rejections
 from tools.workload.operator_pods import LABEL, LATEST
 from tools.workload.pod import Pod, PodsUnknown, main_container
-from tools.workload.workload import JobState, RetryLimit, Role, Workload, label, number
+from tools.workload.workload import JobState, Role, Workload, label, number
 
 
 class PyTorchJob(Workload):
@@ -20,6 +20,9 @@ class PyTorchJob(Workload):
     kind = "PyTorchJob"
     api = "kubeflow.org/v1"
     resource = "pytorchjobs.kubeflow.org"
+    job_label = f"{LABEL}job-name"
+    role_label = f"{LABEL}replica-type"
+    retry = ("spec.runPolicy.backoffLimit", None, "restarts of all pods together")
     only_training = True
     states = (
         *(("Succeeded", JobState.SUCCEEDED), ("Failed", JobState.FAILED), ("Suspended", JobState.SUSPENDED)),
@@ -32,20 +35,21 @@ class PyTorchJob(Workload):
         return f"operator {self.version or LATEST}"
 
     @property
-    def selector(self) -> dict[str, str]:
-        return {f"{LABEL}job-name": self.name}
+    def no_rendezvous(self) -> str:
+        return (
+            "a job without Master and without elasticPolicy gets no rendezvous from the operator"
+            " (no PET_RDZV_ENDPOINT, no MASTER_ADDR)"
+        )
+
+    @property
+    def to_meet(self) -> str:
+        return (
+            "give the job elasticPolicy with rdzvBackend: c10d, and torchrun no --nnodes, --rdzv* or"
+            " --node-rank"
+        )
 
     def container_of(self, template: Object) -> str:
         return main_container(template, DEFAULT_CONTAINER)
-
-    @property
-    def retries(self) -> RetryLimit:
-        limit = self.section("runPolicy").get("backoffLimit")
-        counts = "restarts of all pods together"
-        return RetryLimit("spec.runPolicy.backoffLimit", limit, limit is not None, counts)
-
-    def role_of(self, pod: Object) -> str:
-        return label(pod, f"{LABEL}replica-type").lower()
 
     def index_of(self, pod: Object) -> int:
         return number(label(pod, f"{LABEL}replica-index"))

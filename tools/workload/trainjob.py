@@ -32,6 +32,8 @@ class TrainJob(Workload):
     kind = "TrainJob"
     api = f"{GROUP}/v1alpha1"
     resource = "trainjobs.trainer.kubeflow.org"
+    job_label = JobSet.job_label
+    role_label = JobSet.role_label
     only_training = True
     states = (
         ("Complete", JobState.SUCCEEDED),
@@ -42,10 +44,6 @@ class TrainJob(Workload):
     @property
     def maker(self) -> str:
         return f"Trainer, {self._wanted}"
-
-    @property
-    def selector(self) -> dict[str, str]:
-        return {"jobset.sigs.k8s.io/jobset-name": self.name}
 
     @property
     def retries(self) -> RetryLimit:
@@ -59,9 +57,6 @@ class TrainJob(Workload):
 
     def container_of(self, template: Object) -> str:
         return main_container(template, NODE)
-
-    def role_of(self, pod: Object) -> str:
-        return JobSet({"metadata": {"name": self.name}}).role_of(pod)
 
     def index_of(self, pod: Object) -> int:
         return self._jobset.index_of(pod)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from tools.kube.manifests import Object
 from tools.workload.launches import launches
 from tools.workload.pod import Pod, check_size
-from tools.workload.workload import JobState, Nameless, RetryLimit, Role, Workload, label, number
+from tools.workload.workload import JobState, Nameless, Role, Workload, label, number
 
 # These give each pod its name as host name, and the job's as subdomain. The frameworks' imply svc.
 NAMES_PLUGINS = ("svc", "pytorch", "mpi", "tensorflow", "ray")
@@ -32,6 +32,10 @@ class VolcanoJob(Workload):
     kind = "Job"
     api = "batch.volcano.sh/v1alpha1"
     resource = "jobs.batch.volcano.sh"
+    job_label = f"{LABEL}job-name"
+    role_label = f"{LABEL}task-spec"
+    # The default is that of pkg/webhooks/admission/jobs/mutate/mutate_job.go.
+    retry = ("spec.maxRetry", 3, "restarts of the job")
     suspend_path = ()  # Volcano suspends a job through an object of its own (bus.volcano.sh Command)
 
     @property
@@ -45,10 +49,6 @@ class VolcanoJob(Workload):
         return Nameless("spec.plugins has no svc", "spec.plugins: {svc: []}")
 
     @property
-    def selector(self) -> dict[str, str]:
-        return {f"{LABEL}job-name": self.name}
-
-    @property
     def state(self) -> str:
         state = self.status.get("state")
         phase = state.get("phase") if isinstance(state, dict) else None
@@ -57,16 +57,6 @@ class VolcanoJob(Workload):
     @property
     def queue(self) -> str:
         return str(self.spec.get("queue") or "default")
-
-    @property
-    def retries(self) -> RetryLimit:
-        """Return spec.maxRetry, 3 by default (pkg/webhooks/admission/jobs/mutate/mutate_job.go)."""
-        limit = self.spec.get("maxRetry")
-        count = 3 if limit is None else limit
-        return RetryLimit("spec.maxRetry", count, limit is not None, "restarts of the job")
-
-    def role_of(self, pod: Object) -> str:
-        return label(pod, f"{LABEL}task-spec").lower()
 
     def index_of(self, pod: Object) -> int:
         written = label(pod, f"{LABEL}task-index")

@@ -95,6 +95,9 @@ class Workload(ABC):
     kind: ClassVar[str]
     api: ClassVar[str]  # the served apiVersion
     resource: ClassVar[str]  # kubectl's full name: pytorchjobs.kubeflow.org
+    job_label: ClassVar[str]  # of the job's pods, with its name
+    role_label: ClassVar[str]  # of a pod, with the name of its role
+    retry: ClassVar[tuple[str, int | None, str]]  # path of the limit, its default, and what it counts
     states: ClassVar[tuple[tuple[str, str], ...]] = ()  # condition types and their states, final ones first
     suspend_path: ClassVar[tuple[str, ...]] = ("spec", "suspend")  # empty: the kind cannot suspend
     only_training: ClassVar[bool] = False  # whether every object of this kind is a training
@@ -198,9 +201,9 @@ class Workload(ABC):
         return [*([] if self.served else [version]), *self._refused()]
 
     @property
-    @abstractmethod
     def selector(self) -> dict[str, str]:
         """Return the labels that select the job's live pods, and no other job's."""
+        return {self.job_label: self.name}
 
     @property
     def nameless(self) -> Nameless | None:
@@ -211,6 +214,19 @@ class Workload(ABC):
     def injects(self) -> str:
         """Return what the controller adds to the pods that is not modelled, else an empty text."""
         return ""
+
+    @property
+    def no_rendezvous(self) -> str:
+        """Return why pods that give their launcher no rendezvous have none."""
+        return f"a {self.kind} gives the launcher no rendezvous"
+
+    @property
+    def to_meet(self) -> str:
+        """Return how the pods of this kind of job find each other, as a remedy."""
+        return (
+            "start torchrun with --nnodes (the number of pods), --rdzv-backend=c10d, and --rdzv-endpoint"
+            " (the first pod's host name and a port)"
+        )
 
     @property
     def container(self) -> str:
@@ -247,10 +263,7 @@ class Workload(ABC):
     @property
     def suspended(self) -> bool:
         """Return whether the job asks not to run now."""
-        value: Any = self.item
-        for key in self.suspend_path:
-            value = value.get(key) if isinstance(value, dict) else None
-        return bool(self.suspend_path) and value is True
+        return bool(self.suspend_path) and self._at(self.suspend_path) is True
 
     def suspend_patch(self, value: bool) -> Object | None:
         """Return the JSON merge patch that suspends or resumes the job, None if the kind cannot."""
@@ -266,13 +279,22 @@ class Workload(ABC):
         return str(labels.get(QUEUE_LABEL) or "") if isinstance(labels, dict) else ""
 
     @property
-    @abstractmethod
     def retries(self) -> RetryLimit:
         """Return how often the job starts again before it fails."""
+        path, default, counts = self.retry
+        limit = self._at(path.split("."))
+        return RetryLimit(path, default if limit is None else limit, limit is not None, counts)
 
-    @abstractmethod
+    def _at(self, path: Iterable[str]) -> Any:
+        """Return the value at a path of the item, None if it is not set."""
+        value: Any = self.item
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
     def role_of(self, pod: Object) -> str:
         """Return the role of a live pod, in lower case, or an empty text if its labels do not say it."""
+        return label(pod, self.role_label).lower()
 
     @abstractmethod
     def index_of(self, pod: Object) -> int:
