@@ -29,7 +29,8 @@ QWEN3: dict[str, Any] = {
 MIXTRAL: dict[str, Any] = {
     "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 32768,
     "model_type": "mixtral", "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32,
-    "num_key_value_heads": 8, "num_local_experts": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02,
+    "num_key_value_heads": 8, "num_local_experts": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0,
+    "router_aux_loss_coef": 0.02,
     "sliding_window": None, "tie_word_embeddings": False, "vocab_size": 32000,
 }  # fmt: skip
 

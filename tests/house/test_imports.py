@@ -27,7 +27,10 @@ LEVELS = [
 ]
 LEVEL = {f"{top}.{name}": number for number, (top, names) in enumerate(LEVELS) for name in names.split()}
 # What tools may import of training: modules that do not load torch. Two places need more.
-SHARED = ("training.config.", "training.models.counting.", "training.run.", "training.checkpoint.layout.")
+SHARED = (
+    *("training.config.", "training.models.counting.", "training.models.published.", "training.run."),
+    "training.checkpoint.layout.",
+)
 EXTRA = {
     "tools.cli.data.": ("training.data.",),
     "tools.cli.job.metrics.": ("training.neuron.compile_log.",),

@@ -10,6 +10,7 @@ Examples:
   yard preflight --all
   yard preflight -f job.yaml -v
   yard preflight -f job.yaml --strict
+  yard preflight overlays/p5/llama-3-1-8b-lora --base models/Llama-3.1-8B
   kubectl kustomize overlays/cpu/llama-tiny | yard preflight -
 
 \b
@@ -22,7 +23,7 @@ from collections.abc import Mapping
 
 import click
 
-from tools.cells import kustomize, locate
+from tools.cells import kustomize, locate, published
 from tools.core import output, repo, wait
 from tools.core.errors import UserError
 from tools.core.verdict import State, worst
@@ -39,13 +40,24 @@ SHOWN = (State.FAIL, State.CANNOT_TELL, State.WARN, State.PASS)
 @click.option(
     "-f", "--file", "files", multiple=True, metavar="FILE", help="A manifest, or - for standard input."
 )
+@click.option(
+    "--base", metavar="SOURCE",
+    help="Compare the model with this config.json, directory or <organisation>/<name>@<revision>.",
+)  # fmt: skip
 @click.option("--strict", is_flag=True, help="Exit with 1 if there are warnings.")
 @click.option("-v", "--verbose", is_flag=True, help="Also print what passed.")
 @click.option("--json", "as_json", is_flag=True, help="Print all verdicts as JSON.")
 def command(
-    cells: tuple[str, ...], every: bool, files: tuple[str, ...], strict: bool, verbose: bool, as_json: bool
+    cells: tuple[str, ...],
+    every: bool,
+    files: tuple[str, ...],
+    base: str | None,
+    strict: bool,
+    verbose: bool,
+    as_json: bool,
 ) -> None:
-    checked = [evaluate(manifests) for manifests in _manifests(cells, every, files)]
+    described = None if base is None else published.read(base)
+    checked = [evaluate(manifests, described) for manifests in _manifests(cells, every, files)]
     if as_json:
         output.data([_as_data(one) for one in checked])
     else:

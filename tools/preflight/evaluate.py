@@ -7,6 +7,7 @@ import importlib
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from tools.cells.published import Published
 from tools.core.verdict import State, Verdict, worst
 from tools.kube import schemas
 from tools.kube.manifests import Manifests
@@ -62,9 +63,9 @@ def rules() -> dict[str, Rule]:
     return dict(sorted(RULES.items(), key=lambda item: modules.index(item[1].check.__module__)))
 
 
-def evaluate(manifests: Manifests) -> Evaluation:
-    """Apply every rule to a parsed manifest."""
-    checked = subject(manifests)
+def evaluate(manifests: Manifests, base: Published | None = None) -> Evaluation:
+    """Apply every rule to a parsed manifest; its model must be that of `base`, if given."""
+    checked = replace(subject(manifests), base=base)
     verdicts = [
         checked.located(_asked(rule, verdict)) for rule in rules().values() for verdict in rule.check(checked)
     ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
+from tools.cells.published import Published
 from tools.core.verdict import Verdict
 from tools.facts.instances import EFA, INSTANCES, NEURON, NVIDIA, Instance
 from tools.kube.manifests import Manifests, Object, name_of
@@ -176,6 +177,7 @@ class Subject:
     misshapen: list[tuple[Object, Misshape]] = field(default_factory=list)
     unknown: list[Unknown] = field(default_factory=list)  # what runs pods, or may, and is not modelled
     inside: dict[str, tuple[str, str]] = field(default_factory=dict)  # title: wrapper and path in it
+    base: Published | None = None  # what the model's config.json says, for the rule `config`
 
     @property
     def objects(self) -> list[Object]:

@@ -6,7 +6,8 @@ import functools
 import re
 from collections.abc import Iterator
 
-from tools.core.verdict import Verdict, bad, doubtful, good
+from tools.cells.published import Published
+from tools.core.verdict import Verdict, bad, doubtful, good, unclear
 from tools.kube.manifests import Object
 from tools.preflight.rule import PRACTICE, Place, rule
 from tools.preflight.rules.storage import save_seconds
@@ -15,6 +16,7 @@ from tools.simulator import wiring
 from tools.simulator.command_line import literals, words
 from training.config import FILES, Config, ConfigError, load_texts
 from training.models.counting import trainable_parameters
+from training.models.published import differences
 
 # Models on the Hugging Face hub that are available only after their terms have been accepted.
 GATED = re.compile(
@@ -36,18 +38,35 @@ def config(subject: Subject) -> Iterator[Verdict]:
     """model.yaml, hardware.yaml and cell.yaml of trainyard's trainer are valid.
 
     The rule applies if the manifest has all three. It reports unknown keys with the nearest known one, wrong
-    types and ranges, sections in the wrong file, and a global batch that the ranks cannot share.
+    types and ranges, sections in the wrong file, and a global batch that the ranks cannot share. With --base,
+    the section model must describe the same model as the base's config.json.
     """
+    if subject.base is not None and not any(_configured(subject)):
+        place = Place({}, "model.yaml")
+        yield unclear(place, "no configuration of trainyard's trainer, which --base could be compared with")
     for template, texts in _configured(subject):
         place = Place(template.object, "model.yaml, hardware.yaml, cell.yaml")
         loaded, world = _loaded(texts), _world_size(subject, template)
         problem = loaded if isinstance(loaded, ConfigError) else _unshared(loaded, world)
         if problem is not None:
             yield bad(place, str(problem), "correct the configuration")
+        elif other := _differences(loaded, subject.base):
+            yield bad(place, other, "correct the section model, or name another base")
         elif world is None:
             yield good(place, "a valid configuration; torchrun sets the number of ranks")
         else:
             yield good(place, f"a valid configuration, and {world} ranks can share its batch")
+
+
+def _differences(loaded: Config | ConfigError, base: Published | None) -> str:
+    """Return the keys that differ from the base's config.json, with both values."""
+    if base is None or isinstance(loaded, ConfigError):
+        return ""
+    theirs, ours = base.model["architecture"], loaded.model.architecture
+    if theirs != ours:  # the other keys differ because of it
+        return f"{base.where}: model_type is {theirs}, model.architecture is {ours}"
+    found = differences(base.model, loaded.model)
+    return f"{base.where}: {'; '.join(found)}" if found else ""
 
 
 def _unshared(loaded: Config, world: int | None) -> ConfigError | None:
