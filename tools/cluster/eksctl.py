@@ -89,7 +89,8 @@ def document(spec: Spec, addons: Mapping[str, str] | None = None) -> Document:
     if "id" not in result["vpc"]:
         result["availabilityZones"] = _cluster_zones(spec)
     result["cloudWatch"] = {"clusterLogging": {"enableTypes": ["audit", "authenticator"]}}
-    result["managedNodeGroups"] = [_system_group(spec), *(_group(spec, one) for one in spec.groups)]
+    system = {**_base_group(spec, SYSTEM, SYSTEM_TYPE, *SYSTEM_NODES), "volumeSize": 80}
+    result["managedNodeGroups"] = [system, *(_group(spec, one) for one in spec.groups)]
     return result
 
 
@@ -204,10 +205,6 @@ def _base_group(spec: Spec, name: str, kind: str, least: int, most: int) -> Docu
         "tags": marks(spec.region, spec),
         "nodeRepairConfig": {"enabled": True},
     }
-
-
-def _system_group(spec: Spec) -> Document:
-    return {**_base_group(spec, SYSTEM, SYSTEM_TYPE, *SYSTEM_NODES), "volumeSize": 80}
 
 
 def _group(spec: Spec, group: NodeGroup) -> Document:

@@ -80,12 +80,14 @@ def interfaces(machine: Instance, group: Any) -> list[Object]:
 
 def deploy(session: Session, spec: Spec) -> str:
     """Create or update the stack, wait for it, and return its status. Raises AwsError, UserError."""
+    vpc = spec.need("CLUSTER_VPC_ID")
+    group = spec.need("CLUSTER_SECURITY_GROUP_IDS").partition(",")[0]
     parameters = {
         "StackName": name(spec),
         "TemplateBody": text(spec),
         "Parameters": [
-            {"ParameterKey": "VpcId", "ParameterValue": spec.need("CLUSTER_VPC_ID")},
-            {"ParameterKey": "ClusterSecurityGroupId", "ParameterValue": _cluster_group(spec)},
+            {"ParameterKey": "VpcId", "ParameterValue": vpc},
+            {"ParameterKey": "ClusterSecurityGroupId", "ParameterValue": group},
         ],
         "Tags": _tags(spec),
     }
@@ -125,10 +127,6 @@ def _wait(session: Session, spec: Spec, waiter: str) -> str:
     failed = [one for one in events if "FAILED" in one.get("ResourceStatus", "")]
     reason = failed[-1].get("ResourceStatusReason", "no reason given") if failed else "timeout"
     raise UserError(f"the stack {name(spec)} is {status(session, spec)}: {reason}", None, 1)
-
-
-def _cluster_group(spec: Spec) -> str:
-    return spec.need("CLUSTER_SECURITY_GROUP_IDS").partition(",")[0]
 
 
 def _tags(spec: Spec) -> list[Object]:

@@ -126,8 +126,8 @@ class Run:
         ]
 
     def text(self) -> str:
-        documents = [_dump(item) for item in self.objects()]
-        return HEAD.format(cell=self.cell) + "---\n".join(documents)
+        words = {"Dumper": _Dumper, "sort_keys": False, "width": 120}
+        return HEAD.format(cell=self.cell) + str(yaml.dump_all(self.objects(), **words))
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,3 @@ def _text(dumper: _Dumper, text: str) -> Any:
 
 _Dumper.add_representer(str, _text)
 _Dumper.ignore_aliases = lambda *_: True
-
-
-def _dump(item: Object) -> str:
-    return str(yaml.dump(item, Dumper=_Dumper, sort_keys=False, width=120))

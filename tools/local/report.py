@@ -138,10 +138,6 @@ def _prompt(config: Config) -> str:
     return own[0] if own and config.model.weights else "def main("
 
 
-def continue_command(job: LocalJob) -> str:
-    return run_command(job.source, job.change.arguments())
-
-
 def run_command(cell: str, arguments: list[str]) -> str:
     """Return the command that runs `cell`: its make target if it has one and no argument needs quotes."""
     words = shlex.join(arguments)

@@ -197,7 +197,7 @@ def _stopped(job: LocalJob, outcome: Outcome) -> int:
     saved = newest_committed(job.directory / "checkpoints")
     kept = f"checkpoint {repo.shown(saved)}" if saved else "no checkpoint yet"
     output.note(f"stopped after step {step}; {kept}" if step is not None else f"stopped; {kept}")
-    output.note(f"  to continue: {report.continue_command(job)}")
+    output.note(f"  to continue: {report.run_command(job.source, job.change.arguments())}")
     return 128 + int(outcome.signal)
 
 

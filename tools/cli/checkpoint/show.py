@@ -28,10 +28,11 @@ def command(run: str | None, step: int | None, as_json: bool) -> None:
         return
     meta = found["meta"]
     trained = [tensor for name, tensor in found["tensors"].items() if name.startswith("model.")]
+    numbers = sum(math.prod(tensor["shape"]) for tensor in trained)
     rows = [
         ("step", f"{found['step']}, {size(found)}"),
         ("directory", found["directory"]),
-        ("trained", f"{len(trained)} tensors, {_numbers(trained):,} numbers"),
+        ("trained", f"{len(trained)} tensors, {numbers:,} numbers"),
         ("ranks", f"{found['ranks']}, {_text(meta, 'sharding')}, {_text(meta, 'precision')}"),
         ("dataset", f"{_text(meta, 'dataset')[:12]} in {_text(meta, 'dataset_directory')}"),
         ("config", _text(meta, "config_digest")[:12]),
@@ -51,7 +52,3 @@ def _text(meta: dict[str, Any], key: str) -> str:
 def _table(meta: dict[str, Any], key: str) -> dict[str, Any]:
     value = meta.get(key)
     return value if isinstance(value, dict) else {}
-
-
-def _numbers(tensors: list[dict[str, Any]]) -> int:
-    return sum(math.prod(tensor["shape"]) for tensor in tensors)

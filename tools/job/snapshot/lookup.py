@@ -61,7 +61,7 @@ def _is_training(workload: Workload) -> bool:
 def find(kubectl: Kubectl, text: str | None) -> LiveJob:
     """Return the job that `text` means; UserError if none or several match."""
     if text and is_cell(text):
-        return LiveJob(get(kubectl, cell_job(text)))
+        return LiveJob(get(kubectl, job_of(locate.rendered(text))))
     seen = jobs(kubectl)
     prefix, _, name = (text or "").rpartition("/")
     among = kinds_called(prefix) if prefix else None
@@ -232,11 +232,6 @@ def is_cell(text: str) -> bool:
         return True
     prefix, slash, name = text.partition("/")
     return bool(slash) and ("/" in name or not kinds_called(prefix))
-
-
-def cell_job(cell: str) -> Workload:
-    """Return the job of a cell."""
-    return job_of(locate.rendered(cell))
 
 
 def job_of(manifests: Manifests) -> Workload:
