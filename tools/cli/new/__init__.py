@@ -2,7 +2,7 @@
 
 \b
 Examples:
-  yard new model qwen3-0-6b --from Qwen/Qwen3-0.6B@c1899de289a04d12100db370d81485cdf75e47ca
+  yard new model qwen3-0-6b --from Qwen/Qwen3-0.6B@COMMIT
   yard new model mistral-7b --from models/mistral/config.json --hardware p5
 """
 

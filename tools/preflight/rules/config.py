@@ -42,7 +42,7 @@ def config(subject: Subject) -> Iterator[Verdict]:
     the section model must describe the same model as the base's config.json.
     """
     if subject.base is not None and not any(_configured(subject)):
-        place = Place({}, "model.yaml")
+        place = Place(subject.manifests.source, "model.yaml")
         yield unclear(place, "no configuration of trainyard's trainer, which --base could be compared with")
     for template, texts in _configured(subject):
         place = Place(template.object, "model.yaml, hardware.yaml, cell.yaml")
