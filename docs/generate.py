@@ -326,7 +326,13 @@ def _type(schema: dict[str, Any], field: dict[str, Any]) -> str:
         return f"`{shape['const']}`"
     if shape["type"] == "array":
         return f"list of {_type(schema, shape['items'])}"
-    name = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false"}
+    name = {
+        "string": "text",
+        "integer": "integer",
+        "number": "number",
+        "boolean": "true or false",
+        "object": "mapping",
+    }
     words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
     words |= {
         "exclusiveMinimum": "above",

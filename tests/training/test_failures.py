@@ -15,7 +15,7 @@ from training.checkpoint.errors import CheckpointError
 from training.checkpoint.read import newest
 from training.config import ConfigError
 from training.data.errors import DataError
-from training.data.examples.example import BadRow
+from training.data.examples.formats import BadRow
 from training.distributed.process import Attempt
 from training.export import ExportError
 from training.run.directory import RunDir

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,12 @@ C4 = (
     "hf://datasets/allenai/c4@1588ec454efa1a09f29cd18ddd04fe05fc8653a2/"
     "en/c4-train.{00000..01023}-of-01024.json.gz"
 )
+
+
+Column = Literal[
+    "messages", "tools", "prompt", "completion", "instruction", "input", "output", "history", "system",
+    "conversations", "role", "content", "from", "value",
+]  # fmt: skip
 
 
 class Stream(Section):
@@ -37,7 +43,8 @@ class Stream(Section):
 class Data(Section):
     """Where documents come from and how they become tokens.
 
-    `packing`, `overlong`, `bad_rows` and `chat_template` apply to fine-tuning only.
+    `format`, `columns`, `learn`, `packing`, `overlong`, `bad_rows` and `chat_template` apply to fine-tuning
+    only.
     """
 
     source: str = Field(min_length=1)
@@ -54,6 +61,16 @@ class Data(Section):
     tokenizer: str = Field(default="train", min_length=1)
     """`train` (a new one from these documents), `base` (the one of model.weights), a directory with a
     tokenizer.json, such a file, or <organisation>/<name>@<commit> of the Hugging Face hub."""
+
+    format: Literal["messages", "prompt-completion", "alpaca", "sharegpt", "text"] | None = None
+    """The format of the rows; without it, each row's format is recognised by its fields."""
+
+    columns: dict[Column, Annotated[str, Field(min_length=1)]] | None = None
+    """The names of a format's fields in the rows where they differ, for example {input: context}."""
+
+    learn: Literal["last", "reasoning", "answer"] | None = None
+    """Which tokens of a chat are learned: all turns of the assistant without this key, else its `last` turn,
+    the last turn's `reasoning` and answer, or only the last turn's `answer`, whose reasoning is read."""
 
     packing: bool = True
     """Whether several examples share one sample; if false, each example is padded to sequence_length."""

@@ -10,7 +10,8 @@ from pathlib import Path
 from training.config import Config, ConfigError
 from training.data.errors import DataError
 from training.data.examples.encode import Encoded
-from training.data.examples.example import BadRow
+from training.data.examples.example import Example
+from training.data.examples.formats import BadRow
 from training.data.examples.packing import cut
 from training.data.examples.prepare_examples import ExampleSettings, Plan, plan_of, prepare_examples
 from training.data.run_tokenizer import dataset_directory
@@ -61,6 +62,9 @@ def settings_of(config: Config, tokenizer: str) -> ExampleSettings:
         packing=data.packing,
         overlong=data.overlong,
         bad_rows=data.bad_rows,
+        format=data.format,
+        columns={str(name): column for name, column in (data.columns or {}).items()},
+        learn=data.learn,
     )
 
 
@@ -82,13 +86,13 @@ def show_example(config: Config, run: RunDir, say: Say) -> str:
         if isinstance(encoded, BadRow):
             plan.bad(encoded, skipped)
         else:
-            return _shown(example.where, encoded, plan)
+            return _shown(example, encoded, plan)
     raise DataError(f"data source {config.data.source}: no example")
 
 
-def _shown(where: str, encoded: Encoded, plan: Plan) -> str:
-    length, overlong = plan.settings.sequence_length, plan.settings.overlong
-    title = f"{where}: {len(encoded.tokens):,} tokens"
+def _shown(example: Example, encoded: Encoded, plan: Plan) -> str:
+    length, overlong, where = plan.settings.sequence_length, plan.settings.overlong, example.where
+    title = f"{where} (format {example.format}, {example.evidence}): {len(encoded.tokens):,} tokens"
     if len(encoded.tokens) <= length:
         return f"{title}, {_marked(encoded, plan)}"
     title += f", more than sequence_length {length:,} (data.overlong: {overlong})"

@@ -349,10 +349,10 @@ def test_files_beside_rows_are_not_examples(prepared: Prepared, tmp_path: Path) 
     (tmp_path / "set" / "README.md").write_text(say(30))
     (tmp_path / "set" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in GOOD))
     assert len(list(examples(prepared(tmp_path / "set")))) == len(GOOD)
-    (tmp_path / "set" / "rows.jsonl").rename(tmp_path / "set" / "rows.json")
+    (tmp_path / "set" / "rows.jsonl").rename(tmp_path / "set" / "rows.arrow")
     with pytest.raises(
         DataError,
-        match=r"rows\.json: cannot be read as rows; convert it to \.jsonl, \.jsonl\.gz or \.parquet",
+        match=r"rows\.arrow: cannot be read as rows; convert it to \.jsonl, \.json, \.csv or \.parquet",
     ):
         prepared(tmp_path / "set")
 

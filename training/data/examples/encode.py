@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
-from training.data.examples.example import BadRow, Example
-from training.data.examples.template import ChatTemplate, Span
+from training.data.examples.example import CALLS, Example
+from training.data.examples.formats import BadRow
+from training.data.examples.template import ChatTemplate, Learn, Span
 from training.data.tokenizer import TextTokenizer
 
 
@@ -37,8 +38,10 @@ class Encoder:
     the tokenizer's begin-of-text token, if it has one, and its end-of-text token.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, template: ChatTemplate, dtype: str) -> None:
-        self._text, self.template, self._dtype = tokenizer, template, dtype
+    def __init__(
+        self, tokenizer: TextTokenizer, template: ChatTemplate, dtype: str, learn: Learn | None = None
+    ) -> None:
+        self._text, self.template, self._dtype, self._learn = tokenizer, template, dtype, learn
         self._chat = _with_exact_offsets(tokenizer.tokenizer)
         added = self._chat.get_added_tokens_decoder().values()
         self._special = sorted(token.content for token in added if token.special)
@@ -63,13 +66,30 @@ class Encoder:
 
     def _written(self, example: Example) -> tuple[str, list[Span]] | BadRow:
         for number, message in enumerate(example.messages):
-            held = next((token for token in self._special if token in message["content"]), None)
+            held = self._held([message["content"], message.get("reasoning_content"), message.get(CALLS)])
             if held is not None:
                 return BadRow(f"{example.where}: messages[{number}] holds the special token {held!r}")
+        if held := self._held(list(example.tools)):
+            return BadRow(f"{example.where}: tools hold the special token {held!r}")
         try:
-            return self.template.render_learned(example.where, example.messages, example.learned_from)
+            text, spans = self.template.render_learned(
+                example.where, example.messages, example.learned_from, example.tools, self._learn
+            )
+            text.encode()
         except BadRow as error:
             return error
+        except UnicodeEncodeError:
+            return BadRow(f"{example.where}: half a surrogate pair in a tool or a call, not text")
+        return text, spans
+
+    def _held(self, value: object) -> str | None:
+        """Return a special token that a text in `value` holds, at any depth."""
+        if isinstance(value, str):
+            return next((token for token in self._special if token in value), None)
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        if not isinstance(parts, list):
+            return None
+        return next((held for held in map(self._held, parts) if held is not None), None)
 
     def _framed(self, examples: Sequence[Example]) -> Iterator[Encoded | BadRow]:
         """Encode pieces one by one, because at inference a prompt is encoded without its completion."""

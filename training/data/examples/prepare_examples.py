@@ -11,8 +11,8 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -21,10 +21,11 @@ from training.data import token_shards
 from training.data import tokenizer as tokenizers_
 from training.data.errors import DataError
 from training.data.examples.encode import Encoded, Encoder
-from training.data.examples.example import BadRow, Example, example_of
+from training.data.examples.example import Example, example_of
+from training.data.examples.formats import BadRow, Shape
 from training.data.examples.packing import Overlong, cut
 from training.data.examples.rows import Rows, open_rows
-from training.data.examples.template import template_of
+from training.data.examples.template import Learn, template_of
 from training.data.examples.writer import ExampleWriter
 from training.data.index import FORMAT, HELDOUT, INDEX, TOKENIZER, TRAIN, Index
 from training.data.prepare_tokens import entropy, made_once, refuse_inside
@@ -49,6 +50,14 @@ class ExampleSettings:
     packing: bool
     overlong: Overlong
     bad_rows: Literal["error", "skip"]
+    format: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    learn: Learn | None = None
+
+    def newer(self) -> dict[str, Any]:
+        """Return the later settings that are given, so that older datasets keep their names."""
+        later = {"format": self.format, "columns": dict(self.columns), "learn": self.learn}
+        return {key: value for key, value in later.items() if value}
 
 
 @dataclass(frozen=True)
@@ -65,11 +74,13 @@ class Plan:
 
     def examples(self, counts: Counter[str]) -> Iterator[Example]:
         """Yield the rows' examples; a bad row raises DataError or is counted."""
+        settings = self.settings
+        shape = Shape(settings.text_field, settings.format, settings.columns)
         for row in self.rows.read():
             try:
                 if isinstance(row, BadRow):
                     raise row
-                yield example_of(row.where, row.fields, self.settings.text_field)
+                yield example_of(row.where, row.fields, shape)
             except BadRow as error:
                 self.bad(error, counts)
 
@@ -102,7 +113,7 @@ def plan_of(settings: ExampleSettings) -> Plan:
     given = tokenizers_.given_files(settings.tokenizer)
     tokenizer = tokenizers_.load(settings.tokenizer, given, settings.vocab_size)
     template = template_of(settings.tokenizer, tokenizer, settings.chat_template)
-    template.check()
+    template.check(settings.learn)
     fingerprint = rows.fingerprint()
     made_of = {
         "source": rows.name,
@@ -115,11 +126,12 @@ def plan_of(settings: ExampleSettings) -> Plan:
         "packing": settings.packing,
         "overlong": settings.overlong,
         "bad_rows": settings.bad_rows,
+        **settings.newer(),
     }
     key = json.dumps([FORMAT, "examples", made_of, fingerprint], sort_keys=True)
     stem = re.sub(r"[^a-z0-9]+", "-", rows.name.lower()).strip("-")[:40] or "data"
     name = f"{stem}-examples-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-    encoder = Encoder(tokenizer, template, token_shards.token_dtype(tokenizer.vocabulary))
+    encoder = Encoder(tokenizer, template, token_shards.token_dtype(tokenizer.vocabulary), settings.learn)
     return Plan(settings, rows, tokenizer, encoder, made_of, fingerprint, name)
 
 
@@ -206,7 +218,11 @@ def _scan(plan: Plan, reporter: Reporter) -> int:
     counts: Counter[str] = Counter()
     below = int(plan.settings.heldout_fraction * _SCALE)
     least, most = _SCALE, -1
+    formats: set[str] = set()
     for number, example in enumerate(plan.examples(counts), start=1):
+        if example.format not in formats:
+            formats.add(example.format)
+            reporter.say(f"format {example.format}, {example.evidence} ({example.where})")
         value = _hash(example)
         least, most = min(least, value), max(most, value)
         counts["rows"] = number

@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from training.data.errors import DataError
 from training.data.examples import python_help
-from training.data.examples.example import BadRow
+from training.data.examples.formats import BadRow
+from training.data.examples.tables import Row, is_table, json_row, table_rows
 from training.data.readers import (
     OTHER_TABLES,
     is_parquet,
     is_rows,
     json_lines,
-    json_object,
     parquet_rows,
     pieces_of,
     read_file_as_document,
@@ -25,15 +26,8 @@ from training.data.sources import Source, open_source
 PYTHON_HELP = "python-help"
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[\w.-]+)(?::(?P<split>[\w.\[\]%:-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
+_SLICE = re.compile(r"(?P<split>[^\[]+)\[(?P<first>\d{0,12}):(?P<end>\d{0,12})\]")
 _WANTED = "messages, or prompt and completion, or text"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row: its place in words, and its fields."""
-
-    where: str
-    fields: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -74,13 +68,14 @@ def _with_rows(source: Source) -> tuple[Source, int]:
 
     Also returns how many were left out. Raises DataError for tables in another format, which are not text.
     """
-    rows = tuple(file for file in source.files if is_rows(file.path))
-    if rows:
-        return replace(source, files=rows), len(source.files) - len(rows)
+    for reads in (is_rows, is_table):
+        rows = tuple(file for file in source.files if reads(file.path))
+        if rows:
+            return replace(source, files=rows), len(source.files) - len(rows)
     for file in source.files:
         if file.name.lower().endswith(OTHER_TABLES):
             raise DataError(
-                f"{file.path}: cannot be read as rows; convert it to .jsonl, .jsonl.gz or .parquet"
+                f"{file.path}: cannot be read as rows; convert it to .jsonl, .json, .csv or .parquet"
             )
     return source, 0
 
@@ -95,7 +90,9 @@ def _file_rows(source: Source) -> Iterator[Row | BadRow]:
         if is_parquet(file.path):
             yield from (Row(where, fields) for where, fields in parquet_rows(file.path))
         elif is_rows(file.path):
-            yield from (_json_row(where, data) for where, data in json_lines(file.path))
+            yield from (json_row(where, data, _WANTED) for where, data in json_lines(file.path))
+        elif is_table(file.path):
+            yield from table_rows(file.path, _WANTED)
         elif source.single:
             for number, piece in enumerate(pieces_of(file.path), start=1):
                 yield Row(f"{file.path}, piece {number}", {source.text_field: piece.text})
@@ -106,13 +103,6 @@ def _file_rows(source: Source) -> Iterator[Row | BadRow]:
                 if document is None
                 else Row(str(file.path), {source.text_field: document.text})
             )
-
-
-def _json_row(where: str, data: bytes) -> Row | BadRow:
-    try:
-        return Row(where, json_object(where, data, _WANTED))
-    except DataError as error:
-        return BadRow(str(error))
 
 
 def _hub(source: str, name: str, revision: str, split: str) -> Rows:
@@ -130,11 +120,15 @@ def _hub(source: str, name: str, revision: str, split: str) -> Rows:
 
 
 def _hub_rows(source: str, name: str, revision: str, split: str) -> Iterator[dict[str, Any]]:
-    """Read a split row by row; the library's errors become a DataError with the source."""
+    """Read a split, or its rows `split[first:end]`, one by one; the library's errors become a DataError."""
     import datasets
 
+    first = end = None
+    if found := _SLICE.fullmatch(split):  # the library does not stream slices
+        split, first, end = found["split"], int(found["first"] or 0), found["end"]
     try:
-        yield from datasets.load_dataset(name, revision=revision, split=split, streaming=True)
+        rows = datasets.load_dataset(name, revision=revision, split=split, streaming=True)
+        yield from islice(rows, first, int(end) if end else None)
     except Exception as error:  # the hub, its files and their readers have no common error type
-        first = str(error).strip().partition("\n")[0]
-        raise DataError(f"data source {source}: {type(error).__name__}: {first}") from error
+        why = str(error).strip().partition("\n")[0]
+        raise DataError(f"data source {source}: {type(error).__name__}: {why}") from error

@@ -9,13 +9,15 @@ exactly where it will be asked to.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from training.data.errors import DataError, reason
-from training.data.examples.example import ASSISTANT, BadRow, Message
+from training.data.examples.example import ASSISTANT, CALLS, Message
+from training.data.examples.formats import BadRow
 from training.data.examples.limits import TooLong, Watchdog, memory
 from training.data.sources import path_of
 from training.data.tokenizer import CONFIG, SPECIAL, TEMPLATE, TextTokenizer, json_object
@@ -36,7 +38,14 @@ LONGEST, MOST_MEMORY = 30.0, 2**31  # seconds and bytes to render one conversati
 _WATCHDOG = Watchdog()
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
+# Which tokens of a chat's last turn are learned, instead of all turns of the assistant: data.learn.
+Learn = Literal["last", "reasoning", "answer"]
+THINK, THOUGHT = "<think>", "</think>"
+_REASONING = ("reasoning_content", "reasoning")  # a message's own field for its reasoning
+_ANSWER = "answer-7f1c3b5e9d2a"  # stands for an answer while the template writes what surrounds it
+
 Span = tuple[int, int]
+Tools = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -51,37 +60,83 @@ class ChatTemplate:
         content = "\0".join([self.text, *(f"{key}={self.special[key]}" for key in sorted(self.special))])
         return hashlib.sha256(content.encode()).hexdigest()
 
-    def check(self) -> None:
-        """Raise DataError if the template is not valid or its text depends on the current date."""
+    def check(self, learn: Learn | None = None) -> None:
+        """Raise DataError if the template is not valid, its text depends on the current date, or it knows no
+        reasoning although `learn` needs it."""
         if "strftime_now" in self.text and "date_string" not in self.text:
             raise DataError("the chat template writes today's date; give another in data.chat_template")
+        if learn in ("reasoning", "answer") and THOUGHT not in self.text and THINK not in self.text:
+            raise DataError(
+                f"data.learn is {learn}, but the chat template has no {THOUGHT}, so its model does not reason"
+            )
         try:
             self.render([{"role": "user", "content": "a"}], add_generation_prompt=True)
         except BadRow as error:
             raise DataError(str(error)) from None
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = False) -> str:
+    def render(
+        self, messages: Sequence[Message], add_generation_prompt: bool = False, tools: Tools = ()
+    ) -> str:
         """Return the messages as one text; BadRow if the template refuses them."""
-        return self._rendered(messages, add_generation_prompt=add_generation_prompt)[0]
+        return self._rendered(messages, tools, add_generation_prompt=add_generation_prompt)[0]
 
     def render_learned(
-        self, where: str, messages: Sequence[Message], learned_from: int
+        self,
+        where: str,
+        messages: Sequence[Message],
+        learned_from: int,
+        tools: Tools = (),
+        learn: Learn | None = None,
     ) -> tuple[str, list[Span]]:
-        """Return the text and the spans of the assistant's turns from message `learned_from` on.
+        """Return the text and the spans that are learned, in turns from message `learned_from` on.
 
-        A turn's span includes its end-of-turn token, but no white space after it. Raises BadRow if the
-        template refuses the messages, changes what the assistant says, or changes a turn when others follow:
-        then it is not what the model would be asked to write.
+        A turn's span includes its end-of-turn token, but no white space after it. With
+        `learn`, only the last turn of the assistant is learned and what follows it is left out. Raises
+        BadRow if the template refuses the messages, changes what the assistant says, or changes a turn when
+        others follow: then it is not what the model would be asked to write.
         """
         try:
+            if tools and "tools" not in self.text:
+                raise BadRow("the chat template does not write tools; give another in data.chat_template")
+            if learn is not None:
+                last = max(n for n, message in enumerate(messages) if message["role"] == ASSISTANT)
+                messages, learned_from = messages[: last + 1], last
+            if learn == "reasoning" or learn == "answer":
+                return self._reasoned(messages, tools, learn)
             if _MARKED.search(self.text):
-                return self._marked(messages, learned_from)
-            return self._by_prefixes(messages, learned_from)
+                return self._marked(messages, learned_from, tools)
+            return self._by_prefixes(messages, learned_from, tools)
         except BadRow as error:
             raise BadRow(f"{where}: {error}") from None
 
-    def _marked(self, messages: Sequence[Message], learned_from: int) -> tuple[str, list[Span]]:
-        text, spans = self._rendered(messages, return_assistant_tokens_mask=True)
+    def _reasoned(self, messages: Sequence[Message], tools: Tools, learn: Learn) -> tuple[str, list[Span]]:
+        """Write the last turn as a model writes it: after its generation prompt, reasoning and answer.
+
+        The template writes the turns before, the generation prompt and what ends the turn. It never sees the
+        reasoning, which many templates leave out. Without reasoning the model reads an empty one, as
+        Qwen3's template writes it to turn reasoning off.
+        """
+        before, turn = messages[:-1], messages[-1]
+        thought, answer = _reasoning_of(turn)
+        if learn == "reasoning" and not thought:
+            raise BadRow(f"message {len(before)} has no reasoning; data.learn: answer needs none")
+        if not answer:
+            raise BadRow(f"message {len(before)} has no answer after its reasoning")
+        prompt = self.render(before, add_generation_prompt=True, tools=tools)
+        plain = {key: part for key, part in turn.items() if key not in _REASONING}
+        written = self.render([*before, {**plain, "content": _ANSWER}], tools=tools)
+        if written.count(_ANSWER) != 1:
+            raise BadRow(f"the chat template changes message {len(before)}")
+        end = written.partition(_ANSWER)[2].rstrip()
+        _check_calls(turn, end, len(before))
+        opened = prompt.rstrip().endswith(THINK)
+        opening = "" if opened and prompt.endswith("\n") else "\n" if opened else f"{THINK}\n"
+        read = f"{prompt}{opening}{thought}\n{THOUGHT}\n\n"
+        text = f"{read}{answer}{end}"
+        return text, [(len(prompt) if learn == "reasoning" else len(read), len(text))]
+
+    def _marked(self, messages: Sequence[Message], learned_from: int, tools: Tools) -> tuple[str, list[Span]]:
+        text, spans = self._rendered(messages, tools, return_assistant_tokens_mask=True)
         turns = [number for number, message in enumerate(messages) if message["role"] == ASSISTANT]
         if len(spans) != len(turns):
             raise BadRow(
@@ -89,31 +144,43 @@ class ChatTemplate:
             )
         return text, [span for turn, span in zip(turns, spans, strict=True) if turn >= learned_from]
 
-    def _by_prefixes(self, messages: Sequence[Message], learned_from: int) -> tuple[str, list[Span]]:
-        text = self.render(messages)
+    def _by_prefixes(
+        self, messages: Sequence[Message], learned_from: int, tools: Tools
+    ) -> tuple[str, list[Span]]:
+        text = self.render(messages, tools=tools)
         spans = []
         for number, message in enumerate(messages):
             if message["role"] != ASSISTANT or number < learned_from:
                 continue
-            prompt = self.render(messages[:number], add_generation_prompt=True)
-            turn = self.render(messages[: number + 1]) if number + 1 < len(messages) else text
+            prompt = self.render(messages[:number], add_generation_prompt=True, tools=tools)
+            turn = self.render(messages[: number + 1], tools=tools) if number + 1 < len(messages) else text
             if not turn.startswith(prompt) or not text.startswith(turn):
                 raise BadRow(
                     f"the chat template is not prefix-stable: message {number} differs from its generation "
                     "prompt, or changes when others follow; give another in data.chat_template"
                 )
-            said = turn[len(prompt) :]
-            if message["content"].strip() not in said:
+            said, content = turn[len(prompt) :], (message["content"] or "").strip()
+            if content not in said:
                 raise BadRow(f"the chat template changes message {number}")
-            spans.append((len(prompt), len(prompt) + len(self._without_tail(said, message["content"]))))
+            _check_calls(message, said, number)
+            spans.append((len(prompt), len(prompt) + len(self._without_tail(said, content))))
         return text, spans
 
     def _without_tail(self, said: str, content: str) -> str:
         """Cut white space after the end-of-turn token, because a model stops at that token."""
-        tail = said[said.rindex(content.strip()) + len(content.strip()) :]
+        tail = said[said.rindex(content) + len(content) :] if content else said
         return said.rstrip() if tail.strip() else said
 
-    def _rendered(self, messages: Sequence[Message], **how: bool) -> tuple[str, list[Span]]:
+    def _rendered(self, messages: Sequence[Message], tools: Tools, **how: bool) -> tuple[str, list[Span]]:
+        """Render with the arguments of tool calls as objects, else as JSON text, as some templates need."""
+        try:
+            return self._render_once(messages, tools, **how)
+        except BadRow:
+            if not any(message.get(CALLS) for message in messages):
+                raise
+            return self._render_once([_with_json_arguments(message) for message in messages], tools, **how)
+
+    def _render_once(self, messages: Sequence[Message], tools: Tools, **how: bool) -> tuple[str, list[Span]]:
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -121,7 +188,7 @@ class ChatTemplate:
         try:
             with _WATCHDOG.limit(LONGEST), memory(MOST_MEMORY):
                 texts, spans = render_jinja_template(
-                    [list(messages)], chat_template=self.text, **how, **tokens
+                    [list(messages)], list(tools) or None, chat_template=self.text, **how, **tokens
                 )
         except (TooLong, MemoryError, RecursionError):
             most = f"{LONGEST:.0f} s or {MOST_MEMORY >> 30} GiB"
@@ -130,6 +197,31 @@ class ChatTemplate:
             first = str(error).partition("\n")[0]
             raise BadRow(f"the chat template cannot render these messages: {first}") from None
         return texts[0], [(start, end) for start, end in spans[0]] if spans else []
+
+
+def _reasoning_of(message: Message) -> tuple[str, str]:
+    """Return a message's reasoning, its own field or what is before `</think>`, and its answer, stripped."""
+    content = message["content"] or ""
+    own = next((message[key] for key in _REASONING if isinstance(message.get(key), str)), "")
+    before, mark, after = content.partition(THOUGHT)
+    if not mark:
+        return own.strip(), content.strip()
+    return (own or before.strip().removeprefix(THINK)).strip(), after.strip()
+
+
+def _check_calls(message: Message, said: str, number: int) -> None:
+    """Raise BadRow if the template leaves out a tool call: the model would learn to end its turn instead."""
+    for call in message.get(CALLS) or ():
+        if call["function"]["name"] not in said:
+            raise BadRow(f"the chat template leaves out a tool call of message {number}")
+
+
+def _with_json_arguments(message: Message) -> Message:
+    def written(call: dict[str, Any]) -> dict[str, Any]:
+        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        return {**call, "function": {**call["function"], "arguments": arguments}}
+
+    return {**message, CALLS: [written(call) for call in message[CALLS]]} if message.get(CALLS) else message
 
 
 def template_of(name: str, tokenizer: TextTokenizer, chosen: str) -> ChatTemplate:
