@@ -37,6 +37,7 @@ def analysed(job: dict[str, Any], version: str = "1.9.4", others: Sequence[Any] 
         {"pods": 1},
         {"pods": 1, "elastic": False},
         {"pods": 1, "elastic": False, "command": ["python", "a.py"]},
+        {"pods": 1, "elastic": False, "command": ["python3", "-c", "import trainer"]},
         {"master": True},
         {"master": True, "command": ["python", "a.py"]},
         {
@@ -123,6 +124,11 @@ def test_these_fail_with_the_reason(make_job: Job, change: dict[str, Any], reaso
     ("change", "reason"),
     [
         ({"command": ["mpirun", "a.py"]}, "mpirun: MPI starts its ranks"),
+        (
+            {"elastic": False, "command": ["bash", "-c", "MASTER_ADDR=job-worker-0 python a.py"]},
+            "python starts with MASTER_ADDR and without RANK, WORLD_SIZE, MASTER_PORT, which the program may",
+        ),
+        ({"command": ["bash", "-c", "/app/run.sh a.py"]}, "it runs /app/run.sh, a file of the image"),
         (
             {"command": ["bash", "-c", "torchrun --nnodes=$(cat /n) a.py"]},
             "--nnodes is $(cat /n): only the pod",

@@ -507,3 +507,26 @@ def test_a_runtime_is_judged_with_its_trainjob() -> None:
     alone = kinds.find(Manifests("here", [copy.deepcopy(RUNTIME)]))
     assert [one.reason for one in alone.unknown] == ["no TrainJob of the file uses this runtime"]
     assert kinds.find(Manifests("here", bed("TrainJob"))).unknown == []
+
+
+def test_the_name_of_an_indexed_jobs_pod_has_a_random_end_and_its_host_name_has_none() -> None:
+    def analysed(rank: str) -> wiring.Analysis:
+        name = {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+        script = f"torchrun --nnodes=2 --node-rank={rank} --master-addr=job-0.trainers train.py"
+        job = copy.deepcopy(BEDS["Job"][0])
+        container = job["spec"]["template"]["spec"]["containers"][0]
+        container |= {"command": ["bash", "-c", script], "env": [name]}
+        return wiring.analyse(kinds.find(Manifests("here", [job, SERVICE])).workloads[0])
+
+    assert analysed("${HOSTNAME##*-}").verdict.state is State.PASS
+    assert analysed("$(hostname | awk -F- '{print $NF}')").verdict.state is State.PASS
+    assert analysed("${POD##*-}").verdict.state is State.FAIL
+
+
+def test_advice_on_a_rendezvous_is_that_of_the_kind() -> None:
+    job = copy.deepcopy(BEDS["Volcano"][0])
+    job["spec"]["tasks"][0]["template"]["spec"]["containers"][0]["command"] = ["torchrun", "train.py"]
+    verdict = wiring.analyse(kinds.find(Manifests("here", [job])).workloads[0]).verdict
+    assert verdict.state is State.FAIL
+    assert "a Job gives the launcher no rendezvous" in verdict.summary
+    assert "elasticPolicy" not in f"{verdict.summary} {verdict.remedy}"

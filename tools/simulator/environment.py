@@ -175,7 +175,7 @@ def _field(path: str, pod: Pod, address: str) -> str:
     if subscript:
         return (pod.labels if subscript[1] == "labels" else pod.annotations).get(subscript[2], "")
     known = {
-        "metadata.name": pod.name,
+        "metadata.name": pod.full_name,
         "metadata.namespace": pod.namespace,
         "metadata.uid": str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{pod.name}.{pod.namespace}")),
         "spec.nodeName": socket.gethostname(),

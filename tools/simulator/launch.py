@@ -24,7 +24,7 @@ class Launch:
 
     `torchrun` is set if a launcher starts ranks; without it, python starts itself. `unknown` says what
     prevents an answer. `environment` is what the launcher gets, without the variables in `unsure`, whose
-    values are not known.
+    values are not known. `code`: it is `python -c`, which is not read.
 
     `signalled` says whether the launcher gets the SIGTERM that the container gets, None if that is not known,
     and `why` gives the reason. `lost` says why the container's exit code hides a failure of the launcher.
@@ -42,6 +42,7 @@ class Launch:
     behind_entrypoint: bool = False
     unsure: Mapping[str, str] = field(default_factory=dict)
     effort: int = 0
+    code: bool = False
 
 
 def read(
@@ -61,7 +62,8 @@ def read(
     outcome = script.follow(command, environment, files or {}, complete)
     index, unknown = _main(outcome)
     if index is None:
-        return Launch(list(command), dict(environment), unknown=unknown, shown=shown)
+        code = bool(outcome.programs) and not outcome.unreadable and _is_code(outcome, -1)
+        return Launch(list(command), dict(environment), unknown=unknown, shown=shown, code=code)
     started = outcome.programs[index]
     launcher, _ = launchers.kind(started.words)
     scope = outcome.scope
@@ -130,7 +132,9 @@ def _main(outcome: Outcome) -> tuple[int | None, str]:
         said = outcome.scope.shown(started.condition)
         return None, f"whether {name} starts depends on what only the pod knows: {said}"
     if _is_file(outcome, index):
-        path = outcome.scope.shown(started.words[-1] if len(started.words) == 1 else started.words[1])
+        words = started.words
+        shell_ = PurePosixPath(words[0]).name in SHELLS and len(words) > 1
+        path = outcome.scope.shown(words[1] if shell_ else words[0])
         return None, f"it runs {path[:80]}, a file of the image"
     return index, ""
 

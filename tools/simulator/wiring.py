@@ -30,13 +30,6 @@ MOST_FOLLOWED = 8_000_000  # characters of the commands of all pods together
 MOST_EFFORT = 500_000  # commands that are followed in all pods together
 ETCD = ("etcd", "etcd-v2")
 GIVE_COMMAND = 'write it in the manifest as command: ["torchrun", ...], or give --command or --image-config'
-WHY_NO_ENDPOINT = (
-    "a job without Master and without elasticPolicy gets no rendezvous from the operator"
-    " (no PET_RDZV_ENDPOINT, no MASTER_ADDR)"
-)
-USE_ELASTIC = (
-    "give the job elasticPolicy with rdzvBackend: c10d, and torchrun no --nnodes, --rdzv* or --node-rank"
-)
 
 
 class Finding(Exception):
@@ -118,7 +111,7 @@ def analyse(job: Workload, given: Given | None = None) -> Analysis:
                 raise Finding("the scripts of all pods are too long to follow", None, State.CANNOT_TELL)
         evidence += [node.line() for node in nodes]
         evidence += _about_launch(nodes[0].launch)
-        _judge(nodes)
+        _judge(nodes, job)
         warning = _warning(nodes)
     except Finding as finding:
         if isinstance(finding, Apart) and job.injects:
@@ -197,6 +190,8 @@ def _node(pod: Pod, hosts: Hosts, given: Given) -> Node:
         raise Finding(f"{pod.name}: {problem}") from None
     except UserError as problem:
         raise Finding(f"{pod.name}: {problem.message}", problem.hint, State.CANNOT_TELL) from None
+    if understood.unknown and understood.code and len(hosts.pods) == 1:
+        return Node(pod, understood, ("env", pod.name, 0, ""), (1, 1), 1, 0)
     if understood.unknown:
         looked = f"looked at: {understood.shown[:LONGEST_SHOWN]}"
         raise Finding(f"{pod.name}: {understood.unknown}; {looked}", None, State.CANNOT_TELL)
@@ -216,7 +211,7 @@ def _launch(pod: Pod, hosts: Hosts, given: Given) -> Launch:
     if size * len(hosts.pods) > MOST_FOLLOWED:
         raise UserError(f"the commands of all pods have more than {MOST_FOLLOWED:,} characters")
     if not pod.spec.get("hostNetwork"):
-        known = {"HOSTNAME": pod.spec.get("hostname") or pod.name, **known}
+        known = {"HOSTNAME": pod.spec.get("hostname") or pod.full_name, **known}
     files = volumes.texts(pod, pod.container, manifests)
     return launch.read(words, known, files, gpus(pod), complete)
 
@@ -258,7 +253,9 @@ def _torchrun_node(pod: Pod, hosts: Hosts, understood: Launch, torchrun: Torchru
     if "is_host" in (values["rdzv-conf"] or ""):
         raise Finding(f"{pod.name}: --rdzv-conf is_host sets the host by hand", None, State.CANNOT_TELL)
     if not endpoint:
-        raise Apart(f"{pod.name}: c10d rendezvous without an endpoint: {WHY_NO_ENDPOINT}", USE_ELASTIC)
+        raise Apart(
+            f"{pod.name}: c10d rendezvous without an endpoint: {hosts.job.no_rendezvous}", hosts.job.to_meet
+        )
     host, port = _endpoint(endpoint)
     meeting = ("c10d", _host(host, pod, hosts), port, meeting_id)
     return Node(pod, understood, meeting, nodes, processes, None)
@@ -289,7 +286,7 @@ def _etcd(endpoint: str, pod: Pod, hosts: Hosts) -> tuple[str, int]:
     manifests = hosts.job.manifests
     if any(one.name == bare and not _runs_etcd(one.spec) for one in hosts.pods):
         raise Finding(
-            f"it never starts: the etcd rendezvous is at {bare}, which runs no etcd server", USE_ELASTIC
+            f"it never starts: the etcd rendezvous is at {bare}, which runs no etcd server", hosts.job.to_meet
         )
     for service in [one for one in manifests.of_kind("Service") if one["metadata"]["name"] == bare]:
         selector = (service.get("spec") or {}).get("selector") or {}
@@ -334,12 +331,22 @@ def _plain_node(pod: Pod, hosts: Hosts, understood: Launch) -> Node:
     for name in needed:
         if name in understood.unsure:
             raise Finding(f"{pod.name}: {name} is {understood.unsure[name]}", None, State.CANNOT_TELL)
-    if any(not values.get(name, "").strip() for name in needed):
+    missing = [name for name in needed if not values.get(name, "").strip()]
+    if missing and len(hosts.pods) > 1 and values.get("MASTER_ADDR", "").strip():
+        reason = f"{pod.name}: python starts with MASTER_ADDR and without {', '.join(missing)}"
+        raise Finding(f"{reason}, which the program may set", hosts.job.to_meet, State.CANNOT_TELL)
+    if missing:
         return Node(pod, understood, ("env", pod.name, 0, ""), (1, 1), 1, 0)
     try:
         rank, world, port = (int(values[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     except ValueError:
         raise Finding(f"{pod.name}: RANK, WORLD_SIZE and MASTER_PORT must be numbers") from None
+    count, devices = len(hosts.pods), gpus(pod)
+    if devices > 1 and world == count * devices:
+        reason = (
+            f"WORLD_SIZE is {world} for {count} pods: whether the program starts {devices} processes itself"
+        )
+        raise Finding(f"{pod.name}: {reason} is not known", "start it with torchrun", State.CANNOT_TELL)
     meeting = ("env", _host(values["MASTER_ADDR"], pod, hosts), port, "")
     return Node(pod, understood, meeting, (world, world), 1, rank)
 
@@ -362,30 +369,29 @@ def _host(host: str, pod: Pod, hosts: Hosts) -> str:
         raise Finding(problem.reason, problem.remedy, state) from None
 
 
-def _judge(nodes: Sequence[Node]) -> None:
+def _judge(nodes: Sequence[Node], job: Workload) -> None:
     """Raise a Finding where the nodes cannot become one world."""
+    remedy = job.to_meet
     _judge_processes(nodes)
     count = len(nodes)
     meetings = {node.meeting for node in nodes}
     first = nodes[0]
     if len(meetings) > 1:
-        _judge_apart(nodes)
+        _judge_apart(nodes, job)
     low, high = first.nodes
     if any(node.nodes != first.nodes for node in nodes):
-        raise Finding(
-            "the pods ask for different numbers of nodes, and wait for each other forever", USE_ELASTIC
-        )
+        raise Finding("the pods ask for different numbers of nodes, and wait for each other forever", remedy)
     if high < count:
         raise Finding(
             f"it trains as separate jobs: nnodes is {high}, but there are {count} pods",
-            f"maxReplicas (or --nnodes) must be {count}; {USE_ELASTIC}",
+            f"the maximum of the number of nodes must be {count}; {remedy}",
         )
     if low > count:
-        raise Finding(f"it never starts: it waits for {low} nodes, but there are {count} pods", USE_ELASTIC)
+        raise Finding(f"it never starts: it waits for {low} nodes, but there are {count} pods", remedy)
     ranks = [node.rank for node in nodes if node.rank is not None]
     if ranks and sorted(ranks) != list(range(count)):
         listed = ", ".join(f"{node.pod.name} {node.rank}" for node in nodes)
-        raise Finding(f"the node ranks are not 0 to {count - 1}: {listed}", USE_ELASTIC)
+        raise Finding(f"the node ranks are not 0 to {count - 1}: {listed}", remedy)
 
 
 def _judge_processes(nodes: Sequence[Node]) -> None:
@@ -421,7 +427,7 @@ def _warning(nodes: Sequence[Node]) -> str:
     return ""
 
 
-def _judge_apart(nodes: Sequence[Node]) -> None:
+def _judge_apart(nodes: Sequence[Node], job: Workload) -> None:
     """Raise a Finding for several rendezvous: the pods train separately, or wait forever."""
     count = len({node.meeting for node in nodes})
     alone = all(node.nodes[0] == 1 for node in nodes)
@@ -430,13 +436,14 @@ def _judge_apart(nodes: Sequence[Node]) -> None:
         if alone
         else f"it hangs: {len(nodes)} pods wait in {count} places"
     )
-    raise Apart(f"{effect}: {_why_apart(nodes[0])}", USE_ELASTIC)
+    raise Apart(f"{effect}: {_why_apart(nodes[0], job)}", job.to_meet)
 
 
-def _why_apart(node: Node) -> str:
+def _why_apart(node: Node, job: Workload) -> str:
     torchrun = node.launch.torchrun
     if torchrun is None:
-        return "python starts without RANK and MASTER_ADDR; the operator sets them only with a Master"
+        given = "; the operator sets them only with a Master" if job.kind == "PyTorchJob" else ""
+        return f"python starts without RANK and MASTER_ADDR{given}"
     if torchrun.launcher == "deepspeed" and "standalone" in torchrun.flags:
         return "deepspeed without a hostfile starts on its own pod only"
     if torchrun.launcher == "accelerate" and "standalone" in torchrun.flags:
@@ -445,4 +452,4 @@ def _why_apart(node: Node) -> str:
         return "--standalone makes each pod its own world"
     if any(word.startswith(("--nnodes", "--rdzv", "--master")) for word in torchrun.words):
         return f"its options ({' '.join(torchrun.words)}) give each pod its own rendezvous"
-    return f"{WHY_NO_ENDPOINT}, and torchrun falls back to the pod itself"
+    return f"{job.no_rendezvous}, and torchrun falls back to the pod itself"
