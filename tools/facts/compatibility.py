@@ -38,14 +38,6 @@ class Torch:
         """Return the CUDA versions of the builds, the default first."""
         return self.cuda, *self.other_cuda
 
-    @property
-    def oldest_python(self) -> str:
-        return self.python[0]
-
-    @property
-    def newest_python(self) -> str:
-        return self.python[-1]
-
 
 @dataclass(frozen=True)
 class Ngc:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tools.core.errors import UserError
-from tools.core.repo import nearest
+from tools.core.repo import did_you_mean
 from tools.core.tables import load
 
 HYPERPOD_PREFIX = "ml."
@@ -52,8 +52,7 @@ def instance(name: str) -> Instance:
     """Return the instance type `name`, with or without HyperPod's prefix `ml.`. Raises UserError."""
     bare = name.removeprefix(HYPERPOD_PREFIX)
     if bare not in INSTANCES:
-        match = nearest(bare, INSTANCES)
-        hint = f"did you mean {match}?" if match else f"known: {', '.join(INSTANCES)}"
+        hint = did_you_mean(bare, INSTANCES) or f"known: {', '.join(INSTANCES)}"
         raise UserError(f"unknown instance type {name}", hint)
     return INSTANCES[bare]
 

@@ -101,18 +101,19 @@ class Manifests:
 
     def config_map(self, name: str, namespace: str | None = None) -> dict[str, str] | None:
         """Return the texts of a ConfigMap by key, or None if there is no such ConfigMap."""
-        item = self._named("ConfigMap", name, namespace)
+        item = self.named("ConfigMap", name, namespace)
         return None if item is None else dict(item.get("data") or {})
 
     def secret(self, name: str, namespace: str | None = None) -> dict[str, str] | None:
         """Return the texts of a Secret by key, or None if there is no such Secret."""
-        item = self._named("Secret", name, namespace)
+        item = self.named("Secret", name, namespace)
         if item is None:
             return None
         decoded = {key: self._decoded(name, key, text) for key, text in (item.get("data") or {}).items()}
         return decoded | dict(item.get("stringData") or {})
 
-    def _named(self, kind: str, name: str, namespace: str | None) -> Object | None:
+    def named(self, kind: str, name: str, namespace: str | None) -> Object | None:
+        """Return the object of a kind and a name; one without a namespace is in every namespace."""
         for item in self.of_kind(kind):
             here = item["metadata"].get("namespace")
             if name_of(item) == name and (not here or not namespace or here == namespace):

@@ -98,7 +98,9 @@ def local_pods(
             **_minimum(pod, mounts, directory, user),
             "CUDA_VISIBLE_DEVICES": devices[pod.name],
             **{
-                name: mounts.translate(localised(name, value, hosts))
+                name: mounts.translate(
+                    _local_hosts(value, hosts) if ADDRESS_VARIABLE.fullmatch(name) else value
+                )
                 for name, value in resolved.values.items()
             },
             "PET_LOCAL_ADDR": address,
@@ -138,15 +140,6 @@ def command_of(pod: Pod, values: Mapping[str, str]) -> list[str]:
         )
     words = [*container["command"], *(container.get("args") or [])]
     return [environment.expand(word, values) for word in words]
-
-
-def localised(name: str, value: str, hosts: Sequence[str]) -> str:
-    """Return `value` with this machine's address for pods' host names, if variable `name` holds an
-    address.
-    """
-    if not ADDRESS_VARIABLE.fullmatch(name):
-        return value
-    return _local_hosts(value, hosts)
 
 
 def _local_hosts(text: str, hosts: Sequence[str]) -> str:

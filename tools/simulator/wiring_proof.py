@@ -11,12 +11,10 @@ not meet on a cluster do not meet here.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -24,7 +22,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,7 +104,9 @@ def prove(analysis: Analysis, pods: int | None, nproc: int | None, timeout: floa
     if not outside and any(node.meeting[1] not in {item.pod.name for item in nodes} for node in nodes):
         reason = f"the first {size.pods} pods do not hold the rendezvous"
         return Verdict(State.CANNOT_TELL, reason, analysis.verdict.evidence)
-    with _scratch() as directory:
+    repo.local().mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="wiring-", dir=repo.local(), ignore_cleanup_errors=True) as name:
+        directory = Path(name)
         began = time.monotonic()
         ends, network = _run(nodes, size, directory, timeout)
         records = _records(nodes, directory)
@@ -291,16 +291,6 @@ def _environment(index: int, directory: Path, timeout: float) -> dict[str, str]:
 
 def _log(directory: Path, index: int) -> Path:
     return directory / f"{index}.log"
-
-
-@contextlib.contextmanager
-def _scratch() -> Iterator[Path]:
-    repo.local().mkdir(exist_ok=True)
-    directory = Path(tempfile.mkdtemp(prefix="wiring-", dir=repo.local()))
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _free_port() -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tools.kube.manifests import Object, name_of
 from tools.workload.pod import Pod
 from tools.workload.workload import Workload
 
@@ -33,7 +32,7 @@ class Hosts:
         It is the pod itself for a loopback name, a pod with this host name, or the only pod that a Service of
         the same file selects. Raises NoSuchHost for any other host.
         """
-        if host in OWN_ADDRESSES or host in (pod.name, pod.spec.get("hostname")):
+        if host in OWN_ADDRESSES or host in (pod.name, pod.full_name, pod.spec.get("hostname")):
             return pod.name
         bare = _without_domain(host, pod.namespace)
         found = next((one for one in self.pods if bare in one.hosts), None)
@@ -46,13 +45,11 @@ class Hosts:
 
     def _selected(self, name: str, namespace: str) -> list[Pod]:
         """Return the job's pods that the Service of this name selects."""
-        for service in self.job.manifests.of_kind("Service"):
-            spec = service.get("spec")
-            selector = spec.get("selector") if isinstance(spec, dict) else None
-            here = service["metadata"].get("namespace") or namespace
-            if name_of(service) == name and here == namespace and isinstance(selector, dict) and selector:
-                return [pod for pod in self.pods if _selects(selector, pod)]
-        return []
+        spec = (self.job.manifests.named("Service", name, namespace) or {}).get("spec")
+        selector = spec.get("selector") if isinstance(spec, dict) else None
+        if not isinstance(selector, dict) or not selector:
+            return []
+        return [pod for pod in self.pods if all(pod.labels.get(key) == selector[key] for key in selector)]
 
     def _missing(self, host: str, pod: Pod, selected: Sequence[Pod]) -> NoSuchHost:
         if selected:
@@ -76,7 +73,3 @@ def _without_domain(host: str, namespace: str) -> str:
     """Return a host name without `.<namespace>`, `.svc` and the cluster's domain."""
     bare = host.rstrip(".").removesuffix(".cluster.local").removesuffix(".svc")
     return bare.removesuffix(f".{namespace}")
-
-
-def _selects(selector: Object, pod: Pod) -> bool:
-    return all(pod.labels.get(key) == value for key, value in selector.items())

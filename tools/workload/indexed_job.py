@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.kube.manifests import Manifests, Object, name_of
+from tools.kube.manifests import Object
 from tools.workload.launches import launches
 from tools.workload.pod import Pod, check_size, main_container, with_environment
 from tools.workload.workload import JobState, Nameless, Role, Workload, label, number
@@ -152,7 +152,7 @@ class IndexedJob(Workload):
 
 def _headless(name: str, job: Workload) -> Nameless | None:
     """Return why the Service `name` of the file gives the job's pods no names, None if it does."""
-    found = service(job.manifests, name, job.namespace)
+    found = job.manifests.named("Service", name, job.namespace)
     if found is None:
         return Nameless(f"the headless Service {name} is not in the file", f"add the Service {name}", False)
     spec: Any = found.get("spec")
@@ -165,12 +165,4 @@ def _headless(name: str, job: Workload) -> Nameless | None:
     if isinstance(selector, dict) and any(labels.get(key, value) != value for key, value in selector.items()):
         remedy = f"Service {name}: selector: {{{JOB_NAME}: {job.name}}}"
         return Nameless(f"the Service {name} does not select the job's pods", remedy)
-    return None
-
-
-def service(manifests: Manifests, name: str, namespace: str) -> Object | None:
-    """Return the Service of a name that is in the file."""
-    for item in manifests.of_kind("Service"):
-        if name_of(item) == name and (item["metadata"].get("namespace") or namespace) == namespace:
-            return item
     return None

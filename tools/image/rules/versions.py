@@ -386,10 +386,11 @@ def python(subject: Subject) -> Iterator[Verdict]:
         return
     has = (match[1] or f"{match[2]}.{match[3]}") if match else ngc.python if ngc else ""
     place = at(subject, subject.dockerfile.final.lineage()[0])
-    if Version(row.oldest_python) <= Version(has) <= Version(row.newest_python):
+    oldest, newest = row.python
+    if Version(oldest) <= Version(has) <= Version(newest):
         yield good(place, f"torch {torch.version} has wheels for Python {has}")
     else:
-        span = f"Python {row.oldest_python} to {row.newest_python}"
+        span = f"Python {oldest} to {newest}"
         yield bad(place, f"torch {torch.version} has wheels for {span}, and the base has {has}", span)
 
 
