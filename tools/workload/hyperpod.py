@@ -15,13 +15,6 @@ from tools.workload.pod import Pod, check_size
 from tools.workload.workload import JobState, Role, Workload, label, number
 
 JOB_LABEL = "HPJob"
-STATES = {
-    **dict.fromkeys(("Completed", "Succeeded"), JobState.SUCCEEDED),
-    **dict.fromkeys(("Restarting", "PodsRestarting"), JobState.RESTARTING),
-    "Failed": JobState.FAILED,
-    "Suspended": JobState.SUSPENDED,
-    "Running": JobState.RUNNING,
-}
 
 
 class HyperPodPyTorchJob(Workload):
@@ -55,7 +48,7 @@ class HyperPodPyTorchJob(Workload):
         found = self.status.get("conditions")
         for one in reversed(found if isinstance(found, list) else []):
             if isinstance(one, dict) and one.get("status") == "True":
-                return STATES.get(str(one.get("type")), JobState.CREATED)
+                return self.states.get(str(one.get("type")), JobState.CREATED)
         return super().state
 
     def role_of(self, pod: Object) -> str:

@@ -95,10 +95,6 @@ class IndexedJob(Workload):
     resource = "jobs.batch"
     job_label = JOB_NAME
     retry = ("spec.backoffLimit", 6, "failed pods of the job")
-    states = (
-        *(("Complete", JobState.SUCCEEDED), ("SuccessCriteriaMet", JobState.SUCCEEDED)),
-        *(("Failed", JobState.FAILED), ("FailureTarget", JobState.FAILED), ("Suspended", JobState.SUSPENDED)),
-    )
 
     @property
     def maker(self) -> str:

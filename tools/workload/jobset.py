@@ -28,10 +28,6 @@ class JobSet(Workload):
     role_label = f"{LABEL}replicatedjob-name"
     # Each Job has a backoffLimit as well.
     retry = ("spec.failurePolicy.maxRestarts", 0, "restarts of the JobSet")
-    states = (
-        *(("Completed", JobState.SUCCEEDED), ("Failed", JobState.FAILED)),
-        *(("Suspended", JobState.SUSPENDED), ("RestartingJobSet", JobState.RESTARTING)),
-    )
 
     @property
     def maker(self) -> str:

@@ -11,7 +11,7 @@ from tools.workload import operator_pods
 from tools.workload.operator_admission import DEFAULT_CONTAINER, MASTER, WORKER, rejections
 from tools.workload.operator_pods import LABEL, LATEST
 from tools.workload.pod import Pod, PodsUnknown, main_container
-from tools.workload.workload import JobState, Role, Workload, label, number
+from tools.workload.workload import Role, Workload, label, number
 
 
 class PyTorchJob(Workload):
@@ -24,10 +24,6 @@ class PyTorchJob(Workload):
     role_label = f"{LABEL}replica-type"
     retry = ("spec.runPolicy.backoffLimit", None, "restarts of all pods together")
     only_training = True
-    states = (
-        *(("Succeeded", JobState.SUCCEEDED), ("Failed", JobState.FAILED), ("Suspended", JobState.SUSPENDED)),
-        *(("Restarting", JobState.RESTARTING), ("Running", JobState.RUNNING), ("Created", JobState.CREATED)),
-    )
     suspend_path = ("spec", "runPolicy", "suspend")
 
     @property

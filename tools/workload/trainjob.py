@@ -35,11 +35,6 @@ class TrainJob(Workload):
     job_label = JobSet.job_label
     role_label = JobSet.role_label
     only_training = True
-    states = (
-        ("Complete", JobState.SUCCEEDED),
-        ("Failed", JobState.FAILED),
-        ("Suspended", JobState.SUSPENDED),
-    )
 
     @property
     def maker(self) -> str:

@@ -15,15 +15,6 @@ from tools.workload.workload import JobState, Nameless, Role, Workload, label, n
 # These give each pod its name as host name, and the job's as subdomain. The frameworks' imply svc.
 NAMES_PLUGINS = ("svc", "pytorch", "mpi", "tensorflow", "ray")
 LABEL = "volcano.sh/"
-# status.state.phase (apis/batch/v1alpha1/job.go). An aborted job has no pods until it is resumed.
-PHASES = {
-    **dict.fromkeys(("Completing", "Completed"), JobState.SUCCEEDED),
-    **dict.fromkeys(("Failed", "Terminating", "Terminated"), JobState.FAILED),
-    **dict.fromkeys(("Aborting", "Aborted"), JobState.SUSPENDED),
-    "Restarting": JobState.RESTARTING,
-    "Running": JobState.RUNNING,
-    "Pending": JobState.CREATED,
-}
 
 
 class VolcanoJob(Workload):
@@ -52,7 +43,7 @@ class VolcanoJob(Workload):
     def state(self) -> str:
         state = self.status.get("state")
         phase = state.get("phase") if isinstance(state, dict) else None
-        return PHASES.get(str(phase), JobState.CREATED if self.status else JobState.NEW)
+        return self.states.get(str(phase), JobState.CREATED if self.status else JobState.NEW)
 
     @property
     def queue(self) -> str:

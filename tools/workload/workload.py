@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from tools.core.errors import UserError
+from tools.core.tables import load
 from tools.kube.manifests import Manifests, Object
 from tools.kube.shapes import JOBS, META, Misshape, misshapes
 from tools.workload.pod import Pod, main_container, with_environment
@@ -98,7 +99,6 @@ class Workload(ABC):
     job_label: ClassVar[str]  # of the job's pods, with its name
     role_label: ClassVar[str]  # of a pod, with the name of its role
     retry: ClassVar[tuple[str, int | None, str]]  # path of the limit, its default, and what it counts
-    states: ClassVar[tuple[tuple[str, str], ...]] = ()  # condition types and their states, final ones first
     suspend_path: ClassVar[tuple[str, ...]] = ("spec", "suspend")  # empty: the kind cannot suspend
     only_training: ClassVar[bool] = False  # whether every object of this kind is a training
 
@@ -247,10 +247,16 @@ class Workload(ABC):
         """Return the state by the conditions: Succeeded, Failed, Suspended, Restarting, Running, Created or,
         before a controller has seen the job, New.
         """
-        for kind, state in self.states:
+        for kind, state in self.states.items():
             if self.condition(kind):
                 return state
         return self._active()
+
+    @property
+    def states(self) -> dict[str, str]:
+        """Return the states by the condition or phase that says them, the final ones first."""
+        found: dict[str, str] = load("workload/kinds.yaml")["states"][type(self).__name__]
+        return found
 
     def condition(self, kind: str) -> Object | None:
         """Return the condition of a type if its status is True."""

@@ -68,18 +68,15 @@ class LiveJob:
     @property
     def state(self) -> str:
         """The job's state: Succeeded, Failed, Suspended, Restarting, Running, Created or New."""
-        return (
-            PHASES.get(self._phase, JobState.NEW)
-            if self.workload.state == JobState.NEW
-            else self.workload.state
-        )
+        own = self.workload.state
+        return PHASES.get(self._phase, own) if own == JobState.NEW else own
 
     def condition(self, state: str) -> Object | None:
         """Return the condition by which the job is Succeeded, Failed or Suspended, None if it is not."""
         if self.state != state:
             return None
         job = self.workload
-        kinds_of = [kind for kind, means in job.states if means == state] or [state, "Completed"]
+        kinds_of = [kind for kind, means in job.states.items() if means == state] or [state, "Completed"]
         known = next(filter(None, map(job.condition, kinds_of)), None)
         said = job.status.get("state")  # of Volcano, which has one state and no conditions
         said = said if isinstance(said, dict) else {"phase": self._phase}
