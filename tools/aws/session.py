@@ -20,7 +20,7 @@ from tools.aws.answers import Unreadable, strict, watch
 from tools.aws.retry_budget import RetryBudget
 from tools.core.errors import UserError
 from tools.core.output import short
-from tools.core.repo import nearest
+from tools.core.repo import did_you_mean
 from tools.core.tables import load
 
 CANNOT_TELL = 3
@@ -317,8 +317,8 @@ class Session:
         return [name for one in partitions for name in self._boto.get_available_regions("ec2", one)]
 
     def _nearest_region(self) -> str:
-        match = nearest(self._region or "", self._known_regions())
-        return f"did you mean {match}?" if match else "aws ec2 describe-regions lists them"
+        hint = did_you_mean(self._region or "", self._known_regions())
+        return hint or "aws ec2 describe-regions lists them"
 
     def _login(self) -> str:
         return "log in again: aws sso login" + (f" --profile {self.profile}" if self.profile else "")
@@ -327,8 +327,7 @@ class Session:
 def _no_profile(name: str) -> AwsError:
     import botocore.session
 
-    match = nearest(name, botocore.session.Session().available_profiles)
-    hint = f"did you mean {match}?" if match else "aws configure list-profiles"
+    hint = did_you_mean(name, botocore.session.Session().available_profiles) or "aws configure list-profiles"
     return AwsError("credentials", f"AWS configuration: the profile {name} does not exist", hint)
 
 

@@ -15,7 +15,7 @@ from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from tools.core.errors import UserError
-from tools.core.repo import nearest
+from tools.core.repo import did_you_mean
 from tools.facts.instances import Instance, instance
 from tools.kube.manifests import LARGEST
 from training import config
@@ -115,10 +115,9 @@ class _Entry:
             owner = config.OWNER.get(str(key))
             if owner is not None:
                 raise UserError(f"{self.at(key)}: {key} belongs in {owner}.yaml; each key has one owner")
-            match = nearest(str(key), KEYS)
             raise UserError(
                 f"{self.at(key)}: unknown key {key}",
-                f"did you mean {match}?" if match else f"known here: {', '.join(KEYS)}",
+                did_you_mean(str(key), KEYS) or f"known here: {', '.join(KEYS)}",
             )
 
     def _nodes(self) -> int:
@@ -228,10 +227,9 @@ def _rows(
     for name, value in mapping.items():
         at = _line(mapping, name)
         if name not in known:
-            match = nearest(str(name), known)
             raise UserError(
                 f"{MATRIX}:{at}: {where}.{name}: overlays/{kind}/{name} does not exist",
-                f"did you mean {match}?" if match else f"known: {', '.join(known)}",
+                did_you_mean(str(name), known) or f"known: {', '.join(known)}",
             )
         if not isinstance(value, CommentedMap):
             raise UserError(f"{MATRIX}:{at}: {where}.{name}: a mapping is needed")

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from tools.core.errors import UserError
-from tools.core.repo import nearest
+from tools.core.repo import did_you_mean
 
 
 class LazyGroup(click.Group):
@@ -48,8 +48,7 @@ class LazyGroup(click.Group):
         name = args[0]
         names = self.list_commands(ctx)
         if not name.startswith("-") and name not in names:
-            match = nearest(name, names)
-            hint = f"did you mean {match}?" if match else "commands: " + ", ".join(names)
+            hint = did_you_mean(name, names) or "commands: " + ", ".join(names)
             raise UserError(f"no such command: {name}", hint)
         return super().resolve_command(ctx, args)
 

@@ -89,13 +89,8 @@ def run_directory(run: str | None) -> Path:
         raise UserError(
             f"{manifests.source} has not been trained here", f"make train, or yard run {manifests.source}"
         )
-    match = repo.nearest(run, names)
-    hint = (
-        f"did you mean {match}?"
-        if match
-        else "runs: " + (", ".join(names) or "none yet; make train makes one")
-    )
-    raise UserError(f"no such run: {run}", hint)
+    known = f"runs: {', '.join(names) or 'none yet; make train makes one'}"
+    raise UserError(f"no such run: {run}", repo.did_you_mean(run, names) or known)
 
 
 def _only(names: list[str]) -> str:

@@ -10,7 +10,7 @@ from tools.cells.matrix_file import Cell
 from tools.cluster.spec import Spec
 from tools.core import repo
 from tools.core.errors import UserError
-from tools.core.repo import nearest
+from tools.core.repo import did_you_mean
 
 
 def of(spec: Spec) -> list[Cell]:
@@ -19,8 +19,7 @@ def of(spec: Spec) -> list[Cell]:
     found = []
     for name in (one.strip() for one in (spec.get("CELLS") or "").split(",") if one.strip()):
         if name not in known:
-            match = nearest(name, known)
-            hint = f"did you mean {match}?" if match else None
+            hint = did_you_mean(name, known)
             raise UserError(f"{spec.at('CELLS')}: no such cell: {name}", hint)
         found.append(known[name])
     return found

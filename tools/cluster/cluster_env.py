@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.core.errors import UserError
-from tools.core.repo import nearest, shown
+from tools.core.repo import did_you_mean, shown
 from training.run.files import read_bounded
 
 FILE = "cluster.env"
@@ -37,8 +37,7 @@ def find(root: Path, text: str, beside: str = "") -> Path:
     known = names(root, beside)
     if name in known:
         return root / "clusters" / name
-    match = nearest(name, known)
-    hint = f"did you mean {match}?" if match else f"clusters: {', '.join(known) or 'none'}"
+    hint = did_you_mean(name, known) or f"clusters: {', '.join(known) or 'none'}"
     needed = f"{FILE} and {beside}/" if beside else FILE
     raise UserError(f"no such cluster: clusters/{name} has no {needed}", hint)
 

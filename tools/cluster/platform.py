@@ -29,7 +29,7 @@ from tools.cells.kustomize_graph import is_kustomization, reached
 from tools.cluster import cluster_env
 from tools.cluster.cluster_env import Fact
 from tools.core.errors import UserError
-from tools.core.repo import nearest, shown
+from tools.core.repo import did_you_mean, nearest, shown
 
 # In the order of application: drivers and operators, volumes, then what needs the types of the operators.
 PARTS = ("plugins", "storage", "queues")
@@ -67,8 +67,7 @@ def load(root: Path, text: str) -> Cluster:
     name, _, part = text.strip("/").removeprefix("clusters/").partition("/")
     path = cluster_env.find(root, name)
     if part and part not in PARTS:
-        match = nearest(part, PARTS)
-        hint = f"did you mean {match}?" if match else f"parts: {', '.join(PARTS)}"
+        hint = did_you_mean(part, PARTS) or f"parts: {', '.join(PARTS)}"
         raise UserError(f"no such part of a platform: {part}", hint)
     parts = [path / one for one in PARTS if part in ("", one) and is_kustomization(path / one)]
     if not parts:

@@ -18,7 +18,7 @@ from pathlib import Path
 from tools.cluster import cluster_env
 from tools.cluster.cluster_env import Fact
 from tools.core.errors import UserError
-from tools.core.repo import nearest, shown
+from tools.core.repo import did_you_mean, nearest, shown
 from tools.facts.instances import Instance, instance
 
 NODES = "NODES_"
@@ -210,8 +210,7 @@ def _group_name(spec: Spec, key: str) -> str:
 def _market(word: str, at: str, hint: str) -> tuple[str, str | None]:
     market, equals, reservation = word.partition("=")
     if market not in MARKETS or bool(equals) != (market in RESERVED):
-        match = nearest(market, MARKETS)
-        raise UserError(f"{at}: unknown word {word}", f"did you mean {match}?" if match else hint)
+        raise UserError(f"{at}: unknown word {word}", did_you_mean(market, MARKETS) or hint)
     if equals and not RESERVATION.fullmatch(reservation):
         hint = "cr- and up to 17 hexadecimal digits"
         raise UserError(f"{at}: {reservation} is not a capacity reservation", hint)

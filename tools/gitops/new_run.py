@@ -11,7 +11,7 @@ from tools.cells.kustomize import Renderer
 from tools.cells.kustomize_graph import KUSTOMIZATION_NAMES, NOT_CELLS
 from tools.cluster import cluster_env
 from tools.core.errors import UserError
-from tools.core.repo import nearest, shown
+from tools.core.repo import did_you_mean, shown
 from tools.gitops import flux_objects, git
 from tools.gitops.render import render
 from tools.gitops.run_file import CELL, DIGEST, SUFFIX, Image, Run, RunFile, read
@@ -81,8 +81,7 @@ def _cell(root: Path, text: str, commit: str) -> str:
     tops = {file.rsplit("/", 1)[0] for file in git.files_at(root, commit, "overlays") if _is_leaf(file)}
     if cell in tops:
         return cell
-    match = nearest(cell, tops)
-    hint = f"did you mean {match}?" if match else "a run needs a committed cell; choose the --commit"
+    hint = did_you_mean(cell, tops) or "a run needs a committed cell; choose the --commit"
     raise UserError(f"commit {commit[:12]} has no cell {cell}", hint)
 
 
@@ -97,8 +96,7 @@ def _feature(root: Path, name: str, commit: str) -> str:
         file.split("/")[2] for file in git.files_at(root, commit, "overlays/feature") if file.count("/") > 2
     }
     if name not in known:
-        match = nearest(name, known)
-        hint = f"did you mean {match}?" if match else f"features: {', '.join(sorted(known))}"
+        hint = did_you_mean(name, known) or f"features: {', '.join(sorted(known))}"
         raise UserError(f"commit {commit[:12]} has no feature {name}", hint)
     return f"../../feature/{name}"
 

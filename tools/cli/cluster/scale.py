@@ -20,7 +20,7 @@ from tools.cluster import inventory
 from tools.cluster.spec import Spec
 from tools.core import output
 from tools.core.errors import UserError
-from tools.core.repo import nearest
+from tools.core.repo import did_you_mean
 
 
 @click.command(help=__doc__)
@@ -32,8 +32,7 @@ from tools.core.repo import nearest
 def command(spec: Spec, session: Session, group: str, count: int, dry_run: bool, as_json: bool) -> None:
     known = {one.name: one for one in spec.groups}
     if group not in known:
-        match = nearest(group, known)
-        hint = f"did you mean {match}?" if match else f"groups: {', '.join(known) or 'none'}"
+        hint = did_you_mean(group, known) or f"groups: {', '.join(known) or 'none'}"
         raise UserError(f"{spec.source} has no node group {group}", hint)
     wanted = known[group]
     if not wanted.least <= count <= wanted.most:
