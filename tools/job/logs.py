@@ -95,5 +95,8 @@ def first_failure(lines: Iterable[Line]) -> tuple[list[Line], log_causes.Found] 
     if found is None:
         return None
     of_pod = [line for line in everything if line.pod == found.line.pod]
-    at = next(index for index, line in enumerate(of_pod) if line is found.line)
+    # A line of JSON, or one that a collector has marked, was found by its message.
+    same = (index for index, line in enumerate(of_pod) if line is found.line)
+    near = (index for index, line in enumerate(of_pod) if found.line.text in line.text)
+    at = next(same, next(near, len(of_pod) - 1))
     return of_pod[max(0, at - BEFORE) : at + AFTER], found

@@ -21,54 +21,6 @@ _RANK = re.compile(rf"^(?:\S+ )*?(?:ERROR )?rank (\d+): ({'|'.join(CODES)}): (.*
 _END = re.compile(
     rf"^entrypoint: ({'|'.join(CODES)}): (?:rank (\d+) on (\S+?)(?: at step \d+)?: )?(.*) \(exit code \d+\)$"
 )
-# The words of exceptions that no pattern knows: something that is named does not exist, or a library tells
-# its user what to set.
-_ABSENT = r"(?:not found|not exists?\b|doesn't exist|(?:is|are) (?:missing|empty)|not defined|undefined)"
-_NONE = (
-    r"(?:(?:can(?:no|')t|could(?: not|n't)|unable to|failed to) (?:find|load|read|open|parse)|undefined|no)"
-)
-_DATA = (
-    r"data ?sets?|data ?files?|samples?|shards?|corpus|examples?|records?|splits?"
-    r"|(?:image|video|audio)s? (?:root|dir\w*|folder|path)"
-)
-_SUFFIX = r"\.(?:jsonl?|csv|parquet|txt|bin|idx|npy|tar|arrow|tsv)"
-_SETTING = r"(?:template|optimizer|scheduler|strategy|option|setting|argument|model type|precision|config\w*)"
-_YOU = (
-    r"You (?:have )?(?:passed|set|specified|provided|selected|chose|requested|enabled"
-    r"|can(?:no|')t (?:set|use|combine|specify)"
-    r"|(?:must|need to|have to|should) (?:have|set|provide|pass|choose|select|enable|disable))\b"
-)
-_UNKNOWN = (
-    r"(?:Unknown|Unsupported|Invalid|Unrecognized) (?:\w+ ){0,3}(?:name|type|option|argument|setting"
-    r"|strategy|optimizer|scheduler|precision|dtype|backend|mode|template|choice)\b"
-)
-WORDS = tuple(
-    (kind, re.compile("|".join(patterns)))
-    for kind, *patterns in (
-        (
-            "checkpoint",
-            rf"(?i:\b(?:checkpoint|ckpt|state_dict|weights?)\b.{{0,300}}{_ABSENT})",
-            rf"(?i:\b{_NONE} (?:\w+ ){{0,3}}(?:checkpoint|ckpt)\b)",
-        ),
-        (
-            "data",
-            rf"(?i:\b(?:{_DATA}|{_SUFFIX})\b.{{0,300}}{_ABSENT})",
-            rf"(?i:\b{_NONE} (?:\w+ ){{0,3}}(?:{_DATA}|\S{{1,200}}{_SUFFIX})(?:\b|$))",
-            r"^FileNotFoundError: \[Errno 2\]",  # those of code and configuration are classified before
-        ),
-        (
-            "config",
-            r"^(?:Value|Assertion|NotImplemented|Runtime)Error: "
-            rf"(?:{_YOU}|Your\b|Please\b|`?--?\w|{_UNKNOWN})",
-            r"^(?:Value|Assertion|NotImplemented|Key)Error: ['\"]?"
-            r"(?:Unknown|Unsupported|Unrecognized|Invalid)"
-            r" [\w -]{1,40}(?::| ['\"`])",
-            rf"^ValueError: (?i:.{{0,300}}\b{_SETTING}\b"
-            rf".{{0,300}}(?:{_ABSENT}|not (?:supported|valid|allowed)))",
-            r"^(?:Value|Key|Assertion|Attribute)Error: .*\bnot (?:exist|found|defined) in (?:the )?config",
-        ),
-    )
-)
 # Of a report of any length, evidence shows its begin, and what proves its class with some words before.
 SHOWN, HEAD, BEFORE_PROOF, PROOF = 170, 60, 30, 100  # characters
 END = 40  # lines at the end of a log: programs stop soon after an error that they cannot handle
@@ -194,11 +146,12 @@ def _at_the_end(lines: list[Line], reports: list[Report]) -> Found | None:
         for one in reports
         if one.line.number in last
         and one.weight in (Weight.LOGGED, Weight.END)
-        and not log_patterns.harmless().search(one.text)
+        and not log_patterns.lines("harmless").search(one.text)
     ]
     if not near:
         return None
-    named = ((kind, one) for one in near for kind, words in log_patterns.subjects() if words.search(one.text))
+    subjects = log_patterns.by_class("subjects")
+    named = ((kind, one) for one in near for kind, words in subjects if words.search(one.text))
     kind, shown = next(named, ("crash", min(near, key=lambda one: one.weight)))
     return Found(
         kind, shown.line, shown.line.rank, weight=shown.weight, vague=True, text=shown.text, unsure=True
@@ -215,6 +168,8 @@ def _chosen(found: list[Found]) -> list[Found]:
     known.sort(key=lambda one: one.kind in late or _of_a_client(one))
     by_weight = {weight: [one for one in known if one.weight is weight] for weight in Weight}
     crashes = [one for one in found if one.kind == "crash"]
+    if len(found) > 1:  # the next line says what was thrown
+        crashes = [one for one in crashes if not one.text.startswith("terminate called")]
     # Of unknown exceptions the last one counts: the one that ended the process follows those it has caught.
     uncaught = [one for one in crashes if one.weight is Weight.UNCAUGHT and not one.vague][::-1]
     specific = [one for one in crashes if not one.vague][::-1]
@@ -282,8 +237,8 @@ def _by_words(report: Report) -> str | None:
     """Return the class of an exception that no pattern knows, by its words or by the code that raised it."""
     module = _MODULE.match(report.text)
     library = f"/site-packages/{module[1].replace('.', '/')}:" if module else ""
-    for table, texts in ((WORDS, (report.text,)), (log_patterns.places(), (report.place, library))):
-        for kind, pattern in table:
+    for table, texts in (("words", (report.text,)), ("places", (report.place, library))):
+        for kind, pattern in log_patterns.by_class(table):
             if any(pattern.search(text) for text in texts):
                 return kind
     return None

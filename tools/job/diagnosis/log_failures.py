@@ -242,15 +242,17 @@ def _weight(prefix: str, body: str, raised: bool) -> Weight | None:
         return None
     if raised or _EXCEPTION.match(body.removeprefix(" ")):
         return Weight.UNCAUGHT if _TORCH_RANK.search(prefix) else Weight.RAISED
-    if log_patterns.hints().search(body):
+    if log_patterns.lines("hints").search(body):
         return Weight.HINT
     if _PYTHON_WARNS.search(body) or _WARNED.search(body) or _IGNORED.search(body):
         return None
     if _NATIVE.search(body):
         return Weight.RAISED
-    if log_patterns.runtime().search(body) or (_LEVEL.search(prefix + body) and not _MILD.search(body)):
+    if log_patterns.lines("runtime").search(body) or (
+        _LEVEL.search(prefix + body) and not _MILD.search(body)
+    ):
         return Weight.LOGGED
-    ended = log_patterns.ends().search(body) and not _MILD.search(prefix + body)
+    ended = log_patterns.lines("ends").search(body) and not _MILD.search(prefix + body)
     return Weight.END if ended else None
 
 
@@ -280,9 +282,9 @@ def _unfolded(line: Line) -> Iterator[Line]:
     A rank's traceback may begin in the middle of a line that another program has not ended.
     """
     if not line.text.startswith("{"):
-        line = replace(line, text=_COLLECTED.sub("", line.text))
-        behind, told = _BEHIND.search(line.text), _ERROR_FILE.match(line.text)
-        text = line.text[behind.start(1) :] if behind else told[1] if told else line.text
+        own = _COLLECTED.sub("", line.text)
+        behind, told = _BEHIND.search(own), _ERROR_FILE.match(own)
+        text = own[behind.start(1) :] if behind else told[1] if told else own
         yield line if text == line.text else replace(line, text=text)
         return
     try:

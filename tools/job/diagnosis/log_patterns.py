@@ -63,39 +63,15 @@ def classes() -> tuple[Row, ...]:
 
 
 @functools.cache
-def places() -> tuple[tuple[str, re.Pattern[str]], ...]:
-    """Return classes of failure by the place that raised an exception; the first row that matches counts."""
-    return tuple((row["class"], re.compile(row["match"])) for row in document()["places"])
+def by_class(table: str) -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """Return the classes of `words`, `places` or `subjects`; the first row that matches counts."""
+    return tuple((row["class"], re.compile(row["match"])) for row in document()[table])
 
 
 @functools.cache
-def runtime() -> re.Pattern[str]:
-    """Return the pattern of lines that report a failure without a level or an exception."""
-    return _any_of(document()["runtime"])
-
-
-@functools.cache
-def hints() -> re.Pattern[str]:
-    """Return the pattern of warnings that healthy jobs write too."""
-    return _any_of(document()["hints"])
-
-
-@functools.cache
-def ends() -> re.Pattern[str]:
-    """Return the pattern of lines by which a program says that it, or a child, failed."""
-    return _any_of(document()["ends"])
-
-
-@functools.cache
-def harmless() -> re.Pattern[str]:
-    """Return the pattern of errors that programs survive although no step follows in the log."""
-    return _any_of(document()["harmless"])
-
-
-@functools.cache
-def subjects() -> tuple[tuple[str, re.Pattern[str]], ...]:
-    """Return classes by the subject of a program's error line; the first row that matches counts."""
-    return tuple((row["class"], re.compile(row["match"])) for row in document()["subjects"])
+def lines(table: str) -> re.Pattern[str]:
+    """Return the pattern of the lines that `runtime`, `hints`, `ends` or `harmless` describes."""
+    return _any_of(document()[table])
 
 
 def _sign(pattern: dict[str, str]) -> Sign:
