@@ -257,7 +257,7 @@ def test_fail_and_cannot_tell_have_their_exit_codes(checkout: Any, make_job: Job
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("kind: Job\nmetadata: {name: x}\n", "contains no training job, only Job"),
+        ("kind: Job\nmetadata: {name: x}\n", "contains no job that starts a distributed training, only Job"),
         ("a: [1\n", "not valid YAML"),
         ("- 1\n", "not a Kubernetes object"),
         ("kind: PyTorchJob\n", "PyTorchJob has no metadata.name"),

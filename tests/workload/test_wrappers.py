@@ -190,7 +190,7 @@ def test_a_file_without_pods_gets_no_claim(tmp_path: Path, capsys: pytest.Captur
     assert invoke(["preflight", "-f", str(file)]) == 0
     assert "no pods to judge" in capsys.readouterr().out
     assert invoke(["wiring", "-f", str(file)]) == 2
-    assert "contains no training job, only ConfigMap" in capsys.readouterr().err
+    assert "contains no job that starts a distributed training, only ConfigMap" in capsys.readouterr().err
 
 
 def test_an_unknown_kind_alone_is_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,3 +249,15 @@ def test_what_a_webhook_refuses_is_a_fault_of_admission() -> None:
 def test_too_many_levels_of_lists_are_one_error() -> None:
     with pytest.raises(UserError):
         parse('{"kind": "List", "items": [' * 5000 + "]}" * 5000, "deep")
+
+
+def test_wiring_says_what_is_wrong_with_a_job_of_a_wrong_shape(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = bed("JobSet")[0]
+    pod = job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    pod["containers"][0]["env"] = [{"name": "NNODES", "value": 2}]
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    assert invoke(["wiring", "-f", str(path)]) == 1
+    assert "env[0].value: must be a string in quotes, not 2" in capsys.readouterr().out

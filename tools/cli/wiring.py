@@ -82,10 +82,11 @@ def command(
 ) -> None:
     manifests = _manifests(cell, file)
     found = kinds.find(manifests, operator_version)
-    jobs = [job for job in found.workloads if job.trains]
+    jobs = [job for job in found.workloads if job.trains or job.misshapen]
     if not jobs and not found.unknown:
         seen = ", ".join(sorted({str(item.get("kind")) for item in manifests.objects})) or "nothing"
-        raise UserError(f"{manifests.source}: contains no training job, only {seen}")
+        reason = f"contains no job that starts a distributed training, only {seen}"
+        raise UserError(f"{manifests.source}: {reason}")
     verdicts = [_not_modelled(one) for one in found.unknown]
     given = _given(jobs, words, image_config)
     for job in jobs:
