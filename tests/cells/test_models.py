@@ -24,6 +24,7 @@ COUNTS = {
     "llama-2-70b": (68_976_648_192, None),
     "llama-tiny-lora": (4_196_608, 155_648),
     "deepseek-r1-distill-qwen-1-5b-lora": (1_777_088_000, 18_464_768),
+    "deepseek-r1-distill-qwen-1-5b-alpaca": (1_777_088_000, 4_358_144),
     "llama-3-1-8b-lora": (8_030_261_248, 41_943_040),
     "llama-3-1-70b-lora": (70_553_706_496, 207_093_760),
     "qwen3-0-6b": (596_049_920, None),
@@ -45,6 +46,7 @@ DETAILS = {
     "llama-2-13b": (10000.0, None, 40, 32000, False),
     "llama-2-70b": (10000.0, None, 8, 32000, False),
     "deepseek-r1-distill-qwen-1-5b-lora": (10000.0, None, 2, 151936, False),
+    "deepseek-r1-distill-qwen-1-5b-alpaca": (10000.0, None, 2, 151936, False),
 }
 CELL = "parallel: {micro_batch_size: 1}\ncheckpoint: {every: 5}\n"
 

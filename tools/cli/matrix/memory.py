@@ -11,6 +11,9 @@ Exit codes: 0 every cell fits, 1 a cell does not fit, 2 bad input.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from itertools import product
+
 import click
 
 from tools.cells import matrix
@@ -45,14 +48,14 @@ def command(names: tuple[str, ...], every: bool, as_json: bool) -> int:
 
 
 def _others(found: matrix.Matrix) -> list[matrix.Cell]:
-    """Return the smallest cell of each pair that the matrix does not have."""
+    """Return the smallest cell of each pair that the matrix does not have and that can share a batch."""
     known = {cell.name for cell in found.cells}
-    return [
-        cells_memory.smallest(repo.root(), found, hardware, model)
-        for hardware in sorted(found.machines)
-        for model in found.models
-        if f"{hardware}/{model}" not in known
-    ]
+    cells = []
+    for hardware, model in product(sorted(found.machines), found.models):
+        if f"{hardware}/{model}" not in known:
+            with suppress(UserError):
+                cells.append(cells_memory.smallest(repo.root(), found, hardware, model))
+    return cells
 
 
 def _pair(found: matrix.Matrix, name: str) -> matrix.Cell:
