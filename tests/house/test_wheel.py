@@ -43,6 +43,14 @@ def test_it_holds_one_package_with_every_file_that_git_tracks(wheel: Path) -> No
     assert not [name for name in names if "__pycache__" in name]
 
 
+def test_an_editable_install_is_only_paths(tmp_path: Path) -> None:
+    """Copies would hide every later change of the checkout."""
+    call = f"import hatchling.build; print(hatchling.build.build_editable({str(tmp_path)!r}))"
+    subprocess.run([sys.executable, "-c", call], cwd=repo.root(), check=True, capture_output=True)
+    names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
+    assert [name for name in names if ".dist-info/" not in name] == ["_trainyard.pth"]
+
+
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The `yard` of the wheel, in an environment of its own without extras."""
