@@ -293,6 +293,8 @@ def test_a_dry_run_shows_the_plan_of_a_job_with_more_gpus_than_here(checkout: An
     assert "pod gpus-worker-1" in done.stdout
     assert "the job asks for 128 GPUs; this machine has" in done.stderr
     assert "2 pods ask for 128 GPUs" in one_error(checkout.yard("run", cell).stderr)  # the control
+    example = checkout.yard("run", cell, "--show-example")  # reads data only, so it needs no GPU either
+    assert "holds no trainer configuration, so it has no example to show" in example.stderr
 
 
 @pytest.mark.parametrize(
