@@ -11,9 +11,9 @@ from packaging.version import Version
 from ruamel.yaml import YAML
 
 from tools.core import repo
+from tools.core.tables import load
 from tools.facts import compatibility
 from tools.facts.instances import INSTANCES, NVIDIA
-from tools.core.tables import load
 
 
 def test_the_table_agrees_with_the_installed_torch() -> None:

@@ -212,8 +212,9 @@ def _configuration(directory: Path) -> None:
         out = io.StringIO()
         yaml.dump(data, out)
         (directory / name).write_text(out.getvalue(), encoding="utf-8")
-    texts = [path.read_text(encoding="utf-8") for path in sorted((repo.root() / "docs").glob("*.md"))]
-    sections = [part for text in texts for part in text.split("\n## ")]
+    sources = sorted((repo.root() / "training/data").rglob("*.py"))
+    texts = [path.read_text(encoding="utf-8") for path in sources]
+    sections = [part for text in texts for part in text.split("\n\n\n")]
     lines = "".join(json.dumps({"text": part}) + "\n" for part in sections)
     (directory / "text.jsonl").write_text(lines, encoding="utf-8")
 
