@@ -202,7 +202,7 @@ def test_an_example_is_shown_with_what_is_learned(shared: Path, texts: Texts, tm
         return show_example(load_texts(own), RunDir(tmp_path / "runs/r"), print)
 
     asked, learned = "<|im_start|>user\nthe<|im_end|>\n<|im_start|>assistant\n", "[[the cat<|im_end|>]]\n"
-    where = f"{shared}/chats.jsonl, line 1: 24 tokens"
+    where = f"{shared}/chats.jsonl, line 1 (format messages, recognised by the field messages): 24 tokens"
     assert shown() == f"{where}, 3 of 24 are learned, in [[ ]]:\n{asked}{learned}"
     cut = shown("sequence_length=20", "data.overlong=split")
     assert cut.startswith(
