@@ -2,8 +2,9 @@
 
     python3 layers.py requirements.lock OUT [ROOT ...]
 
-ROOT is a direct requirement; the default is all that pyproject.toml names, except NOT_IN_IMAGES. Dependencies are
-read from the `# via` comments of the lock, so nothing is resolved again, and every entry keeps its hashes.
+ROOT is a direct requirement; the default is all that pyproject.toml names, except NOT_IN_IMAGES.
+Dependencies are read from the `# via` comments of the lock, so nothing is resolved again, and every entry
+keeps its hashes.
 This runs inside the build, with the standard library only.
 
 There are three layers because an engine compresses and uploads each layer in one thread, and NVIDIA's

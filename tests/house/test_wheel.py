@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import yaml
+from ruamel.yaml import YAML
 
 from tools.core import repo
 
@@ -85,7 +85,7 @@ def test_the_installed_yard_works_without_torch_from_any_directory(installed: Pa
     assert run(installed, home, "--version") == (0, "yard, version 0.1.0\n")
     code, manifest = run(installed, home, "render", "cpu/llama-tiny")
     assert code == 0
-    assert "PyTorchJob" in [item["kind"] for item in yaml.safe_load_all(manifest)]
+    assert "PyTorchJob" in [item["kind"] for item in YAML(typ="safe").load_all(manifest)]
     (home / "job.yaml").write_text(manifest)
     for words in (["cpu/llama-tiny"], ["-f", "job.yaml"]):
         code, said = run(installed, home, "preflight", *words)

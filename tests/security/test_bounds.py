@@ -37,6 +37,7 @@ from training.config.loader import apply_override, load_texts
 from training.data import http, index, readers, retries, tokenizer
 from training.data.errors import DataError
 from training.data.examples import template
+from training.run import trainer_logs
 
 MEMORY = 500 * 2**20  # bytes that a bomb may take
 HEAD = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\n"
@@ -217,7 +218,7 @@ def test_bomb_in_a_dockerfile_is_one_error(read: Callable[[], object]) -> None:
 
 def test_line_of_a_log_is_cut_and_says_so() -> None:
     (line,) = log_lines.read("loss " * 100_000)
-    assert len(line.text) < log_lines.LONGEST + 50
+    assert len(line.text) < trainer_logs.LONGEST + 50
     assert line.text.endswith("... (cut: 500000 characters)")
 
 

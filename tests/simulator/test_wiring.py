@@ -336,7 +336,7 @@ def test_processes_are_compared_with_gpus(make_job: Job, processes: str, state: 
     assert analysed(job).verdict.state is state
 
 
-PUBLIC = {
+PUBLIC: dict[str, tuple[dict[str, Any], str, tuple[State, str]]] = {
     "a tutorial's Master and Worker": (
         {"master": True, "elastic": False},
         "torchrun --nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-endpoint=job-master-0:29500 t.py",

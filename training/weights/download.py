@@ -60,7 +60,7 @@ def prepared(repository: str, revision: str) -> Path | None:
 
 def _snapshot(repository: str, revision: str, cache: Path, **options: Any) -> Path:
     """Return the directory with the wanted files of one revision, as snapshot_download does."""
-    wanted = {"allow_patterns": list(WANTED), "ignore_patterns": list(UNWANTED)}
+    wanted: dict[str, Any] = {"allow_patterns": list(WANTED), "ignore_patterns": list(UNWANTED)}
     return Path(snapshot_download(repository, revision=revision, cache_dir=cache, **wanted, **options))
 
 
