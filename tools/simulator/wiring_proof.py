@@ -136,13 +136,11 @@ def _judge(
     problem = _problem(records, world)
     if hung and problem:  # all ranks were counted: a launcher that ends slowly is not a fault
         reason = f"{len(hung)} of {len(ends)} pods were still waiting after {timeout:.0f} s"
-        return Verdict(
-            State.FAIL,
-            reason,
-            evidence,
-            "check which pods wait, and where; --timeout N waits longer",
-            details,
-        )
+        remedy = "check which pods wait, and where; --timeout N waits longer"
+        if records:
+            return Verdict(State.FAIL, reason, evidence, remedy, details)
+        reason += ", and no rank had started: the machine may be slow"
+        return Verdict(State.CANNOT_TELL, reason, evidence, remedy, details)
     failed = [pod for pod, code in ends.items() if code]
     if failed:
         return Verdict(State.FAIL, f"the launcher of {failed[0]} failed", evidence, None, details)
