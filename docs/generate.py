@@ -122,7 +122,7 @@ FAIL: a.yaml: will it train: FAIL (1 fault); good practice: PASS; judged: 1 PyTo
 
 The schemas of Kubernetes' kinds and of the kinds around training are in the checkout and in the wheel
 (`tools/kube/schemas.zip`). `make schemas` builds them again from the sources in
-`tools/kube/schema_sources.yaml`, over the network. These sources have the Apache License 2.0.
+`tests/preflight/schema_sources.yaml`, over the network. These sources have the Apache License 2.0.
 
 | rule | question | a fault is | why |
 |---|---|---|---|

@@ -81,7 +81,7 @@ def _environment(root: Path) -> None:
     prefix, own = Path(sys.prefix), root / ".venv"
     packages = Path(sysconfig.get_path("purelib"))
     site = own / packages.relative_to(prefix)
-    (site / "trainyard.pth").write_text(f"{packages}\n{root}\n")
+    (site / "trainyard.pth").write_text(f"{packages}\n{root}\n{root}/training/agent\n")
     for script in (prefix / "bin").iterdir():
         if script.name in ("yard", "torchrun", "pytest"):
             (own / "bin" / script.name).write_text(script.read_text().replace(str(prefix), str(own)))
