@@ -13,7 +13,7 @@ from collections.abc import Sequence
 LONGEST = 128  # characters of a text that is filtered
 MOST_REPEATED = 2  # parts of a pattern with * or +
 _PART = re.compile(r"\[\^?[A-Za-z0-9_.-]+\]|\\[d.()+-]|[A-Za-z0-9_/:,.*+^$()-]|\[\^?\[:digit:\]\]")
-_FIELD = re.compile(r"\{ *print +\$(NF|[1-9]|\(NF ?- ?1\)) *;? *\}")
+_FIELD = re.compile(r"\{ *+print ++\$(NF|[1-9]|\(NF ?- ?1\)) *+(?:; *+)?\}")
 
 
 def filtered(words: Sequence[str], text: str) -> str | None:
