@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -181,8 +182,12 @@ class Session:
         return self._peers
 
     def _leave(self) -> None:
-        """Let the process group go before Python ends: after that, gloo's threads may abort the process."""
+        """Let the process group go before Python ends: after that, gloo's threads may abort the process.
+
+        Modules such as DistributedDataParallel hold the group in cycles of references.
+        """
         self._peers = self._store = None
+        gc.collect()
 
 
 _session: Session | None = None

@@ -65,7 +65,8 @@ def main() -> None:
             config.model_copy(update={"parallel": config.parallel.model_copy(update={"sharding": "fsdp"})}),
             ranks,
         )
-        print(family, flush=True)
+        if ranks.rank == 0:
+            print(family, flush=True)
     torch.distributed.destroy_process_group()
 
 
