@@ -171,7 +171,7 @@ def test_no_check_of_a_dockerfile_prints_a_secret_in_it(printed: Print, tmp_path
         ]
         lines += [
             f"LABEL c={text}",
-            f"{text} is no instruction",
+            f"{text} is not an instruction",
             f"FROM {text}",
             f'CMD ["{text}"]',
             f"USER {text}",

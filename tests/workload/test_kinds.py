@@ -334,7 +334,7 @@ def test_a_pods_name_without_its_subdomain_is_not_in_dns(name: str) -> None:
             role.template["spec"]["containers"][0]["command"] = words
     verdict = wiring.analyse(of(workload.manifests.objects)).verdict
     assert verdict.state is State.FAIL
-    assert f"{pods[0].name} is no name in DNS" in verdict.summary
+    assert f"{pods[0].name} is not a name in DNS" in verdict.summary
 
 
 def test_volcanos_pytorch_plugin_sets_ranks() -> None:

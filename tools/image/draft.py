@@ -82,7 +82,7 @@ class Draft:
 
 
 def shell_of(stage: Stage) -> list[str]:
-    """Return the words of the shell that reads a stage's commands. Raises Unsafe if it is no POSIX shell."""
+    """Return the words of the shell of a stage's commands. Raises Unsafe if it is not a POSIX shell."""
     shell = stage.last("SHELL")
     words = (shell.words if shell else None) or ["/bin/sh", "-c"]
     if words[0].rsplit("/", 1)[-1] not in SHELLS:

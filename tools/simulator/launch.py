@@ -205,7 +205,7 @@ def _lost(
     started = outcome.programs[index]
     after = outcome.programs[index + 1 :]
     if any(one.words[:2] in _ENDLESS for one in after):
-        return f"the script goes on to `{' '.join(after[-1].words[:2])}`, and the pod never ends"
+        return f"the script continues with `{' '.join(after[-1].words[:2])}`, and the pod never ends"
     if started.background and not started.waited:
         return "it runs in the background, and the script ends without waiting for it"
     failed = script.follow(command, environment, files, complete, fails=index)

@@ -62,7 +62,7 @@ class Hosts:
         known = [one.hosts[0] for one in self.pods if one.hosts] or [one.name for one in self.pods]
         full = next((name for name in known if name.startswith(f"{host}.")), "")
         if full:
-            return NoSuchHost(f"{pod.name}: {host} is no name in DNS without its subdomain", f"use {full}")
+            return NoSuchHost(f"{pod.name}: {host} is not a name in DNS without its subdomain", f"use {full}")
         names = ", ".join(known[:2]) + (", ..." if len(known) > 2 else "")
         reason = f"the rendezvous host {host} is not one of the job's pods ({names})"
         remedy = f"name a pod of the job, such as {known[0]}"

@@ -50,7 +50,7 @@ class OutputProgress:
         return [record for record in ended if "step" in record]
 
     def late(self) -> tuple[float, float] | None:
-        """Return how long there was no new step, and the limit, in seconds; None while that is no hang.
+        """Return how long there was no new step, and the limit, in seconds; None while that is not a hang.
 
         A script that prints other lines, as while it evaluates, gets the long limit. One that never named a
         step is never late.

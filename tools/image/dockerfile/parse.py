@@ -145,7 +145,7 @@ class Dockerfile:
     text: str
     stages: list[Stage]
     arguments: dict[str, str]  # those before the first FROM, with the values given
-    unknown: list[Instruction] = field(default_factory=list)  # lines whose first word is no instruction
+    unknown: list[Instruction] = field(default_factory=list)  # lines whose first word is not an instruction
 
     @property
     def final(self) -> Stage:

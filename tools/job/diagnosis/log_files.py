@@ -57,7 +57,7 @@ class LogFile:
 def read(name: str) -> LogFile:
     """Return a log, also a gzip'd one; `-` is standard input. Of a long log the last 64 MiB are kept.
 
-    UserError for what cannot be read, is no text, or has more than 1 GiB.
+    UserError for what cannot be read, is not text, or has more than 1 GiB.
     """
     try:
         if name == STANDARD_INPUT:
