@@ -31,7 +31,7 @@ export PROMPT
 # These would redirect an import or an installation.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PIP_TARGET PIP_PREFIX UV_SYSTEM_PYTHON
 
-.PHONY: help setup setup-dev train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-test push cluster down platform cluster-run preflight schemas diff test test-long test-security audit test-cluster test-cluster-all test-flux test-images test-neuron bench-cells bench-compile bench-restart bench-data lint format types docs docs-serve ci lock lock-neuron clean purge
+.PHONY: help setup setup-dev demo train finetune sample run data render wiring matrix-sync matrix-check precompile job job-status why image image-overlay image-test push cluster down platform cluster-run preflight schemas diff test test-long test-security audit test-cluster test-cluster-all test-flux test-images test-neuron bench-cells bench-compile bench-restart bench-data lint format types docs docs-serve ci lock lock-neuron clean purge
 
 ##@ Start here
 help: ## Show this help
@@ -51,6 +51,9 @@ sample: setup ## Write text with a run's checkpoint (RUN=cpu-llama-tiny-train PR
 
 data: setup ## Prepare text as token shards (SOURCE="corpus/*.jsonl.gz" ARGS="--vocab-size 32000")
 	@exec .venv/bin/yard data prepare $(SOURCE) $(ARGS)
+
+demo: setup ## Train a first cell on the current cluster, or on one that kind makes, and remove it again (ARGS=--yes)
+	@exec .venv/bin/yard demo $(ARGS)
 
 ##@ Cells
 run: setup ## Train any cell on this machine (CELL=overlays/cpu/llama-tiny)
@@ -78,8 +81,8 @@ diff: setup ## Show what applying a cell would change on the current cluster (CE
 	@exec .venv/bin/yard diff $(CELL) $(ARGS)
 
 ##@ Jobs
-job: setup ## Submit a cell to the current cluster and follow it to its first step (HW=cpu MODEL=llama-tiny; your own code: DEV=1 ON=IMAGE)
-	@$(if $(DEV),image=$$(.venv/bin/yard image overlay . --on "$(ON)" --push) && )exec .venv/bin/yard job submit overlays/$(HW)/$(MODEL) $(if $(DEV),--image "$$image" )$(ARGS)
+job: setup ## Submit a cell to the current cluster and follow it to its first step (HW=cpu MODEL=llama-tiny; DEV=1 lets `yard job sync` change its code)
+	@exec .venv/bin/yard job submit overlays/$(HW)/$(MODEL) $(if $(DEV),--dev )$(ARGS)
 
 job-status: setup ## Show a job's pods, step, speed and time left (JOB=name; not needed for the only job)
 	@exec .venv/bin/yard job status $(JOB) $(ARGS)
@@ -96,6 +99,9 @@ precompile: setup ## Compile the graphs of a trn1 cell on the current cluster be
 ##@ Images
 image: setup ## Build an image with the Docker engine (IMAGE=trainer-cpu ARGS="--tag-from describe")
 	@exec .venv/bin/yard image build $(IMAGE) $(ARGS)
+
+image-overlay: setup ## Add the working tree to an image as one layer and push it (ON=registry.example.com/team/trainer-cuda:0.1.0)
+	@exec .venv/bin/yard image overlay . --on "$(ON)" --push $(ARGS)
 
 image-test: setup ## Test a built image: imports, permissions, signals, an interrupted training (LEVEL=full)
 	@exec .venv/bin/yard image test $(IMAGE) --level $(LEVEL) $(ARGS)
@@ -135,7 +141,7 @@ audit: setup-dev ## Check the locks for published vulnerabilities, the workflows
 test-cluster: setup-dev ## Run the tests on a real cluster that is started for them (the first run builds Kubernetes)
 	@.venv/bin/python -m tests.cluster build; exec $(PYTEST) --numprocesses 2 tests/cluster -m "not cluster_all" $(ARGS)
 
-test-cluster-all: setup-dev ## Run the long tests too: lost nodes, an elastic job, 512 GPUs and a queue, Kubernetes 1.33
+test-cluster-all: setup-dev ## Run the long tests too: lost nodes, an elastic job, the demo, 512 GPUs, Kubernetes 1.33
 	@.venv/bin/python -m tests.cluster build; exec $(PYTEST) --numprocesses 2 tests/cluster $(ARGS)
 
 test-flux: setup-dev ## Run the tests with real Flux, each cluster on its own Kubernetes (the first run builds both)

@@ -1,7 +1,5 @@
 """A build hook of hatchling: what a wheel contains. An editable install contains nothing, only paths."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface

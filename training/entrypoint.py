@@ -22,7 +22,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.pod import launcher, rendezvous
+from training.pod import development, launcher, rendezvous
 from training.pod.supervisor import Pod
 from training.run.directory import RunDir
 from training.run.failure import CODES
@@ -69,7 +69,8 @@ def main() -> None:
         kind = "config" if isinstance(problem, rendezvous.BadIdError) else "storage"
         _say(f"no rendezvous id: {problem} (exit code {CODES[kind]})")
         sys.exit(CODES[kind])
-    sys.exit(Pod(_command(words), limits, run, environment).run())
+    command = _command(words)
+    sys.exit(development.run(lambda code: Pod(command, limits, run, environment, code)))
 
 
 def _say(text: str) -> None:

@@ -17,11 +17,11 @@ from tools.cells import kustomize
 from tools.core import repo
 from tools.job import ranks
 from tools.job.diagnosis.explain import explain
-from tools.job.snapshot import remote_probe
 from tools.job.snapshot.snapshot import Snapshot
 from tools.job.status import Status
 from tools.kube.manifests import parse
 from tools.simulator import launch
+from training.remote import run_probe
 
 REPORTS = """\
     import trainyard
@@ -62,7 +62,7 @@ def seen(start: Callable[..., Started], cell: str, tmp_path: Path) -> Callable[.
         if code:
             world.ended(0, code)
             world.end("Failed")
-        answer = json.dumps(remote_probe.look(one.run))
+        answer = json.dumps(run_probe.look(one.run))
         world.run = json.loads(answer.replace(json.dumps(socket.gethostname()), json.dumps(world.name(0))))
         return world.snapshot()
 

@@ -23,7 +23,7 @@ from tests.parts.moto import server
 from tools import cli
 from tools.aws.session import Session
 from tools.cells import kustomize_graph
-from tools.cluster import create, spec
+from tools.cluster import spec, steps
 from tools.cluster.spec import Spec
 from tools.core import repo
 
@@ -219,15 +219,15 @@ def down(yard: Yard) -> Yard:
 @pytest.fixture
 def own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """`yard cluster create` runs its own commands in this process, where moto's gaps are filled."""
-    original = create.run
+    original = steps.run
 
-    def run(step: create.Step, title: str, say: create.Say) -> None:
+    def run(step: steps.Step, hint: str, say: steps.Say) -> None:
         if step.words[0] == "yard":
             cli.yard.main(args=list(step.words[1:]), standalone_mode=False)
         else:
-            original(step, title, say)
+            original(step, hint, say)
 
-    monkeypatch.setattr(create, "run", run)
+    monkeypatch.setattr(steps, "run", run)
 
 
 @pytest.fixture

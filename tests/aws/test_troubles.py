@@ -31,9 +31,9 @@ from tools.aws import retry_budget
 from tools.aws import session as sessions
 from tools.aws.session import Session
 from tools.cells import kustomize
-from tools.cluster import create, teardown
-from tools.cluster.create import Step
-from tools.cluster.snapshot import ALL_NAMESPACES, CLUSTER_WIDE
+from tools.cluster import steps, teardown
+from tools.cluster.snapshot import CHECKED
+from tools.cluster.steps import Step
 
 pytestmark = pytest.mark.filterwarnings("ignore:Tried to parse AWS")
 REGION, ZONES = "us-west-2", ["us-west-2a", "us-west-2b"]
@@ -61,8 +61,8 @@ EVERYWHERE: dict[str, tuple[Trouble | Unreached, str]] = {
 COMMANDS = {
     "whoami": 0,
     "zones m5.2xlarge": 0,
-    "facts cpu-demo": 0,
-    "facts gpu-hyperpod --hyperpod ml": 0,
+    "init cpu-demo --eks cpu-demo --yes": 0,
+    "init gpu-hyperpod --hyperpod ml --yes": 0,
     "config cpu-demo --verify": 0,
     "stack gpu --deploy": 0,
     "create cpu-demo --dry-run": 0,
@@ -135,7 +135,7 @@ def wire(
     stand_in("aws")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     monkeypatch.setenv("AWS_REGION", REGION)
-    monkeypatch.setattr(create, "run", run_here)
+    monkeypatch.setattr(steps, "run", run_here)
     Access(gaps)
     Associations(gaps)
     Addon(gaps)
@@ -253,7 +253,11 @@ UNSEEN = {
 KUBECTL_COMMANDS = (
     "validate gpu",
     "validate gpu --fix",
+    "validate",
     "nodes",
+    "network",
+    "cost",
+    "init lab",
     "run list --cluster cpu-demo",
     "run check --cluster cpu-demo --live",
 )
@@ -283,7 +287,7 @@ def test_every_failure_of_kubectl_is_one_sentence(
     assert "no kubectl on PATH" in ran.err, ran
 
 
-@pytest.mark.parametrize("kind", [*CLUSTER_WIDE, *ALL_NAMESPACES])
+@pytest.mark.parametrize("kind", CHECKED)
 def test_a_denied_kind_hides_only_itself(
     kind: str, session: Session, yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:

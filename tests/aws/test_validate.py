@@ -42,7 +42,13 @@ def findings(objects: dict[str, list[Object]], **unseen: str) -> dict[str, Findi
 def test_a_complete_cluster_passes() -> None:
     found = findings(whole())
     assert {one.state for one in found.values()} == {State.PASS}, found
-    assert list(found) == [name for name, _, _ in validate.CHECKS if name != "auto-resume"]
+    assert list(found) == [name for name, _, _ in validate.CHECKS if name not in ("auto-resume", "bucket")]
+
+
+def test_without_nodes_nothing_about_nodes_passes() -> None:
+    found = findings({**whole(), "nodes": []})
+    assert found["nodes"].state is State.FAIL
+    assert not {"devices", "room", "efa", "health agents", "pods"} & set(found)
 
 
 def take(objects: dict[str, list[Object]], *path: Any, value: Any = None) -> None:
@@ -59,6 +65,8 @@ FAULTS: list[tuple[str, tuple[Any, ...], Any, State, str]] = [
     ("nodes", ("nodes", 0, "status", "conditions", 1, "status"), "True", State.WARN, "1 of 2"),
     ("devices", ("nodes", 0, "status", "allocatable", "nvidia.com/gpu"), "7", State.FAIL, "1 of 2 nodes"),
     ("devices", ("nodes", 0, "status", "allocatable"), {"pods": "110"}, State.FAIL, "too few"),
+    ("room", ("nodes", 0, "status", "allocatable", "memory"), "1700Gi", State.FAIL, "1 of 2 nodes"),
+    ("room", ("nodes", 1, "status", "allocatable", "cpu"), "160", State.FAIL, "1 of 2 nodes"),
     ("efa", ("nodes", 1, "status", "allocatable", "vpc.amazonaws.com/efa"), "0", State.FAIL, "no vpc"),
     ("efa", ("nodes", 1, "status", "allocatable", "vpc.amazonaws.com/efa"), "16", State.WARN, "fewer"),
     ("operator", (CRD,), [], State.FAIL, "is not served"),
@@ -114,7 +122,7 @@ def test_denied_kinds_are_unknown_and_not_failed() -> None:
     del objects["nodes"], objects[CRD]
     found = findings(objects, nodes="nodes is forbidden", **{CRD: "forbidden"})
     hidden = {name for name, one in found.items() if one.state is State.CANNOT_TELL}
-    assert hidden == {"nodes", "devices", "efa", "operator", "fsx", "health agents", "pods"}
+    assert hidden == {"nodes", "devices", "room", "efa", "operator", "fsx", "health agents", "pods"}
     assert not any(one.state is State.FAIL for one in found.values())
 
 

@@ -72,7 +72,8 @@ def checkout(tmp_path: Path) -> Path:
     text = (repo.root() / matrix.MATRIX).read_text(encoding="utf-8")
     first, found, _ = text.partition("    llama-tiny-lora:\n")  # the second model of the first hardware
     assert found
-    (root / matrix.MATRIX).write_text(first, encoding="utf-8")
+    cells = first[first.index("\ncells:\n") + 1 :]
+    (root / matrix.MATRIX).write_text(cells, encoding="utf-8")
     return root
 
 

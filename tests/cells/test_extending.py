@@ -64,6 +64,7 @@ def test_the_page_does_what_it_says(
 ) -> None:
     page = repo.root() / PAGE
     monkeypatch.setattr(repo, "root", lambda: whole_checkout)
+    monkeypatch.setattr(repo, "project", lambda: whole_checkout)
     before = {cell.name for cell in matrix.load(whole_checkout)}
     rendered: dict[str, Objects] = {}
     written = []
@@ -84,10 +85,11 @@ def test_the_page_does_what_it_says(
                 else:
                     assert words.pop(0) == "yard"
                     assert cli.invoke(words) == 0, capsys.readouterr().err
-    assert len(written) == 4  # a Component of two files each
+    assert len(written) == 2  # the model's Component
     cells = {cell.name: cell for cell in matrix.load(whole_checkout)}
     added = set(cells) - before
-    assert {"cpu/smollm-135m", "g5/smollm-135m", "g6/smollm-135m", "g6/llama-3-1-8b-lora"} <= added
+    assert {f"{name}/smollm-135m" for name in ("cpu", "g5", "p4d", "p5", "g6")} <= added
+    assert {"g5-large/llama-3-1-8b-lora", "lab/llama-3-1-8b-lora"} <= added
     assert not before - set(cells)
     check_jobs(rendered)
     model = matrix.configuration(whole_checkout, cells["g5/smollm-135m"]).model
@@ -101,8 +103,8 @@ def check_jobs(rendered: dict[str, Objects]) -> None:
         path: next(one["spec"] for (kind, _), one in built.items() if kind == "PyTorchJob")
         for path, built in rendered.items()
     }
-    assert set(jobs) == {"overlays/g5/smollm-135m", "overlays/g6/llama-3-1-8b-lora"}
-    small, large = jobs["overlays/g5/smollm-135m"], jobs["overlays/g6/llama-3-1-8b-lora"]
+    assert set(jobs) == {"overlays/g5/smollm-135m", "overlays/lab/llama-3-1-8b-lora"}
+    small, large = jobs["overlays/g5/smollm-135m"], jobs["overlays/lab/llama-3-1-8b-lora"]
     assert (small["nprocPerNode"], large["nprocPerNode"]) == ("1", "4")
     (container,) = large["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "4"

@@ -133,15 +133,67 @@ def test_a_hand_written_size_is_not_overwritten(checkout: Path) -> None:
     assert path.read_text(encoding="utf-8") == "[]\n"
 
 
-def test_a_hardware_with_an_unknown_machine(checkout: Path) -> None:
-    path = checkout / "overlays/hardware/cpu/kustomization.yaml"
-    text = path.read_text(encoding="utf-8")
-    path.write_text(
-        f"{text}metadata: {{annotations: {{trainyard/instance: c7.8xlarge}}}}\n", encoding="utf-8"
+OWN_NODE = (
+    "{labels: {pool: a100}, cpus: 62500m, memory: 500Gi, devices: {nvidia.com/gpu: 4}, device: A100,"
+    " device_memory: 80Gi}"
+)
+
+
+def test_a_hardware_of_your_own_is_an_entry(checkout: Path, renderer: Renderer) -> None:
+    """Its Component, and the size of its machine, are written and removed with the entry."""
+    cells = f"cells: {{cpu: {{}}, lab: {{llama-tiny: {{nodes: 2, {PARALLEL}, instance: {{}}}}}}}}\n"
+    cells = cells.replace(", instance: {}", "").replace("micro_batch_size: 8", "micro_batch_size: 4")
+    write_matrix(checkout, f"hardware: {{lab: {{node: {OWN_NODE}}}}}\n{cells}")
+    names = {change.path.relative_to(checkout).as_posix() for change in matrix.sync(checkout).changes}
+    assert {
+        "overlays/hardware/lab/hardware.yaml",
+        "overlays/hardware/lab/kustomization.yaml",
+        "overlays/hardware/lab/lab/pytorchjob.yaml",
+        "overlays/lab/llama-tiny/kustomization.yaml",
+    } <= names
+    (job,) = (
+        one
+        for one in YAML(typ="safe").load_all(renderer.build(checkout / "overlays/lab/llama-tiny"))
+        if one["kind"] == "PyTorchJob"
     )
-    said = refusal(matrix.check, checkout)
-    assert "overlays/hardware/cpu/kustomization.yaml: trainyard/instance: unknown instance type c7.8x" in said
-    assert "did you mean c7i.8xlarge?" in said
+    pod = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    expression = {"key": "pool", "operator": "In", "values": ["a100"]}
+    assert terms == {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    resources = pod["containers"][0]["resources"]
+    assert resources["limits"] == {"memory": "489Gi", "nvidia.com/gpu": "4"}
+    assert resources["requests"]["cpu"] == "61"
+    assert job["spec"]["nprocPerNode"] == "4"
+    assert "trainer-cuda" in pod["containers"][0]["image"]
+    write_matrix(checkout, f"cells: {{cpu: {{llama-tiny: {{nodes: 2, {PARALLEL}}}}}}}\n")
+    matrix.sync(checkout)
+    assert not (checkout / "overlays/hardware/lab").exists()
+    assert (checkout / "overlays/hardware/cpu").exists()
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        (
+            "{instance: c7.8xlarge}",
+            r"instance: unknown .* c7\.8xlarge \| did you mean c7i\.8xlarge\?",
+        ),
+        ("{}", r"one key is needed \| instance: TYPE, or node"),
+        ("{machine: p5.48xlarge}", "one key is needed"),
+        ("{node: 5}", r"node: "),
+        (f"{{node: {OWN_NODE.replace('pool: a100', '')}}}", r"node\.labels: .* at least 1 item"),
+        (f"{{node: {OWN_NODE.replace('500Gi', '500GB')}}}", r"node\.memory: .*500GB"),
+        (
+            f"{{node: {OWN_NODE.replace('nvidia.com/gpu', 'amd.com/gpu')}}}",
+            r"node\.devices: .* for amd",
+        ),
+        (f"{{node: {OWN_NODE.replace('device: A100,', '')}}}", r"node\.devices: device and device_memory"),
+        (f"{{node: {OWN_NODE.replace('cpus', 'cpu')}}}", r"node\.cpu"),
+    ],
+)
+def test_a_wrong_hardware_is_one_clear_error(entry: str, said: str, checkout: Path) -> None:
+    write_matrix(checkout, f"hardware:\n  lab: {entry}\ncells: {{}}\n")
+    assert re.search(rf"overlays/matrix\.yaml:2: hardware\.lab: .*{said}", refusal(matrix.check, checkout))
 
 
 def test_a_hand_written_leaf_is_not_overwritten(checkout: Path) -> None:
@@ -243,10 +295,14 @@ def test_commands_show_the_difference(
     assert cli.invoke(["matrix", "check"]) == 0
     assert capsys.readouterr().out == "1 cell as in overlays/matrix.yaml\n  cpu: llama-tiny\n"
     path = checkout / LEAF / "kustomization.yaml"
-    path.write_text(path.read_text(encoding="utf-8").replace("count: 2", "count: 3"), encoding="utf-8")
+    path.write_text(
+        path.read_text(encoding="utf-8").replace("Worker/replicas, value: 2", "Worker/replicas, value: 3"),
+        encoding="utf-8",
+    )
     assert cli.invoke(["matrix", "check"]) == 1
     shown = capsys.readouterr()
-    assert "-  - {name: train, count: 3}\n+  - {name: train, count: 2}\n" in shown.out
+    path_of = "{op: replace, path: /spec/pytorchReplicaSpecs/Worker/replicas"
+    assert f"-      - {path_of}, value: 3}}\n+      - {path_of}, value: 2}}\n" in shown.out
     assert shown.err == "error: 1 file differs from overlays/matrix.yaml\n  hint: run: yard matrix sync\n"
     assert cli.invoke(["matrix", "check", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
@@ -293,8 +349,8 @@ def test_render_of_an_unknown_cell_says_what_there_is(
     ("old", "new", "said"),
     [
         ("../../hardware/cpu,", "../../hardware/gpu,", "overlays/hardware/gpu"),
-        ("replicas:", "replica:", "replica"),
-        ("count: 2", "count: [", "line"),
+        ("patches:", "patch:", "patch"),
+        ("resources: [", "resources: [[", "line"),
         ("- {op: replace,", "- {op: replaceit,", "replaceit"),
     ],
 )

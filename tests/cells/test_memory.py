@@ -22,16 +22,21 @@ from training.trainer import parallelize
 ROOT = repo.root()
 FOUND = matrix.read(ROOT)
 PAIRS = {f"{hardware}/{model}" for hardware in FOUND.machines for model in FOUND.models}
-# Models without any cell are not paired with hardware yet.
-PAIRED = {f"{hardware}/{cell.model}" for hardware in FOUND.machines for cell in FOUND.cells}
-# 16 sequences cannot be shared by the 32 cores of its largest machine.
-NO_SHARE = {"trn1/deepseek-r1-distill-qwen-1-5b-alpaca"}
-OTHERS = sorted(PAIRED - NO_SHARE - {cell.name for cell in FOUND.cells})
+# The hardware that has a cell for every model of this list that fits it. The others have a choice of cells.
+WIDE = ("cpu", "g5", "p4d", "p5", "trn1")
+PUBLISHED = {cell.model for cell in FOUND.cells if cell.hardware == "g5"} | {"llama-2-70b", "llama-3-1-70b"}
+# Sequences that cannot be shared by all cores of the hardware's largest machine.
+NO_SHARE = {name for name in PAIRS if name.startswith("trn") and name.endswith("alpaca")}
+NO_SHARE |= {name for name in PAIRS if name.startswith("trn2/") and "-tiny" in name}
+OTHERS = sorted(
+    {f"{hardware}/{model}" for hardware in WIDE for model in PUBLISHED}
+    - NO_SHARE
+    - {cell.name for cell in FOUND.cells}
+)
 # Pairs that fit and have no cell: this repository has no recipe for them.
 NO_RECIPE = {
-    "g5/llama-3-1-70b-lora", "trn1/llama-tiny-lora", "trn1/deepseek-r1-distill-qwen-1-5b-lora",
+    "trn1/llama-tiny-lora", "trn1/deepseek-r1-distill-qwen-1-5b-lora",
     "p4d/deepseek-r1-distill-qwen-1-5b-alpaca", "p5/deepseek-r1-distill-qwen-1-5b-alpaca",
-    "g5/bert-large-phase2", "p4d/bert-large-phase2", "p5/bert-large-phase2",
 }  # fmt: skip
 MODEL = """
 model: {{architecture: llama, vocab_size: 512, hidden_size: {hidden}, intermediate_size: {inner},

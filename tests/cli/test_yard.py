@@ -46,8 +46,8 @@ def test_every_command_has_help_with_an_example(command: str, capsys: pytest.Cap
     [
         (["rnu"], "error: no such command: rnu\n  hint: did you mean run?"),
         (["run", "--dryrun", "x"], "error: no such option: --dryrun\n  hint: did you mean --dry-run?"),
-        (["run"], "error: Missing argument 'CELL'"),
-        (["run", "x", "--pods", "0"], "error: Invalid value for '--pods'"),
+        (["run"], "error: give a cell, or a file with -f"),
+        (["run", "x", "--nodes", "0"], "error: Invalid value for '--nodes'"),
         (["wiring"], "error: give a cell, or a file with -f"),
         (["wiring", "-f", "/no/such.yaml"], "error: /no/such.yaml: No such file or directory"),
         (["wiring", "x", "--operator-version", "2.0.0"], "error: Invalid value for '--operator-version'"),

@@ -28,7 +28,7 @@ from tools.kube.manifests import Manifests, parse
 
 HERE = Path(__file__).parent
 FOREIGN = "TRAINYARD_TEST_KUBECONFIG"
-REAL_NODES = ("test_job_nodes.py", "test_nodes.py", "test_training.py")
+REAL_NODES = ("test_demo.py", "test_job_nodes.py", "test_nodes.py", "test_own_script.py", "test_training.py")
 
 
 class TwoClusters(LoadScopeScheduling):

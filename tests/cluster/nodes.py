@@ -30,7 +30,7 @@ from tools.core import processes, repo
 TRAINER = "localhost/trainyard/trainer-cpu:0.1.0"  # the image that overlays/hardware/cpu names
 PAUSE = "localhost/trainyard/pause:test"
 # Where containers have the project and its environment: a checkout may lie below /tmp, which pods hide.
-PROJECT, ENVIRONMENT = "/opt/trainyard", "/opt/environment"
+PROJECT, ENVIRONMENT = "/opt/project", "/opt/environment"
 CGROUPS = Path("/sys/fs/cgroup")
 PODS = "10.244.0.0/16"
 _FIRST_PROCESS = """
@@ -91,9 +91,12 @@ class Node:
         """Return the prefix that runs a command on the node."""
         return ["nsenter", f"--target={self._pid}", "--mount", "--net", "--uts", "--ipc", "--pid", "--"]
 
-    def push(self, archive: Path, name: str) -> str:
-        """Push an image that the node does not have into the registry and return its digest."""
-        target = f"{registry.ADDRESS}/{name.partition('/')[2]}"
+    def push(self, archive: Path, name: str, under: str | None = None) -> str:
+        """Push an image that the node does not have into the registry and return its digest.
+
+        `under` is another name for it there.
+        """
+        target = f"{registry.ADDRESS}/{(under or name).partition('/')[2]}"
         self._ctr("push", "images", "import", str(archive))
         self._ctr("push", "images", "tag", name, target)
         self._ctr("push", "images", "push", "--plain-http", target)
@@ -326,15 +329,19 @@ def images(plane: ControlPlane) -> tuple[Path, Path]:
         {
             "etc/passwd": account,
             "etc/group": "trainer:x:1000:\n",
-            **_scripts(folder / "bin"),
+            **scripts(folder / "bin"),
         },
         {name: f"usr/{name}" for name in ("bin", "sbin", "lib", "lib64")},
-        {"Env": [f"PATH=/opt/bin:{ENVIRONMENT}/bin:/usr/bin:/bin", f"PYTHONPATH={PROJECT}"], "User": "1000"},
+        {
+            "Env": [f"PATH=/opt/bin:{ENVIRONMENT}/bin:/usr/bin:/bin", f"PYTHONPATH={PROJECT}"],
+            "User": "1000",
+            "WorkingDir": PROJECT,
+        },
     )
     return pause, trainer
 
 
-def _scripts(folder: Path) -> dict[str, Path]:
+def scripts(folder: Path) -> dict[str, Path]:
     """Write the environment's scripts (torchrun and others) to `folder`, for the Python of containers.
 
     Their own first lines name the Python by the path that it has on the machine.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,6 +119,25 @@ def test_yard_diff_shows_a_changed_key(
     assert [line.replace(" ", "") for line in lines] == ["-backoffLimit:7", "+backoffLimit:6"]
     kube.apply(rendered[CELL], namespace)
     assert invoke(["diff", CELL, "-n", namespace]) == 0
+
+
+def test_yard_diff_takes_a_file_and_the_knobs(
+    kube: Kube,
+    rendered: dict[str, str],
+    namespace: str,
+    asked: None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kube.apply(rendered[CELL], namespace)
+    file = tmp_path / "cell.yaml"
+    file.write_text(rendered[CELL], encoding="utf-8")
+    assert invoke(["diff", "-f", str(file), "-n", namespace]) == 0
+    assert invoke(["diff", CELL, "-n", namespace, "--nodes", "3"]) == 1
+    changed = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.startswith("+ ")]
+    for field in ("maxReplicas:", "minReplicas:", "replicas:"):
+        assert [field, "3"] in changed
+    assert ["backoffLimit:", "9"] in changed
 
 
 def test_yard_diff_before_the_first_apply_shows_every_object(

@@ -1,4 +1,4 @@
-"""`yard job submit`, `status`, `list` and `stop` on a real API server with the real operator.
+"""`yard job submit`, `show`, `status`, `list` and `stop` on a real API server with the real operator.
 
 kwok plays the kubelets: a pod is Running at once and writes no log, so the last checkpoint is unknown.
 """
@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from tests.cluster.kube import Kube, shared_claim
 from tests.cluster.machines import fake_node
+from tools.cells import knobs
+from tools.cells.knobs import Knobs
 from tools.cli import invoke
+from tools.core import repo
 from tools.facts.instances import instance
+from tools.kube.manifests import Manifests, Object, parse
 
 CELL = "overlays/cpu/llama-tiny"
 JOB = "cpu-llama-tiny-train"
@@ -30,8 +36,11 @@ def machines(kube: Kube, fake: None) -> Iterator[None]:
 
 
 @pytest.fixture
-def team(kube: Kube, namespace: str, machines: None, asked: None) -> Iterator[str]:
+def team(
+    kube: Kube, namespace: str, machines: None, asked: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
     """A namespace with the claim, with `yard` configured for this cluster."""
+    monkeypatch.setattr(repo, "local", lambda: tmp_path / "local")
     kube.put(shared_claim(namespace), namespace)
     yield namespace
     kube.call("delete", "pytorchjobs", "--all", f"--namespace={namespace}", "--wait=false")
@@ -177,3 +186,151 @@ def test_following_ends_at_the_first_cause_of_delay(
     said = json.loads(capsys.readouterr().out)
     assert said["cause"].startswith("unschedulable/")
     assert said["objects"][0]["uid"]
+
+
+def by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
+    return {(str(one["kind"]), str(one["metadata"]["name"])): one for one in objects}
+
+
+def show(team: str, job: str, capsys: pytest.CaptureFixture[str]) -> tuple[str, Manifests]:
+    """Return where `yard job show --manifest` found the manifest, and the manifest."""
+    capsys.readouterr()
+    assert invoke(["job", "show", job, "-n", team, "--manifest"]) == 0
+    said = capsys.readouterr()
+    return said.err, parse(said.out, "shown")
+
+
+def test_what_was_submitted_is_kept_with_the_job(
+    kube: Kube, team: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ("train.learning_rate=1e-3",)
+    words = ["job", "submit", CELL, "--set", settings[0], "--name", "kept", "-n", team, "--no-follow"]
+    assert invoke(words) == 0
+    name = f"{JOB}-kept"
+    where, shown = show(team, name, capsys)
+    assert f"ConfigMap/{name}-submitted, as submitted" in where
+    assert by_name(shown.objects) == by_name(
+        knobs.rendered(CELL, None, Knobs(settings=settings, name="kept")).objects
+    )
+    assert invoke(["job", "show", name, "-n", team]) == 0
+    assert f"yard job submit {CELL} --set {settings[0]} --name kept" in capsys.readouterr().out
+    worker = (kube.get("pytorchjob", name, team) or {})["spec"]["pytorchReplicaSpecs"]["Worker"]
+    volumes = worker["template"]["spec"]["volumes"]
+    (sources,) = (one["projected"]["sources"] for one in volumes if one["name"] == "config")
+    texts = [(kube.get("configmap", one["configMap"]["name"], team) or {})["data"] for one in sources]
+    assert sum("learning_rate: 1e-3" in str(text) for text in texts) == 1
+
+    kube.run("delete", "configmap", f"{name}-submitted", f"--namespace={team}")
+    where, shown = show(team, name, capsys)
+    assert f"the live PyTorchJob/{name}, without the fields of the cluster" in where
+    assert "what was submitted was not kept" in where
+    job = by_name(shown.objects)["PyTorchJob", name]
+    assert set(job) == {"apiVersion", "kind", "metadata", "spec"}
+    assert not {"uid", "managedFields", "resourceVersion"} & set(job["metadata"])
+
+    assert invoke(["job", "submit", CELL, "--name", "kept", "-n", team, "--replace", "--no-follow"]) == 0
+    where, shown = show(team, name, capsys)
+    assert "as submitted" in where
+    assert by_name(shown.objects) == by_name(knobs.rendered(CELL, None, Knobs(name="kept")).objects)
+    kube.run("delete", "pytorchjob", name, f"--namespace={team}")
+    kube.wait("the ConfigMap's end", lambda: not kube.get("configmap", f"{name}-submitted", team), 60)
+    where, left = show(team, name, capsys)
+    assert "as last submitted from here; the cluster has no such job" in where
+    assert left.objects == shown.objects
+    assert invoke(["job", "show", "never-was", "-n", team]) == 2
+
+
+def test_a_sweep_is_jobs_side_by_side(kube: Kube, team: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["job", "submit", CELL, "-n", team, "--nodes", "1", "--sweep", "train.learning_rate=1e-3,2e-3"]
+    names = [f"{JOB}-lr-1e-3", f"{JOB}-lr-2e-3"]
+    jobs = lambda: [one["metadata"]["name"] for one in kube.list("pytorchjobs", team)]  # noqa: E731
+    assert invoke([*words, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert [line.split() for line in said.splitlines()[:2]] == [
+        [name, f"train.learning_rate={rate}"] for name, rate in zip(names, ("1e-3", "2e-3"), strict=True)
+    ]
+    assert f"2 jobs would be applied in namespace {team}" in said
+    assert jobs() == []
+    assert invoke([*words[:-1], "train.learning_rate=1e-3,fast"]) == 2, "one bad point"
+    assert jobs() == []
+
+    assert invoke(words) == 0
+    assert f"next: yard job plot {' '.join(names)}" in capsys.readouterr().out
+    assert jobs() == names
+    kube.wait(
+        "a pod of each",
+        lambda: all(kube.list("pods", team, f"training.kubeflow.org/job-name={name}") for name in names),
+        60,
+    )
+    specs = [kube.list("pods", team, f"training.kubeflow.org/job-name={name}")[0]["spec"] for name in names]
+    run = [one for one in specs[0]["containers"][0]["volumeMounts"] if one["mountPath"] == "/shared/run"]
+    assert run[0]["subPathExpr"] == "runs/$(JOB_NAME)", "each job has its own run directory"
+    mounted = [str([volume for volume in spec["volumes"] if volume["name"] == "config"]) for spec in specs]
+    assert mounted[0] != mounted[1]
+
+    capsys.readouterr()
+    assert invoke([*words[:-1], "train.learning_rate=3e-3,2e-3"]) == 1, "one of them exists"
+    assert f"a job {names[1]} exists already" in capsys.readouterr().err
+    assert jobs() == names
+
+
+def batch(name: str) -> Object:
+    """An Indexed Job of torchrun, which no training operator makes pods for."""
+    options = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={name}-0.{name}:29400"]
+    container: Object = {"name": "train", "image": "registry.example/train:1"}
+    container |= {"resources": {"requests": {"cpu": "1"}}, "command": ["torchrun", *options, "train.py"]}
+    pod = {"subdomain": name, "restartPolicy": "Never", "containers": [container]}
+    spec = {"completionMode": "Indexed", "completions": 2, "parallelism": 2, "template": {"spec": pod}}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
+
+
+@pytest.mark.parametrize("way", ["file", "standard input", "directory"])
+def test_a_manifest_of_another_kind_is_submitted(
+    way: str,
+    kube: Kube,
+    team: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    service: Object = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "mine"}}
+    service["spec"] = {"clusterIP": "None", "selector": {"job-name": "mine"}}
+    path = tmp_path / "mine/job.yaml"
+    path.parent.mkdir()
+    path.write_text(yaml.safe_dump_all([batch("mine"), service]), encoding="utf-8")
+    (path.parent / "kustomization.yaml").write_text("resources: [job.yaml]\n", encoding="utf-8")
+    target = {"file": ["-f", str(path)], "standard input": ["-f", "-"], "directory": [str(path.parent)]}[way]
+    with path.open(encoding="utf-8") as file:
+        monkeypatch.setattr("sys.stdin", file)
+        words = ["job", "submit", *target, "-n", team, "--nodes", "3", "--name", "b", "--no-follow"]
+        assert invoke(words) == 0
+    made = kube.get("job", "mine-b", team) or {}
+    assert made["spec"]["completions"] == 3
+    command = made["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert command[1:4] == ["--nnodes=3", "--rdzv-backend=c10d", "--rdzv-endpoint=mine-b-0.mine-b:29400"]
+    where, shown = show(team, "mine-b", capsys)
+    assert "as submitted" in where
+    assert ("Job", "mine-b") in by_name(shown.objects)
+    kube.run("delete", "job", "mine-b", f"--namespace={team}", "--wait=false")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ([], 2, "give a cell, or a file with -f"),
+        ([CELL, "-f", "job.yaml"], 2, "give a cell, or a file with -f"),
+        (["-f", "/nowhere.yaml"], 2, "/nowhere.yaml: No such file"),
+        ([CELL, "--name", "Big_One"], 2, "lower-case letters"),
+        ([CELL, "--set", "train.learning_rat=1"], 2, "learning_rate"),
+        ([CELL, "--nodes", "3"], 1, "preflight fails, nothing was applied"),
+        ([CELL, "--resume", "--replace"], 2, "give one of them"),
+    ],
+)
+def test_refusals_are_plain(
+    words: list[str], code: int, message: str, kube: Kube, team: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert invoke(["job", "submit", *words, "-n", team]) == code
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+    assert kube.list("pytorchjobs", team) == []

@@ -21,6 +21,7 @@ from tools.kube.manifests import Manifests, name_of
 from tools.workload import operator_pods
 
 NAMESPACE = "t-placement"
+SECONDS = 240  # the operator makes some 300 pods, on a busy machine
 CPU_NODE = "m5.xlarge"  # for cells that ask for no kind of node
 
 
@@ -57,7 +58,7 @@ def placed(
     seconds = kube.wait(
         f"{expected} pods on their nodes",
         lambda: sum(pod["status"]["phase"] == "Running" for pod in kube.list("pods", NAMESPACE)) == expected,
-        120,
+        SECONDS,
     )
     print(
         f"{len(accelerated)} cells, {expected} pods: placed and running {seconds:.1f} s after the last apply"
@@ -96,7 +97,7 @@ def test_one_more_pod_than_fits_waits(kube: Kube, cells: list[Manifests], placed
         waiting.update({name_of(pod): _scheduling(pod) for pod in pods})
         return len(waiting) == len(more) and all(waiting.values())
 
-    kube.wait("a verdict on every extra pod", judged, 60)
+    kube.wait("a verdict on every extra pod", judged, SECONDS)
     for pod in more:
         short = {name.strip(".") for name in re.findall(r"Insufficient ([\w./-]+)", waiting[name_of(pod)])}
         devices = {key for key in pod["spec"]["containers"][0]["resources"]["limits"] if "/" in key}
@@ -111,7 +112,7 @@ def test_a_pod_of_another_kind_of_machine_waits(
     pod = _copy(next(cell for cell in cells if wanted_type(cell.job()) == "g5.48xlarge"), "control")
     kube.put([pod], NAMESPACE)
 
-    kube.wait("a verdict", lambda: _message(kube, name_of(pod), NAMESPACE) != "", 60)
+    kube.wait("a verdict", lambda: _message(kube, name_of(pod), NAMESPACE) != "", SECONDS)
     assert "affinity/selector" in _message(kube, name_of(pod), NAMESPACE)
 
 
@@ -128,10 +129,10 @@ def test_cpu_cells_share_a_node_until_it_is_full(
     def running() -> int:
         return sum(pod["status"]["phase"] == "Running" for pod in kube.list("pods", namespace))
 
-    kube.wait("three pods on the node", lambda: running() == 3, 60)
+    kube.wait("three pods on the node", lambda: running() == 3, SECONDS)
     kube.put([_copy(cell, "fourth")], namespace)
     fourth = f"fourth-{name_of(cell.job())}"
-    kube.wait("a verdict", lambda: _message(kube, fourth, namespace) != "", 60)
+    kube.wait("a verdict", lambda: _message(kube, fourth, namespace) != "", SECONDS)
     assert "Insufficient cpu" in _message(kube, fourth, namespace)
     assert running() == 3
     kube.call("delete", "node", "cpu-0")

@@ -47,10 +47,11 @@ class Training:
     kube: Kube
     namespace: str
     volume: Path
+    name: str = JOB
 
     @property
     def run(self) -> Path:
-        return self.volume / "runs" / JOB
+        return self.volume / "runs" / self.name
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the metrics written so far, one entry a step."""
@@ -85,11 +86,11 @@ class Training:
             raise AssertionError(f"{problem}\n{self.last_words()}") from None
 
     def job(self) -> Object:
-        return self.kube.get("pytorchjob", JOB, self.namespace) or {}
+        return self.kube.get("pytorchjob", self.name, self.namespace) or {}
 
     def pod(self, index: int) -> Object:
         """Return worker `index`, or nothing."""
-        return self.kube.get("pod", f"{JOB}-worker-{index}", self.namespace) or {}
+        return self.kube.get("pod", f"{self.name}-worker-{index}", self.namespace) or {}
 
     def beats(self) -> dict[int, Object]:
         found = {}
@@ -123,7 +124,7 @@ class Training:
         where = f"--namespace={self.namespace}"
         parts = [self.kube.call("get", "pods", where, "-o", "wide").out]
         parts.append(self.kube.call("get", "events", where).out[-2000:])
-        parts += [self.kube.call("logs", f"{JOB}-worker-{i}", where, "--tail=25").out for i in (0, 1)]
+        parts += [self.kube.call("logs", f"{self.name}-worker-{i}", where, "--tail=25").out for i in (0, 1)]
         return "\n".join(parts)
 
 

@@ -22,6 +22,7 @@ MOTO = "moto==5.2.1"
 EXCEPTIONS = {
     ("trn2.48xlarge", "accelerator_memory_mib"): "moto has 512 GiB a device, Neuron's documentation 96",
     ("trn2.48xlarge", "cores_per_accelerator"): "moto has physical cores; two are one logical core",
+    ("g6e.24xlarge", "network_mbps"): "moto sums up the cards; the machine has 200 Gbit/s",
     ("g6e.48xlarge", "network_mbps"): "moto sums up the cards; the machine has 400 Gbit/s",
     ("p6-b200.48xlarge", "network_mbps"): "moto sums up the cards; the machine has 3200 Gbit/s",
     ("p6-b300.48xlarge", "network_mbps"): "moto sums up the cards; the machine has 6400 Gbit/s",
@@ -85,6 +86,22 @@ def test_rows_make_sense(found: Instance) -> None:
     assert (found.hugepages_2mi_mib > 0) == (found.efa > 0 and found.accelerators > 0)
     assert found.price_usd_per_hour is None or found.price_usd_per_hour > 0
     assert found.node_names == (found.name, f"ml.{found.name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "cpu", "memory"),
+    [
+        ("m5.large", 1930, 6903),
+        ("g6e.24xlarge", 95690, 721682),
+        ("g6.48xlarge", 191450, 718987),
+        ("p5en.48xlarge", 191450, 1937332),
+        ("trn1.32xlarge", 127610, 481894),
+    ],
+)
+def test_the_formula_of_what_is_allocatable(name: str, cpu: int, memory: int) -> None:
+    """The figures of Karpenter's instance type page, which computes them in the same way."""
+    found = instance(name)
+    assert (found.allocatable_cpu_m, found.allocatable_memory_mib) == (cpu, memory)
 
 
 def test_lookups() -> None:

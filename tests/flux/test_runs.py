@@ -35,7 +35,7 @@ def commands(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_flux_creates_what_we_rendered(world: World, renderer: Renderer) -> None:
-    name = world.add_run(renderer, "added")
+    name = world.add_run(renderer, "added", settings=("train.learning_rate=1.5e-4",))
     job = world.running(name)
     run = next(one for one in check.run_files(world.root, world.cluster) if one.name == name)
     ours = render(world.root, run, renderer)
@@ -43,6 +43,12 @@ def test_flux_creates_what_we_rendered(world: World, renderer: Renderer) -> None
     assert job["metadata"]["annotations"]["kustomize.toolkit.fluxcd.io/ssa"] == "IfNotPresent"
     for item in ours.objects:
         assert world.fleet.kube.get(item["kind"], item["metadata"]["name"], run.namespace), item["metadata"]
+    texts = [
+        text
+        for one in _config_maps(job)
+        for text in (world.fleet.kube.get("configmap", one, run.namespace) or {})["data"].values()
+    ]
+    assert sum("learning_rate: 1.5e-4" in text for text in texts) == 1, "the patch of the run's file"
     image = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["image"]
     assert image.endswith(f"@{DIGEST}")
     world.fleet.wait_ready(name)
@@ -72,7 +78,7 @@ def test_a_run_is_created_once(world: World, renderer: Renderer) -> None:
     world.push("unrelated")
     same()
     leaf = world.root / "overlays/cpu/llama-tiny/kustomization.yaml"
-    leaf.write_text(leaf.read_text(encoding="utf-8").replace("count: 2", "count: 1"), encoding="utf-8")
+    leaf.write_text(leaf.read_text(encoding="utf-8").replace("value: 2}", "value: 1}"), encoding="utf-8")
     world.push("a changed cell")
     same()
     pod = world.pods(job)[0]

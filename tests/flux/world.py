@@ -17,6 +17,7 @@ from tests.cluster.kube import condition
 from tests.cluster.machines import fake_node
 from tests.flux.fleet import KIND, Fleet, commit
 from tests.flux.fleet import condition as said
+from tools.cells.knobs import Knobs
 from tools.cells.kustomize import Renderer
 from tools.facts.instances import instance
 from tools.gitops import new_run
@@ -148,9 +149,12 @@ class World:
         self.fleet.wait("the sync", lambda: self.fleet.ready("flux-system", made))
         return made
 
-    def add_run(self, renderer: Renderer, suffix: str, cell: str = "cpu/llama-tiny") -> str:
+    def add_run(
+        self, renderer: Renderer, suffix: str, cell: str = "cpu/llama-tiny", settings: tuple[str, ...] = ()
+    ) -> str:
         """Create a run as `yard cluster run new` does, commit it, and return its name."""
-        made = new_run.make(self.root, Wanted(cell, self.name, suffix, image=IMAGE), renderer)
+        wanted = Wanted(cell, self.name, knobs=Knobs(name=suffix, image=IMAGE, settings=settings))
+        made = new_run.make(self.root, wanted, renderer)
         new_run.write(made)
         self.push(f"Run {made.path.stem}")
         return made.path.stem

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tools.cells import kustomize
+from tools.cells.knobs import Knobs
 from tools.cells.kustomize import Renderer
 from tools.core import repo
 from tools.core.verdict import State, Verdict
@@ -59,7 +60,8 @@ class Team:
         features: tuple[str, ...] = (),
     ) -> Made:
         """Create a run without writing its file."""
-        return new.make(self.root, Wanted(cell, CLUSTER, suffix, commit, image, features), self.renderer)
+        knobs = Knobs(name=suffix, image=image, features=features)
+        return new.make(self.root, Wanted(cell, CLUSTER, commit, knobs), self.renderer)
 
     def written(self) -> Path:
         """Write the run of `make` with its defaults and return the file."""

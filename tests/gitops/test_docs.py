@@ -24,6 +24,6 @@ def test_the_commands_in_their_order(
         codes.append(invoke(words[1:]))
         team.commit("a step")
     said = capsys.readouterr()
-    assert codes[0] == codes[2] == 0, said
-    assert codes[1] in (2, 3)
-    assert "cpu-llama-tiny-r1" in said.out
+    assert codes[1] in (2, 3), "no cluster"
+    assert [codes[0], *codes[2:]] == [0, 0, 0, 0], said
+    assert all(f"cpu-llama-tiny-{name}.yaml" in said.out for name in ("r1", "lr-1e-3", "lr-2e-3"))

@@ -15,12 +15,11 @@ from tools.cli import yard
 
 ROOT = Path(__file__).resolve().parents[2]
 # Packages from the highest level to the lowest. Packages of one level do not import each other.
-TOOLS = (
-    "cli | gitops job | cluster image preflight local | cells simulator | workload | kube aws facts | core"
-)
+TOOLS = """cli | gitops job | cluster image preflight local new stage | cells simulator | workload
+    | kube aws facts | core"""
 TRAINING = """pretrain finetune bert entrypoint precompile checkpoints agent | pod | trainer | upload | export
-    | prepare sample | weights | data models | task | distributed | device | neuron | config checkpoint
-    | run"""
+    | prepare sample stage | weights | data models | task | distributed | device | neuron | config checkpoint
+    | run remote"""
 LEVELS = [
     *(("tools", names) for names in TOOLS.split("|")),
     *(("training", names) for names in TRAINING.split("|")),
@@ -29,7 +28,7 @@ LEVEL = {f"{top}.{name}": number for number, (top, names) in enumerate(LEVELS) f
 # What tools may import of training: modules that do not load torch. Two places need more.
 SHARED = (
     *("training.config.", "training.models.counting.", "training.models.published.", "training.run."),
-    "training.checkpoint.layout.",
+    *("training.checkpoint.layout.", "training.remote.", "training.agent.build.", "training.stage.offer."),
 )
 EXTRA = {
     "tools.cli.data.": ("training.data.",),

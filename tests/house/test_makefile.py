@@ -97,6 +97,14 @@ def test_every_command_of_a_job_is_a_target(command: str) -> None:
     assert shown.splitlines()[-1].strip() == f"exec .venv/bin/yard job {command} a-job -n team-a"
 
 
+def test_a_job_in_development_and_an_overlay() -> None:
+    shown = make("-n", "job", "DEV=1", "MODEL=bert-tiny").stdout
+    assert shown.splitlines()[-1].strip() == "exec .venv/bin/yard job submit overlays/cpu/bert-tiny --dev"
+    shown = make("-n", "image-overlay", "ON=r.example/mine:1").stdout
+    command = 'exec .venv/bin/yard image overlay . --on "r.example/mine:1" --push'
+    assert shown.splitlines()[-1].strip() == command
+
+
 def test_arguments_reach_yard() -> None:
     """CELL and ARGS are part of the command line, unchanged."""
     shown = make("-n", "run", "CELL=overlays/p5/other", "ARGS=--set train.steps=5").stdout

@@ -61,7 +61,7 @@ def test_a_repair_removes_its_finding_and_changes_one_line(path: Path) -> None:
         ("torchvision-patch-decides", "+RUN pip install --no-cache-dir torch==2.15.0 torchvision==0.29.2"),
         ("entrypoint-shell-form", '+ENTRYPOINT ["torchrun", "--nproc-per-node=8", "train.py"]'),
         ("entrypoint-broken-json", '+ENTRYPOINT ["python", "train.py"]'),
-        ("entrypoint-sh-c", '+ENTRYPOINT ["/bin/bash", "-c", "source /env && exec torchrun train.py"]'),
+        ("entrypoint-sh-c", '+ENTRYPOINT ["/bin/sh", "-c", ". /env && exec torchrun train.py"]'),
         ("root-again-at-the-end", "+USER 1000"),
         ("efa-kernel-module", "efa_installer.sh --skip-kmod -y"),
         ("apt-lists", "+    && rm -rf /var/lib/apt/lists/*"),

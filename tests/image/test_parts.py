@@ -12,7 +12,8 @@ from botocore.stub import Stubber
 from ruamel.yaml import YAML
 
 from tools.aws.session import AwsError, Session
-from tools.cells import kustomize, locate
+from tools.cells import knobs, kustomize, locate
+from tools.cells.knobs import Knobs
 from tools.cli import invoke
 from tools.core import repo
 from tools.core.errors import UserError
@@ -20,7 +21,6 @@ from tools.image import ecr, overlay, pin, push, registry, tags
 from tools.image.build import NAMESPACE, refuse_secrets
 from tools.image.dockerfile import context, dockerignore
 from tools.image.engine import Engine
-from tools.job import submit
 
 DIGEST = "sha256:" + "ab" * 32
 ECR = "123456789012.dkr.ecr.us-east-1.amazonaws.com"
@@ -328,11 +328,12 @@ def test_a_pinned_digest_is_what_a_service_renders(service: str, image: str, tmp
 
 
 def test_a_submitted_job_runs_the_given_image() -> None:
-    """`make job DEV=1` submits the overlay's digest. Control: the cell's image before."""
+    """`yard job submit --image` submits an overlay's digest. Control: the cell's image before."""
     if kustomize.find(repo.root()) is None:
         pytest.skip("no kustomize or kubectl on PATH: install kustomize 5.4 or newer")
     manifests = locate.rendered("cpu/llama-tiny")
     spec = manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     assert spec["containers"][0]["image"].startswith(f"{NAMESPACE}/trainer-cpu")
-    submit.use_image(manifests, f"registry.example/team/trainer-cpu@{DIGEST}")
+    changed = knobs.applied(manifests, Knobs(image=f"registry.example/team/trainer-cpu@{DIGEST}"))
+    spec = changed.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     assert spec["containers"][0]["image"] == f"registry.example/team/trainer-cpu@{DIGEST}"

@@ -18,12 +18,13 @@ from tests.job.corpus import STEP
 from tests.job.world import World
 from tools.core import repo
 from tools.core.errors import UserError
-from tools.job import copy, follow, remote_sender, stop, submit
+from tools.job import copy, follow, stop, submit
 from tools.job.follow import Followed
 from tools.job.snapshot import lookup
 from tools.job.snapshot.snapshot import PREVIOUS
 from tools.kube.kubectl import Kubectl, failure
 from tools.kube.manifests import Manifests
+from training.remote import file_sender
 
 JOB = "cpu-llama-tiny-train"
 
@@ -216,7 +217,7 @@ def test_cp_takes_no_file_that_was_not_asked_for(
     answer = f"{json.dumps({'name': name, 'size': 4})}\n4\nevil"
     digest = hashlib.sha256(b"evil").hexdigest()
     sender.write_text(f"import sys\ndef main(*words):\n    print({answer!r} + '0 {digest}\\nend')\n")
-    monkeypatch.setattr(remote_sender, "__file__", str(sender))
+    monkeypatch.setattr(file_sender, "__file__", str(sender))
     error = yard.err("cp", JOB, "checkpoints", str(out), code=1)
     assert "was not asked for" in error or "is a file or a symbolic link" in error
     assert [path for path in (tmp_path / "here").rglob("*") if path.is_file()] == []
@@ -232,7 +233,7 @@ def test_cp_takes_the_same_file_under_its_own_name(
     answer = f"{json.dumps({'name': 'checkpoints/file', 'size': 4})}\n4\ngood"
     digest = hashlib.sha256(b"good").hexdigest()
     sender.write_text(f"import sys\ndef main(*words):\n    print({answer!r} + '0 {digest}\\nend')\n")
-    monkeypatch.setattr(remote_sender, "__file__", str(sender))
+    monkeypatch.setattr(file_sender, "__file__", str(sender))
     yard("cp", JOB, "checkpoints", str(tmp_path / "out"))
     assert (tmp_path / "out/checkpoints/file").read_text() == "good"
 
@@ -391,17 +392,17 @@ def test_files_that_are_deleted_and_replaced_during_a_copy_arrive_complete(
     """A file is the one that had the name when all were opened. A file deleted before that is left out."""
     for name in ("LATEST", "metrics.jsonl", "old"):
         (tmp_path / name).write_text(name)
-    listed = remote_sender._paths
+    listed = file_sender._paths
     lists = iter([[tmp_path / "LATEST", tmp_path / "pruned"]])
-    monkeypatch.setattr(remote_sender, "_paths", lambda *words: next(lists, None) or listed(*words))
-    files = remote_sender.opened(tmp_path, ".")
+    monkeypatch.setattr(file_sender, "_paths", lambda *words: next(lists, None) or listed(*words))
+    files = file_sender.opened(tmp_path, ".")
     assert [name for name, _ in files] == ["LATEST", "metrics.jsonl", "old"], "listed a second time"
     (tmp_path / "old").unlink()
     (tmp_path / "part").write_text("STEP-2")
     (tmp_path / "part").rename(tmp_path / "LATEST")
-    monkeypatch.setattr(remote_sender, "opened", lambda *_: files)
+    monkeypatch.setattr(file_sender, "opened", lambda *_: files)
     out = io.BytesIO()
-    remote_sender.send(tmp_path, ".", set(), out)
+    file_sender.send(tmp_path, ".", set(), out)
     for name in ("LATEST", "metrics.jsonl", "old"):
         digest = hashlib.sha256(name.encode()).hexdigest()
         assert f"{len(name)}\n{name}0 {digest}\n".encode() in out.getvalue()

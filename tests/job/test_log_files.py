@@ -156,24 +156,36 @@ def test_steps_in_any_form_are_training(form: str) -> None:
         "trainer-1  | ",
         "Mar  1 10:00:0{n} node-7 trainer[4711]: ",
         "[2026-03-01 10:00:0{n}.123] ",
-        "2026-03-01 10:00:0{n},123: ",
-        "(TrainWorker pid=4711, ip=10.0.0.7) [rank3]: ",
-        '{{"log": "',
+        "2026-03-01 10:00:0{n},123 ",
+        "(TrainWorker pid=4711, ip=10.0.0.7) ",
+        "[1,0]<stderr>:",
+        "[default0]:",
+        "[stderr] ",
+        "3: ",
+        "10.0.0.7: ",
     ],
 )
 def test_what_a_collector_puts_before_lines_is_not_read(prefix: str) -> None:
-    error = [
-        "Traceback (most recent call last):",
-        '  File "/a/data.py", line 3, in f',
-        "    g()",
-        "KeyError: 7",
-    ]
-    dumped = [json.dumps({"log": f"{line}\n", "stream": "stderr"}) for line in error]
-    marked = [prefix.format(n=n) + line for n, line in enumerate(error)]
-    log = "\n".join(dumped if prefix.startswith("{") else marked)
-    found = log_causes.first_cause(log_lines.read(log))
+    for case in CASES[::9]:
+        lines = case.text.split("\n")
+        marked = (prefix.format(n=n % 10) + line for n, line in enumerate(lines))
+        found = log_causes.first_cause(log_lines.read("\n".join(marked)))
+        assert (found.kind if found else HEALTHY) == case.why, case.name
+
+
+@pytest.mark.parametrize("prefix", ["worker: ", "> ", "    "])
+def test_what_stands_before_all_lines_is_not_read(prefix: str) -> None:
+    error = ["starting", *MEMORY.splitlines()]
+    found = log_causes.first_cause(log_lines.read("\n".join(prefix + line for line in error)))
     assert found is not None
-    assert (found.kind, found.exception) == ("crash", True)
+    assert (found.kind, found.exception) == ("oom-device", True)
+
+
+def test_lines_that_a_collector_has_put_into_json_are_read() -> None:
+    dumped = [json.dumps({"log": f"{line}\n", "stream": "stderr"}) for line in MEMORY.splitlines()]
+    found = log_causes.first_cause(log_lines.read("\n".join(dumped)))
+    assert found is not None
+    assert (found.kind, found.exception) == ("oom-device", True)
 
 
 def test_an_error_of_an_unknown_program_counts_at_the_end_of_a_log_that_did_not_end_well(yard: Yard) -> None:

@@ -1,4 +1,5 @@
 """The class of a failed container's log is that of its first failure, whatever else is in the log."""
+# ruff: noqa: E501 - other programs' lines are as long as they are
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from tests.job.conftest import NewWorld
 from tests.job.corpus import STEP
 from tests.job.log_corpus import CASES, HEALTHY, Case
 from tools.core.verdict import State
-from tools.job.diagnosis import log_causes, log_failures, log_patterns
+from tools.job.diagnosis import cause, exit_codes, log_causes, log_failures, log_patterns, log_topics
 from tools.job.diagnosis.explain import explain
 from tools.job.snapshot import log_lines
 
@@ -76,6 +77,66 @@ def patterns() -> Iterator[tuple[str, str | None, dict[str, str]]]:
     for section, rows in log_patterns.document().items():
         for row in rows:
             yield from ((section, row.get("class"), one) for one in row.get("patterns") or [row])
+
+
+EVENTS = {
+    "unschedulable": "  Warning  FailedScheduling  9s  default-scheduler  0/6 nodes are available: 6 Insufficient cpu.",
+    "unschedulable/ports": "Warning FailedScheduling 0/1 nodes are available: 1 node(s) didn't have free ports for the"
+    " requested pod ports.",
+    "image-auth": 'Warning  Failed  5s  kubelet  Failed to pull image "a/b:1": denied: 403 Forbidden',
+    "image-name": 'Warning  Failed  5s  kubelet  Failed to pull image "a/b:1": manifest unknown',
+    "secret-missing": 'Warning  FailedMount  8s  kubelet  MountVolume.SetUp failed for "s": secret "token" not found',
+    "volume": "Warning  FailedAttachVolume  8s  attachdetach-controller  Multi-Attach error for volume",
+    "pod-network": "Warning  FailedCreatePodSandBox  2s  kubelet  Failed to create pod sandbox: plugin aws-cni failed",
+    "quota": 'Warning  FailedCreate  1s  job-controller  Error creating: pods "a" is forbidden: exceeded quota: q',
+    "config-missing": 'Warning  Failed  1s  kubelet  Error: configmap "cell" not found',
+    "command": 'Error: failed to start container "a": exec: "torchrun": executable file not found in $PATH: unknown',
+    "oom-host": "      Reason:       OOMKilled",
+    "evicted": "Warning  Evicted  3s  kubelet  The node was low on resource: ephemeral-storage.",
+    "killed": "Warning  Unhealthy  3s  kubelet  Liveness probe failed: HTTP probe failed with statuscode: 500",
+    "image-accelerator": "docker: Error response from daemon: nvidia-container-cli: requirement error: unsatisfied condition: cuda>=11.7",
+    "device": 'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].',
+    "claim-missing": 'Warning  FailedScheduling  3s  default-scheduler  persistentvolumeclaim "trainyard" not found',
+    "claim-pending": "Warning  FailedScheduling  3s  default-scheduler  pod has unbound immediate PersistentVolumeClaims",
+    "node-refused": "train-0   0/1   UnexpectedAdmissionError   0   12m",
+    "backoff": "Warning  BackoffLimitExceeded  3s  job-controller  Job has reached the specified backoff limit",
+}
+
+
+# Other lines about the same.
+SAID = {
+    "unschedulable": '"0/1 nodes are available: 1 Insufficient nvidia.com/gpu. preemption: 0/1 nodes are available: 1"',
+    "image-name": "train   pod/train-0   0/1   ErrImagePull   0   60s",
+    "volume": "E0506 03:08:01.364949 1 utils.go:101] GRPC error: rpc error: code = Internal desc = stat /var/lib/kubelet/pods/b/volumes/c/mount: connection refused",
+    "oom-host": "train-0   0/1   OOMKilled   0   60s",
+}
+
+
+@pytest.mark.parametrize(("kind", "line"), [*EVENTS.items(), *SAID.items()])
+def test_an_event_of_kubernetes_in_a_log_is_a_cause(kind: str, line: str) -> None:
+    found = log_causes.first_cause(log_lines.read(f"Events:\n{line}\n"))
+    assert found is not None
+    assert found.kind == kind
+    assert "unknown" not in exit_codes.summary_of(kind, "a pod")
+
+
+def test_every_class_of_topics_is_one_that_has_a_remedy() -> None:
+    kinds = [topic.kind for topic in log_topics.topics()]
+    assert len(kinds) == len(set(kinds))
+    assert set(kinds) <= set(cause.CAUSES)
+
+
+def test_every_word_of_a_topic_occurs_in_a_log() -> None:
+    """A pattern of a topic that no log of failures has is not tested."""
+    reports = [
+        one for case in CASES if case.why != HEALTHY for one in log_failures.of(log_lines.read(case.text))
+    ]
+    texts = "\n".join(f"{one.text}\n{one.place.lower()}\n{one.place}\n{one.stack.lower()}" for one in reports)
+    for topic in log_topics.topics():
+        for value in vars(topic).values():
+            for pattern in value if isinstance(value, tuple) else [value]:
+                shown = not isinstance(pattern, re.Pattern) or re.search(pattern.pattern, texts, re.MULTILINE)
+                assert shown, f"{topic.kind}: no log has {pattern}"
 
 
 def test_every_pattern_has_a_source_and_a_log() -> None:

@@ -20,10 +20,11 @@ from tools.job import logs, status, stop
 from tools.job.diagnosis import cause, exit_codes, log_causes, log_patterns, signs
 from tools.job.diagnosis.explain import explain
 from tools.job.ranks import rank_zero
-from tools.job.snapshot import log_lines, remote_probe
+from tools.job.snapshot import log_lines
 from tools.job.snapshot.snapshot import load
 from tools.job.status import Status
 from training.pod.end_record import End
+from training.remote import run_probe
 from training.run.failure import CODES, Failure
 
 CONDITIONS = ("Created", "Running", "Restarting", "Suspended", "Succeeded", "Failed")
@@ -95,7 +96,7 @@ def test_the_entrypoints_conclusion_is_read_back() -> None:
     """The line is the one that training.pod.end_record writes."""
     record = Failure("data", 3, "host", 1, 7, "no shard", "DataError", 0.0)
     end = End("data", "pod", 0.0, 1.0, "no shard", "DataError", record)
-    found = log_causes.classify(log_lines.line_of(f"entrypoint: {end.summary()} (exit code {end.code})"))
+    found = log_causes.first_cause([log_lines.line_of(f"entrypoint: {end.summary()} (exit code {end.code})")])
     assert found is not None
     assert (found.kind, found.rank, found.host, found.concluded) == ("data", 3, "host", True)
 
@@ -249,7 +250,7 @@ def test_the_probe_reads_a_run_directory_and_skips_incomplete_files(tmp_path: Pa
         path = tmp_path / "run" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    script = Path(remote_probe.__file__).read_text()
+    script = Path(run_probe.__file__).read_text()
     words = [sys.executable, "-I", "-", str(tmp_path / "run")]
     done = subprocess.run(words, input=script, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tools.cells import locate
+from tools.cells import locate, trainer_config
+from tools.cells.knobs import Knobs
 from tools.core import repo
 from tools.core.errors import UserError
 from tools.local import job as local_job
@@ -206,7 +207,7 @@ def test_a_taken_port_that_was_asked_for_is_named_with_its_holder(checkout: Any,
         server.bind(("127.0.0.1", 0))
         server.listen(1)
         port = server.getsockname()[1]
-        job = make_job("port", command=["torchrun", "/nothing.py"])
+        job = make_job("port", command=["torchrun", "-m", "nothing"])
         done = checkout.yard("run", checkout.cell(job), "--port", str(port))
     assert done.returncode == 2
     assert f"the rendezvous port {port} is taken by process {os.getpid()} (" in one_error(done.stderr)
@@ -256,7 +257,7 @@ def test_a_finished_run_says_so_and_starts_nothing(checkout: Any, make_job: Job)
     assert (checkout.run_directory("done") / "report.json").exists()
     assert checkout.yard("run", cell, "--fresh").returncode == 0
     assert environment.exists()
-    assert not list(checkout.run_directory("done").parent.glob(".*removed*"))
+    assert (checkout.run_directory("done").parent / ".trash").is_dir()
 
 
 def test_dry_run_shows_pods_masks_secrets_and_starts_nothing(checkout: Any, make_job: Job) -> None:
@@ -271,7 +272,7 @@ def test_dry_run_shows_pods_masks_secrets_and_starts_nothing(checkout: Any, make
     reference = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "key", "key": "token"}}}
     container.update(command=["torchrun", "-m", "x"], env=[*container["env"], reference])
     cell = checkout.cell(job, secret)
-    done = checkout.yard("run", cell, "--dry-run", "--pods", "3", "--nproc", "2", "--port", "4567")
+    done = checkout.yard("run", cell, "--dry-run", "--nodes", "3", "--nproc", "2", "--port", "4567")
     assert done.returncode == 0, done.stderr
     assert "pod dry-worker-2" in done.stdout
     for line in ("PET_NNODES=3:3", "PET_NPROC_PER_NODE=2", "PET_RDZV_ENDPOINT=127.0.0.1:4567", "TOKEN=***"):
@@ -340,12 +341,12 @@ def test_settings_reach_the_configuration_or_fail_by_name(checkout: Any, make_jo
     wrong = checkout.yard("run", cell, "--set", "train.stepps=7")
     assert "did you mean train.steps?" in one_error(wrong.stderr)
     assert wrong.returncode == 2
-    done = checkout.yard("run", cell, "--set", "train.steps=7", "--pods", "2")
+    done = checkout.yard("run", cell, "--set", "train.steps=7", "--nodes", "2")
     assert done.returncode == 1  # the stand-in writes no report
     assert "without a report" in one_error(done.stderr)
     for pod in ("set-master-0", "set-worker-0"):
         assert "steps: 7" in (checkout.root / "local/pods" / pod / "config" / "model.yaml").read_text()
-    indivisible = checkout.yard("run", cell, "--pods", "3")
+    indivisible = checkout.yard("run", cell, "--nodes", "3")
     assert "cannot be divided" in one_error(indivisible.stderr)
 
 
@@ -419,16 +420,16 @@ def test_next_commands_keep_what_was_changed(checkout: Any, make_job: Job) -> No
         ("overlays/cpu/bert-tiny", "'import [MASK]'"),
     ],
 )
-def test_more_text_is_asked_for_as_the_model_can_give_it(tmp_path: Path, cell: str, prompt: str) -> None:
+def test_more_text_is_asked_for_as_the_model_can_give_it(cell: str, prompt: str) -> None:
     """BERT fills in words and refuses a prompt without a [MASK]."""
     manifests = locate.rendered(cell)
-    job = local_job.ready(manifests, local_job.Change(), tmp_path, repo.root())
+    job = local_job.ready(manifests, [cell], Knobs())
     assert dict(report.next_commands(job))["more text"].endswith(f"--prompt {prompt}")
 
 
 def test_a_base_that_is_no_run_yet_is_named_with_the_command_that_makes_it(tmp_path: Path) -> None:
     """The cell's base by its make target, another cell's by `yard run`, any other by name only."""
-    texts = local_job.config_texts(locate.rendered("cpu/llama-tiny-lora"), repo.root())
+    texts = trainer_config.config_texts(locate.rendered("cpu/llama-tiny-lora"), repo.root())
     run_directory, source = tmp_path / "runs/tuned", "overlays/cpu/llama-tiny-lora"
     for base, remedy in (
         ("cpu-llama-tiny-train", "train it: make train"),

@@ -112,6 +112,24 @@ def test_a_token_of_any_kind_fails_and_is_not_printed(kind: str, token: str, for
     assert token not in str(checked.verdicts)
 
 
+def test_a_value_of_a_wrong_type_hides_no_other_fault() -> None:
+    manifests = read(CORPUS / "good" / "worker-only-c10d.yaml")
+    worker = manifests.job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    worker["nodeSelector"] = {"node.kubernetes.io/instance-type": "p5.48xlarge"}
+    container = worker["containers"][0]
+    container |= {
+        "command": ["torchrun", "--standalone", "a.py"],
+        "env": [{"name": "SEED", "value": 1}],
+        "resources": {"limits": {"nvidia.com/gpu": 16}},
+    }
+    checked = evaluate(manifests)
+    assert [rule for rule, _ in failures(checked)] == ["types", "wiring", "devices-fit"]
+    assert checked.unjudged == {}
+    container["command"] = "torchrun a.py"
+    checked = evaluate(manifests)
+    assert [rule for rule, _ in failures(checked)] == ["types", "types", "devices-fit"]
+
+
 def test_cells_are_clean(cells: list[Manifests]) -> None:
     assert len(cells) > 40
     for cell in cells:

@@ -23,14 +23,14 @@ from tools.kube.schemas import Schemas
 KUBECONFORM = "github.com/yannh/kubeconform/cmd/kubeconform"
 KUBECONFORM_VERSION = "0.8.0"
 WORKER = "spec.pytorchReplicaSpecs.Worker"
-# Values that make the job of any cell invalid, by the path of the fault. Without a path the spec is missing.
+# Values that make the job of any cell invalid, by the path of the fault. None: the field is missing.
 FAULTS: dict[str, Any] = {
     "spec.elasticPolicy.maxRestart": 3,
     f"{WORKER}.template.spec.containers[0].imagePulPolicy": "Always",
     f"{WORKER}.replicas": "2",
     f"{WORKER}.template.spec.volumes": {"name": "shm"},
     "metadata.labels.run": 7,
-    "": None,
+    "spec": None,
 }
 
 
@@ -73,14 +73,14 @@ def run(kubeconform: Path, unpacked: Path, manifests: str) -> tuple[int, dict[st
 
 def with_fault(job: dict[str, Any], path: str) -> dict[str, Any]:
     changed = copy.deepcopy(job)
-    if not path:
-        del changed["spec"]
-        return changed
     *parents, last = re.findall(r"[^.\[\]]+", path)
     holder: Any = changed
     for key in parents:
         holder = holder[int(key)] if isinstance(holder, list) else holder[key]
-    holder[last] = FAULTS[path]
+    if FAULTS[path] is None:
+        del holder[last]
+    else:
+        holder[last] = FAULTS[path]
     return changed
 
 

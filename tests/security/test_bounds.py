@@ -26,7 +26,7 @@ from tools.gitops import git_secrets
 from tools.image.dockerfile import context, dockerignore
 from tools.image.dockerfile import parse as dockerfile
 from tools.image.engine import LONGEST_LINE, MOST_LINES, Engine
-from tools.job import copy, devices, remote_sender
+from tools.job import copy, devices
 from tools.job.diagnosis import log_causes
 from tools.job.snapshot import log_lines
 from tools.job.snapshot.pod import JobPod
@@ -37,6 +37,7 @@ from training.config.loader import apply_override, load_texts
 from training.data import http, index, readers, retries, tokenizer
 from training.data.errors import DataError
 from training.data.examples import template
+from training.remote import file_sender
 from training.run import trainer_logs
 
 MEMORY = 500 * 2**20  # bytes that a bomb may take
@@ -296,7 +297,7 @@ def test_a_pod_cannot_keep_cp_waiting(
     cluster(world())
     sender = tmp_path / "sender.py"
     sender.write_text(f"import sys\ndef main(*words):\n    {answer}\n")
-    monkeypatch.setattr(remote_sender, "__file__", str(sender))
+    monkeypatch.setattr(file_sender, "__file__", str(sender))
     monkeypatch.setattr(copy, "PATIENCE", 0.5)
     assert said in yard.err("cp", "cpu-llama-tiny-train", ".", str(tmp_path / "out"), code=1)
     assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == []

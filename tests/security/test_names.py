@@ -22,7 +22,6 @@ from tests.job.world import World
 from tools.core import command_line, foreign_files, output, repo
 from tools.core.errors import UserError
 from tools.core.verdict import State
-from tools.job import remote_sender
 from tools.job.diagnosis.explain import explain
 from tools.job.snapshot import run_answer
 from tools.job.snapshot.snapshot import Snapshot, load
@@ -31,6 +30,7 @@ from tools.kube import kubectl
 from tools.kube.kubectl import OPTIONS, Kubectl
 from tools.kube.manifests import Manifests, Object
 from tools.preflight.evaluate import evaluate
+from training.remote import file_sender
 
 JOB = "cpu-llama-tiny-train"
 # Each is an option of kubectl, a path, several words, or a line of its own.
@@ -177,12 +177,12 @@ def test_cp_tells_the_pod_nothing_of_this_machine(
     (out / "private-name").write_text("private")
     (home / "volume/report.json").write_text("{}")
     sent = tmp_path / "sent.py"
-    text = Path(remote_sender.__file__).read_text()
+    text = Path(file_sender.__file__).read_text()
     record = f"open({str(tmp_path / 'calls')!r}, 'a').write(repr((base, wanted, known)) + '\\n')"
     sent.write_text(
         text.replace('    """Send to standard output', f'    {record}\n    """Send to standard output')
     )
-    monkeypatch.setattr(remote_sender, "__file__", str(sent))
+    monkeypatch.setattr(file_sender, "__file__", str(sent))
     assert "1 copied" in yard.out("cp", JOB, ".", str(out))
     assert "0 copied" in yard.out("cp", JOB, ".", str(out))
     calls = (tmp_path / "calls").read_text()
@@ -202,7 +202,7 @@ def test_a_pod_cannot_make_cp_write_without_end(
     ):
         sender = tmp_path / "sender.py"
         sender.write_text(f"import sys\ndef main(*words):\n    print({answer!r})\n")
-        monkeypatch.setattr(remote_sender, "__file__", str(sender))
+        monkeypatch.setattr(file_sender, "__file__", str(sender))
         yard.err("cp", JOB, ".", str(tmp_path / "out"), code=1)
         assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == []
 
@@ -298,9 +298,6 @@ def test_why_shows_hostile_texts_on_one_line_each(world: NewWorld, tmp_path: Pat
 ALLOWED = {
     "core/output.py": "the one place",
     "bootstrap.py": "runs before the environment exists, and shows its texts itself",
-    "job/snapshot/remote_probe.py": "runs in a pod",
-    "job/remote_sender.py": "runs in a pod",
-    "image/container_probe.py": "runs in a container",
     "simulator/rank_probe.py": "runs in a rank",
     "simulator/probe_launcher.py": "runs in a rank",
 }

@@ -23,8 +23,9 @@ from typing import Any
 
 import pytest
 
+from tools.core.tables import load
 from tools.image import build_failures
-from tools.job.diagnosis import log_patterns, signs
+from tools.job.diagnosis import log_patterns, log_topics, signs
 
 ROOT = Path(__file__).parents[2]
 CALLS = {"compile", "search", "match", "fullmatch", "sub", "subn", "split", "findall", "finditer"}
@@ -44,10 +45,19 @@ FRAGMENTS = (
 # or the user's own words. A new one belongs into this table.
 GIVEN: dict[str, tuple[str, ...]] = {
     "tools/bootstrap.py": (),
+    "tools/cells/knobs.py": (r"((?:--nnodes|--num_machines|NNODES)(?:=|\s+))([\w:]+)",),
+    "tools/cells/renaming.py": (
+        r"(?:(?<![\w./-])|(?<=//))(?:(?:a-worker-0|a)(?![\w-])|(?:b)(?=:\d+\b|\.[a-z0-9-]+\.svc\b))",
+    ),
     "tools/cli/job/logs.py": (),  # --grep: the user's own
     "tools/cluster/cluster_env.py": ("(?m)^NAME=.*$",),
     "tools/cluster/inventory.py": (),
     "tools/cluster/ownership.py": ("eksctl-a-(cluster|nodegroup-.+)|trainyard-a",),
+    "tools/core/tables.py": tuple(
+        "|".join(rows)
+        for name, rows in load("image/patterns.yaml").items()
+        if name != "repository"  # for a whole name of at most 512 characters
+    ),
     "tools/gitops/git_secrets.py": (),  # the repository's .sops.yaml, checked before it is used
     "tools/gitops/new_run.py": (r"a-r(\d+)",),
     "tools/image/build_failures.py": (),  # below: its own rows
@@ -64,24 +74,40 @@ GIVEN: dict[str, tuple[str, ...]] = {
     ),
     "tools/image/rules/secrets.py": (r"\brm\b[^;&|]{0,300}a",),
     "tools/job/diagnosis/deleted_pods.py": (r"a-(?:(?:master|worker)-)?\d+(?:-\d+)?(?:-\w{5})?",),
-    "tools/job/diagnosis/log_patterns.py": tuple(
-        row[part]
-        for rows in log_patterns.document().values()
-        for one in rows
-        for row in one.get("patterns", [one])
-        for part in ("match", "stack")
-        if part in row
+    "tools/job/diagnosis/log_patterns.py": (
+        *map("".join, load("job/diagnosis/log_forms.yaml").values()),
+        *(
+            row[part]
+            for rows in log_patterns.document().values()
+            for one in rows
+            for row in one.get("patterns", [one])
+            for part in ("match", "stack")
+            if part in row
+        ),
+    ),
+    "tools/job/diagnosis/log_topics.py": (
+        log_topics.slips().pattern,
+        *(
+            one
+            for row in log_topics.table("topics")
+            for value in row.values()
+            for one in (value if isinstance(value, list) else [value])
+            if isinstance(one, str)
+        ),
     ),
     "tools/job/diagnosis/signs.py": tuple(
         sign.match.pattern for table in signs.tables().values() for sign in table
     ),
+    "tools/preflight/repairs.py": (),  # a key, escaped
     "tools/preflight/rules/nodes.py": ("(?<![a-z0-9])amd64(?![a-z0-9])",),
     "tools/simulator/expansion.py": ("[A-Za-z_][A-Za-z0-9_]*",),  # and globs: length and text are bounded
     "tools/simulator/filters.py": (),  # made of a few parts, for texts of at most 128 characters
-    "tools/simulator/script.py": (
-        r"\bbash\b",
+    "tools/simulator/shell_builtins.py": (
+        "[A-Za-z_][A-Za-z0-9_]*",
         r"\b([A-Za-z_]\w*)\s*+(?:[-+*/%]?=(?!=)|\+\+|--)|(?:\+\+|--)\s*+([A-Za-z_]\w*)",
     ),
+    "tools/simulator/shell_flow.py": ("[A-Za-z_][A-Za-z0-9_]*",),
+    "tools/simulator/shell_process.py": (r"\bbash\b",),
     "tools/simulator/local_pod.py": (r"(?<![\w.-])(?<!(?<!/)/)(?:a|b)(?:\.[a-z0-9.-]*[a-z0-9])?(?![\w-])",),
     "tools/simulator/volumes.py": (),
     "training/device/peaks.py": (r"\ba\b",),

@@ -33,7 +33,7 @@ from training.trainer.compile_cache import CompileCache
 
 ROOT = repo.root()
 CELLS = [f"overlays/{cell.name}" for cell in matrix.load(ROOT)]
-ABOVE_A_CELL = ("base/services/prepare", "base/services/nccl-test", "overlays/hardware/trn1/precompile")
+ABOVE_A_CELL = ("base/services/prepare", "base/services/nccl-test", "overlays/feature/precompile")
 FEATURES = tuple(
     f"overlays/feature/{path.parent.name}" for path in ROOT.glob("overlays/feature/*/kust*.yaml")
 )

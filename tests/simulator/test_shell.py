@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tools.simulator import launch, shell
-from tools.simulator.shell import Unreadable
+from tools.simulator.shell_lexer import LONGEST, Unreadable
 
 RUN = "torchrun a.py"
 # Each of them starts the launcher once, and it ends at once.
@@ -259,7 +259,7 @@ def test_hostile_texts_take_bounded_time() -> None:
         ";;",
         "a=(",
     ):
-        script = piece * (shell.LONGEST // len(piece))
+        script = piece * (LONGEST // len(piece))
         with contextlib.suppress(Unreadable):
             shell.parse(script)
     assert time.process_time() - began < 20

@@ -149,6 +149,28 @@ def test_launchers_in_the_terms_of_torchrun(
     assert (found.values["rdzv-endpoint"], found.values["node-rank"]) == (endpoint, rank)
 
 
+@pytest.mark.parametrize(
+    ("directory", "variables"),
+    [
+        ("/hf/accelerate", {"HF_HOME": "/hf"}),
+        ("/c/huggingface/accelerate", {"XDG_CACHE_HOME": "/c", "HOME": "/home/user"}),
+        ("/home/user/.cache/huggingface/accelerate", {"HOME": "/home/user"}),
+        ("/home/other/.cache/huggingface/accelerate", {}),
+    ],
+)
+def test_accelerate_reads_its_default_file(directory: str, variables: dict[str, str]) -> None:
+    files = {f"{directory}/default_config.yaml": CONFIG}
+    with pytest.raises(BadOptions, match="needs --machine_rank"):
+        launch.read(["accelerate", "launch", "a.py"], variables, files, devices=8)
+    command = ["accelerate", "launch", "--machine_rank=1", "a.py"]
+    read = launch.read(command, variables, files, devices=8).torchrun
+    assert read is not None
+    assert (read.nodes(), read.processes(), read.values["node-rank"]) == ((2, 2), 8, "1")
+    other = launch.read(command, {**variables, "HF_HOME": "/elsewhere"}, files, devices=8).torchrun
+    assert other is not None
+    assert "standalone" in other.flags
+
+
 @pytest.mark.parametrize("command", [["accelerate", "launch", "a.py"], ["deepspeed", "a.py"]])
 def test_a_launcher_without_other_machines_ends_at_its_pod(command: list[str]) -> None:
     found = launch.read(command, {"MASTER_ADDR": "m", "RANK": "1"}, devices=8).torchrun

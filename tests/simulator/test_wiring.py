@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from tests.workload import beds
 from tools.core.errors import UserError
 from tools.core.verdict import State
 from tools.kube.manifests import Manifests
 from tools.simulator import wiring, wiring_proof
+from tools.simulator.node import GIVE_COMMAND, Given, Image
 from tools.simulator.wiring import Analysis
+from tools.workload import kinds
 from tools.workload.pytorchjob import PyTorchJob
 
 Job = Callable[..., dict[str, Any]]
@@ -175,13 +179,15 @@ def test_without_torch_the_proof_cannot_tell(make_job: Job, monkeypatch: pytest.
     assert verdict.summary == "torch is not installed here, so the job's launchers cannot run"
 
 
-@pytest.mark.parametrize(("seen", "state"), [(2, State.PASS), (1, State.FAIL)])
+@pytest.mark.parametrize(
+    ("seen", "world", "state"), [(2, 2, State.PASS), (1, 2, State.CANNOT_TELL), (1, 1, State.FAIL)]
+)
 def test_a_launcher_that_is_slow_to_end_is_no_fault_when_every_rank_was_counted(
-    make_job: Job, monkeypatch: pytest.MonkeyPatch, seen: int, state: State
+    make_job: Job, monkeypatch: pytest.MonkeyPatch, seen: int, world: int, state: State
 ) -> None:
     def run(nodes: list[Any], _size: Any, directory: Path, _timeout: float) -> tuple[dict[str, None], str]:
         for rank in range(seen):
-            record = {"rank": rank, "world": 2, "pod": str(rank), "counted": [1, 1]}
+            record = {"rank": rank, "world": world, "pod": str(rank), "counted": [1] * world}
             (directory / f"{rank}.json").write_text(json.dumps(record))
         return {node.pod.name: None for node in nodes}, "loopback"
 
@@ -261,6 +267,7 @@ def test_fail_and_cannot_tell_have_their_exit_codes(checkout: Any, make_job: Job
     [
         ("kind: Job\nmetadata: {name: x}\n", "contains no job that starts a distributed training, only Job"),
         ("a: [1\n", "not valid YAML"),
+        ("{{- if .Values.train }}\nkind: Job\n{{- end }}\n", "hint: render it first: helm template"),
         ("- 1\n", "not a Kubernetes object"),
         ("kind: PyTorchJob\n", "PyTorchJob has no metadata.name"),
     ],
@@ -317,14 +324,14 @@ def test_the_image_or_the_user_says_what_starts(make_job: Job) -> None:
     del container["command"]
     container["args"] = ["--nnodes=3", "a.py"]
     unknown = analysed(job).verdict
-    assert (unknown.state, unknown.remedy) == (State.CANNOT_TELL, wiring.GIVE_COMMAND)
-    image = wiring.Image(["torchrun"], ["b.py"], {"PET_NNODES": "9"})
-    read = wiring.analyse(workload(job), wiring.Given({container["image"]: image})).verdict
+    assert (unknown.state, unknown.remedy) == (State.CANNOT_TELL, GIVE_COMMAND)
+    image = Image(["torchrun"], ["b.py"], {"PET_NNODES": "9"})
+    read = wiring.analyse(workload(job), Given({container["image"]: image})).verdict
     assert "it waits for 3 nodes" in read.summary
     container.pop("args")
-    found = wiring.analyse(workload(job), wiring.Given({container["image"]: image}))
+    found = wiring.analyse(workload(job), Given({container["image"]: image}))
     assert found.verdict.state is State.PASS  # the operator's PET_NNODES counts, not the image's
-    by_hand = wiring.analyse(workload(job), wiring.Given(command=["torchrun", "--nnodes=4", "a.py"]))
+    by_hand = wiring.analyse(workload(job), Given(command=["torchrun", "--nnodes=4", "a.py"]))
     assert "it waits for 4 nodes" in by_hand.verdict.summary
 
 
@@ -400,3 +407,40 @@ def test_scripts_of_many_pods_have_one_limit_together(make_job: Job, monkeypatch
     analysis = analysed(job)
     assert "too long to follow" in analysis.verdict.summary
     assert len(analysis.nodes) < 20
+
+
+@pytest.mark.parametrize(
+    ("command", "replicas", "devices", "known"),
+    [
+        (["python", "train.py"], 2, 0, False),
+        (["python", "train.py"], 1, 8, True),
+        (["./train.sh"], 2, 0, False),
+        (["./train.sh"], 1, 8, False),
+        ([], 1, 8, False),
+        ([], 1, 0, True),
+        (["sh", "-c", "ls && sleep 5"], 4, 0, True),
+        (["sh", "-c", "python -c 'import train'"], 4, 0, False),
+    ],
+)
+def test_pods_without_a_launcher_are_unknown_where_they_may_train(
+    command: list[str], replicas: int, devices: int, known: bool
+) -> None:
+    item = copy.deepcopy(beds.JOB)
+    item["spec"] |= {"parallelism": replicas, "completions": replicas}
+    container = item["spec"]["template"]["spec"]["containers"][0]
+    container |= {"command": command, "resources": {"limits": {"nvidia.com/gpu": devices}}}
+    job = kinds.of(item)
+    assert job is not None
+    verdict = wiring.unseen(job)
+    assert (verdict is None) is known
+    assert verdict is None or verdict.state is State.CANNOT_TELL
+    given = wiring.unseen(job, Given({}, ["torchrun", "--nnodes=9", "a.py"]))
+    assert given is not None
+    assert given.state is State.FAIL
+
+
+def test_a_program_that_takes_its_rendezvous_by_options_is_unknown(make_job: Job) -> None:
+    words = ["python", "train.py", "--dist-url", "tcp://mnist-worker-0:23456"]
+    found = analysed(make_job(command=words, elastic=False))
+    assert found.verdict.state is State.CANNOT_TELL
+    assert "--dist-url" in found.verdict.summary

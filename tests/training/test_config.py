@@ -154,3 +154,25 @@ def test_a_key_without_a_sentence_is_found() -> None:
         bare: int = 2
 
     assert dict(described(Bare)) == {"known": "A number.", "bare": ""}
+
+
+def test_a_features_file_owns_the_section_data() -> None:
+    """data.yaml takes the place of the whole section: nothing of model.yaml's is left in it."""
+    own = "data:\n  source: /shared/stream\n"
+    layers = texts("llama", KV) | {"data": ("data.yaml", own)}
+    layers["model"] = (
+        "model.yaml",
+        layers["model"][1].replace("/shared/text}", "/shared/text, packing: false}"),
+    )
+    config = load_texts(layers)
+    assert (config.data.source, config.data.packing) == ("/shared/stream", True)
+    changed = apply_override(layers, "data.tokenizer=/shared/words")
+    assert changed["model"] == layers["model"]
+    assert load_texts(changed).data.tokenizer == "/shared/words"
+    for text, said in (
+        (own + "  sauce: 1\n", "data.yaml:3: unknown key data.sauce; did you mean data.source?"),
+        ("data: {text_field: x}\n", "data.yaml:1: data.source is missing"),
+        ("train: {seed: 1}\n", "data.yaml:1: train belongs in model.yaml, not in data.yaml"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            load_texts(layers | {"data": ("data.yaml", text)})

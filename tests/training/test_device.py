@@ -26,6 +26,8 @@ Texts = dict[str, tuple[str, str]]
         ("NVIDIA H100 PCIe", 756e12),
         ("NVIDIA H200", 989e12),
         ("NVIDIA B200", 2250e12),
+        ("Trainium core", 95e12),
+        ("Trainium2 core", 166.75e12),
         ("NVIDIA L40", None),
         ("Tesla T4", None),
         ("NVIDIA GeForce RTX 4090", None),

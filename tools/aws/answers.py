@@ -4,8 +4,6 @@ A proxy's login page, or another implementation of AWS's API, may answer instead
 answer without content, for example as an empty listing, so that the body is looked at before it is parsed.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -4,19 +4,17 @@ Sources: the IAM service authorization reference; for the FSx driver the example
 (kubernetes-sigs/aws-fsx-csi-driver v1.9.0, docs), restricted to the tag of trainyard's volumes.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from tools.aws.session import Session
+from tools.core.tables import filled, load
 
 Policy = dict[str, Any]
 VERSION = "2012-10-17"
 OWNER_TAG = "trainyard/cluster"  # on everything that trainyard creates; the value is that of `owner`
 TEAM_TAG = "trainyard/team"  # on file systems of base/storage/fsx-dynamic, and on roles
-VOLUME_TAG = "CSIVolumeName"  # the driver's own (pkg/cloud/cloud.go)
 # The limit of all inline policies of a role together, without white space (IAM user guide, quotas).
 MOST_CHARACTERS = 10_240
 
@@ -30,7 +28,7 @@ class Place:
     account: str
 
     @classmethod
-    def of(cls, session: Session) -> Place:
+    def of(cls, session: Session) -> Self:
         """Return the place of a session. Raises AwsError."""
         return cls(session.partition, session.region, session.identity()["account"])
 
@@ -78,8 +76,8 @@ def reader(bucket: Bucket, data: str) -> Policy:
 
 def secret_reader(place: Place, team: str) -> Policy:
     """Allow External Secrets to read the secrets whose names begin with `team` and a slash."""
-    actions = ["secretsmanager:GetSecretValue", "secretsmanager:DescribeSecret"]
-    return _policy(_allow("Read", actions, [place.arn("secretsmanager", f"secret:{team}/*")]))
+    names = {"secrets": place.arn("secretsmanager", f"secret:{team}/*")}
+    return _policy(*filled(load("aws/policies.yaml")["secret reader"], names))
 
 
 def fsx_driver(place: Place, team: str, dynamic: bool) -> Policy:
@@ -88,30 +86,12 @@ def fsx_driver(place: Place, team: str, dynamic: bool) -> Policy:
     It neither deletes nor changes one. fsx:TagResource, which creation needs, also tags what exists (FSx user
     guide, using tags). So a right that depends on the tag would be a right on every file system.
     """
-    # The action has no resource.
-    look = _allow("Look", ["fsx:DescribeFileSystems"], "*", _equals({"aws:RequestedRegion": place.region}))
-    if not dynamic:
-        return _policy(look)
-    system = place.arn("fsx", "file-system/*")
-    role = place.arn("iam", "role/aws-service-role/fsx.amazonaws.com/*")
-    requested = _equals({f"aws:RequestTag/{TEAM_TAG}": team})
-    # The tags of another team's file system stay as they are.
-    tagging = {
-        **requested,
-        "StringEqualsIfExists": {f"aws:ResourceTag/{TEAM_TAG}": team},
-        "ForAllValues:StringEquals": {"aws:TagKeys": [TEAM_TAG, VOLUME_TAG]},
-    }
-    return _policy(
-        look,
-        _allow("Make", ["fsx:CreateFileSystem"], system, requested),
-        _allow("TagNew", ["fsx:TagResource"], system, tagging),
-        _allow(
-            "FirstFileSystemOfAnAccount",
-            ["iam:CreateServiceLinkedRole"],
-            role,
-            _equals({"iam:AWSServiceName": "fsx.amazonaws.com"}),
-        ),
-    )
+    names = {
+        "region": place.region, "team": team, "systems": place.arn("fsx", "file-system/*"),
+        "role": place.arn("iam", "role/aws-service-role/fsx.amazonaws.com/*"),
+    }  # fmt: skip
+    parts = ("fsx driver", "dynamic fsx driver") if dynamic else ("fsx driver",)
+    return _policy(*(one for part in parts for one in filled(load("aws/policies.yaml")[part], names)))
 
 
 def _policy(*statements: Policy) -> Policy:

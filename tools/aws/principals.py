@@ -1,7 +1,5 @@
 """The IAM role or user of an ARN, also of a session's ARN."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

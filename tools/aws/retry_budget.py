@@ -4,8 +4,6 @@ botocore limits each request by itself. Without a limit for all of them, a comma
 into a network that drops packets, or to a service that throttles, would take minutes.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ so that the same configuration works here and in the AWS CLI. boto3 is imported 
 that `yard --help` stays fast.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

@@ -4,9 +4,8 @@ The default size of a hardware Component and every other size that a cell names 
 device, processor and memory counts are never written by hand.
 """
 
-from __future__ import annotations
-
 import io
+from collections.abc import Iterator
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -14,10 +13,11 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString as Quoted
 
 from tools.facts.environment import variables
-from tools.facts.instances import EFA, Instance
+from tools.facts.instances import EFA, INSTANCE_LABEL, Instance
+from tools.kube.manifests import Object
+from tools.kube.selectors import node_terms
 
 HUGEPAGES = "hugepages-2Mi"
-INSTANCE_LABEL = "node.kubernetes.io/instance-type"
 # Reserved for a node's own pods: network, volumes, device plugins, logs, metrics.
 DAEMON_CPU_M, DAEMON_MEMORY_MIB = 600, 1024
 # Allocatable memory differs by about one percent between AMI releases.
@@ -72,8 +72,11 @@ def taints(instance: Instance) -> list[str]:
 
 def patch(instance: Instance) -> str:
     """Return the JSON6902 patch, as YAML, that fits base/pytorchjob to one whole machine of this type."""
-    selector = {"key": INSTANCE_LABEL, "operator": "In", "values": _flow(list(instance.node_names))}
-    terms = {"nodeSelectorTerms": [{"matchExpressions": [selector]}]}
+    selectors = [
+        {"key": key, "operator": "In", "values": _flow(values)}
+        for key, values in instance.node_labels.items()
+    ]
+    terms = {"nodeSelectorTerms": [{"matchExpressions": selectors}]}
     found = limits(instance)
     operations = [
         _add("/spec/nprocPerNode", Quoted(str(instance.processes))),
@@ -85,9 +88,7 @@ def patch(instance: Instance) -> str:
         {"op": "test", "path": f"{POD}/volumes/{SHM}/name", "value": "shm"},
         _add(f"{POD}/volumes/{SHM}/emptyDir/sizeLimit", _gib(shm_mib(instance))),
     ]
-    tolerations = [
-        _flow({"key": key, "operator": "Exists", "effect": "NoSchedule"}) for key in taints(instance)
-    ]
+    tolerations = [_flow(_toleration(key)) for key in taints(instance)]
     if tolerations:
         operations.append(_add(f"{POD}/tolerations", tolerations))
     for name, value in variables(instance).items():
@@ -97,6 +98,47 @@ def patch(instance: Instance) -> str:
     yaml.indent(mapping=2, sequence=2, offset=0)
     yaml.dump(operations, text)
     return text.getvalue()
+
+
+def wanted_types(spec: Object) -> list[str]:
+    """Return the instance types that a pod's node selector and required affinity allow."""
+    return [value for values, key in _type_values(spec) for value in ([values[key]] if key else values)]
+
+
+def fit(spec: Object, container: Object, old: Instance, new: Instance) -> None:
+    """Change a pod that asks for machines of type `old` so that it takes one whole machine of type `new`."""
+    for values, key in _type_values(spec):
+        places = [key] if key else range(len(values))
+        for place in places:
+            if values[place] in old.node_names:
+                values[place] = new.node_names[old.node_names.index(values[place])]
+    found = limits(new)
+    container["resources"] = {"requests": {"cpu": str(cpus(new)), **found}, "limits": found}
+    for volume in spec.get("volumes") or []:
+        memory = volume.get("emptyDir") or {}
+        if memory.get("medium") == "Memory" and "sizeLimit" in memory:
+            memory["sizeLimit"] = _gib(shm_mib(new))
+    kept = [one for one in spec.get("tolerations") or [] if one.get("key") not in taints(old)]
+    spec["tolerations"] = kept + [_toleration(key) for key in taints(new)]
+    before, after = variables(old), variables(new)
+    gone = [name for name, value in before.items() if name not in after]
+    entries = [one for one in container.get("env") or [] if one.get("name") not in (*gone, *after)]
+    container["env"] = entries + [{"name": name, "value": value} for name, value in after.items()]
+
+
+def _type_values(spec: Object) -> Iterator[tuple[Any, str]]:
+    """Yield what holds a pod's instance types, each with its key: the selector, or lists with no key."""
+    selector = spec.get("nodeSelector") or {}
+    if INSTANCE_LABEL in selector:
+        yield selector, INSTANCE_LABEL
+    for term in node_terms(spec) or []:
+        for one in term.get("matchExpressions") or []:
+            if one.get("key") == INSTANCE_LABEL and one.get("operator") == "In":
+                yield one.get("values") or [], ""
+
+
+def _toleration(key: str) -> dict[str, str]:
+    return {"key": key, "operator": "Exists", "effect": "NoSchedule"}
 
 
 def _add(path: str, value: Any) -> dict[str, Any]:

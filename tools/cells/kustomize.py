@@ -4,8 +4,6 @@ In this order: kustomize on PATH, kubectl on PATH (it contains a kustomize), the
 Without them, the pinned version is built with `go install`, or downloaded and checked by its digest.
 """
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import io
@@ -27,7 +25,7 @@ from tools.core.command_line import TooLarge, captured
 from tools.core.errors import UserError
 from tools.core.go_build import Progress, Unusable
 from tools.core.repo import shown
-from tools.kube.manifests import LARGEST, Manifests, parse
+from tools.kube.manifests import LARGEST, Manifests, Object, parse
 
 VERSION = "5.8.1"  # what is installed when the machine has none: February 2026
 MINIMUM = (5, 4)  # 5.1 changed the order of generators and Components; kubectl 1.31 contains 5.4.2
@@ -123,12 +121,18 @@ def rendered(path: Path) -> Manifests:
     return parse(ensure(repo.root(), output.note).build(path), shown(path))
 
 
-def with_component(path: Path, component: str) -> str:
-    """Return what a directory renders to with a Component of this program above it. Raises UserError."""
+def with_component(below: Path | list[Object], component: str) -> str:
+    """Return what a directory, or objects, render to with a Component of this program above. UserError."""
     repo.cache().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="above-", dir=repo.cache()) as directory:
-        parts = {"resources": path, "components": repo.root() / component}
-        above = {key: [os.path.relpath(part, directory)] for key, part in parts.items()}
+        if isinstance(below, Path):
+            resource = os.path.relpath(below, directory)
+        else:
+            resource = "objects.json"
+            listed = {"apiVersion": "v1", "kind": "List", "items": below}
+            (Path(directory) / resource).write_text(json.dumps(listed), encoding="utf-8")
+        part = os.path.relpath(repo.root() / component, directory)
+        above = {"resources": [resource], "components": [part]}
         (Path(directory) / "kustomization.yaml").write_text(json.dumps(above), encoding="utf-8")
         return ensure(repo.root(), output.note).build(Path(directory))
 

@@ -1,7 +1,5 @@
 """The directories that a Kustomize target reaches, and the route to each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

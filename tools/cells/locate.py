@@ -1,7 +1,5 @@
 """Which directory a user means by a cell's name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tools.cells import kustomize
@@ -61,7 +59,8 @@ def _hint(text: str) -> str:
 
 
 def _is_component(kind: str, name: str) -> bool:
-    return bool(name) and name in {path.name for path in (repo.root() / "overlays" / kind).glob("*")}
+    overlays = repo.root() / "overlays"
+    return bool(name) and name in {path.parent.name for path in overlays.glob(f"{kind}/*/{kind}.yaml")}
 
 
 def _need(hardware: str, model: str) -> str:

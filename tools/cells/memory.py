@@ -1,7 +1,5 @@
 """The memory that cells need: `memory_model` applied to a cell and its machine."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from pathlib import Path
@@ -32,9 +30,13 @@ def of_cell(root: Path, cell: Cell) -> Estimate:
 
 def room_of(root: Path, cell: Cell) -> Room:
     """Return the memory of each process of a cell: its share of an accelerator, or of the pod's memory."""
-    instance = cell.instance
-    if instance is None:
+    if cell.instance is None:
         return _room_of_component(root, cell.hardware)
+    return room_on(cell.instance)
+
+
+def room_on(instance: Instance) -> Room:
+    """Return the memory of each process on a machine: of its share of an accelerator, or of the pod."""
     if not instance.accelerators:
         return Room(1, instance_patch.memory_mib(instance) * MIB, "pod")
     what = "GPU" if instance.cores_per_accelerator == 1 else "core"

@@ -5,8 +5,6 @@ bf16 compute, FSDP2 or DDP) and estimates what it cannot know (the allocator, li
 on a GPU. It rather overestimates: logits are counted in fp32, which a compiled loss may not write.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Finds a published config.json: a file, a directory, or a pinned revision of the Hugging Face hub."""
 
-from __future__ import annotations
-
 import json
 import re
 import tempfile

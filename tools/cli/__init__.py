@@ -1,7 +1,5 @@
 """The `yard` command: finds the command's module by its name and imports only that one."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

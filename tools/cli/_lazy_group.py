@@ -1,7 +1,5 @@
 """A click group whose commands are the modules of a directory, each imported only when it is called."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import sys

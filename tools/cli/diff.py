@@ -14,19 +14,20 @@ Examples:
 Exit codes: 0 no difference, 1 differences, 2 any error.
 """
 
-from __future__ import annotations
-
 import click
 
-from tools.cells import kustomize, locate
-from tools.core import output, repo
+from tools.cells import knobs as cells_knobs
+from tools.cells.knobs import Knobs
+from tools.cli import _knobs
+from tools.core import output
 from tools.kube.kubectl import Kubectl, failure
 
 FIELD_MANAGER = "kubectl"  # the default of `kubectl apply --server-side`
 
 
 @click.command(help=__doc__)
-@click.argument("cell")
+@_knobs.target
+@_knobs.options
 @click.option("-n", "--namespace", metavar="NAME", help="The namespace.")
 @click.option("--context", metavar="NAME", help="The kubeconfig's context.")
 @click.option(
@@ -38,12 +39,19 @@ FIELD_MANAGER = "kubectl"  # the default of `kubectl apply --server-side`
     help="The field manager that would apply it. Flux is kustomize-controller.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(cell: str, namespace: str | None, context: str | None, manager: str, as_json: bool) -> None:
-    path = locate.cell_path(cell)
-    text = kustomize.ensure(repo.root(), output.note).build(path)
+def command(
+    cell: str | None,
+    file: str | None,
+    knobs: Knobs,
+    namespace: str | None,
+    context: str | None,
+    manager: str,
+    as_json: bool,
+) -> None:
+    manifests = cells_knobs.rendered(cell, file, knobs)
     done = Kubectl(context, namespace).run(
         *("diff", "--server-side", f"--field-manager={manager}", "--filename=-"),
-        stdin=text,
+        stdin=manifests.as_list(),
         seconds=None,
         environment={"KUBECTL_EXTERNAL_DIFF": "diff -u -N"},  # another program may have other exit codes
     )
@@ -53,10 +61,10 @@ def command(cell: str, namespace: str | None, context: str | None, manager: str,
         raise problem
     differs = done.returncode == 1
     if as_json:
-        output.data({"cell": repo.shown(path), "differs": differs, "diff": done.stdout})
+        output.data({"cell": manifests.source, "differs": differs, "diff": done.stdout})
     else:
         output.block(done.stdout)
-        output.line(f"{repo.shown(path)}: " + ("differs from the cluster" if differs else "no difference"))
+        output.line(f"{manifests.source}: " + ("differs from the cluster" if differs else "no difference"))
     if done.stderr.strip():
         output.notes(done.stderr)  # the API server's warnings
     if differs:

@@ -1,7 +1,5 @@
 """Print the platform of a cluster: plugins, storage and queues with the cluster's facts."""
 
-from __future__ import annotations
-
 import click
 
 from tools.cells import kustomize

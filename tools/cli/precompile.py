@@ -1,7 +1,7 @@
-"""Print the job that compiles a trn1 cell's graphs before it trains.
+"""Print the job that compiles a Neuron cell's graphs before it trains.
 
-It is CELL with overlays/hardware/trn1/precompile above it: the same image, nodes, configuration and command,
-behind neuron_parallel_compile. When it has ended, the cell's own job finds the graphs in the shared cache.
+It is CELL with overlays/feature/precompile above it: the same image, nodes, configuration and command, behind
+neuron_parallel_compile. When it has ended, the cell's own job finds the graphs in the shared cache.
 
 \b
 Examples:
@@ -9,33 +9,32 @@ Examples:
   kubectl logs trn1-bert-large-train-graphs-worker-0 | yard job metrics -
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click
 
-from tools.cells import kustomize, locate
+from tools.cells import kustomize, locate, matrix
 from tools.core import output, repo
 from tools.core.errors import UserError
+from tools.facts.instances import NEURON
 
-COMPONENT = "overlays/hardware/trn1/precompile"
-HARDWARE = "trn1"
+COMPONENT = "overlays/feature/precompile"
 
 
-@click.command(help=__doc__, short_help="print the job that compiles a trn1 cell's graphs")
+@click.command(help=__doc__, short_help="print the job that compiles a Neuron cell's graphs")
 @click.argument("cell")
 def command(cell: str) -> None:
     output.block(render(locate.cell_path(cell)), raw=True)
 
 
 def render(cell: Path) -> str:
-    """Return the precompile job of the cell in a directory as YAML. Raises UserError for hardware other than
-    trn1.
-    """
-    if cell.parent != repo.root() / "overlays" / HARDWARE:
+    """Return the precompile job of a cell's directory as YAML. Raises UserError without Neuron devices."""
+    found = next(
+        (one for one in matrix.load(repo.root()) if repo.root() / "overlays" / one.name == cell), None
+    )
+    if found is None or found.instance is None or found.instance.device_resource != NEURON:
+        message = f"{repo.shown(cell)} is not a cell of the matrix for Neuron devices"
         raise UserError(
-            f"{repo.shown(cell)} is not a cell of {HARDWARE}: only Neuron graphs are compiled beforehand",
-            f"yard precompile {HARDWARE}/bert-large",
+            f"{message}: only Neuron graphs are compiled beforehand", "yard precompile trn1/bert-large"
         )
     return kustomize.with_component(cell, COMPONENT)

@@ -4,12 +4,18 @@ Checks rendered cells, or with -f any manifest, and answers two questions. Will 
 job does not start, does not train as one job, loses its work or leaks a secret; CANNOT TELL means that the
 manifest does not say enough. Good practice: PASS or WARN. docs/preflight.md describes the rules.
 
+With --fix, findings that have one good value are repaired in the file, or by patches in the directory.
+
 \b
 Examples:
   yard preflight overlays/p5/llama-3-1-8b
   yard preflight --all
   yard preflight -f job.yaml -v
   yard preflight -f job.yaml --strict
+  yard preflight -f job.yaml --command "torchrun --nnodes 2 train.py"
+  yard preflight p5/llama-3-1-8b --nodes 4
+  yard preflight p5/llama-3-1-8b --cluster gpu    its machines, claims, kinds of jobs and queues
+  yard preflight -f job.yaml --fix
   yard preflight overlays/p5/llama-3-1-8b-lora --base models/Llama-3.1-8B
   kubectl kustomize overlays/cpu/llama-tiny | yard preflight -
 
@@ -17,19 +23,24 @@ Examples:
 Exit codes: 0 PASS or WARN, 1 FAIL (with --strict also WARN), 2 bad input, 3 CANNOT TELL.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import click
 
+from tools.cells import knobs as cells_knobs
 from tools.cells import kustomize, locate, published
+from tools.cells.knobs import Knobs
+from tools.cli import _knobs, _preflight_fix, _start
+from tools.cluster import fit
+from tools.cluster import spec as specs
 from tools.core import output, repo, wait
 from tools.core.errors import UserError
-from tools.core.verdict import State, worst
+from tools.core.verdict import State, Verdict, worst
+from tools.image import start
 from tools.kube.manifests import Manifests, parse, read
 from tools.preflight.evaluate import Evaluation, evaluate, rules
 from tools.preflight.rule import PRACTICE, TRAINS, Question
+from tools.workload import kinds
 
 SHOWN = (State.FAIL, State.CANNOT_TELL, State.WARN, State.PASS)
 
@@ -40,10 +51,14 @@ SHOWN = (State.FAIL, State.CANNOT_TELL, State.WARN, State.PASS)
 @click.option(
     "-f", "--file", "files", multiple=True, metavar="FILE", help="A manifest, or - for standard input."
 )
+@_knobs.options
 @click.option(
     "--base", metavar="SOURCE",
     help="Compare the model with this config.json, directory or <organisation>/<name>@<revision>.",
 )  # fmt: skip
+@click.option("--cluster", metavar="NAME", help="Also compare with the facts of clusters/NAME.")
+@click.option("--fix", is_flag=True, help="Show mechanical repairs as a diff, write them, and check again.")
+@_start.options
 @click.option("--strict", is_flag=True, help="Exit with 1 if there are warnings.")
 @click.option("-v", "--verbose", is_flag=True, help="Also print what passed.")
 @click.option("--json", "as_json", is_flag=True, help="Print all verdicts as JSON.")
@@ -51,24 +66,48 @@ def command(
     cells: tuple[str, ...],
     every: bool,
     files: tuple[str, ...],
+    knobs: Knobs,
     base: str | None,
+    cluster: str | None,
+    fix: bool,
+    words: str | None,
+    image_config: bool,
     strict: bool,
     verbose: bool,
     as_json: bool,
 ) -> None:
-    described = None if base is None else published.read(base)
-    checked = [evaluate(manifests, described) for manifests in _manifests(cells, every, files)]
-    if as_json:
-        output.data([_as_data(one) for one in checked])
+    if fix:
+        if base is not None or cluster is not None or words is not None or image_config:
+            raise UserError("--fix takes no --base, --cluster, --command and --image-config")
+        if knobs:
+            raise UserError(f"--fix repairs what is written: give no {knobs.arguments()[0]}")
+        checked = _preflight_fix.run(
+            cells, every, files, lambda one: _show(one, verbose), _as_data if as_json else None
+        )
     else:
-        for one in checked:
-            _show(one, verbose)
-        if len(checked) > 1:
-            _total(checked)
+        described = None if base is None else published.read(base)
+        sources = _manifests(cells, every, files)
+        made = [cells_knobs.applied(manifests, knobs) for manifests in sources]
+        given = [start.given(kinds.find(one).workloads, words, image_config) for one in made]
+        checked = [evaluate(one, described, its) for one, its in zip(made, given, strict=True)]
+        if cluster is not None:
+            known = specs.load(repo.project(), cluster)
+            checked = [one.with_more(fit.check(known, its)) for one, its in zip(checked, made, strict=True)]
+        _print(checked, verbose, as_json)
     state = worst(one.state for one in checked)
     code = 1 if strict and state is State.WARN else state.exit_code
     if code:
         raise click.exceptions.Exit(code)
+
+
+def _print(checked: list[Evaluation], verbose: bool, as_json: bool) -> None:
+    if as_json:
+        output.data([_as_data(one) for one in checked])
+        return
+    for one in checked:
+        _show(one, verbose)
+    if len(checked) > 1:
+        _total(checked)
 
 
 def _manifests(cells: tuple[str, ...], every: bool, files: tuple[str, ...]) -> list[Manifests]:
@@ -107,9 +146,14 @@ def _show(one: Evaluation, verbose: bool) -> None:
     failed, unknown, warned, passed = (one.of(state) for state in SHOWN)
     output.line(f"{one.state.value}: {one.source}: {_summary(one)}")
     for verdict in [*failed, *unknown, *warned, *(passed if verbose else [])]:
-        output.rule_verdict(verdict, rules()[verdict.details["rule"]].reason)
+        output.rule_verdict(verdict, _reason(verdict))
     if one.needs and (verbose or failed or unknown):
         output.line(f"  needs from the cluster: {', '.join(one.needs)}")
+
+
+def _reason(verdict: Verdict) -> str:
+    rule = rules().get(str(verdict.details["rule"]))
+    return rule.reason if rule else fit.REASON
 
 
 def _summary(one: Evaluation) -> str:

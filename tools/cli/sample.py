@@ -1,7 +1,8 @@
 """Write text from a run's checkpoint.
 
-RUN is the name of a run below local/runs, a run's directory, or a cell. It can be left out when only one run
-exists. Without --prompt, the first of the configuration's sample.prompts is used.
+RUN is the name of a run below local/runs, a run's directory, or a cell, with --name one of its runs. It can
+be left out when only one run exists. Without --prompt, the first of the configuration's sample.prompts is
+used.
 
 \b
 Exit codes: 0 text was written, 1 the checkpoint is damaged, 2 bad input or no checkpoint.
@@ -11,11 +12,11 @@ Examples:
   yard sample overlays/cpu/llama-tiny --prompt "class Queue" --step 200
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -26,9 +27,17 @@ from tools.core.errors import UserError
 from tools.kube.manifests import name_of
 from training.run.directory import read_json
 
+Command = Callable[..., Any]
+
+
+def which(command: Command) -> Command:
+    """Add RUN and --name for `run_directory`; the command gets `run` and `name`."""
+    named = click.option("--name", metavar="NAME", help="The run of this --name of `yard run`.")
+    return click.argument("run", required=False)(named(command))
+
 
 @click.command(help=__doc__, short_help="write text from a run's checkpoint")
-@click.argument("run", required=False)
+@which
 @click.option("--prompt", metavar="TEXT", help="The text to continue.")
 @click.option("--max-new-tokens", type=click.IntRange(1), metavar="N", help="Write at most N tokens.")
 @click.option(
@@ -40,13 +49,14 @@ from training.run.directory import read_json
 )
 def command(
     run: str | None,
+    name: str | None,
     prompt: str | None,
     max_new_tokens: int | None,
     temperature: float | None,
     seed: int | None,
     step: int | None,
 ) -> None:
-    directory = run_directory(run)
+    directory = run_directory(run, name)
     options = {"max-new-tokens": max_new_tokens, "temperature": temperature, "seed": seed, "step": step}
     prompt = _configured_prompt(directory) if prompt is None else prompt
     argv = [sys.executable, "-m", "training.sample", "--run", str(directory), f"--prompt={prompt}"]
@@ -72,30 +82,35 @@ def _configured_prompt(directory: Path) -> str:
         raise UserError(message, 'give one with --prompt "TEXT"') from None
 
 
-def run_directory(run: str | None) -> Path:
-    """Return the directory of the run that the user means. Raises UserError with the nearest name."""
+def run_directory(run: str | None, name: str | None = None) -> Path:
+    """Return the directory of the run that the user means. Raises UserError with the nearest name.
+
+    `name` is the end of the run's name that `yard run --name` has given it.
+    """
     runs = repo.local() / "runs"
+    end = "" if name is None else f"-{name}"
     names = sorted(path.name for path in runs.glob("*") if path.is_dir() and not path.name.startswith("."))
     if run is None:
-        return runs / _only(names)
-    for candidate in (runs / run, Path(run).expanduser()):
-        if candidate.is_dir() and not is_kustomization(candidate):
+        return runs / _only([one for one in names if one.endswith(end)], end)
+    for candidate in (runs / f"{run}{end}", Path(run).expanduser()):
+        if candidate.is_dir() and not is_kustomization(candidate) and candidate.name.endswith(end):
             return candidate.resolve()
-    if "/" in run:
+    if "/" in run or is_kustomization(Path(run)):
         manifests = locate.rendered(run)
         run = name_of(manifests.job())
-        if (runs / run).is_dir():
-            return runs / run
-        raise UserError(
-            f"{manifests.source} has not been trained here", f"make train, or yard run {manifests.source}"
-        )
+        if (runs / f"{run}{end}").is_dir():
+            return runs / f"{run}{end}"
+        words = [] if name is None else ["--name", name]
+        message = f"{manifests.source} has not been trained here" + (f" with --name {name}" if name else "")
+        raise UserError(message, f"make train, or yard run {' '.join([manifests.source, *words])}")
     known = f"runs: {', '.join(names) or 'none yet; make train makes one'}"
-    raise UserError(f"no such run: {run}", repo.did_you_mean(run, names) or known)
+    raise UserError(f"no such run: {run}{end}", repo.did_you_mean(f"{run}{end}", names) or known)
 
 
-def _only(names: list[str]) -> str:
+def _only(names: list[str], end: str) -> str:
     if len(names) == 1:
         return names[0]
     if not names:
-        raise UserError("no run yet", "make train trains the first one")
+        what = f"no run with --name {end[1:]}" if end else "no run yet"
+        raise UserError(what, "make train trains the first one" if not end else "yard checkpoint list")
     raise UserError("which run?", "runs: " + ", ".join(names))

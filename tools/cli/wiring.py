@@ -28,30 +28,24 @@ Examples:
 Exit codes: 0 PASS or WARN, 1 FAIL, 3 CANNOT TELL.
 """
 
-from __future__ import annotations
-
-import shlex
-
 import click
 
-from tools.cells import locate
+from tools.cells import knobs as cells_knobs
+from tools.cells.knobs import Knobs
+from tools.cli import _knobs, _start
 from tools.core import output
 from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict, worst
-from tools.image.engine import Engine
-from tools.image.start import start_of
-from tools.kube.manifests import Manifests, name_of, read
+from tools.image import start
+from tools.kube.manifests import name_of
 from tools.simulator import wiring, wiring_proof
-from tools.simulator.wiring import Given
 from tools.workload import kinds, operator_pods
-from tools.workload.workload import Workload
 
 
 @click.command(help=__doc__, short_help="prove that a job's pods form one world")
-@click.argument("cell", required=False)
-@click.option("-f", "--file", metavar="FILE", help="Read manifests from FILE (- for standard input).")
-@click.option("--pods", type=click.IntRange(1), metavar="N", help="Run only the first N pods.")
-@click.option("--nproc", type=click.IntRange(1), metavar="N", help="Run N processes in each pod.")
+@_knobs.target
+@_knobs.options
+@click.option("--pods", type=click.IntRange(1), metavar="N", help="Run only the first N pods of the job.")
 @click.option(
     "--timeout", type=click.FloatRange(1), default=60, show_default=True, help="Seconds to wait for a world."
 )
@@ -62,70 +56,38 @@ from tools.workload.workload import Workload
     show_default=True,
     help="The training operator's version.",
 )
-@click.option(
-    "--command", "words", metavar="TEXT", help="What the containers start, in place of the manifest's."
-)
-@click.option(
-    "--image-config", is_flag=True, help="Ask docker and the registry what an image without command starts."
-)
+@_start.options
 @click.option("--json", "as_json", is_flag=True, help="Print the verdicts as JSON.")
 def command(
     cell: str | None,
     file: str | None,
+    knobs: Knobs,
     pods: int | None,
-    nproc: int | None,
     timeout: float,
     operator_version: str,
     words: str | None,
     image_config: bool,
     as_json: bool,
 ) -> None:
-    manifests = _manifests(cell, file)
+    manifests = cells_knobs.rendered(cell, file, knobs)
     found = kinds.find(manifests, operator_version)
+    given = start.given(found.workloads, words, image_config)
     jobs = [job for job in found.workloads if job.trains or job.misshapen]
-    if not jobs and not found.unknown:
+    unseen = [wiring.unseen(job, given) for job in found.workloads if job not in jobs]
+    verdicts = [verdict for verdict in unseen if verdict] + [_not_modelled(one) for one in found.unknown]
+    if not jobs and not verdicts:
         seen = ", ".join(sorted({str(item.get("kind")) for item in manifests.objects})) or "nothing"
         reason = f"contains no job that starts a distributed training, only {seen}"
         raise UserError(f"{manifests.source}: {reason}")
-    verdicts = [_not_modelled(one) for one in found.unknown]
-    given = _given(jobs, words, image_config)
     for job in jobs:
         analysis = wiring.analyse(job, given)
         if analysis.verdict.state in (State.PASS, State.WARN):
             output.note("starting the job's launchers with a probe; a few seconds")
-        verdicts.append(wiring_proof.prove(analysis, pods, nproc, timeout))
+        verdicts.append(wiring_proof.prove(analysis, pods, knobs.nproc, timeout))
     _show(verdicts, as_json)
     code = worst(item.state for item in verdicts).exit_code
     if code:
         raise click.exceptions.Exit(code)
-
-
-def _given(jobs: list[Workload], words: str | None, image_config: bool) -> Given:
-    """Return what the user gives by hand, and what the images of containers without command say."""
-    try:
-        command = shlex.split(words or "")
-    except ValueError as problem:
-        raise UserError(
-            f"--command: {problem}", 'quote it as in a shell: --command "torchrun a.py"'
-        ) from None
-    images = {}
-    templates = [role.template for job in jobs for role in job.roles] if image_config else []
-    containers = [one for template in templates for one in template["spec"]["containers"]]
-    for name in {str(one.get("image")) for one in containers if not one.get("command")}:
-        output.note(f"asking for the configuration of {name}")
-        try:
-            images[name] = start_of(Engine(), name)
-        except UserError as problem:
-            output.note(f"{name}: {problem.message}")
-    return Given(images, command)
-
-
-def _manifests(cell: str | None, file: str | None) -> Manifests:
-    if (cell is None) == (file is None):
-        raise UserError("give a cell, or a file with -f", "yard wiring overlays/cpu/llama-tiny")
-    if cell is not None:
-        return locate.rendered(cell)
-    return read(str(file))
 
 
 def _not_modelled(one: kinds.Unknown) -> Verdict:

@@ -1,7 +1,5 @@
 """Access to a cluster's API server: EKS access entries, their policies and Kubernetes groups."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

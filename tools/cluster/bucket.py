@@ -1,7 +1,5 @@
 """Checks the bucket of the team's data and runs."""
 
-from __future__ import annotations
-
 from tools.aws.policies import Place
 from tools.aws.session import AwsError, Session
 from tools.cluster.finding import Finding, bad, good, unknown

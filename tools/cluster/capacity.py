@@ -4,8 +4,6 @@ The checks are: zones offer the type, subnets have addresses, the quota is large
 reserved, and the caller may start a fleet. Whether AWS has unreserved capacity is unknown before a launch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -13,19 +11,11 @@ from tools.aws.session import AwsError, Session
 from tools.cluster import offers
 from tools.cluster.finding import Finding, bad, good, run, unknown
 from tools.cluster.spec import BLOCK_FAMILIES
+from tools.core.tables import load
 from tools.core.verdict import State
 from tools.facts.instances import INSTANCES, Instance
 
-# EC2's quotas count the vCPUs of running instances by class (EC2 user guide, On-Demand Instance quotas and
-# Spot Instance quotas). Codes: `aws service-quotas list-service-quotas --service-code ec2` in public records
-# of 2026-07 and 2026-10; L-1216C47A also in the AWS CLI user guide, Service Quotas examples. Prefixes of the
-# type, name of the class, on-demand code, spot code.
-CLASSES = (
-    (("p",), "P", "L-417A185B", "L-7212CCBC"),
-    (("g", "vt"), "G and VT", "L-DB2E81BA", "L-3819A6DF"),
-    (("trn",), "Trn", "L-2C3B7624", "L-6B0D517C"),
-    (("a", "c", "d", "h", "i", "m", "r", "t", "z"), "Standard", "L-1216C47A", "L-34B43A08"),
-)
+CLASSES: list[tuple[list[str], str, str, str]] = load("cluster/tables.yaml")["quotas"]
 INCREASE = "request an increase: Service Quotas, Amazon EC2, {name}"
 BLOCK_HOURS = 24
 # Checks that need not pass: instances can be started without them.

@@ -1,7 +1,5 @@
 """The cells in the fact CELLS of a cluster, and whether its node groups have the nodes for them."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

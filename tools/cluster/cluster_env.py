@@ -1,7 +1,5 @@
 """The directory of a cluster, clusters/<name>, and its facts: the NAME=value lines of its cluster.env."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 @dataclass(frozen=True)
 class Fact:
     value: str
-    line: int
+    line: int = 0  # 0: not from a file
 
 
 def names(root: Path, beside: str = "") -> list[str]:
@@ -69,10 +67,9 @@ def read(path: Path) -> dict[str, Fact]:
     return facts
 
 
-def write(path: Path, values: Mapping[str, str]) -> list[str]:
-    """Set facts in a cluster.env and return the names that changed. Comments and other lines stay."""
-    text = path.read_text(encoding="utf-8")
-    changed, added = [], []
+def updated(text: str, values: Mapping[str, str]) -> str:
+    """Return a cluster.env with facts set. Comments and other lines stay."""
+    added = []
     for name, value in values.items():
         line, new = re.compile(rf"^{name}=.*$", re.MULTILINE), f"{name}={value}"
         old = line.search(text)
@@ -80,10 +77,6 @@ def write(path: Path, values: Mapping[str, str]) -> list[str]:
             added.append(new)
         elif old[0] != new:
             text = text[: old.start()] + new + text[old.end() :]
-        if old is None or old[0] != new:
-            changed.append(name)
     if added:
-        text = text.rstrip("\n") + "\n\n# Found in AWS.\n" + "\n".join(added) + "\n"
-    if changed:
-        path.write_text(text, encoding="utf-8")
-    return changed
+        text = text.rstrip("\n") + "\n\n# Found by `yard cluster init`.\n" + "\n".join(added) + "\n"
+    return text

@@ -3,15 +3,14 @@
 A check that does not apply to the cluster returns None.
 """
 
-from __future__ import annotations
-
-from tools.cluster.finding import Finding, bad, good, warn
+from tools.cluster.finding import Finding, bad, good, unknown, warn
+from tools.cluster.node_checks import is_on_ec2
 from tools.cluster.nodes import table
-from tools.cluster.snapshot import CRD, OPERATOR_WEBHOOK, SLICES, Snapshot
+from tools.cluster.snapshot import CLAIMS, CRD, JOBS, OPERATOR_WEBHOOK, SLICES, Snapshot
 from tools.cluster.spec import Spec
+from tools.facts.node_labels import HEALTH
 from tools.kube.manifests import Object
 
-JOBS = "pytorchjobs.kubeflow.org"
 FSX = "fsx.csi.aws.com"
 CLAIM = "trainyard"
 FIX = "yard cluster validate --fix"
@@ -21,8 +20,7 @@ def operator(spec: Spec, snapshot: Snapshot) -> Finding:
     """Check that the API server serves PyTorchJobs: the CRD is established, and its webhook has endpoints."""
     crd = snapshot.find(CRD, JOBS)
     if crd is None:
-        remedy = f"apply `yard platform {spec.title}/plugins`, or use Flux"
-        return bad("operator", f"{JOBS} is not served", remedy)
+        return bad("operator", f"{JOBS} is not served", _apply(spec, "plugins", "training-operator"))
     conditions = (crd.get("status") or {}).get("conditions") or []
     if not any(one["type"] == "Established" and one["status"] == "True" for one in conditions):
         return bad("operator", f"the CRD {JOBS} is not established", f"kubectl describe crd {JOBS}")
@@ -48,9 +46,10 @@ def dns(spec: Spec, snapshot: Snapshot) -> Finding:
 
 def fsx_driver(spec: Spec, snapshot: Snapshot) -> Finding | None:
     """Check that ready nodes serve FSx, and that the driver gives new file systems to the jobs' user."""
-    if spec.get("FSX_FILE_SYSTEM_ID") is None and spec.get("FSX_SUBNET_ID") is None:
-        return None
     driver = snapshot.find("csidrivers", FSX)
+    wanted = spec.get("FSX_FILE_SYSTEM_ID") or spec.get("FSX_SUBNET_ID")
+    if wanted is None and (spec.context is None or driver is None):
+        return None
     if driver is None:
         remedy = f"apply `yard platform {spec.title}/plugins`, or install the EKS add-on"
         return bad("fsx", f"no CSI driver {FSX}", remedy)
@@ -76,9 +75,9 @@ def namespace(spec: Spec, snapshot: Snapshot) -> Finding:
 
 
 def claim(spec: Spec, snapshot: Snapshot) -> Finding:
-    found = snapshot.find("persistentvolumeclaims", CLAIM, spec.namespace)
+    found = snapshot.find(CLAIMS, CLAIM, spec.namespace)
     if found is None:
-        remedy = f"apply `yard platform {spec.title}/storage`, or use Flux"
+        remedy = _apply(spec, "storage", f"default-class -n {spec.namespace}")
         return bad("claim", f"{spec.namespace} has no claim {CLAIM}", remedy)
     phase = (found.get("status") or {}).get("phase")
     if phase != "Bound":
@@ -88,13 +87,28 @@ def claim(spec: Spec, snapshot: Snapshot) -> Finding:
 
 def auto_resume(spec: Spec, snapshot: Snapshot) -> Finding | None:
     """Check that HyperPod resumes jobs in the team's namespace automatically."""
-    if spec.get("HYPERPOD_CLUSTER_NAME") is None:
+    is_hyperpod = any(HEALTH in (one["metadata"].get("labels") or {}) for one in snapshot.of("nodes"))
+    if spec.get("HYPERPOD_CLUSTER_NAME") is None and not (spec.context is not None and is_hyperpod):
         return None
     if spec.namespace != "kubeflow" and not spec.namespace.startswith("hyperpod"):
         remedy = "TEAM_NAMESPACE=hyperpod-..., or resume jobs with: yard job retry"
         return warn("auto-resume", f"HyperPod does not resume jobs in {spec.namespace}", remedy)
     limit = "with --feature hyperpod twice a job; AWS documents it for training operator 1.7.0 to 1.8.1"
     return good("auto-resume", f"HyperPod resumes jobs in {spec.namespace}", limit)
+
+
+def bucket(spec: Spec, snapshot: Snapshot) -> Finding | None:
+    """Say that the bucket of a cluster on EC2 is unknown where there is only a context."""
+    if spec.context is None or not any(map(is_on_ec2, snapshot.of("nodes"))):
+        return None
+    return unknown("bucket", f"{spec.source} names no S3_BUCKET", "yard cluster validate CLUSTER")
+
+
+def _apply(spec: Spec, part: str, folder: str) -> str:
+    """Return how to apply a part of the platform: of a cluster's directory, or a folder of base/."""
+    if spec.context is None:
+        return f"apply `yard platform {spec.title}/{part}`, or use Flux"
+    return f"kubectl apply --server-side -k base/{part}/{folder}"
 
 
 def _is_about_jobs(hook: Object) -> bool:

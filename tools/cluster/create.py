@@ -4,42 +4,20 @@ What exists is read from AWS before the commands, and the result is read from AW
 eksctl alone proves nothing. Flags: eksctl v0.230.0, pkg/ctl/create.
 """
 
-from __future__ import annotations
-
-import functools
-import shutil
-import subprocess
-import sys
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from tools.aws.policies import OWNER_TAG, owner
 from tools.aws.session import Session
 from tools.cluster.eksctl import FILE
 from tools.cluster.ownership import describe_cluster, tags_of
 from tools.cluster.spec import SYSTEM, Spec
-from tools.core import repo
+from tools.cluster.steps import Say, Step
 from tools.core.errors import UserError
 from tools.core.repo import shown
 from tools.kube.manifests import Object
 
-INSTALL = "https://docs.aws.amazon.com/eks/latest/eksctl/installation.html"
 # clusters/<name>/plugins installs the plugins: two for one resource would conflict in the kubelet.
 OWN_PLUGINS = ("--install-nvidia-plugin=false", "--install-neuron-plugin=false")
-LAST_LINES, LONGEST_LINE = 5, 65536  # characters
 ACTIVE_SECONDS = 1800  # a control plane takes about 15 minutes
 AGAIN = "repeat the command to continue"
-
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Step:
-    """A command of eksctl or yard, and its purpose."""
-
-    title: str
-    words: tuple[str, ...]
 
 
 def steps(spec: Spec, exists: bool) -> list[Step]:
@@ -65,7 +43,7 @@ def check(session: Session, spec: Spec) -> bool:
     row = describe_cluster(session, spec)
     if row is None and spec.adopted:
         message = f"{spec.source}: the cluster {spec.name} does not exist, so it cannot be adopted"
-        raise UserError(message, "yard cluster facts --hyperpod NAME --write")
+        raise UserError(message, "yard cluster init NAME --hyperpod NAME")
     wanted = owner(session.region, spec.name)
     if row is not None and not spec.adopted and tags_of(row).get(OWNER_TAG) != wanted:
         hint = f"to add to it, set ADOPTED=true in {spec.source} and run yard cluster adopt"
@@ -83,41 +61,6 @@ def settle(session: Session, spec: Spec, say: Say) -> None:
     if status != "ACTIVE":
         hint = f"yard cluster down {spec.title}, then repeat" if status == "FAILED" else "wait, then repeat"
         raise UserError(f"the cluster {spec.name} is {status}", hint, 1)
-
-
-def run(step: Step, title: str, say: Say) -> None:
-    """Run a command and print its output. Raises UserError with its last error where it fails."""
-    words = step.words
-    if words[0] == "yard":
-        words = (sys.executable, "-m", "tools.cli", *words[1:])
-    elif shutil.which("eksctl") is None:
-        raise UserError("eksctl is not on PATH", f"install eksctl 0.230 or newer: {INSTALL}")
-    last: deque[str] = deque(maxlen=LAST_LINES)
-    process = subprocess.Popen(
-        words,
-        cwd=repo.project(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    with process:
-        assert process.stdout is not None
-        try:
-            for line in iter(functools.partial(process.stdout.readline, LONGEST_LINE), ""):
-                last.append(line.strip())
-                say(f"  {line.rstrip()}")
-        except KeyboardInterrupt:
-            process.terminate()
-            raise
-    if process.returncode != 0:
-        said = [line for line in reversed(last) if line]
-        errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
-        cause = next(iter((*errors, *said)), "no output")
-        hint = f"{AGAIN}; yard cluster down {title} deletes the cluster"
-        # The exit codes of yard keep their meaning.
-        code = process.returncode if step.words[0] == "yard" and process.returncode in (2, 3) else 1
-        raise UserError(f"{' '.join(step.words[:3])} failed: {cause}", hint, code)
 
 
 def proof(session: Session, spec: Spec) -> list[str]:

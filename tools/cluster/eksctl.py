@@ -3,8 +3,7 @@
 Fields and their effect: eksctl v0.230.0, its JSON schema and pkg/cfn/builder.
 """
 
-from __future__ import annotations
-
+import copy
 import io
 import ipaddress
 import re
@@ -21,24 +20,13 @@ from tools.cluster.ownership import marks
 from tools.cluster.spec import ROLE, SYSTEM, NodeGroup, Spec
 from tools.core.errors import UserError
 from tools.core.repo import nearest
+from tools.core.tables import load
 from tools.facts.eks import ADDON_NAMES, ADDONS, VERSIONS
 
 FILE = "eksctl.yaml"
 KEY = re.compile(r"arn:aws[\w-]*:kms:[a-z0-9-]+:\d{12}:key/[\w-]+")
 SYSTEM_TYPE, SYSTEM_NODES = "m5.large", (2, 4)
-# Without prefix delegation a node takes only as many pods as its interfaces have addresses (m5.large: 29).
-# base/pytorchjob isolates jobs with network policies, which are off by default.
-CNI_VALUES = (
-    '{"enableNetworkPolicy": "true", "env": {"ENABLE_PREFIX_DELEGATION": "true", "WARM_PREFIX_TARGET": "1"}}'
-)
-RAID = """\
-apiVersion: node.eks.aws/v1alpha1
-kind: NodeConfig
-spec:
-  instance:
-    localStorage:
-      strategy: RAID0
-"""
+DEFAULTS: dict[str, Any] = load("cluster/eksctl_defaults.yaml")
 
 Document = dict[str, Any]
 
@@ -88,7 +76,7 @@ def document(spec: Spec, addons: Mapping[str, str] | None = None) -> Document:
         result["secretsEncryption"] = {"keyARN": spec.need("KMS_KEY_ARN", KEY, "the ARN of a KMS key")}
     if "id" not in result["vpc"]:
         result["availabilityZones"] = _cluster_zones(spec)
-    result["cloudWatch"] = {"clusterLogging": {"enableTypes": ["audit", "authenticator"]}}
+    result["cloudWatch"] = copy.deepcopy(DEFAULTS["logging"])
     system = {**_base_group(spec, SYSTEM, SYSTEM_TYPE, *SYSTEM_NODES), "volumeSize": 80}
     result["managedNodeGroups"] = [system, *(_group(spec, one) for one in spec.groups)]
     return result
@@ -131,13 +119,7 @@ def _access(spec: Spec) -> Document:
         entries.append(_entry(spec, "TEAM_ROLE_ARN", spec.namespace))
     if spec.adopted:
         return {"accessEntries": entries}
-    return {
-        "authenticationMode": "API",
-        # eksctl itself needs access: it waits for nodes and installs the EFA plugin. `yard cluster create`
-        # says how to take the access away afterwards.
-        "bootstrapClusterCreatorAdminPermissions": True,
-        "accessEntries": entries,
-    }
+    return {**DEFAULTS["access"], "accessEntries": entries}
 
 
 def _entry(spec: Spec, fact: str, *teams: str) -> Document:
@@ -149,7 +131,7 @@ def _entry(spec: Spec, fact: str, *teams: str) -> Document:
 
 
 def _addon(name: str, version: str) -> Document:
-    cni = {"useDefaultPodIdentityAssociations": True, "configurationValues": CNI_VALUES}
+    cni = {"useDefaultPodIdentityAssociations": True, "configurationValues": DEFAULTS["cni"]}
     return {"name": name, "version": version, **(cni if name == "vpc-cni" else {})}
 
 
@@ -188,23 +170,10 @@ def _cluster_zones(spec: Spec) -> list[str]:
 
 
 def _base_group(spec: Spec, name: str, kind: str, least: int, most: int) -> Document:
-    return {
-        "name": name,
-        "instanceType": kind,
-        "amiFamily": "AmazonLinux2023",
-        "minSize": least,
-        "maxSize": most,
-        "desiredCapacity": least,
-        "privateNetworking": True,
-        # IMDSv2 with one hop keeps pods from the role of the node.
-        "disableIMDSv1": True,
-        "disablePodIMDS": True,
-        "volumeType": "gp3",
-        "volumeEncrypted": True,
-        "labels": {"trainyard/pool": name},
-        "tags": marks(spec.region, spec),
-        "nodeRepairConfig": {"enabled": True},
-    }
+    sizes = {"minSize": least, "maxSize": most, "desiredCapacity": least}
+    labels, tags = {"trainyard/pool": name}, marks(spec.region, spec)
+    own = {"name": name, "instanceType": kind, **sizes, "labels": labels, "tags": tags}
+    return {**copy.deepcopy(DEFAULTS["group"]), **own}
 
 
 def _group(spec: Spec, group: NodeGroup) -> Document:
@@ -213,15 +182,12 @@ def _group(spec: Spec, group: NodeGroup) -> Document:
     if group.zones:
         result["availabilityZones"] = list(group.zones)
     if group.instance.device_resource:
-        # Other pods prefer other nodes. NoSchedule would also exclude eksctl's EFA plugin, which tolerates no
-        # such taint (eksctl v0.230.0, pkg/addons/assets/efa-device-plugin.yaml).
-        taint = {"key": group.instance.device_resource, "value": "present", "effect": "PreferNoSchedule"}
-        result["taints"] = [taint]
+        result["taints"] = [{**DEFAULTS["taint"], "key": group.instance.device_resource}]
     if group.efa:
         # One interface for each network card, and a placement group unless the capacity is reserved.
         result["efaEnabled"] = True
     if group.instance.nvme_gb:
-        result["overrideBootstrapCommand"] = LiteralScalarString(RAID)
+        result["overrideBootstrapCommand"] = LiteralScalarString(DEFAULTS["raid"])
     return {**result, **_market(group)}
 
 

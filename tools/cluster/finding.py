@@ -1,7 +1,5 @@
 """The result of one named check. A command prints all of its findings as a table."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any

@@ -7,8 +7,6 @@ Trust policies: EKS user guide, Pod Identity role
 (https://docs.aws.amazon.com/eks/latest/userguide/pod-id-role.html), IAM role for a service account.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ cannot make (tools/cluster/ownership.py). eksctl sets the tag on its stacks and 
 what they create. What belongs to the cluster without both is a leftover: it is listed and never deleted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -268,7 +266,7 @@ def _without_tag(evidence: Evidence) -> Iterator[Resource]:
     spec, why = evidence.spec, "has lost our tag: set it again, or delete the resource by hand"
     cluster = None if spec.adopted else evidence.cluster
     if cluster is not None and OWNER_TAG not in tags_of(cluster):
-        price = _control_plane(str(cluster.get("version")))
+        price = control_plane_price(str(cluster.get("version")))
         yield Resource("cluster", spec.name, str(cluster.get("status")), price, why)
     for row in evidence.stack_rows:
         if evidence.is_stack_name(row["StackName"]) and OWNER_TAG not in tags_of(row):
@@ -284,11 +282,11 @@ def _clusters(evidence: Evidence) -> Iterator[Resource]:
         version, vpc = row.get("version"), (row.get("resourcesVpcConfig") or {}).get("vpcId") or ""
         made = str(row.get("createdAt"))
         detail = _described({"VpcId": vpc}, f"{row.get('status')}, Kubernetes {version}", since=made)
-        price, why = _control_plane(str(version)), _proven(evidence.is_cluster_ours)
+        price, why = control_plane_price(str(version)), _proven(evidence.is_cluster_ours)
         yield Resource("cluster", evidence.spec.name, detail, price, why, made)
 
 
-def _control_plane(version: str) -> float | None:
+def control_plane_price(version: str) -> float | None:
     """Return the price of a control plane in USD an hour. Extended support costs more."""
     support = VERSIONS.get(version)
     if support is None:

@@ -5,8 +5,6 @@ ports and another tries them. The policies of both open the first; that of the p
 second, that of the pod that tries the third. An answer of the first port is the control of the other two.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

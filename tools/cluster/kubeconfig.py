@@ -5,8 +5,6 @@ the current one (awscli/customizations/eks/kubeconfig.py). The result is read wi
 files in KUBECONFIG.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from dataclasses import dataclass

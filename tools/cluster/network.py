@@ -1,7 +1,5 @@
 """Checks the network of a cluster's nodes: security groups, zones, placement, CNI, pods per node."""
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import re
@@ -11,9 +9,12 @@ from functools import partial
 
 from tools.aws.policies import OWNER_TAG, owner
 from tools.aws.session import AwsError, Session
+from tools.cluster import node_checks
 from tools.cluster.finding import Finding, bad, good, run, unknown, warn
 from tools.cluster.inventory import LIVE
+from tools.cluster.node_checks import is_on_ec2
 from tools.cluster.ownership import need_cluster
+from tools.cluster.snapshot import DAEMONS, Snapshot
 from tools.cluster.spec import Spec
 from tools.facts.instances import INSTANCES
 from tools.kube.manifests import Object
@@ -31,6 +32,14 @@ PREFIX_PODS = 16  # addresses of a /28 prefix
 # choosing an instance type).
 MOST_PODS = (30, 110, 250)
 PREFIX_ENV = {"ENABLE_PREFIX_DELEGATION": "true", "WARM_PREFIX_TARGET": "1"}
+
+
+# What the API server shows of the network: the finding, the kind of object, the check.
+VISIBLE = (
+    ("zone", "nodes", node_checks.zones),
+    ("cni", DAEMONS, node_checks.network_plugin),
+    ("pods", "pods", node_checks.pod_capacity),
+)
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,24 @@ def check(session: Session, spec: Spec) -> list[Finding]:
         found.append(run("lustre", lambda: lustre(session, spec, seen)))
     kinds = sorted({str(node["InstanceType"]) for node in seen.nodes})
     return found + [run(f"pods {kind}", partial(pods, session, spec, kind)) for kind in kinds]
+
+
+def check_context(session: Session, spec: Spec, snapshot: Snapshot) -> list[Finding]:
+    """Return the findings with only a context: AWS's on EKS, and what the API server shows."""
+    hidden: tuple[str, str | None] = ("the API server does not show the firewall of the nodes", None)
+    if any(map(is_on_ec2, snapshot.of("nodes"))):
+        hidden = (f"{spec.source} does not name its EKS cluster", "yard cluster network CLUSTER")
+    if spec.get("CLUSTER_NAME"):
+        try:
+            return check(session, spec)
+        except AwsError as problem:
+            hidden = (problem.message, problem.hint)
+    found = [
+        *(unknown(name, *hidden) for name in ("itself", "ssh")),
+        *(unknown(name, snapshot.unseen[kind]) if kind in snapshot.unseen else ask(spec, snapshot)
+          for name, kind, ask in VISIBLE),
+    ]  # fmt: skip
+    return [one for one in found if one is not None]
 
 
 def itself(seen: Seen) -> Finding:
@@ -169,7 +196,11 @@ def lustre(session: Session, spec: Spec, seen: Seen) -> Finding:
     number = spec.need("FSX_FILE_SYSTEM_ID")
     found = session.find("fsx", "describe_file_systems", FileSystemIds=[number])
     if found is None:
-        return bad("lustre", f"the file system {number} does not exist", f"yard cluster facts {spec.title}")
+        return bad(
+            "lustre",
+            f"the file system {number} does not exist",
+            f"yard cluster init {spec.title} --eks {spec.name}",
+        )
     (row,) = found["FileSystems"]
     interfaces = row.get("NetworkInterfaceIds") or []
     homes = [seen.cluster["resourcesVpcConfig"].get("vpcId"), *(one.get("VpcId") for one in seen.nodes)]

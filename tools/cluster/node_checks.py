@@ -1,15 +1,18 @@
 """Checks of what the nodes of a cluster advertise. A check that does not apply returns None."""
 
-from __future__ import annotations
-
-from tools.cluster.finding import Finding, bad, good, warn
-from tools.cluster.nodes import HEALTH_LABEL, Node, table
-from tools.cluster.snapshot import Snapshot
+from tools.cells import instance_patch
+from tools.cluster.finding import Finding, bad, good, unknown, warn
+from tools.cluster.nodes import Node, table
+from tools.cluster.snapshot import DAEMONS, Snapshot
 from tools.cluster.spec import Spec
+from tools.core.tables import load
 from tools.facts.instances import EFA, HYPERPOD_PREFIX, INSTANCES, Instance
+from tools.facts.node_labels import HEALTH
+from tools.kube.manifests import Object
 
 # Conditions that the EKS node monitoring agent sets (EKS user guide, node health).
 AGENT_CONDITIONS = {"AcceleratedHardwareReady", "KernelReady", "NetworkingReady", "StorageReady"}
+EC2 = "aws://"  # the start of spec.providerID of an EC2 instance
 FREE_PODS = 3  # a worker, a debug pod, a preparation job
 
 
@@ -22,7 +25,7 @@ def ready(spec: Spec, snapshot: Snapshot) -> Finding:
         if one.troubles or not one.ready
     ]
     if not any(one.ready for one in rows):
-        remedy = f"yard cluster scale {spec.title} GROUP N"
+        remedy = f"yard cluster scale {spec.title} GROUP N" if spec.get("CLUSTER_NAME") else "start a node"
         return bad("nodes", f"none of {len(rows)} nodes is ready", remedy, *ill)
     if ill:
         return warn("nodes", f"{len(ill)} of {len(rows)} nodes have problems", "yard cluster nodes", *ill)
@@ -45,6 +48,31 @@ def devices(spec: Spec, snapshot: Snapshot) -> Finding | None:
     return good("devices", f"{len(nodes)} nodes advertise all their devices")
 
 
+def room(spec: Spec, snapshot: Snapshot) -> Finding | None:
+    """Check that a cell's pod, which takes a node whole, fits what the kubelet leaves to pods.
+
+    The pod's requests follow from the fact table (tools/cells/instance_patch.py). A node has less where
+    HyperPod, a kubelet's configuration or an AMI reserves more.
+    """
+    nodes = [(one, machine) for one, machine in _known(snapshot) if machine.accelerators]
+    small = []
+    for one, machine in nodes:
+        cpu, memory = instance_patch.cpus(machine) * 1000, instance_patch.memory_mib(machine)
+        if one.cpu_m < cpu or one.memory_mib < memory:
+            has = f"{one.cpu_m}m processors and {one.memory_mib}Mi"
+            small.append(
+                f"{one.name} ({one.instance}): {has} allocatable, a pod asks for {cpu}m and {memory}Mi"
+            )
+    if not nodes:
+        return None
+    if small:
+        remedy = "describe such nodes (yard new hardware NAME --node NODE), or let the kubelet reserve less"
+        return bad(
+            "room", f"{len(small)} of {len(nodes)} nodes are too small for a cell's pod", remedy, *small
+        )
+    return good("room", f"a cell's pod fits each of {len(nodes)} nodes with accelerators")
+
+
 def efa(spec: Spec, snapshot: Snapshot) -> Finding | None:
     """Compare the EFA interfaces of ready nodes that have accelerators with the table of instance types."""
     nodes = [(one, machine) for one, machine in _known(snapshot) if machine.efa and machine.accelerators]
@@ -65,12 +93,14 @@ def efa(spec: Spec, snapshot: Snapshot) -> Finding | None:
     return good("efa", f"{len(nodes)} nodes have all interfaces of their instance type")
 
 
-def health_agents(spec: Spec, snapshot: Snapshot) -> Finding:
+def health_agents(spec: Spec, snapshot: Snapshot) -> Finding | None:
     """Check that each node is monitored: by the EKS agent (conditions) or by HyperPod (label)."""
+    if not snapshot.of("nodes"):
+        return None
     silent = []
     for item in snapshot.of("nodes"):
         kinds = {one["type"] for one in (item.get("status") or {}).get("conditions") or []}
-        if HEALTH_LABEL not in (item["metadata"].get("labels") or {}) and not kinds & AGENT_CONDITIONS:
+        if HEALTH not in (item["metadata"].get("labels") or {}) and not kinds & AGENT_CONDITIONS:
             silent.append(item["metadata"]["name"])
     if silent:
         remedy = "install the add-on eks-node-monitoring-agent, or HyperPod's health monitoring agent"
@@ -78,19 +108,53 @@ def health_agents(spec: Spec, snapshot: Snapshot) -> Finding:
     return good("health agents", "the health of every node is monitored")
 
 
-def pod_capacity(spec: Spec, snapshot: Snapshot) -> Finding:
+def pod_capacity(spec: Spec, snapshot: Snapshot) -> Finding | None:
     """Check that ready nodes can take FREE_PODS more pods."""
+    ready = [one for one in table(snapshot) if one.ready]
     full = [
-        f"{one.name}: {one.pods_used} of {one.pods}"
-        for one in table(snapshot)
-        if one.ready and one.pods - one.pods_used < FREE_PODS
+        f"{one.name}: {one.pods_used} of {one.pods}" for one in ready if one.pods - one.pods_used < FREE_PODS
     ]
+    if not ready:
+        return None
     if full:
-        remedy = f"yard cluster network {spec.title} --prefix-delegation on"
-        return warn(
-            "pods", f"{len(full)} nodes have room for fewer than {FREE_PODS} more pods", remedy, *full
-        )
+        remedy = "use larger nodes, or raise maxPods of the kubelet"
+        if spec.get("CLUSTER_NAME"):
+            remedy = f"yard cluster network {spec.title} --prefix-delegation on"
+        summary = f"{len(full)} nodes have room for fewer than {FREE_PODS} more pods"
+        return warn("pods", summary, remedy, *full)
     return good("pods", "every node has room for more pods")
+
+
+def zones(spec: Spec, snapshot: Snapshot) -> Finding:
+    """Check by their labels that the nodes of each type with EFA are in one zone."""
+    found: dict[str, set[str]] = {}
+    for one, machine in _known(snapshot):
+        if machine.efa and machine.accelerators:
+            found.setdefault(one.instance, set()).add(one.zone)
+    lines = [f"{kind}: {', '.join(sorted(places))}" for kind, places in sorted(found.items())]
+    if any(len(places) > 1 for places in found.values()):
+        remedy = "use one zone for each group; EFA does not cross zones"
+        return bad("zone", "nodes that use EFA are in several zones", remedy, *lines)
+    return good("zone", "each type is in one zone" if lines else "no ready node uses EFA", *lines)
+
+
+def network_plugin(spec: Spec, snapshot: Snapshot) -> Finding:
+    """Return which network plugin the DaemonSets show. Whether it enforces policies is tried, not read."""
+    known: dict[str, str] = load("cluster/tables.yaml")["network plugins"]
+    lines = [
+        f"{known[name]}: {one['spec']['template']['spec']['containers'][0].get('image')}"
+        for one in snapshot.of(DAEMONS)
+        if (name := one["metadata"]["name"]) in known
+    ]
+    remedy = "yard cluster validate tries whether it enforces NetworkPolicies"
+    if not lines:
+        return unknown("cni", "no DaemonSet is a known network plugin; it may be a part of the node", remedy)
+    return good("cni", lines[0], *lines[1:], remedy)
+
+
+def is_on_ec2(node: Object) -> bool:
+    """Return whether a node is an EC2 instance."""
+    return str((node.get("spec") or {}).get("providerID")).startswith(EC2)
 
 
 def _known(snapshot: Snapshot) -> list[tuple[Node, Instance]]:

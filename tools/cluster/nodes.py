@@ -1,38 +1,17 @@
 """The nodes of a cluster as a table: type, free capacity, health."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
+from typing import Any
 
 from tools.cluster.snapshot import Snapshot
+from tools.core.tables import load
 from tools.facts.instances import EFA, NEURON, NVIDIA
+from tools.facts.node_labels import DEEP, HEALTH, hyperpod_faults
 from tools.kube.manifests import Object
 from tools.kube.quantity import amounts, pod_requests
 
-# Labels of HyperPod and the meaning of their values (SageMaker developer guide, "Resilience-related
-# Kubernetes labels by SageMaker HyperPod"). A node takes pods while it is Schedulable.
-HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
-DEEP_LABEL = "sagemaker.amazonaws.com/deep-health-check-status"
-SCHEDULABLE = "Schedulable"
-HEALTH = {
-    "Unschedulable": "deep health checks are running on it",
-    "UnschedulablePendingReplacement": "HyperPod replaces it if node recovery is automatic",
-    "UnschedulablePendingReboot": "HyperPod reboots it if node recovery is automatic",
-}
-DEEP = {
-    "InProgress": "the node takes no pods until they finish",
-    "Failed": "HyperPod reboots or replaces it if node recovery is automatic",
-}
-FAULT_LABELS = ("sagemaker.amazonaws.com/fault-types", "sagemaker.amazonaws.com/fault-type")
-# Conditions that are good when True. All others, such as MemoryPressure, are good when False.
-GOOD_WHEN_TRUE = (
-    "Ready",
-    "AcceleratedHardwareReady",
-    "ContainerRuntimeReady",
-    "KernelReady",
-    "NetworkingReady",
-    "StorageReady",
-)
+INSTANCE_TYPE, ZONE_LABEL = "node.kubernetes.io/instance-type", "topology.kubernetes.io/zone"
+_TABLE: dict[str, Any] = load("cluster/tables.yaml")["node health"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +28,8 @@ class Node:
     devices_used: int
     efa: int
     efa_used: int
+    cpu_m: int  # allocatable, in thousandths of a processor
+    memory_mib: int  # allocatable
     pods: int
     pods_used: int
     health: str | None
@@ -69,24 +50,27 @@ def table(snapshot: Snapshot) -> list[Node]:
 def _node(item: Object, pods: list[Object]) -> Node:
     metadata, status = item["metadata"], item.get("status") or {}
     labels = metadata.get("labels") or {}
-    counts = {name: int(value) for name, value in amounts(status.get("allocatable") or {}).items()}
+    exact = amounts(status.get("allocatable") or {})
+    counts = {name: int(value) for name, value in exact.items()}
     conditions = {one["type"]: one for one in status.get("conditions") or []}
     device = next((one for one in (NVIDIA, NEURON) if one in counts), None)
     return Node(
         name=metadata["name"],
         ready=conditions.get("Ready", {}).get("status") == "True",
         cordoned=bool((item.get("spec") or {}).get("unschedulable")),
-        instance=labels.get("node.kubernetes.io/instance-type", "unknown"),
-        zone=labels.get("topology.kubernetes.io/zone", "unknown"),
+        instance=labels.get(INSTANCE_TYPE, "unknown"),
+        zone=labels.get(ZONE_LABEL, "unknown"),
         device=device,
         devices=counts.get(device, 0) if device else 0,
         devices_used=_used(pods, device) if device else 0,
         efa=counts.get(EFA, 0),
         efa_used=_used(pods, EFA),
+        cpu_m=int(exact.get("cpu", 0) * 1000),
+        memory_mib=counts.get("memory", 0) // 2**20,
         pods=counts.get("pods", 0),
         pods_used=len(pods),
-        health=labels.get(HEALTH_LABEL),
-        deep_check=labels.get(DEEP_LABEL),
+        health=labels.get(HEALTH),
+        deep_check=labels.get(DEEP),
         troubles=[*_conditions(conditions), *_labels(labels)],
     )
 
@@ -99,18 +83,18 @@ def _conditions(conditions: dict[str, Object]) -> list[str]:
     return [
         f"{kind} is {one.get('status')}{_note(one.get('reason'))}"
         for kind, one in conditions.items()
-        if one.get("status") != ("True" if kind in GOOD_WHEN_TRUE else "False")
+        if one.get("status") != ("True" if kind in _TABLE["good when true"] else "False")
     ]
 
 
 def _labels(labels: dict[str, str]) -> list[str]:
-    health, deep = labels.get(HEALTH_LABEL), labels.get(DEEP_LABEL)
+    health, deep = labels.get(HEALTH), labels.get(DEEP)
     troubles = []
-    if health not in (None, SCHEDULABLE):
-        fault = next((labels[name] for name in FAULT_LABELS if labels.get(name)), None)
-        troubles.append(f"HyperPod: {health}{_note(HEALTH.get(health))}{_note(fault)}")
+    if health not in (None, "Schedulable"):
+        fault = next((one.partition(" ")[2] for one in hyperpod_faults(labels)), None)
+        troubles.append(f"HyperPod: {health}{_note(_TABLE['health'].get(health))}{_note(fault)}")
     if deep not in (None, "Passed"):
-        troubles.append(f"deep health check: {deep}{_note(DEEP.get(deep))}")
+        troubles.append(f"deep health check: {deep}{_note(_TABLE['deep'].get(deep))}")
     return troubles
 
 

@@ -1,7 +1,5 @@
 """What AWS offers in a region: zones, instance types, Kubernetes versions, add-on versions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from tools.aws.session import AwsError, Session

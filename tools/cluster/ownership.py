@@ -5,8 +5,6 @@ that tagging cannot make: a name, membership in our cluster, stack or VPC, or a 
 which AWS reserves (https://docs.aws.amazon.com/tag-editor/latest/userguide/best-practices-and-strats.html).
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Mapping

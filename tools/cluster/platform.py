@@ -11,8 +11,6 @@ Flux fetches the directories of other projects by objects of its own. What it wo
 in place of these objects, so that `kubectl apply` is enough.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tempfile

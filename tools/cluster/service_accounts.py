@@ -1,7 +1,5 @@
 """The service accounts of a cluster that need AWS, each with its policy."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

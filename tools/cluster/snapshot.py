@@ -5,8 +5,6 @@ kind that could not be listed is in `unseen` with the reason, and no check concl
 absence.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,15 +21,22 @@ FILE = "cluster.json"
 CRD, OPERATOR_WEBHOOK = "customresourcedefinitions.apiextensions.k8s.io", "validatingwebhookconfigurations"
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"  # a copy with all values
 SLICES = "endpointslices.discovery.k8s.io"
+CLAIMS, DAEMONS, DEPLOYMENTS = "persistentvolumeclaims", "daemonsets.apps", "deployments.apps"
+CLASSES, QUEUES = "storageclasses.storage.k8s.io", "localqueues.kueue.x-k8s.io"
 # Each kind is listed by itself: a missing permission hides one kind and not the rest.
-ALL_NAMESPACES = ("pods", SLICES, "persistentvolumeclaims")
+JOBS = "pytorchjobs.kubeflow.org"
+ALL_NAMESPACES = ("pods", SLICES, CLAIMS, DAEMONS, DEPLOYMENTS, QUEUES, JOBS)
+OF_TEAM = (CLAIMS, QUEUES)  # the team's own are enough for the checks
 KEPT = ("name", "resources", "restartPolicy")  # of a container
-CLUSTER_WIDE = ("nodes", "namespaces", CRD, OPERATOR_WEBHOOK, "csidrivers", "csinodes")
+CHECKED = (
+    *("nodes", "namespaces", CRD, OPERATOR_WEBHOOK, "csidrivers", "csinodes"),
+    *("pods", SLICES, CLAIMS),
+)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Objects by kind, as CLUSTER_WIDE and ALL_NAMESPACES name them, and why other kinds are missing."""
+    """Objects by kind, in the words of kubectl, and why other kinds are missing."""
 
     objects: dict[str, list[Object]] = field(default_factory=dict)
     unseen: dict[str, str] = field(default_factory=dict)
@@ -65,19 +70,28 @@ def load(directory: Path) -> Snapshot:
         raise UserError(f"{shown(path)}: not a snapshot of a cluster: {problem}") from None
 
 
-def collect(kubectl: Kubectl, kinds: tuple[str, ...] = (*CLUSTER_WIDE, *ALL_NAMESPACES)) -> Snapshot:
-    """Read the cluster. Raises UserError where it does not answer."""
+def collect(kubectl: Kubectl, team: str | None = None, kinds: tuple[str, ...] = CHECKED) -> Snapshot:
+    """Read the cluster. Of OF_TEAM, those of the namespace `team` do where all may not be listed.
+
+    Raises UserError where the cluster does not answer.
+    """
     snapshot, waiting = Snapshot(), Waiting("the cluster")
     for kind in kinds:
-        scope = ["--all-namespaces"] if kind in ALL_NAMESPACES else []
-        try:
-            with waiting.during(f"kubectl get {kind}"):
-                found = kubectl.items(kind, *scope)
+        scopes = [(kubectl, ("--all-namespaces",) if kind in ALL_NAMESPACES else ())]
+        if team and kind in OF_TEAM:
+            scopes.append((Kubectl(kubectl.context, team), ()))
+        for asked, words in scopes:
+            try:
+                with waiting.during(f"kubectl get {kind}"):
+                    found = asked.items(kind, *words)
+            except UserError as problem:
+                if "orbidden" not in problem.message and "resource type" not in problem.message:
+                    raise
+                snapshot.unseen[kind] = problem.message
+                continue
             snapshot.objects[kind] = [_reduced(one) for one in found]
-        except UserError as problem:
-            if "orbidden" not in problem.message and "resource type" not in problem.message:
-                raise
-            snapshot.unseen[kind] = problem.message
+            snapshot.unseen.pop(kind, None)
+            break
     return snapshot
 
 

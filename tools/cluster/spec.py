@@ -8,8 +8,6 @@ The values are the instance type, the minimum and maximum number of nodes, the z
 with EFA) and the market: `on-demand` (the default), `spot`, `reservation=cr-...` or `capacity-block=cr-...`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +15,7 @@ from pathlib import Path
 
 from tools.cluster import cluster_env
 from tools.cluster.cluster_env import Fact
+from tools.core import tables
 from tools.core.errors import UserError
 from tools.core.repo import did_you_mean, nearest, shown
 from tools.facts.instances import Instance, instance
@@ -24,16 +23,8 @@ from tools.facts.instances import Instance, instance
 NODES = "NODES_"
 REGION = re.compile(r"[a-z]{2,4}(-[a-z]{1,20}){1,4}-\d")
 ZONE = re.compile(r"[a-z]{2,4}(-[a-z]{1,20}){1,4}-\d[a-z]")
-# Partition by prefix of the region (botocore, partitions.json).
-PARTITIONS = {
-    "cn-": "aws-cn",
-    "us-gov-": "aws-us-gov",
-    "us-isof-": "aws-iso-f",
-    "us-isob-": "aws-iso-b",
-    "us-iso-": "aws-iso",
-    "eu-isoe-": "aws-iso-e",
-    "eusc-": "aws-eusc",
-}
+# Partition by prefix of the region.
+PARTITIONS: dict[str, str] = tables.load("cluster/tables.yaml")["partitions"]
 # eksctl puts the name into that of a CloudFormation stack, which allows these characters. The whole name,
 # `eksctl-NAME-nodegroup-GROUP`, may have 128.
 OWN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,99}")
@@ -63,6 +54,7 @@ class NodeGroup:
     market: str
     reservation: str | None
     at: str  # file and line
+    fact: str
 
     @property
     def efa(self) -> bool:
@@ -76,9 +68,12 @@ class Spec:
     directory: Path
     facts: Mapping[str, Fact]
     groups: list[NodeGroup] = field(default_factory=list)
+    context: str | None = None  # of a cluster that has no directory (tools/cluster/context.py)
 
     @property
     def source(self) -> str:
+        if self.context is not None:
+            return f"the context {self.context}"
         return shown(self.directory / cluster_env.FILE)
 
     @property
@@ -134,7 +129,8 @@ class Spec:
         value = self.get(name)
         if value is None or value.lower() in ("null", "none"):
             match = nearest(name, self.facts, cutoff=0.8)
-            hint = f"did you mean {match}?" if match and match != name else f"yard cluster facts {self.title}"
+            hint = f"yard cluster init {self.title} --eks NAME reads it from AWS"
+            hint = f"did you mean {match}?" if match and match != name else hint
             raise UserError(f"{self.at(name)}: {name} is {'not set' if value is None else value}", hint)
         if form and not form.fullmatch(value):
             raise UserError(f"{self.at(name)}: {name}={value} is not {words}")
@@ -143,12 +139,12 @@ class Spec:
     def at(self, name: str) -> str:
         """Return file and line of a fact, or only the file where the fact is missing."""
         fact = self.facts.get(name)
-        return f"{self.source}:{fact.line}" if fact else self.source
+        return f"{self.source}:{fact.line}" if fact and fact.line else self.source
 
     @property
     def title(self) -> str:
         """The name of the directory, which commands take as CLUSTER."""
-        return self.directory.name
+        return "CLUSTER" if self.context is not None else self.directory.name
 
 
 def load(root: Path, text: str) -> Spec:
@@ -186,7 +182,7 @@ def _group(spec: Spec, key: str) -> NodeGroup:
         zones = tuple(places[0].split(","))
     if markets:
         market, reservation = _market(markets[0], at, hint)
-    group = NodeGroup(_group_name(spec, key), found, least, most, zones, market, reservation, at)
+    group = NodeGroup(_group_name(spec, key), found, least, most, zones, market, reservation, at, key)
     _check_group(spec, group)
     return group
 

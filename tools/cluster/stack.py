@@ -12,8 +12,6 @@ managed_launch_template.go). They are for nodes that other tools create: Terrafo
 create-nodegroup`. The security group of the file system is for every cluster.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

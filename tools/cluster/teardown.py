@@ -3,8 +3,6 @@
 Nothing is stored between runs: each run lists again what is left, so an interrupted run can be repeated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

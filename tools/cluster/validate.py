@@ -4,17 +4,15 @@ Most checks read a Snapshot. The last three ask the cluster: what the caller may
 accepts a job, and whether a policy keeps two pods apart. They are left out for a saved snapshot.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from tools.aws.retry_budget import Waiting
 from tools.cluster import component_checks, isolation, node_checks, platform
-from tools.cluster.component_checks import FIX, FSX, JOBS
+from tools.cluster.component_checks import FIX, FSX
 from tools.cluster.finding import Finding, bad, good, unknown
-from tools.cluster.snapshot import CRD, OPERATOR_WEBHOOK, SLICES, Snapshot
+from tools.cluster.snapshot import CLAIMS, CRD, JOBS, OPERATOR_WEBHOOK, SLICES, Snapshot
 from tools.cluster.spec import Spec
 from tools.core import output, repo, wait
 from tools.core.errors import UserError
@@ -39,14 +37,16 @@ Check = Callable[[Spec, Snapshot], Finding | None]
 CHECKS: tuple[tuple[str, tuple[str, ...], Check], ...] = (
     ("nodes", ("nodes",), node_checks.ready),
     ("devices", ("nodes",), node_checks.devices),
+    ("room", ("nodes",), node_checks.room),
     ("efa", ("nodes",), node_checks.efa),
     ("operator", (CRD, OPERATOR_WEBHOOK, SLICES), component_checks.operator),
     ("dns", (SLICES,), component_checks.dns),
     ("fsx", ("csidrivers", "csinodes", "nodes"), component_checks.fsx_driver),
     ("namespace", ("namespaces",), component_checks.namespace),
-    ("claim", ("persistentvolumeclaims",), component_checks.claim),
+    ("claim", (CLAIMS,), component_checks.claim),
     ("health agents", ("nodes",), node_checks.health_agents),
     ("auto-resume", (), component_checks.auto_resume),
+    ("bucket", (), component_checks.bucket),
     ("pods", ("nodes", "pods"), node_checks.pod_capacity),
 )
 
@@ -78,7 +78,9 @@ def rights(kubectl: Kubectl, spec: Spec) -> Finding:
         return unknown("rights", (done.stderr.strip().splitlines() or ["no answer"])[-1])
     missing = [" ".join(one) for one, said in zip(RIGHTS, allowed, strict=True) if said != "true"]
     if missing:
-        remedy = f"yard cluster access {spec.title} PRINCIPAL --policy team --namespace {spec.namespace}"
+        remedy = "ask an administrator for the Role of base/plugins/namespace/team.yaml"
+        if spec.get("CLUSTER_NAME"):
+            remedy = f"yard cluster access {spec.title} PRINCIPAL --policy team --namespace {spec.namespace}"
         return bad("rights", f"in {spec.namespace} you may not {', '.join(missing)}", remedy)
     return good(
         "rights", f"in {spec.namespace} you may do all that a job needs ({len(RIGHTS)} access reviews)"

@@ -4,8 +4,6 @@ Whoever creates an object, an image or a file chooses its name. Such a name is c
 command line, so that no program reads it as an option, as a path or as more than one word.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """The exception for errors that the user can correct."""
 
-from __future__ import annotations
-
 
 class UserError(Exception):
     """An error that the user can correct.

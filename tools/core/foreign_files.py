@@ -1,7 +1,5 @@
 """Writes files whose names come from outside: from a pod, a cluster, a manifest or an archive."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Build pinned Go programs and fetch pinned Go modules, with all of Go's files in the checkout."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -5,8 +5,6 @@ a terminal, or that hide or reorder other text. They are shown, as \\x1b or \\u2
 are masked, except in data that the user asks for as it is (`raw`), such as a manifest.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import traceback

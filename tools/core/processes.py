@@ -5,8 +5,6 @@ become children of this process (PR_SET_CHILD_SUBREAPER), so they can be found a
 their own session, as torchrun's workers do. On other systems the process table of `ps` is used.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

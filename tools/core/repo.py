@@ -1,7 +1,5 @@
 """Where this program's files are, its paths in messages, and the nearest name to a misspelt one."""
 
-from __future__ import annotations
-
 import difflib
 import itertools
 import os
@@ -67,14 +65,17 @@ def shown(path: Path) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Replace a file at once: whoever reads it finds the old text or the new one. Makes its directory."""
+    """Replace a file at once: whoever reads it finds the old text or the new one. Makes its directory.
+
+    The permissions of an existing file stay.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-        temporary.chmod(0o644)
+        temporary.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o644)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

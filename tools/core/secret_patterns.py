@@ -4,14 +4,14 @@ In a Dockerfile or a manifest, each value of such a shape is a finding. Code and
 example tokens: `find(text, examples=False)` leaves these out.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tools.core.tables import load
 
 LARGEST_FILE = 2**20  # bytes; larger files are data
 MOST_IN_FILE = 4  # findings reported for one file
@@ -30,119 +30,26 @@ class Shape:
     kind: str
     hints: tuple[str, ...]
     pattern: re.Pattern[str]
-    real: re.Pattern[str] = re.compile("")
+    real: re.Pattern[str]
 
 
-# Source: the prefixes that the issuers document for their tokens. No repetition is next to an unbounded one
-# of the same characters, so that the search time is linear in the length of the text.
-SHAPES = (
-    Shape("a Hugging Face token", ("hf_",), re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")),
-    Shape("an AWS access key", ("akia", "asia"), re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b")),
-    Shape(
-        "an AWS secret key",
-        ("access",),
-        re.compile(
-            r"(?i)aws_?secret_?access_?key[\"']?\s{0,8}[:=]\s{0,8}[\"']?([a-z0-9/+]{40})(?![a-z0-9/+=])"
-        ),
-    ),
-    Shape(
-        "a GitHub token",
-        ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_"),
-        re.compile(r"\b(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_\w{22,})"),
-    ),
-    Shape(
-        "a GitLab token",
-        ("glpat-", "gldt-", "glrt-", "glcbt-", "glptt-"),
-        re.compile(r"\bgl(?:pat|dt|rt|cbt|ptt)-[\w-]{20,}"),
-    ),
-    Shape(
-        "a Weights & Biases key",  # 40 hexadecimal digits, or 86 characters since wandb 0.22.3
-        ("wandb",),
-        re.compile(
-            r"(?i)wandb(?:_?(?:api_?)?key[\"']?\s{0,8}[:=]|\s{1,8}login(?:\s{1,8}--\S{1,80}){0,8}\s)\s{0,8}[\"']?"
-            r"((?:local-)?(?:[0-9a-f]{40}|[\w-]{86}))\b"
-        ),
-    ),
-    Shape(
-        "a key for a model's service",
-        ("sk-",),
-        re.compile(r"\bsk-[\w-]{20,}"),
-        real=re.compile(r"(?=.*\d).*[A-Z]"),
-    ),
-    Shape("a Google API key", ("aiza",), re.compile(r"\bAIza[\w-]{35}")),
-    Shape(
-        "a Slack token",
-        ("xox",),
-        re.compile(r"\bxox[abeoprs]-[0-9A-Za-z-]{10,}"),
-        real=re.compile(r"(?=.{25}).*\d"),
-    ),
-    Shape("an NVIDIA key", ("nvapi-",), re.compile(r"\bnvapi-[\w-]{20,}")),
-    Shape("a PyPI token", ("pypi-age",), re.compile(r"\bpypi-AgE[\w-]{16,}")),
-    Shape("an npm token", ("npm_",), re.compile(r"\bnpm_[A-Za-z0-9]{36}\b")),
-    Shape("a Docker token", ("dckr_",), re.compile(r"\bdckr_[po]at_[\w-]{20,}")),
-    Shape("a Google OAuth secret", ("gocspx-", "ya29."), re.compile(r"\b(?:GOCSPX-|ya29\.)[\w-]{20,}")),
-    Shape("a Vault token", ("hvs.", "hvb."), re.compile(r"\bhv[sb]\.[\w-]{24,}")),
-    Shape(
-        "a web token",
-        ("eyj",),
-        re.compile(r"(?<![\w-])eyJ[\w-]{8,}+\.eyJ[\w-]{8,}+\.[\w-]{8,}"),  # JWT: header, claims and signature
-    ),
-    Shape(
-        "a signature of an address",  # a shared access signature of Azure, a presigned URL of AWS
-        ("sig=", "signature="),
-        re.compile(r"(?i)[?&;](?:sig|X-Amz-Signature|Signature)=([\w%/+=-]{20,})"),
-    ),
-    Shape("a key of Azure Storage", ("accountkey=",), re.compile(r"(?i)\bAccountKey=([\w/+]{40,}={0,2})")),
-    Shape(
-        "a webhook's address",
-        ("hooks.slack.com/", "/api/webhooks/", "webhook.office.com/"),
-        re.compile(
-            r"(?:hooks\.slack\.com/(?:services|workflows)|discord(?:app)?\.com/api/webhooks"
-            r"|webhook\.office\.com/webhookb2)/([\w/@-]{20,})"
-        ),
-    ),
-    Shape("a Stripe key", ("k_live_",), re.compile(r"\b[rs]k_live_[0-9A-Za-z]{16,}")),
-    Shape(
-        PRIVATE_KEY,  # with the lines of the key, or as base64
-        ("private key", "ls0tls1crudjtib"),
-        re.compile(
-            r"-----BEGIN (?:[A-Z]{1,20} ){0,3}PRIVATE KEY(?: BLOCK)?-----"
-            r"(?:(?:\s|\\[nr])++(?:[\w-]{1,40}: [^\n\\]{0,200}|[A-Za-z0-9+/=]{20,}+))*+"
-            r"|LS0tLS1CRUdJTiB[A-Za-z0-9+/]{0,20}?(?:UFJJVkFU|QUklWQVRF|BSSVZBVE)[A-Za-z0-9+/=]*"
-        ),
-        real=re.compile(r"(?s)LS0t|.*[A-Za-z0-9+/=]{40}"),  # code that looks for keys has the first line only
-    ),
-    Shape(
-        ADDRESS,
-        ("://",),
-        re.compile(r"\b[a-z][a-z0-9+]{0,15}://[^\s/:@$\"'<>{}]{1,256}:([^\s/:@$\"'<>{}]{3,256})@"),
-        real=re.compile(r"(?=.{8})(?=.*\d)(?=.*[A-Za-z])[^%*]*$"),
-    ),
+_TABLE = load("core/secrets.yaml")
+SHAPES = tuple(
+    Shape(row["kind"], tuple(row["hints"]), re.compile(row["pattern"]), re.compile(row.get("real", "")))
+    for row in _TABLE["shapes"]
 )
 HINTS = re.compile("|".join(re.escape(hint) for shape in SHAPES for hint in shape.hints))
-EXAMPLE = re.compile(
-    r"(?i)example|placeholder|your|dummy|fake|redacted|change.?me|sample|insert|replace|secret|passw|dont.?use"
-    r"|(.)\1{4,}|\.\.\."
-)
-EXAMPLE_HOST = re.compile(
-    r"localhost|127\.|0\.0\.0\.0|\[|(?:[\w-]+\.)*example\b|(?:host|hostname|server|db|postgres|redis)\b"
-)
+EXAMPLE, EXAMPLE_HOST = re.compile(_TABLE["example"]), re.compile(_TABLE["example host"])
 FEW_CHARACTERS = 8  # different ones; a real token has more
 
-# The words that end a secret's name. A variable with a word of the last group behind them only describes it.
+# A word that ends a secret's name. A variable with a describing word behind it only describes the secret.
 NAME = re.compile(
-    r"(?:^|_|(?-i:(?<=[a-z])(?=[A-Z])))"
-    r"(?:(?:API|ACCESS|SECRET|PRIVATE|AUTH|LICENSE|SSH|WANDB|ENCRYPTION|SIGNING)_?KEY(?:_ID)?"
-    r"|(?:HF|GH|GITHUB|GITLAB|ACCESS|AUTH|API|NPM)?TOKEN|(?:[A-Z]{2})?PASSWORD|PASSWD|PASSPHRASE|PASS(?=$)"
-    r"|PWD_HASH|MYSQL_PWD|SECRETS?|CREDENTIALS?|APIKEY|PAT)"
-    r"(?:$|_(?!FILE|PATH|DIR|NAME|ARN|LENGTH|COUNT|LIMIT|TYPE|UR[LI]|ENDPOINT|TTL|TIMEOUT|EXPIR|SIZE|HEADER|STORE"
-    r"|PROVIDER|BACKEND|MANAGER|REGION|VERSION|ALGORITHM|MOUNT|POLICY|COMMAND|CMD|HELPER|ENABLED|REQUIRED))",
+    rf"(?:^|_|(?-i:(?<=[a-z])(?=[A-Z])))(?:{'|'.join(_TABLE['names'])})(?:$|_(?!{'|'.join(_TABLE['describing'])}))",
     re.IGNORECASE,
 )
 # Tokens of a tokenizer and counts of them.
 NOT_SECRET = re.compile(
-    r"^(?:\w+_)?(?:PAD|EOS|BOS|UNK|CLS|SEP|MASK|SPECIAL|STOP|START|END|IMAGE|NEXT|FIRST|LAST|PER|NEW|MAX|MIN)_TOKEN(?:_IDS?)?$",
-    re.IGNORECASE,
+    rf"^(?:\w+_)?(?:{'|'.join(_TABLE['of a tokenizer'])})_TOKEN(?:_IDS?)?$", re.IGNORECASE
 )
 # What stands before a value, with its name as the first group: `NAME=` and `"name": `, then `--name ` of an
 # option, then `name: NAME, value: ` of a variable in a manifest.
@@ -163,20 +70,7 @@ _VALUE = re.compile(
 _JSON_NUMBER = re.compile(r"(?:[-+.\deE]+|true|false|null)(?=[\s,}\]])")
 _WORD = re.compile(r"[a-z]{1,15}(?= )")  # after a colon: `token: not found` is a sentence
 # Values that need no name. The group is the value.
-_GIVEN_AWAY = (
-    re.compile(
-        r"(?i)\bauthorization\\?[\"']?[ \t]{0,8}[=:][ \t]{0,8}\\?[\"']?"
-        r"(?:(?:bearer|basic|token|negotiate|digest)[ \t]{1,4})?+([^\s\"'\\]{4,})"
-    ),
-    re.compile(r"(?i)\bbearer[ \t]{1,4}(?=[^\s\d]{0,64}\d)([\w.~+/=-]{12,})"),
-    re.compile(
-        r"(?<![\w-])(?:-u|-U|--user|--proxy-user)[ \t=]{1,4}[\"']?(?!\d+:\d+\b)[^\s:\"']{1,256}:(\S+)"
-    ),
-    re.compile(r"(?i)\blogin\b[^\n]{0,200}?[ \t](?:-p|password)[ \t]{1,8}([^\s-]\S*)"),
-    re.compile(r"(?i)\b(?:set-)?cookie:[ \t]{0,8}(\S[^\n]{3,4096})"),
-    re.compile(r"://[^\s/:@$<>{}]{0,256}:([^\s/$<>{}]{1,256})@(?!sha256)"),
-    re.compile(r"://([^\s/:@$<>{}]{20,256})@"),
-)
+_GIVEN_AWAY = tuple(re.compile(pattern) for pattern in _TABLE["given away"])
 # One of these is in every text in which `mask` finds something. Most lines of a log have none.
 _TELLING = re.compile(
     f"{HINTS.pattern}|token|key|pass|pwd|pat|secret|credential|auth|bearer|login|cookie|-u|user|://"

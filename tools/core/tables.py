@@ -1,8 +1,7 @@
 """Read the tables that stand in YAML files beside the code."""
 
-from __future__ import annotations
-
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,3 +19,18 @@ def load(name: str) -> Any:
     The content is shared by all callers, who do not change it.
     """
     return yaml.load((_TOOLS / name).read_text(encoding="utf-8"), _LOADER)
+
+
+@functools.cache
+def patterns(name: str) -> dict[str, re.Pattern[str]]:
+    """Return the patterns of a YAML file by name. Each is a list of alternatives."""
+    return {key: re.compile("|".join(rows)) for key, rows in load(name).items()}
+
+
+def filled(value: Any, names: dict[str, str]) -> Any:
+    """Return plain data of a table with the values of `names` in place of `{name}`."""
+    if isinstance(value, dict):
+        return {key: filled(inner, names) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [filled(one, names) for one in value]
+    return value.format_map(names) if isinstance(value, str) else value

@@ -1,7 +1,5 @@
 """Timestamps of the Kubernetes API, and durations for people."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 from training.run.timestamps import moment as moment

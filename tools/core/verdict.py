@@ -1,7 +1,5 @@
 """Verdicts: PASS, WARN, FAIL or CANNOT TELL, each with its evidence."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field

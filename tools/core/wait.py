@@ -1,7 +1,5 @@
 """Waiting for something outside this process: one loop, bounded, that reports while it waits."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import TypeVar

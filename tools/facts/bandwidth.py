@@ -5,8 +5,6 @@ machines reach 289 GB/s at 128 MB and 487 GB/s at 16 GB. Other machines have no 
 threshold.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from tools.core.tables import load

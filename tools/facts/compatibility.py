@@ -4,8 +4,6 @@ compatibility.yaml has the numbers and their sources. Facts about a series, such
 releases of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Kubernetes versions of EKS with the end of their support, and the add-ons of a cluster."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import date
 

@@ -4,8 +4,6 @@ environment.yaml has the rows, each with its source. Most variables in circulati
 longer needed: the network plugin (aws-ofi-nccl) detects the platform and sets them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum

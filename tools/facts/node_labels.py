@@ -1,10 +1,14 @@
 """Labels of nodes by Kubernetes, EKS, Karpenter, HyperPod and NVIDIA's agents, from node_labels.yaml."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from typing import Any
 
 from tools.core.tables import load
+
+# The labels of HyperPod's agents, and those of them that name a fault.
+HYPERPOD = "sagemaker.amazonaws.com/"
+HEALTH, DEEP = f"{HYPERPOD}node-health-status", f"{HYPERPOD}deep-health-check-status"
+FAULTS = ("fault-types", "fault-reasons", "fault-type", "fault-reason")
 
 _ROWS: dict[str, Any] = load("facts/node_labels.yaml")
 _FAMILIES: dict[str, list[str]] = _ROWS["families"]
@@ -18,3 +22,8 @@ OPEN: tuple[str, ...] = tuple(_ROWS["open"])
 RESERVED: tuple[str, ...] = tuple(
     sorted({f"{key.partition('/')[0]}/" for key in KNOWN if not key.startswith("nvidia.com/")})
 )
+
+
+def hyperpod_faults(labels: Mapping[str, str]) -> list[str]:
+    """Return the faults that HyperPod's labels of a node name, as `fault-types NvidiaXID`."""
+    return [f"{key} {labels[HYPERPOD + key]}" for key in FAULTS if labels.get(HYPERPOD + key)]

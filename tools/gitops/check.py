@@ -4,8 +4,6 @@ The checks read the checkout and its history. With the state of the cluster give
 long as its job was never created.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

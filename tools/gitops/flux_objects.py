@@ -1,7 +1,5 @@
 """The objects that Flux has for a cluster: its Kustomizations, the files they apply, and their repository."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 A revision comes from a run's file. None that begins with a dash is passed on: git would read it as an option.
 """
 
-from __future__ import annotations
-
 import io
 import subprocess
 import tarfile

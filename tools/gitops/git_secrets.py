@@ -4,8 +4,6 @@ SOPS adds a key `sops` to an encrypted file and starts each value with `ENC[`. F
 Kustomization with `spec.decryption`; any other applies the values as they are and reports Ready True.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The runs in a cluster: Flux's Kustomizations and the jobs that they created."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

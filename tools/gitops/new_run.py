@@ -1,38 +1,41 @@
 """Creates a run's file: renders the cell as Flux would, checks it, and only then writes the file."""
 
-from __future__ import annotations
-
+import json
 import re
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tools.cells.knobs import Knobs, applied
 from tools.cells.kustomize import Renderer
 from tools.cells.kustomize_graph import KUSTOMIZATION_NAMES, NOT_CELLS
+from tools.cells.renaming import HASH
 from tools.cluster import cluster_env
 from tools.core.errors import UserError
 from tools.core.repo import did_you_mean, shown
+from tools.core.verdict import State, Verdict
 from tools.gitops import flux_objects, git
 from tools.gitops.render import render
-from tools.gitops.run_file import CELL, DIGEST, SUFFIX, Image, Run, RunFile, read
+from tools.gitops.run_file import CELL, DIGEST, SUFFIX, Image, Run, RunFile, dumped, read
 from tools.kube.images import is_local
-from tools.kube.manifests import Manifests, Object
+from tools.kube.json_patch import difference, operation
+from tools.kube.manifests import Manifests, Object, name_of
 from tools.kube.selectors import REQUIRED
 from tools.preflight.evaluate import Evaluation, evaluate
 
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+LOCAL_IMAGE = "local-image"  # the rule: a warning in a cell, whose nodes may have the image
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The options of `yard cluster run new`; None means the default."""
+    """The options of `yard cluster run new`. The knob `image` is NAME@sha256:..., or only the digest."""
 
     cell: str
     cluster: str
-    suffix: str | None = None
     commit: str = "HEAD"
-    image: str | None = None  # NAME@sha256:..., or only the digest
-    features: tuple[str, ...] = ()
+    knobs: Knobs = field(default_factory=Knobs)
 
 
 @dataclass(frozen=True)
@@ -41,37 +44,69 @@ class Made:
 
     path: Path
     text: str
-    cell: str  # overlays/<hardware>/<model>
+    run: RunFile
     evaluation: Evaluation
-    job: str
-    commit: str
     strange: list[str]  # instance types of the job, if cluster.env has node groups but none of these types
+
+    def failed(self) -> list[Verdict]:
+        """Return what no run may have: the failures of preflight, and images that no node can pull."""
+        local = [one for one in self.evaluation.of(State.WARN) if one.details["rule"] == LOCAL_IMAGE]
+        return [*self.evaluation.of(State.FAIL), *(replace(one, state=State.FAIL) for one in local)]
 
 
 def make(root: Path, wanted: Wanted, renderer: Renderer) -> Made:
     """Return a run without writing its file. Raises UserError."""
-    cluster = flux_objects.find(root, wanted.cluster)
+    cluster, knobs = flux_objects.find(root, wanted.cluster), wanted.knobs
     commit = git.commit(root, wanted.commit)
     cell = _cell(root, wanted.cell, commit)
-    suffix = _suffix(root, cluster, cell, wanted.suffix)
+    suffix = _suffix(root, cluster, cell, knobs.name)
     name = f"{cell.removeprefix('overlays/').replace('/', '-')}-{suffix}"
     path = cluster / "runs" / f"{name}.yaml"
     parts: dict[str, Any] = {"name": name, "suffix": suffix, "cell": cell, "commit": commit}
     parts |= {"namespace": flux_objects.team(cluster), "source": flux_objects.source(cluster, renderer)}
-    parts |= {"components": [_feature(root, one, commit) for one in wanted.features]}
+    parts |= {"components": [_feature(root, one, commit) for one in knobs.features]}
     draft = Run(**parts, image=Image("", "", ""))
-    image = _image(_container_image(_rendered(root, draft, path, renderer)), wanted.image)
+    image = _image(_container_image(_rendered(root, draft, path, renderer)), knobs.image)
     run = Run(**parts, image=image)
     manifests = _rendered(root, run, path, renderer)
-    job = str(manifests.job()["metadata"]["name"])
-    return Made(path, run.text(), cell, evaluate(manifests), job, commit, _strange(cluster, manifests))
+    changes = replace(knobs, name=None, image=None, features=())
+    if changes:
+        run, manifests = _changed(root, run, path, manifests, changes, renderer)
+    return Made(path, run.text(), _file(run, path), evaluate(manifests), _strange(cluster, manifests))
 
 
-def _rendered(root: Path, run: Run, path: Path, renderer: Renderer) -> Manifests:
+def _changed(
+    root: Path, run: Run, path: Path, before: Manifests, changes: Knobs, renderer: Renderer
+) -> tuple[Run, Manifests]:
+    """Return a run with patches for the changes, and what it renders to. Raises UserError."""
+    after = applied(before, changes)
+    text = json.dumps(after.objects)
+    for old, new in zip(before.objects, after.objects, strict=True):
+        text = text.replace(f'"{name_of(new)}"', f'"{name_of(old)}"')  # kustomize computes the hashes itself
+    patches = []
+    for old, new in zip(before.objects, json.loads(text), strict=True):
+        made = [operation(old, edit) for edit in difference(old, new)]
+        if made:
+            stem = HASH.fullmatch(name_of(old))
+            name = (stem[1] if stem else name_of(old)).removesuffix(f"-{run.suffix}")
+            target = {"kind": old["kind"], "name": name.removeprefix(run.name.removesuffix(run.suffix))}
+            patches.append({"target": target, "patch": dumped(made)})
+    run = replace(run, changes=shlex.join(changes.arguments()), patches=patches)
+    manifests = _rendered(root, run, path, renderer)
+    if sorted(map(str, manifests.objects)) != sorted(map(str, after.objects)):
+        raise UserError(f"{run.changes}: patches of {run.cell} cannot make this change", "change the cell")
+    return run, manifests
+
+
+def _file(run: Run, path: Path) -> RunFile:
     source, kustomization = run.objects()
     if not run.image.name:
         kustomization["spec"]["images"] = []
-    return render(root, RunFile(shown(path), source, kustomization), renderer)
+    return RunFile(shown(path), source, kustomization)
+
+
+def _rendered(root: Path, run: Run, path: Path, renderer: Renderer) -> Manifests:
+    return render(root, _file(run, path), renderer)
 
 
 def _cell(root: Path, text: str, commit: str) -> str:

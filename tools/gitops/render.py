@@ -1,8 +1,7 @@
 """Renders a run as Flux does: the cell at the run's commit, with the run's fields in its kustomization."""
 
-from __future__ import annotations
-
 import difflib
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,29 +19,42 @@ from tools.kube.manifests import Manifests, parse
 
 def render(root: Path, run: RunFile, renderer: Renderer) -> Manifests:
     """Return a run's objects. Raises UserError where the commit lacks the cell or the cell does not build."""
-    with tempfile.TemporaryDirectory(prefix="trainyard-run-") as directory:
-        git.unpack(root, run.commit, FOLDERS, Path(directory))
-        cell = Path(directory) / run.cell
-        if not is_kustomization(cell):
-            raise UserError(f"{run.path}: commit {run.commit[:12]} has no cell {run.cell}")
-        path = cell / "kustomization.yaml"
-        leaf = yaml.safe_load(text_of(path, Path(directory)))
-        path.write_text(yaml.safe_dump(_edited(leaf, run)), encoding="utf-8")
-        try:
-            return parse(renderer.build(cell), run.path)
-        except UserError as problem:
-            raise UserError(f"{run.path}: {problem.message}", problem.hint, problem.code) from None
+    return parse(_at_commit(root, run, renderer), run.path)
 
 
-def uncommitted(root: Path, cell: str, commit: str, renderer: Renderer) -> str:
-    """Return the diff from a cell as `commit` renders it to the working tree's; empty when they are equal."""
-    if not is_kustomization(root / cell):
+def uncommitted(root: Path, run: RunFile, renderer: Renderer) -> str:
+    """Return the diff from a run to the same run of the working tree; empty if they are equal.
+
+    A cell that the working tree does not have differs in nothing: nobody changed it there.
+    """
+    if not is_kustomization(root / run.cell):
         return ""
     with tempfile.TemporaryDirectory(prefix="trainyard-run-") as directory:
-        git.unpack(root, commit, FOLDERS, Path(directory))
-        committed = renderer.build(Path(directory) / cell).splitlines(keepends=True)
-    here = renderer.build(root / cell).splitlines(keepends=True)
-    return "".join(difflib.unified_diff(committed, here, f"{cell} at {commit[:12]}", f"{cell} here"))
+        for name in FOLDERS:
+            shutil.copytree(root / name, Path(directory) / name, symlinks=True)
+        here = _built(Path(directory), run, renderer).splitlines(keepends=True)
+    committed = _at_commit(root, run, renderer).splitlines(keepends=True)
+    names = f"{run.cell} at {run.commit[:12]}", f"{run.cell} here"
+    return "".join(difflib.unified_diff(committed, here, *names))
+
+
+def _at_commit(root: Path, run: RunFile, renderer: Renderer) -> str:
+    with tempfile.TemporaryDirectory(prefix="trainyard-run-") as directory:
+        git.unpack(root, run.commit, FOLDERS, Path(directory))
+        if not is_kustomization(Path(directory) / run.cell):
+            raise UserError(f"{run.path}: commit {run.commit[:12]} has no cell {run.cell}")
+        return _built(Path(directory), run, renderer)
+
+
+def _built(root: Path, run: RunFile, renderer: Renderer) -> str:
+    """Return what the cell below `root` renders to as this run. Changes the cell's kustomization."""
+    path = root / run.cell / "kustomization.yaml"
+    leaf = yaml.safe_load(text_of(path, root))
+    path.write_text(yaml.safe_dump(_edited(leaf, run)), encoding="utf-8")
+    try:
+        return renderer.build(path.parent)
+    except UserError as problem:
+        raise UserError(f"{run.path}: {problem.message}", problem.hint, problem.code) from None
 
 
 def _edited(leaf: dict[str, Any], run: RunFile) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Build an image with the Docker engine, and check that the engine has it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

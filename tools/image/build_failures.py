@@ -1,7 +1,5 @@
 """Why a build failed: one cause from the engine's output, with its line and a fix."""
 
-from __future__ import annotations
-
 import functools
 import re
 from dataclasses import dataclass

@@ -4,29 +4,25 @@ Each repository has its own project and role, so that a build can push to that r
 in a digest of account, region and repository. Resources without our tags are neither used nor removed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from tools.aws.policies import VERSION
 from tools.aws.session import AwsError, Session
 from tools.core import wait
 from tools.core.errors import UserError
-from tools.core.tables import load
+from tools.core.tables import filled, load
 from tools.image import ecr
 from tools.image.engine import Say
 
 TAG = {"trainyard": "image-build"}
 REPOSITORY_TAG = "trainyard/repository"  # on all but the bucket, which the repositories share
 DIGEST_LENGTH = 10
-# AWS's image with Docker; 8 vCPUs, 16 GB of memory, 128 GB of disk (CodeBuild user guide).
-MACHINE, COMPUTE = "aws/codebuild/standard:7.0", "BUILD_GENERAL1_LARGE"
-MINUTES = 120
-KEPT_DAYS = 7  # contexts and logs
+_TEMPLATES: dict[str, Any] = load("image/codebuild.yaml")
+KEPT_DAYS = 7  # of logs
 ROLE_SECONDS = 60.0  # CodeBuild cannot assume a new role at once
 
 
@@ -39,7 +35,7 @@ class Project:
     repository: str  # without the registry
 
     @classmethod
-    def of(cls, repository: str) -> Project:
+    def of(cls, repository: str) -> Self:
         """Return the project of a repository's full name. Raises UserError unless it is on Amazon ECR."""
         match = ecr.HOST.match(repository)
         if match is None:
@@ -87,19 +83,19 @@ class Project:
 
 def policy(project: Project, name: str = "policy") -> dict[str, Any]:
     """Return a policy of codebuild.yaml: `trust` and `policy` of the role, or that of the `bucket`."""
-    logs = project.arn("logs", f"log-group:{project.log_group}")
-    repository = project.arn("ecr", f"repository/{project.repository}")
+    return {"Version": VERSION, "Statement": _template(project, name)}
+
+
+def _template(project: Project, name: str) -> Any:
+    """Return a part of codebuild.yaml with the names of the project's resources."""
     values = {
-        "account": project.account, "name": project.name, "bucket": project.bucket_arn, "logs": logs,
-        "project": project.arn("codebuild", f"project/{project.name}"), "repository": repository,
+        "account": project.account, "name": project.name, "path": project.repository,
+        "bucket": project.bucket_arn, "bucket name": project.bucket, "role": project.role_arn,
+        "log group": project.log_group, "logs": project.arn("logs", f"log-group:{project.log_group}"),
+        "project": project.arn("codebuild", f"project/{project.name}"),
+        "repository": project.arn("ecr", f"repository/{project.repository}"),
     }  # fmt: skip
-    return {"Version": VERSION, "Statement": _filled(load("image/codebuild.yaml")[name], values)}
-
-
-def _filled(value: Any, values: dict[str, str]) -> Any:
-    if isinstance(value, dict):
-        return {key: _filled(inner, values) for key, inner in value.items()}
-    return [_filled(one, values) for one in value] if isinstance(value, list) else value.format(**values)
+    return filled(_TEMPLATES[name], values)
 
 
 def ensure(session: Session, project: Project, say: Say) -> list[str]:
@@ -153,22 +149,18 @@ def _require_ours(
 
 
 def _create_bucket(session: Session, project: Project) -> str | None:
-    """Create the bucket: without public access, and contexts expire after KEPT_DAYS."""
+    """Create the bucket: without public access, and contexts expire."""
     if _has_bucket(session, project):
         return None
-    blocked = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
-    expiry = {"ID": "contexts", "Status": "Enabled", "Filter": {"Prefix": ""}}
     where = {"CreateBucketConfiguration": {"LocationConstraint": project.region}}
-
-    def call(operation: str, **parameters: Any) -> None:
+    settings = {
+        "create_bucket": {} if project.region == "us-east-1" else where,
+        "put_bucket_policy": {"Policy": json.dumps(policy(project, "bucket"))},
+        "put_bucket_tagging": {"Tagging": {"TagSet": _tags(TAG)}},
+        **_TEMPLATES["bucket settings"],
+    }
+    for operation, parameters in settings.items():
         session.call("s3", operation, Bucket=project.bucket, **parameters)
-
-    call("create_bucket", **({} if project.region == "us-east-1" else where))
-    call("put_public_access_block", PublicAccessBlockConfiguration=dict.fromkeys(blocked, True))
-    call("put_bucket_policy", Policy=json.dumps(policy(project, "bucket")))
-    call("put_bucket_tagging", Tagging={"TagSet": _tags(TAG)})
-    rules = [{**expiry, "Expiration": {"Days": KEPT_DAYS}}]
-    call("put_bucket_lifecycle_configuration", LifecycleConfiguration={"Rules": rules})
     return f"bucket {project.bucket}"
 
 
@@ -248,19 +240,7 @@ def _has_project(session: Session, project: Project) -> bool:
 def _create_project(session: Session, project: Project) -> str | None:
     if _has_project(session, project):
         return None
-    wanted = {
-        "name": project.name,
-        "description": f"yard image build --remote, for {project.repository}",
-        "source": {"type": "S3", "location": f"{project.bucket}/{project.name}/context.zip"},
-        "artifacts": {"type": "NO_ARTIFACTS"},
-        "environment": {
-            "type": "LINUX_CONTAINER", "image": MACHINE, "computeType": COMPUTE, "privilegedMode": True,
-        },
-        "serviceRole": project.role_arn,
-        "timeoutInMinutes": MINUTES,
-        "tags": _tags(project.tags, "key", "value"),
-        "logsConfig": {"cloudWatchLogs": {"status": "ENABLED", "groupName": project.log_group}},
-    }  # fmt: skip
+    wanted = {**_template(project, "project"), "tags": _tags(project.tags, "key", "value")}
 
     def created() -> bool:
         try:

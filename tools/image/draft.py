@@ -1,12 +1,11 @@
 """A Dockerfile and its requirement files while `yard image fix` repairs them, and the diff at the end."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
@@ -35,7 +34,7 @@ class Draft:
     given: Mapping[str, str] | None
     texts: Texts
 
-    def copy(self) -> Draft:
+    def copy(self) -> Self:
         return replace(self, texts=dict(self.texts))
 
     def read(self) -> Subject:

@@ -1,7 +1,5 @@
 """Amazon ECR: create a missing repository, and log docker in with the current identity."""
 
-from __future__ import annotations
-
 import base64
 import re
 from typing import Any

@@ -3,8 +3,6 @@
 A client library does not know the user's contexts, credential helpers and builders.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -16,16 +14,12 @@ from typing import Any
 
 from tools.core.command_line import TooLarge, captured, operand
 from tools.core.errors import UserError
+from tools.core.tables import load
 
 SECONDS = 60  # for one command
 LONGEST_LINE, MOST_LINES = 65536, 20_000  # characters of a line, and lines that are kept
 CANNOT_SEE = 3
-UNREACHABLE = (
-    "Cannot connect to the Docker daemon",
-    "error during connect",
-    "connection refused",
-    "permission denied",
-)
+UNREACHABLE: list[str] = load("image/tables.yaml")["unreachable engine"]
 Say = Callable[[str], None]
 
 

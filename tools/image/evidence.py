@@ -5,8 +5,6 @@ The SBOM is CycloneDX 1.6. The provenance is the predicate of SLSA 1.0. Its buil
 image store, and make an index of the image, so that the digest of the push would not be the image's.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import time
@@ -17,6 +15,7 @@ from urllib.parse import quote
 
 from tools import __version__
 from tools.core import repo
+from tools.core.tables import filled, load
 from tools.image.build import Record, Request
 from tools.image.engine import Engine, Image, Say
 from tools.image.rules.evaluate import subject
@@ -49,23 +48,15 @@ def place(name: str, kind: str) -> Path:
 def sbom(record: Record, contents: dict[str, Any]) -> dict[str, Any]:
     """Return the packages of an image as a CycloneDX document."""
     purls = sorted({_purl(one, contents["system"]): one for one in contents["packages"]}.items())
-    about = {"type": "container", "bom-ref": record.id, "name": record.tags[0], "version": record.id}
-    return {
-        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.6",
-        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_OID, record.id)}",
-        "version": 1,
-        "metadata": {
-            "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "tools": {"components": [{"type": "application", "name": "trainyard", "version": __version__}]},
-            "component": about,
-        },
-        "components": [
-            {"type": "library", "bom-ref": purl, "purl": purl, "name": one["name"], "version": one["version"]}
-            for purl, one in purls
-        ],
-    }
+    names = {
+        "serial": str(uuid.uuid5(uuid.NAMESPACE_OID, record.id)), "id": record.id, "name": record.tags[0],
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "trainyard": __version__,
+    }  # fmt: skip
+    components = [
+        {"type": "library", "bom-ref": purl, "purl": purl, "name": one["name"], "version": one["version"]}
+        for purl, one in purls
+    ]
+    return {**filled(load("image/evidence.yaml")["sbom"], names), "components": components}
 
 
 def provenance(request: Request, record: Record) -> dict[str, Any]:
@@ -78,22 +69,14 @@ def provenance(request: Request, record: Record) -> dict[str, Any]:
     ]
     if COMMIT.fullmatch(record.revision):
         sources.append({"name": "context", "digest": {"gitCommit": record.revision}})
-    return {
-        "buildDefinition": {
-            "buildType": "urn:trainyard:image-build:1",
-            "externalParameters": {
-                "dockerfile": request.target.shown,
-                "arguments": dict(request.arguments),
-                "platform": f"linux/{record.architecture}",
-            },
-            "internalParameters": {"builder": record.builder, "revision": record.revision},
-            "resolvedDependencies": sources,
-        },
-        "runDetails": {
-            "builder": {"id": "urn:trainyard:yard-image-build", "version": {"trainyard": __version__}},
-            "metadata": {"invocationId": record.id, "finishedOn": record.built},
-        },
-    }
+    names = {
+        "dockerfile": request.target.shown, "architecture": record.architecture, "builder": record.builder,
+        "revision": record.revision, "id": record.id, "built": record.built, "trainyard": __version__,
+    }  # fmt: skip
+    made: dict[str, Any] = filled(load("image/evidence.yaml")["provenance"], names)
+    made["buildDefinition"]["externalParameters"]["arguments"] = dict(request.arguments)
+    made["buildDefinition"]["resolvedDependencies"] = sources
+    return made
 
 
 def _purl(package: dict[str, str], system: str) -> str:

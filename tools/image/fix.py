@@ -4,8 +4,6 @@ A repair that would not remove its finding, that would cause another one, or tha
 left out, and the finding says why.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import tempfile
@@ -19,6 +17,7 @@ from packaging.utils import canonicalize_name
 
 from tools.core import repo
 from tools.core.errors import UserError
+from tools.core.tables import load
 from tools.core.verdict import State, Verdict, worst
 from tools.image.dockerfile import dockerignore
 from tools.image.dockerfile.packages import entries, requirement
@@ -28,11 +27,7 @@ from tools.image.rules.evaluate import Target, subject
 from tools.image.rules.rule import Subject
 
 ATTEMPTS = 256  # repairs of one file, each of one finding
-# Modules whose package has another name.
-PACKAGES = {
-    "yaml": "pyyaml", "PIL": "pillow", "cv2": "opencv-python-headless", "sklearn": "scikit-learn",
-    "ruamel": "ruamel-yaml", "dateutil": "python-dateutil", "google": "protobuf",
-}  # fmt: skip
+PACKAGES: dict[str, str] = load("image/tables.yaml")["packages"]
 
 
 @dataclass

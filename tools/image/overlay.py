@@ -1,7 +1,5 @@
 """A working tree as one layer on an existing image, for development."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Write an image's digest into overlays/images, where all cells read their images from."""
 
-from __future__ import annotations
-
 import difflib
 import io
 import re

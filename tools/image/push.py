@@ -1,7 +1,5 @@
 """Push an image, and check that the registry has its digest."""
 
-from __future__ import annotations
-
 import re
 
 from tools.core.command_line import operand

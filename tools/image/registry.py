@@ -1,7 +1,5 @@
 """Names of images, and their digests at a registry, read with the credentials of the user's docker."""
 
-from __future__ import annotations
-
 import json
 import re
 

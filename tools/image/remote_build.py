@@ -1,7 +1,5 @@
 """Build and push an image on AWS CodeBuild: without an engine, or from another architecture."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import math
@@ -186,11 +184,7 @@ def why(found: Mapping[str, Any], lines: list[str]) -> Cause:
     failed = next((one for one in phases if one.get("phaseStatus") not in (None, "", "SUCCEEDED")), {})
     phase = failed.get("phaseType", "unknown phase")
     said = "; ".join(str(one.get("message") or one.get("statusCode")) for one in failed.get("contexts") or [])
-    ended = {
-        "STOPPED": ("stopped", "the build was stopped", "start it again"),
-        "TIMED_OUT": ("too slow", f"more than {codebuild.MINUTES} minutes", "a smaller image"),
-        "FAULT": ("CodeBuild failed", status, "start it again"),
-    }
+    ended = load("image/codebuild.yaml")["ended builds"]
     if status in ended:
         kind, message, remedy = ended[status]
         return Cause(kind, said or message, remedy, step=phase)

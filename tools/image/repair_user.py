@@ -3,13 +3,11 @@
 It is made only where nothing in the Dockerfile needs root at run time, or lies where only root can read it.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import PurePosixPath
 from typing import Any
 
-from tools.core.tables import load
+from tools.core.tables import load, patterns
 from tools.core.verdict import Verdict
 from tools.image.dockerfile.parse import Instruction, Stage, unresolved
 from tools.image.draft import Draft, Unsafe, shell_of
@@ -21,22 +19,12 @@ HOME_OF_ROOT = f"/{'root'}"
 _TABLES: dict[str, Any] = load("image/tables.yaml")
 BASES = [(re.compile(pattern), place) for pattern, place in _TABLES["bases with useradd"].items()]
 SYSTEM = (*_TABLES["system"]["whole"], HOME_OF_ROOT)
-OF_ROOT = re.compile(
-    rf"(?<![\w.-])(?:{HOME_OF_ROOT}\b|~/|\$\{{?HOME\b)|--user\b|astral\.sh/uv/install|sh\.rustup\.rs|\bnvm-sh\b|\bpipx\b"
-    r"|\bconda\s+init\b|\bgit\s+(?:config\s+--global|lfs\s+install)\b|\blogin\b|\bcargo\s+install\b"
-    r"|from_pretrained|snapshot_download|\b(?:huggingface-cli|hf)\s+download\b|\bnltk\.download|torch\.hub"
-)
+_PATTERNS = patterns("image/patterns.yaml")
+OF_ROOT, NEEDS_ROOT = _PATTERNS["in the home of root"], _PATTERNS["needs root"]
+CACHES = _PATTERNS["cache variables"]
 UV_PYTHON = re.compile(r"\buv\s+(?:venv|sync|python|tool|run)\b")  # may install a Python in the home
 PYTHON_BASE = re.compile(r"(?:^|/)python:")
-NEEDS_ROOT = re.compile(
-    r"\b(?:sshd|sudo|gosu|su-exec|setpriv|runuser|apt-get|apt|useradd|adduser|usermod|chown|mount|ldconfig|systemctl"
-    r"|service|cron|crond|supervisord|nginx|iptables|sysctl|modprobe|mknod)\b|\bpip3?\s+install\b|/etc/"
-)
 SSH = re.compile(r"\bopenssh-server\b|\bsshd\b")
-CACHES = re.compile(
-    r"HF_(?:HOME|HUB_CACHE|DATASETS_CACHE)|TRANSFORMERS_CACHE|TORCH(?:_HOME|INDUCTOR_CACHE_DIR|_EXTENSIONS_DIR)"
-    r"|XDG_CACHE_HOME|TRITON_CACHE_DIR|WANDB_\w{0,12}DIR|MPLCONFIGDIR|NUMBA_CACHE_DIR|NLTK_DATA"
-)
 
 
 def user(draft: Draft, verdict: Verdict) -> None:

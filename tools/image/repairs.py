@@ -3,8 +3,6 @@
 None adds --no-install-recommends: an image may need what apt recommends, such as ca-certificates beside curl.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -3,8 +3,6 @@
 An image is named by its digest, because a signature of a tag would be one of whatever the tag names later.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Tests of a running image: imports, rights of its user, first process, training."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import uuid
@@ -14,6 +12,7 @@ from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
 from tools.image import trial_training
 from tools.image.engine import Engine, Image, Say
+from training.remote import container_probe
 
 LEVELS = ("quick", "standard", "full")
 MODULES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "datasets", "peft", "training")
@@ -26,14 +25,7 @@ MAY_WRITE = ("/tmp", "/var/tmp", "/run/lock", "/dev/shm", "/var/lock")
 STOP_SECONDS = 30
 START_SECONDS = 300  # the launcher imports torch, on a slow and busy machine
 RUN_SECONDS = 900  # the first import reads gigabytes
-# A rank that prints when it is ready, and when it gets SIGTERM.
-RANK = (
-    "import signal, sys, time\n"
-    "def stop(*_):\n    print('rank got SIGTERM', flush=True)\n    sys.exit(0)\n"
-    "signal.signal(signal.SIGTERM, stop)\n"
-    "print('rank is up', flush=True)\n"
-    "time.sleep(600)\n"
-)
+PROBE = Path(container_probe.__file__).read_text(encoding="utf-8")
 
 
 def run(name: str, level: str, engine: Engine, say: Say, modules: tuple[str, ...] = ()) -> Iterator[Verdict]:
@@ -110,7 +102,7 @@ class ImageTest:
         """When the container is stopped, the rank below its first process gets SIGTERM."""
         name = f"yard-test-{uuid.uuid4().hex[:8]}"
         words = ["run", "--detach", "--name", name, *RESTRICTED, self.image.id]
-        words += ["--standalone", "--nproc-per-node=1", "--no-python", "python", "-c", RANK]
+        words += ["--standalone", "--nproc-per-node=1", "--no-python", "python", "-c", PROBE, "rank"]
         done = self.engine.run(*words)
         if done.returncode != 0:
             return _fail("signal: the container does not start", [_last_line(done)], None)
@@ -169,8 +161,7 @@ class ImageTest:
 
     def probe(self, *words: str, options: tuple[str, ...] = ()) -> tuple[dict[str, Any] | None, str]:
         """Return what container_probe.py prints in the image, or None and the error."""
-        text = (Path(__file__).parent / "container_probe.py").read_text(encoding="utf-8")
-        done = self._run([*options, "--entrypoint", "python"], "-c", text, *words)
+        done = self._run([*options, "--entrypoint", "python"], "-c", PROBE, *words)
         try:
             if done.returncode == 0:
                 return dict(json.loads(done.stdout.strip().splitlines()[-1])), ""

@@ -1,16 +1,37 @@
 """What an image's configuration says about its start, from the local engine or else from the registry."""
 
-from __future__ import annotations
-
 import json
+import shlex
+from collections.abc import Iterable
 from typing import Any
 
+from tools.core import output
 from tools.core.command_line import operand
 from tools.core.errors import UserError
 from tools.image.engine import Engine, failure
-from tools.simulator.wiring import Image
+from tools.simulator.node import Given, Image
+from tools.workload.workload import Workload
 
 SECONDS = 20  # for one image
+
+
+def given(jobs: Iterable[Workload], words: str | None, image_config: bool) -> Given:
+    """Return what the user gives by hand, and what the images of containers without a command start."""
+    try:
+        command = shlex.split(words or "")
+    except ValueError as problem:
+        hint = 'quote it as in a shell: --command "torchrun a.py"'
+        raise UserError(f"--command: {problem}", hint) from None
+    templates = [role.template for job in jobs for role in job.roles] if image_config else []
+    containers = [one for template in templates for one in template["spec"]["containers"]]
+    images = {}
+    for name in {str(one.get("image")) for one in containers if not one.get("command")}:
+        output.note(f"asking for the configuration of {name}")
+        try:
+            images[name] = start_of(Engine(), name)
+        except UserError as problem:
+            output.note(f"{name}: {problem.message}")
+    return Given(images, command)
 
 
 def start_of(engine: Engine, name: str) -> Image:

@@ -1,7 +1,5 @@
 """The tag of an image, from the state of its git repository."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import time

@@ -4,8 +4,6 @@ The same run is made first without a kill. The continued run must have exactly i
 same data and the same state of the optimizer.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -19,12 +19,12 @@ from typing import IO, NoReturn
 from tools.core import command_line, foreign_files
 from tools.core.errors import UserError
 from tools.core.wait import sparing
-from tools.job import remote_sender
 from tools.job.snapshot.pod import JobPod
 from tools.kube.kubectl import Kubectl, failure, missing
+from training.remote import file_sender
 
 LONGEST_LINE = 65536  # bytes of a line of the protocol
-LARGEST_CHUNK = 16 * remote_sender.CHUNK  # bytes; the sender's own are smaller
+LARGEST_CHUNK = 16 * file_sender.CHUNK  # bytes; the sender's own are smaller
 TRIES = 3  # without a new file: a stream through the API server may end early without an error
 SILENCE = 60.0  # seconds without data after which a stream is given up
 ERRORS = 2.0  # seconds to wait for kubectl's errors after its end
@@ -192,7 +192,7 @@ def _talk(
     )
     call = f"\nmain(sys.argv[1], sys.argv[2], {known!a})\n"
     with tempfile.TemporaryFile() as script:
-        script.write(Path(remote_sender.__file__).read_bytes() + call.encode())
+        script.write(Path(file_sender.__file__).read_bytes() + call.encode())
         script.seek(0)
         try:
             process = subprocess.Popen(program, stdin=script, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -287,7 +287,7 @@ class _Stream:
             raise Broken("the pod answers, but the copy does not progress")
         if not ready:
             raise Broken(f"no data for {SILENCE:.0f} s")
-        chunk = os.read(self._pipe.fileno(), remote_sender.CHUNK)
+        chunk = os.read(self._pipe.fileno(), file_sender.CHUNK)
         if not chunk:
             raise Broken("the stream was cut short")
         self._kept += chunk

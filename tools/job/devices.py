@@ -1,12 +1,11 @@
 """The accelerators of a job's pods: memory, utilization and errors, from nvidia-smi or neuron-monitor."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from tools.core import output
 from tools.core.errors import UserError
@@ -18,6 +17,7 @@ from tools.job.snapshot.pod_exec import in_pod
 from tools.job.snapshot.snapshot import Snapshot
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Object
+from training import remote
 
 AT_ONCE = 6
 MIB = 2**20
@@ -31,20 +31,7 @@ ERRORS = (
     *("ecc.errors.uncorrected.volatile.total", "ecc.errors.corrected.volatile.total"),
     *("remapped_rows.pending", "remapped_rows.failure", "mig.mode.current"),
 )
-# Prints the name of the program, then its answer or its error message. neuron-monitor never ends: its first
-# report is used.
-SCRIPT = """
-ask() { nvidia-smi --query-gpu="$1" --format=csv,noheader,nounits; }
-if command -v nvidia-smi >/dev/null; then
-  echo nvidia
-  if answer=$(ask "$1,$2"); then echo "$answer"; else ask "$1" 2>&1 || :; fi
-elif command -v neuron-monitor >/dev/null; then
-  echo neuron
-  timeout 20 neuron-monitor | head -n 1
-else
-  echo none
-fi
-"""
+PROGRAM = Path(remote.__file__).with_name("ask_devices.sh")
 
 
 @dataclass(frozen=True)
@@ -108,7 +95,7 @@ def report(kubectl: Kubectl, seen: Snapshot) -> Report:
 def _of_pod(kubectl: Kubectl, pod: JobPod, held: list[int]) -> Report:
     if not pod.running:
         return Report(unseen=[f"{pod.short}: its container is not running"])
-    words = ("sh", "-c", SCRIPT, "sh", ",".join(BASIC), ",".join(ERRORS))
+    words = ("sh", "-c", PROGRAM.read_text(encoding="utf-8"), "sh", ",".join(BASIC), ",".join(ERRORS))
     try:
         kind, _, answer = in_pod(kubectl, pod, *words).partition("\n")
     except UserError as problem:
@@ -155,11 +142,10 @@ def nvidia(answer: str, pod: JobPod) -> Iterator[Accelerator]:
         problems += [f"{errors} uncorrected ECC errors"] if errors else []
         problems += ["a memory row waits to be remapped: reset it"] if _yes(value.get(ERRORS[2])) else []
         problems += ["a memory row could not be remapped"] if _yes(value.get(ERRORS[3])) else []
+        total, used, use, celsius, watts = (_number(value[name]) for name in BASIC[3:])
         yield Accelerator(
-            pod.short, pod.node, int(value["index"]), value["name"],
-            used_mib=_number(value["memory.used"]), total_mib=_number(value["memory.total"]),
-            use=_number(value["utilization.gpu"]), celsius=_number(value["temperature.gpu"]),
-            watts=_number(value["power.draw"]), errors=errors, corrected=_count(value.get(ERRORS[1])),
+            pod.short, pod.node, int(value["index"]), value["name"], used_mib=used, total_mib=total, use=use,
+            celsius=celsius, watts=watts, errors=errors, corrected=_count(value.get(ERRORS[1])),
             problems=problems,
         )  # fmt: skip
 

@@ -1,7 +1,5 @@
 """Follows a job until its first step, its end, or a cause that keeps it from training."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

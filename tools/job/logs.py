@@ -1,7 +1,5 @@
 """The logs of a job's pods: merged by time, followed, filtered, or only the first failure."""
 
-from __future__ import annotations
-
 import queue
 import re
 import threading

@@ -1,18 +1,15 @@
 """The all-reduce test between a cell's pods: runs it, reads its log, and checks the measurements."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tools.cells import kustomize, locate
-from tools.cells.instance_patch import INSTANCE_LABEL
 from tools.core import repo
 from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
 from tools.facts.bandwidth import Measured, measured
-from tools.facts.instances import EFA, HYPERPOD_PREFIX, INSTANCES
+from tools.facts.instances import EFA, HYPERPOD_PREFIX, INSTANCE_LABEL, INSTANCES
 from tools.job import submit
 from tools.job.diagnosis.performance import OFI, SOCKET
 from tools.job.follow import follow
@@ -22,6 +19,7 @@ from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Manifests, parse
 from tools.kube.quantity import amount
 from tools.kube.selectors import node_terms
+from tools.workload import kinds
 from tools.workload.workload import Workload
 
 ENOUGH = 0.8  # of the published bandwidth at the same message size
@@ -80,15 +78,15 @@ def manifests(cell: str) -> Manifests:
     path = locate.cell_path(cell)
     source = f"{repo.shown(path)} with nccl-test"
     found = parse(kustomize.with_component(path, "base/services/nccl-test"), source)
-    largest = [one.size for name in instances(lookup.job_of(found)) for one in measured(name)]
-    for spec in template_specs(lookup.job_of(found)) if largest else []:
+    largest = [one.size for name in instances(kinds.job_of(found)) for one in measured(name)]
+    for spec in template_specs(kinds.job_of(found)) if largest else []:
         spec["containers"][0]["args"] += ["--largest", str(-(-max(largest) // MIB))]
     return found
 
 
 def check_absent(kubectl: Kubectl, found: Manifests) -> None:
     """Raise UserError if a test of this name exists: it may be another user's."""
-    job = lookup.job_of(found)
+    job = kinds.job_of(found)
     if lookup.existing(kubectl, job) is not None:
         raise UserError(f"{job.name} exists already", f"kubectl delete {job.resource} {job.name}", 1)
 
@@ -98,12 +96,12 @@ def run(kubectl: Kubectl, found: Manifests, seconds: float, say: Callable[[str],
 
     Raises UserError with the cause if it cannot run, and with exit code 3 after `seconds`.
     """
-    job = lookup.job_of(found)
+    job = kinds.job_of(found)
     name = job.name
     for warning in submit.dry_run(kubectl, found, replaced=False):
         say(warning)
     applied, _ = submit.apply(kubectl, found)
-    uid = submit.job_uid(applied, job)
+    uid = submit.uid_of(applied, job.item)
     say(f"{kubectl.namespace}/{name} ({uid}) is applied")
     last = follow(kubectl, job, uid, seconds, say, steps=False)
     summary = last.explanation.summary
@@ -120,7 +118,7 @@ def run(kubectl: Kubectl, found: Manifests, seconds: float, say: Callable[[str],
 
 def remove(kubectl: Kubectl, found: Manifests) -> None:
     """Delete all objects of the test."""
-    kubectl.text("delete", "--ignore-not-found", "--filename=-", stdin=submit.text_of(found))
+    kubectl.text("delete", "--ignore-not-found", "--filename=-", stdin=found.as_list())
 
 
 def check(job: Workload, lines: list[str]) -> Iterator[Verdict]:

@@ -1,7 +1,5 @@
 """The ranks of a job's pods, and the evidence for them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from tools.core.errors import UserError

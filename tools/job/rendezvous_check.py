@@ -1,7 +1,5 @@
 """Checks the path to a job's rendezvous: pod, Service, endpoints, policies, and name and port from pods."""
 
-from __future__ import annotations
-
 import json
 import re
 import uuid
@@ -11,6 +9,7 @@ from dataclasses import dataclass
 from tools.core import repo
 from tools.core.command_line import selector
 from tools.core.errors import UserError
+from tools.core.tables import load
 from tools.core.verdict import State, Verdict
 from tools.core.wait import until
 from tools.job.diagnosis.hangs import admits
@@ -33,11 +32,7 @@ ADDRESS = re.compile(r"--master[-_]addr[=\s]([\w.-]+)")
 PORTS = re.compile(r"--master[-_]port[=\s]([0-9]{1,5})")
 STARTS = 60.0  # seconds for an ephemeral container to start
 LIVES = 300  # seconds that it runs, because it cannot be removed from the pod
-PORT_REMEDIES = {
-    "refused": "torchrun of that pod is not up, or has ended: its log says why",
-    "silent": "a NetworkPolicy, or a security group that does not allow all traffic between the nodes",
-    "unreachable": "the network between the nodes: routes, security groups, the network plugin",
-}
+PORT_REMEDIES: dict[str, str] = load("job/tables.yaml")["ports"]
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,5 @@
 """The next attempt of a failed job: whether it can help, by the cause of the failure, and what it changes."""
 
-from __future__ import annotations
-
-import copy
 import itertools
 import json
 import re
@@ -10,60 +7,29 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
+from tools.cells.trainer_config import config_texts
 from tools.core import foreign_files, output, repo
 from tools.core.errors import UserError
+from tools.core.tables import load
 from tools.core.verdict import State
-from tools.job import stop, submit
+from tools.job import stop, submit, submitted
 from tools.job.diagnosis.explain import Explanation
 from tools.job.diagnosis.resources import accelerators
 from tools.job.snapshot import lookup
-from tools.job.snapshot.live_job import kind_of
 from tools.job.snapshot.pod import template_specs
-from tools.job.snapshot.references import needed
 from tools.job.snapshot.snapshot import Snapshot
 from tools.job.submit import Applied
 from tools.kube.kubectl import Kubectl
 from tools.kube.manifests import Manifests, Object, name_of
-from tools.local.job import config_texts
+from tools.workload import kinds
 
 LEDGER = "trainyard/attempts"  # annotation of the job: its failed attempts as JSON
 MICRO = "parallel.micro_batch_size"
 OWNERS = ("kustomize.toolkit.fluxcd.io/name", "argocd.argoproj.io/instance")
 UNKNOWN = "unknown"
-_THREE = """
-drained preempted evicted node-lost node-refused killed device deadline node-unhealthy
-lost-peer communication collective-timeout rendezvous rendezvous-dns hang
-hub-unreachable hub-rate-limit unreachable object-store upload storage
-"""
-# How often in a row a cause is retried. Any other cause would fail in the same way again.
-MOST = {
-    **dict.fromkeys(_THREE.split(), 3),
-    **dict.fromkeys(("crash", "memory-fault", "backoff", UNKNOWN), 1),
-    **dict.fromkeys(("oom-device", "oom-host"), 4),
-}
-_DROPPED = (
-    *("uid", "resourceVersion", "creationTimestamp", "managedFields", "generation", "finalizers"),
-    "ownerReferences",
-)
-_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-QUEUE_MANAGER = "kueue.x-k8s.io/manager"  # of a TrainJob's runtimePatches
-_SUSPEND = ("spec", "suspend")
-_POD_LABELS = [
-    ("spec", "template", "metadata", "labels", f"{prefix}{name}")
-    for prefix in ("", "batch.kubernetes.io/")
-    for name in ("controller-uid", "job-name")
-]
-# What the API server, a controller or a queue writes into the spec of a job: the next one gets its own.
-GENERATED: dict[str, tuple[tuple[str, ...], ...]] = {
-    "PyTorchJob.kubeflow.org": (("spec", "runPolicy", "suspend"),),
-    "HyperPodPyTorchJob.sagemaker.amazonaws.com": (("spec", "runPolicy", "suspend"),),
-    "JobSet.jobset.x-k8s.io": (_SUSPEND,),
-    "TrainJob.trainer.kubeflow.org": (_SUSPEND,),
-    "AppWrapper.workload.codeflare.dev": (_SUSPEND, ("spec", "components", "*", "podSetInfos")),
-    "Job.batch": (_SUSPEND, ("spec", "selector"), *_POD_LABELS),
-}
+_RETRIES: dict[int, list[str]] = load("job/tables.yaml")["retries"]
+MOST = {cause: number for number, causes in _RETRIES.items() for cause in causes}
 
 
 @dataclass(frozen=True)
@@ -111,8 +77,8 @@ def plan(kubectl: Kubectl, seen: Snapshot, found: Explanation, most: int) -> Nex
     evidence = cause.evidence[0] if cause and cause.evidence else found.summary
     before = ledger(seen.live.top)
     _check_bounds(kind, found, before, most)
-    job = _clean(seen.live.top)
-    objects = Manifests(seen.name, [job, *_configuration(kubectl, seen)])
+    job = submitted.clean(seen.live.top)
+    objects = Manifests(seen.name, [job, *submitted.configuration(kubectl, seen.workload)])
     changed = "nothing"
     if kind in ("oom-device", "oom-host"):
         changed = _halve(objects, seen, cause.remedy if cause else "", len(before) + 1)
@@ -152,40 +118,6 @@ def _check_bounds(kind: str, found: Explanation, before: list[FailedAttempt], mo
     if same >= MOST[kind]:
         times = output.count(same, "retry", "retries")
         raise UserError(f"{kind} has occurred again after {times}", "`yard job why` prints a fix", 1)
-
-
-def _clean(item: Object) -> Object:
-    """Return a copy of an object that can be applied again, without what the cluster has added to it."""
-    found = copy.deepcopy(item)
-    found.pop("status", None)
-    for key in _DROPPED:
-        found["metadata"].pop(key, None)
-    (found["metadata"].get("annotations") or {}).pop(_APPLIED, None)
-    for path in GENERATED.get(kind_of(item), ()):
-        _drop(found, path)
-    patches = (found.get("spec") or {}).get("runtimePatches")
-    if patches:
-        found["spec"]["runtimePatches"] = [one for one in patches if one.get("manager") != QUEUE_MANAGER]
-    return found
-
-
-def _drop(item: Any, path: tuple[str, ...]) -> None:
-    """Remove the value at a path; `*` stands for every part of a list."""
-    key, *rest = path
-    if isinstance(item, list) and key == "*":
-        for part in item:
-            _drop(part, tuple(rest))
-    elif isinstance(item, dict) and rest:
-        _drop(item.get(key), tuple(rest))
-    elif isinstance(item, dict):
-        item.pop(key, None)
-
-
-def _configuration(kubectl: Kubectl, seen: Snapshot) -> list[Object]:
-    """Return the ConfigMaps that the job's pods name."""
-    references = [reference for spec in template_specs(seen.workload) for reference in needed(spec)]
-    names = sorted({reference.name for reference in references if reference.kind == "ConfigMap"})
-    return [_clean(one) for one in (kubectl.items("configmap", names=names) if names else [])]
 
 
 def _halve(objects: Manifests, seen: Snapshot, remedy: str, number: int) -> str:
@@ -236,10 +168,16 @@ def carry_out(
     say(f"ending {seen.name} ({seen.uid})")
     stop.delete(kubectl, seen.live, say)
     try:
-        return submit.apply(kubectl, objects)[0]
+        applied = submit.apply(kubectl, objects)[0]
     except UserError as problem:
         path = Path(f"{seen.name}.json")
         with foreign_files.writing(Path(), path.name) as file:
-            file.write(submit.text_of(objects).encode())
+            file.write(objects.as_list().encode())
         hint = f"the manifest is in {path}: kubectl apply --server-side -f {path}"
         raise UserError(problem.message, hint, 1) from None
+    top = lookup.top_of(objects)
+    whole = Manifests(seen.name, [top, *submitted.configuration(kubectl, kinds.job_of(objects))])
+    command = f"yard job retry {seen.name}"
+    for reason in submitted.keep(kubectl, whole, top, submit.uid_of(applied, top), command):
+        say(reason)
+    return applied

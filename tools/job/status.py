@@ -1,7 +1,5 @@
 """A job at a glance: its state, its pods, its progress and its remaining time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from tools.core import output

@@ -1,7 +1,5 @@
 """Ends a job: suspends it so that its pods save a checkpoint, or deletes it."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading
@@ -11,6 +9,7 @@ from dataclasses import dataclass
 
 from tools.core import command_line, output
 from tools.core.errors import UserError
+from tools.core.tables import filled, load
 from tools.core.wait import sparing, until
 from tools.job.snapshot.kinds import NOT_READ
 from tools.job.snapshot.live_job import LiveJob
@@ -121,17 +120,11 @@ def _command(job: Object, action: str) -> Object:
 
     Source: CreateJobCommand in pkg/cli/util/util.go of github.com/volcano-sh/volcano, commit 07309f6.
     """
-    name, metadata = name_of(job), job["metadata"]
-    target = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": name, "uid": metadata["uid"]}
-    target |= {"controller": True, "blockOwnerDeletion": True}
-    made = {"generateName": f"{name}-{action.lower()}-", "namespace": metadata["namespace"]}
-    return {
-        "apiVersion": "bus.volcano.sh/v1alpha1",
-        "kind": "Command",
-        "metadata": {**made, "ownerReferences": [target]},
-        "target": target,
-        "action": action,
-    }
+    metadata = job["metadata"]
+    names = {"api": job["apiVersion"], "kind": job["kind"], "name": name_of(job), "action": action}
+    names |= {"uid": metadata["uid"], "namespace": metadata["namespace"], "verb": action.lower()}
+    made: Object = filled(load("job/tables.yaml")["volcano command"], names)
+    return made
 
 
 def delete(kubectl: Kubectl, job: LiveJob, say: Callable[[str], None]) -> None:

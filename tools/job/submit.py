@@ -1,7 +1,5 @@
 """Applies a cell to a cluster, after checking what would fail there."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,6 +7,7 @@ from dataclasses import dataclass
 from tools.core.errors import UserError
 from tools.core.verdict import State
 from tools.job.snapshot import lookup
+from tools.job.snapshot.live_job import EVERY, LiveJob, kind_of
 from tools.job.snapshot.pod import JobPod, claim_names, template_specs
 from tools.job.snapshot.references import needed
 from tools.kube.images import is_local
@@ -16,7 +15,8 @@ from tools.kube.kubectl import Kubectl, failure, foreign, is_named
 from tools.kube.manifests import Manifests, Object, name_of
 from tools.kube.selectors import wants
 from tools.preflight.evaluate import evaluate
-from tools.workload.workload import Workload
+from tools.stage import look
+from tools.workload import kinds
 
 MOST_NAMED = 5  # nodes
 
@@ -33,9 +33,19 @@ class Applied:
         return f"{self.kind}/{self.name} {self.uid}"
 
 
-def check(kubectl: Kubectl, manifests: Manifests, say: Callable[[str], None]) -> None:
-    """Raise UserError if preflight fails, or if the namespace or something that the pods need is missing."""
-    checked, hint = evaluate(manifests), f"yard preflight {manifests.source}"
+def check(
+    kubectl: Kubectl,
+    manifests: Manifests,
+    say: Callable[[str], None],
+    target: str = "",
+    volume: bool = True,
+) -> None:
+    """Raise UserError if preflight fails, or if the namespace or something that the pods need is missing.
+
+    `target` are the words by which a command line names the manifests. With `volume`, a small pod looks for
+    data and weights on the job's volume.
+    """
+    checked, hint = evaluate(manifests), f"yard preflight {target or manifests.source}"
     failed = checked.of(State.FAIL)
     for verdict in failed:
         say(f"FAIL {verdict.details['rule']}: {verdict.summary}")
@@ -51,6 +61,8 @@ def check(kubectl: Kubectl, manifests: Manifests, say: Callable[[str], None]) ->
     if lacking:
         message = f"namespace {kubectl.namespace} lacks {', '.join(lacking)}: nothing was applied"
         raise UserError(message, "base/storage has the claims; create the secrets yourself", 1)
+    if volume:
+        look.check(kubectl, manifests, say)
 
 
 def _check_namespace(kubectl: Kubectl, say: Callable[[str], None]) -> None:
@@ -69,7 +81,7 @@ def _check_namespace(kubectl: Kubectl, say: Callable[[str], None]) -> None:
 def _missing(kubectl: Kubectl, manifests: Manifests) -> Iterator[str]:
     """Yield the objects that the job's pods need and that neither the cell nor the namespace has."""
     wanted: set[tuple[str, str]] = set()
-    for spec in template_specs(lookup.job_of(manifests)):
+    for spec in template_specs(kinds.job_of(manifests)):
         wanted |= {(reference.kind.lower(), reference.name) for reference in needed(spec)}
         wanted |= {("persistentvolumeclaim", name) for name in claim_names(JobPod({"spec": spec}))}
         if spec.get("serviceAccountName"):
@@ -90,7 +102,7 @@ def unpulled(kubectl: Kubectl, manifests: Manifests) -> Iterator[str]:
     """Yield a sentence for each image that no node can pull and that not all nodes for its pods have."""
     images = {
         str(one.get("image")): spec
-        for spec in template_specs(lookup.job_of(manifests))
+        for spec in template_specs(kinds.job_of(manifests))
         for one in [*(spec.get("initContainers") or []), *spec["containers"]]
         if is_local(str(one.get("image")))
     }
@@ -117,25 +129,10 @@ def _lists(node: Object, image: str) -> bool:
     return any(image in (one.get("names") or []) for one in images)
 
 
-def use_image(manifests: Manifests, image: str) -> None:
-    """Make the job's training containers run `image`."""
-    job = lookup.job_of(manifests)
-    for role in job.roles:
-        main = job.container_of(role.template)
-        for container in role.template["spec"]["containers"]:
-            if container["name"] == main:
-                container["image"] = image
-
-
-def text_of(manifests: Manifests) -> str:
-    """Return the objects as a List for kubectl."""
-    return json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests.objects})
-
-
 def difference(kubectl: Kubectl, manifests: Manifests) -> str:
     """Return the API server's diff between the cluster and the manifests, empty if they are equal."""
     words = ("diff", "--server-side", "--force-conflicts", "--filename=-")
-    done = kubectl.run(*words, stdin=text_of(manifests))
+    done = kubectl.run(*words, stdin=manifests.as_list())
     if done.returncode not in (0, 1) or (done.returncode == 1 and not done.stdout.strip()):
         raise failure("diff", done.stderr)
     return done.stdout
@@ -160,7 +157,7 @@ def apply(kubectl: Kubectl, manifests: Manifests, *options: str) -> tuple[list[A
     Raises UserError with the reason of a refusal.
     """
     words = ("apply", "--server-side", *options, "--filename=-", "--output=json")
-    done = kubectl.run(*words, stdin=text_of(manifests))
+    done = kubectl.run(*words, stdin=manifests.as_list())
     if done.returncode != 0:
         problem = failure("apply", done.stderr)
         raise UserError(problem.message, problem.hint, 1 if problem.code == 2 else problem.code)
@@ -186,6 +183,35 @@ def _documents(text: str) -> Iterator[Object]:
         at = end + len(text[end:]) - len(text[end:].lstrip())
 
 
-def job_uid(applied: list[Applied], job: Workload) -> str:
-    """Return the UID of a job that was applied."""
-    return next(one.uid for one in applied if (one.kind, one.name) == (job.kind, job.name))
+def existing(kubectl: Kubectl, manifests: Manifests) -> LiveJob | None:
+    """Return the job of the cluster with the kind and name of the manifests' job, None if there is none."""
+    wanted, top = kinds.job_of(manifests), lookup.top_of(manifests)
+    found = lookup.existing(kubectl, wanted)
+    resource = EVERY.get(kind_of(top)) if wanted.wrapper else None
+    wrappers = kubectl.items(resource, "--ignore-not-found", names=[name_of(top)]) if resource else []
+    if wrappers:
+        return LiveJob(found or wanted, wrappers[0])
+    return LiveJob(found) if found else None
+
+
+def resumes(job: LiveJob | None, change: str, resume: bool, replace: bool) -> bool:
+    """Return whether the existing job continues as it is; UserError if an option is missing or wrong."""
+    if job is None or replace:
+        return False
+    name, state = name_of(job.top), job.state
+    if not resume:
+        hint = "--resume continues it, --replace ends it first, --name NAME submits another job beside it"
+        raise UserError(f"a job {name} exists already ({state}); nothing was changed", hint, 1)
+    if state in ("Succeeded", "Failed"):
+        return False
+    if not job.workload.suspended and state != "Suspended":
+        raise UserError(f"{name} is {state} and not suspended: there is nothing to resume", code=1)
+    if change:
+        hint = "--replace starts the cell as it is now"
+        raise UserError(f"the cell differs from the suspended job {name}", hint, 1)
+    return True
+
+
+def uid_of(applied: list[Applied], item: Object) -> str:
+    """Return the UID of an object that was applied."""
+    return next(one.uid for one in applied if (one.kind, one.name) == (item["kind"], name_of(item)))

@@ -1,7 +1,5 @@
 """TensorBoard on the volume of a job's runs: base/services/tensorboard, and a port-forward to it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket
@@ -14,6 +12,7 @@ from tools.cells import kustomize
 from tools.core import repo
 from tools.core.command_line import selector
 from tools.core.errors import UserError
+from tools.core.tables import load
 from tools.core.wait import sparing, until
 from tools.job import submit
 from tools.job.snapshot.pod import JobPod, claim_names, first_template
@@ -31,11 +30,7 @@ LARGEST_ANSWER = 2**20  # bytes
 ADDRESS = "127.0.0.1"  # never another address: TensorBoard has no login
 HTTPS = 8443  # the proxy's port, in images/tensorboard/proxy.conf
 # The Secrets of the proxy, and the commands that create them.
-SECRETS = {
-    "tensorboard-tls": "kubectl create secret tls tensorboard-tls --cert=tls.crt --key=tls.key",
-    "tensorboard-login": "htpasswd -c htpasswd NAME, then"
-    " kubectl create secret generic tensorboard-login --from-file=htpasswd",
-}
+SECRETS: dict[str, str] = load("job/tables.yaml")["tensorboard secrets"]
 
 
 def manifests(job: Workload, exposed: bool = False) -> Manifests:

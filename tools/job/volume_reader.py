@@ -1,7 +1,5 @@
 """A temporary pod that reads a job's volume when none of the job's own pods is running."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import uuid

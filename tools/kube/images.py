@@ -1,7 +1,5 @@
 """Names of images that only the machine with the image can resolve."""
 
-from __future__ import annotations
-
 import re
 
 # Loopback names are another machine on each node. kind and ko give the names below to images that exist only

@@ -4,8 +4,6 @@ kubectl is used instead of a client library because every user of a cluster has 
 contexts, exec plugins (aws eks get-token) and proxies are those of the user's kubectl.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,10 +1,9 @@
 """Read manifests as objects, with clear errors."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import contextlib
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -19,6 +18,7 @@ from tools.core.errors import UserError
 from training.config import bounds
 from training.run.files import read_bounded
 
+HELM = re.compile(r"\{\{-? {0,9}(?:if|range|include|with|end|define|\.Values|\$)\b")
 LARGEST = 10 * 2**20  # bytes of a manifest; etcd takes objects of 1.5 MiB, a rendered cell has 20 KiB
 MOST_PODS = 4096  # of an object, and processes of a pod
 _COUNTS = (
@@ -27,6 +27,8 @@ _COUNTS = (
 )
 STANDARD_INPUT = "-"
 _TAGS = (None, "!", "tag:yaml.org,2002:str")  # the reader decides all other types by the value's form
+
+_NUMERIC = (*"0123456789+-.~=<",)  # readers differ in which texts that begin so are numbers or times
 
 Object = dict[str, Any]
 
@@ -70,12 +72,32 @@ for _name, _pattern, _first in _SCALARS:
     _Reader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"^(?:{_pattern})$"), _firsts)
 
 
+class _Writer(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Writes YAML that kubectl reads as the same values: a text such as `on` or `1e-4` gets quotes."""
+
+    yaml_implicit_resolvers = _Reader.yaml_implicit_resolvers
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def text(self, value: str) -> Any:
+        style = "|" if "\n" in value else "'" if value[:1] in _NUMERIC else None
+        return self.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+_Writer.add_representer(str, _Writer.text)
+
+
 @dataclass(frozen=True)
 class Manifests:
     """The objects of a rendered cell or a file. `source` is its name in messages."""
 
     source: str
     objects: list[Object]
+
+    def as_list(self) -> str:
+        """Return the objects as a List for kubectl."""
+        return json.dumps({"apiVersion": "v1", "kind": "List", "items": self.objects})
 
     def of_kind(self, kind: str) -> list[Object]:
         return [item for item in self.objects if item.get("kind") == kind]
@@ -127,6 +149,12 @@ class Manifests:
             raise UserError(f"{self.source}: Secret {name}, data.{key}: not a text in base64") from None
 
 
+def written(objects: Iterable[Object]) -> str:
+    """Return objects as YAML documents, their keys in the order that they have."""
+    text = yaml.dump_all(objects, Dumper=_Writer, sort_keys=False, width=120)
+    return str(text)
+
+
 def parse(text: str, source: str) -> Manifests:
     """Return the objects of a YAML text, with the items of each `List`.
 
@@ -150,7 +178,8 @@ def documents(text: str, source: str) -> list[Any]:
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark or problem.context_mark
         where = f"{source}:{mark.line + 1}" if mark else source
-        raise UserError(f"{where}: not valid YAML: {problem.problem or problem.context}") from None
+        hint = "render it first: helm template CHART | yard preflight -" if HELM.search(text) else None
+        raise UserError(f"{where}: not valid YAML: {problem.problem or problem.context}", hint) from None
     except yaml.YAMLError as problem:
         raise UserError(f"{source}: not valid YAML: {str(problem).splitlines()[0]}") from None
 

@@ -4,8 +4,6 @@ Policies add up: traffic passes when one of the policies that select a pod admit
 selects is open. Source: kubernetes.io/docs/concepts/services-networking/network-policies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from tools.kube.manifests import Object

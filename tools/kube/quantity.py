@@ -3,8 +3,6 @@
 Source: k8s.io/apimachinery/pkg/api/resource (quantity.go).
 """
 
-from __future__ import annotations
-
 import re
 from decimal import Decimal, InvalidOperation
 from typing import Any

@@ -5,8 +5,6 @@ file, `<group>_<kind>_<version>.json`, which kubeconform can read too. The schem
 the kind does not have is an error, as with `kubectl apply`.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json
@@ -25,6 +23,7 @@ from tools.kube.manifests import Object
 
 SHIPPED = Path(__file__).with_name("schemas.zip")
 VALUE = 60  # characters of a value in a message
+MISSING = "the field is missing"
 MOST_FAULTS = 100  # of one object; a person reads no more
 
 
@@ -100,8 +99,9 @@ def _faults(error: Any) -> Iterator[Fault]:
             yield Fault(f"{path}.{name}".lstrip("."), f"unknown field{hint}")
         return
     if error.validator == "required":
-        missing = [name for name in wanted if name not in error.instance]
-        yield Fault(path, f"{', '.join(missing)} is missing")
+        for name in wanted:
+            if name not in error.instance:
+                yield Fault(f"{path}.{name}".lstrip("."), MISSING)
         return
     value = short(json.dumps(error.instance, default=str), VALUE)
     if error.validator == "type":

@@ -1,7 +1,5 @@
 """Label selectors, node selectors and taints, evaluated as Kubernetes does."""
 
-from __future__ import annotations
-
 from tools.kube.manifests import Object
 from tools.kube.quantity import amount
 

@@ -1,11 +1,10 @@
 """The types of the fields that the rules read, from shapes.yaml.
 
-The rule `types` reports a value of another type, and no other rule but `schema` checks its object. Whole
-schemas are checked by the rule `schema`.
+The rule `types` reports a value of another type. The other rules check the object as `well_typed` returns it.
+Whole schemas are checked by the rule `schema`.
 """
 
-from __future__ import annotations
-
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -86,3 +85,51 @@ def _is(value: Any, kind: Any) -> bool:
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, kind)
+
+
+_LOST = object()
+
+
+def well_typed(value: Any, shape: Any, path: str, lost: list[str]) -> Any:
+    """Return a copy in which the values of a wrong type are converted, such as `1` to `"1"`.
+
+    What cannot be converted is left out, with what requires it, and its path is added to `lost`.
+    """
+    found = _well_typed(value, shape, path, lost)
+    return None if found is _LOST else found
+
+
+def _well_typed(value: Any, shape: Any, path: str, lost: list[str]) -> Any:
+    if isinstance(shape, dict) and isinstance(value, dict):
+        return _well_typed_mapping(value, shape, path, lost)
+    if isinstance(shape, list) and isinstance(value, list):
+        items = [_well_typed(item, shape[0], f"{path}[{at}]", lost) for at, item in enumerate(value)]
+        return [item for item in items if item is not _LOST]
+    if not isinstance(shape, dict | list):
+        if _is(value, shape):
+            return value
+        if shape is str and isinstance(value, bool | int | float):
+            return str(value).lower() if isinstance(value, bool) else str(value)
+        if shape is int and isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value):
+            return int(value)
+        if shape is bool and value in ("true", "false"):
+            return value == "true"
+    lost.append(path.lstrip("."))
+    return _LOST
+
+
+def _well_typed_mapping(value: dict[str, Any], shape: dict[str, Any], path: str, lost: list[str]) -> Any:
+    result = dict(value)
+    named = {key.removesuffix("!"): (inner, key.endswith("!")) for key, inner in shape.items() if key != "*"}
+    if "*" in shape:
+        named |= {name: (shape["*"], False) for name, item in value.items() if item is not None}
+    for name, (inner, required) in named.items():
+        if value.get(name) is not None:
+            result[name] = _well_typed(value[name], inner, f"{path}.{name}", lost)
+        if result.get(name) is None and required:
+            lost.append(f"{path}.{name}".lstrip("."))
+        if result.get(name) is _LOST or (result.get(name) is None and required):
+            if required:
+                return _LOST
+            del result[name]
+    return result

@@ -63,7 +63,7 @@ def check_base(config: Config, run_directory: Path, source: str) -> None:
     if newest_committed(run_directory.parent / name / "checkpoints") is not None:
         return
     cells = {cell.removeprefix("overlays/").replace("/", "-") + "-train": cell for cell in locate.cells()}
-    remedy = f"train it: {report.run_command(cells[name], [])}" if name in cells else "train it first"
+    remedy = f"train it: {report.run_command([cells[name]], [])}" if name in cells else "train it first"
     raise UserError(
         f"{source} starts from the run {name}, which has no checkpoint on this machine yet", remedy
     )

@@ -1,11 +1,10 @@
 """What `yard run` prints at the end of a run: its report and next commands, or the cause of its failure."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,20 +110,20 @@ def next_commands(job: LocalJob) -> list[tuple[str, str]]:
     rows = []
     if job.config is not None:
         longer = [
-            *job.change.arguments(without="train.steps"),
+            *job.arguments(without="train.steps"),
             "--set",
             f"train.steps={2 * job.config.train.steps}",
         ]
         prompt = shlex.quote(_prompt(job.config))
         rows += [
-            ("train further", run_command(job.source, longer)),
+            ("train further", run_command(job.target, longer)),
             ("more text", f"{yard_command()} sample {job.name} --prompt {prompt}"),
         ]
         if job.source == FIRST_CELL:
             rows.append(("fine-tune it", "make finetune"))
     return [
         *rows,
-        ("start over", run_command(job.source, [*job.change.arguments(), "--fresh"])),
+        ("start over", run_command(job.target, [*job.arguments(), "--fresh"])),
         ("run the tests", "make test"),
         ("on a cluster", f"kubectl apply --server-side -k {job.source}"),
     ]
@@ -138,11 +137,11 @@ def _prompt(config: Config) -> str:
     return own[0] if own and config.model.weights else "def main("
 
 
-def run_command(cell: str, arguments: list[str]) -> str:
-    """Return the command that runs `cell`: its make target if it has one and no argument needs quotes."""
-    words = shlex.join(arguments)
+def run_command(target: Sequence[str], arguments: list[str]) -> str:
+    """Return the command that runs a cell or a file: its make target if it has one and needs no quotes."""
+    cell, words = " ".join(target), shlex.join(arguments)
     if cell not in TARGETS or words != " ".join(arguments):
-        return f"{yard_command()} run {cell} {words}".rstrip()
+        return f"{yard_command()} run {shlex.join([*target, *arguments])}"
     return f'make {TARGETS[cell]} ARGS="{words}"' if words else f"make {TARGETS[cell]}"
 
 

@@ -1,29 +1,26 @@
 """One run of a ready job on this machine: data, volumes, pods, and the summary."""
 
-from __future__ import annotations
-
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from tools.core import output, processes, repo
 from tools.core.errors import UserError
-from tools.local import preconditions, report
+from tools.local import earlier, preconditions, report
 from tools.local.job import LocalJob, at_port
 from tools.simulator import volumes
 from tools.simulator.local_pod import gpus, visible_gpus
 from tools.simulator.supervisor import End, Outcome, Supervisor
+from training.agent import build
 from training.checkpoint.layout import newest_committed
 from training.run.directory import RunDir
 from training.run.exit_status import exit_in_words
 
-KEPT = (".lock", "data", "hub")  # what a fresh start leaves in the run directory
+AGENT = "/trainyard-agent"  # where overlays/feature/agent mounts the volume of the agent
 
 
 def run(job: LocalJob, fresh: bool, as_json: bool) -> int:
@@ -37,6 +34,8 @@ def run(job: LocalJob, fresh: bool, as_json: bool) -> int:
     if job.config is not None:
         preconditions.check_base(job.config, job.directory, job.source)
     done = None if fresh else report.finished(job)
+    if not fresh:
+        earlier.check_settings(job, finished=done is not None)
     if done is not None:
         _conclude(job, done, as_json, already=True)
         return 0
@@ -48,7 +47,8 @@ def run(job: LocalJob, fresh: bool, as_json: bool) -> int:
         materialise(job)
         prepare(job)
         if fresh:  # last: a wrong argument must not cost the run
-            clear(job.directory)
+            earlier.to_trash(job.directory)
+        earlier.empty_trash(job.directory.parent)
         return _train(job, as_json)
 
 
@@ -59,36 +59,25 @@ def _at_own_port(job: LocalJob) -> Iterator[LocalJob]:
     if port is None:
         yield job
         return
-    with preconditions.own_port(port, asked=job.change.port is not None) as own:
+    with preconditions.own_port(port, asked=job.port is not None) as own:
         if own != port:
             output.note(f"port {port} is taken on this machine; using port {own}")
             job = at_port(job, own)
         yield job
 
 
-def clear(run_directory: Path) -> None:
-    """Remove the results of a run whose lock is held. Prepared data and downloaded weights stay.
-
-    Everything is renamed before it is deleted, first the files that mark the run as finished or resumable, so
-    that an interrupted removal leaves nothing that looks like a run.
-    """
-    doomed = run_directory.with_name(f".{run_directory.name}.removed-{time.time_ns()}")
-    doomed.mkdir()
-    first = ["report.json", "checkpoints"]
-    rest = [path.name for path in run_directory.iterdir() if path.name not in (*KEPT, *first)]
-    for name in (*first, *rest):
-        if (run_directory / name).exists():
-            (run_directory / name).rename(doomed / name)
-    for leftover in run_directory.parent.glob(f".{run_directory.name}.removed-*"):
-        shutil.rmtree(leftover)
-
-
 def materialise(job: LocalJob) -> None:
-    """Write the volumes of every pod. Raises UserError for a missing object."""
+    """Write the volumes of every pod, and the agent, which an init container copies there in a cluster.
+
+    Raises UserError for a missing object.
+    """
     for pod, local in zip(job.pods, job.local, strict=True):
         missing = volumes.materialise(pod, job.manifests, repo.local(), local.directory)
         if missing:
             raise UserError(f"pod {pod.name} needs {missing[0]}, which is not in {job.source}")
+        for mount in local.mounts:
+            if mount.path == AGENT:
+                build.build(mount.local / "agent.pyz")
 
 
 def show_example(job: LocalJob) -> None:
@@ -168,6 +157,8 @@ def show_plan(job: LocalJob, as_json: bool) -> None:
 def _train(job: LocalJob, as_json: bool) -> int:
     started = time.time()
     names = ", ".join(pod.name for pod in job.local)
+    if job.config is None:
+        _note_differences(job)
     output.note(f"starting {output.count(len(job.local), 'pod')}: {names}")
     relay = output.note if as_json else output.line
     supervisor = Supervisor(job.local, job.directory, job.success, job.backoff_limit, relay, output.note)
@@ -192,12 +183,28 @@ def _train(job: LocalJob, as_json: bool) -> int:
     return 0
 
 
+def _note_differences(job: LocalJob) -> None:
+    """Say what of a job of the user's own is not as in a cluster."""
+    containers = [
+        one
+        for pod in job.pods
+        for one in [*pod.spec["containers"], *(pod.spec.get("initContainers") or [])]
+        if one is not pod.container and one.get("name") != AGENT.strip("/")
+    ]
+    left_out = {
+        "the image": {str(pod.container.get("image")) for pod in job.pods},
+        "containers": {str(one.get("name")) for one in containers},
+    }
+    named = "; ".join(f"{what} {', '.join(sorted(names))}" for what, names in left_out.items() if names)
+    output.note(f"not used here: {named}; the command runs in {job.local[0].cwd}")
+
+
 def _stopped(job: LocalJob, outcome: Outcome) -> int:
     step = RunDir(job.directory).last_record().get("step")
     saved = newest_committed(job.directory / "checkpoints")
     kept = f"checkpoint {repo.shown(saved)}" if saved else "no checkpoint yet"
     output.note(f"stopped after step {step}; {kept}" if step is not None else f"stopped; {kept}")
-    output.note(f"  to continue: {report.run_command(job.source, job.change.arguments())}")
+    output.note(f"  to continue: {report.run_command(job.target, job.arguments())}")
     return 128 + int(outcome.signal)
 
 

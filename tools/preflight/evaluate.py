@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tools.cells.published import Published
@@ -12,13 +13,16 @@ from tools.core.verdict import State, Verdict, worst
 from tools.kube import schemas
 from tools.kube.manifests import Manifests
 from tools.preflight.rule import PRACTICE, RULES, TRAINS, Question, Rule
-from tools.preflight.subject import Subject, subject
+from tools.preflight.subject import Subject, subject, title
+from tools.simulator.node import Given
 from tools.workload.wrappers import shape_of
 
 MODULES = (
     *("operator", "enums", "lifecycle", "resources", "nodes", "storage", "container", "kind"),
     *("security", "names", "references", "environment", "config", "schema"),
 )
+
+SCHEMA, TEMPLATE, WIRING = "schema", "template-left", "wiring"
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,12 @@ class Evaluation:
     verdicts: list[Verdict]
     judged: dict[str, int]
     unjudged: dict[str, int]
+
+    def with_more(self, verdicts: Iterable[Verdict]) -> Evaluation:
+        """Return the evaluation with verdicts of other checks on whether it will train."""
+        asked = {"question": TRAINS.value}
+        more = [replace(one, details={**one.details, **asked}) for one in verdicts]
+        return replace(self, verdicts=[*self.verdicts, *more])
 
     def of(self, state: State) -> list[Verdict]:
         return [verdict for verdict in self.verdicts if verdict.state is state]
@@ -63,14 +73,43 @@ def rules() -> dict[str, Rule]:
     return dict(sorted(RULES.items(), key=lambda item: modules.index(item[1].check.__module__)))
 
 
-def evaluate(manifests: Manifests, base: Published | None = None) -> Evaluation:
-    """Apply every rule to a parsed manifest; its model must be that of `base`, if given."""
-    checked = replace(subject(manifests), base=base)
+def evaluate(manifests: Manifests, base: Published | None = None, given: Given | None = None) -> Evaluation:
+    """Apply every rule to a parsed manifest.
+
+    Its model must be that of `base`, and its containers without a command start what is `given`.
+    """
+    checked = replace(subject(manifests, given), base=base)
     verdicts = [
         checked.located(_asked(rule, verdict)) for rule in rules().values() for verdict in rule.check(checked)
     ]
+    verdicts = _once(verdicts)
     owners = {id(template.item): str(template.item["kind"]) for template in checked.templates}
     return Evaluation(manifests.source, verdicts, Counter(owners.values()), _unjudged(checked))
+
+
+def _once(verdicts: list[Verdict]) -> list[Verdict]:
+    """Return verdicts without the FAILs that another rule explains better, for the same field.
+
+    A text that a template left explains every fault of its value, and the schema explains least.
+    """
+    rules_at: dict[tuple[str, str], set[str]] = {}
+    for one in verdicts:
+        if one.state is State.FAIL:
+            rules_at.setdefault(_place(one), set()).add(str(one.details["rule"]))
+
+    unfilled = {name for (name, _), rules_ in rules_at.items() if TEMPLATE in rules_}
+
+    def repeats(one: Verdict) -> bool:
+        rule, others = one.details["rule"], rules_at.get(_place(one), set())
+        if rule == WIRING and "$" in one.summary:  # an option of a launcher
+            return one.details.get("object") in unfilled
+        return (rule == SCHEMA and len(others) > 1) or (rule != TEMPLATE and TEMPLATE in others)
+
+    return [one for one in verdicts if one.state is not State.FAIL or not repeats(one)]
+
+
+def _place(verdict: Verdict) -> tuple[str, str]:
+    return str(verdict.details.get("object")), str(verdict.details.get("path"))
 
 
 def _asked(rule: Rule, verdict: Verdict) -> Verdict:
@@ -84,12 +123,12 @@ def _asked(rule: Rule, verdict: Verdict) -> Verdict:
 
 def _unjudged(checked: Subject) -> dict[str, int]:
     """Return the kinds of which the rules know neither pods nor a schema, with their counts."""
-    judged = {id(template.item) for template in checked.templates}
-    runs = {id(one.item) for one in checked.unknown} | {id(one.item) for one in checked.jobs}
-    runs |= {id(item) for item, _ in checked.misshapen}
+    judged = {title(template.item) for template in checked.templates}
+    runs = {title(one.item) for one in checked.unknown} | {title(one.item) for one in checked.jobs}
+    runs |= {title(item) for item, _ in checked.misshapen}
     known = schemas.shipped()
     return Counter(
         str(item["kind"])
         for item in checked.every
-        if id(item) not in judged and (id(item) in runs or not (known.knows(item) or shape_of(item)))
+        if title(item) not in judged and (title(item) in runs or not (known.knows(item) or shape_of(item)))
     )

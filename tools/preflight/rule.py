@@ -1,14 +1,12 @@
 """Rules: a check with a name, a reason, a question and a page of documentation."""
 
-from __future__ import annotations
-
 import enum
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tools.core.output import short
+from tools.core.tables import load
 from tools.core.verdict import Verdict
 from tools.preflight.subject import Subject
 
@@ -30,11 +28,12 @@ TRAINS, PRACTICE = Question
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule: a stable name, its reason in one line, its question, its check, and its page (the docstring).
+    """A rule: a stable name, its question, its reason in one line, its page, and its check.
 
-    The check yields PASS for each correct value, FAIL for each fault, and CANNOT TELL if the manifest does
-    not say enough. It yields nothing if the rule does not apply. A WARN of a rule on training is about good
-    practice. In a rule on good practice, FAIL and CANNOT TELL count as WARN (`tools/preflight/evaluate.py`).
+    All but the check are in rules.yaml. The check yields PASS for each correct value, FAIL for each fault,
+    and CANNOT TELL if the manifest does not say enough. It yields nothing if the rule does not apply. A WARN
+    of a rule on training is about good practice. In a rule on good practice, FAIL and CANNOT TELL count as
+    WARN (`tools/preflight/evaluate.py`).
     """
 
     id: str
@@ -67,11 +66,12 @@ def needed(verdict: Verdict, what: str) -> Verdict:
 RULES: dict[str, Rule] = {}
 
 
-def rule(name: str, reason: str, question: Question = TRAINS) -> Callable[[Check], Check]:
-    """Register a check as the rule `name`."""
+def rule(name: str) -> Callable[[Check], Check]:
+    """Register a check as the rule `name` of rules.yaml."""
 
     def register(check: Check) -> Check:
-        RULES[name] = Rule(name, reason, question, check, inspect.getdoc(check) or "")
+        told = load("preflight/rules.yaml")[name]
+        RULES[name] = Rule(name, told["why"], Question[told["asks"].upper()], check, told["page"].rstrip())
         return check
 
     return register

@@ -1,7 +1,5 @@
 """What the rules check: the objects of a manifest, their pods, jobs and instance types."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,13 +12,15 @@ from tools.facts.instances import EFA, INSTANCES, NEURON, NVIDIA, Instance
 from tools.kube.manifests import Manifests, Object, name_of
 from tools.kube.quantity import pod_requests
 from tools.kube.selectors import node_terms
-from tools.kube.shapes import META, OBJECTS, TEMPLATE, Misshape, misshapes
+from tools.kube.shapes import JOBS, META, OBJECTS, TEMPLATE, Misshape, misshapes, well_typed
 from tools.simulator import wiring
+from tools.simulator.node import Given
 from tools.simulator.wiring import Analysis
 from tools.workload import kinds
 from tools.workload.kinds import Unknown
 from tools.workload.pod import ControllerFault, Pod, PodsUnknown
 from tools.workload.workload import Workload
+from tools.workload.wrappers import Part
 
 # Other API groups have other kinds of these names: Volcano has a Job, Calico a NetworkPolicy.
 GROUPS = {
@@ -138,7 +138,7 @@ class Job:
     workload: Workload
     templates: list[Template]
     pods: list[Pod]  # empty if it is refused or its pods are unknown
-    analysis: Analysis | None  # None if it is refused
+    analysis: Analysis | None  # None if it is refused, or if a field that decides it is of a wrong type
 
     @property
     def item(self) -> Object:
@@ -147,11 +147,6 @@ class Job:
     @property
     def object(self) -> str:
         return title(self.item)
-
-    @property
-    def refused(self) -> list[str]:
-        """Return the reasons why the API server or a webhook refuses the job."""
-        return self.workload.refused
 
     @property
     def spec(self) -> Object:
@@ -173,8 +168,10 @@ class Subject:
     manifests: Manifests
     every: list[Object]
     templates: list[Template] = field(default_factory=list)
+    workloads: list[Workload] = field(default_factory=list)  # those of a valid shape, also without training
     jobs: list[Job] = field(default_factory=list)
     misshapen: list[tuple[Object, Misshape]] = field(default_factory=list)
+    unseen: list[tuple[Object, Verdict]] = field(default_factory=list)  # several pods without a launcher
     unknown: list[Unknown] = field(default_factory=list)  # what runs pods, or may, and is not modelled
     inside: dict[str, tuple[str, str]] = field(default_factory=dict)  # title: wrapper and path in it
     base: Published | None = None  # what the model's config.json says, for the rule `config`
@@ -221,28 +218,78 @@ class Subject:
         }
 
 
-def subject(manifests: Manifests) -> Subject:
-    """Return the pods and jobs of a manifest, and the values of a wrong type."""
+def subject(manifests: Manifests, given: Given | None = None) -> Subject:
+    """Return the pods and jobs of a manifest, and the values of a wrong type.
+
+    The pods and jobs are those of the manifest with these values converted, or left out. `given` says what
+    containers without a command start.
+    """
     found = kinds.find(Manifests(manifests.source, [_without_nulls(item) for item in manifests.objects]))
     every = [part.whole for part in found.parts]
-    result = Subject(Manifests(manifests.source, []), every, unknown=found.unknown)
+    misshapen = [(part.item, fault) for part in found.parts for fault in _faults(part)]
+    lost: dict[int, list[str]] = {}
+    if misshapen:
+        parts = [_well_typed(part, lost) for part in found.parts]
+        found = kinds.among(parts, manifests.source)
+    result = Subject(Manifests(manifests.source, []), every, misshapen=misshapen, unknown=found.unknown)
     jobs = {id(one.item): one for one in found.workloads}
     for part in found.parts:
-        workload = jobs.get(id(part.item))
-        templates, faults = _of_workload(workload) if workload else _of_object(part.item)
-        faults = [*part.faults, *faults]
-        result.misshapen += [(part.item, fault) for fault in faults]
         if part.wrapper:
             result.inside[title(part.item)] = (part.wrapper, part.prefix)
-        if not faults:
+        if not any(_faults(part)):
+            workload = jobs.get(id(part.item))
             result.manifests.objects.append(part.item)
-            result.templates += templates
-    result.jobs += [
-        _job(workload, result.templates_of(workload.item))
-        for workload in jobs.values()
-        if workload.trains and workload.served and not workload.misshapen
-    ]
+            result.templates += _of_workload(workload) if workload else _of_object(part.item)
+    for workload in jobs.values():
+        if not workload.served or workload.misshapen:
+            continue
+        incomplete = bool(lost.get(id(workload.item)))
+        result.workloads += [] if incomplete else [workload]
+        if workload.trains:
+            templates = result.templates_of(workload.item)
+            result.jobs.append(_job(workload, templates, None if incomplete else given or Given()))
+        elif not incomplete and (verdict := wiring.unseen(workload, given)):
+            result.unseen.append((workload.item, verdict))
     return result
+
+
+def _faults(part: Part) -> Iterator[Misshape]:
+    """Yield the values of a wrong type in an object."""
+    yield from part.faults
+    workload = kinds.of(part.item)
+    if workload:
+        yield from workload.misshapen
+        return
+    yield from misshapes(part.item, _shape(part.item), "")
+    path = kinds.native_path(part.item)
+    template = None if path is None else _at(part.item, path)
+    spec = template.get("spec") if isinstance(template, dict) else None
+    if isinstance(spec, dict) and spec.get("containers") == []:
+        yield Misshape(".".join([*(path or ()), "spec.containers"]), [], "at least one container")
+
+
+def _shape(item: Object) -> Any:
+    """Return the types of the fields that are read of an object, as in tools/kube/shapes.yaml."""
+    workload = kinds.of(item)
+    if workload:
+        return {"metadata": META, **JOBS[type(workload).__name__]}
+    path = kinds.native_path(item)
+    shape = OBJECTS.get(known_kind(item), {}) if path is None else TEMPLATE
+    for key in reversed(path or ()):
+        shape = {f"{key}!": shape}
+    return {"metadata": META, **shape}
+
+
+def _well_typed(part: Part, lost: dict[int, list[str]]) -> Part:
+    """Return an object with its values converted to the types of their fields."""
+    if part.faults or not any(_faults(part)):
+        return part
+    paths: list[str] = []
+    item = well_typed(part.item, _shape(part.item), "", paths)
+    if item is None:
+        return part
+    lost[id(item)] = paths
+    return replace(part, item=item)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -275,20 +322,22 @@ def texts(value: Any, skip: Sequence[str] = (), path: str = "") -> Iterator[tupl
         yield path, value
 
 
-def _job(workload: Workload, templates: list[Template]) -> Job:
-    if workload.refused:
+def _job(workload: Workload, templates: list[Template], given: Given | None) -> Job:
+    """Return a job; a refused one is wired as corrected. Without `given` its wiring is not judged."""
+    admitted = workload.corrected() if workload.refused else workload
+    if admitted is None:
         return Job(workload, templates, [], None)
     try:
-        pods = workload.pods()
+        pods = admitted.pods()
     except (ControllerFault, PodsUnknown):
         pods = []
-    return Job(workload, templates, pods, wiring.analyse(workload))
+    return Job(workload, templates, pods, wiring.analyse(admitted, given) if given else None)
 
 
-def _of_workload(workload: Workload) -> tuple[list[Template], list[Misshape]]:
-    """Return the pod templates of a workload, and the values of a wrong type."""
+def _of_workload(workload: Workload) -> list[Template]:
+    """Return the pod templates of a workload."""
     nodes = workload.nodes
-    templates = [
+    return [
         Template(
             workload.item,
             role.path,
@@ -302,24 +351,15 @@ def _of_workload(workload: Workload) -> tuple[list[Template], list[Misshape]]:
         )
         for role in workload.roles
     ]
-    return templates, workload.misshapen
 
 
-def _of_object(item: Object) -> tuple[list[Template], list[Misshape]]:
-    """Return the pod template of any other object, and the values of a wrong type."""
-    faults = list(misshapes(item["metadata"], META, "metadata"))
-    faults += misshapes(item, OBJECTS.get(known_kind(item), {}), "")
+def _of_object(item: Object) -> list[Template]:
+    """Return the pod template of any other object."""
     path = kinds.native_path(item)
     if path is None:
-        return [], faults
-    template: Any = {"metadata": item["metadata"], "spec": item.get("spec")} if not path else _at(item, path)
-    at = ".".join(path)
-    faults += misshapes(template, TEMPLATE, at or "pod")
-    if not faults and not template["spec"]["containers"]:
-        faults.append(Misshape(f"{at or 'pod'}.spec.containers", [], "at least one container"))
-    if faults:
-        return [], faults
-    return [Template(item, at, "", 1, 1, template.get("metadata") or {}, template["spec"])], []
+        return []
+    template = _at(item, path)
+    return [Template(item, ".".join(path), "", 1, 1, template.get("metadata") or {}, template["spec"])]
 
 
 def _at(item: Object, path: tuple[str, ...]) -> Any:
@@ -334,7 +374,7 @@ def _selected(template: Template) -> Selected:
     selector = template.spec.get("nodeSelector") or {}
     labels = [label for label in INSTANCE_LABELS if label in selector]
     if labels:
-        names = [selector[label] for label in labels]
+        names = [selector[label] for label in labels if "$" not in selector[label]]
         return Selected(names, f"{template.spec_path}.nodeSelector[{labels[0]}]")
     each = [_allowed(term) for term in node_terms(template.spec) or []]
     allowed = [name for names in each for name in names] if all(each) else []
@@ -343,7 +383,7 @@ def _selected(template: Template) -> Selected:
 
 def _allowed(term: Object) -> list[str]:
     lists = [
-        expression.get("values") or []
+        [name for name in expression.get("values") or [] if "$" not in name]
         for expression in term.get("matchExpressions") or []
         if expression["key"] in INSTANCE_LABELS and expression["operator"] == "In"
     ]

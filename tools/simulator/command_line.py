@@ -1,7 +1,5 @@
 """A container's command line: its words, options and literal variables, as the manifest gives them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

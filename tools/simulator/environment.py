@@ -5,8 +5,6 @@ Kubernetes. `envFrom` comes first, then `env`, each in order. Of two entries wit
 `value` sees the entries before it. An unknown `$(NAME)` stays unchanged, and `$$` is a plain `$`.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from tools.simulator import shell
 from tools.simulator.filters import filtered
-from tools.simulator.shell import NAME, Unreadable
+from tools.simulator.shell_lexer import NAME, Unreadable, closing
 
 LARGEST = 2_097_152  # characters of all expansions of a script; Linux starts no program with more
 MARK = re.compile(r"\0([0-9]+)(\*?)\0")
@@ -142,7 +142,7 @@ class Scope:
         """Yield the parts of a word, and whether blanks in them separate words."""
         at = 0
         while at < len(raw):
-            end, char = shell.closing(raw, at), raw[at]
+            end, char = closing(raw, at), raw[at]
             part, at = raw[at:end], end
             if char == "\\":
                 yield part[1:].replace("\n", ""), False
@@ -176,7 +176,7 @@ class Scope:
                 )
                 at += 2
             elif char in "$`":
-                end = shell.closing(text, at)
+                end = closing(text, at)
                 values = self._expanded(text[at:end]) if end > at + 1 else ["$"]
                 for index, value in enumerate(values):
                     if index:

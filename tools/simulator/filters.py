@@ -5,8 +5,6 @@ A form that is not listed gives None. Patterns are rebuilt from a few harmless p
 fast on the short texts that are taken.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

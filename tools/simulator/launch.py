@@ -4,17 +4,17 @@ The command is followed through shells, scripts and prefixes (`script`), and its
 torchrun's terms (`launchers`). Nothing is run. What cannot be known without the pod is said.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePosixPath
 
 from tools.simulator import launchers, script
 from tools.simulator.expansion import MARK, Scope
 from tools.simulator.prefixes import AGENT, ENTRYPOINTS, PYTHON, TABLE
-from tools.simulator.script import Outcome, Started
+from tools.simulator.script import Outcome
 from tools.simulator.shell import SHELLS
+from tools.simulator.shell_run import Started
 from tools.simulator.torchrun import Torchrun, UnknownOptions
 
 
@@ -24,7 +24,7 @@ class Launch:
 
     `torchrun` is set if a launcher starts ranks; without it, python starts itself. `unknown` says what
     prevents an answer. `environment` is what the launcher gets, without the variables in `unsure`, whose
-    values are not known. `code`: it is `python -c`, which is not read.
+    values are not known. `code`: it is `python -c`, which is not read. `idle`: none of its programs trains.
 
     `signalled` says whether the launcher gets the SIGTERM that the container gets, None if that is not known,
     and `why` gives the reason. `lost` says why the container's exit code hides a failure of the launcher.
@@ -43,6 +43,7 @@ class Launch:
     unsure: Mapping[str, str] = field(default_factory=dict)
     effort: int = 0
     code: bool = False
+    idle: bool = False
 
 
 def read(
@@ -59,11 +60,13 @@ def read(
     would refuse its options.
     """
     shown = " ".join(command)
-    outcome = script.follow(command, environment, files or {}, complete)
+    follow = partial(script.follow, command, environment, files or {}, complete)
+    outcome = follow()
     index, unknown = _main(outcome)
     if index is None:
         code = bool(outcome.programs) and not outcome.unreadable and _is_code(outcome, -1)
-        return Launch(list(command), dict(environment), unknown=unknown, shown=shown, code=code)
+        idle = bool(command) and not (outcome.unreadable or code or unfamiliar(outcome))
+        return Launch(list(command), dict(environment), unknown=unknown, shown=shown, code=code, idle=idle)
     started = outcome.programs[index]
     launcher, _ = launchers.kind(started.words)
     scope = outcome.scope
@@ -76,7 +79,7 @@ def read(
             torchrun = _options(started, files or {}, devices, scope)
     except UnknownOptions as problem:
         unknown = f"{problem}"
-    signalled, why = _signalled(started)
+    gets, why = signalled(started)
     return Launch(
         words=[scope.shown(word) for word in started.words],
         environment={name: value for name, value in started.environment.items() if name not in unsure},
@@ -84,9 +87,9 @@ def read(
         unknown=unknown,
         shown=shown,
         launcher=torchrun.launcher if torchrun else PurePosixPath(started.words[0]).name,
-        signalled=signalled,
+        signalled=gets,
         why=why,
-        lost=_lost(outcome, command, environment, files or {}, complete, index),
+        lost=_lost(outcome, follow, index),
         behind_entrypoint=any(parent.name in (ENTRYPOINTS[0], AGENT) for parent in started.parents),
         unsure=unsure,
         effort=outcome.effort,
@@ -155,7 +158,7 @@ def _nothing(outcome: Outcome) -> str:
     names = [PurePosixPath(one.words[0]).name for one in outcome.programs]
     if outcome.programs and _is_code(outcome, -1):
         return f"{names[-1]} -c runs code that is written in the command, and it is not read"
-    other = [one for one, name in zip(outcome.programs, names, strict=True) if name not in TABLE["harmless"]]
+    other = unfamiliar(outcome)
     if other and MARK.search(other[-1].words[0]):
         return f"its program is {explained(outcome.scope, other[-1].words[0])}"
     if other:
@@ -164,6 +167,11 @@ def _nothing(outcome: Outcome) -> str:
     if outcome.programs:
         return f"no program in it trains ({', '.join(dict.fromkeys(names[-3:]))})"
     return "an empty command"
+
+
+def unfamiliar(outcome: Outcome) -> list[Started]:
+    """Return the programs that may train."""
+    return [one for one in outcome.programs if PurePosixPath(one.words[0]).name not in TABLE["harmless"]]
 
 
 def _several(outcome: Outcome, indices: list[int]) -> str:
@@ -176,8 +184,8 @@ def _several(outcome: Outcome, indices: list[int]) -> str:
     return f"it starts several launchers with different options ({', '.join(names)}, {len(programs)} times)"
 
 
-def _signalled(started: Started) -> tuple[bool | None, str]:
-    """Follow SIGTERM from process 1 down to the launcher."""
+def signalled(started: Started) -> tuple[bool | None, str]:
+    """Follow SIGTERM from process 1 down to a program: whether it arrives (None if unknown), and why."""
     for parent in started.parents:
         if parent.forwards == "all":
             return True, f"{parent.name} passes SIGTERM on to all processes"
@@ -193,14 +201,7 @@ def _signalled(started: Started) -> tuple[bool | None, str]:
 _ENDLESS = (["sleep", "infinity"], ["tail", "-f"], ["tail", "-F"])
 
 
-def _lost(
-    outcome: Outcome,
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    files: Mapping[str, str | None],
-    complete: bool,
-    index: int,
-) -> str:
+def _lost(outcome: Outcome, follow: Callable[..., Outcome], index: int) -> str:
     """Return why the container ends with 0 although the launcher has failed, or an empty text."""
     started = outcome.programs[index]
     after = outcome.programs[index + 1 :]
@@ -208,7 +209,7 @@ def _lost(
         return f"the script continues with `{' '.join(after[-1].words[:2])}`, and the pod never ends"
     if started.background and not started.waited:
         return "it runs in the background, and the script ends without waiting for it"
-    failed = script.follow(command, environment, files, complete, fails=index)
+    failed = follow(fails=index)
     if failed.unreadable or failed.undecided or failed.status not in (0, None):
         return ""
     if started.background:

@@ -5,8 +5,7 @@ Read in the source of accelerate 1.15.0 (commands/launch.py, utils/launch.py), d
 parser where it is installed.
 """
 
-from __future__ import annotations
-
+import fnmatch
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
@@ -128,7 +127,7 @@ def _accelerate(
     given: _Options, environment: Mapping[str, str], files: Mapping[str, str | None], devices: int
 ) -> Torchrun | None:
     """Follow launch_command: a configuration file, its distributed_type, and the launcher of that type."""
-    path = given.text("config-file")
+    path = given.text("config-file") or _accelerate_default(environment, files)
     config = _config(path, files) if path is not None else {}
     for name in (
         "num_machines",
@@ -172,6 +171,17 @@ def _accelerate(
         found = own.changed("accelerate", values)
         return found if found.nodes()[1] > 1 else _alone("accelerate", given, processes)
     return _machines("accelerate", given, machines, processes // machines, environment)
+
+
+def _accelerate_default(environment: Mapping[str, str], files: Mapping[str, str | None]) -> str | None:
+    """Return the file that accelerate reads without --config_file, None if the manifest does not have it.
+
+    It is in HF_HOME, else below XDG_CACHE_HOME or HOME (accelerate/commands/config/config_args.py). A HOME of
+    the image is not known: then it is the only file of that name.
+    """
+    cache = environment.get("XDG_CACHE_HOME") or f"{environment.get('HOME', '*')}/.cache"
+    path = f"{environment.get('HF_HOME') or f'{cache}/huggingface'}/accelerate/default_config.yaml"
+    return next((name for name in files if fnmatch.fnmatchcase(name, path)), None)
 
 
 def _machines(

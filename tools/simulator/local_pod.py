@@ -21,8 +21,6 @@ mount paths are local directories (`volumes`); requested cores are this machine'
 (`tools.local.job.at_port`).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -189,7 +187,7 @@ def _devices(pods: Sequence[Pod], user: Mapping[str, str], plan_only: bool) -> d
         asks = "pod asks" if len(pods) == 1 else "pods ask"
         raise UserError(
             f"{len(pods)} {asks} for {total} GPUs ({NVIDIA}), this machine has {len(free)}",
-            f"--pods 1 --nproc {len(free)} asks for fewer" if free else "run a cell of CPU hardware here",
+            f"--nodes 1 --nproc {len(free)} asks for fewer" if free else "run a cell of CPU hardware here",
         )
     result = {}
     for name, count in wanted.items():

@@ -1,14 +1,13 @@
 """What stands before a program: `env`, `tini --`, `conda run -n x`, this project's entrypoint."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from tools.core.tables import load
-from tools.simulator.shell import ASSIGNMENT, SHELLS
+from tools.simulator.shell import SHELLS
+from tools.simulator.shell_lexer import ASSIGNMENT
 
 TABLE: dict[str, Any] = load("simulator/launchers.yaml")
 PREFIXES = {name: kind for kind, names in TABLE["prefixes"].items() for name in names}

@@ -5,8 +5,6 @@ It runs by its path, in an interpreter that reads neither the environment nor th
 killed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import importlib

@@ -5,8 +5,6 @@ writes `<WIRING_RECORDS>/<pod>-<local rank>.json` twice: when it knows its rank,
 done.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -8,29 +8,14 @@ tree-sitter-bash repairs what it cannot parse, so that a wrong tree looks like a
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
+from tools.simulator.shell_lexer import DEEPEST, LONGEST, Lexer, Token, Unreadable, closing, operator_of
+
 SHELLS = ("sh", "bash", "dash", "ash")
-LONGEST = 131_072  # characters of a script; Linux takes no longer argument (MAX_ARG_STRLEN)
-DEEPEST = 40  # compounds, quotes and expansions inside each other
-NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-ASSIGNMENT = re.compile(rf"({NAME})(\+?)=")
-_ARRAY = re.compile(rf"{NAME}\+?=")
-_OPERATORS = re.compile(r"&&|\|\||;;&|;;|;&|\|&|[;&|()]")
-_REDIRECT = re.compile(r"(?:\{[A-Za-z_]\w*\}|\d{1,4})?(?:<<<|<<-|<<|<>|<&|>>|>&|>\||&>>|&>|<|>)")
-_BLANKS = re.compile(r"(?:[ \t]|\\\n)+")
-_ENDS_WORD = frozenset(" \t\n;|&<>()")
-_PLAIN = re.compile(r"[^ \t\n;|&<>()\\'\"$`]+")
-_ANSI = re.compile(r"(?:[^'\\]|\\.)*+'", re.DOTALL)
-_PARAMETER = re.compile(rf"{NAME}|[0-9@*#?$!-]")
-_QUOTED = re.compile(r'[^"\\$`]+')
-_STARTERS = frozenset(("if", "for", "then", "else", "elif", "while", "until", "do", "{", "!", "time"))
 _ENDERS = frozenset(("then", "else", "elif", "fi", "do", "done", "esac", "}"))
-
-
-class Unreadable(Exception):
-    """The text is not a script that can be followed. The message says why."""
 
 
 class Redirect(NamedTuple):
@@ -115,16 +100,41 @@ class Body:
     rest: bool = False
 
 
-class _Token(NamedTuple):
-    kind: str  # word, operator, redirect or newline
-    text: str
-
-
 def parse(text: str) -> Body:
     """Return the commands of a script. Raises Unreadable, also for a text over LONGEST characters."""
     if len(text) > LONGEST:
         raise Unreadable(f"it is longer than {LONGEST:,} characters, the limit of Linux")
-    return _Parser(_Lexer(text)).script()
+    return _Parser(Lexer(text)).script()
+
+
+def simple_commands(part: Body) -> Iterator[list[str]]:
+    """Yield the words of each simple command as they are written, also in functions and in $(...)."""
+    for item in part.items:
+        for _, one in item.pipelines:
+            for command in one.commands:
+                yield from _inside(command)
+
+
+def _inside(command: Command) -> Iterator[list[str]]:
+    match command:
+        case Simple(words=words):
+            yield words
+            for word in words:
+                for opening in re.finditer(r"(?<!\\)(?:\$\((?!\()|`)", word):
+                    inner = word[opening.end() : closing(word, opening.start()) - 1]
+                    yield from simple_commands(parse(inner))
+        case Group(body=body):
+            yield from simple_commands(body)
+        case Loop(condition=condition, body=body):
+            yield from (*simple_commands(condition), *simple_commands(body))
+        case If(branches=branches, otherwise=otherwise):
+            for body in (*(part for branch in branches for part in branch), otherwise):
+                yield from simple_commands(body)
+        case Case(arms=arms):
+            for _, body in arms:
+                yield from simple_commands(body)
+        case Function(body=inside):
+            yield from _inside(inside)
 
 
 def pipeline(text: str) -> list[Simple]:
@@ -157,173 +167,8 @@ def final(body: Body) -> Simple | None:
     return None
 
 
-def closing(text: str, at: int) -> int:
-    """Return the position behind the expansion or quote that begins at `at`. Raises Unreadable."""
-    return _Lexer(text).closing(at, 0)
-
-
-class _Lexer:
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.bodies: dict[int, str] = {}  # of here-documents, by the index of the redirect token
-
-    def tokens(self) -> list[_Token]:
-        found: list[_Token] = []
-        waiting: list[int] = []
-        at = 0
-        while at < len(self.text):
-            blank = _BLANKS.match(self.text, at)
-            if blank:
-                at = blank.end()
-            elif self.text[at] == "#":
-                end = self.text.find("\n", at)
-                at = len(self.text) if end < 0 else end
-            elif self.text[at] == "\n":
-                found.append(_Token("newline", "\n"))
-                at = self._here_documents(found, waiting, at + 1)
-                waiting = []
-            else:
-                at = self._token(found, at)
-                if len(found) > 1 and found[-2].kind == "redirect" and _operator(found[-2]) in ("<<", "<<-"):
-                    waiting.append(len(found) - 2)
-        return found
-
-    def _token(self, found: list[_Token], at: int) -> int:
-        redirect = None if self.text.startswith(("<(", ">("), at) else _REDIRECT.match(self.text, at)
-        if redirect:
-            found.append(_Token("redirect", redirect[0]))
-            return redirect.end()
-        starts = not found or found[-1].kind in ("newline", "operator") or found[-1].text in _STARTERS
-        for opening, ending in (("[[", "]]"), ("((", "))")):
-            if starts and self.text.startswith(opening, at) and (opening == "((" or self._blank(at + 2)):
-                return self._test(found, at, opening, ending)
-        operator = _OPERATORS.match(self.text, at)
-        if operator:
-            found.append(_Token("operator", operator[0]))
-            return operator.end()
-        end = self._word(at)
-        found.append(_Token("word", self.text[at:end]))
-        return end
-
-    def _blank(self, at: int) -> bool:
-        return self.text[at : at + 1] in (" ", "\t", "\n")
-
-    def _test(self, found: list[_Token], at: int, opening: str, ending: str) -> int:
-        """Read `[[ ... ]]` or `(( ... ))` as words up to the closing one."""
-        found.append(_Token("word", opening))
-        begin = at = at + 2
-        while at < len(self.text) and not self.text.startswith(ending, at):
-            blank = self.text[at] in " \t\n" and opening == "[["
-            end = at + 1 if self.text[at] in _ENDS_WORD else self._word(at)
-            if opening == "[[" and not blank:
-                while end < len(self.text) and not self._blank(end):
-                    end = end + 1 if self.text[end] in _ENDS_WORD else self._word(end)
-                found.append(_Token("word", self.text[at:end]))
-            at = end
-        if at >= len(self.text):
-            raise Unreadable(f"{opening} is not closed")
-        if opening == "((":
-            found.append(_Token("word", self.text[begin:at]))
-        found.append(_Token("word", ending))
-        return at + 2
-
-    def _word(self, at: int) -> int:
-        begin = at
-        while at < len(self.text):
-            char = self.text[at]
-            if char in "<>" and self.text[at + 1 : at + 2] == "(" and at == begin:
-                at = self._parenthesis(at + 2, 0)
-            elif char == "(" and _ARRAY.fullmatch(self.text, begin, at):
-                at = self._parenthesis(at + 1, 0)
-            elif char in _ENDS_WORD:
-                break
-            else:
-                at = self.closing(at, 0)
-        return at
-
-    def closing(self, at: int, depth: int) -> int:
-        """Return the position behind the character, escape, quote or expansion at `at`."""
-        if depth > DEEPEST:
-            raise Unreadable("its quotes and expansions are nested too deeply")
-        char = self.text[at]
-        if char == "\\":
-            return min(at + 2, len(self.text))
-        if char in "'`":
-            return self._find(char, at + 1)
-        if char == '"':
-            return self._double(at + 1, depth)
-        if char == "$":
-            return self._dollar(at, depth)
-        plain = _PLAIN.match(self.text, at)
-        return plain.end() if plain else at + 1
-
-    def _find(self, quote: str, at: int) -> int:
-        end = self.text.find(quote, at)
-        while quote == "`" and end > 0 and self.text[end - 1] == "\\":
-            end = self.text.find(quote, end + 1)
-        if end < 0:
-            raise Unreadable("a quote is not closed")
-        return end + 1
-
-    def _double(self, at: int, depth: int) -> int:
-        while at < len(self.text):
-            if self.text[at] == '"':
-                return at + 1
-            plain = _QUOTED.match(self.text, at)
-            at = plain.end() if plain else self.closing(at, depth + 1)
-        raise Unreadable("a quote is not closed")
-
-    def _dollar(self, at: int, depth: int) -> int:
-        following = self.text[at + 1 : at + 2]
-        if following == "(":
-            return self._parenthesis(at + 2, depth + 1)
-        if following == "{":
-            return self._nested(at + 2, "{", "}", depth + 1)
-        if following == "'":
-            end = _ANSI.match(self.text, at + 2)
-            if end is None:
-                raise Unreadable("a quote is not closed")
-            return end.end()
-        name = _PARAMETER.match(self.text, at + 1)
-        return name.end() if name else at + 1
-
-    def _parenthesis(self, at: int, depth: int) -> int:
-        return self._nested(at, "(", ")", depth)
-
-    def _nested(self, at: int, opening: str, ending: str, depth: int) -> int:
-        open_ = 1
-        while at < len(self.text):
-            char = self.text[at]
-            open_ += (char == opening) - (char == ending)
-            if not open_:
-                return at + 1
-            special = char in "\\'\"`$" and not (char == "'" and opening == "{" and depth > 1)
-            at = self.closing(at, depth + 1) if special else at + 1
-        raise Unreadable(f"{opening} is not closed")
-
-    def _here_documents(self, found: list[_Token], waiting: list[int], at: int) -> int:
-        for index in waiting:
-            word = found[index + 1].text
-            delimiter = re.sub(r"['\"\\]", "", word)
-            lines = []
-            while at < len(self.text):
-                end = self.text.find("\n", at)
-                end = len(self.text) if end < 0 else end
-                line, at = self.text[at:end], end + 1
-                line = line.lstrip("\t") if _operator(found[index]) == "<<-" else line
-                if line == delimiter:
-                    break
-                lines.append(line + "\n")
-            self.bodies[index] = "".join(lines)
-        return min(at, len(self.text))
-
-
-def _operator(token: _Token) -> str:
-    return re.sub(r"^(?:\{\w+\}|\d+)", "", token.text)
-
-
 class _Parser:
-    def __init__(self, lexer: _Lexer) -> None:
+    def __init__(self, lexer: Lexer) -> None:
         self._tokens = lexer.tokens()
         self._bodies = lexer.bodies
         self._at = 0
@@ -342,10 +187,10 @@ class _Parser:
         found = self._tokens[self._at].text[:40] if self._at < len(self._tokens) else "its end"
         raise Unreadable(f"it has {found!r} where a command or its end is expected")
 
-    def _peek(self) -> _Token:
-        return self._tokens[self._at] if self._at < len(self._tokens) else _Token("end", "")
+    def _peek(self) -> Token:
+        return self._tokens[self._at] if self._at < len(self._tokens) else Token("end", "")
 
-    def _next(self) -> _Token:
+    def _next(self) -> Token:
         token = self._peek()
         self._at += 1
         return token
@@ -515,7 +360,7 @@ class _Parser:
         if target.kind != "word":
             self._at -= 1
             self._refuse()
-        return Redirect(_operator(token), target.text, self._bodies.get(index))
+        return Redirect(operator_of(token), target.text, self._bodies.get(index))
 
     def _simple(self) -> Simple:
         result = Simple()

@@ -7,8 +7,6 @@ pod in a row bring the run no further; and it ends the job at once when a pod's 
 cannot cure its failure (`training.run.failure.CODES`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import os

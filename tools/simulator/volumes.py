@@ -10,8 +10,6 @@ compiling takes longer than a short run. A mount is `readOnly` only in the clust
 Names and paths of a manifest are below the directory that they belong to, or an error, as in Kubernetes.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Mapping

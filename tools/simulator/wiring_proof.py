@@ -9,8 +9,6 @@ All pods share this machine's address, so each rendezvous of the job gets its ow
 not meet on a cluster do not meet here.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -32,8 +30,9 @@ from tools.core.errors import UserError
 from tools.core.verdict import State, Verdict
 from tools.simulator import environment, probe_launcher, rank_probe
 from tools.simulator.local_pod import ADDRESS, FROM_THE_MACHINE, ON_LOOPBACK
+from tools.simulator.node import Node
 from tools.simulator.torchrun import OPTIONS
-from tools.simulator.wiring import Analysis, Node, world_size
+from tools.simulator.wiring import Analysis, world_size
 
 # Processes started when the user gave no numbers. Each imports torch, which takes a processor some seconds.
 AT_MOST_UNASKED = max(4, min(8, environment.cores()))
@@ -137,9 +136,12 @@ def _judge(
     if hung and problem:  # all ranks were counted: a launcher that ends slowly is not a fault
         reason = f"{len(hung)} of {len(ends)} pods were still waiting after {timeout:.0f} s"
         remedy = "check which pods wait, and where; --timeout N waits longer"
-        if records:
+        if any(
+            record["world"] != world or record["counted"] not in (None, [1] * world) for record in records
+        ):
             return Verdict(State.FAIL, reason, evidence, remedy, details)
-        reason += ", and no rank had started: the machine may be slow"
+        started = "those that had started agree" if records else "no rank had started"
+        reason += f", and {started}: the machine may be slow"
         return Verdict(State.CANNOT_TELL, reason, evidence, remedy, details)
     failed = [pod for pod, code in ends.items() if code]
     if failed:

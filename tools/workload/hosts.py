@@ -1,7 +1,5 @@
 """Which pod of a job a host name means."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

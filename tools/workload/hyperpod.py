@@ -6,8 +6,6 @@ config/hyperpod_pytorch_job_unified_config.py). In PyPI's hyperpod-elastic-agent
 NNODES and asks the operator for rank and master. What else the operator sets in the pods is unknown.
 """
 
-from __future__ import annotations
-
 import re
 
 from tools.kube.manifests import Object
@@ -15,6 +13,7 @@ from tools.workload.pod import Pod, check_size
 from tools.workload.workload import JobState, Role, Workload, label, number
 
 JOB_LABEL = "HPJob"
+BOUNDS = ("minReplicas", "maxReplicas")  # of elasticPolicy
 
 
 class HyperPodPyTorchJob(Workload):
@@ -75,6 +74,17 @@ class HyperPodPyTorchJob(Workload):
         limit = max(count, one.get("maxReplicas") or 0, most)
         path = f"spec.replicaSpecs[{place}].template"
         return Role(str(one.get("name") or f"replica-{place}"), path, count, limit, template, policy)
+
+    def _write_replicas(self, place: int, count: int) -> None:
+        one = self.spec["replicaSpecs"][place]
+        one["replicas"] = count
+        for bounds, key in ((one, "maxReplicas"), *((self.section("elasticPolicy"), key) for key in BOUNDS)):
+            if key in bounds:
+                bounds[key] = count
+
+    def write_processes(self, count: int) -> bool:
+        self.spec["nprocPerNode"] = str(count)
+        return True
 
     def _pods(self) -> list[Pod]:
         check_size((role.replicas, role.template["spec"]) for role in self.roles)

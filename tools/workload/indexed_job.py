@@ -5,8 +5,6 @@ and label, JOB_COMPLETION_INDEX) and pkg/apis/batch/v1/defaults.go. A pod's name
 left out here: `<job>-<index>`, which is also its host name.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +92,7 @@ class IndexedJob(Workload):
     api = "batch/v1"
     resource = "jobs.batch"
     job_label = JOB_NAME
+    of_batch = True
     retry = ("spec.backoffLimit", 6, "failed pods of the job")
 
     @property
@@ -130,6 +129,9 @@ class IndexedJob(Workload):
         policy = str(template["spec"].get("restartPolicy") or "Never")
         trains = launches(template, self.manifests)
         return [Role("pod", "spec.template", count, count, template, policy, trains)]
+
+    def _write_replicas(self, place: int, count: int) -> None:
+        self.spec.update(parallelism=count, completions=count)
 
     def _pods(self) -> list[Pod]:
         check_size((role.replicas, role.template["spec"]) for role in self.roles)

@@ -5,8 +5,6 @@ labelAndAnnotateObject, GetSubdomain, CoordinatorEndpoint), pkg/util/placement/p
 pkg/webhooks/jobset_webhook.go (defaults), api/jobset/v1alpha2/jobset_types.go (conditions).
 """
 
-from __future__ import annotations
-
 from tools.core.command_line import is_label
 from tools.kube.manifests import Object
 from tools.workload.indexed_job import INDEX, INDEXED, Batch, completions_missing, parallel
@@ -24,6 +22,7 @@ class JobSet(Workload):
     kind = "JobSet"
     api = "jobset.x-k8s.io/v1alpha2"
     resource = "jobsets.jobset.x-k8s.io"
+    of_batch = True
     job_label = f"{LABEL}jobset-name"
     role_label = f"{LABEL}replicatedjob-name"
     # Each Job has a backoffLimit as well.
@@ -73,6 +72,14 @@ class JobSet(Workload):
         count = _count(one) * parallel(one["template"]["spec"])
         policy = str(template["spec"].get("restartPolicy") or "OnFailure")
         return Role(one["name"], path, count, count, template, policy, launches(template, self.manifests))
+
+    def _write_replicas(self, place: int, count: int) -> None:
+        one = self.spec["replicatedJobs"][place]
+        if _count(one) > 1 and parallel(one["template"]["spec"]) == 1:
+            one["replicas"] = count
+            return
+        one["replicas"] = 1
+        one["template"]["spec"].update(parallelism=count, completions=count)
 
     def _pods(self) -> list[Pod]:
         check_size((role.replicas, role.template["spec"]) for role in self.roles)

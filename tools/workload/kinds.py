@@ -1,11 +1,10 @@
 """The kinds of job that are modelled, and what a manifest holds of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tools.core.errors import UserError
 from tools.core.tables import load
 from tools.kube.manifests import Manifests, Object, name_of
 from tools.kube.shapes import TEMPLATE, misshapes
@@ -56,12 +55,26 @@ def find(manifests: Manifests, version: str = "") -> Found:
 
     `version` is the release of the training operator, empty for the newest.
     """
-    parts = wrappers.opened(manifests.objects)
-    every = Manifests(manifests.source, [part.item for part in parts])
+    return among(wrappers.opened(manifests.objects), manifests.source, version)
+
+
+def among(parts: list[Part], source: str, version: str = "") -> Found:
+    """Return the jobs among the opened objects of a manifest, as `find` does."""
+    every = Manifests(source, [part.item for part in parts])
     jobs = [(part, _kind(part.item)) for part in parts]
     workloads = [kind(part.item, part.wrapper, part.prefix, every, version) for part, kind in jobs if kind]
     unknown = [one for part, kind in jobs if not kind and (one := _unknown(part, every))]
     return Found(workloads, unknown, parts)
+
+
+def job_of(manifests: Manifests) -> Workload:
+    """Return the only training of the manifests; UserError if there is none or more than one."""
+    found = [one for one in find(manifests).workloads if one.trains]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(one.title for one in found)
+    held = f"contains {len(found)} jobs, one is needed: {names}" if found else "contains no job that trains"
+    raise UserError(f"{manifests.source}: {held}")
 
 
 def of(item: Object, manifests: Manifests | None = None, version: str = "") -> Workload | None:

@@ -1,7 +1,5 @@
 """Whether a pod template starts a distributed training."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -6,8 +6,6 @@ pkg/apis/kubeflow.org/v1/pytorch_validation.go (1.7.0) and pkg/webhooks/pytorch/
 1.8.0) of github.com/kubeflow/training-operator for `rejections`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -16,8 +16,6 @@ Differences between the versions that change pods:
 Not modelled: gang scheduling and custom init container templates, which are options of the operator itself.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 

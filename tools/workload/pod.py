@@ -1,7 +1,5 @@
 """A pod as the controller of its kind creates it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

@@ -4,7 +4,8 @@ operator_pods.py has its pods and operator_admission.py what is refused. Conditi
 pkg/apis/kubeflow.org/v1/common_types.go (JobConditionType) of github.com/kubeflow/training-operator v1.9.4.
 """
 
-from __future__ import annotations
+import copy
+from dataclasses import replace
 
 from tools.kube.manifests import Object
 from tools.workload import operator_pods
@@ -77,6 +78,20 @@ class PyTorchJob(Workload):
             replica.get("restartPolicy") or "OnFailure",
         )
 
+    def _write_replicas(self, place: int, count: int) -> None:
+        self.spec["pytorchReplicaSpecs"][self.roles[place].name]["replicas"] = count
+        elastic = self.spec.get("elasticPolicy")
+        if elastic is not None:
+            elastic["minReplicas"] = elastic["maxReplicas"] = count
+
+    def write_processes(self, count: int) -> bool:
+        elastic = self.section("elasticPolicy")
+        if elastic.get("nProcPerNode") is not None:
+            elastic["nProcPerNode"] = count
+        else:
+            self.spec["nprocPerNode"] = str(count)
+        return True
+
     def _pods(self) -> list[Pod]:
         policy = self.section("runPolicy")
         started = {**self.item, "spec": {**self.spec, "runPolicy": {**policy, "suspend": False}}}
@@ -84,6 +99,16 @@ class PyTorchJob(Workload):
         if not pods:
             raise PodsUnknown(f"{policy.get('managedBy')} makes the job's pods in another cluster")
         return pods
+
+    def corrected(self) -> "PyTorchJob | None":
+        """Name the first container of each role as the operator demands, where that is all that is wrong."""
+        item = copy.deepcopy(self.item)
+        for replica in item["spec"]["pytorchReplicaSpecs"].values() if self.roles else ():
+            containers = replica["template"]["spec"]["containers"]
+            if containers and all(one.get("name") != DEFAULT_CONTAINER for one in containers):
+                containers[0]["name"] = DEFAULT_CONTAINER
+        job = replace(self, item=item)
+        return None if job.refused else job
 
     def _refused(self) -> list[str]:
         return rejections(self.item, self.version or LATEST) or super()._refused()

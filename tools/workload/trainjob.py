@@ -5,8 +5,6 @@ JobSet), pkg/runtime/framework/plugins/jobset/{jobset,builder}.go (what the Trai
 plugins/torch/torch.go (variables) and pkg/constants/constants.go.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any
@@ -138,6 +136,22 @@ class TrainJob(Workload):
             )
             for role in self._jobset.roles
         ]
+
+    def resize(self, nodes: int) -> None:
+        self._write_replicas(0, nodes)
+
+    def _write_replicas(self, place: int, count: int) -> None:
+        self.spec.setdefault("trainer", {})["numNodes"] = count
+
+    def write_processes(self, count: int) -> bool:
+        self.spec.setdefault("trainer", {})["numProcPerNode"] = count
+        return True
+
+    def training_containers(self) -> list[Object]:
+        return [self.spec.setdefault("trainer", {})]
+
+    def training_specs(self) -> list[Object]:
+        return []
 
     def _pods(self) -> list[Pod]:
         if self.runtime is None:

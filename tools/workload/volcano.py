@@ -2,10 +2,9 @@
 
 Follows github.com/volcano-sh/volcano v1.15.1, pkg/controllers/job: job_controller_util.go (createJobPod),
 plugins/svc/svc.go (host name, subdomain, lists of hosts), plugins/env/env.go and
-plugins/distributed-framework/pytorch/pytorch.go; pkg/webhooks/admission/jobs/mutate/mutate_job.go (defaults).
+plugins/distributed-framework/pytorch/pytorch.go; pkg/webhooks/admission/jobs/mutate/mutate_job.go (defaults)
+and validate/admit_job.go.
 """
-
-from __future__ import annotations
 
 from tools.kube.manifests import Object
 from tools.workload.launches import launches
@@ -14,6 +13,7 @@ from tools.workload.workload import JobState, Nameless, Role, Workload, label, n
 
 # These give each pod its name as host name, and the job's as subdomain. The frameworks' imply svc.
 NAMES_PLUGINS = ("svc", "pytorch", "mpi", "tensorflow", "ray")
+PLUGINS = (*NAMES_PLUGINS, "env", "ssh", "hcclrank")  # plugins/factory.go
 LABEL = "volcano.sh/"
 
 
@@ -94,6 +94,26 @@ class VolcanoJob(Workload):
             volumes = [*(spec.get("volumes") or []), {"name": name, **made}]
             spec = {**spec, "containers": mounted, "volumes": volumes}
         return spec
+
+    def _write_replicas(self, place: int, count: int) -> None:
+        self.spec["tasks"][place]["replicas"] = count
+        if "minAvailable" in self.spec:
+            self.spec["minAvailable"] = sum(int(task.get("replicas") or 0) for task in self.spec["tasks"])
+
+    def _refused(self) -> list[str]:
+        """Return what the webhook refuses: a high minAvailable, two tasks of one name, unknown plugins."""
+        wrong = super()._refused()
+        if wrong:
+            return wrong
+        least, total = self.spec.get("minAvailable"), self.replicas
+        if least is not None and least > total:
+            wrong.append(f"spec.minAvailable: {least} is more than the {total} pods of all tasks")
+        names = [role.name for role in self.roles]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice:
+            wrong.append(f"spec.tasks: two tasks have the name {twice}")
+        unknown = sorted(set(self.section("plugins")) - set(PLUGINS))
+        return wrong + [f"spec.plugins.{name}: Volcano has no plugin {name}" for name in unknown]
 
     def _pods(self) -> list[Pod]:
         check_size((role.replicas, role.template["spec"]) for role in self.roles)

@@ -1,8 +1,7 @@
 """One job, whatever its kind: what it runs, how it is selected, and what its status says."""
 
-from __future__ import annotations
-
 import functools
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -100,6 +99,7 @@ class Workload(ABC):
     role_label: ClassVar[str]  # of a pod, with the name of its role
     retry: ClassVar[tuple[str, int | None, str]]  # path of the limit, its default, and what it counts
     suspend_path: ClassVar[tuple[str, ...]] = ("spec", "suspend")  # empty: the kind cannot suspend
+    of_batch: ClassVar[bool] = False  # whether Kubernetes' Job controller makes the pods
     only_training: ClassVar[bool] = False  # whether every object of this kind is a training
 
     @classmethod
@@ -184,10 +184,14 @@ class Workload(ABC):
         too many pods, ControllerFault where the controller itself fails, and PodsUnknown where the manifest
         does not say what the pods will be.
         """
+        self.check_shape()
+        return self._pods()
+
+    def check_shape(self) -> None:
+        """Raise UserError for a job of a wrong shape."""
         if self.misshapen:
             fault = self.misshapen[0]
             raise UserError(f"{self.title}: {self.prefix}{fault.path} must be {fault.wanted}")
-        return self._pods()
 
     def ranks(self) -> list[Pod]:
         """Return those of `pods` that are ranks of the training."""
@@ -199,6 +203,10 @@ class Workload(ABC):
         """The reasons why the API server or a webhook refuses the job, each as `path: reason`."""
         version = f"apiVersion: {self.item.get('apiVersion')} is not served, {self.api} is"
         return [*([] if self.served else [version]), *self._refused()]
+
+    def corrected(self) -> "Workload | None":
+        """Return the refused job with the names that its controller demands, None if that is not enough."""
+        return None
 
     @property
     def selector(self) -> dict[str, str]:
@@ -236,6 +244,49 @@ class Workload(ABC):
     def container_of(self, template: Object) -> str:
         """Return the name of the training container of a pod template or a live pod."""
         return main_container(template)
+
+    def training_containers(self) -> list[Object]:
+        """Return the parts of `item` with image, command and variables of the containers that train."""
+        found = []
+        for role in self.roles:
+            if role.trains:
+                template = self._written(role)
+                named = self.container_of(template)
+                found += [one for one in template["spec"]["containers"] if one.get("name") == named]
+        return found
+
+    def training_specs(self) -> list[Object]:
+        """Return the pod specs in `item` of the roles that train."""
+        return [self._written(role)["spec"] for role in self.roles if role.trains]
+
+    def _written(self, role: Role) -> Object:
+        """Return the template of a role as it stands in `item`."""
+        found: Any = self.item
+        for key in re.findall(r"[^.\[\]]+", role.path):
+            found = found[int(key)] if isinstance(found, list) else found[key]
+        template: Object = found
+        return template
+
+    def resize(self, nodes: int) -> None:
+        """Write into `item` that `nodes` pods train together. Raises UserError if it cannot say so."""
+        training = [role for role in self.roles if role.trains]
+        chosen = [role for role in training if role.name.lower() == "worker"] or training
+        if len(chosen) != 1:
+            names = ", ".join(role.name for role in chosen) or "none"
+            raise UserError(f"{self.title}: its training pods are not one group of equal pods: {names}")
+        fixed = sum(role.replicas for role in training) - chosen[0].replicas
+        if nodes <= fixed:
+            named = ", ".join(role.name for role in training if role is not chosen[0])
+            raise UserError(f"{self.title} has {fixed} of {named}, so it needs {fixed + 1} nodes or more")
+        self._write_replicas(self.roles.index(chosen[0]), nodes - fixed)
+
+    @abstractmethod
+    def _write_replicas(self, place: int, count: int) -> None:
+        """Write the number of pods of the role at `place` in `roles`."""
+
+    def write_processes(self, count: int) -> bool:
+        """Write the processes of each pod into the kind's field for them; return whether it has one."""
+        return False
 
     @property
     def status(self) -> Object:

@@ -6,8 +6,6 @@ placeholders in the text of the trial, and sets name and namespace). `List` is o
 tools/kube/manifests.py.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable, Iterator

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from training.agent.script_pod import ScriptPod
+from training.pod import development
 from training.run.directory import RunDir
 from training.run.failure import CODES
 from training.run.hang_limits import Limits
@@ -54,7 +55,7 @@ def main(archive: str) -> None:
     path = [*filter(None, [os.environ.get("PYTHONPATH")]), archive]
     environment = {"PYTHONPATH": os.pathsep.join(path), **({RUN: str(run.path)} if run else {})}
     environment[OWN_STORE] = os.environ.get(OWN_STORE, "1")
-    sys.exit(ScriptPod(words, limits, run, environment).run())
+    sys.exit(development.run(lambda code: ScriptPod(words, limits, run, environment, code)))
 
 
 def directory(environment: Mapping[str, str]) -> Path:

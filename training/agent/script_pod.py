@@ -13,6 +13,8 @@ from training.agent import metrics_file
 from training.agent.detector import ScriptDetector
 from training.agent.mask import Mask
 from training.agent.output_progress import OutputProgress
+from training.agent.ranks import ranks_below
+from training.pod.development import Code
 from training.pod.supervisor import Pod
 from training.run.directory import RunDir
 from training.run.failure import CODES, Failure
@@ -27,9 +29,14 @@ class ScriptPod(Pod):
     name = "agent"
 
     def __init__(
-        self, words: Sequence[str], limits: Limits, run: RunDir | None, environment: Mapping[str, str]
+        self,
+        words: Sequence[str],
+        limits: Limits,
+        run: RunDir | None,
+        environment: Mapping[str, str],
+        code: Code | None = None,
     ) -> None:
-        super().__init__(words, limits, run, environment)
+        super().__init__(words, limits, run, environment, code)
         self._mask = Mask(os.environ)
         self._progress = OutputProgress(limits)
         self._reads = True
@@ -42,6 +49,11 @@ class ScriptPod(Pod):
             self._drain_file = run.path / f"drain-{self._start.id}"
             self._environment = {**environment, DRAIN_FILE: str(self._drain_file)}
             self._detector = self._script = ScriptDetector(run, self._start.id, limits, self._progress)
+
+    def ranks(self) -> list[int]:
+        """Return the process ids of the ranks that torchrun would start again."""
+        torchrun = os.path.basename(self.words[0]) == "torchrun" or "torch.distributed.run" in self.words[:4]
+        return list(ranks_below(self._child.pid).values()) if torchrun else []
 
     def _pass_on_stop(self) -> None:
         """Create the file, then send SIGTERM to the command's process group: a shell does not pass it on."""
@@ -58,7 +70,7 @@ class ScriptPod(Pod):
                 self._progress.take(text)
             except Exception as problem:  # noqa: BLE001 - no fault in reading a line may end the training
                 self._reads = False
-                self._say(f"the output is no longer read for steps: {type(problem).__name__}: {problem}")
+                self.say(f"the output is no longer read for steps: {type(problem).__name__}: {problem}")
         return text
 
     def _look(self) -> None:
@@ -69,7 +81,7 @@ class ScriptPod(Pod):
         if not self._silence_told and time.monotonic() - self._begun > self._limits.step:
             self._silence_told = True
             if self._progress.step is None and not (self._script and self._script.reported):
-                self._say("no step was seen yet in the output, so a hang cannot be detected")
+                self.say("no step was seen yet in the output, so a hang cannot be detected")
 
     def _write_metrics(self, *, all_of_them: bool = False) -> None:
         """Write the steps in the output, in the pod of rank 0, unless the script writes its own."""

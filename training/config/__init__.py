@@ -3,13 +3,13 @@
 from training.config.base import ConfigError, Section
 from training.config.config import BERT, FINETUNE, PRETRAIN, Config
 from training.config.data import Data, Masking, Stream
-from training.config.loader import FILES, OWNER, apply_override, load, load_texts
+from training.config.loader import DATA, FILES, OWNER, apply_override, load, load_texts
 from training.config.model import BertShape, Lora, Model, RopeScaling
 from training.config.run import Checkpoint, Device, Parallel, Upload
 from training.config.train import Sample, Train
 
 __all__ = [
-    "BERT", "FILES", "FINETUNE", "OWNER", "PRETRAIN",
+    "BERT", "DATA", "FILES", "FINETUNE", "OWNER", "PRETRAIN",
     "BertShape", "Checkpoint", "Config", "ConfigError", "Data", "Device", "Lora", "Masking", "Model",
     "Parallel", "RopeScaling", "Sample", "Section", "Stream", "Train", "Upload",
     "apply_override", "load", "load_texts",

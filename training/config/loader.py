@@ -2,8 +2,9 @@
 
 A cell's configuration directory holds `model.yaml`, `hardware.yaml` and `cell.yaml` (one ConfigMap each
 on a cluster). Each top-level section belongs to exactly one of them, so no value is ever merged or
-shadowed. Every mistake in a configuration is one `ConfigError` that names file, key, line and, for a
-misspelt key, the nearest known one. `training.config` defines the sections.
+shadowed. A feature may add `data.yaml`: then that file owns the section `data`, as a whole. Every mistake in
+a configuration is one `ConfigError` that names file, key, line and, for a misspelt key, the nearest known
+one. `training.config` defines the sections.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from training.config.config import Config
 from training.run.files import read_bounded
 
 FILES = ("model", "hardware", "cell")
+DATA = "data"  # a feature's file, and the section that it then owns
 OWNER: dict[str, str] = {
     "model": "model",
     "sequence_length": "model",
@@ -46,18 +48,20 @@ LARGEST = 2**20  # bytes of a file; ours have a few hundred
 
 
 def load(directory: str | Path) -> Config:
-    """Read and check the three files of a configuration directory.
+    """Read and check the files of a configuration directory.
 
     Raises:
         ConfigError: a file is missing or wrong.
     """
     directory = Path(directory)
     texts = {}
-    for layer in FILES:
+    for layer in (*FILES, DATA):
         path = directory / f"{layer}.yaml"
         try:
             texts[layer] = (str(path), read_bounded(path, LARGEST, follow=True).decode())
         except FileNotFoundError:
+            if layer == DATA:
+                continue
             raise ConfigError(
                 f"{path}: no such file; a configuration directory holds {', '.join(FILES)}.yaml"
             ) from None
@@ -70,7 +74,9 @@ def load_texts(texts: Mapping[str, tuple[str, str]]) -> Config:
     """Check a configuration given as `{layer: (file name for messages, YAML text)}`."""
     merged: dict[str, Any] = {}
     lines: dict[tuple[Any, ...], tuple[str, int]] = {}
-    for layer in FILES:
+    for layer in (*FILES, DATA):
+        if layer not in texts and layer == DATA:
+            continue
         name, text = texts[layer]
         document = _parse(layer, name, text)
         for key, value in document.items():
@@ -95,7 +101,7 @@ def apply_override(texts: Mapping[str, tuple[str, str]], assignment: str) -> dic
         raise ConfigError(f"{where}: write key=value, for example train.steps=50")
     path = key.strip().split(".")
     _check_key(path, where)
-    layer = OWNER[path[0]]
+    layer = _owner(path[0], texts)
     name, text = texts[layer]
     yaml = _yaml()
     document = yaml.load(text) or CommentedMap()
@@ -113,6 +119,11 @@ def apply_override(texts: Mapping[str, tuple[str, str]], assignment: str) -> dic
     out = io.StringIO()
     yaml.dump(document, out)
     return {**texts, layer: (f"{name} (with {where})", out.getvalue())}
+
+
+def _owner(section: str, texts: Mapping[str, tuple[str, str]]) -> str:
+    """Return the layer whose file owns a section."""
+    return DATA if section == DATA and DATA in texts else OWNER[section]
 
 
 def _check_key(path: list[str], where: str) -> None:
@@ -193,7 +204,7 @@ def _parse(layer: str, name: str, text: str) -> CommentedMap:
         line = document.lc.key(key)[0] + 1
         if key not in OWNER:
             raise ConfigError(f"{name}:{line}: unknown key {key}{_nearest(str(key), Config, [])}")
-        if OWNER[key] != layer:
+        if OWNER[key] != layer and (key, layer) != (DATA, DATA):
             raise ConfigError(
                 f"{name}:{line}: {key} belongs in {OWNER[key]}.yaml, not in {layer}.yaml; "
                 "each key has one owner"
@@ -238,7 +249,7 @@ def _message(
         loc = tuple(error["ctx"]["key"].split("."))
     key = ".".join(str(part) for part in loc)
     if error["type"] == "missing":
-        name = texts[OWNER[str(loc[0])]][0]
+        name = texts[_owner(str(loc[0]), texts)][0]
         at = lines.get(loc[:-1])
         return f"{name}{f':{at[1]}' if at else ''}: {key} is missing"
     at_name, at_line = next((lines[loc[:n]] for n in range(len(loc), 0, -1) if loc[:n] in lines), ("", 0))

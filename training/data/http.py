@@ -61,6 +61,14 @@ class RemoteFile(io.RawIOBase):
             self._attempt(self._open)
         return self._size
 
+    @property
+    def version(self) -> str:
+        """What the server says to tell the file from another one at the same URL: ETag, or time of change.
+
+        Raises DataError.
+        """
+        return f"{self.size} {self._validator or ''}"
+
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move the position; the next read requests the bytes from there on."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position}.get(whence)

@@ -16,12 +16,21 @@ from training.run.files import read_bounded
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _PINNED = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)@(?P<revision>[\w.-]+)")
+# The files of a model that are used, and other formats of the same weights.
+MODEL_FILES = (
+    "config.json", "generation_config.json", "*.safetensors", "model.safetensors.index.json", "tokenizer*",
+    "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template.jinja",
+)  # fmt: skip
+OTHER_FORMATS = ("*/*", "consolidated*")
 LARGEST = 64 * 2**20  # bytes of a tokenizer's file; the largest published ones have half of it
 _Answer = TypeVar("_Answer")
 
 
-def asked(name: str, question: Callable[[], _Answer]) -> _Answer:
-    """Call `question`, which asks the hub. A busy hub is asked again; every other failure is a DataError."""
+def asked(name: str, question: Callable[[], _Answer], refused: tuple[type[Exception], ...] = ()) -> _Answer:
+    """Call `question`, which asks the hub. A busy hub is asked again; every other failure is a DataError.
+
+    Errors of the types `refused` are the caller's.
+    """
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
@@ -29,6 +38,8 @@ def asked(name: str, question: Callable[[], _Answer]) -> _Answer:
     while True:
         try:
             return question()
+        except refused:
+            raise
         except OfflineModeIsEnabled:
             raise DataError(f"{name}: needs the hub, but HF_HUB_OFFLINE is set") from None
         except HfHubHTTPError as error:

@@ -80,11 +80,11 @@ def urls_of(part: str) -> list[str]:
         raise DataError(
             f"data source {part}: a web server cannot list its files; write a range such as part-{{00..07}}"
         )
-    return _expand(part)
+    return expand(part)
 
 
-def _expand(text: str) -> list[str]:
-    """Expand the braces in `text` as a shell does; text without braces stands for itself."""
+def expand(text: str) -> list[str]:
+    """Expand the braces in `text` as a shell does; text without braces is its own value. Raises DataError."""
     pieces = _BRACES.split(text)
     choices = [_choices(text, piece) if index % 2 else [piece] for index, piece in enumerate(pieces)]
     count = 1
@@ -125,7 +125,7 @@ def _hub_urls(part: str) -> list[str]:
     if found["path"] is None:
         paths = hub.files_of_split(part, found["id"], revision)
     else:
-        paths = [path for pattern in _expand(found["path"]) for path in _matching(part, found, pattern)]
+        paths = [path for pattern in expand(found["path"]) for path in _matching(part, found, pattern)]
     base = f"{constants.ENDPOINT}/datasets/{found['id']}/resolve/{revision}"
     return [f"{base}/{urllib.parse.quote(path)}" for path in paths]
 

@@ -16,6 +16,10 @@ from training.data.errors import DataError
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
+class GaveUp(DataError):
+    """A request failed too often in a row. Another attempt may help later."""
+
+
 class Stopped(Exception):
     """Reading a file was stopped while it waited for the network."""
 
@@ -62,7 +66,7 @@ class Retries:
         self._failures += 1
         count = f"{self._failures} of {policy.attempts} attempts"
         if self._failures >= policy.attempts:
-            raise DataError(f"{self._name}: {why}; gave up after {count}")
+            raise GaveUp(f"{self._name}: {why}; gave up after {count}")
         if retry_after > policy.longest:
             wanted = f"asks to wait {retry_after:,.0f} s, more than {policy.longest:,.0f} s"
             raise DataError(f"{self._name}: {why} and {wanted}")
@@ -100,7 +104,7 @@ def _retry_after(headers: Any) -> float:
 
 def _refusal(status: int) -> str:
     if status in (401, 403):
-        return f"the server refuses access ({status}); a gated data set of the hub needs HF_TOKEN"
+        return f"the server refuses access ({status}); a gated repository of the hub needs a token (HF_TOKEN)"
     if status in (404, 410):
         return f"the server has no such file ({status})"
     return f"the server answered {status}"

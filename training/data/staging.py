@@ -26,11 +26,11 @@ _RESUMABLE_AGE_S = 7 * 24 * 3600
 
 
 @contextlib.contextmanager
-def staging(root: Path, name: str, adopt: bool = False) -> Iterator[Path]:
+def staging(root: Path, name: str, adopt: bool = False, keep: bool = False) -> Iterator[Path]:
     """Create a locked directory under `root` in which `name` can be built; remove it if it is not committed.
 
     With `adopt`, a dead process's directory for the same name is reused if it has a journal, and Ctrl-C keeps
-    such a directory. Other leftovers are removed first. Raises OSError.
+    such a directory; with `keep`, an error keeps it too. Other leftovers are removed first. Raises OSError.
     """
     root.mkdir(parents=True, exist_ok=True)
     sweep(root)
@@ -38,7 +38,7 @@ def staging(root: Path, name: str, adopt: bool = False) -> Iterator[Path]:
     try:
         yield directory
     except BaseException as error:
-        if isinstance(error, Exception) or not (directory / JOURNAL).exists():
+        if (isinstance(error, Exception) and not keep) or not (directory / JOURNAL).exists():
             shutil.rmtree(directory, ignore_errors=True)
         raise
     else:
@@ -89,9 +89,11 @@ def sweep(root: Path) -> None:
 def _resumable(path: Path) -> bool:
     """Whether a dead process's work can be continued: it has a journal, is recent, and was not done since."""
     with contextlib.suppress(FileNotFoundError):
-        age = time.time() - (path / JOURNAL).stat().st_mtime
-        name = path.name[1:].removesuffix(_SUFFIX).rpartition(".")[0]
-        return age < _RESUMABLE_AGE_S and not (path.parent / name).exists()
+        written = (path / JOURNAL).stat().st_mtime
+        done = path.parent / path.name[1:].removesuffix(_SUFFIX).rpartition(".")[0]
+        return time.time() - written < _RESUMABLE_AGE_S and not (
+            done.exists() and done.stat().st_mtime >= written
+        )
     return False
 
 

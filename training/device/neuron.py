@@ -136,7 +136,8 @@ class Neuron(Device):
         if self.client == CPU_CLIENT:
             return "XLA's CPU client"
         kind = INSTANCE_TYPE.read_text().strip() if INSTANCE_TYPE.exists() else "unknown"
-        return "Trainium core" if kind.lower().startswith("trn1") else f"Neuron core of {kind}"
+        known = {"trn1": "Trainium core", "trn2": "Trainium2 core"}
+        return known.get(kind.lower()[:4], f"Neuron core of {kind}")
 
     def peak_flops(self) -> tuple[float | None, str]:
         return card_peak(self.name(), self.precision)

@@ -6,7 +6,8 @@ import re
 
 # Dense BF16 peaks, FLOP/s per device, without structured sparsity. Sources: NVIDIA's data sheets of each card
 # (A10G: AWS's variant of the A10, 70 TFLOPS tensor; L4, L40S, B200: half of the figure "with sparsity");
-# Trainium: AWS Neuron documentation, trn1 architecture, 190 TFLOPS a chip of two cores.
+# Trainium: AWS Neuron documentation, trn1 architecture, 190 TFLOPS a chip of two cores; trn2 architecture,
+# 667 TFLOPS a chip of four logical cores (the default).
 # Matched in this order, as whole words in the device's name.
 PEAK_BF16: tuple[tuple[str, float], ...] = (
     ("H100 PCIe", 756e12),
@@ -19,6 +20,7 @@ PEAK_BF16: tuple[tuple[str, float], ...] = (
     ("A10G", 70e12),
     ("L4", 121e12),
     ("Trainium", 95e12),
+    ("Trainium2", 166.75e12),
 )
 # The same cards outside the tensor cores, for fp32 runs (TF32 is not switched on).
 PEAK_FP32: tuple[tuple[str, float], ...] = (

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ENTRYPOINT = "TRAINYARD_ENTRYPOINT"  # set by training.entrypoint: its process id
+RANK_NAME = "rank "  # of a forked rank, before its number
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LINUX = sys.platform.startswith("linux")
@@ -101,6 +102,16 @@ def is_descendant(pid: int) -> bool:
         if pid == os.getpid():
             return True
     return False
+
+
+def forked_ranks() -> list[int]:
+    """Return the ranks below this process that call themselves `rank N` (training.pod.forked_rank)."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(OSError):
+            if path.read_text().startswith(RANK_NAME) and is_descendant(int(path.parent.name)):
+                found.append(int(path.parent.name))
+    return found
 
 
 def state_of(pid: int) -> str | None:

@@ -9,6 +9,9 @@ import signal
 import sys
 from pathlib import Path
 
+from training.distributed.process import RANK_NAME
+from training.pod.development import Code
+
 TASK = "TRAINYARD_TASK"  # the module whose imports the fork server holds
 CAUSE_SECONDS = 1.0  # torchrun checks its ranks ten times a second
 
@@ -17,10 +20,11 @@ def main() -> None:
     """Run the task named by the first argument as one rank. Exit codes: `training.run.failure.CODES`."""
     import torch
 
+    take_changes(Code.of(os.environ))
     from training.trainer.main import main as run_rank
 
     with contextlib.suppress(OSError):  # the fork server's command line does not name the rank
-        Path("/proc/self/comm").write_text(f"rank {os.environ['RANK']}", encoding="utf-8")
+        Path("/proc/self/comm").write_text(f"{RANK_NAME}{os.environ['RANK']}", encoding="utf-8")
     if "OMP_NUM_THREADS" in os.environ:  # OpenMP read it before torchrun set it
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     del sys.argv[0]
@@ -30,6 +34,16 @@ def main() -> None:
     except SystemExit as end:
         _wait_for_the_cause(end.code)
         raise
+
+
+def take_changes(code: Code | None) -> None:
+    """Import the trainer again if its code was changed while it ran; torch and the like stay as they are."""
+    if code is None or not code.changed():
+        return
+    for name in [one for one in sys.modules if one.partition(".")[0] == "training"]:
+        del sys.modules[name]
+    sys.path.insert(0, str(code.files))
+    importlib.invalidate_caches()
 
 
 def _wait_for_the_cause(code: str | int | None) -> None:

@@ -17,8 +17,16 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 
-from training.distributed.process import ENTRYPOINT, adopt_orphans, children, exit_code, tied_to
+from training.distributed.process import (
+    ENTRYPOINT,
+    adopt_orphans,
+    children,
+    exit_code,
+    forked_ranks,
+    tied_to,
+)  # fmt: skip
 from training.pod import end_record, exit_analysis, hang_detector
+from training.pod.development import STARTED, Code
 from training.pod.end_record import Start
 from training.pod.exit_analysis import Death
 from training.run import failure, heartbeat
@@ -27,6 +35,7 @@ from training.run.exit_status import exit_in_words
 from training.run.failure import CODES, PERMANENT, Failure
 from training.run.hang_limits import Limits
 
+LAUNCHER = "training.pod.launcher"  # the module that forks the ranks
 TICK = 0.25  # seconds between checks of the child
 LOOK = 1.0  # seconds between checks of heartbeats and failure records
 LOOK_AGAIN = 5.0  # seconds between two examinations of late ranks
@@ -44,15 +53,25 @@ class Pod:
     """One start of a pod: its command, from the first line of output to the exit code.
 
     The command gets `environment` in addition to this process's own. Without `run` nothing is recorded, and
-    ranks that hang are not detected.
+    ranks that hang are not detected. With `code` the command is one version of it, which ends when another
+    one is there.
     """
 
     name = "entrypoint"  # stands before the lines that this process prints
 
     def __init__(
-        self, words: Sequence[str], limits: Limits, run: RunDir | None, environment: Mapping[str, str]
+        self,
+        words: Sequence[str],
+        limits: Limits,
+        run: RunDir | None,
+        environment: Mapping[str, str],
+        code: Code | None = None,
     ) -> None:
-        self._words = list(words)
+        self.replaced = False
+        self.summary = ""  # how the command ended
+        self.followed = False  # its end only followed another pod's
+        self._code_here = code
+        self.words = list(words)
         self._environment = environment
         self._run = run
         self._start = Start(
@@ -67,16 +86,25 @@ class Pod:
         self._ending: float | None = None  # when a permanent failure was found
         self._hung: float | None = None  # when a hung rank was killed
         self._look_again = 0.0  # when late ranks, which may only be waiting, are examined again
-        self._restarts = 0
+        self.restarts = 0
+        self.killed: set[int] = set()  # process ids of ranks that made way for another version
         self._code: int | None = None
+
+    def asked_to_stop(self) -> bool:
+        """Return whether the pod was asked to stop."""
+        return self._stopping is not None
+
+    def ranks(self) -> list[int]:
+        """Return the process ids of the ranks that torchrun would start again."""
+        return forked_ranks() if LAUNCHER in self.words else []
 
     def run(self) -> int:
         """Run the launcher to its end; return the pod's exit code."""
         already = end_record.permanent_end()
-        if already is not None:
+        if already is not None and self._code_here is None:
             kind, summary = already
-            self._say("this pod's last attempt ended with an error that another attempt cannot fix")
-            self._say(f"{summary} (exit code {CODES[kind]})")
+            self.say("this pod's last attempt ended with an error that another attempt cannot fix")
+            self.say(f"{summary} (exit code {CODES[kind]})")
             return CODES[kind]
         adopt_orphans()
         for number in STOP_SIGNALS:
@@ -84,31 +112,41 @@ class Pod:
         try:
             self._child = self._launch()
         except OSError as problem:
-            self._say(f"cannot start {self._words[0]}: {problem.strerror}")
+            self.say(f"cannot start {self.words[0]}: {problem.strerror}")
             return NOT_FOUND if isinstance(problem, FileNotFoundError) else NOT_EXECUTABLE
         if self._stopping is not None:  # asked to stop before the child existed
             self._pass_on_stop()
+        if self._code_here is not None:
+            self._code_here.answer(STARTED)
         looked = 0.0
         while self._code is None:
             self._read(TICK)
             self._reap()
+            self.replaced = self._code_here is not None and self._code_here.replaces(self)
+            if self.replaced:
+                break
             if self._code is None and time.monotonic() - looked >= LOOK:
                 looked = time.monotonic()
                 self._look()
         self._end_rest()
-        return self._conclude()
+        return CODES["drained"] if self.replaced else self._conclude()
 
     def _launch(self) -> subprocess.Popen[bytes]:
+        words, where = self.words, None
+        environment = {
+            **os.environ,
+            **self._environment,
+            heartbeat.ATTEMPT: self._start.id,
+            ENTRYPOINT: str(os.getpid()),
+        }
+        if self._code_here is not None:
+            words, environment, where = self._code_here.placed(words, environment)
         child = subprocess.Popen(
-            self._words,
+            words,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={
-                **os.environ,
-                **self._environment,
-                heartbeat.ATTEMPT: self._start.id,
-                ENTRYPOINT: str(os.getpid()),
-            },
+            env=environment,
+            cwd=where,
             start_new_session=True,
             preexec_fn=tied_to(os.getpid()),
         )
@@ -207,7 +245,7 @@ class Pod:
         elif self._detector and now >= self._look_again:
             for record in self._detector.hung(late):
                 self._hung = now
-                self._say(f"rank {record.rank} hangs: {record.message}; it is killed")
+                self.say(f"rank {record.rank} hangs: {record.message}; it is killed")
                 if not self._has_record(record.pid):  # otherwise it hangs during shutdown
                     self._write(record)
                 hang_detector.kill(record.pid)
@@ -215,7 +253,9 @@ class Pod:
 
     def _died(self, death: Death) -> None:
         """Record a worker that left no record: it was killed, or failed outside the trainer."""
-        self._restarts += 1
+        self.restarts += 1
+        if death.pid in self.killed:
+            return
         asked = self._stopping is not None and death.code == -signal.SIGTERM
         if asked or self._has_record(death.pid):
             return
@@ -292,10 +332,11 @@ class Pod:
         )
         if self._run:
             with self._told("end record"):
-                end_record.write(finished, self._run, self._restarts)
+                end_record.write(finished, self._run, self.restarts)
         end_record.remember(finished)
+        self.summary, self.followed = finished.summary(), failure.is_consequence(finished.kind)
         if finished.kind != "done":
-            self._say(f"{finished.summary()} (exit code {finished.code})")
+            self.say(f"{finished.summary()} (exit code {finished.code})")
         return finished.code
 
     def _incident(self) -> list[Failure]:
@@ -314,9 +355,10 @@ class Pod:
         try:
             yield
         except OSError as why:
-            self._say(f"the {what} was not written: {why}")
+            self.say(f"the {what} was not written: {why}")
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """Print a line in the pod's log."""
         print(f"{self.name}: {text}", file=sys.stderr, flush=True)
 
 

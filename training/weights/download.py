@@ -26,14 +26,10 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
 from huggingface_hub.utils.tqdm import tqdm
 
 from training.checkpoint.errors import CheckpointError
+from training.data.hub import MODEL_FILES, OTHER_FORMATS
 from training.weights.errors import WeightsError
 
 Say = Callable[[str], None]
-WANTED = (
-    "config.json", "generation_config.json", "*.safetensors", "model.safetensors.index.json", "tokenizer*",
-    "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template.jinja",
-)  # fmt: skip
-UNWANTED = ("*/*", "consolidated*")  # other formats of the same weights
 _ATTEMPTS = 3  # for the whole download; the library itself retries each request and each file
 _EVERY_S = 5.0
 
@@ -60,7 +56,7 @@ def prepared(repository: str, revision: str) -> Path | None:
 
 def _snapshot(repository: str, revision: str, cache: Path, **options: Any) -> Path:
     """Return the directory with the wanted files of one revision, as snapshot_download does."""
-    wanted: dict[str, Any] = {"allow_patterns": list(WANTED), "ignore_patterns": list(UNWANTED)}
+    wanted: dict[str, Any] = {"allow_patterns": list(MODEL_FILES), "ignore_patterns": list(OTHER_FORMATS)}
     return Path(snapshot_download(repository, revision=revision, cache_dir=cache, **wanted, **options))
 
 

@@ -11,7 +11,8 @@ Examples:
   yard checkpoint export cpu-llama-tiny-lora-train --merge --to exported/llama-tiny-tuned
 
 \b
-RUN is a run's name, its directory, or a cell. It can be left out when only one run exists.
+RUN is a run's name, its directory, or a cell, with --name one of its runs.
+It can be left out when only one run exists.
 """
 
 from tools.cli._lazy_group import group

@@ -1,16 +1,10 @@
 """What the checkpoint commands share: they ask the trainer's own modules, in a process of their own."""
 
-from __future__ import annotations
-
-import json
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from tools.core import output, repo
-from tools.core.errors import UserError
+from tools.core import output
+from tools.core.own_module import answer
 
 
 def about(what: str, directory: Path, step: int | None = None, *, key: Path | None = None) -> dict[str, Any]:
@@ -18,34 +12,6 @@ def about(what: str, directory: Path, step: int | None = None, *, key: Path | No
     options = [] if step is None else [f"--step={step}"]
     options += [] if key is None else [f"--key={key.absolute()}"]
     return answer(["training.checkpoints", what, f"--run={directory}", *options])
-
-
-def answer(module: list[str]) -> dict[str, Any]:
-    """Run a module of the trainer, show its progress, and return the JSON that it prints.
-
-    Raises:
-        UserError: the module failed; the message is its own last line.
-    """
-    with tempfile.TemporaryFile("w+") as printed:
-        child = subprocess.Popen(
-            [sys.executable, "-m", *module],
-            cwd=repo.root(),
-            stdout=printed,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert child.stderr is not None
-        last = ""
-        for line in filter(str.strip, child.stderr):
-            last = line.strip()
-            if not last.startswith("error: "):
-                output.note(last)
-        if child.wait() != 0:
-            message = last.removeprefix("error: ") or f"no answer (exit code {child.returncode})"
-            raise UserError(message, code=2 if child.returncode == 2 else 1)
-        printed.seek(0)
-        result: dict[str, Any] = json.load(printed)
-        return result
 
 
 def size(checkpoint: dict[str, Any]) -> str:

@@ -7,19 +7,17 @@ Example: yard checkpoint export cpu-llama-tiny-train --to exported/llama-tiny
 Exit codes: 0 exported, 1 the export failed, 2 bad input or no checkpoint.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click
 
-from tools.cli.checkpoint._trainer import answer
-from tools.cli.sample import run_directory
+from tools.cli.sample import run_directory, which
 from tools.core import output
+from tools.core.own_module import answer
 
 
 @click.command(name="export", help=__doc__)
-@click.argument("run", required=False)
+@which
 @click.option(
     "--to", required=True, type=click.Path(path_type=Path), metavar="DIR", help="The directory to create."
 )
@@ -33,8 +31,10 @@ from tools.core import output
     help="The type of the weights. Training is in float32; bfloat16 rounds.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(run: str | None, to: Path, merge: bool, step: int | None, dtype: str, as_json: bool) -> None:
-    directory = run_directory(run)
+def command(
+    run: str | None, name: str | None, to: Path, merge: bool, step: int | None, dtype: str, as_json: bool
+) -> None:
+    directory = run_directory(run, name)
     options = [f"--to={to.expanduser().absolute()}", f"--dtype={dtype}", *(["--merge"] if merge else [])]
     options += [] if step is None else [f"--step={step}"]
     written = answer(["training.export", f"--run={directory}", *options])

@@ -8,21 +8,19 @@ Example: yard checkpoint verify cpu-llama-tiny-train --key signing-key
 Exit codes: 0 all are good, 1 one is damaged or not signed, 2 bad input or no checkpoint.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import click
 
 from tools.cli.checkpoint._trainer import about, size
-from tools.cli.sample import run_directory
+from tools.cli.sample import run_directory, which
 from tools.core import output
 from tools.core.verdict import State, Verdict
 
 
 @click.command(name="verify", help=__doc__)
-@click.argument("run", required=False)
+@which
 @click.option("--step", type=click.IntRange(0), metavar="N", help="Verify step N only.")
 @click.option(
     "--key",
@@ -31,8 +29,8 @@ from tools.core.verdict import State, Verdict
     help="Verify the signatures with the keys in FILE, one in each line.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
-def command(run: str | None, step: int | None, key: Path | None, as_json: bool) -> None:
-    found = about("verify", run_directory(run), step, key=key)["checkpoints"]
+def command(run: str | None, name: str | None, step: int | None, key: Path | None, as_json: bool) -> None:
+    found = about("verify", run_directory(run, name), step, key=key)["checkpoints"]
     bad = [each for each in found if each["problem"]]
     evidence = [f"step {each['step']}: {each['problem'] or _good(each)}" for each in found]
     if bad:

@@ -15,8 +15,6 @@ Exit codes: 0 access exists, 1 with --dry-run: a change is needed, 2 no such clu
 3 AWS did not answer or denied access.
 """
 
-from __future__ import annotations
-
 import click
 
 from tools.aws import principals

@@ -2,7 +2,7 @@
 
 \b
 Examples:
-  yard cluster facts gpu-hyperpod --hyperpod ml-cluster --write
+  yard cluster init gpu-hyperpod --hyperpod ml-cluster --yes
   yard cluster config gpu-hyperpod
   yard cluster adopt gpu-hyperpod --dry-run
 
@@ -10,8 +10,6 @@ Examples:
 Exit codes: 0 success, 1 eksctl failed, 2 a fact or eksctl is missing,
 3 AWS did not answer or denied access.
 """
-
-from __future__ import annotations
 
 import click
 

@@ -11,8 +11,6 @@ Exit codes: 0 reserved and free, 1 a check failed, 2 unknown type or cluster, 3 
 or AWS did not answer or denied access.
 """
 
-from __future__ import annotations
-
 import click
 
 from tools.aws.session import Session

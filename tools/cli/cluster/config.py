@@ -14,8 +14,6 @@ Exit codes: 0 success, 1 the file is out of date or AWS does not offer something
 3 AWS did not answer or denied access.
 """
 
-from __future__ import annotations
-
 import datetime
 
 import click

@@ -1,47 +1,58 @@
 """Show what a cluster costs per hour now: nodes, control plane, NAT gateways, disks and file systems.
 
-Prices are dated list prices. A resource without a known price is counted as unknown, never as free.
+Prices are dated list prices. A resource without a known price is counted as unknown, never as free. Without
+CLUSTER, only the nodes of the current context are seen, and on EKS its control plane.
 
 \b
 Examples:
   yard cluster cost gpu
+  yard cluster cost --context k3s
   yard cluster cost gpu --json
 
 \b
-Exit codes: 0 all prices are known, 2 no such cluster, 3 a price is unknown, or AWS did not answer or denied
-access.
+Exit codes: 0 all prices are known, 2 no such cluster or context, 3 a price or a part of the cluster is
+unknown, or the cluster or AWS did not answer or denied access.
 """
-
-from __future__ import annotations
 
 import click
 
 from tools.aws.session import Session
 from tools.cli.cluster import _options
+from tools.cluster import context as contexts
 from tools.cluster import inventory
 from tools.cluster.spec import Spec
 from tools.core import output
+from tools.kube.kubectl import Kubectl
+
+UNSEEN = "the API server does not show gateways, load balancers, disks, file systems and other machines"
 
 
 @click.command(help=__doc__)
-@_options.cluster_and_account
+@_options.cluster_or_context
 @_options.as_json
-def command(spec: Spec, session: Session, as_json: bool) -> None:
-    ours, left = inventory.survey(session, spec)
-    found = [*ours, *inventory.gateways(session, spec), *left]
+def command(spec: Spec, session: Session, kubectl: Kubectl, as_json: bool) -> None:
+    if spec.context is None:
+        ours, left = inventory.survey(session, spec)
+        found = [*ours, *inventory.gateways(session, spec), *left]
+    else:
+        found = contexts.costs(kubectl, spec)
     found = [one for one in found if one.price is None or one.price > 0]
+    unseen = UNSEEN if spec.context is not None else None
     known, unknown = inventory.total(found)
     dates = {"machines": inventory.INSTANCE_PRICES, "other": f"us-east-1, {inventory.PRICES['date']}"}
     if as_json:
         rows = [vars(one) for one in found]
-        output.data({"usd_per_hour": round(known, 4), "unknown": unknown, "prices": dates, "resources": rows})
+        sums = {"usd_per_hour": round(known, 4), "unknown": unknown, "unseen": unseen}
+        output.data({**sums, "prices": dates, "resources": rows})
     else:
         for one in found:
             output.line(f"{words(one.price):>12}  {one.kind} {one.id} ({one.detail})")
         rest = f", and {output.count(unknown, 'resource')} without a price" if unknown else ""
         output.line(f"{words(known):>12}  per hour{rest}; {known * inventory.HOURS_A_MONTH:,.0f} $ per month")
         output.note(f"list prices: instances {dates['machines']}; others {dates['other']}; yours may differ")
-    if unknown:
+    if unseen:
+        output.note(f"CANNOT TELL what else costs: {unseen}; yard cluster cost CLUSTER asks AWS")
+    if unknown or unseen:
         raise click.exceptions.Exit(3)
 
 

@@ -10,14 +10,12 @@ Exit codes: 0 AWS reports the cluster complete, 1 eksctl failed or the cluster i
 2 a fact or eksctl is missing, 3 AWS did not answer or denied access.
 """
 
-from __future__ import annotations
-
 import click
 
 from tools.aws import principals
 from tools.aws.session import Session
 from tools.cli.cluster import _options
-from tools.cluster import create, eksctl
+from tools.cluster import create, eksctl, steps
 from tools.cluster.spec import Spec
 from tools.core import output
 from tools.core.errors import UserError
@@ -53,7 +51,8 @@ def execute(spec: Spec, session: Session, dry_run: bool, as_json: bool) -> None:
         output.note(f"[{number}/{len(todo)}] {step.title}")
         if step.words[0] == "yard":
             create.proof(session, spec)  # roles belong to a cluster that is there
-        create.run(step, spec.title, output.note)
+        hint = f"{create.AGAIN}; yard cluster down {spec.title} deletes the cluster"
+        steps.run(step, hint, output.note)
     _report(words, create.proof(session, spec), as_json)
     creator = principals.caller(session).arn
     if not exists and creator != spec.get("ADMIN_ROLE_ARN"):

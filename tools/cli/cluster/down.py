@@ -16,8 +16,6 @@ Exit codes: 0 everything is deleted, 1 something is not deleted, the list has ch
 something would be deleted, 2 not confirmed, 3 AWS did not answer or denied access.
 """
 
-from __future__ import annotations
-
 import click
 
 from tools.aws.session import Session

@@ -21,8 +21,6 @@ Exit codes: 0 success, 1 a simulation failed, or with --dry-run: a change is nee
 wrong options, 3 AWS did not answer or denied access.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import click

@@ -12,8 +12,6 @@ Exit codes: 0 success, 1 the cluster is not ACTIVE, 2 no such cluster, the name 
 missing or failed, 3 AWS did not answer or denied access.
 """
 
-from __future__ import annotations
-
 import click
 
 from tools.aws.session import Session

@@ -15,8 +15,6 @@ Exit codes: 0 all nodes are healthy, 1 a node has a problem or there are no node
 snapshot, 3 the cluster did not answer or denied access.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click
@@ -38,7 +36,9 @@ HEADS = ("node", "ready", "instance", "zone", "devices", "efa", "pods", "health"
 @click.option("--save", "keep", type=click.Path(path_type=Path), metavar="DIR", help="Save the snapshot.")
 @_options.as_json
 def command(context: str | None, recorded: Path | None, keep: Path | None, as_json: bool) -> None:
-    found = snapshot.load(recorded) if recorded else snapshot.collect(Kubectl(context), ("nodes", "pods"))
+    found = (
+        snapshot.load(recorded) if recorded else snapshot.collect(Kubectl(context), kinds=("nodes", "pods"))
+    )
     if keep:
         found.save(keep)
     if "nodes" in found.unseen:

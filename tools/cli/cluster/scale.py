@@ -10,8 +10,6 @@ Exit codes: 0 success, 1 with --dry-run: a change is needed, 2 no such group, or
 3 AWS did not answer or denied access.
 """
 
-from __future__ import annotations
-
 import click
 
 from tools.aws.session import Session

@@ -2,7 +2,7 @@
 
 The template has placement groups, launch templates with an EFA interface for each network card, a security
 group that allows all traffic to and from itself, and one for the file system. --deploy needs the facts of the
-VPC, which `yard cluster facts CLUSTER --write` finds.
+VPC, which `yard cluster init CLUSTER --eks NAME` finds.
 
 \b
 Examples:
@@ -13,8 +13,6 @@ Examples:
 Exit codes: 0 success, 1 the stack failed, 2 a fact is missing, or no group uses EFA,
 3 AWS did not answer or denied access.
 """
-
-from __future__ import annotations
 
 import click
 

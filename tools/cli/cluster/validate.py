@@ -1,13 +1,16 @@
-"""Check whether a cluster has everything that a job needs.
+"""Check whether a cluster has everything that a job needs: of CLUSTER, or of the current context.
 
 Checked are nodes, devices and EFA against the table of instance types, the operator's API and webhook, DNS,
 FSx, the team's namespace and claim, health agents, room for pods, your permissions, whether the API server
 accepts a job, whether S3_BUCKET is versioned, and whether NetworkPolicies are enforced. For the last, two
 small pods with the image of the debug pod try three ports in the team's namespace, for minutes at most, and
-are removed. --fix makes the changes that it can, and checks again.
+are removed. --fix makes the changes that it can, and checks again. Without CLUSTER, the namespace is that of
+the context or of -n, and what only a cluster.env tells is CANNOT TELL (yard cluster init writes one).
 
 \b
 Examples:
+  yard cluster validate                       the current context
+  yard cluster validate -n team-a --context k3s
   yard cluster validate gpu
   yard cluster validate gpu --context gpu --fix
   yard cluster validate gpu --save evidence/
@@ -18,8 +21,7 @@ Exit codes: 0 passed, also with warnings, 1 a check failed, 2 no such cluster, c
 results are unknown.
 """
 
-from __future__ import annotations
-
+import functools
 from pathlib import Path
 
 import click
@@ -35,8 +37,7 @@ from tools.kube.kubectl import Kubectl
 
 
 @click.command(help=__doc__)
-@_options.cluster_and_account
-@click.option("--context", metavar="NAME", help="The context of the kubeconfig.")
+@functools.partial(_options.cluster_or_context, both=True)
 @click.option("--fix", is_flag=True, help="Make the changes that can be made, then check again.")
 @click.option(
     "--from", "recorded", type=click.Path(path_type=Path), metavar="DIR", help="Read a saved snapshot."
@@ -46,7 +47,7 @@ from tools.kube.kubectl import Kubectl
 def command(
     spec: Spec,
     session: Session,
-    context: str | None,
+    kubectl: Kubectl,
     fix: bool,
     recorded: Path | None,
     keep: Path | None,
@@ -54,8 +55,7 @@ def command(
 ) -> None:
     if recorded and fix:
         raise UserError("a saved snapshot cannot be fixed", "leave out --from or --fix")
-    kubectl = Kubectl(context)
-    found = snapshot.load(recorded) if recorded else snapshot.collect(kubectl)
+    found = snapshot.load(recorded) if recorded else snapshot.collect(kubectl, spec.namespace)
     if keep:
         found.save(keep)
     findings = validate.check(spec, found) + ([] if recorded else validate.ask(kubectl, spec))
@@ -73,7 +73,7 @@ def _fix(spec: Spec, kubectl: Kubectl, findings: list[Finding]) -> list[Finding]
     for change in changes:
         reason = validate.apply(kubectl, change)
         output.note(f"NOT fixed: {change.line}: {reason}" if reason else f"changed: {change.line}")
-    after = validate.check(spec, snapshot.collect(kubectl)) + validate.ask(kubectl, spec)
+    after = validate.check(spec, snapshot.collect(kubectl, spec.namespace)) + validate.ask(kubectl, spec)
     for change in validate.fixes(spec, after):
         output.note(f"not in effect: {change.line}")
     return after

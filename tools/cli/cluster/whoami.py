@@ -9,8 +9,6 @@ Examples:
 Exit codes: 0 success, 2 no region is set, 3 no valid credentials, or AWS did not answer.
 """
 
-from __future__ import annotations
-
 import click
 
 from tools.aws import principals

@@ -11,8 +11,6 @@ Examples:
 Exit codes: 0 at least one zone, 1 none, 2 unknown type, 3 AWS did not answer or denied access.
 """
 
-from __future__ import annotations
-
 import click
 
 from tools.aws.session import Session

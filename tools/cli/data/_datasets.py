@@ -1,7 +1,5 @@
 """What the data commands share: which datasets are meant, and the data package's errors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

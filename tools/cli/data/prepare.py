@@ -9,8 +9,6 @@ Example: yard data prepare "corpus/*.jsonl.gz" --vocab-size 32000
 Exit codes: 0 prepared or found, 2 bad input.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -7,8 +7,6 @@ Example: yard data verify
 Exit codes: 0 all are whole, 1 one is damaged, 2 bad input or no dataset.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,7 @@
 """Options that several commands of `yard image` share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from typing import NoReturn
 
 import click
 
@@ -71,8 +70,6 @@ def run_tests(image: str, level: str, modules: tuple[str, ...], quiet: bool) -> 
     return found
 
 
-def exit_with(verdicts: list[Verdict]) -> None:
-    """End with the exit code of the worst verdict, if that is not 0."""
-    code = worst(verdict.state for verdict in verdicts).exit_code
-    if code:
-        raise click.exceptions.Exit(code)
+def exit_with(verdicts: list[Verdict]) -> NoReturn:
+    """End with the exit code of the worst verdict."""
+    raise click.exceptions.Exit(worst(verdict.state for verdict in verdicts).exit_code)

@@ -34,8 +34,6 @@ Examples:
 Exit codes: 0 built, 1 not built or a test failed, 2 bad input, 3 the engine or AWS does not answer.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict, dataclass, field, replace
 

@@ -16,8 +16,6 @@ Examples:
 Exit codes: 0 PASS or WARN, 1 FAIL (with --strict also WARN), 2 bad input, 3 CANNOT TELL.
 """
 
-from __future__ import annotations
-
 import click
 
 from tools.cli.image._options import BUILD_ARG, CONTEXT, arguments
@@ -55,9 +53,7 @@ def command(
         output.data(_as_data(result))
     else:
         _show(result, target, verbose)
-    code = 1 if strict and result.state is State.WARN else result.state.exit_code
-    if code:
-        raise click.exceptions.Exit(code)
+    raise click.exceptions.Exit(1 if strict and result.state is State.WARN else result.state.exit_code)
 
 
 def _show(result: Result, target: Target, verbose: bool) -> None:

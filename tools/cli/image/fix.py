@@ -17,8 +17,6 @@ Examples:
 Exit codes, those of `yard image check` after the repairs: 0 PASS or WARN, 1 FAIL, 2 bad input, 3 CANNOT TELL.
 """
 
-from __future__ import annotations
-
 import click
 
 from tools.cli.image._options import BUILD_ARG, CONTEXT, arguments, exit_with

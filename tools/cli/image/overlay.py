@@ -9,13 +9,11 @@ digest at the registry), as `yard job submit --image` takes it.
 Examples:
   yard image overlay . --on localhost/trainyard/trainer-cpu:0.1.0
   yard image overlay . --on registry.example.com/team/trainer-cuda:0.1.0 --push
-  make job HW=p5 MODEL=llama-3-1-8b DEV=1 ON=registry.example.com/team/trainer-cuda:0.1.0
+  make image-overlay ON=registry.example.com/team/trainer-cuda:0.1.0
 
 \b
 Exit codes: 0 the image exists, 1 not built or not pushed, 2 bad input, 3 the engine does not answer.
 """
-
-from __future__ import annotations
 
 from pathlib import Path
 

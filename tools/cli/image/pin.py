@@ -13,8 +13,6 @@ Examples:
 Exit codes: 0 pinned, 1 the registry does not have the image, 2 bad name, 3 the registry does not answer.
 """
 
-from __future__ import annotations
-
 import click
 
 from tools.cli.image._options import pushed

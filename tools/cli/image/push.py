@@ -13,8 +13,6 @@ Examples:
 Exit codes: 0 pushed, 1 not pushed, 2 bad name, 3 the engine, registry or AWS does not answer.
 """
 
-from __future__ import annotations
-
 import click
 
 from tools.cli.image._options import TAG_FROM, local_name

@@ -17,8 +17,6 @@ Examples:
 Exit codes: 0 signed, 1 not signed, 2 bad input, 3 no cosign, or the registry or the log does not answer.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -17,8 +17,6 @@ Examples:
 Exit codes: 0 PASS, 1 FAIL, 2 no such image, 3 CANNOT TELL.
 """
 
-from __future__ import annotations
-
 import click
 
 from tools.cli.image._options import exit_with, local_name, run_tests

@@ -18,8 +18,6 @@ Examples:
 Exit codes: 0 PASS, 1 FAIL, 2 bad input, 3 no cosign, or the registry or the log does not answer.
 """
 
-from __future__ import annotations
-
 import click
 
 from tools.cli.image._options import OFFLINE, exit_with, pushed

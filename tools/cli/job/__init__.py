@@ -6,8 +6,8 @@ Examples:
   yard job why overlays/p5/llama-3-1-8b -n team-a --context staging
 
 \b
-JOB is a job's name, KIND/NAME such as jobset/x, or a cell. It may be omitted if the namespace has only one
-job.
+JOB is a job's name, KIND/NAME such as jobset/x, or a cell.
+It may be omitted if the namespace has only one job.
 """
 
 import io

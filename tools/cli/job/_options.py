@@ -1,7 +1,5 @@
 """The options that several `yard job` commands have."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

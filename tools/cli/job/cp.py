@@ -15,8 +15,6 @@ Examples:
 Exit codes: 0 all files are here and verified, 1 a file did not arrive, 3 there is nothing to copy from.
 """
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 

@@ -15,8 +15,6 @@ Examples:
 Exit codes: 0 every hop passes, 1 one fails, 3 one is unknown.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import click

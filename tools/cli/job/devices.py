@@ -13,8 +13,6 @@ Examples:
 Exit codes: 0 all devices are healthy, 1 an error or a missing device, 3 a pod's devices are unknown.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import click

@@ -10,8 +10,6 @@ Examples:
 Exit codes: the command's; 3 if the pod of the rank is unknown.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -14,8 +14,6 @@ Examples:
 Exit codes: 0 listed, also if there is no job, 3 the cluster or a kind could not be read.
 """
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import click

@@ -17,8 +17,6 @@ Examples:
 Exit codes: 0 printed, 1 no failure found (--first-failure), 3 a log could not be read.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -19,8 +19,6 @@ Examples:
 Exit codes: 0 printed, 1 some graphs were not compiled, 3 no metrics found.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Sequence

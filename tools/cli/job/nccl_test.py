@@ -15,8 +15,6 @@ Examples:
 Exit codes: 0 every check passes, 1 one fails, 3 one is unknown.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click
@@ -28,6 +26,7 @@ from tools.core.verdict import worst
 from tools.job import nccl_test, submit
 from tools.job.snapshot import lookup
 from tools.kube.kubectl import Kubectl
+from tools.workload import kinds
 
 SUMS = {True: "right", False: "WRONG", None: "sums not checked"}
 
@@ -43,7 +42,7 @@ def command(
     kubectl: Kubectl, cell: str, recorded: Path | None, keep: bool, timeout: int, as_json: bool
 ) -> None:
     manifests = nccl_test.manifests(cell)
-    job = lookup.job_of(manifests)
+    job = kinds.job_of(manifests)
     if recorded:
         try:
             lines = recorded.read_text(encoding="utf-8", errors="replace").splitlines()

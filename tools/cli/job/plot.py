@@ -13,8 +13,6 @@ Examples:
 Exit codes: 0 plotted, 3 nothing to plot.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

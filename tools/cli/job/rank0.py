@@ -12,8 +12,6 @@ Examples:
 Exit codes: 0 certain, 3 unknown or a guess.
 """
 
-from __future__ import annotations
-
 import click
 
 from tools.cli.job import _options

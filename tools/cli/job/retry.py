@@ -15,8 +15,6 @@ Examples:
 Exit codes: 0 applied again, 1 refused, 3 unknown whether the job fails.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import click

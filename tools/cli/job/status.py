@@ -13,8 +13,6 @@ Examples:
 Exit codes: 0 the job runs, waits or has succeeded, 1 it has failed.
 """
 
-from __future__ import annotations
-
 import math
 
 import click

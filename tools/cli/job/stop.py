@@ -14,8 +14,6 @@ Examples:
 Exit codes: 0 stopped with a checkpoint, or nothing to save, 1 not stopped, 3 no log shows a checkpoint.
 """
 
-from __future__ import annotations
-
 import click
 
 from tools.cli.job import _options

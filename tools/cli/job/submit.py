@@ -1,121 +1,194 @@
-"""Submit a cell to the cluster, and follow the job to its first step or to the cause of a delay.
+"""Submit a cell or a manifest to the cluster, and follow the job to its first step or to what delays it.
 
 Before it applies anything, the command runs preflight, looks for the namespace and for the objects that the
 pods need, and asks the API server for a dry run. It does not change an existing job of the same name without
---resume or --replace; it shows the difference.
+--resume or --replace; it shows the difference. With --name, a cell is several jobs side by side, each with
+its own run directory. What was submitted is kept: see `yard job show`.
 
 \b
 Examples:
   yard job submit overlays/cpu/llama-tiny -n team-a
   yard job submit cpu/llama-tiny --dry-run
+  yard job submit cpu/llama-tiny --name long --set train.steps=400
+  yard job submit cpu/llama-tiny --sweep train.learning_rate=1e-3,2e-3
+  yard job submit -f job.yaml --nodes 4
   yard job submit cpu/llama-tiny --resume         continue a suspended or failed job
   yard job submit cpu/llama-tiny --replace        end the job with a checkpoint, then start this one
 
 \b
-Exit codes: 0 training (or applied, with --no-follow), 1 refused or not training, 3 unknown.
+Exit codes: 0 training (or applied, with --no-follow or --sweep), 1 refused or not training, 3 unknown.
 """
 
-from __future__ import annotations
+import shlex
+from dataclasses import dataclass
 
 import click
 
-from tools.cells import locate
+from tools.cells import knobs as cells_knobs
+from tools.cells.knobs import Knobs
+from tools.cli import _knobs
 from tools.cli.job import _options
 from tools.core import output
 from tools.core.errors import UserError
-from tools.job import stop, submit
+from tools.core.wait import sparing
+from tools.job import stop, submit, submitted, sweep, sync
 from tools.job.follow import Followed, follow
 from tools.job.snapshot import lookup
 from tools.job.snapshot.live_job import LiveJob
 from tools.job.submit import Applied
 from tools.kube.kubectl import Kubectl
-from tools.kube.manifests import Manifests
-from tools.workload.workload import Workload
+from tools.kube.manifests import Manifests, name_of
+from tools.workload import kinds
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One job to submit: its objects, the job of its name in the cluster, and whether that one continues."""
+
+    knobs: Knobs
+    manifests: Manifests
+    existing: LiveJob | None = None
+    resumed: bool = False
+
+    @property
+    def name(self) -> str:
+        return kinds.job_of(self.manifests).name
 
 
 @click.command(help=__doc__, short_help="submit a cell to the cluster and follow it")
-@click.argument("cell")
+@_knobs.target
+@_knobs.options
+@click.option(
+    "--sweep", "sweeps", multiple=True, metavar="KEY=A,B", help="A job for each value; repeat for a product."
+)
 @_options.cluster
 @click.option("--resume", is_flag=True, help="Continue a suspended or failed job of this name.")
 @click.option("--replace", is_flag=True, help="End the job of this name, then submit.")
 @click.option("--dry-run", is_flag=True, help="Check everything and apply nothing.")
-@click.option("--image", metavar="IMAGE", help="Run this image instead of the cell's (yard image overlay).")
+@click.option("--dev", is_flag=True, help="Let `yard job sync` change the code while the job runs.")
 @click.option("--no-follow", is_flag=True, help="Return once it is applied.")
 @_options.timeout("How long to follow the job.")
 @_options.as_json
 def command(
     kubectl: Kubectl,
-    cell: str,
+    cell: str | None,
+    file: str | None,
+    knobs: Knobs,
+    sweeps: tuple[str, ...],
     resume: bool,
     replace: bool,
     dry_run: bool,
-    image: str | None,
+    dev: bool,
     no_follow: bool,
     timeout: int,
     as_json: bool,
 ) -> None:
     if resume and replace:
         raise UserError("--resume continues the job and --replace ends it: give one of them")
-    manifests = locate.rendered(cell)
-    if image is not None:
-        submit.use_image(manifests, image)
-    wanted = lookup.job_of(manifests)
+    points = sweep.points(knobs, sweeps)
+    plain = cells_knobs.rendered(cell, file, Knobs())
+    jobs = [_Job(one, cells_knobs.applied(plain, one)) for one in points]
+    for job in jobs if dev else ():
+        sync.prepare(job.manifests)
     here = lookup.in_namespace(kubectl)
-    submit.check(here, manifests, output.note)
-    job = lookup.existing(here, wanted)
-    change = submit.difference(here, manifests) if job else ""
-    resumed = _resumes(job, change, resume, replace)
-    for warning in submit.dry_run(here, manifests, replaced=job is not None and not resumed):
-        output.note(warning)
+    if sweeps and not as_json:
+        output.table([(job.name, *job.knobs.settings) for job in jobs], indent="")
+    target = shlex.join([cell] if cell is not None else ["-f", str(file)])
+    jobs = _prepared(here, jobs, target, resume, replace)
+    applied = [] if dry_run else _apply_all(here, jobs, target)
+    if sweeps:
+        _print_sweep(here, jobs, applied, as_json)
+        return
     if dry_run:
         _print_applied(here, [], "would be applied", as_json)
         return
-    applied = _apply(here, manifests, job, resumed)
-    if no_follow:
-        _print_applied(here, applied, "applied", as_json)
+    (objects,), wanted = applied, kinds.job_of(jobs[0].manifests)
+    if no_follow or wanted.wrapper:  # the controller of a wrapper may make the job much later
+        _print_applied(here, objects, "applied", as_json)
         return
     if not as_json:
-        _print_objects(here, applied)
-    followed = follow(here, wanted, submit.job_uid(applied, wanted), timeout, output.note)
-    _print_followed(here, applied, followed, as_json)
+        _print_objects(here, objects)
+    followed = follow(here, wanted, submit.uid_of(objects, wanted.item), timeout, output.note)
+    _print_followed(here, objects, followed, as_json)
 
 
-def _resumes(job: Workload | None, change: str, resume: bool, replace: bool) -> bool:
-    """Return whether the existing job continues as it is; UserError if an option is missing or wrong."""
-    if job is None:
-        if resume or replace:
-            output.note("no job with this name; creating it")
-        return False
-    name, state = job.name, job.state
-    output.note(f"{name} ({_uid(job)}) exists: {state}")
-    output.notes(change.rstrip() or "it is equal to the cell")
-    if replace:
-        return False
-    if not resume:
-        hint = "--resume continues it, --replace ends it first"
-        raise UserError(f"a job {name} exists already ({state}); nothing was changed", hint, 1)
-    if state in ("Succeeded", "Failed"):
-        return False
-    if not job.suspended and state != "Suspended":
-        raise UserError(f"{name} is {state} and not suspended: there is nothing to resume", code=1)
-    if change:
-        hint = "--replace starts the cell as it is now"
-        raise UserError(f"the cell differs from the suspended job {name}", hint, 1)
-    return True
+def _prepared(kubectl: Kubectl, jobs: list[_Job], target: str, resume: bool, replace: bool) -> list[_Job]:
+    """Return the jobs with what the cluster has of them; UserError if one of them would be refused."""
+    said: set[str] = set()
+    progress = sparing(output.note)
+    found: list[_Job] = []
+    for number, job in enumerate(jobs, start=1):
+        words = shlex.join(job.knobs.arguments())
+        say, named = lambda text: _note_once(text, said), f"{target} {words}".strip()
+        # The jobs of a sweep read the same files, unless it is about them.
+        volume = not found or any(one.startswith(("data.", "model.")) for one in job.knobs.settings)
+        submit.check(kubectl, job.manifests, say, named, volume)
+        live = submit.existing(kubectl, job.manifests)
+        change = submit.difference(kubectl, job.manifests) if live else ""
+        if live:
+            output.note(f"{name_of(live.top)} ({live.uids[-1]}) exists: {live.state}")
+            output.notes(change.rstrip() or "it is equal to the cell")
+        elif resume or replace:
+            output.note(f"no job with the name {job.name}; creating it")
+        resumed = submit.resumes(live, change, resume, replace)
+        for warning in submit.dry_run(kubectl, job.manifests, replaced=live is not None and not resumed):
+            _note_once(warning, said)
+        found.append(_Job(job.knobs, job.manifests, live, resumed))
+        if number < len(jobs):
+            progress(f"checked {number} of {output.count(len(jobs), 'job')}")
+    return found
 
 
-def _apply(kubectl: Kubectl, manifests: Manifests, job: Workload | None, resumed: bool) -> list[Applied]:
-    if job is not None and resumed:
-        stop.resume(kubectl, LiveJob(job))
-        return [Applied(job.kind, job.name, _uid(job))]
-    if job is not None:
-        output.note(f"ending {job.name} ({_uid(job)})")
-        stop.delete(kubectl, LiveJob(job), output.note)
-    return submit.apply(kubectl, manifests)[0]
+def _note_once(text: str, said: set[str]) -> None:
+    if text not in said:
+        said.add(text)
+        output.note(text)
 
 
-def _uid(job: Workload) -> str:
-    return str(job.item["metadata"]["uid"])
+def _apply_all(kubectl: Kubectl, jobs: list[_Job], target: str) -> list[list[Applied]]:
+    """Apply the jobs one after the other; UserError, with those that were applied before as a note."""
+    applied: list[list[Applied]] = []
+    for job in jobs:
+        try:
+            applied.append(_apply(kubectl, job, target))
+        except UserError:
+            if applied:
+                output.note(f"submitted before this: {', '.join(one.name for one in jobs[: len(applied)])}")
+            raise
+    return applied
+
+
+def _apply(kubectl: Kubectl, job: _Job, target: str) -> list[Applied]:
+    live = job.existing
+    if live is not None and job.resumed:
+        stop.resume(kubectl, live)
+        return [Applied(str(live.top["kind"]), name_of(live.top), live.uids[-1])]
+    if live is not None:
+        output.note(f"ending {name_of(live.top)} ({live.uids[-1]})")
+        stop.delete(kubectl, live, output.note)
+    applied = submit.apply(kubectl, job.manifests)[0]
+    top = lookup.top_of(job.manifests)
+    words = f"yard job submit {target} {shlex.join(job.knobs.arguments())}".strip()
+    for problem in submitted.keep(kubectl, job.manifests, top, submit.uid_of(applied, top), words):
+        output.note(problem)
+    return applied
+
+
+def _print_sweep(kubectl: Kubectl, jobs: list[_Job], applied: list[list[Applied]], as_json: bool) -> None:
+    result = "applied" if applied else "would be applied"
+    if as_json:
+        objects_of = [[vars(one) for one in objects] for objects in applied] or [[]] * len(jobs)
+        rows = [
+            {"name": job.name, "settings": list(job.knobs.settings), "objects": objects}
+            for job, objects in zip(jobs, objects_of, strict=True)
+        ]
+        output.data({"result": result, "namespace": kubectl.namespace, "jobs": rows})
+        return
+    for objects in applied:
+        _print_objects(kubectl, objects)
+    output.line(f"{output.count(len(jobs), 'job')} {result} in namespace {kubectl.namespace}")
+    if applied:
+        output.line(f"next: yard job plot {' '.join(job.name for job in jobs)}")
 
 
 def _print_objects(kubectl: Kubectl, applied: list[Applied]) -> None:

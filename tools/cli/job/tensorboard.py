@@ -16,8 +16,6 @@ Examples:
 Exit codes: 0 TensorBoard answers, or was removed; 1 it does not become Ready or does not answer.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

@@ -20,8 +20,6 @@ With --log, no cluster and no kubeconfig is needed. Evidence has the form FILE:L
 Exit codes: 0 healthy, 1 a cause was found, 2 bad input, 3 unknown.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NoReturn
 

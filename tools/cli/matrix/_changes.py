@@ -1,7 +1,5 @@
 """What `sync` and `check` share: how they print the matrix's state."""
 
-from __future__ import annotations
-
 from tools.cells import matrix
 from tools.core import output, repo
 

@@ -5,8 +5,6 @@ Example: yard matrix check
 Exit codes: 0 all are equal, 1 a file differs, 2 the matrix is wrong.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import click

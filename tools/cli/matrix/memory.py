@@ -9,8 +9,6 @@ Example: yard matrix memory p5/llama-3-1-8b
 Exit codes: 0 every cell fits, 1 a cell does not fit, 2 bad input.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from itertools import product
 
@@ -34,7 +32,9 @@ from tools.core.errors import UserError
 @click.option("--json", "as_json", is_flag=True, help="Print every term in bytes as JSON.")
 def command(names: tuple[str, ...], every: bool, as_json: bool) -> int:
     root, found = repo.root(), matrix.read(repo.root())
-    chosen = [_pair(found, name) for name in names] if names else found.cells
+    chosen = (
+        [_pair(found, name) for name in names] if names else [cell for cell in found.cells if not cell.script]
+    )
     estimates = [(cell, cells_memory.of_cell(root, cell)) for cell in chosen]
     extra = [(cell, cells_memory.of_cell(root, cell)) for cell in (_others(found) if every else [])]
     if as_json:

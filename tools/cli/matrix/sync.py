@@ -5,8 +5,6 @@ Example: yard matrix sync
 Exit codes: 0 written, 2 the matrix is wrong (nothing is written).
 """
 
-from __future__ import annotations
-
 import click
 
 from tools.cells import matrix

@@ -14,12 +14,11 @@ Examples:
 Exit codes: 0 written, 2 bad input.
 """
 
-from __future__ import annotations
-
 import click
 
-from tools.cells import new_model, published
+from tools.cells import published
 from tools.core import output, repo
+from tools.new import model
 
 
 @click.command(help=__doc__)
@@ -31,8 +30,8 @@ from tools.core import output, repo
 @click.option("--lora", is_flag=True, help="Train adapters on the weights of SOURCE.")
 @click.option("--hardware", metavar="NAME", help="Also add a cell on this hardware.")
 def command(name: str, source: str, lora: bool, hardware: str | None) -> None:
-    made = new_model.make(name, published.read(source), lora)
-    placed = new_model.write(repo.project(), made, hardware)
+    made = model.make(name, published.read(source), lora)
+    placed = model.write(repo.project(), made, hardware)
     output.line(f"written: overlays/model/{name}")
     for line in (*made.said, *placed):
         output.line(f"  {line}")

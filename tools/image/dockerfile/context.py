@@ -1,7 +1,5 @@
 """The build context, and a limit on its size."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections import Counter

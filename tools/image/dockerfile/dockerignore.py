@@ -4,8 +4,6 @@ The rules are those of moby/patternmatcher: patterns start at the context, `**` 
 match wins, `!` includes again.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat

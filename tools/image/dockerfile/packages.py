@@ -1,7 +1,5 @@
 """The Python packages that a Dockerfile installs, read from its commands and the files that it copies."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator, Mapping

@@ -4,8 +4,6 @@ dockerfile-parse reads lines and continuations. It does not know heredocs, so th
 It does not fill in variables everywhere the builder does, so that is done here.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re
@@ -15,13 +13,9 @@ from dataclasses import dataclass, field
 from dockerfile_parse import DockerfileParser
 
 from tools.core.errors import UserError
+from tools.core.tables import load
 
-KNOWN = frozenset(
-    [
-        *("ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL"),
-        *("MAINTAINER", "ONBUILD", "RUN", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR"),
-    ]
-)
+KNOWN = frozenset(load("image/tables.yaml")["instructions"])
 LARGEST = 2**18  # characters of a Dockerfile, and of an instruction with its variables filled in
 MOST_STAGES = 100
 # A heredoc is a whole word of the shell, as in BuildKit's parser: neither `<<<` nor text in quotes.
@@ -32,13 +26,9 @@ FLAG = re.compile(r"\s*--([a-z-]+)(?:=(\S+))?(?=\s|$)")
 VARIABLE = re.compile(r"\\\$|\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?([-+])((?:[^{}]|\{[^{}]*\})*))?\})")
 NAMED = re.compile(r"\$\{?([A-Za-z_]\w*)")
 PAIR = re.compile(r"([A-Za-z_][\w.-]{0,200}+)=(\"(?:[^\"\\]|\\.)*\"|'[^']*'|(?:[^\s\"'\\]|\\.)*)")
-LITERAL = frozenset(
-    ["CMD", "ENTRYPOINT", "SHELL", "HEALTHCHECK"]
-)  # the builder fills no variables into these
+LITERAL = ("CMD", "ENTRYPOINT", "SHELL", "HEALTHCHECK")  # the builder fills no variables into these
 # Arguments that BuildKit sets. The target platform's are known only during a build.
-PLATFORM_ARGS = frozenset(
-    ["TARGETPLATFORM", "TARGETOS", "TARGETARCH", "BUILDPLATFORM", "BUILDOS", "BUILDARCH"]
-)
+PLATFORM_ARGS = ("TARGETPLATFORM", "TARGETOS", "TARGETARCH", "BUILDPLATFORM", "BUILDOS", "BUILDARCH")
 
 
 @dataclass(frozen=True)
@@ -113,11 +103,11 @@ class Stage:
     platform: str | None
     line: int
     start: Instruction
-    parent: Stage | None = None
+    parent: "Stage | None" = None
     instructions: list[Instruction] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
 
-    def lineage(self) -> list[Stage]:
+    def lineage(self) -> "list[Stage]":
         """Return the stages that this one is built on, first to last, and itself."""
         return [*(self.parent.lineage() if self.parent else []), self]
 

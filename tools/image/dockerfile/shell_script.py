@@ -1,19 +1,14 @@
 """The simple commands of a shell script, as far as they are known without running it."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from tools.core.tables import load
 from tools.image.dockerfile.parse import Instruction
-from tools.simulator.shell import SHELLS
+from tools.simulator.shell import SHELLS, parse, simple_commands
+from tools.simulator.shell_lexer import ASSIGNMENT, Unreadable
 
-SEPARATORS = frozenset({"&&", "||", ";", "|", "&", "(", ")", "{", "}", "\n", ";;"})
-KEYWORDS = frozenset(load("image/tables.yaml")["keywords"])
-ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 PREFIXES = frozenset({"sudo", "exec", "command", "env", "nice", "nohup"})
 
 
@@ -30,33 +25,32 @@ def script(instruction: Instruction) -> str:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """Yield the words of each simple command of a script, without the assignments before it."""
-    words: list[str] = []
-    for token in _tokens(text):
-        if token in SEPARATORS:
-            if words:
-                yield words
-            words = []
-        elif not words and (token in KEYWORDS or ASSIGNMENT.fullmatch(token) or token in PREFIXES):
-            continue
-        else:
-            words.append(token)
-    if words:
-        yield words
+    """Yield the words of each simple command of a script, without quotes and the assignments before it.
+
+    Of a text that is not a script, such as one with build arguments in place of commands, each line counts.
+    """
+    try:
+        found = [[_bare(word) for word in words] for words in simple_commands(parse(text.replace("\r", "")))]
+    except (Unreadable, RecursionError):
+        found = [line.split() for line in re.sub(r"\\\n", " ", text).splitlines()]
+    for words in found:
+        start = next((n for n, word in enumerate(words) if not _before_program(word)), len(words))
+        if words[start:]:
+            yield words[start:]
+
+
+def _before_program(word: str) -> bool:
+    return word in PREFIXES or bool(ASSIGNMENT.match(word))
+
+
+def _bare(word: str) -> str:
+    """Return a word without its quotes; a substitution stays as it is written."""
+    try:
+        return word if "$(" in word or "`" in word else "".join(shlex.split(word))
+    except ValueError:
+        return word
 
 
 def program(words: list[str]) -> str:
     """Return the name of a command's program, without its directory."""
     return PurePosixPath(words[0]).name
-
-
-def _tokens(text: str) -> Iterator[str]:
-    for line in re.sub(r"\\\n", " ", text).split("\n"):
-        lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&(){}")
-        lexer.whitespace_split = True
-        lexer.commenters = "#"
-        try:
-            yield from list(lexer)
-        except ValueError:  # a quote that closes on another line
-            yield from line.split()
-        yield "\n"

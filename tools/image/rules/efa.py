@@ -1,7 +1,5 @@
 """Rules on the EFA stack: installer, libfabric, the NCCL plugin, NCCL."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 
@@ -20,10 +18,7 @@ SKIPS_KERNEL = re.compile(r"efa_installer\.sh\b[^&;|\n]{0,300}(?:--skip-kmod|\s-
 RUNS = re.compile(r"efa_installer\.sh")
 
 
-@rule(
-    "efa",
-    "if libfabric, plugin and NCCL do not match, NCCL falls back to TCP or does not start",
-)
+@rule("efa", "if libfabric, plugin and NCCL do not match, NCCL falls back to TCP or does not start")
 def efa(subject: Subject) -> Iterator[Verdict]:
     """The EFA installer, libfabric, aws-ofi-nccl and NCCL match by the table of releases.
 

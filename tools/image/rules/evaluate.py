@@ -1,7 +1,5 @@
 """Find a Dockerfile with its context, apply all rules to it, and sum up."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections.abc import Collection, Mapping

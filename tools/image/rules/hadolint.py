@@ -3,8 +3,6 @@
 Some of them are rules of `yard image check`. The others are remarks, except those that hadolint calls errors.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import shutil

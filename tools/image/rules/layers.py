@@ -1,7 +1,5 @@
 """Rules on what an image is made from and what stays in its layers: pins, caches, copied files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,9 +24,8 @@ MOVING = re.compile(
     r"|rolling|canary"
 )
 COMMIT = re.compile(r"@[0-9a-f]{7,40}(?:#|$)|@v?\d+(?:\.\d+)+(?:#|$)")
-TOOLS = frozenset(
-    {"pip", "setuptools", "wheel", "uv", "build", "ninja"}
-)  # the running program uses none of them
+# The running program uses none of them.
+TOOLS = frozenset({"pip", "setuptools", "wheel", "uv", "build", "ninja"})
 _TABLES: dict[str, Any] = load("image/tables.yaml")
 SYSTEM = [(re.compile(row["removed"]), row) for row in _TABLES["system caches"]]
 OFF = ("", "0", "false", "off", "no", "f", "n")

@@ -1,14 +1,12 @@
 """Rules on where an image's parts come from: over which connection, and with which known vulnerability."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 
 from packaging.version import Version
 
 from tools.core.secret_patterns import mask
-from tools.core.tables import load
+from tools.core.tables import load, patterns
 from tools.core.verdict import Verdict, doubtful, good
 from tools.facts import compatibility
 from tools.image.dockerfile.shell_script import commands, program, script
@@ -18,16 +16,7 @@ from tools.image.rules.versions import find_torch
 PLAIN = re.compile(r"(?i)\b(?:http|ftp|git)://(?!localhost\b|127\.|\[::1\])[^\s\"']{1,512}")
 DOWNLOADS = frozenset(load("image/tables.yaml")["downloads"])
 CHECKED = re.compile(r"\bsha(?:256|384|512)sum\b|\bshasum\b|\bgpgv?\b|--require-hashes|--hash=sha256:")
-# Options and variables that accept every certificate, or packages without a signature.
-UNCHECKED = re.compile(
-    r"(?i)(?<!\S)--(?:(?:proxy-)?insecure|no-check-certificate|allow-insecure-host|nogpgcheck|allow-untrusted"
-    r"|allow-unauthenticated|no-gpg-checks|force-yes|nosignature|nodigest)(?![\w-])|\btrusted-host\b"
-    r"|\[[^\]\n]{0,200}trusted=yes"
-    r"|\b(?:http\.sslVerify|sslverify|gpgcheck|strict-ssl|ssl_verify)[= ][\"']?(?:false|no|0)"
-    r"|\b(?:PYTHONHTTPSVERIFY|NODE_TLS_REJECT_UNAUTHORIZED)=[\"']?0|Verify-(?:Peer|Host)=[\"']?(?:false|0)"
-    r"|AllowInsecureRepositories|AllowUnauthenticated|\b(?:GIT_SSL_NO_VERIFY|PIP_TRUSTED_HOST|UV_INSECURE_HOST"
-    r"|GOINSECURE|GONOSUMDB)=|\bGOSUMDB=[\"']?off"
-)
+UNCHECKED = patterns("image/patterns.yaml")["unchecked"]
 CURL_INSECURE = re.compile(r"-[A-Za-z]{0,8}k[A-Za-z]{0,8}")
 INDEX = re.compile(r"(?:PIP|UV)_\w{0,80}(?:INDEX|LINKS)\w*|CONDA_\w{0,80}CHANNEL\w*")
 NEURON_TORCH = re.compile(r"pytorch-(?:training|inference)-neuronx:(\d+\.\d+(?:\.\d+)?)")

@@ -1,7 +1,5 @@
 """What a rule for Dockerfiles is, what it reads, and how it states a finding."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

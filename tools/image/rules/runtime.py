@@ -1,44 +1,33 @@
 """Rules on how the image runs: its user, its first process, its architecture."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from tools.core.verdict import State, Verdict, bad, doubtful, good, unclear
+from tools.core.tables import patterns
+from tools.core.verdict import Verdict, bad, doubtful, good, unclear
 from tools.image.dockerfile.context import matching
 from tools.image.dockerfile.parse import PLATFORM_ARGS, Instruction, Stage, unresolved
 from tools.image.rules.rule import Location, Subject, at, rule
+from tools.simulator import launch, script
+from tools.simulator.script import Outcome
 from tools.simulator.shell import SHELLS
 from training.run.files import read_bounded
 
 LARGEST_SCRIPT = 2**20  # bytes of an entrypoint that is read
-INITS = frozenset({"tini", "dumb-init", "catatonit"})
-WHOLE_GROUP = frozenset({"dumb-init", "s6-svscan"})  # they forward a signal to every process below them
+MOST_SCRIPTS = 5  # scripts that start each other
+GIVEN = "program"  # stands for the command that is given when the container is started
 OTHER_ARCHITECTURE = {"amd64": re.compile(r"aarch64|arm64"), "arm64": re.compile(r"x86_64|amd64")}
 FETCHED = re.compile(r"://|\.(?:whl|deb|rpm|sh|run|tgz|zip|tar(?:\.\w+)?)$")
-ASKS_ARCHITECTURE = re.compile(
-    r"uname -m|TARGETARCH|dpkg --print-architecture|\bcase\b|\$\(arch\b|`arch`|platform_machine"
-)
-# Base images with a user that is not root. Sources: their publishers' documentation.
-OWN_USER = re.compile(
-    r"nonroot|^cgr\.dev/chainguard/|^(?:quay\.io/)?jupyter/|^(?:docker\.io/)?bitnami/(?!minideb)|^mambaorg/micromamba"
-)
+_PATTERNS = patterns("image/patterns.yaml")
+ASKS_ARCHITECTURE, OWN_USER = _PATTERNS["asks for the architecture"], _PATTERNS["own user"]
 ROOT = frozenset({"root", "0"})
 QUOTED = re.compile(r"(?<!\\)\"(?:[^\"\\]|\\.)*\"|'[^']*'")
-TRAP = re.compile(
-    r"(?m)^[ \t]*+trap\s++(?:--\s++)?(\"[^\"]*\"|'[^']*'|[^-\s]\S*)\s[^\n]*\b(?:SIGTERM|TERM|15)\b"
-)
-ENDS = frozenset({"fi", "done", "esac", "}", ";;"})
-BEFORE = re.compile(r"^(?:(?:then|else|do|\{)\s+|[^\s()]+\)\s*)*")  # a keyword, or a pattern of `case`
 ONLY_EXEC = re.compile(r"exec\s+[^\s|&;][^|&;]*$")
-EXEC = re.compile(r"(?:\w++=\S*+\s++)*+exec\s++(?![<>&]|\d+[<>])")
 
 
 @rule("user", "a process that breaks out of its container has the same user on the node")
@@ -67,8 +56,9 @@ def user(subject: Subject) -> Iterator[Verdict]:
 def signals(subject: Subject) -> Iterator[Verdict]:
     """The first process gets SIGTERM: the program itself, a shell that ends in `exec`, or an init.
 
-    A script that the image copies or writes is read and must end in `exec`. So must one below tini, because
-    tini forwards a signal only to its own child (but with -g). DL3025 checks the shell form.
+    Scripts that the image copies or writes are followed, by the rules of bash and dash. tini forwards a
+    signal only to its own child (but with -g), so a script below it must end in `exec` too. DL3025 checks the
+    shell form.
     """
     final = subject.dockerfile.final
     stop = final.last("STOPSIGNAL")
@@ -79,8 +69,8 @@ def signals(subject: Subject) -> Iterator[Verdict]:
         if started[0] not in shell_forms(final):
             yield good(at(subject, started[0]), "the shell is replaced by exec")
         return
-    words = [Word(text, at(subject, one)) for one in started for text in one.words or []]
-    yield from _process(subject, words)
+    if started:
+        yield from _first_process(subject, started)
 
 
 def shell_forms(final: Stage) -> list[Instruction]:
@@ -160,18 +150,6 @@ def _named_architecture(subject: Subject, wanted: str) -> str | None:
     return base if re.search(names[wanted], base.split("@")[0]) else None
 
 
-@dataclass(frozen=True)
-class Word:
-    """One word of the first process's command line, and the instruction that it comes from."""
-
-    text: str
-    place: Location
-
-    @property
-    def program(self) -> str:
-        return PurePosixPath(self.text).name
-
-
 def exec_remedy(instruction: Instruction) -> str:
     if instruction.value.lstrip().startswith("["):
         return "valid JSON: double quotes, and no comma at the end"
@@ -179,116 +157,47 @@ def exec_remedy(instruction: Instruction) -> str:
     return f"{instruction.name} {form}" if form else f"{instruction.name} of a script that ends in exec"
 
 
-def _process(subject: Subject, words: list[Word]) -> Iterator[Verdict]:
-    """Check the program that `words` start, and what that program is replaced by."""
-    if not words:
+def _first_process(subject: Subject, started: list[Instruction]) -> Iterator[Verdict]:
+    """Check who gets SIGTERM: follow the first process through its shells and scripts, as a pod would."""
+    place, words = at(subject, started[0]), [word for one in started for word in one.words or []]
+    if not words or not words[0]:
         return
-    first, rest = words[0], words[1:]
-    if first.program in INITS:
-        yield from _init(subject, first, rest)
-    elif first.program in WHOLE_GROUP:
-        yield good(first.place, f"{first.text} forwards signals")
-    elif first.program == "env":
-        plain = (n for n, word in enumerate(rest) if not re.match(r"-|\w+=", word.text))
-        yield from _process(subject, rest[next(plain, len(rest)) :])
-    elif first.program in ("gosu", "su-exec"):
-        yield from _process(subject, rest[1:])
-    elif first.program == "conda" and rest[:1] and rest[0].text == "run":  # conda/conda issue 10351
-        text = "conda run stays the first process and does not forward SIGTERM"
-        yield doubtful(
-            first.place, text, "the program's path in the environment: /opt/conda/envs/NAME/bin/python"
-        )
-    elif first.program in SHELLS:
-        yield from _shell(subject, first, rest)
+    if started[0].name == "ENTRYPOINT" and len(started) == 1:
+        words.append(GIVEN)
+    shell = PurePosixPath(words[0]).name in SHELLS
+    remedy = "exec before the command" if "-c" in words else 'exec "$@" as its last line'
+    outcome, missing = _follow(subject, words)
+    if missing:
+        what = f"{missing} is not in the context, so it is unknown whether it ends in exec"
+        yield doubtful(place, what, remedy)
+    elif outcome.unreadable:
+        yield doubtful(place, f"whether SIGTERM arrives is not known: {outcome.unreadable}", remedy)
+    elif not outcome.programs or (shell and outcome.programs[-1].words[0] in (words[0], GIVEN)):
+        yield good(place, "the program is given when the container is started")
     else:
-        yield from _program(subject, first, rest)
-
-
-def _init(subject: Subject, first: Word, rest: list[Word]) -> Iterator[Verdict]:
-    """Check what an init starts, if the init forwards signals to that one process only."""
-    options = []
-    while rest and rest[0].text.startswith("-"):
-        options.append(rest[0].text)
-        rest = rest[1:]
-        if options[-1] == "--":
-            break
-    if first.program == "dumb-init":
-        one_child = bool({"-c", "--single-child"} & set(options))
-    else:
-        one_child = not any(re.fullmatch(r"-[a-z]*g[a-z]*", option) for option in options)
-    found = list(_process(subject, rest)) if one_child else []
-    if any(verdict.state is not State.PASS for verdict in found):
-        yield from found
-    else:
-        yield good(first.place, f"{first.text} forwards signals")
-
-
-def _shell(subject: Subject, first: Word, rest: list[Word]) -> Iterator[Verdict]:
-    texts = [word.text for word in rest]
-    at_c = next((n for n, text in enumerate(texts) if re.fullmatch(r"-[a-z]*c", text)), None)
-    if at_c is None:
-        after_option = [False, *(text in ("-o", "+o") for text in texts)]
-        files = (n for n, text in enumerate(texts) if text[:1] not in "-+" and not after_option[n])
-        if (script := next(files, None)) is not None:
-            yield from _script(subject, rest[script], rest[script + 1 :])
-    elif at_c + 1 < len(rest):  # otherwise the command is given when the container is started
-        command = rest[at_c + 1]
-        if ends_in_exec(command.text):
-            yield good(command.place, "the shell ends in exec")
+        last = (launch.unfamiliar(outcome) or outcome.programs)[-1]
+        signalled, why = launch.signalled(last)
+        if signalled:
+            yield good(place, f"{last.words[0]} gets SIGTERM: {why}")
         else:
-            text = "the shell stays the first process and does not forward SIGTERM"
-            yield doubtful(command.place, text, "exec before the command")
+            yield doubtful(place, f"the program may not get SIGTERM: {why}", remedy)
 
 
-def _program(subject: Subject, first: Word, rest: list[Word]) -> Iterator[Verdict]:
-    """Check a program by its file, if that is a shell script of the context or of a heredoc."""
-    text = written(subject, first.text)
-    shell = re.match(r"#!\s*(?:/\S*/)?(?:env\s+(?:-S\s+)?)?(\w+)", text or "")
-    if first.text.endswith(".sh") or (shell and shell[1] in SHELLS):
-        yield from _script(subject, first, rest)
-    else:
-        yield good(first.place, "exec form: the program itself gets SIGTERM")
-
-
-def _script(subject: Subject, first: Word, rest: list[Word]) -> Iterator[Verdict]:
-    text, name = written(subject, first.text), first.program
-    if text is None:
-        what = f"{first.text} is not in the context, so it is unknown whether it ends in exec"
-        yield doubtful(first.place, what, 'exec "$@" as its last line')
-    elif not ends_in_exec(text):
-        what = f"{name} does not end in exec: the shell stays the first process and does not forward SIGTERM"
-        yield doubtful(first.place, what, 'exec "$@" as its last line')
-    elif rest and re.search(r"exec\s+\"?\$[@*]", text):
-        yield from _process(subject, rest)
-    else:
-        yield good(first.place, f"{name} ends in exec")
-
-
-def ends_in_exec(script: str) -> bool:
-    """Return whether the last command of a script, or its SIGTERM handler, passes the signal on."""
-    text = re.sub(r"\\\n", " ", script.replace("\r", ""))
-    if any("kill" in _body(text, match[1].strip("\"'")) for match in TRAP.finditer(text)):
-        return True
-    lines = [line.strip() for line in text.splitlines()]
-    lines = [line for line in lines if line and not line.startswith("#") and line not in ENDS]
-    parts = re.split(r"&&|\|\||;", QUOTED.sub("Q", lines[-1])) if lines else []
-    parts = [part.strip() for part in parts if part.strip() and part.strip() not in ENDS]
-    last = BEFORE.sub("", parts[-1]) if parts else ""
-    if not last:
-        return False
-    name = last.split()[0]
-    body = _body(text, name)
-    if body != name:
-        return ends_in_exec(body)
-    # neither `exec > log`, nor a pipeline or a background job, which have a shell above them
-    return bool(EXEC.match(last)) and not re.search(r"(?<![|>&])[|&](?![|&>])", last)
-
-
-def _body(text: str, name: str) -> str:
-    """Return the body of the shell function `name`, or `name` itself if there is none."""
-    head = re.search(rf"(?m)^[ \t]*+(?:function\s++)?{re.escape(name)}\s*+(?:\(\))?\s*+\{{", text)
-    end = re.compile(r"(?m)^[ \t]*+\}").search(text, head.end()) if head else None
-    return text[head.end() : end.start()] if head and end else name
+def _follow(subject: Subject, words: list[str]) -> tuple[Outcome, str]:
+    """Return what the first process starts, and a script of it that cannot be read, or an empty text."""
+    files: dict[str, str | None] = {}
+    names = [*words]
+    for _ in range(MOST_SCRIPTS):
+        known = {name: text for name in names if name not in files and (text := written(subject, name))}
+        files |= known
+        outcome = script.follow(words, {}, files)
+        names = [word for one in outcome.programs for word in one.words[:2]]
+        if not known or not set(names) - set(files):
+            break
+    last = outcome.programs[-1].words if outcome.programs else []
+    behind = last[1:2] if last and PurePosixPath(last[0]).name in SHELLS else last[:1]
+    missing = next((name for name in behind if name.endswith(".sh") and name not in files), "")
+    return outcome, missing
 
 
 def written(subject: Subject, name: str) -> str | None:

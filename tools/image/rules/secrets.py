@@ -1,43 +1,19 @@
 """The rule on secrets: everyone who pulls an image can read its ARG, ENV, RUN and copied files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from tools.core import secret_patterns
-from tools.core.tables import load
+from tools.core.tables import load, patterns
 from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.image.dockerfile.dockerignore import files
 from tools.image.dockerfile.parse import Instruction
 from tools.image.rules.rule import Location, Subject, at, rule
 
-# Secrets in the words of a command. Only literal values count, not variables or files.
-SPOKEN = {
-    "a password for .netrc": re.compile(r"\bmachine\s+\S+\s+login\s+\S+\s+password\s+[^\s$'\"]{3,}"),
-    "an authorization header": re.compile(r"(?i)authorization:\s*(?:bearer|basic|token)\s+[^\s$'\"]{8,}"),
-    "a password of a command": re.compile(
-        r"\bcurl\b[^|;&\n]{0,300}\s(?:-u|--user)[ =][\"']?[^\s:$\"']+:[^\s$\"']{3,}"
-        r"|\bdocker\s+login\b[^|;&\n]{0,300}\s(?:-p|--password)[ =][\"']?[^\s$\"']{3,}"
-        r"|\s--password=[\"']?[^\s$\"'<]{3,}"
-    ),
-    "an AWS secret key": re.compile(r"(?i)aws_secret_access_key(?:\s*+=\s*+|\s++)[\"']?[A-Za-z0-9/+]{20,}"),
-}
-# A secret's mount ends with its RUN. A copy of the secret stays in the layer.
-KEPT = re.compile(r"(?:\bcat\s+/run/secrets/\S+\s*>>?\s*|\bcp\s+(?:-\S+\s+){0,8}/run/secrets/\S+\s+)(\S+)")
-# Commands that write a credential into a file of the layer. The shell has put it in the place of a variable.
-WRITTEN = re.compile(
-    r"\b(git\s{1,4}(?:clone|remote|config|submodule)|pip3?\s{1,4}config)\b[^;&|\n]{0,200}"
-    r"://[^\s@/$]{0,60}\$(?:\([^)\n]{0,100}\)|[^\s@/]{1,60})[^\s@/]{0,60}@"
-    r"|\b((?:huggingface-cli|hf\s{1,4}auth|wandb|docker|gh\s{1,4}auth)\s{1,4}login"
-    r"|aws\s{1,4}configure\s{1,4}set\s{1,4}aws_s\w{1,40}|poetry\s{1,4}config\s{1,4}(?:http-basic|pypi-token)"
-    r"|npm\s{1,4}config\s{1,4}set\s{1,4}\S{0,100}_(?:authToken|password))\b[^;&\n]{0,200}\$"
-)
-REMOVED = re.compile(
-    r"\brm\b[^;&|\n]{0,300}(?:\.git|\.netrc|\.docker|huggingface|\.aws|\.npmrc|\.config)|\blogout\b"
-)
+_PATTERNS = patterns("image/patterns.yaml")
+SPOKEN = ("a password for .netrc", "an authorization header", "a password of a command", "an AWS secret key")
 ASSIGNED = re.compile(r"(?:^|[\s;&|(])(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;&|]+)")
 _CREDENTIALS: dict[str, list[str]] = load("image/tables.yaml")["credentials"]
 HARMLESS = _CREDENTIALS["harmless"]
@@ -92,7 +68,7 @@ def _instruction(subject: Subject, one: Instruction) -> Iterator[Verdict]:
 
 def _in_words(text: str) -> str | None:
     """Return the secret that a command has in its words or leaves in the layer, or None."""
-    kind = next((kind for kind, pattern in SPOKEN.items() if pattern.search(text)), None)
+    kind = next((kind for kind in SPOKEN if _PATTERNS[kind].search(text)), None)
     if kind:
         return f"{kind} in the Dockerfile"
     for name, value in ASSIGNED.findall(text):
@@ -100,12 +76,11 @@ def _in_words(text: str) -> str | None:
         literal = len(bare) > 3 and not EMPTY.match(bare) and bare[:1] != "`"
         if literal and name.isupper() and secret_patterns.is_secret_name(name):
             return f"the value of {name} in the Dockerfile"
-    written = WRITTEN.search(text)
-    if written and not REMOVED.search(text):
+    written = _PATTERNS["written credential"].search(text)
+    if written and not _PATTERNS["removed credential"].search(text):
         return f"{' '.join((written[1] or written[2]).split())} keeps a credential in a file of the layer"
-    kept = (
-        path for path in KEPT.findall(text) if not re.search(rf"\brm\b[^;&|]{{0,300}}{re.escape(path)}", text)
-    )
+    copied = _PATTERNS["copied from a mount"].findall(text)
+    kept = (one for one in copied if not re.search(rf"\brm\b[^;&|]{{0,300}}{re.escape(one)}", text))
     path = next(kept, None)
     return f"a secret is copied from its mount to {path}, which stays in the layer" if path else None
 

@@ -1,13 +1,12 @@
 """Rules on releases that have to match: torch, CUDA, the driver, and packages that build on torch."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from packaging.version import Version
 
+from tools.core.tables import load
 from tools.core.verdict import Verdict, bad, doubtful, good, unclear
 from tools.facts import compatibility
 from tools.image.dockerfile.packages import LOCKS, Install, Package, cuda_version
@@ -25,17 +24,10 @@ RUNTIME = re.compile(r"-(?:runtime|base)-|-(?:runtime|base)$|slim")
 OFF = ("0", "false", "off", "no", "f", "n")
 ISOLATION = re.compile(r"\b((?:PIP|UV)_NO_BUILD_ISOLATION(?:_PACKAGE)?)=[\"']?([\w.-]+)")
 DEVEL, ISOLATED = "a -devel base in the stage that builds it", "pip install --no-build-isolation, after torch"
-# Names of architectures in TORCH_CUDA_ARCH_LIST. Source: torch/utils/cpp_extension.py of torch 2.9.
-ARCHITECTURES = frozenset(
-    [
-        *("Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell"),
-        *("Common", "All"),
-    ]
-)
+ARCHITECTURES = load("image/tables.yaml")["architectures"]
 # With this variable flash-attn compiles nothing. Source: setup.py of Dao-AILab/flash-attention.
 SKIPS = "FLASH_ATTENTION_SKIP_CUDA_BUILD"
 WHEEL_ONLY = re.compile(rf"\b{SKIPS}=[\"']?TRUE\b")
-
 
 State = Callable[[Location, str, str], Verdict]
 
@@ -155,19 +147,16 @@ def driver(subject: Subject) -> Iterator[Verdict]:
 @rule("torchvision", "a torchvision for another torch fails at its import: operator torchvision::nms")
 def torchvision(subject: Subject) -> Iterator[Verdict]:
     """torchvision is the release for the installed torch, to the last number."""
-    for torch, package, release in _beside_torch(subject, "torchvision"):
+    for torch, package, release, wrong in _beside_torch(subject, "torchvision"):
         place, wanted = of(package), compatibility.torch_of_torchvision(release)
-        right = (compatibility.torchvision_release if torch.whole else compatibility.torchvision_of)(
-            torch.version
-        )
+        look_up = compatibility.torchvision_release if torch.whole else compatibility.torchvision_of
+        right = look_up(torch.version)
         remedy = f"torchvision=={right}" if right else "see docs/images.md"
         if wanted is None:
             yield unclear(place, f"torchvision {release} is not in the table of releases")
         elif wanted != compatibility.series(torch.version):
-            wrong = _wrong(subject, "torchvision", torch)
             yield wrong(place, f"torchvision {release} is for torch {wanted}, not {torch.version}", remedy)
         elif torch.whole and right and compatibility.version(right) != compatibility.version(release):
-            wrong = _wrong(subject, "torchvision", torch)
             yield wrong(place, f"torchvision {release} requires another torch than {torch.version}", remedy)
         else:
             yield good(place, f"torchvision {release} is for torch {wanted}")
@@ -176,14 +165,14 @@ def torchvision(subject: Subject) -> Iterator[Verdict]:
 @rule("torchaudio", "a torchaudio for another torch fails at its import: undefined symbol")
 def torchaudio(subject: Subject) -> Iterator[Verdict]:
     """torchaudio has the same release number as torch, up to 2.10."""
-    for torch, package, release in _beside_torch(subject, "torchaudio"):
+    for torch, package, release, wrong in _beside_torch(subject, "torchaudio"):
         wanted, series = compatibility.torch_of_torchaudio(release), compatibility.series(torch.version)
         if wanted is None:
             yield good(of(package), f"torchaudio {release} requires no particular torch")
         elif wanted != series or (torch.whole and compatibility.version(release) != torch.number):
             remedy = f"torchaudio=={torch.version if torch.whole else f'{series}.*'}"
             text = f"torchaudio {release} is for torch {release}, not {torch.version}"
-            yield _wrong(subject, "torchaudio", torch)(of(package), text, remedy)
+            yield wrong(of(package), text, remedy)
         else:
             yield good(of(package), f"torchaudio {release} is for torch {wanted}")
 
@@ -191,7 +180,7 @@ def torchaudio(subject: Subject) -> Iterator[Verdict]:
 @rule("transformers", "with an older torch, transformers disables torch and has no model classes")
 def transformers(subject: Subject) -> Iterator[Verdict]:
     """torch is not older than what the metadata of transformers requires."""
-    for torch, package, release in _beside_torch(subject, "transformers"):
+    for torch, package, release, _ in _beside_torch(subject, "transformers"):
         wanted = compatibility.torch_for_transformers(release)
         if wanted is None or torch.number is None:
             continue
@@ -211,9 +200,9 @@ def torch_pins(subject: Subject) -> Iterator[Verdict]:
     Only the releases of the fact table are checked.
     """
     for name in sorted({*compatibility.TORCH_PINS, *compatibility.TORCH_AT_LEAST}):
-        for torch, package, release in _beside_torch(subject, name):
-            yield from _required_torch(package, release, torch, _wrong(subject, name, torch))
-    for torch, package, release in _beside_torch(subject, "triton"):
+        for torch, package, release, wrong in _beside_torch(subject, name):
+            yield from _required_torch(package, release, torch, wrong)
+    for torch, package, release, wrong in _beside_torch(subject, "triton"):
         wanted = compatibility.TRITON.get(torch.version)
         if wanted is None:
             continue
@@ -221,8 +210,7 @@ def torch_pins(subject: Subject) -> Iterator[Verdict]:
         if release in wanted:
             yield good(of(package), text)
         else:
-            remedy = "leave triton out: torch brings its own"
-            yield _wrong(subject, "triton", torch)(of(package), f"{text}, not {release}", remedy)
+            yield wrong(of(package), f"{text}, not {release}", "leave triton out: torch brings its own")
 
 
 def _required_torch(package: Package, release: str, torch: Torch, wrong: State) -> Iterator[Verdict]:
@@ -243,15 +231,13 @@ def _required_torch(package: Package, release: str, torch: Torch, wrong: State) 
     yield good(of(package), text) if fits else wrong(of(package), f"{text}, not {torch.version}", remedy)
 
 
-def _wrong(subject: Subject, name: str, torch: Torch) -> State:
+def _wrong(subject: Subject, install: Install, torch: Torch) -> State:
     """Return the verdict on a package for another torch.
 
     pip refuses both in one command, and the package fails at its import if torch comes later or dependencies
     are left out. If the package comes later, pip replaces torch by the one that it requires: a warning.
     """
-    found = subject.package(name)
-    install = found[0] if found else None
-    if install is None or "--no-deps" in install.flags:
+    if "--no-deps" in install.flags:
         return bad
     if torch.install is None:
         return doubtful
@@ -263,7 +249,7 @@ def _wrong(subject: Subject, name: str, torch: Torch) -> State:
 @rule("bitsandbytes", "without a library for torch's CUDA, its 8-bit optimizer fails in mid-run")
 def bitsandbytes(subject: Subject) -> Iterator[Verdict]:
     """The wheel of bitsandbytes has a library for the CUDA of torch, or for BNB_CUDA_VERSION."""
-    for torch, package, release in _beside_torch(subject, "bitsandbytes"):
+    for torch, package, release, _ in _beside_torch(subject, "bitsandbytes"):
         if torch.row is None or torch.cuda == "cpu":
             continue
         named = subject.dockerfile.final.environment.get("BNB_CUDA_VERSION", "")
@@ -458,11 +444,11 @@ def base_cuda(subject: Subject) -> str | None:
     return match[1] or match[2] or cuda_version("cu" + match[3])
 
 
-def _beside_torch(subject: Subject, name: str) -> Iterator[tuple[Torch, Package, str]]:
-    """Yield torch, the package `name` and its release, if both are known."""
+def _beside_torch(subject: Subject, name: str) -> Iterator[tuple[Torch, Package, str, State]]:
+    """Yield torch, the package `name`, its release, and the verdict on a wrong one, if both are known."""
     found, torch = subject.package(name), find_torch(subject)
     if found is not None and torch is not None and found[1].exact is not None:
-        yield torch, found[1], found[1].exact
+        yield torch, found[1], found[1].exact, _wrong(subject, found[0], torch)
 
 
 def _ngc(image: str) -> compatibility.Ngc | None:

@@ -1,7 +1,5 @@
 """Causes before any pod exists: suspended, queued, refused by the API server, or no operator."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from decimal import Decimal
 

@@ -4,8 +4,6 @@ Cluster Autoscaler and Karpenter write events about the pod. Why a machine is no
 only about its NodeClaim (kubernetes-sigs/karpenter #2159), which it then deletes and replaces by another.
 """
 
-from __future__ import annotations
-
 import re
 
 from tools.core.timestamps import duration

@@ -1,7 +1,5 @@
 """Causes with their evidence, their order and their remedies."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

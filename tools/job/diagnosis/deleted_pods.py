@@ -1,7 +1,5 @@
 """Causes of a failed job whose pods are gone: what events still show of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from datetime import datetime

@@ -1,7 +1,5 @@
 """Kinds of causes for what ended a process: exit codes and the trainer's classes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
@@ -48,7 +46,8 @@ def layer_of(kind: str) -> Layer:
 
 def summary_of(kind: str, who: str) -> str:
     """Return a failure in words. `who` is a rank or a pod."""
-    return f"{who}: {CAUSES.get(kind, {}).get('says', 'an error of an unknown class')}"
+    row = CAUSES.get(kind) or CAUSES.get(kind.partition("/")[0], {})
+    return f"{who}: {row.get('says', 'an error of an unknown class')}"
 
 
 def failure(

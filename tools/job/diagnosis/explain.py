@@ -1,7 +1,5 @@
 """Why a job is in its state: the first cause, healthy, or cannot tell, with what was checked."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field

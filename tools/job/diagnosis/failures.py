@@ -1,7 +1,5 @@
 """Causes of a job whose processes have failed: which failed first, why, and which are only victims."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime

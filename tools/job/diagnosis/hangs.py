@@ -1,7 +1,5 @@
 """Causes of a job that runs but makes no progress."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import datetime
 

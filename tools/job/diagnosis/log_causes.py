@@ -3,15 +3,15 @@
 Only lines that report a failure count: the trainer's own record, and what `log_failures` finds.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from tools.job.diagnosis import log_failures, log_patterns
+from tools.job.diagnosis import log_failures, log_patterns, log_topics, signs
 from tools.job.diagnosis.exit_codes import KINDS, SIGNALS, VICTIMS
 from tools.job.diagnosis.log_failures import Report, Weight
+from tools.job.diagnosis.log_patterns import form
+from tools.job.metrics import series
 from tools.job.snapshot.log_lines import Line
 from training.run.failure import CODES
 
@@ -25,43 +25,6 @@ _END = re.compile(
 SHOWN, HEAD, BEFORE_PROOF, PROOF = 170, 60, 30, 100  # characters
 END = 40  # lines at the end of a log: programs stop soon after an error that they cannot handle
 SIGABRT = 6  # a rank aborts itself when one of its collectives has failed
-# Exceptions of clients of services are not about the other ranks.
-_CLIENT = re.compile(r"^(?:requests|urllib3?|httpx|httpcore|aiohttp|http\.client|wandb|mlflow)\.")
-BETWEEN_RANKS = (
-    *("rendezvous-dns", "rendezvous", "lost-peer", "collective-timeout", "communication", "port-taken"),
-)
-# A failed assertion on the GPU is the program's own fault. Every later CUDA call fails too.
-_ASSERTED = re.compile(r"\.cu:\d+: .{0,300}Assertion .{0,300} failed|device-side assert triggered")
-_ABORTED = re.compile(r"\bAborted\b|SIGABRT|terminate called")
-_MODULE = re.compile(r"((?:\w+\.)+)\w+(?:: |:?$)")
-_VAGUE = re.compile(
-    r"^(?:(?:RuntimeError|Exception|SystemExit|subprocess\.CalledProcessError)\b"
-    r"|terminate called|\s*what\(\))"
-)
-# The trainer's wide classes, each with the narrower ones that its message may show.
-NARROWER = {
-    "communication": (
-        *("duplicate-device", "network-interface", "rendezvous-dns", "efa", "collective-timeout"),
-        *("lost-peer", "rendezvous", "port-taken"),
-    ),
-    "storage": ("storage-full", "checkpoint", "permission"),
-    "oom-device": ("oom-host", "shared-memory"),
-    "crash": (
-        *("device", "efa", "duplicate-device", "hub-auth", "hub-rate-limit", "hub-unreachable"),
-        *("image-accelerator", "object-store", "permission", "code", "checkpoint", "storage-full"),
-        "oom-device",
-    ),
-}
-
-
-CONFIDENCE = {
-    Weight.UNCAUGHT: "high: an exception ended the rank",
-    Weight.RAISED: "high: an exception",
-    Weight.LOGGED: "medium: a line that reports an error",
-    Weight.HINT: "low: only a warning, which healthy jobs write too",
-    Weight.CHILD: "low: only the signal that ended the process is known",
-    Weight.END: "low: a program says only that it failed",
-}
 
 
 @dataclass(frozen=True)
@@ -72,6 +35,8 @@ class Found:
     marks an exception that only says that something before it failed. `signal` ended torchrun's child. `text`
     is the whole report; its characters `proof` prove the class. `fix` replaces the class's remedy. `inner`:
     another exception follows. `unsure`: it stands near the end of the log, but the program is not known.
+    `guessed`: no pattern knows it, so the class is what it is about, or `crash`.
+    `bare`: without its traceback.
     """
 
     kind: str
@@ -87,6 +52,8 @@ class Found:
     fix: str | None = None
     inner: bool = False
     unsure: bool = False
+    guessed: bool = False
+    bare: bool = False
 
     @property
     def evidence(self) -> str:
@@ -111,7 +78,9 @@ class Found:
             return "high: the pod's first process says so"
         if self.kind == "crash":
             return "low: the log shows what failed, but no known cause"
-        return CONFIDENCE[self.weight]
+        if self.guessed:
+            return "medium: what the message and the code are about"
+        return str(log_topics.table("confidence")[self.weight.name.lower()])
 
     @property
     def victim(self) -> bool:
@@ -130,12 +99,25 @@ def first_cause(lines: Iterable[Line]) -> Found | None:
     own = [one for one in map(_own, every) if one is not None]
     reports = log_failures.of(every)
     reported = [one for one in map(_found, reports) if one is not None]
-    if any(_ASSERTED.search(line.text) for line in every):
+    if any(form("asserted").search(line.text) for line in every):
         reported = [replace(one, kind="crash") if one.kind == "device" else one for one in reported]
     known = [one for one in own if not one.victim and one.kind != "crash"]
     concluded = [one for one in known if one.concluded][::-1]
     chosen = concluded or known or _chosen(reported) or [one for one in own if one.kind != "crash"]
-    return next(iter(chosen or own[::-1] or reported), None) or _at_the_end(every, reports)
+    found = next(iter(chosen or own[::-1]), None)
+    said = any(one.exception for one in reports) or any(form("agent").search(line.text) for line in every)
+    if said and found and found.guessed and found.kind == "unreachable":
+        outside = log_topics.table("outside")
+        found = _in_any_line(every, [form("quiet")], lambda one: one.kind in outside) or found
+    if found is None or (found.kind == "crash" and found.vague):  # the log does not explain the end
+        warned = _in_any_line(every, [form("quiet")], lambda one: not one.victim) if said else None
+        found = warned or found or _at_the_end(every, reports) or next(iter(reported), None)
+    plain = [] if found or reports or series.from_log(every) else log_failures.plain(every)
+    if any(form("ignored").search(log_failures.bare(line)) for line in plain):
+        return None
+    # A program without levels, that did not train.
+    mild = [form("any_mild"), log_patterns.lines("harmless")]
+    return found or _in_any_line(plain, mild, lambda _: True)
 
 
 def _at_the_end(lines: list[Line], reports: list[Report]) -> Found | None:
@@ -150,29 +132,42 @@ def _at_the_end(lines: list[Line], reports: list[Report]) -> Found | None:
     ]
     if not near:
         return None
-    subjects = log_patterns.by_class("subjects")
-    named = ((kind, one) for one in near for kind, words in subjects if words.search(one.text))
+    named = ((kind, one) for one in near if (kind := log_topics.of(one)))
     kind, shown = next(named, ("crash", min(near, key=lambda one: one.weight)))
     return Found(
         kind, shown.line, shown.line.rank, weight=shown.weight, vague=True, text=shown.text, unsure=True
     )
 
 
+def _in_any_line(
+    lines: list[Line], skipped: list[re.Pattern[str]], wanted: Callable[[Found], bool]
+) -> Found | None:
+    """Return the last line with a known and wanted cause, of any level, that no pattern skips."""
+    texts = ((line, log_failures.bare(line)) for line in reversed(lines))
+    bare = ((line, text) for line, text in texts if not any(skip.search(text) for skip in skipped))
+    found = (_found(Report(line, text, Weight.HINT)) for line, text in bare)
+    return next((replace(one, unsure=True) for one in found if one and wanted(one)), None)
+
+
 def _chosen(found: list[Found]) -> list[Found]:
     """Return the failures of the strongest kind of report; consequences come last."""
-    known = [one for one in found if one.kind != "crash" and not one.victim]
+    known = [one for one in found if not one.guessed and not one.victim]
     if any(one.victim for one in found):  # a rank whose collective has failed aborts itself
-        known = [one for one in known if one.kind != "memory-fault" or not _ABORTED.search(one.text)]
+        known = [one for one in known if one.kind != "memory-fault" or not form("aborted").search(one.text)]
     # Another failure may explain these.
     late = ("killed", "memory-fault", *("shared-memory" for one in known if one.kind == "limits"))
     known.sort(key=lambda one: one.kind in late or _of_a_client(one))
     by_weight = {weight: [one for one in known if one.weight is weight] for weight in Weight}
-    crashes = [one for one in found if one.kind == "crash"]
+    crashes = [one for one in reversed(found) if one.guessed and one.weight is not Weight.END]
     if len(found) > 1:  # the next line says what was thrown
         crashes = [one for one in crashes if not one.text.startswith("terminate called")]
     # Of unknown exceptions the last one counts: the one that ended the process follows those it has caught.
-    uncaught = [one for one in crashes if one.weight is Weight.UNCAUGHT and not one.vague][::-1]
-    specific = [one for one in crashes if not one.vague][::-1]
+    specific = [one for one in crashes if not one.vague]
+    uncaught = [one for one in specific if one.weight is Weight.UNCAUGHT]
+    if specific and all(one.kind == "crash" and one.bare for one in specific):
+        # A traceback that is cut shows more than an exception without its traceback.
+        cut = [one for one in found if one.kind != "crash" and one.weight is Weight.END]
+        specific, uncaught = cut + specific, cut + uncaught
     killed = [one for one in by_weight[Weight.CHILD] if one.kind != "memory-fault" or one.signal != SIGABRT]
     return (
         by_weight[Weight.UNCAUGHT]
@@ -182,24 +177,19 @@ def _chosen(found: list[Found]) -> list[Found]:
         or by_weight[Weight.LOGGED]
         or ([] if crashes else by_weight[Weight.HINT])
         or killed
-        or crashes[::-1]
+        or sorted(crashes, key=lambda one: one.kind == "crash")
         or sorted(
-            (one for one in found if one.victim),
+            (one for one in found if one.victim and not one.guessed),
             key=lambda one: (_of_a_client(one), one.kind == "communication"),
         )
         or by_weight[Weight.CHILD]
+        or [one for one in found if one.kind != "crash"]
     )
 
 
 def _of_a_client(found: Found) -> bool:
     """Return whether the exception that follows knows better whose connection it was."""
-    return found.inner and found.kind in BETWEEN_RANKS
-
-
-def classify(line: Line) -> Found | None:
-    """Return what a single line says of a failure, None for a line that reports no error."""
-    report = log_failures.single(line)
-    return _own(line) or (_found(report) if report else None)
+    return found.inner and found.kind in log_topics.table("between_ranks")
 
 
 def _own(line: Line) -> Found | None:
@@ -220,34 +210,32 @@ def _found(report: Report) -> Found | None:
         if kind is None:
             return None
         return Found(kind, line, rank, weight=report.weight, signal=report.signal, text=report.text)
-    client = _CLIENT.match(report.text)
+    if event := signs.event(report.text):
+        return Found(event.cause, line, rank, weight=report.weight, text=report.text, fix=event.fix)
+    client = form("client").match(report.text)
     for row in log_patterns.classes():
         hit = row.search(report.text, report.stack)
-        if hit and not (client and row.kind in BETWEEN_RANKS):
-            found = Found(row.kind, line, rank, weight=report.weight, text=report.text)
-            return replace(found, proof=(hit.start, hit.end), fix=hit.fix, inner=report.inner)
+        if hit and not (client and row.kind in log_topics.table("between_ranks")):
+            # What NCCL says of a refused connection is not about the rendezvous.
+            kind = (row.kind == "rendezvous" and log_patterns.of_program(report.text)) or row.kind
+            found = Found(kind, line, rank, weight=report.weight, text=report.text)
+            return replace(found, proof=hit[0].span(), fix=hit[1].fix, inner=report.inner)
     if not report.exception:
-        return None
-    kind = _by_words(report)
-    vague = kind is None and _VAGUE.match(report.text) is not None
-    return Found(kind or "crash", line, rank, weight=report.weight, vague=vague, text=report.text)
-
-
-def _by_words(report: Report) -> str | None:
-    """Return the class of an exception that no pattern knows, by its words or by the code that raised it."""
-    module = _MODULE.match(report.text)
-    library = f"/site-packages/{module[1].replace('.', '/')}:" if module else ""
-    for table, texts in (("words", (report.text,)), ("places", (report.place, library))):
-        for kind, pattern in log_patterns.by_class(table):
-            if any(pattern.search(text) for text in texts):
-                return kind
-    return None
+        known = log_patterns.of_program(report.text)
+        return Found(known, line, rank, weight=report.weight, text=report.text) if known else None
+    relayed = form("relays").match(report.text) is not None
+    kind = None if relayed else log_topics.of(report)
+    vague = relayed or report.weight is Weight.END or form("vague").match(report.text) is not None
+    vague = vague or (report.inner and kind is None)
+    return Found(
+        kind or "crash", line, rank, weight=report.weight, vague=vague, text=report.text, guessed=True,
+        bare=not report.place,
+    )  # fmt: skip
 
 
 def refine(trainer_class: str, message: str) -> str:
     """Return the kind of cause for one of the trainer's classes, narrowed by its message."""
     kind = KINDS.get(trainer_class, trainer_class)
-    if kind not in NARROWER:
-        return kind
-    first = next((row.kind for row in log_patterns.classes() if row.search(message)), kind)
-    return first if first in NARROWER[kind] else kind
+    narrower = log_topics.table("narrower").get(kind, ())
+    first = (row.kind for row in log_patterns.classes() if narrower and row.search(message))
+    return found if (found := next(first, kind)) in narrower else kind

@@ -6,20 +6,20 @@ in INFO lines and warnings are no reports: `config file not found, using default
 Reports that training survived are left out: steps after a report show that it was handled.
 """
 
-from __future__ import annotations
-
 import enum
 import itertools
 import json
-import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from tools.job.diagnosis import log_patterns
+from tools.job.diagnosis import log_patterns, log_tracebacks, signs
+from tools.job.diagnosis.log_patterns import form
+from tools.job.diagnosis.log_tracebacks import Traceback
 from tools.job.metrics import series
 from tools.job.snapshot.log_lines import Line, cut
 
 SURVIVED = 3  # steps after a report: no rank takes one when another has failed, but lines may be late
+WRAPPED = 60  # characters: the package rich also wraps the message below its box
 MESSAGE = 6  # further lines of an exception's message
 FRAMES = 60  # of a traceback; the newest ones are kept
 
@@ -32,7 +32,7 @@ class Weight(enum.IntEnum):
     LOGGED = 2  # a line of level ERROR, or a message of the runtime
     HINT = 3  # a library's warning that healthy jobs write too
     CHILD = 4  # torchrun's message about the signal that ended a child
-    END = 5  # a program's message that something before it failed, or that a child failed
+    END = 5  # a program's message that something before it failed, or a traceback that is cut
 
 
 @dataclass(frozen=True)
@@ -55,82 +55,8 @@ class Report:
     inner: bool = False
 
 
-@dataclass
-class _Traceback:
-    """What was read of a traceback."""
-
-    place: str = ""
-    frames: list[str] = field(default_factory=list)
-    ignored: bool = False
-
-
-# Prefixes of ranks, torchrun, srun, mpirun, Ray and log collectors. A line may have several.
-_PREFIX = re.compile(
-    r"^(?:\((?:[^()]{0,100}? )?pid=\d++[^()]{0,100}+\) |\d+: |(?:\d{1,3}\.){3}\d{1,3}: |"
-    r"\[\d+,[^\]<>]{1,40}\]<std\w+>:|\[[\w-]+(?:: \d+)?\](?:: ?| )|"
-    r"[a-z](?=[\w-]*\d)[\w-]*+: (?=(?:\w+\.)*\w*(?:Error|Exception)\b))*+"
-)
 LONGEST = 100  # characters of another collector's prefix
-# What collectors put before a line: CRI's stream, kubectl --prefix, Docker Compose, syslog, a time. A time
-# differs from line to line, so it cannot be a part of a writer's name.
-_COLLECTED = re.compile(
-    r"^(?:std(?:out|err) [FP] |\[pod/[^\]\s]{1,300}\] ?|[\w.-]{1,80} +\| (?=\S|  )|"
-    r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,80} [\w.-]{1,40}(?:\[\d+\])?: |"
-    r"\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?:? "
-    r"(?=Traceback|  |(?:\w+\.)*\w*(?:Error|Exception)\b))+"
-)
-_TORCH_RANK = re.compile(r"\[rank\d+\]: ?$")
-# The lines that Python draws around an exception group.
-_BRANCH = re.compile(r"^\s+\| ?|^\s+\+[-+ \d]*$")
-# The message in a child's error file, which torchrun prints as JSON on several lines.
-_ERROR_FILE = re.compile(r'^\s*"message": "(.+?)",?$')
-_BEHIND = re.compile(r"\S(\[rank\d+\]: ?Traceback \()")
-_TRACEBACK = re.compile(r"Traceback \(most recent call last\):(?: \(RANK \d+\))?$")
-_FRAME = re.compile(r'^\s+File "([^"]+)", line (\d+(?:, in .+)?)')
-# Notebooks print frames in another form, with numbers and an arrow before the lines of code.
-_CELL_FRAME = re.compile(r"^(?:File )?\[?((?:~?/|<ipython)[^\s:]{1,300})(?::(\d{1,7}))?\S{0,40} in (\w+)")
-_CELL_CODE = re.compile(r"^-+> ?\[?\d")
-_PYTHONS_OWN = re.compile(r"^<|/lib/python3\.\d+/(?!site-packages|dist-packages)")
-_RAISED = re.compile(r"^(?:\w+\.)*[A-Za-z_]\w*(?:: |:?$)")
-_EXCEPTION = re.compile(
-    r"^(?:(?:\w+\.)*(?:\w+(?:Error|Interrupt|Exit|Timeout)|\w*Exception)|(?:\w+\.){1,6}(?:errors?|exceptions?|exc)"
-    r"\.[A-Z]\w+|(?:\w+\.)+(?:\w*error|Timeout"
-    r"|\w*(?:Failed|Failure|Invalid|NotFound|Unavailable|Denied|Refused|Mismatch|Exceeded|Unsupported))"
-    r")(?: \(see above for traceback\))?(?:: |:?$)"
-)
-_CONTINUED = re.compile(r"\s+\S|nccl\w+Error: |Last error:")
 _CHAINED = ("During handling of the above", "The above exception was the direct")
-# Python prints the traceback of an exception in a finalizer, which ends nothing.
-_IGNORED = re.compile(r"^Exception ignored in|^(?:Warning|W): .{0,300}\bignored\b")
-# Uncaught exceptions of other languages: C++, Go, Java, Rust.
-_NATIVE = re.compile(
-    r"^\s*what\(\):  ?\S|^terminate called after throwing an instance of|^panic: |^fatal error: \w+(?! loop)"
-    r"|^Exception in thread \"|^Caused by: (?:\w+\.)+\w+|^thread '.{0,80}' (?:\(\d+\) )?panicked at "
-    r"|^libc\+\+abi: terminating"
-)
-# glog's level of a warning, which torch's C++ code and Kubernetes' programs put first.
-_WARNED = re.compile(r"^\[?W(?:\d{4}[ \]]|\d{3} | )")
-# A level in capitals may be anywhere in a line; one in small letters only at its beginning.
-_LEVEL = re.compile(
-    r"\b(?:ERROR|FATAL|CRITICAL)\b|\[[EF](?:\d{3}| )|^[EF]\d{4} |"
-    r"^(?:[\w.-]{1,80}+ ){0,2}[EF]\d{4} \d\d:\d\d:\d\d\.|^\S{1,20}[ T]\S{1,20}: [EF] \w+/|"
-    r"\b(?:level|lvl|severity)=\"?(?i:error|fatal|panic|critical)\b|[\[|<](?i:error|fatal|critical|err)[\]|>]|"
-    r"^[^A-Za-z]*+(?:[\w./-]++(?::\d++)?:\s++){0,3}(?:(?i:fatal|panic)\b|(?i:error):\s(?!\s*+[-+.\d]))"
-)
-_MILD = re.compile(r"\b(?:INFO|DEBUG|TRACE|WARN|WARNING|Warning|UserWarning|FutureWarning)\b")
-_PYTHON_WARNS = re.compile(r":\d+: \w*Warning: ")
-# torchrun's messages about its children: consequences, except for the signal that ended a child.
-_AGENT = re.compile(
-    r"ChildFailedError|torch[./]distributed[./]elastic[./](?:multiprocessing|agent)|Root Cause|"
-    r"traceback : (?:To enable|$)|error_file:"
-)
-_CHILD = re.compile(
-    r"\b(?:exit|exited with) ?code\s*:? (-\d+)|exits with return code = (-\d+)"
-    r"|\b(?:died|terminated|exited|killed|abort due to)\b.{0,20}\b(?:signal|by) (\d+)\b(?! *times)"
-)
-_ASKED = re.compile(
-    r"SignalException: Process \d+ got signal|Received (?:1|2|15|Signals\.SIGTERM) death signal"
-)
 
 # The keys of JSON logs: structlog, Python's logging, zap and others.
 _LEVELS = ("level", "levelname", "severity", "lvl")
@@ -141,13 +67,29 @@ _TRACEBACKS = ("exc_info", "exception", "stack_trace", "traceback")
 
 def of(lines: Iterable[Line]) -> list[Report]:
     """Return the reports of a log, or of several merged by time, without those that were survived."""
-    every = [one for line in lines for one in _unfolded(line)]
+    every = plain(lines)
     return list(_reports(every[_survived(every) :]))
 
 
-def single(line: Line) -> Report | None:
-    """Return the report of a single line, None if it reports nothing."""
-    return next((report for one in _unfolded(line) for report in _reports([one])), None)
+def plain(lines: Iterable[Line]) -> list[Line]:
+    """Return the lines as programs wrote them, without what collectors have put around them."""
+    return _unmarked([one for line in lines for one in _unfolded(line)])
+
+
+def _unmarked(lines: list[Line]) -> list[Line]:
+    """Return lines without what stands before each of them, unless that names a rank."""
+    texts = [line.text for line in lines if line.text.strip()]
+    ends = (min(texts), max(texts)) if len(texts) > 2 else ("", "")  # what these share, all texts share
+    same = "".join(itertools.takewhile(bool, (a * (a == b) for a, b in zip(*ends, strict=False))))
+    shared = form("mark").match(same)
+    if shared is None or any(line.rank is not None for line in lines[:1]):
+        return lines
+    return [replace(line, text=line.text.removeprefix(shared[0])) for line in lines]
+
+
+def bare(line: Line) -> str:
+    """Return the text of a line without what collectors and launchers put before this one."""
+    return form("prefix").sub("", form("collected").sub("", line.text))
 
 
 def _survived(lines: list[Line]) -> int:
@@ -157,7 +99,7 @@ def _survived(lines: list[Line]) -> int:
 
 
 def _reports(lines: list[Line]) -> Iterator[Report]:
-    open_tracebacks: dict[tuple[str, str], _Traceback] = {}  # by pod and prefix
+    open_tracebacks: dict[tuple[str, str], Traceback] = {}  # by pod and prefix
     earlier: dict[tuple[str, str], list[str]] = {}  # frames of the exception that the next one comes from
     read = 0  # lines before this one belong to a message
     prefixes = _collectors(lines)
@@ -165,114 +107,116 @@ def _reports(lines: list[Line]) -> Iterator[Report]:
         if index < read:
             continue
         prefix = _prefix(line.text, prefixes)
-        body = _BRANCH.sub("", line.text[len(prefix) :])
-        writer = (line.pod, prefix)
-        if _TRACEBACK.search(body):
-            ignored = index > 0 and _IGNORED.search(lines[index - 1].text[len(prefix) :]) is not None
-            open_tracebacks[writer] = _Traceback(frames=earlier.pop(writer, []), ignored=ignored)
+        body = form("branch").sub("", line.text[len(prefix) :])
+        writer = (line.pod, prefix.rstrip())
+        if form("begin").search(body):
+            ignored = index > 0 and form("ignored").search(lines[index - 1].text[len(prefix) :]) is not None
+            open_tracebacks[writer] = Traceback(frames=earlier.pop(writer, []), ignored=ignored)
             continue
         traceback = open_tracebacks.get(writer)
-        if traceback is None and _FRAME.match(body):  # the log begins, or is cut, in a traceback
-            traceback = open_tracebacks[writer] = _Traceback()
-        if traceback and (
-            not body.strip() or body[0].isspace() or _CELL_CODE.match(body) or _CELL_FRAME.match(body)
-        ):
-            _add_frame(traceback, body)
+        if traceback is None and log_tracebacks.begins(body):
+            traceback = open_tracebacks[writer] = Traceback()
+        if traceback and traceback.add(body):
+            traceback.last = line if body.strip() else traceback.last
             continue
-        raised = open_tracebacks.pop(writer, _Traceback())
-        weight = _weight(prefix, body, traceback is not None and _RAISED.match(body) is not None)
+        raised = open_tracebacks.pop(writer, Traceback())
+        weight = _weight(prefix, body, traceback is not None and form("raised").match(body) is not None)
         if weight is None or raised.ignored:
             continue
         exception = weight <= Weight.RAISED
         following = lines[index + 1 : index + 1 + MESSAGE]
-        message = list(_message(following, prefix, body.rstrip().endswith(":"))) if exception else []
+        message = list(_message(body, following, prefix, raised.boxed)) if exception else []
+        if raised.launchers and form("relayed").match(body):
+            weight, exception = Weight.END, False
         read = index + 1 + len(message)
         inner = any(line.text[len(prefix) :].startswith(_CHAINED) for line in lines[read : read + 3])
         if inner:
             earlier[writer] = raised.frames
-        child = _CHILD.search(body) if weight is Weight.CHILD else None
+        child = form("child").search(body) if weight is Weight.CHILD else None
         signal = abs(int(child[child.lastindex or 0])) if child else 0
         yield Report(
             line, " ".join([body.rstrip(), *message]), weight, exception, signal,
             raised.place if exception else "", "\n".join(raised.frames[-FRAMES:]), inner,
         )  # fmt: skip
+    yield from filter(None, map(_unfinished, open_tracebacks.values()))
 
 
-def _add_frame(traceback: _Traceback, body: str) -> None:
-    """Add a line of a traceback: a frame, or the code of the frame before."""
-    frame, cell = _FRAME.match(body), _CELL_FRAME.match(body)
-    if cell:
-        traceback.frames.append(f"/{cell[1]}:{cell[2] or 0}, in {cell[3]}")
-        traceback.place = traceback.frames[-1]
-    elif frame:
-        traceback.frames.append(f"/{frame[1]}:{frame[2]}")
-        if not _PYTHONS_OWN.search(frame[1]):
-            traceback.place = traceback.frames[-1]
-    elif traceback.place and " | " not in traceback.place and not body.lstrip()[:1].isdigit():
-        traceback.place += f" | {body.strip()}"
+def _unfinished(traceback: Traceback) -> Report | None:
+    """Return the report of a traceback whose last line is not in the log."""
+    text, raised = traceback.cut
+    if not text or traceback.last is None or traceback.ignored:
+        return None
+    weight = Weight.RAISED if raised else Weight.END
+    stack = "\n".join(traceback.frames[-FRAMES:])
+    return Report(traceback.last, text, weight, exception=True, place=traceback.place, stack=stack)
 
 
 def _collectors(lines: list[Line]) -> set[str]:
     """Return the prefixes that a log collector puts before a traceback's first line and before the next."""
     found = set()
     for line, following in itertools.pairwise(lines):
-        match = _TRACEBACK.search(line.text)
+        match = form("begin").search(line.text)
         before = line.text[: match.start()] if match else ""
         own = before[len(_prefix(before, set())) :].strip("|")
         repeated = len(before) <= LONGEST and following.text.startswith(before)
-        if own and repeated and not _BRANCH.fullmatch(own):
+        if own and repeated and not form("branch").fullmatch(own):
             found.add(before)
     return found
 
 
 def _prefix(text: str, collectors: set[str]) -> str:
     """Return the prefix of a line."""
-    known = _PREFIX.match(text)
+    known = form("prefix").match(text)
     first = known[0] if known else ""
     return max((one for one in collectors if text.startswith(one)), key=len, default=first)
 
 
 def _weight(prefix: str, body: str, raised: bool) -> Weight | None:
     """Return how much a line proves, None if it reports nothing."""
-    if _ASKED.search(body):
+    if form("asked").search(body):
         return Weight.LOGGED
-    if _CHILD.search(body):
+    if form("child").search(body):
         return Weight.CHILD
-    if _AGENT.search(body):
+    if form("agent").search(body):
         return None
-    if raised or _EXCEPTION.match(body.removeprefix(" ")):
-        return Weight.UNCAUGHT if _TORCH_RANK.search(prefix) else Weight.RAISED
+    if raised or form("exception").match(body.removeprefix(" ")):
+        return Weight.UNCAUGHT if form("torch_rank").search(prefix) else Weight.RAISED
     if log_patterns.lines("hints").search(body):
         return Weight.HINT
-    if _PYTHON_WARNS.search(body) or _WARNED.search(body) or _IGNORED.search(body):
+    if form("python_warns").search(body) or form("warned").search(body) or form("ignored").search(body):
         return None
-    if _NATIVE.search(body):
+    if form("native").search(body):
         return Weight.RAISED
-    if log_patterns.lines("runtime").search(body) or (
-        _LEVEL.search(prefix + body) and not _MILD.search(body)
+    if (
+        signs.event(body)
+        or log_patterns.lines("runtime").search(body)
+        or (any(map(form("level").search, (prefix, body))) and not form("mild").search(body))
     ):
         return Weight.LOGGED
-    ended = log_patterns.lines("ends").search(body) and not _MILD.search(prefix + body)
+    ended = log_patterns.lines("ends").search(body) and not form("mild").search(prefix + body)
     return Weight.END if ended else None
 
 
-def _message(following: list[Line], prefix: str, last: bool) -> Iterator[str]:
+def _message(first: str, following: list[Line], prefix: str, boxed: bool) -> Iterator[str]:
     """Yield the further lines of an exception's message: those that torch marks with its rank, and NCCL's.
 
-    `last`: the line before ends with a colon, so another line follows.
+    Another line follows one that ends with a colon. Below a box, rich has wrapped the message.
     """
-    marked = _TORCH_RANK.search(prefix)
+    marked = form("torch_rank").search(prefix)
+    body = first
     for line in following:
+        last = (
+            body.rstrip().endswith(":") or body.startswith("Last error:") or (boxed and len(body) > WRAPPED)
+        )
         body = line.text.removeprefix(prefix)
         new = (
-            _TRACEBACK.search(body)
-            or _MILD.search(body)
+            form("begin").search(body)
+            or form("mild").search(body)
             or body.startswith(("[", "During handling", "The above exception"))
         )
-        own = line.text.startswith(prefix) if marked else last or _CONTINUED.match(body)
+        own = line.text.startswith(prefix) if marked else last or form("continued").match(body)
         if new or not own:
             return
-        last = body.endswith(":") or body.startswith("Last error:")
         yield body.strip()
 
 
@@ -281,23 +225,24 @@ def _unfolded(line: Line) -> Iterator[Line]:
 
     A rank's traceback may begin in the middle of a line that another program has not ended.
     """
-    if not line.text.startswith("{"):
-        own = _COLLECTED.sub("", line.text)
-        behind, told = _BEHIND.search(own), _ERROR_FILE.match(own)
+    own = form("collected").sub("", line.text)
+    inside = form("prefix").sub("", own)
+    if not inside.startswith("{"):
+        behind, told = form("behind").search(own), form("error_file").match(inside)
         text = own[behind.start(1) :] if behind else told[1] if told else own
         yield line if text == line.text else replace(line, text=text)
         return
     try:
-        value = json.loads(line.text)
+        value = json.loads(inside)
     except (ValueError, RecursionError):
         value = {}
     level = next((str(value[key]) for key in _LEVELS if key in value), None)
-    inside = next((value[key] for key in _ENVELOPES if isinstance(value.get(key), str)), "")
-    if level is None and inside and not inside.startswith("{"):
-        for words in inside.splitlines():
+    wrapped = next((value[key] for key in _ENVELOPES if isinstance(value.get(key), str)), "")
+    if level is None and wrapped and not wrapped.startswith("{"):
+        for words in wrapped.splitlines():
             yield from _unfolded(replace(line, text=cut(words)))
     elif level is None:
-        yield replace(line, text=cut(line.text))
+        yield replace(line, text=cut(own))
     elif level.upper() in ("ERROR", "FATAL", "CRITICAL"):
         messages = [str(value[key]) for key in _MESSAGES if value.get(key)]
         tracebacks = [str(value[key]) for key in _TRACEBACKS if value.get(key)]

@@ -1,7 +1,5 @@
 """Why a job failed, from files of logs alone. Every line of evidence names its file and line."""
 
-from __future__ import annotations
-
 import codecs
 import gzip
 import io

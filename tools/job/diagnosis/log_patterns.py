@@ -1,6 +1,4 @@
-"""The patterns of log_patterns.yaml. The file is read when the first log is."""
-
-from __future__ import annotations
+"""The patterns of log_patterns.yaml and log_forms.yaml. The files are read when the first log is."""
 
 import functools
 import re
@@ -20,15 +18,6 @@ class Sign:
 
 
 @dataclass(frozen=True)
-class Hit:
-    """Where a sign was found in a report's text: the words from `start` to `end` prove the class."""
-
-    start: int
-    end: int
-    fix: str | None = None
-
-
-@dataclass(frozen=True)
 class Row:
     """A class of failure and its signs. `words` has all patterns as one, to be tried first."""
 
@@ -36,14 +25,12 @@ class Row:
     words: re.Pattern[str]
     signs: tuple[Sign, ...]
 
-    def search(self, text: str, stack: str = "") -> Hit | None:
-        """Return the first sign in a report's text and stack."""
-        if not self.words.search(text):
-            return None
-        for sign in self.signs:
+    def search(self, text: str, stack: str = "") -> tuple[re.Match[str], Sign] | None:
+        """Return the words that prove the class in a report's text, and their sign."""
+        for sign in self.signs if self.words.search(text) else ():
             found = sign.match.search(text)
             if found and (sign.stack is None or sign.stack.search(stack)):
-                return Hit(*found.span(), sign.fix)
+                return found, sign
         return None
 
 
@@ -63,15 +50,21 @@ def classes() -> tuple[Row, ...]:
 
 
 @functools.cache
-def by_class(table: str) -> tuple[tuple[str, re.Pattern[str]], ...]:
-    """Return the classes of `words`, `places` or `subjects`; the first row that matches counts."""
-    return tuple((row["class"], re.compile(row["match"])) for row in document()[table])
-
-
-@functools.cache
 def lines(table: str) -> re.Pattern[str]:
     """Return the pattern of the lines that `runtime`, `hints`, `ends` or `harmless` describes."""
     return _any_of(document()[table])
+
+
+@functools.cache
+def form(name: str) -> re.Pattern[str]:
+    """Return a form of lines of log_forms.yaml."""
+    return re.compile("".join(load("job/diagnosis/log_forms.yaml")[name]))
+
+
+def of_program(text: str) -> str | None:
+    """Return the class of what the program of a line of `runtime` or `hints` mostly reports."""
+    rows = (row for table in ("runtime", "hints") for row in document()[table] if "class" in row)
+    return next((row["class"] for row in rows if re.search(row["match"], text)), None)
 
 
 def _sign(pattern: dict[str, str]) -> Sign:

@@ -5,8 +5,6 @@ node selector and affinity, topology of volumes, resources, number of pods, and 
 all other rules `scheduler_message` quotes the scheduler.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal

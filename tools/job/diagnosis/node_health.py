@@ -5,22 +5,18 @@ HyperPod's health monitoring agent (labels), by node-problem-detector (condition
 is wrong), and by Kubernetes itself.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
 from tools.core.timestamps import moment
+from tools.facts.node_labels import DEEP, HEALTH, hyperpod_faults
 from tools.job.diagnosis.cause import short
 from tools.job.snapshot.snapshot import Snapshot, event_time
 from tools.kube.manifests import Object
 from tools.kube.selectors import labels_of
 
-HYPERPOD = "sagemaker.amazonaws.com/"
-HEALTH, DEEP = f"{HYPERPOD}node-health-status", f"{HYPERPOD}deep-health-check-status"
-FAULTS = ("fault-types", "fault-reasons", "fault-type", "fault-reason")
 INCIDENT = 900.0  # seconds before a failure in which an event of the node may explain it
 PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
 # Messages and reasons about accelerators. The agents write NvidiaXID79Error or NeuronHBMUncorrectableError.
@@ -69,7 +65,7 @@ def _kind(text: str) -> str:
 
 def _labelled(node: Object) -> Iterator[Problem]:
     labels = labels_of(node)
-    faults = [f"{key} {labels[HYPERPOD + key]}" for key in FAULTS if labels.get(HYPERPOD + key)]
+    faults = hyperpod_faults(labels)
     said = [f"{HEALTH}={labels[HEALTH]}"] if labels.get(HEALTH, "Schedulable") != "Schedulable" else []
     said += [f"{DEEP}=Failed"] if labels.get(DEEP) == "Failed" else []
     if said:

@@ -1,7 +1,5 @@
 """Causes of slow or diverging training."""
 
-from __future__ import annotations
-
 import math
 import re
 import statistics

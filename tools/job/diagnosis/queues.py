@@ -1,7 +1,5 @@
 """What queues and gang schedulers say of a job: Kueue, Volcano, KAI-Scheduler, scheduler-plugins."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from decimal import Decimal
 

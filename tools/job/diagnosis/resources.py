@@ -1,7 +1,5 @@
 """How the diagnosis prints resources, amounts and objects: GPUs for nvidia.com/gpu, memory in GiB."""
 
-from __future__ import annotations
-
 from decimal import Decimal
 
 from tools.facts.instances import EFA, NEURON, NVIDIA

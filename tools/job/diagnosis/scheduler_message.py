@@ -1,7 +1,5 @@
 """What the scheduler says of a pod that has no node, for the rules that `node_fit` does not compute."""
 
-from __future__ import annotations
-
 from tools.job.diagnosis import autoscaling, signs
 from tools.job.diagnosis.cause import Cause, Layer, short
 from tools.job.snapshot.pod import JobPod

@@ -1,7 +1,5 @@
 """Causes of a pod that has no node."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Causes of a pod that has a node, but whose container does not start."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

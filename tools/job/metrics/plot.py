@@ -1,7 +1,5 @@
 """Curves of one run or several over each other: in the terminal with plotext, or as SVG without a library."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The progress of a job: from the heartbeats and metrics of its run, else from its pods' logs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime

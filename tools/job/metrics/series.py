@@ -3,8 +3,6 @@
 A value that a line does not contain is None: a trainer that prints samples/s has no tokens/s.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

@@ -1,7 +1,5 @@
 """Reads the metrics of a job on the cluster, or of a run directory, log file or standard input here."""
 
-from __future__ import annotations
-
 import codecs
 import gzip
 import io

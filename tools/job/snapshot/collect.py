@@ -1,7 +1,5 @@
 """Takes a snapshot of a job from a live cluster."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime
 

@@ -1,7 +1,5 @@
 """A job of a cluster with the object that made it, and the kinds by which users name jobs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

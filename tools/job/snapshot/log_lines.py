@@ -1,7 +1,5 @@
 """Lines of container logs: their time, pod and rank."""
 
-from __future__ import annotations
-
 import heapq
 import re
 from collections.abc import Iterable, Iterator

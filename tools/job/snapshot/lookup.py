@@ -1,7 +1,5 @@
 """Finds the job that a user means: by a cell, by KIND/NAME, by a name, or by nothing if there is only one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,7 +59,7 @@ def _is_training(workload: Workload) -> bool:
 def find(kubectl: Kubectl, text: str | None) -> LiveJob:
     """Return the job that `text` means; UserError if none or several match."""
     if text and is_cell(text):
-        return LiveJob(get(kubectl, job_of(locate.rendered(text))))
+        return LiveJob(get(kubectl, kinds.job_of(locate.rendered(text))))
     seen = jobs(kubectl)
     prefix, _, name = (text or "").rpartition("/")
     among = kinds_called(prefix) if prefix else None
@@ -234,17 +232,7 @@ def is_cell(text: str) -> bool:
     return bool(slash) and ("/" in name or not kinds_called(prefix))
 
 
-def job_of(manifests: Manifests) -> Workload:
-    """Return the only training of the manifests; UserError if there is none or more than one."""
-    found = [one for one in kinds.find(manifests).workloads if one.trains]
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(one.title for one in found)
-    held = f"contains {len(found)} jobs, one is needed: {names}" if found else "contains no job that trains"
-    raise UserError(f"{manifests.source}: {held}")
-
-
 def top_of(manifests: Manifests) -> Object:
     """Return the object that holds the only training of the manifests: the job, or its wrapper."""
-    job = job_of(manifests)
+    job = kinds.job_of(manifests)
     return next(item for item in manifests.objects if title(item) == (job.wrapper or job.title))

@@ -1,7 +1,5 @@
 """One pod of a job, as the API server describes it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 

@@ -1,15 +1,14 @@
 """Runs commands in a job's pods, and reads the run directory through one of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 from tools.core.errors import UserError
-from tools.job.snapshot import remote_probe, run_answer
+from tools.job.snapshot import run_answer
 from tools.job.snapshot.pod import RUN_VARIABLE, JobPod
 from tools.kube.kubectl import SECONDS, Kubectl
 from tools.kube.manifests import Object
+from training.remote import run_probe
 
 
 def in_pod(
@@ -33,7 +32,7 @@ def run_directory(kubectl: Kubectl, pods: list[JobPod], unseen: dict[str, str]) 
     if pod is None:
         unseen["run directory"] = "no pod of the job is running, so it cannot be read"
         return None
-    script = Path(remote_probe.__file__).read_text(encoding="utf-8")
+    script = Path(run_probe.__file__).read_text(encoding="utf-8")
     try:
         text = in_pod(kubectl, pod, "sh", "-c", f'exec python3 - "${RUN_VARIABLE}"', stdin=script)
         return _with_pods(run_answer.checked(json.loads(text)), {pod.host: pod.name for pod in pods})

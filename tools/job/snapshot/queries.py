@@ -1,7 +1,5 @@
 """Several questions to the API server at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial

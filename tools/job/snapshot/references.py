@@ -1,7 +1,5 @@
 """The ConfigMaps and Secrets that a pod cannot start without."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What of a snapshot may be shared: no secrets, and of others' pods what the scheduler counts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -5,8 +5,6 @@ needs no cluster. `unseen` holds what could not be read, with the reason: missin
 failure.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import stat
@@ -14,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 from tools.core import foreign_files
 from tools.core.errors import UserError
@@ -50,7 +49,7 @@ class Snapshot:
 
     `objects` holds lists by kind: the objects of the job's namespace that concern it, all nodes, and as `Pod`
     the job's own pods. `others` are all other pods of the cluster that use a node's resources. `run` is the
-    content of the run directory (tools/job/snapshot/remote_probe.py), None if it was not read.
+    content of the run directory (training/remote/run_probe.py), None if it was not read.
     """
 
     taken: datetime
@@ -154,7 +153,7 @@ class Snapshot:
         """Return the seconds from `moment` to the snapshot."""
         return None if moment is None else (self.taken - moment).total_seconds()
 
-    def shareable(self) -> Snapshot:
+    def shareable(self) -> Self:
         """Return the snapshot without secrets, and with no more of others' pods than the scheduler counts."""
         specs = [*template_specs(self.workload), *(pod.spec for pod in self.pods)]
         labels = set(affinity_labels(specs))

@@ -1,27 +1,22 @@
 """Rules on the configuration of trainyard's trainer, and on models that need a token."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterator
 
 from tools.cells.published import Published
 from tools.core.verdict import Verdict, bad, doubtful, good, unclear
+from tools.facts.gated import GATED
 from tools.kube.manifests import Object
-from tools.preflight.rule import PRACTICE, Place, rule
+from tools.preflight.rule import Place, rule
 from tools.preflight.rules.storage import save_seconds
 from tools.preflight.subject import Subject, Template
 from tools.simulator import wiring
 from tools.simulator.command_line import literals, words
-from training.config import FILES, Config, ConfigError, load_texts
+from training.config import DATA, FILES, Config, ConfigError, load_texts
 from training.models.counting import trainable_parameters
 from training.models.published import differences
 
-# Models on the Hugging Face hub that are available only after their terms have been accepted.
-GATED = re.compile(
-    r"\b(?:meta-llama/[\w.-]+|google/(?:code)?gemma[\w.-]*|black-forest-labs/FLUX\.1-dev|bigcode/starcoder[\w.-]*)"
-)
 TOKEN_NAMES = (
     *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "HUGGINGFACE_TOKEN"),
     "HF_TOKEN_PATH",
@@ -33,14 +28,8 @@ BYTES_SAVED = 12  # per parameter: an fp32 weight and two moments
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
-@rule("config", "a misspelt key trains another model than the intended one")
+@rule("config")
 def config(subject: Subject) -> Iterator[Verdict]:
-    """model.yaml, hardware.yaml and cell.yaml of trainyard's trainer are valid.
-
-    The rule applies if the manifest has all three. It reports unknown keys with the nearest known one, wrong
-    types and ranges, sections in the wrong file, and a global batch that the ranks cannot share. With --base,
-    the section model must describe the same model as the base's config.json.
-    """
     if subject.base is not None and not any(_configured(subject)):
         place = Place(subject.manifests.source, "model.yaml")
         yield unclear(place, "no configuration of trainyard's trainer, which --base could be compared with")
@@ -78,13 +67,8 @@ def _unshared(loaded: Config, world: int | None) -> ConfigError | None:
     return None
 
 
-@rule(
-    "config-checkpoint",
-    "a run whose first checkpoint comes after its last step saves nothing before the end",
-    PRACTICE,
-)
+@rule("config-checkpoint")
 def config_checkpoint(subject: Subject) -> Iterator[Verdict]:
-    """checkpoint.every is not above train.steps in trainyard's configuration."""
     for template, texts in _configured(subject):
         loaded = _loaded(texts)
         if isinstance(loaded, ConfigError):
@@ -97,12 +81,8 @@ def config_checkpoint(subject: Subject) -> Iterator[Verdict]:
             yield bad(place, f"every {every} steps, but train.steps is {steps}", f"at most {steps}")
 
 
-@rule("pinned-weights", "a branch can move, so runs of the same file start from different weights", PRACTICE)
+@rule("pinned-weights")
 def pinned_weights(subject: Subject) -> Iterator[Verdict]:
-    """model.weights of trainyard's configuration names a repository of the hub at a commit of 40 hex digits.
-
-    A run keeps the commit that a branch or tag named when it started. The manifest does not.
-    """
     for template, texts in _configured(subject):
         loaded = _loaded(texts)
         weights = "" if isinstance(loaded, ConfigError) else loaded.model.weights or ""
@@ -116,17 +96,8 @@ def pinned_weights(subject: Subject) -> Iterator[Verdict]:
             yield bad(place, f"{revision} is a branch or tag, which can move", f"{repository}@<commit>")
 
 
-@rule(
-    "save-time", "a checkpoint too large for the network and the available time is never complete", PRACTICE
-)
+@rule("save-time")
 def save_time(subject: Subject) -> Iterator[Verdict]:
-    """The checkpoint can be written between SIGTERM and SIGKILL at the network's full speed.
-
-    For trainyard's trainer, the rule compares the size of the trained parameters in fp32 with Adam's two
-    moments (12 bytes per parameter), divided by the network bandwidth of all nodes, with the time that
-    torchrun gives its workers. This is a lower bound: a step comes first, and no file system uses the full
-    bandwidth.
-    """
     for template, texts in _configured(subject):
         loaded, machines = _loaded(texts), template.selected.known
         if isinstance(loaded, ConfigError) or not machines or template.selected.unknown:
@@ -147,16 +118,9 @@ def save_time(subject: Subject) -> Iterator[Verdict]:
             )
 
 
-@rule("gated-model", "the hub refuses a gated model without a token, after the nodes have started")
+@rule("gated-model")
 def gated_model(subject: Subject) -> Iterator[Verdict]:
-    """A container that downloads a gated model has a token.
-
-    Model names such as meta-llama/... are read from commands, variables and trainyard's configuration. A
-    token is a variable such as HF_TOKEN, an envFrom from a Secret, or a mounted Secret. With HF_HUB_OFFLINE
-    nothing is downloaded. A pod that mounts a claim gets a warning only, because the model may be on it.
-    """
-    model = FILES.index("model")
-    configured = {id(one): MODEL_KEY.findall(texts[model]) for one, texts in _configured(subject)}
+    configured = {id(one): MODEL_KEY.findall("\n".join(texts)) for one, texts in _configured(subject)}
     for template in subject.templates:
         for path, container in template.containers():
             texts = [*words(container), *literals(container).values()]
@@ -178,15 +142,17 @@ def _has_claim(template: Template) -> bool:
 
 
 def _configured(subject: Subject) -> Iterator[tuple[Template, tuple[str, ...]]]:
-    """Yield each training template that mounts all files of the trainer, with the texts of FILES."""
+    """Yield each training template that mounts all files of the trainer, with the texts of FILES and DATA."""
     for template in subject.training():
         maps = subject.named("ConfigMap", template.namespace)
         files: dict[str, str] = {}
         for name in _mounted_maps(template):
             files |= (maps.get(name) or {}).get("data") or {}
-        texts = tuple(files[f"{layer}.yaml"] for layer in FILES if f"{layer}.yaml" in files)
-        if len(texts) == len(FILES):
-            yield template, texts
+        if all(f"{layer}.yaml" in files for layer in FILES):
+            yield (
+                template,
+                tuple(files[name] for layer in (*FILES, DATA) if (name := f"{layer}.yaml") in files),
+            )
 
 
 def _mounted_maps(template: Template) -> Iterator[str]:
@@ -200,7 +166,8 @@ def _mounted_maps(template: Template) -> Iterator[str]:
 @functools.lru_cache(maxsize=64)
 def _loaded(texts: tuple[str, ...]) -> Config | ConfigError:
     try:
-        return load_texts({layer: (f"{layer}.yaml", text) for layer, text in zip(FILES, texts, strict=True)})
+        layers = zip((*FILES, DATA), texts, strict=False)
+        return load_texts({layer: (f"{layer}.yaml", text) for layer, text in layers})
     except ConfigError as problem:
         return problem
 

@@ -1,7 +1,6 @@
 """Rules on the user and the file system of a container."""
 
-from __future__ import annotations
-
+import re
 from collections.abc import Iterator
 
 from tools.core.verdict import Verdict, bad, doubtful, good
@@ -20,13 +19,23 @@ CACHES = (
 HOMES = ("HOME", "XDG_CACHE_HOME", "HF_HOME")
 
 
-@rule("run-as-user", "the kubelet does not start a container of root that must not run as root")
-def run_as_user(subject: Subject) -> Iterator[Verdict]:
-    """A container with runAsNonRoot does not have runAsUser 0.
+@rule("executable")
+def executable(subject: Subject) -> Iterator[Verdict]:
+    for template in subject.templates:
+        for path, container in template.containers():
+            first = next(iter(container.get("command") or []), None)
+            if first is None:
+                continue
+            place = Place(template.object, f"{path}.command[0]", first)
+            if re.search(r"\S\s+\S", first):
+                summary = "the whole command is one word, and no file has that name"
+                yield bad(place, summary, "one list item for each word, or sh -c before it")
+            else:
+                yield good(place, "one word")
 
-    The settings of a container count before those of its pod. Without runAsUser the image decides, and the
-    kubelet refuses an image whose user is root, or a name instead of a number: that is a warning.
-    """
+
+@rule("run-as-user")
+def run_as_user(subject: Subject) -> Iterator[Verdict]:
     for template in subject.templates:
         shared = template.spec.get("securityContext") or {}
         for path, container in template.containers():
@@ -48,14 +57,8 @@ def run_as_user(subject: Subject) -> Iterator[Verdict]:
                 yield good(place, f"user {user} is not root")
 
 
-@rule("read-only-root", "a trainer on a read-only file system fails when it writes its first file")
+@rule("read-only-root")
 def read_only_root(subject: Subject) -> Iterator[Verdict]:
-    """A container with readOnlyRootFilesystem has writable volumes where it writes.
-
-    torchrun and Python need a temporary directory: TMPDIR, /tmp, /var/tmp, /usr/tmp or the working directory.
-    Variables such as HOME, HF_HOME and TRITON_CACHE_DIR must point to a writable volume. If none of HOME,
-    XDG_CACHE_HOME and HF_HOME is set, caches go to the image's home directory, which is a warning.
-    """
     for template in subject.training():
         path, container = template.trainer()
         if not (container.get("securityContext") or {}).get("readOnlyRootFilesystem"):

@@ -1,7 +1,5 @@
 """The rule on fields with a fixed set of values, which the operator's CRD does not check."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,29 +7,34 @@ from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.kube.manifests import Object
 from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, title
+from tools.workload.volcano import VolcanoJob
 
 
-@rule("enums", "the CRD has no enums: a misspelt value is admitted, and the job never starts")
+@rule("enums")
 def enums(subject: Subject) -> Iterator[Verdict]:
-    """Fields with a fixed set of values have one of them: restartPolicy, cleanPodPolicy, rdzvBackend,
-    imagePullPolicy and others.
-
-    The operator's CRD admits any string. With `restartPolicy: OnFailur` the API server refuses every pod on
-    each reconcile, and the job stays in Created. A misspelt cleanPodPolicy is a warning: the operator treats
-    it as All.
-    """
     for item in subject.objects:
         for path, value, allowed in _values(item, subject):
             place = Place(title(item), path, value)
             if value in allowed or (path.endswith("nprocPerNode") and value.isdigit()):
                 yield good(place, "an allowed value")
                 continue
-            summary = f"{value!r} is not one of {', '.join(filter(None, allowed))}"
+            given = "not set, so Always," if value == UNSET else repr(value)
+            summary = f"{given} is not one of {', '.join(filter(None, allowed))}"
             verdict = doubtful if path.endswith("cleanPodPolicy") else bad
             yield verdict(place, summary, "correct the value")
 
 
 RESTART = ("Always", "OnFailure", "Never")
+UNSET = ""
+# pkg/webhooks/admission/jobs/validate/util.go of volcano-sh/volcano v1.15.1
+_EVENTS = (
+    *("*", "PodFailed", "PodEvicted", "PodPending", "Unknown", "TaskCompleted", "TaskFailed"),
+    "JobUpdated",
+)
+_ACTIONS = (
+    *("AbortJob", "RestartJob", "RestartTask", "RestartPod", "RestartPartition", "TerminateJob"),
+    *("CompleteJob", "ResumeJob"),
+)
 _CONTAINER = {"imagePullPolicy": ("Always", "IfNotPresent", "Never")}
 _POD = {
     "restartPolicy": RESTART,
@@ -63,9 +66,14 @@ def _values(item: Object, subject: Subject) -> Iterator[Value]:
         for role, replica in spec["pytorchReplicaSpecs"].items():
             policies = {"restartPolicy": (*RESTART, "ExitCode")}
             yield from _set(replica, f"spec.pytorchReplicaSpecs.{role}", policies)
+    for holder, path in _policies(item, subject):
+        yield from _set(holder, path, {"event": _EVENTS, "action": _ACTIONS})
     for template in templates:
         at = template.spec_path
-        yield from _set(template.spec, at, _POD)
+        batch = template.workload is not None and template.workload.of_batch
+        if batch and kind == "Job" and "restartPolicy" not in template.spec:
+            yield f"{at}.restartPolicy", UNSET, RESTART[1:]
+        yield from _set(template.spec, at, {**_POD, "restartPolicy": RESTART[1:]} if batch else _POD)
         for index, toleration in enumerate(template.spec.get("tolerations") or []):
             yield from _set(toleration, f"{at}.tolerations[{index}]", _TOLERATION)
         for name, volume in template.volumes().items():
@@ -76,6 +84,19 @@ def _values(item: Object, subject: Subject) -> Iterator[Value]:
             yield from _set(container, path, _CONTAINER)
             for index, port in enumerate(container.get("ports") or []):
                 yield from _set(port, f"{path}.ports[{index}]", {"protocol": ("TCP", "UDP", "SCTP")})
+
+
+def _policies(item: Object, subject: Subject) -> Iterator[tuple[Object, str]]:
+    """Yield the policies of a Volcano Job and of its tasks, with their paths."""
+    if not VolcanoJob.matches(item) or not subject.templates_of(item):
+        return
+    spec = item["spec"]
+    for holder, path in [
+        (spec, "spec"),
+        *((one, f"spec.tasks[{at}]") for at, one in enumerate(spec["tasks"])),
+    ]:
+        for at, one in enumerate(holder.get("policies") or []):
+            yield one, f"{path}.policies[{at}]"
 
 
 def _set(holder: Any, path: str, fields: Mapping[str, tuple[str, ...]]) -> Iterator[Value]:

@@ -1,7 +1,5 @@
 """Rules on environment variables: those of the container, of the operator, and of NCCL, EFA and Neuron."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -9,7 +7,7 @@ from collections.abc import Iterator
 from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.facts.environment import Say, guidance
 from tools.kube.manifests import Object
-from tools.preflight.rule import PRACTICE, Place, needed, rule
+from tools.preflight.rule import Place, needed, rule
 from tools.preflight.subject import Job, Subject, Template, texts, title
 from tools.simulator.command_line import command, literals, script
 from tools.simulator.environment import REFERENCE
@@ -34,9 +32,8 @@ FREE_TEXT = ("data", "stringData", "binaryData", "annotations")
 WORD_PATH = re.compile(r"\.(command|args)\[\d+\]$")
 
 
-@rule("env-twice", "of two variables with the same name the last one wins", PRACTICE)
+@rule("env-twice")
 def env_twice(subject: Subject) -> Iterator[Verdict]:
-    """A container's env has each variable once."""
     for template in subject.templates:
         for path, container in template.containers():
             entries = container.get("env") or []
@@ -49,13 +46,8 @@ def env_twice(subject: Subject) -> Iterator[Verdict]:
                 yield good(Place(template.object, f"{path}.env"), f"{len(counts)} variables, each set once")
 
 
-@rule("env-overridden", "the operator appends its variables to yours, and the last value wins", PRACTICE)
+@rule("env-overridden")
 def env_overridden(subject: Subject) -> Iterator[Verdict]:
-    """The job sets no variable that the operator sets to another value.
-
-    The operator sets WORLD_SIZE, RANK, MASTER_ADDR, PET_NNODES and others from the job's fields, and more of
-    them in jobs with a Master. Values for them in `env` have no effect.
-    """
     for job in subject.jobs:
         for template in job.templates:
             given = _injected(job, template)
@@ -81,15 +73,8 @@ def _injected(job: Job, template: Template) -> dict[str, str] | None:
     return {entry["name"]: entry["value"] for entry in pod.container["env"] if entry not in own}
 
 
-@rule("env-reference", "a $(NAME) that Kubernetes cannot resolve stays as it is")
+@rule("env-reference")
 def env_reference(subject: Subject) -> Iterator[Verdict]:
-    """Each $(NAME) in a value, command or argument names a variable of the container.
-
-    Kubernetes resolves it from `env` (in a value: from the variables above it) and, in commands, from the
-    variables of the operator. $(RANK) in a job without Master stays `$(RANK)`, and torchrun ends with
-    `invalid int value`. In a shell script $(...) may be a command, so only names in capitals are checked
-    there. If an envFrom is not in the manifest, the name is listed as what the job needs from the cluster.
-    """
     for template in subject.templates:
         job = subject.job_of(template)
         given = set(_injected(job, template) or {}) if job else set()
@@ -151,15 +136,8 @@ def _from_maps(subject: Subject, template: Template, container: Object) -> tuple
     return known, complete
 
 
-@rule("template-left", "a ${NAME} that was not filled in reaches the cluster as it is")
+@rule("template-left")
 def template_left(subject: Subject) -> Iterator[Verdict]:
-    """No ${NAME}, $NAME, {{ name }}, {% ... %} or <name> remains where nothing will fill it in.
-
-    All fields are checked except ConfigMap data and annotations. Kubernetes expands $(NAME) only; an argument
-    that no shell expands keeps its $NAME. In a shell script, {{ name }} and <your name> are warnings. So is a
-    $NAME in a list of paths in a variable (`/opt/lib:$LD_LIBRARY_PATH`): the other paths still count. Katib
-    fills in ${trialParameters.name}, and Argo Workflows fill in {{...}} themselves.
-    """
     for item in subject.objects:
         if str(item.get("apiVersion")).startswith("argoproj.io/"):
             continue
@@ -205,13 +183,8 @@ def _literal_words(container: Object) -> list[str]:
     return [*container["command"], *(container.get("args") or [])]
 
 
-@rule("env-guidance", "settings for NCCL, EFA and Neuron outlive the bug that they worked around", PRACTICE)
+@rule("env-guidance")
 def env_guidance(subject: Subject) -> Iterator[Verdict]:
-    """Variables of NCCL, EFA and Neuron follow the current guidance in tools/facts/environment.py.
-
-    A value that is always wrong is a warning, and so is a variable that should not be set, or that only works
-    around single bugs. Variables for other machines are not checked.
-    """
     for template in subject.training():
         path, container = template.trainer()
         for name, value in literals(container).items():
@@ -235,12 +208,8 @@ def _miscased(value: str, right: str | None) -> bool:
     return right is not None and value != right and value.lower() == right.lower()
 
 
-@rule("loopback", "a rank that talks on its loopback interface reaches no other pod")
+@rule("loopback")
 def loopback(subject: Subject) -> Iterator[Verdict]:
-    """The interface variables of gloo and NCCL do not name the loopback interface in a job of several pods.
-
-    With GLOO_SOCKET_IFNAME=lo each rank announces 127.0.0.1, where the ranks of other pods do not find it.
-    """
     for template in subject.training():
         path, container = template.trainer()
         for name, value in literals(container).items():
@@ -255,12 +224,8 @@ def loopback(subject: Subject) -> Iterator[Verdict]:
                 yield good(place, "not the loopback interface")
 
 
-@rule("efa-provider", "libfabric that must use EFA fails or falls back to TCP in a pod without EFA", PRACTICE)
+@rule("efa-provider")
 def efa_provider(subject: Subject) -> Iterator[Verdict]:
-    """A pod that forces EFA (FI_PROVIDER=efa, NCCL_NET_PLUGIN=ofi) requests an interface.
-
-    The variables do not give the pod a device. Only the resource vpc.amazonaws.com/efa does.
-    """
     forced = {"FI_PROVIDER": "efa", "NCCL_NET_PLUGIN": "ofi", "FI_EFA_USE_DEVICE_RDMA": "1"}
     for template in subject.training():
         path, container = template.trainer()

@@ -1,19 +1,18 @@
 """Rules on how a job starts, restarts and ends."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
 from tools.core.verdict import Verdict, bad, good, unclear
 from tools.kube.manifests import Object
-from tools.preflight.rule import PRACTICE, Place, rule
+from tools.preflight.rule import Place, rule
 from tools.preflight.rules.enums import RESTART
 from tools.preflight.subject import Job, Subject, Template, title
 from tools.simulator import launch
 from tools.simulator.command_line import command, literals, script
 from tools.simulator.launch import Launch
 from tools.simulator.torchrun import BadOptions
+from tools.workload.volcano import VolcanoJob
 
 GITOPS = ("kustomize.toolkit.fluxcd.io/", "helm.toolkit.fluxcd.io/", "argocd.argoproj.io/")
 PART_OF_TRAINYARD = ("app.kubernetes.io/part-of", "trainyard")
@@ -22,15 +21,16 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 EXEC = "exec torchrun ... as the last command"
 
 
-@rule("restart-policy", "with some restart policies a job ends at its first fault, or never", PRACTICE)
+@rule("restart-policy")
 def restart_policy(subject: Subject) -> Iterator[Verdict]:
-    """Replicas restart with OnFailure, or with Never if a fault should end the job.
-
-    `Always` restarts a container that has finished, so the job can never succeed. `ExitCode` retries exit
-    codes of 128 and above only. torchrun exits with 1 for every fault, so each fault is permanent, and a TTL
-    never removes such a job because its completionTime stays empty (v1.9.4). training.entrypoint exits with
-    the right codes, but each of these retries is a new pod, which backoffLimit does not count.
-    """
+    for template in subject.training():
+        if isinstance(template.workload, VolcanoJob):
+            value = template.spec.get("restartPolicy") or "not set, so Always"
+            place = Place(template.object, f"{template.spec_path}.restartPolicy", value)
+            if value.endswith("Always"):
+                yield bad(place, "Always: the task can never complete", "restartPolicy: Never")
+            else:
+                yield good(place, f"{value} is a valid restart policy for this job")
     for job in subject.operator_jobs():
         for role, replica in (job.spec.get("pytorchReplicaSpecs") or {}).items():
             value = replica.get("restartPolicy") or "OnFailure"
@@ -55,13 +55,11 @@ def _by_torchrun(job: Job) -> bool:
     return any(node.launch.torchrun is not None for node in nodes)
 
 
-@rule("clean-pods", "the other pods keep running, and keep their devices, when a job has ended", PRACTICE)
+@rule("clean-pods")
 def clean_pods(subject: Subject) -> Iterator[Verdict]:
-    """A job of several pods sets cleanPodPolicy: Running (or All).
-
-    The operator's default is None: when one pod succeeds or fails, the others keep running and cost money
-    (kubeflow/trainer #1579).
-    """
+    for job in subject.jobs:
+        if isinstance(job.workload, VolcanoJob) and job.nodes > 1:
+            yield _after_a_failed_pod(job)
     for job in subject.operator_jobs():
         value = (job.spec.get("runPolicy") or {}).get("cleanPodPolicy")
         place = Place(job.object, "spec.runPolicy.cleanPodPolicy", value or "not set, so None")
@@ -74,14 +72,19 @@ def clean_pods(subject: Subject) -> Iterator[Verdict]:
             yield good(place, "the remaining pods are removed")
 
 
-@rule("backoff-limit", "without a limit a job that cannot work restarts forever on paid machines", PRACTICE)
-def backoff_limit(subject: Subject) -> Iterator[Verdict]:
-    """A job that restarts sets backoffLimit, at least one restart for each pod.
+def _after_a_failed_pod(job: Job) -> Verdict:
+    holders = [job.spec, *job.spec["tasks"]]
+    policies = [one for holder in holders for one in holder.get("policies") or []]
+    events = {str(event) for one in policies for event in (one.get("event"), *(one.get("events") or []))}
+    place = Place(job.object, "spec.policies", ", ".join(sorted(events - {"None"})) or "not set")
+    if events & {"*", "PodFailed", "TaskFailed"} or any("exitCode" in one for one in policies):
+        return good(place, "the job acts on a failed pod")
+    remedy = "policies: [{event: PodFailed, action: RestartJob}]"
+    return bad(place, f"{job.nodes} pods, and the remaining ones wait for one that has failed", remedy)
 
-    Unset means unlimited. The operator adds up the restarts of all running pods, and when the rendezvous host
-    is lost every pod restarts once. A limit below the number of pods ends the job at the first such loss.
-    Zero is accepted as intended.
-    """
+
+@rule("backoff-limit")
+def backoff_limit(subject: Subject) -> Iterator[Verdict]:
     for job in subject.operator_jobs():
         replicas = (job.spec.get("pytorchReplicaSpecs") or {}).values()
         if all(replica.get("restartPolicy") == "Never" for replica in replicas):
@@ -97,14 +100,8 @@ def backoff_limit(subject: Subject) -> Iterator[Verdict]:
             yield good(place, "restarts are limited")
 
 
-@rule("ttl", "a reconciler starts a job again that its TTL has removed", PRACTICE)
+@rule("ttl")
 def ttl(subject: Subject) -> Iterator[Verdict]:
-    """A job that is reconciled from git does not set ttlSecondsAfterFinished.
-
-    When the TTL has deleted the job, the next reconcile creates it again, and training starts from scratch.
-    A job counts as reconciled if it has labels or annotations of Flux or Argo CD, or is part of trainyard.
-    Other jobs may have a TTL, but not together with ExitCode: such a job is never removed (v1.9.4).
-    """
     for item in subject.objects:
         path, value = _ttl(item)
         if value is None:
@@ -141,13 +138,8 @@ def _reconciled(item: Object) -> str:
     return ""
 
 
-@rule("readiness", "a pod that is not ready has no DNS name, and the others wait for that name", PRACTICE)
+@rule("readiness")
 def readiness(subject: Subject) -> Iterator[Verdict]:
-    """The training container of a job with several pods has no readinessProbe.
-
-    The operator's Services are headless and do not publish pods that are not ready. If a probe waits for
-    training to run, worker 0 has no name, and training waits for that name.
-    """
     for template in subject.training():
         path, container = template.trainer()
         if template.nodes < 2:
@@ -161,13 +153,8 @@ def readiness(subject: Subject) -> Iterator[Verdict]:
             )
 
 
-@rule("old-labels", "a selector on labels of the operator's first releases selects nothing", PRACTICE)
+@rule("old-labels")
 def old_labels(subject: Subject) -> Iterator[Verdict]:
-    """Selectors use labels such as training.kubeflow.org/job-name.
-
-    `pytorch-job-name` and `pytorch-replica-type` are labels of the former pytorch-operator. No pod has them,
-    so a Service, NetworkPolicy or affinity that uses them selects nothing.
-    """
     old = ("pytorch-job-name", "pytorch-replica-type", "pytorch-replica-index")
     for item in subject.objects:
         for path, key, value in _keys(item.get("spec"), "spec"):
@@ -188,13 +175,8 @@ def _keys(value: Any, path: str) -> Iterator[tuple[str, str, Any]]:
             yield from _keys(inner, f"{path}[{index}]")
 
 
-@rule("auto-resume", "HyperPod resumes a failed job only under certain conditions", PRACTICE)
+@rule("auto-resume")
 def auto_resume(subject: Subject) -> Iterator[Verdict]:
-    """With HyperPod's auto-resume: value "true", restartPolicy OnFailure, namespace kubeflow or hyperpod*.
-
-    If the manifest does not set a namespace, the verdict names the condition. Source: Amazon SageMaker
-    HyperPod developer guide, running jobs with kubectl.
-    """
     for job in subject.operator_jobs():
         metadata = job.item["metadata"]
         value = (metadata.get("annotations") or {}).get(AUTO_RESUME)
@@ -219,13 +201,8 @@ def auto_resume(subject: Subject) -> Iterator[Verdict]:
             yield good(place, "the conditions of auto-resume are met")
 
 
-@rule("queue-owner", "git and the queue overwrite each other's suspend", PRACTICE)
+@rule("queue-owner")
 def queue_owner(subject: Subject) -> Iterator[Verdict]:
-    """A job in a Kueue queue does not set suspend.
-
-    Kueue suspends the job on creation and starts it by clearing the field. If git sets the field too, each
-    reconcile sets it back: `false` bypasses the queue, `true` stops the running job.
-    """
     for job in subject.operator_jobs():
         queue = (job.item["metadata"].get("labels") or {}).get(QUEUE)
         if queue is None:
@@ -240,12 +217,8 @@ def queue_owner(subject: Subject) -> Iterator[Verdict]:
             )
 
 
-@rule("suspended", "a suspended job has no pods until somebody resumes it")
+@rule("suspended")
 def suspended(subject: Subject) -> Iterator[Verdict]:
-    """A job that is suspended is in a Kueue queue, which starts it.
-
-    Without a queue nothing clears `suspend: true`. The queue is the label kueue.x-k8s.io/queue-name.
-    """
     for job in subject.jobs:
         holders = [("spec.runPolicy", job.spec.get("runPolicy") or {}), ("spec", job.spec)]
         path = next((path for path, holder in holders if holder.get("suspend") is True), None)
@@ -259,19 +232,8 @@ def suspended(subject: Subject) -> Iterator[Verdict]:
             yield bad(place, "suspended, and no queue starts it", f"remove suspend, or add the label {QUEUE}")
 
 
-@rule(
-    "signals", "a shell above the trainer does not pass SIGTERM on, and the pod is killed unsaved", PRACTICE
-)
+@rule("signals")
 def signals(subject: Subject) -> Iterator[Verdict]:
-    """The launcher receives the SIGTERM of a node drain.
-
-    Only process 1 of a container gets the signal. `bash -c` replaces itself by the last command of its text
-    if that is a simple command without redirections and no trap is set; dash does not, and neither does a
-    shell with a pipe or a script in a file (measured with bash 5.2 and dash 0.5.12). A shell that stays does
-    not pass the signal on: after the grace period all processes are killed, and the steps since the last
-    checkpoint are lost. `exec torchrun ...` replaces any shell. A trap passes the signal on only while the
-    shell waits for a command in the background.
-    """
     for _, place, found in _shell_launches(subject):
         if found.signalled:
             yield good(place, f"{found.launcher} receives SIGTERM: {found.why}")
@@ -283,14 +245,8 @@ def signals(subject: Subject) -> Iterator[Verdict]:
             yield bad(place, f"{found.launcher} does not receive SIGTERM: {found.why}", EXEC)
 
 
-@rule("exit-code", "a training that fails counts as succeeded when its exit code is lost")
+@rule("exit-code")
 def exit_code(subject: Subject) -> Iterator[Verdict]:
-    """The container ends with the exit code of the launcher.
-
-    A pipe such as `torchrun ... | tee log` has the exit code of its last command unless `set -o pipefail` is
-    given, and a script has that of its last command unless `set -e` is given. The operator then counts a
-    failed training as succeeded and does not restart it.
-    """
     for _, place, found in _shell_launches(subject):
         if found.lost:
             yield bad(place, f"a failure of {found.launcher} is not seen: {found.lost}", "set -eo pipefail")

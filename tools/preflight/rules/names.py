@@ -1,7 +1,5 @@
 """Rules on names: of objects, pods, labels and images."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 
@@ -9,7 +7,7 @@ from tools.core import secret_patterns
 from tools.core.command_line import is_label, is_subdomain
 from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.kube.images import is_local
-from tools.preflight.rule import PRACTICE, Place, rule
+from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, title
 from tools.workload.operator_pods import pod_name
 
@@ -29,12 +27,8 @@ REFERENCE = re.compile(
 )
 
 
-@rule("names", "Kubernetes refuses an invalid name only when the manifest is applied")
+@rule("names")
 def names(subject: Subject) -> Iterator[Verdict]:
-    """Names of objects, namespaces, containers and volumes are valid in Kubernetes, and so are label values.
-
-    Common faults are underscores and capitals, which model names contain (`llama3_1_8b`).
-    """
     for item in subject.objects:
         metadata = item["metadata"]
         name, kind = metadata["name"], str(item.get("kind"))
@@ -76,13 +70,8 @@ def _label_faults(owner: str, path: str, labels: dict[str, str]) -> Iterator[Ver
             yield bad(Place(owner, f"{path}.{key}", value), f"label {key}: not a valid label value", remedy)
 
 
-@rule("name-length", "a pod's Service has the pod's name, and fails if the name is too long")
+@rule("name-length")
 def name_length(subject: Subject) -> Iterator[Verdict]:
-    """The name of the job's last pod has at most 63 characters.
-
-    The operator creates a Service for each pod, `<job>-worker-<n>`. Nothing checks the length before that:
-    the job is admitted, its pods start, and they never find each other.
-    """
     for job in subject.operator_jobs():
         for template in job.templates:
             last = max(template.replicas, template.nodes if template.role == "Worker" else 1) - 1
@@ -96,14 +85,8 @@ def name_length(subject: Subject) -> Iterator[Verdict]:
                 yield bad(place, summary, f"a job name of at most {most} characters")
 
 
-@rule("image-pinned", "with a moving tag the pods of one job may run different images")
+@rule("image-pinned")
 def image_pinned(subject: Subject) -> Iterator[Verdict]:
-    """Images have a digest, or a tag that names a version.
-
-    No tag means latest. A pod that is created tomorrow pulls the image that the tag names then, so one job
-    would run two programs. Tags such as latest, main and nightly are a warning. Other tags count as fixed. A
-    text that is not an image reference fails.
-    """
     for template in subject.templates:
         for path, container in template.containers():
             image = container.get("image")
@@ -126,16 +109,8 @@ def image_pinned(subject: Subject) -> Iterator[Verdict]:
                 yield good(place, "pinned by a version tag")
 
 
-@rule(
-    "local-image",
-    "an image of this machine's registry is on this machine only, and other nodes cannot pull it",
-    PRACTICE,
-)
+@rule("local-image")
 def local_image(subject: Subject) -> Iterator[Verdict]:
-    """Images come from a registry that the nodes can reach, not from localhost, kind.local or ko.local.
-
-    Such an image runs on nodes that already have it, as in a kind cluster, or whose own registry has it.
-    """
     for template in subject.templates:
         for path, container in template.containers():
             image = str(container.get("image") or "")

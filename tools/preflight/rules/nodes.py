@@ -1,7 +1,5 @@
 """Rules on the machines that a pod selects."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterator
@@ -10,7 +8,7 @@ from dataclasses import replace
 from tools.core.repo import nearest
 from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.facts.instances import INSTANCES
-from tools.facts.node_labels import KNOWN, OPEN, RESERVED, VALUES
+from tools.facts.node_labels import HYPERPOD, KNOWN, OPEN, RESERVED, VALUES
 from tools.kube.manifests import Object
 from tools.kube.selectors import node_terms
 from tools.preflight.rule import Place, rule
@@ -20,18 +18,12 @@ TYPE_NAME = re.compile(
     r"[a-z]+[0-9][a-z0-9-]*\.(nano|micro|small|medium|large|xlarge|[0-9]+xlarge|metal(-[0-9]+xl)?)"
 )
 ALMOST = 0.85  # similarity of a misspelt label to the right one
-HYPERPOD = "sagemaker.amazonaws.com/"
 ARCH_LABELS = ("kubernetes.io/arch", "beta.kubernetes.io/arch")
 ARCHITECTURES = {"arm64": "arm64", "aarch64": "arm64", "amd64": "amd64", "x86_64": "amd64", "x86-64": "amd64"}
 
 
-@rule("instance-types", "a node label that no node has keeps the pod Pending forever")
+@rule("instance-types")
 def instance_types(subject: Subject) -> Iterator[Verdict]:
-    """Instance types in node selectors and affinities are spelt correctly and do not contradict each other.
-
-    A name that cannot be an instance type fails. A possible name that is not in the fact table is a warning:
-    the size of the machine is unknown, and the rules that compare it with the pod do not apply.
-    """
     for template in subject.templates:
         selected = template.selected
         if not selected.names:
@@ -63,13 +55,8 @@ def _contradiction(template: Template) -> str:
     return f"{', '.join(fixed)} and {', '.join(allowed)}"
 
 
-@rule("hyperpod-nodes", "nodes of HyperPod have instance types with the prefix ml.")
+@rule("hyperpod-nodes")
 def hyperpod_nodes(subject: Subject) -> Iterator[Verdict]:
-    """A job for HyperPod selects `ml.` instance types, and the plain ones too if it should run on both.
-
-    A job counts as made for HyperPod if its kind is HyperPodPyTorchJob, or if it has annotations or node
-    labels of sagemaker.amazonaws.com.
-    """
     for template in subject.training():
         names = template.selected.names
         if not names or not _for_hyperpod(template):
@@ -87,14 +74,8 @@ def _for_hyperpod(template: Template) -> bool:
     return template.item.get("kind") == "HyperPodPyTorchJob" or any(key.startswith(HYPERPOD) for key in keys)
 
 
-@rule("architecture", "an image for another processor fails with exec format error, on a paid machine")
+@rule("architecture")
 def architecture(subject: Subject) -> Iterator[Verdict]:
-    """An image whose name contains an architecture fits the nodes that the pod selects.
-
-    The architecture is read from the image's repository and tag (arm64, aarch64, amd64, x86_64), from the
-    node selector kubernetes.io/arch and from the instance type. Images without it in their name are not
-    checked: they may contain several architectures.
-    """
     for template in subject.templates:
         nodes = _node_architectures(template)
         if len(nodes) > 1:
@@ -130,16 +111,8 @@ def _node_architectures(template: Template) -> set[str]:
     return architectures & {"arm64", "amd64"}
 
 
-@rule("node-labels", "a pod that selects a label that no node has stays Pending")
+@rule("node-labels")
 def node_labels(subject: Subject) -> Iterator[Verdict]:
-    """Labels in node selectors and required affinities are labels that nodes can have.
-
-    Checked are the labels of tools/facts/node_labels.yaml: those of Kubernetes, EKS, Karpenter, HyperPod and
-    NVIDIA's agents. A key that is almost one of them, such as `topology.kubernetes.io/zones`, fails, and so
-    does a value that such a label never has (`kubernetes.io/arch: x86_64`). Another key below a prefix of
-    theirs is a warning. Labels of a team's own are not checked. If an affinity has several terms, a fault in
-    one of them is a warning: the pod can use the others.
-    """
     for template in subject.templates:
         terms = node_terms(template.spec) or []
         for path, key, values in _wanted_labels(template, terms):

@@ -1,7 +1,5 @@
 """Rules on references to other objects: volumes, claims, ConfigMaps, Secrets, service accounts."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import Counter
@@ -20,13 +18,8 @@ ROLE = "eks.amazonaws.com/role-arn"
 SIMILAR = 0.6  # least similarity of two names
 
 
-@rule("volumes", "the API server refuses each pod that mounts a volume it does not have")
+@rule("volumes")
 def volumes(subject: Subject) -> Iterator[Verdict]:
-    """Each volumeMount names a volume of its pod. Names and mount paths are unique.
-
-    A merge patch on a custom resource replaces lists as a whole, so volumes disappear while their mounts
-    stay. The CRD admits that, and the pods are refused.
-    """
     for template in subject.templates:
         known = {**template.volumes(), **_claimed(template.item)}
         yield from _twice(template, "volumes", [one["name"] for one in template.spec.get("volumes") or []])
@@ -48,13 +41,14 @@ def volumes(subject: Subject) -> Iterator[Verdict]:
 def _claimed(item: Object) -> Object:
     """Return the volumes that a StatefulSet's or JobSet's controller adds, one for each claim template."""
     spec = item.get("spec") or {}
-    holders = [spec.get("volumeClaimTemplates"), *_listed(spec.get("volumeClaimPolicies"), "templates")]
-    names = [(one.get("metadata") or {}).get("name") for holder in holders for one in holder or []]
-    return {str(name): {"persistentVolumeClaim": {}} for name in names}
+    policies = _mappings(spec.get("volumeClaimPolicies"))
+    claims = [spec.get("volumeClaimTemplates"), *(one.get("templates") for one in policies)]
+    found = [one.get("metadata") for claim in claims for one in _mappings(claim)]
+    return {str(one.get("name")): {"persistentVolumeClaim": {}} for one in found if isinstance(one, dict)}
 
 
-def _listed(holders: Any, key: str) -> list[Any]:
-    return [one.get(key) for one in holders or [] if isinstance(one, dict)]
+def _mappings(values: Any) -> list[Object]:
+    return [one for one in values if isinstance(one, dict)] if isinstance(values, list) else []
 
 
 def _twice(template: Template, what: str, names: Iterable[str]) -> Iterator[Verdict]:
@@ -64,16 +58,8 @@ def _twice(template: Template, what: str, names: Iterable[str]) -> Iterator[Verd
             yield bad(place, f"{name} occurs {count} times", "keep one")
 
 
-@rule("references", "a pod that names a missing object waits in ContainerCreating, on a paid node")
+@rule("references")
 def references(subject: Subject) -> Iterator[Verdict]:
-    """Claims, ConfigMaps and Secrets that pods name are in the manifest, or clearly come from elsewhere.
-
-    A missing object fails if the manifest shows that it should be there: it has an unused object of a similar
-    name (of any name, if the missing one is generated), one with the same generated name and another hash, or
-    one in another namespace. If the object is in
-    the manifest, its keys are checked too. All other objects are listed as what the job needs from the
-    cluster.
-    """
     candidates = {
         kind: _Candidates(subject, kind) for kind in ("PersistentVolumeClaim", "ConfigMap", "Secret")
     }
@@ -89,7 +75,7 @@ def references(subject: Subject) -> Iterator[Verdict]:
             if name in here:
                 yield _key_verdict(place, kind, here[name], key, optional)
                 continue
-            reason = candidates[kind].reason(template, name)
+            reason = candidates[kind].reason(template, name, path)
             if reason and not optional:
                 summary = f"{kind} {name} is not in the manifest: {reason}"
                 yield bad(place, summary, "correct the name or the namespace")
@@ -152,8 +138,13 @@ class _Candidates:
         self._bases = {name: HASH.sub("", name) for name in itertools.islice(self._objects, COMPARED)}
         used = {wanted[1] for one in subject.templates for wanted in _wanted(one) if wanted[0] == kind}
         self._unused = [name for name in self._objects if name not in used]
+        self._roles: dict[tuple[int, str], set[str]] = {}
+        for one in subject.templates:
+            for _, name, path, _, _ in (wanted for wanted in _wanted(one) if wanted[0] == kind):
+                place = id(one.item), path.removeprefix(one.path)
+                self._roles.setdefault(place, set()).update({name} & set(self._objects))
 
-    def reason(self, template: Template, name: str) -> str:
+    def reason(self, template: Template, name: str, path: str) -> str:
         """Return why a missing object should be in the manifest, or an empty text."""
         if name in self._objects:
             namespace = self._objects[name]["metadata"].get("namespace")
@@ -165,16 +156,15 @@ class _Candidates:
         if base != name and self._unused:
             return f"a generated name, and the manifest has {self._unused[0]}, which no pod uses"
         match = nearest(name, self._unused, cutoff=SIMILAR)
-        return f"the manifest has {match}, which no pod uses" if match else ""
+        if match:
+            return f"the manifest has {match}, which no pod uses"
+        same = self._roles.get((id(template.item), path.removeprefix(template.path)), set())
+        match = nearest(name, same, cutoff=SIMILAR)
+        return f"another role of the job names {match}" if match else ""
 
 
-@rule("service-account", "the role of a service account that no pod uses has no effect")
+@rule("service-account")
 def service_account(subject: Subject) -> Iterator[Verdict]:
-    """Pods use the service accounts that a manifest with training jobs contains.
-
-    A common fault: the account exists and has its role, but the job's pods run as `default`, without it. That
-    is a warning. Pods that name an account of another namespace are refused.
-    """
     training = subject.training()
     used = {(template.namespace, template.spec.get("serviceAccountName")) for template in subject.templates}
     names = {name for _, name in used}
@@ -196,12 +186,8 @@ def service_account(subject: Subject) -> Iterator[Verdict]:
             yield doubtful(place, summary, f"serviceAccountName: {name}")
 
 
-@rule("object-twice", "of two objects with the same name the last one wins, silently")
+@rule("object-twice")
 def object_twice(subject: Subject) -> Iterator[Verdict]:
-    """Each object occurs once: kind, namespace and name. Objects with a generateName are not checked.
-
-    Copies without a difference are a warning.
-    """
     found: dict[tuple[str, str, str, str], list[Object]] = {}
     for item in subject.objects:
         if "generateName" not in item["metadata"]:

@@ -1,16 +1,16 @@
 """Rules on what a pod requests, and whether the machine that it selects can provide it."""
 
-from __future__ import annotations
-
+import re
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 
 from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.facts.instances import EFA, NEURON, NVIDIA, Instance
 from tools.kube.quantity import amount, extended, plain, requests
-from tools.preflight.rule import PRACTICE, Place, rule
-from tools.preflight.subject import ACCELERATORS, NEURON_CORE, NEURON_DEVICE, Subject, Template
+from tools.preflight.rule import Place, rule
+from tools.preflight.subject import ACCELERATORS, NEURON_CORE, NEURON_DEVICE, Job, Subject, Template
 from tools.simulator.command_line import option, words
+from tools.simulator.volumes import texts
 
 MIB = Decimal(2**20)
 SMALLEST_MEMORY = MIB
@@ -18,13 +18,8 @@ MOST_PROCESSORS = 1000
 HUGEPAGES = "hugepages-2Mi"
 
 
-@rule("quantities", "without its unit an amount means bytes, or thousands of processors")
+@rule("quantities")
 def quantities(subject: Subject) -> Iterator[Verdict]:
-    """Amounts are Kubernetes quantities of a plausible size, and no request is above its limit.
-
-    `memory: 32` is 32 bytes and `memory: 8m` is a fraction of a byte. `8GB` is not a quantity (8Gi or 8G is).
-    `cpu: 4000` is four thousand processors (4000m is four).
-    """
     for template in subject.templates:
         for path, container in template.containers():
             resources = container.get("resources") or {}
@@ -61,14 +56,8 @@ def _above_limit(template: Template, path: str, resources: dict[str, dict[str, o
             yield bad(place, summary, "raise the limit")
 
 
-@rule("devices-whole", "a device is indivisible and belongs to one pod")
+@rule("devices-whole")
 def devices_whole(subject: Subject) -> Iterator[Verdict]:
-    """GPUs, Neuron devices, EFA interfaces and huge pages have a limit, which is an integer, and an equal
-    request.
-
-    The CRD admits "0.5", but the API server refuses each pod, and the job stays in Created. Huge pages also
-    need a request for memory or CPU.
-    """
     for template in subject.templates:
         for path, container in template.containers():
             resources = container.get("resources") or {}
@@ -123,23 +112,13 @@ def _with_unit(number: Decimal, unit: str) -> str:
     return f"{plain(number * 1000)}m" if unit == "m" else plain(number)
 
 
-@rule("cpu-fits", "a pod that requests more than a node has stays Pending, beside a paid node")
+@rule("cpu-fits")
 def cpu_fits(subject: Subject) -> Iterator[Verdict]:
-    """The CPU request is within what is allocatable on the selected instance.
-
-    Allocatable is less than the machine's total, because the kubelet and the system reserve a part. The
-    numbers are in tools/facts.
-    """
     yield from _fits(subject, "cpu", "m", lambda _, one: Decimal(one.allocatable_cpu_m) / 1000)
 
 
-@rule("memory-fits", "the system and huge pages reserve a part of the memory, and the pod stays Pending")
+@rule("memory-fits")
 def memory_fits(subject: Subject) -> Iterator[Verdict]:
-    """The memory request is within what is allocatable on the selected instance.
-
-    If the pod requests EFA or huge pages, the 2 MiB pages that the driver reserves are subtracted, as the
-    kubelet does.
-    """
 
     def capacity(template: Template, one: Instance) -> Decimal:
         driver = template.asks(HUGEPAGES) > 0 or template.efa > 0
@@ -148,25 +127,18 @@ def memory_fits(subject: Subject) -> Iterator[Verdict]:
     yield from _fits(subject, "memory", "Mi", capacity)
 
 
-@rule("hugepages-fit", "huge pages exist only where the EFA driver reserves them")
+@rule("hugepages-fit")
 def hugepages_fit(subject: Subject) -> Iterator[Verdict]:
-    """The selected instance has the requested huge pages of 2 MiB."""
     yield from _fits(subject, HUGEPAGES, "Mi", lambda _, one: Decimal(one.hugepages_2mi_mib) * MIB)
 
 
-@rule("efa-fits", "a pod that requests more interfaces than the machine has is never scheduled")
+@rule("efa-fits")
 def efa_fits(subject: Subject) -> Iterator[Verdict]:
-    """The selected instance has the requested EFA interfaces.
-
-    g5.xlarge to g5.4xlarge have none, g5.8xlarge and larger have one, p5.48xlarge has 32 and p5en.48xlarge
-    16. Many guides request one on machines that have none.
-    """
     yield from _fits(subject, EFA, "", lambda _, one: Decimal(one.efa))
 
 
-@rule("devices-fit", "a pod that requests more devices than the machine has, or others, is never scheduled")
+@rule("devices-fit")
 def devices_fit(subject: Subject) -> Iterator[Verdict]:
-    """The selected instance has the requested number and kind of accelerators."""
     for resource in ACCELERATORS:
         yield from _fits(subject, resource, "", lambda _, one, name=resource: _devices(one, name))  # type: ignore[misc]
 
@@ -178,12 +150,8 @@ def _devices(one: Instance, resource: str) -> Decimal:
     return Decimal(one.accelerators if same else 0)
 
 
-@rule("efa-even", "ranks with EFA cannot communicate with ranks without it")
+@rule("efa-even")
 def efa_even(subject: Subject) -> Iterator[Verdict]:
-    """All pods of a job request the same number of EFA interfaces.
-
-    A replica type with EFA and one without choose different transports and cannot communicate.
-    """
     for job in subject.jobs:
         counts = {template.role: template.efa for template in job.templates if template.training}
         if len(counts) < 2 or not any(counts.values()):
@@ -197,17 +165,8 @@ def efa_even(subject: Subject) -> Iterator[Verdict]:
             yield bad(place, summary, "request the same number in each")
 
 
-@rule(
-    "efa-all-or-none",
-    "with some of the interfaces, the job gets only a part of the network it pays for",
-    PRACTICE,
-)
+@rule("efa-all-or-none")
 def efa_all_or_none(subject: Subject) -> Iterator[Verdict]:
-    """A job of several pods that uses all accelerators of its nodes requests all EFA interfaces, or none.
-
-    No other pod can use the rest, because the node has no accelerator left. None is a valid choice, for
-    example for a trial over TCP.
-    """
     for template in subject.training():
         count, selected = template.efa, template.selected
         name, devices = template.accelerators()
@@ -225,17 +184,8 @@ def efa_all_or_none(subject: Subject) -> Iterator[Verdict]:
             yield bad(place, summary, "request all of them")
 
 
-@rule(
-    "efa-huge-pages",
-    "EFA's buffers are huge pages, and a pod without them uses slower memory or crashes",
-    PRACTICE,
-)
+@rule("efa-huge-pages")
 def efa_huge_pages(subject: Subject) -> Iterator[Verdict]:
-    """A pod that requests EFA interfaces also requests huge pages of 2 MiB.
-
-    Source: Amazon EKS user guide, "Run machine learning training on Amazon EKS with Elastic Fabric Adapter",
-    whose examples request hugepages-2Mi: 5120Mi for each pod.
-    """
     for template in subject.training():
         if template.efa <= 0:
             continue
@@ -247,19 +197,14 @@ def efa_huge_pages(subject: Subject) -> Iterator[Verdict]:
             yield bad(place, "EFA interfaces without huge pages", f"{HUGEPAGES}: 5120Mi")
 
 
-@rule("backend", "NCCL needs a device in each rank, and the job hangs or fails if some ranks have none")
+@rule("backend")
 def backend(subject: Subject) -> Iterator[Verdict]:
-    """All pods of a job have devices of one kind, or none of them has one and the backend is not NCCL.
-
-    The backend is read from options such as --backend. A Master without a GPU beside Workers with one fails
-    on NCCL; if the manifest does not name the backend, it is a warning. Pods without any request for a device
-    fail on NCCL as well.
-    """
     for job in subject.jobs:
         roles = {role.name for role in job.workload.roles if role.trains}
         ranks = [one for one in job.templates if one.role in roles]
         devices = {one.role: _device_names(one) for one in ranks}
         named = {(option(words(one.trainer()[1]), BACKEND) or ("", ""))[1].lower() for one in ranks} - {""}
+        named = named or _initialised(subject, job)
         listed = ", ".join(
             f"{role or 'pods'} {'+'.join(sorted(names)) or 'none'}" for role, names in devices.items()
         )
@@ -280,6 +225,16 @@ def backend(subject: Subject) -> Iterator[Verdict]:
 
 
 BACKEND = ("backend", "dist-backend", "distributed-backend", "ddp-backend")
+INITIALISED = re.compile(
+    r"init_process_group\(\s{0,40}(?:backend\s{0,4}=\s{0,4})?[\"'](\w{1,20})[\"']\s{0,40}[,)]"
+)
+
+
+def _initialised(subject: Subject, job: Job) -> set[str]:
+    """Return the backends that the scripts of a job's first pods name in plain words."""
+    firsts = [pod for pod in job.pods if pod.index == 0]
+    files = [text for pod in firsts for text in texts(pod, pod.container, subject.manifests).values()]
+    return {name.lower() for text in files for name in INITIALISED.findall(text)}
 
 
 def _device_names(template: Template) -> set[str]:
@@ -291,13 +246,8 @@ def _device_names(template: Template) -> set[str]:
     return names | ({"resource claims"} if template.spec.get("resourceClaims") else set())
 
 
-@rule("processes", "extra processes share a device, and missing ones leave devices idle")
+@rule("processes")
 def processes(subject: Subject) -> Iterator[Verdict]:
-    """torchrun starts one process for each accelerator of the pod, or for each core of a Neuron device.
-
-    Eight processes on one GPU fail with `Duplicate GPU detected`. One process on eight leaves seven idle,
-    which is a warning.
-    """
     for job in subject.jobs:
         nodes = job.analysis.nodes if job.analysis else []
         for template in job.templates:
@@ -326,14 +276,8 @@ def _devices_for_processes(template: Template) -> Decimal | None:
     return count * cores.pop() if len(cores) == 1 and not template.selected.unknown else None
 
 
-@rule("shm", "64 MiB of shared memory is too little for several ranks, and a disk is too slow", PRACTICE)
+@rule("shm")
 def shm(subject: Subject) -> Iterator[Verdict]:
-    """A training container with several accelerators mounts an emptyDir of medium Memory at /dev/shm.
-
-    The container runtime's default is 64 MiB. With it, NCCL and the data loader's workers fail with
-    `Bus error` or `No space left on device`. The volume counts against the memory limit, so its sizeLimit
-    must be below that.
-    """
     for template in subject.training():
         path, container = template.trainer()
         mounts = {

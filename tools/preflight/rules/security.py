@@ -1,7 +1,5 @@
 """Rules on host access, exposure, and secrets in plain text."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import itertools
@@ -13,7 +11,7 @@ from tools.core import secret_patterns
 from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.kube import network_policy
 from tools.kube.manifests import Object
-from tools.preflight.rule import PRACTICE, Place, rule
+from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, Template, known_kind, texts, title
 from tools.workload.operator_pods import DEFAULT_PORT
 
@@ -37,16 +35,8 @@ def _on_host(subject: Subject) -> Iterator[Template]:
             yield template
 
 
-@rule(
-    "host-path", "a directory of the node differs from node to node, and every pod there can use it", PRACTICE
-)
+@rule("host-path")
 def host_path(subject: Subject) -> Iterator[Verdict]:
-    """Pods mount no directory of their node.
-
-    The baseline Pod Security Standard refuses it. Data and checkpoints there are split over the nodes and
-    lost with them. Use an emptyDir of medium Memory for /dev/shm, and an ephemeral volume for local NVMe.
-    DaemonSets are not checked: device plugins need a hostPath.
-    """
     for template in _on_host(subject):
         sources = {
             name: volume["hostPath"] for name, volume in template.volumes().items() if volume.get("hostPath")
@@ -60,14 +50,8 @@ def host_path(subject: Subject) -> Iterator[Verdict]:
             yield good(Place(template.object, f"{template.spec_path}.volumes"), "no directory of the node")
 
 
-@rule("host-namespaces", "a pod in its node's network or process namespace is not isolated", PRACTICE)
+@rule("host-namespaces")
 def host_namespaces(subject: Subject) -> Iterator[Verdict]:
-    """Pods do not use hostNetwork, hostPID, hostIPC or hostPort.
-
-    With hostNetwork the c10d rendezvous cannot find out which pod hosts it (pytorch #73656), two jobs on a
-    node collide on port 23456, and the pod can take the node's role from the metadata service. EFA does not
-    need it.
-    """
     for template in _on_host(subject):
         fields = [key for key in ("hostNetwork", "hostPID", "hostIPC") if template.spec.get(key)]
         ports = [
@@ -84,13 +68,8 @@ def host_namespaces(subject: Subject) -> Iterator[Verdict]:
             yield good(Place(template.object, template.spec_path), "the pod has its own namespaces")
 
 
-@rule("privileged", "a privileged pod controls its node", PRACTICE)
+@rule("privileged")
 def privileged(subject: Subject) -> Iterator[Verdict]:
-    """No container is privileged or adds capabilities beyond the baseline Pod Security Standard.
-
-    Neither GPUs nor EFA need it. IPC_LOCK is often added for EFA. It has no effect for a user who is not
-    root, and the node sets the limit of locked memory. DaemonSets are not checked.
-    """
     for template in _on_host(subject):
         for path, container in template.containers():
             context = container.get("securityContext") or {}
@@ -104,13 +83,8 @@ def privileged(subject: Subject) -> Iterator[Verdict]:
                 yield good(place, f"container {container['name']} is not privileged")
 
 
-@rule("restricted", "a namespace that enforces the restricted standard refuses the pods one by one")
+@rule("restricted")
 def restricted(subject: Subject) -> Iterator[Verdict]:
-    """Pods satisfy the restricted Pod Security Standard if their namespace in this manifest enforces it.
-
-    The PyTorchJob is admitted and its pods are refused, so the job stays in Created. The operator's init
-    container of a job with Master and Worker (init-pytorch) does not satisfy the standard: use only Workers.
-    """
     enforced = {
         item["metadata"]["name"]
         for item in subject.manifests.of_kind("Namespace")
@@ -150,15 +124,8 @@ def _unrestricted(template: Template) -> list[str]:
     return faults
 
 
-@rule("secret-literal", "everyone who can read the object, or git, can read the secret")
+@rule("secret-literal")
 def secret_literal(subject: Subject) -> Iterator[Verdict]:
-    """The manifest contains no token, password or key in plain text.
-
-    Checked are variables and options whose name says secret, such as HF_TOKEN and --hf-token, and all texts
-    for the shapes of secrets in tools/core/secret_patterns.py, also in ConfigMaps and in Secrets that are not
-    encrypted. A value is never printed whole. References ($NAME, secretKeyRef), placeholders (<...>) and
-    examples in the files of a ConfigMap are not secrets.
-    """
     for item in subject.objects:
         if "sops" in item:
             continue
@@ -216,12 +183,8 @@ def _decoded(text: Any) -> str:
         return ""
 
 
-@rule("exposed", "TensorBoard and the rendezvous have no password, and the rendezvous can run code", PRACTICE)
+@rule("exposed")
 def exposed(subject: Subject) -> Iterator[Verdict]:
-    """No Service of type LoadBalancer or NodePort leads to port 6006, 23456, 29400 or 29500.
-
-    torchrun's agents unpickle the contents of the rendezvous store: anyone who can reach it can run code.
-    """
     for item in subject.manifests.of_kind("Service"):
         spec = item.get("spec") or {}
         kind = spec.get("type", "ClusterIP")
@@ -237,24 +200,19 @@ def exposed(subject: Subject) -> Iterator[Verdict]:
             yield good(place, f"{what} is open inside the cluster only")
 
 
-@rule("network-policy", "who reaches the rendezvous can run code; a rank that reaches no other trains alone")
+@rule("network-policy")
 def network_policy_rule(subject: Subject) -> Iterator[Verdict]:
-    """The NetworkPolicies of a job let its pods reach each other on all TCP ports, and keep others out.
-
-    The rendezvous uses port 23456, and runs what is written into it. gloo and NCCL then listen on ports that
-    they choose themselves: pods that policies keep apart do not train. A job of several pods without a policy
-    is a warning, and so are policies that do not select the pods, or that admit pods of every namespace or
-    any address.
-    """
     for template in subject.training():
         if template.nodes > 1:
-            labels = _labels(template)
+            labels = _labels(subject, template)
             there = [
                 item
                 for item in subject.named("NetworkPolicy", template.namespace).values()
                 if known_kind(item) == "NetworkPolicy"
             ]
-            yield from _unfenced(template, labels, there)
+            first = next(one for one in subject.templates_of(template.item) if one.training)
+            if there or template is first:
+                yield from _unfenced(template, labels, there)
             for direction in network_policy.PEERS:
                 yield from _joined(template, labels, there, direction)
 
@@ -294,17 +252,13 @@ def _unfenced(template: Template, labels: dict[str, str], there: list[Object]) -
             yield doubtful(Place(title(policy), "spec.ingress"), summary, remedy)
 
 
-def _labels(template: Template) -> dict[str, str]:
-    """Return the labels that the pods of a training job share, with those that the operator adds."""
-    name = template.item["metadata"]["name"]
-    selector = template.workload.selector if template.workload else {}
-    return (
-        (template.metadata.get("labels") or {})
-        | selector
-        | {
-            "training.kubeflow.org/job-name": name,
-            "training.kubeflow.org/replica-type": template.role.lower(),
-            "training.kubeflow.org/operator-name": "pytorchjob-controller",
-            "HPJob": name,  # set by HyperPod's operator
+def _labels(subject: Subject, template: Template) -> dict[str, str]:
+    """Return the labels that the pods of a template share, with those that the controller adds."""
+    job = subject.job_of(template)
+    pods = [pod for pod in job.pods if pod.role == template.role.lower()] if job else []
+    if not pods:  # their number is not known
+        return {
+            **(template.metadata.get("labels") or {}),
+            **(template.workload.selector if template.workload else {}),
         }
-    )
+    return dict(set.intersection(*(set(pod.labels.items()) for pod in pods)))

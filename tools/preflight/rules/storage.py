@@ -1,7 +1,5 @@
 """Rules on checkpoints: where they are saved, how often, and whether there is time to save one."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -9,7 +7,7 @@ from pathlib import PurePosixPath
 from tools.core.verdict import Verdict, bad, doubtful, good
 from tools.kube.manifests import Object
 from tools.kube.quantity import amount
-from tools.preflight.rule import PRACTICE, Place, rule
+from tools.preflight.rule import Place, rule
 from tools.preflight.subject import Subject, Template
 from tools.simulator.command_line import command, literals, number, option, script, words
 
@@ -41,16 +39,8 @@ TORCHRUN_DEFAULT = 30  # seconds between SIGTERM and SIGKILL of the workers, tor
 KUBERNETES_DEFAULT = 30  # seconds, terminationGracePeriodSeconds
 
 
-@rule("checkpoint-shared", "a checkpoint that is not on shared, writable storage is lost with its pod")
+@rule("checkpoint-shared")
 def checkpoint_shared(subject: Subject) -> Iterator[Verdict]:
-    """A job saves its checkpoints on storage that all of its pods share and can write.
-
-    The directory is read from options such as --checkpoint-dir and variables such as CHECKPOINT_DIR. It must
-    be below a mounted claim (or CSI or NFS volume), or be the address of an object store. It fails on a mount
-    that is read-only, on an emptyDir and in the container's own layer, unless the command copies it to an
-    object store. `./checkpoints` counts from workingDir or the script's `cd`. A directory of the node, and a
-    relative path that may be on a claim, are warnings. A job that names no directory is not checked.
-    """
     for template in subject.training():
         path, container = template.trainer()
         saved = _directory(container)
@@ -129,37 +119,35 @@ def _uploads(container: Object) -> bool:
     return any(word in text for word in UPLOADS)
 
 
-@rule("claim-access", "one node attaches a ReadWriteOnce volume, and pods on other nodes wait forever")
+@rule("claim-access")
 def claim_access(subject: Subject) -> Iterator[Verdict]:
-    """A claim of a job with several pods is ReadWriteMany (or ReadOnlyMany).
-
-    Only claims that are in the same manifest are checked.
-    """
     for template in subject.training():
         claims = subject.named("PersistentVolumeClaim", template.namespace)
         for name, volume in template.volumes().items():
-            claim = claims.get((volume.get("persistentVolumeClaim") or {}).get("claimName", "")) or {}
-            modes = (claim.get("spec") or {}).get("accessModes")
-            if template.nodes < 2 or modes is None:
+            named = (volume.get("persistentVolumeClaim") or {}).get("claimName", "")
+            modes = ((claims.get(named) or {}).get("spec") or {}).get("accessModes")
+            if modes is None or (pods := template.nodes - _without(named, template, subject)) < 2:
                 continue
             place = Place(template.object, f"{template.spec_path}.volumes[{name}]", ", ".join(modes))
             if {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
                 yield good(place, "all nodes can mount the claim")
             else:
-                summary = f"{template.nodes} pods use a claim that only one node can mount"
+                summary = f"{pods} pods use a claim that only one node can mount"
                 yield bad(place, summary, "ReadWriteMany")
 
 
-@rule(
-    "compile-cache", "torch unpickles and runs what it finds in its cache, whoever wrote it there", PRACTICE
-)
-def compile_cache(subject: Subject) -> Iterator[Verdict]:
-    """Caches of compiled code are where no other job writes: on an emptyDir, or in a directory of the job.
+def _without(claim: str, template: Template, subject: Subject) -> int:
+    """Return how many pods of a template's job do not use a claim."""
+    ranks = [one for one in subject.templates_of(template.item) if one.training]
+    used = [
+        {(one.get("persistentVolumeClaim") or {}).get("claimName") for one in rank.volumes().values()}
+        for rank in ranks
+    ]
+    return sum(rank.replicas for rank, claims in zip(ranks, used, strict=True) if claim not in claims)
 
-    Checked are variables such as TORCHINDUCTOR_CACHE_DIR. A cache on a hostPath fails: any pod of the node
-    that mounts it can run code in this one. On a claim it is a warning, because the rule cannot see who else
-    mounts it, unless the mount has a subPathExpr, such as runs/$(JOB_NAME).
-    """
+
+@rule("compile-cache")
+def compile_cache(subject: Subject) -> Iterator[Verdict]:
     for template in subject.training():
         path, container = template.trainer()
         values = literals(container)
@@ -188,12 +176,8 @@ def _mount_of(container: Object, directory: str) -> Object | None:
     return max(mounts, key=lambda mount: len(mount["mountPath"]), default=None)
 
 
-@rule("checkpoint-interval", "a checkpoint after the last step is never saved", PRACTICE)
+@rule("checkpoint-interval")
 def checkpoint_interval(subject: Subject) -> Iterator[Verdict]:
-    """The interval between checkpoints is not longer than the training.
-
-    Both are read from options such as --checkpoint-freq and --max-steps. Published presets have 1000 and 30.
-    """
     for template in subject.training():
         path, container = template.trainer()
         every, most = (option(words(container), names) for names in (INTERVAL, STEPS))
@@ -208,16 +192,8 @@ def checkpoint_interval(subject: Subject) -> Iterator[Verdict]:
             yield bad(place, summary, f"{every[0]} of at most {steps}")
 
 
-@rule(
-    "resume-path",
-    "a job that resumes from another directory than it saves to always starts from scratch",
-    PRACTICE,
-)
+@rule("resume-path")
 def resume_path(subject: Subject) -> Iterator[Verdict]:
-    """The job resumes from the directory that it saves to, or from one below it.
-
-    Options that are not a path (true, latest, auto) are not checked.
-    """
     for template in subject.training():
         path, container = template.trainer()
         saved, resumed = (option(words(container), names) for names in (SAVE, RESUME))
@@ -231,15 +207,8 @@ def resume_path(subject: Subject) -> Iterator[Verdict]:
             yield bad(place, f"saves to {target} and resumes from {source}", "use one directory for both")
 
 
-@rule("grace-period", "a pod that is killed before it has saved loses steps at each drain", PRACTICE)
+@rule("grace-period")
 def grace_period(subject: Subject) -> Iterator[Verdict]:
-    """terminationGracePeriodSeconds is longer than the preStop hook and torchrun's time to save together.
-
-    After SIGTERM torchrun gives its workers PET_SHUTDOWN_TIMEOUT (or --shutdown-timeout, default 30 s) for
-    one step and one checkpoint. The kubelet kills all processes after the grace period (default 30 s). The
-    rule applies if the manifest sets at least one of them. Otherwise it depends on the job whether 30 s are
-    enough.
-    """
     for template in subject.training():
         _, container = template.trainer()
         grace = template.spec.get("terminationGracePeriodSeconds")

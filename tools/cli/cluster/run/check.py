@@ -14,8 +14,6 @@ Examples:
 Exit codes: 0 passed, 1 a check failed, 3 no check failed, but some results are unknown.
 """
 
-from __future__ import annotations
-
 import click
 
 from tools.cells import kustomize

@@ -12,8 +12,6 @@ Examples:
 Exit codes: 0 success, 2 no such cluster or context, 3 the cluster did not answer or denied access.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,0 +1,246 @@
+"""The edit loop inside a pod: process 1 starts its command again with files that were put beside it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agent.conftest import Started, descendants, interpreters
+from training.remote import code_writer
+
+TRAIN = """\
+import os, sys, time
+from helper import parts
+from own.part import WORD
+
+out = open(os.environ["OUTPUT"], "a") if "LOCAL_RANK" in os.environ else sys.stdout
+for step in range(1, 2000):
+    print(f"step {step} loss=1.0 {WORD} {parts()} {open('data.txt').read()}", flush=True, file=out)
+    time.sleep(0.05)
+"""
+IMAGE = {
+    "train.py": TRAIN,
+    "helper.py": "def parts():\n    return 'old-helper'\n",
+    "own/__init__.py": "",
+    "own/part.py": "WORD = 'old-part'\n",
+    "data.txt": "data",
+}
+START = "step 1 loss=1.0 "
+Start = Callable[..., Started]
+
+
+class Pod:
+    """A command below the agent in a directory like an image's, and the program that puts files there."""
+
+    SHELL = True  # writes the output to a file
+    VARIABLES: dict[str, str] = {}  # noqa: RUF012 - it is replaced, never changed
+
+    def __init__(self, start: Start, image: Path, code: Path, words: tuple[str, ...], python: str) -> None:
+        for name, text in IMAGE.items():
+            (image / name).parent.mkdir(parents=True, exist_ok=True)
+            (image / name).write_text(text)
+        code.mkdir()
+        self.image, self.code, self.python = image, code, python
+        self.output = image.parent / "output"
+        shell = ("sh", "-c", 'exec "$@" >> $OUTPUT', "sh") if self.SHELL else ()
+        variables = {"TRAINYARD_CODE": str(code), "OUTPUT": str(self.output), **self.VARIABLES}
+        self.started = start(*shell, *words, python=python, **variables)
+
+    def answer(self, action: str, **given: Any) -> dict[str, Any]:
+        environment = {**os.environ, "TRAINYARD_CODE": str(self.code), "TRAINYARD_RUN": str(self.started.run)}
+        done = subprocess.run(
+            [self.python, "-u", "-c", Path(code_writer.__file__).read_text()],
+            cwd=self.image,
+            env=environment,
+            input=json.dumps({"action": action, **given}) + "\n",
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=90,
+        )
+        found: dict[str, Any] = json.loads(done.stdout)
+        assert "error" not in found
+        return found
+
+    def sync(self, name: str, **files: str) -> None:
+        """Put files, named with __ for / and without .py, in place, as `yard job sync` does."""
+        texts = {key.replace("__", "/") + ".py": text.encode() for key, text in files.items()}
+        coded = {key: base64.b64encode(text).decode() for key, text in texts.items()}
+        assert self.answer("stage", id=name, files=coded) == {"staged": len(files)}
+        assert self.answer("place", id=name) == {"placed": len(files)}
+        assert self.answer("stop", id=name)["time"] <= time.time()
+        assert self.answer("start", id=name)["time"] <= time.time()
+        digests = {key: hashlib.sha256(text).hexdigest() for key, text in texts.items()}
+        assert self.answer("digests", names=list(texts)) == {"digests": digests}
+
+    def text(self) -> str:
+        return self.output.read_text() if self.output.exists() else ""
+
+    def until(self, word: str, seconds: float = 60) -> None:
+        self.started.until(lambda: word in self.text(), seconds)
+
+
+@pytest.fixture
+def pod(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pod]:
+    image = tmp_path / "image"
+    image.mkdir()
+    monkeypatch.chdir(image)
+
+    def make(*words: str, python: str = sys.executable) -> Pod:
+        words = words or (python, "train.py")
+        return Pod(start, image, tmp_path / "code", tuple(word.format(image=image) for word in words), python)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train.py",),
+        ("{image}/train.py",),
+        ("-m", "train"),
+    ],
+    ids=["script", "absolute", "module"],
+)
+def test_changed_files_are_in_front_of_the_images(pod: Callable[..., Pod], words: tuple[str, ...]) -> None:
+    """A module, then the script, then a file of a package: what has not changed stays the image's."""
+    here = pod(sys.executable, *words)
+    here.until(f"{START}old-part old-helper data")
+    first = descendants(here.started.process.pid)
+    here.sync("a1", helper="def parts():\n    return 'new-helper'\n")
+    here.until(f"{START}old-part new-helper data")
+    assert not set(first) & set(descendants(here.started.process.pid))
+    here.sync("a2", own__part="WORD = 'new-part'\n", own__more="")
+    here.until(f"{START}new-part new-helper data")
+    here.sync("a3", train=TRAIN.replace("step {step}", "again step {step}"))
+    here.until(f"again {START}new-part new-helper data")
+    here.sync("a4", own__part="WORD = 'two-part'\n")
+    here.until(f"again {START}two-part new-helper data")
+    assert (here.image / "own/part.py").read_text() == IMAGE["own/part.py"]
+    assert json.loads((here.code / "state.json").read_text())["state"] == "started"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("restarts", "stays"), [("1", True), ("0", False)])
+def test_torchrun_stays_as_long_as_it_restarts_ranks(
+    restarts: str, stays: bool, pod: Callable[..., Pod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks are killed, and it starts others, which take the changed file; then the whole command."""
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    monkeypatch.setattr(Pod, "SHELL", False)
+    monkeypatch.setattr(Pod, "VARIABLES", {"PET_MAX_RESTARTS": restarts})
+    here = pod(torchrun, "--standalone", "--nproc-per-node=2", "train.py")
+    here.until(f"{START}old-part old-helper data")
+    (launcher,) = _children(here.started.process.pid)
+    here.sync("a1", own__part="WORD = 'new-part'\n")
+    here.until(f"{START}new-part old-helper data")
+    assert (_children(here.started.process.pid) == [launcher]) == stays
+    assert not (here.started.run / "failures").exists()
+    here.sync("a2", helper="def parts():\n    return 'two-helper'\n")
+    here.until(f"{START}new-part two-helper data")
+    assert _children(here.started.process.pid) != [launcher]
+
+
+def _children(pid: int) -> list[int]:
+    paths = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in paths for child in path.read_text().split()]
+
+
+def test_a_command_that_fails_waits_for_its_next_version(pod: Callable[..., Pod]) -> None:
+    here = pod()
+    here.until(START)
+    here.sync("a1", helper="raise ValueError('misspelt')\n")
+    here.started.until(lambda: here.answer("state")["state"]["state"] == "failed", 60)
+    assert here.started.end()["class"] == "error"
+    here.sync("a2", helper="def parts():\n    return 'right'\n")
+    here.until(f"{START}old-part right data")
+    here.started.process.send_signal(signal.SIGTERM)
+    assert here.started.wait() == 143
+    assert here.started.end()["class"] == "drained"
+    assert "waiting 30 min for another version (yard job sync)" in here.started.err
+    assert here.started.err.count("another version of the command is here") == 1
+
+
+def test_a_command_that_lost_its_peers_starts_again(pod: Callable[..., Pod]) -> None:
+    """As the kubelet would start its container again, if the pod ended. Sync reaches it too."""
+    lost = "RuntimeError: [../gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:38342"
+    here = pod()
+    here.until(START)
+    here.sync("a1", helper=f"raise RuntimeError('{lost.partition(': ')[2]}')\n")
+    said = here.started.run / "attempts.jsonl"
+    here.started.until(lambda: said.exists() and len(said.read_text().splitlines()) > 2, 60)
+    assert {json.loads(line)["class"] for line in said.read_text().splitlines()} <= {
+        "lost peer",
+        "communication",
+    }
+    assert "failed" not in _state(here)
+    here.sync("a2", helper="def parts():\n    return 'right'\n")
+    here.until(f"{START}old-part right data")
+
+
+def test_control_without_the_directory_a_failed_command_ends_the_pod(start: Start, tmp_path: Path) -> None:
+    started = start("sh", "-c", "exit 3", TRAINYARD_CODE=str(tmp_path / "missing"))
+    assert started.wait() != 0
+    assert "waiting" not in started.err
+
+
+def test_a_pod_that_waits_ends_when_it_is_asked_to(pod: Callable[..., Pod]) -> None:
+    here = pod(sys.executable, "-c", "raise SystemExit(3)")
+    here.started.until(lambda: (here.code / "state.json").exists() and "failed" in _state(here), 60)
+    here.started.process.send_signal(signal.SIGTERM)
+    assert here.started.wait() != 0
+
+
+def _state(here: Pod) -> str:
+    return (here.code / "state.json").read_text()
+
+
+@pytest.mark.parametrize("version", sorted(interpreters()))
+def test_the_loop_runs_on_each_python(version: str, pod: Callable[..., Pod]) -> None:
+    here = pod(python=interpreters()[version])
+    here.until(START)
+    here.sync("a1", helper="def parts():\n    return 'new-helper'\n")
+    here.until(f"{START}old-part new-helper data")
+
+
+@pytest.mark.parametrize(
+    ("action", "given", "message"),
+    [
+        ("stage", {"id": "a", "files": {"../a.py": ""}}, "not the name of a Python file: '../a.py'"),
+        ("stage", {"id": "a", "files": {"/etc/a.py": ""}}, "not the name of a Python file"),
+        ("stage", {"id": "a", "files": {"a/./b.py": ""}}, "not the name of a Python file"),
+        ("stage", {"id": "a", "files": {"run.sh": ""}}, "not the name of a Python file"),
+        ("stage", {"id": "../a", "files": {}}, "not an id"),
+        ("digests", {"names": ["a/../../b.py"]}, "not the name of a Python file"),
+        ("stop", {"id": "a"}, "process 1 has not stopped its command"),
+    ],
+)
+def test_what_is_refused_in_the_pod(
+    action: str,
+    given: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+) -> None:
+    monkeypatch.setattr(code_writer, "SECONDS", 0.2)
+    said = code_writer.answer(str(tmp_path), json.dumps({"action": action, **given}))
+    assert message in said["error"]
+    assert {path.name for path in tmp_path.rglob("*.py")} == set()
+
+
+@pytest.mark.parametrize("line", ["", "[]", "{}", '{"action": "rm"}', '{"action": "stop"}', "[" * 9000])
+def test_a_strange_question_is_answered(line: str, tmp_path: Path) -> None:
+    assert "error" in code_writer.answer(str(tmp_path), line)
+    assert "--dev" in code_writer.answer("", line)["error"]

@@ -1,0 +1,105 @@
+"""Whether a job fits a cluster by the facts of its cluster.env: `yard preflight CELL --cluster NAME`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tools import cli
+from tools.cells import locate
+from tools.cluster import fit, machines
+from tools.cluster import spec as specs
+from tools.cluster.spec import Spec
+from tools.core.errors import UserError
+
+P5, CPU = "p5/llama-3-1-8b", "cpu/llama-tiny"  # 4 p5en.48xlarge; 2 pods on any node
+THERE = "JOB_KINDS=Job,PyTorchJob\nCLAIMS=trainyard\n"
+PLACE = "ADOPTED=true\nAWS_REGION=us-west-2\nZONES=us-west-2b\n"
+ONPREM = "MACHINES_1={} cpu=8000m memory=32000Mi with kubernetes.io/arch=amd64\n"
+
+
+def cluster(tmp_path: Path, facts: str) -> Spec:
+    path = tmp_path / "clusters/lab/cluster.env"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(PLACE + facts, encoding="utf-8")
+    return specs.load(tmp_path, "lab")
+
+
+@pytest.mark.parametrize(
+    ("cell", "facts", "expected", "said"),
+    [
+        (CPU, THERE + ONPREM.format(2), "PASS", "fit on the cluster's nodes"),
+        (P5, THERE + "NODES_P5=p5en.48xlarge 0-4 us-west-2b\n", "PASS", "fit on the cluster's nodes"),
+        (P5, THERE + "NODES_P5=p5en.48xlarge 0-3 us-west-2b\n", "FAIL", "4 pods"),
+        (P5, THERE + "NODES_G5=g5.12xlarge 0-9 us-west-2b\n", "FAIL", "no node is of the kind"),
+        (P5, THERE + ONPREM.format(9), "FAIL", "no node is of the kind"),
+        (CPU, THERE + ONPREM.format(2).replace("memory=32000Mi", "memory=100Mi"), "FAIL", "each needs"),
+        (CPU, THERE, "CANNOT TELL", "no nodes are described"),
+        (CPU, "CLAIMS=trainyard\n" + ONPREM.format(2), "CANNOT TELL", "the kind PyTorchJob is unknown"),
+        (CPU, "JOB_KINDS=PyTorchJob\n" + ONPREM.format(2), "CANNOT TELL", "claim trainyard is unknown"),
+        (
+            CPU,
+            THERE.replace("PyTorchJob", "JobSet") + ONPREM.format(2),
+            "FAIL",
+            "have the kind PyTorchJob",
+        ),
+        (
+            CPU,
+            THERE.replace("=trainyard", "=none") + ONPREM.format(2),
+            "FAIL",
+            "have the claim trainyard",
+        ),
+    ],
+)
+def test_a_cell_is_compared_with_the_facts(
+    cell: str, facts: str, expected: str, said: str, tmp_path: Path
+) -> None:
+    found = fit.check(cluster(tmp_path, facts), locate.rendered(cell))
+    states = {one.state.value for one in found}
+    assert states == ({"PASS"} if expected == "PASS" else {"PASS", expected}), found
+    assert any(one.state.value == expected and said in one.summary for one in found), found
+
+
+def test_a_label_of_which_nothing_is_known_is_neither_there_nor_absent(tmp_path: Path) -> None:
+    facts = THERE + "NODES_G5=g5.12xlarge 0-9 us-west-2b\n"
+    manifests = locate.rendered(CPU)
+    spec = manifests.jobs()[0]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    spec["nodeSelector"] = {"team.example/pool": "a"}
+    (found,) = [one for one in fit.check(cluster(tmp_path, facts), manifests) if "pods of" in one.summary]
+    assert found.state.value == "CANNOT TELL"
+    assert "team.example/pool" in found.summary
+    manifests.jobs()[0]["metadata"].setdefault("labels", {})[fit.QUEUE] = "ours"
+    queue = [one.state.value for one in fit.check(cluster(tmp_path, facts + "QUEUES=none\n"), manifests)]
+    assert "FAIL" in queue
+
+
+def test_roles_that_fit_only_one_by_one_are_unknown(tmp_path: Path) -> None:
+    manifests = locate.rendered(CPU)
+    roles = manifests.jobs()[0]["spec"]["pytorchReplicaSpecs"]
+    roles["Master"] = {**roles["Worker"], "replicas": 1}
+    del manifests.jobs()[0]["spec"]["elasticPolicy"]
+    one_pod = ONPREM.replace("memory=32000Mi", "memory=4000Mi")  # on each node
+    states = {}
+    for count in (2, 3):
+        found = fit.check(cluster(tmp_path, THERE + one_pod.format(count)), manifests)
+        states[count] = {one.state.value for one in found}
+    assert states == {2: {"PASS", "CANNOT TELL"}, 3: {"PASS"}}
+
+
+@pytest.mark.parametrize("line", ["MACHINES_1=two cpu=1", "MACHINES_1=2 cpu", "NODES_A=m5.large 2"])
+def test_a_fact_in_another_form_is_refused(line: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not "):
+        machines.read(cluster(tmp_path, line))
+
+
+def test_preflight_prints_the_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["preflight", P5, "--cluster", "gpu", "--json"]) == 3
+    (answer,) = json.loads(capsys.readouterr().out)
+    rows = [one for one in answer["verdicts"] if one["rule"] == "cluster"]
+    assert {one["verdict"] for one in rows} == {"PASS", "CANNOT TELL"}
+    assert cli.invoke(["preflight", "p5/llama-3-1-8b", "--cluster", "gpu", "--nodes", "64"]) == 1
+    assert "clusters/gpu/cluster.env:" in capsys.readouterr().out
+    assert cli.invoke(["preflight", P5, "--cluster", "gpo"]) == 2
+    assert "did you mean gpu?" in capsys.readouterr().err

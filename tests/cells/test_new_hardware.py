@@ -1,0 +1,110 @@
+"""`yard new hardware`: an instance type or a node of one's own becomes a hardware with cells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools import cli
+from tools.cells import matrix
+from tools.cells.kustomize import Renderer
+from tools.core import repo
+from tools.core.errors import UserError
+from tools.core.verdict import State
+from tools.kube.kubectl import Kubectl
+from tools.kube.manifests import parse
+from tools.new import hardware
+from tools.preflight.evaluate import evaluate
+
+OWN = [
+    *("--cpus", "62", "--memory", "500Gi", "--devices", "nvidia.com/gpu=4", "--device", "A100"),
+    *("--device-memory", "80Gi", "--select", "example.com/pool=a100"),
+]
+NODE = {
+    "kind": "Node",
+    "metadata": {
+        "name": "gpu-17",
+        "labels": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"},
+    },
+    "status": {
+        "allocatable": {
+            "cpu": "191450m", "memory": "1984931840Ki", "nvidia.com/gpu": "8", "pods": "110",
+            "hugepages-2Mi": "10256Mi", "vpc.amazonaws.com/efa": "32",
+        }
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def here(whole_checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout of one's own that the commands work on."""
+    monkeypatch.setattr(repo, "root", lambda: whole_checkout)
+    monkeypatch.setattr(repo, "project", lambda: whole_checkout)
+    return whole_checkout
+
+
+def bytes_of(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("words", "where"), [(OWN, "1 x mine"), (["--instance", "ml.p5.4xlarge"], "1 x p5.4xlarge")]
+)
+def test_a_hardware_gets_a_cell_that_passes(
+    words: list[str], where: str, here: Path, builder: Renderer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = "deepseek-r1-distill-qwen-1-5b-lora"
+    assert cli.invoke(["new", "hardware", "mine", *words, "--model", model]) == 0
+    assert f"cell overlays/mine/{model}: {where}, " in capsys.readouterr().out
+    assert matrix.check(here).changes == []
+    rendered = parse(builder.build(here / f"overlays/mine/{model}"), "mine")
+    assert evaluate(rendered).of(State.FAIL) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["mine"], "give --instance, or --node, or at least --cpus, --memory and --select"),
+        (["mine", "--instance", "p5.4xlarge", "--cpus", "4"], "--instance stands alone"),
+        (["mine", "--instance", "p5.4xl"], "unknown instance type p5.4xl"),
+        (["p5", "--instance", "p5.4xlarge"], "the hardware p5 exists"),
+        (["a/../b", "--instance", "p5.4xlarge"], "cannot be a hardware's name"),
+        (["mine", *OWN[:-1], "pool"], "'pool' is not KEY=VALUE"),
+        (["mine", *OWN, "--memory", "many"], "node.memory: "),
+        (["mine", *OWN, "--model", "lama-tiny"], "no such model: lama-tiny"),
+        (["mine", *OWN, "--model", "llama-3-1-70b"], "mine/llama-3-1-70b does not fit"),
+        (["mine", *OWN, "--select", "a b=c"], "node.labels"),
+    ],
+)
+def test_bad_input_is_one_error_and_changes_nothing(
+    words: list[str], said: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = bytes_of(here)
+    assert cli.invoke(["new", "hardware", *words]) == 2
+    assert said in capsys.readouterr().err
+    assert bytes_of(here) == before
+
+
+def test_a_node_of_the_cluster_is_read(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Kubectl, "json", lambda *_, **__: NODE)
+    assert cli.invoke(["new", "hardware", "own", "--node", "gpu-17"]) == 0
+    machine = matrix.read(here).machines["own"]
+    assert machine is not None
+    assert machine.node_labels == {"nvidia.com/gpu.product": ["NVIDIA-H100-80GB-HBM3"]}
+    assert (machine.accelerators, machine.accelerator_memory_mib, machine.efa) == (8, 81559, 32)
+    # The kubelet's figure is without huge pages.
+    assert machine.allocatable_memory_mib - machine.hugepages_2mi_mib == 1984931840 // 1024
+    assert machine.allocatable_cpu_m == 191450
+
+
+@pytest.mark.parametrize("broken", [{}, {"status": {"allocatable": {"cpu": "lots", "memory": "1Gi"}}}])
+def test_a_node_that_shows_too_little_is_refused(
+    broken: dict[str, Any], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Kubectl, "json", lambda *_, **__: broken)
+    before = bytes_of(here)
+    with pytest.raises(UserError, match=r"hardware\.own: node\.(labels|cpus)"):
+        hardware.write(here, "own", {"node": hardware.of_node(Kubectl(), "gpu-17")}, ())
+    assert bytes_of(here) == before

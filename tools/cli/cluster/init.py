@@ -1,0 +1,94 @@
+"""Write clusters/NAME from what a cluster shows, or add to it what is new.
+
+Read are the nodes (types, devices, zones), storage classes, claims, kinds of jobs, operators with their
+versions, and queues of the current context or of --context. With --eks or --hyperpod AWS is asked too, for
+names, VPC, subnets, security groups, file system, roles and groups of nodes; a context of the kubeconfig that
+leads to that cluster is then read as well. What you may not see is said and never guessed. If the directory
+exists, the command shows the difference and writes it with --yes; facts, comments and parts of the platform
+that are there stay.
+
+\b
+Examples:
+  yard cluster init lab                                  from the current context
+  yard cluster init lab --context k3s -n team-a
+  yard cluster init gpu --eks gpu --region us-west-2
+  yard cluster init gpu-hyperpod --hyperpod ml-cluster --yes
+
+\b
+Exit codes: 0 written or up to date, 1 the directory exists and differs, 2 no such context or cluster,
+3 the cluster or AWS did not answer or denied access.
+"""
+
+import click
+
+from tools.aws.session import Session
+from tools.cli.cluster import _options
+from tools.cluster import cluster_directory, observe
+from tools.cluster import spec as specs
+from tools.cluster.cluster_env import FILE
+from tools.cluster.discover import Found
+from tools.cluster.spec import Spec
+from tools.core import output, repo
+from tools.core.errors import UserError
+
+
+@click.command(help=__doc__)
+@click.argument("name", metavar="NAME")
+@click.option("--context", metavar="NAME", help="The context of the kubeconfig.")
+@click.option("--eks", metavar="NAME", help="The EKS cluster NAME.")
+@click.option("--hyperpod", metavar="NAME", help="The HyperPod cluster NAME and its EKS cluster.")
+@click.option("-n", "--namespace", metavar="NAME", help="The team's namespace.")
+@click.option("--region", metavar="NAME", help="The AWS region.")
+@click.option("--profile", metavar="NAME", help="The profile in ~/.aws.")
+@click.option("--yes", is_flag=True, help="Write the difference to a directory that exists.")
+@_options.as_json
+def command(
+    name: str,
+    context: str | None,
+    eks: str | None,
+    hyperpod: str | None,
+    namespace: str | None,
+    region: str | None,
+    profile: str | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    if sum(one is not None for one in (context, eks, hyperpod)) > 1:
+        raise UserError("--context, --eks and --hyperpod name one cluster each: give one of them")
+    directory = cluster_directory.place(name)
+    exists = (directory / FILE).exists()
+    spec = specs.load(repo.project(), directory.name) if exists else Spec(directory, {})
+    asked = observe.Asked(context, namespace, eks, hyperpod)
+    aws = eks or hyperpod
+    session = Session(region or spec.get("AWS_REGION"), profile) if aws else None
+    found, seen, source = observe.read(session, spec, asked)
+    new = cluster_directory.texts(directory, found, seen, source)
+    difference = cluster_directory.difference(directory, new) if exists else ""
+    refused = bool(exists and new and not yes)
+    if not refused:
+        cluster_directory.write(directory, new)
+    if as_json:
+        files = sorted(f"{repo.shown(directory)}/{path}" for path in new)
+        answer = {"files": files, "written": not refused, "difference": difference, "facts": found.facts}
+        output.data({**answer, "unknown": found.unknown, "notes": found.missing})
+    else:
+        _show(directory.name, sorted(new), difference, found, written=not refused)
+    if refused:
+        hint = f"yard cluster init {directory.name} ... --yes writes the difference"
+        raise UserError(f"{repo.shown(directory)} exists and differs; nothing was written", hint, 1)
+
+
+def _show(name: str, files: list[str], difference: str, found: Found, written: bool) -> None:
+    for line in found.missing:
+        output.note(f"note: {line}")
+    for fact, why in found.unknown.items():
+        output.note(f"unknown: {fact}: {why}")
+    if difference:
+        output.block(difference)
+    for path in files if written else ():
+        output.line(f"clusters/{name}/{path}: written")
+    if not files:
+        output.line(f"clusters/{name}: up to date")
+    if written:
+        output.note(f"next: yard cluster validate {name}")
+        output.note(f"      yard platform {name} | kubectl apply --server-side -f -")

@@ -1,0 +1,84 @@
+"""Show what was submitted as a job: its source, the command, and with --manifest the objects themselves.
+
+`yard job submit` keeps the rendered objects in a ConfigMap that the job owns, and in local/submitted, which
+stays when the job is deleted. Secrets are masked. A run of Flux is rendered again from git. If nothing was
+kept, the live object is shown without the fields that the cluster has added. The first line says which it is.
+
+\b
+Examples:
+  yard job show cpu-llama-tiny-train
+  yard job show cpu-llama-tiny-train --manifest > train.yaml
+  yard job show overlays/p5/llama-3-1-8b --json
+
+\b
+Exit codes: 0 shown, 2 no such job, 3 the cluster did not answer or denied access.
+"""
+
+from dataclasses import asdict
+
+import click
+
+from tools.cells import kustomize
+from tools.cli.job import _options
+from tools.core import output, repo
+from tools.core.errors import UserError
+from tools.gitops import check, flux_objects, git, render
+from tools.job import submitted
+from tools.job.snapshot import lookup
+from tools.job.snapshot.live_job import LiveJob
+from tools.job.submitted import Submitted
+from tools.kube.kubectl import Kubectl
+from tools.kube.manifests import name_of
+
+FLUX = "kustomize.toolkit.fluxcd.io/name"
+
+
+@click.command(help=__doc__, short_help="what was submitted")
+@_options.job
+@_options.cluster
+@click.option("--manifest", is_flag=True, help="Print the objects as YAML.")
+@_options.as_json
+def command(kubectl: Kubectl, job: str | None, manifest: bool, as_json: bool) -> None:
+    here = lookup.in_namespace(kubectl)
+    found = _found(here, job)
+    facts = found.facts
+    if as_json:
+        known = asdict(facts) if facts else {}
+        output.data({"found": found.where, **known, "objects": found.manifests.objects})
+        return
+    if manifest:
+        output.note(found.where)
+        output.block(found.text(), raw=True)  # masked; line by line, it would not be YAML
+        return
+    output.line(found.where)
+    rows = [("source", facts.source), ("command", facts.command), ("time", facts.time)] if facts else []
+    output.table([*rows, *(("object", f"{one['kind']}/{name_of(one)}") for one in found.manifests.objects)])
+
+
+def _found(kubectl: Kubectl, text: str | None) -> Submitted:
+    try:
+        job = lookup.find(kubectl, text)
+    except UserError as problem:
+        here = submitted.kept_here(str(kubectl.namespace), text) if text and problem.code == 2 else None
+        if here is None:
+            raise
+        return here
+    namespace = Kubectl(kubectl.context, job.namespace or kubectl.namespace)
+    return submitted.kept(namespace, job) or from_git(job) or submitted.live(namespace, job)
+
+
+def from_git(job: LiveJob) -> Submitted | None:
+    """Return what Flux created the job from, None if it did not or if this clone does not have the run."""
+    name = (job.top["metadata"].get("labels") or {}).get(FLUX)
+    root = repo.project()
+    if name is None or not repo.is_checkout():
+        return None
+    for cluster in flux_objects.names(root):
+        for run in check.run_files(root, flux_objects.find(root, cluster)):
+            if (run.name, run.job, run.namespace) == (name, name_of(job.top), job.namespace):
+                if not git.has(root, run.commit):
+                    return None
+                where = f"{run.path} at commit {run.commit[:12]}, rendered as Flux renders it"
+                manifests = render.render(root, run, kustomize.ensure(repo.root(), output.note))
+                return Submitted(where, manifests)
+    return None

@@ -1,0 +1,64 @@
+"""Create or update the Secret hf-token, with which pods download gated models.
+
+The token is asked for without showing it, or read from a variable or standard input. It is never an argument
+of a program and never printed. The Hugging Face hub is asked whose token it is; a token that the hub refuses
+is not stored. If the hub does not answer, the token is stored unchecked, and the command says so.
+
+\b
+Examples:
+  yard secret hf-token -n team-a
+  yard secret hf-token -n team-a --from-env HF_TOKEN
+  cat token.txt | yard secret hf-token -n team-a
+
+\b
+Exit codes: 0 stored, 1 refused by the hub or the cluster, 2 bad input.
+"""
+
+import os
+import sys
+
+import click
+
+from tools.cli.job import _options
+from tools.core import output
+from tools.core.errors import UserError
+from tools.job.snapshot import lookup
+from tools.kube.kubectl import Kubectl
+from tools.stage import hub_token
+
+LONGEST = 4096
+
+
+@click.command(help=__doc__)
+@click.option("--from-env", metavar="NAME", help="Read the token from this variable.")
+@_options.cluster
+@_options.as_json
+def command(kubectl: Kubectl, from_env: str | None, as_json: bool) -> None:
+    token = hub_token.checked_form(_given(from_env))
+    owner = hub_token.owner(token)
+    here = lookup.in_namespace(kubectl)
+    uid, version = hub_token.store(here, token)
+    if as_json:
+        output.data(
+            {
+                "namespace": here.namespace,
+                "secret": hub_token.NAME,
+                "uid": uid,
+                "version": version,
+                "owner": owner,
+            }
+        )
+        return
+    output.line(f"{here.namespace}/Secret/{hub_token.NAME} {uid}, version {version}")
+    output.line(f"the hub says: the token of {owner}" if owner else "not checked: the hub did not answer")
+
+
+def _given(variable: str | None) -> str:
+    """Return the token from a variable, the terminal or standard input. Raises UserError."""
+    if variable is not None:
+        if variable not in os.environ:
+            raise UserError(f"--from-env {variable}: there is no such variable")
+        return os.environ[variable]
+    if sys.stdin.isatty():
+        return output.ask("token of the Hugging Face hub", hidden=True)
+    return sys.stdin.read(LONGEST)

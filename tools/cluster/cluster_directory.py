@@ -1,0 +1,142 @@
+"""The directory clusters/<name> that `yard cluster init` writes from what it has found.
+
+Nothing of an existing directory is lost: facts that were not found, comments and all other lines stay, and a
+part of the platform only grows.
+"""
+
+import difflib
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from string import Template
+
+from tools.cluster import cluster_env, machines, observe
+from tools.cluster import spec as specs
+from tools.cluster.discover import Found
+from tools.cluster.snapshot import CLAIMS, CLASSES, Snapshot
+from tools.core import repo
+from tools.core.errors import UserError
+from tools.core.tables import load
+from tools.kube.manifests import name_of
+
+NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?")
+PLUGINS, STORAGE = "plugins/kustomization.yaml", "storage/kustomization.yaml"
+_TEXTS: dict[str, str] = load("cluster/cluster_directory.yaml")["files"]
+_NOTHING: str = load("cluster/cluster_directory.yaml")["nothing"]
+# Provisioners whose volumes are directories of one node.
+_OF_A_NODE: list[str] = load("cluster/tables.yaml")["provisioners of one node"]
+
+
+def place(name: str) -> Path:
+    """Return the directory of the cluster that `name` names. Raises UserError for one that cannot be."""
+    bare = name.strip("/").removeprefix("clusters/")
+    if not NAME.fullmatch(bare):
+        raise UserError(
+            f"{name!r} is not a name for a cluster", "lower-case letters, digits and -, such as team-a"
+        )
+    return repo.project() / "clusters" / bare
+
+
+def texts(directory: Path, found: Found, seen: Snapshot, source: str) -> dict[str, str]:
+    """Return the new text of each file of the directory that changes, by its path in it.
+
+    `source` says from what the facts were read. Outside of a checkout there is no base/, so that only
+    cluster.env is written.
+    """
+    new = {cluster_env.FILE: _facts(directory, found, source)}
+    if repo.is_checkout():
+        team = found.facts.get("TEAM_NAMESPACE") or _known(directory)["TEAM_NAMESPACE"].value
+        for path, text in _TEXTS.items():
+            if path not in new and not (directory / path).exists():
+                new[path] = Template(text).safe_substitute(name=directory.name, team=team)
+        plugins = [(f"../../../base/plugins/{folder}", why) for folder, why in observe.lacking(team, seen)]
+        for path, parts in ((PLUGINS, plugins), (STORAGE, _storage(directory, found, team, seen))):
+            start = new.get(path) or _read(directory / path)
+            new[path] = _with_resources(start, parts, team)
+    return {path: text for path, text in new.items() if text != _read(directory / path)}
+
+
+def difference(directory: Path, new: Mapping[str, str]) -> str:
+    """Return the unified diff from the directory as it is to the new texts."""
+    lines: list[str] = []
+    for path, text in sorted(new.items()):
+        old = _read(directory / path)
+        title = repo.shown(directory / path)
+        lines += difflib.unified_diff(old.splitlines(True), text.splitlines(True), title, title)
+    return "".join(lines)
+
+
+def write(directory: Path, new: Mapping[str, str]) -> None:
+    """Write the files, after a copy of the directory with them was read as every command reads it."""
+    with tempfile.TemporaryDirectory() as copy:
+        path = Path(copy) / "clusters" / directory.name / cluster_env.FILE
+        repo.write(path, new.get(cluster_env.FILE) or _read(directory / cluster_env.FILE))
+        machines.read(specs.load(Path(copy), directory.name))
+    is_new = not directory.exists()
+    try:
+        for name, text in new.items():
+            repo.write(directory / name, text)
+    except OSError as problem:
+        if is_new:
+            shutil.rmtree(directory, ignore_errors=True)
+        raise UserError(f"{repo.shown(directory)}: {problem.strerror}") from None
+
+
+def _facts(directory: Path, found: Found, source: str) -> str:
+    path = directory / cluster_env.FILE
+    if path.exists():
+        return cluster_env.updated(path.read_text(encoding="utf-8"), found.facts)
+    header = Template(_TEXTS[cluster_env.FILE]).safe_substitute(name=directory.name, source=source)
+    unseen = [f"# {name} is unknown: {' '.join(why.split())}" for name, why in found.unknown.items()]
+    unseen += [f"# {' '.join(line.split())}" for line in found.missing]
+    lines = [f"{name}={value}" for name, value in found.facts.items()]
+    return "\n".join([header, *lines, *([""] if unseen else []), *unseen]) + "\n"
+
+
+def _storage(directory: Path, found: Found, team: str, seen: Snapshot) -> list[tuple[str, str]]:
+    """Return the folder of base/storage for the claim, where the namespace is known to have none."""
+    known = _known(directory)
+    if (directory / STORAGE).exists() or (CLAIMS in seen.unseen and "FSX_FILE_SYSTEM_ID" not in found.facts):
+        return []
+    if seen.find(CLAIMS, "trainyard", team) is not None:
+        return []
+    if "FSX_MOUNT_NAME" in found.facts or "FSX_MOUNT_NAME" in known:
+        return [("../../../base/storage/fsx-static", "the file system of cluster.env")]
+    default = found.facts.get("DEFAULT_STORAGE_CLASS", observe.NONE)
+    row = next((one for one in seen.of(CLASSES) if name_of(one) == default), None)
+    if row is None:
+        return []
+    local = row.get("provisioner") in _OF_A_NODE or len(seen.of("nodes")) == 1
+    folder = "single-node" if local else "default-class"
+    return [(f"../../../base/storage/{folder}", f"from the default class {default}")]
+
+
+def is_of_a_node(provisioner: str) -> bool:
+    """Return whether the volumes of a provisioner are directories of one node."""
+    return provisioner in _OF_A_NODE
+
+
+def _with_resources(text: str, parts: Iterable[tuple[str, str]], team: str) -> str:
+    """Return a kustomization with more resources, each with its reason. All that is there stays.
+
+    Kustomize refuses a directory without objects; a ConfigMap takes their place.
+    """
+    added = "".join(f"  - {path}   # {why}\n" for path, why in parts if path not in text)
+    if re.search(r"(?m)^resources:[ \t]*$", text):
+        return re.sub(r"(?m)^resources:[ \t]*\n", lambda found: found[0] + added, text, count=1)
+    if re.search(r"(?m)^resources:", text):  # a list in one line stays as it is
+        return text + "".join(f"# lacking: {line.strip(' -')}\n" for line in added.splitlines())
+    if added:
+        return f"{text}resources:\n{added}"
+    return text if "configMapGenerator" in text else text + Template(_NOTHING).substitute(team=team)
+
+
+def _known(directory: Path) -> Mapping[str, cluster_env.Fact]:
+    path = directory / cluster_env.FILE
+    return cluster_env.read(path) if path.exists() else {}
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""

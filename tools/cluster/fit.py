@@ -1,0 +1,148 @@
+"""Whether the jobs of a manifest fit a cluster, as the facts of its cluster.env describe it, offline.
+
+A fact that is not there is unknown, and `none` means that the cluster has nothing of the kind.
+"""
+
+import itertools
+from collections.abc import Mapping
+from decimal import Decimal
+
+from tools.cluster import machines
+from tools.cluster.machines import Machines
+from tools.cluster.spec import Spec
+from tools.core import output
+from tools.core.repo import nearest
+from tools.core.verdict import State, Verdict
+from tools.kube.manifests import Manifests, Object, name_of
+from tools.kube.quantity import plain, pod_requests
+from tools.kube.selectors import REQUIRED, labels_of, node_terms, wants
+from tools.workload import kinds
+from tools.workload.workload import Role, Workload
+
+QUEUE = "kueue.x-k8s.io/queue-name"
+REASON = "the cluster must serve the job's kind and have its machines, claims and queue"
+
+
+def check(cluster: Spec, manifests: Manifests) -> list[Verdict]:
+    """Return a verdict for each thing that the jobs need of the cluster."""
+    brought = {name_of(one) for one in manifests.of_kind("PersistentVolumeClaim")}
+    found: list[Verdict] = []
+    for job in kinds.find(manifests).workloads:
+        found.append(_named(cluster, "JOB_KINDS", job.kind, f"the kind {job.kind}", "yard cluster validate"))
+        taken = 0.0  # the share of the fitting nodes that the roles take together
+        for role in job.roles:
+            verdict, share = _nodes(cluster, job, role)
+            found.append(verdict)
+            taken += share
+            for claim in sorted(_claims(role.template["spec"]) - brought):
+                found.append(
+                    _named(cluster, "CLAIMS", claim, f"the claim {claim}", "base/storage has claims")
+                )
+        if taken > 1 and len(job.roles) > 1:
+            summary = f"whether all roles of {job.kind} {job.name} fit at the same time is unknown"
+            found.append(_verdict(State.CANNOT_TELL, summary, None, cluster.source))
+        queue = labels_of(job.item).get(QUEUE)
+        if queue:
+            found.append(_named(cluster, "QUEUES", queue, f"the queue {queue}", "base/plugins/kueue/queue"))
+    return list({one.summary: one for one in found}.values())
+
+
+def _listed(cluster: Spec, name: str) -> list[str] | None:
+    """Return the names in a fact, or None where it is not set."""
+    value = cluster.get(name)
+    return None if value is None else [] if value == "none" else [one.strip() for one in value.split(",")]
+
+
+def _at(cluster: Spec, name: str) -> str:
+    """Return file, line and value of a fact."""
+    return f"{cluster.at(name)}: {f'{name}={cluster.get(name)}' if name in cluster.facts else f'no {name}'}"
+
+
+def _named(cluster: Spec, fact: str, name: str, what: str, remedy: str) -> Verdict:
+    there = _listed(cluster, fact)
+    if there is None:
+        hint = "yard cluster init NAME reads it"
+        return _verdict(
+            State.CANNOT_TELL, f"whether the cluster has {what} is unknown", hint, _at(cluster, fact)
+        )
+    if name in there:
+        return _verdict(State.PASS, f"the cluster has {what}", None, _at(cluster, fact))
+    match = nearest(name, there)
+    hint = f"did you mean {match}?" if match else remedy
+    return _verdict(State.FAIL, f"the cluster does not have {what}", hint, _at(cluster, fact))
+
+
+def _nodes(cluster: Spec, job: Workload, role: Role) -> tuple[Verdict, float]:
+    """Check that the pods of a role fit on the machines that their selectors allow.
+
+    Also returns the share of these machines that they take, 0 where it is unknown.
+    """
+    spec, title = role.template["spec"], f"{output.count(role.replicas, 'pod')} of {job.kind} {job.name}"
+    title += f" ({role.name})" if role.name else ""
+    every = machines.read(cluster)
+    if not every:
+        hint = "yard cluster init NAME reads the nodes"
+        summary = f"whether {title} fit is unknown: no nodes are described"
+        return _verdict(State.CANNOT_TELL, summary, hint, _at(cluster, "NODES_...")), 0.0
+    asked = pod_requests(spec)
+    chosen = [one for one in every if _chosen(spec, one)]
+    unclear = [one for one in chosen if _unknown(spec, one)]
+    rows = [f"{_at(cluster, one.fact)}: {_room(one, asked)} pods" for one in chosen]
+    certain = sum(_room(one, asked) for one in chosen if one not in unclear)
+    if certain >= role.replicas:
+        share = role.replicas / max(1, certain)
+        return _verdict(State.PASS, f"{title} fit on the cluster's nodes", None, *rows), share
+    if unclear and sum(_room(one, asked) for one in chosen) >= role.replicas:
+        keys = ", ".join(sorted({key for one in unclear for key in _unknown(spec, one)}))
+        summary = f"{title}: the nodes' labels {keys} are unknown"
+        return _verdict(State.CANNOT_TELL, summary, None, *rows), 0.0
+    there = f"{cluster.source}: " + ", ".join(f"{one.count} of {one.title}" for one in every)
+    need = ", ".join(f"{key} {plain(value)}" for key, value in sorted(asked.items()))
+    why = "no node is of the kind that they ask for" if not chosen else f"each needs {need}"
+    remedy = "choose another cell or --nodes, or add nodes"
+    return _verdict(State.FAIL, f"{title} do not fit: {why}", remedy, *(rows or [there])), 0.0
+
+
+def _keys(spec: Object) -> set[str]:
+    """Return the labels that a pod's selectors ask for."""
+    terms = node_terms(spec) or []
+    asked = {one["key"] for term in terms for one in term.get("matchExpressions") or []}
+    return asked | set(spec.get("nodeSelector") or {})
+
+
+def _unknown(spec: Object, one: Machines) -> set[str]:
+    """Return the labels that a pod's selectors ask for, and of which nothing is known."""
+    return _keys(spec) - set(one.labels) - one.absent
+
+
+def _chosen(spec: Object, one: Machines) -> bool:
+    """Return whether the selectors of a pod allow machines, as far as their labels are known."""
+    unknown = _unknown(spec, one)
+    known = {"nodeSelector": {k: v for k, v in (spec.get("nodeSelector") or {}).items() if k not in unknown}}
+    terms = [
+        [rule for rule in term.get("matchExpressions") or [] if rule["key"] not in unknown]
+        for term in node_terms(spec) or []
+    ]
+    if terms and all(terms):  # an empty term is one of which nothing is known
+        affinity = {REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": rules} for rules in terms]}}
+        known["affinity"] = {"nodeAffinity": affinity}
+    labels = [
+        dict(zip(one.labels, values, strict=True)) for values in itertools.product(*one.labels.values())
+    ]
+    return any(wants(known, {"metadata": {"name": "node", "labels": each}}) for each in labels)
+
+
+def _room(one: Machines, asked: Mapping[str, Decimal]) -> int:
+    """Return how many pods the machines take together, each with its own share."""
+    shares = [one.room.get(key, Decimal(0)) // value for key, value in asked.items() if value > 0
+              if key in one.room or "/" in key or key.startswith("hugepages-")]  # fmt: skip
+    return int(min(shares, default=Decimal(1))) * one.count
+
+
+def _claims(spec: Object) -> set[str]:
+    volumes = (one.get("persistentVolumeClaim") or {} for one in spec.get("volumes") or [])
+    return {str(one["claimName"]) for one in volumes if one.get("claimName")}
+
+
+def _verdict(state: State, summary: str, remedy: str | None, *evidence: str) -> Verdict:
+    return Verdict(state, summary, list(evidence), remedy, {"rule": "cluster"})

@@ -1,0 +1,38 @@
+"""Asks a module of `training` in a process of its own, for what the yard command may not import."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from tools.core import output, repo
+from tools.core.errors import UserError
+
+
+def answer(module: list[str]) -> dict[str, Any]:
+    """Run a module of the trainer, show its progress, and return the JSON that it prints.
+
+    Raises:
+        UserError: the module failed; the message is its own last line.
+    """
+    with tempfile.TemporaryFile("w+") as printed:
+        child = subprocess.Popen(
+            [sys.executable, "-m", *module],
+            cwd=repo.root(),
+            stdout=printed,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert child.stderr is not None
+        last = ""
+        for line in filter(str.strip, child.stderr):
+            last = line.strip()
+            if not last.startswith("error: "):
+                output.note(last)
+        if child.wait() != 0:
+            message = last.removeprefix("error: ") or f"no answer (exit code {child.returncode})"
+            raise UserError(message, code=child.returncode if child.returncode in (2, 3) else 1)
+        printed.seek(0)
+        result: dict[str, Any] = json.load(printed)
+        return result

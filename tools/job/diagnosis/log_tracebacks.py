@@ -1,0 +1,66 @@
+"""Python's tracebacks as logs show them: plain, in a notebook's form, or in the boxes of the package rich."""
+
+from dataclasses import dataclass, field
+
+from tools.job.diagnosis.log_patterns import form
+from tools.job.snapshot.log_lines import Line
+
+
+@dataclass
+class Traceback:
+    """What was read of a traceback. `frames` has those of the exceptions that it comes from first.
+
+    `place` is the last frame that is not in Python's standard library, with its line of code. `last` is the
+    last line that was read. `ignored`: Python has ignored the exception. `boxed`: the package
+    rich has drawn it.
+    """
+
+    place: str = ""
+    frames: list[str] = field(default_factory=list)
+    ignored: bool = False
+    last: Line | None = None
+    boxed: bool = False
+
+    def add(self, body: str) -> bool:
+        """Add a line: a frame, or code of the frame before. Return whether the traceback has this line."""
+        frame = form("frame").match(body) or form("cell_frame").match(body) or form("box_frame").match(body)
+        code = form("box_code").match(body)
+        if frame:
+            self._add_frame(frame[1].replace("\\", "/"), frame[2] or "0", frame[3])
+            self.boxed = body.startswith("│")
+        elif code:
+            self.boxed = True
+            self._add_code(code[2] if code[1] or not self.frames else "")
+        elif not body.strip() or body[0].isspace():
+            self._add_code("" if body.lstrip()[:1].isdigit() else body)
+        else:
+            return form("box").match(body) is not None or form("cell_code").match(body) is not None
+        return True
+
+    def _add_frame(self, path: str, line: str, function: str | None) -> None:
+        self.frames.append(f"/{path}:{line}" + (f", in {function}" if function else ""))
+        if not form("pythons_own").search(path):
+            self.place = self.frames[-1]
+
+    def _add_code(self, code: str) -> None:
+        if code.strip() and (not self.frames or " | " not in self.place):
+            self.place = f"{self.place.partition(' | ')[0]} | {code.strip()}"
+
+    @property
+    def launchers(self) -> bool:
+        """Whether it is that of a launcher, which says nothing of what its children did."""
+        return any(form("launcher").search(frame) for frame in self.frames)
+
+    @property
+    def cut(self) -> tuple[str, bool]:
+        """What a traceback without its last line says, and whether its code raises an exception."""
+        if self.launchers:
+            return "", False
+        if raised := form("raises").search(self.place):
+            return f"{raised[1]}: {raised[3] or ''}", True
+        return self.place.partition(" | ")[2], False
+
+
+def begins(body: str) -> bool:
+    """Return whether a log begins, or is cut, within a traceback at this line."""
+    return any(form(name).match(body) for name in ("frame", "cell_frame", "box_frame", "box_code"))

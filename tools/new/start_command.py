@@ -1,0 +1,79 @@
+"""The command of a user's script in the pods of a cell, whose operator sets torchrun's variables."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+from tools.core import output
+from tools.core.errors import UserError
+from tools.core.tables import load
+from tools.simulator import launchers
+from tools.simulator.prefixes import TABLE
+from tools.simulator.torchrun import MODULES
+
+# torchrun's options that the operator sets as PET_ variables, which give way to options.
+MEETING = (
+    "nnodes", "nproc-per-node", "node-rank", "master-addr", "master-port", "local-addr", "rdzv-",
+    "standalone",
+)  # fmt: skip
+# Those of launchers that need another command line, or a list of hosts, in each pod, with their words.
+OTHERS: dict[str, dict[str, int]] = load("new/texts.yaml")["launchers' options"]
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a command as a shell splits them. Raises UserError for one that needs a shell."""
+    try:
+        lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        words = list(lexer)
+    except ValueError as problem:
+        raise UserError(f"--command: {problem}: {output.short(text)}") from None
+    special = next((word for word in words if word and set(word) <= set("();<>|&")), None)
+    if special is not None:
+        hint = f"start a shell: --command {shlex.quote(f'bash -c {shlex.quote(text)}')}"
+        raise UserError(f"--command: {special} needs a shell: {output.short(text)}", hint)
+    return words
+
+
+def for_pods(words: Sequence[str], nodes: int, said: list[str]) -> list[str]:
+    """Return the command without what the cell's own job decides, and add to `said` what has changed.
+
+    torchrun's own options for pods and processes go. On several pods, torchrun also starts what accelerate,
+    deepspeed or python would start. A command with other options of theirs, or in a shell, stays: `yard
+    wiring` judges it.
+    """
+    launcher, rest = launchers.kind(words) if words else ("", [])
+    before = list(words[: len(words) - len(rest)])
+    if launcher in ("torchrun", *MODULES):
+        return [*before, *_without_meeting(rest, said)]
+    behind = _behind_options(rest, OTHERS[launcher]) if nodes > 1 and launcher in OTHERS else None
+    if behind is None:
+        return list(words)
+    said.append(f"torchrun starts the ranks of the {nodes} pods, not {launcher}")
+    return ["torchrun", *behind]
+
+
+def _without_meeting(words: list[str], said: list[str]) -> list[str]:
+    kept: list[str] = []
+    dropped: list[str] = []
+    at = 0
+    while at < len(words) and words[at].startswith("-"):
+        name = words[at].lstrip("-").partition("=")[0].replace("_", "-")
+        step = 2 if "=" not in words[at] and name in TABLE["torchrun"]["options"] else 1
+        (dropped if name.startswith(MEETING) else kept).extend(words[at : at + step])
+        at += step
+    if dropped:
+        said.append(f"not taken, because the operator sets it: {shlex.join(dropped)}")
+    return [*kept, *words[at:]]
+
+
+def _behind_options(words: list[str], options: Mapping[str, int]) -> list[str] | None:
+    """Return the script and its arguments, with -m for a module; None behind an option that is not known."""
+    at = 0
+    module: list[str] = []
+    while at < len(words) and words[at].startswith("-") and (words[at] != "-m" or "m" in options):
+        option, equals, _ = words[at].lstrip("-").replace("_", "-").partition("=")
+        if option not in options:
+            return None
+        module = ["-m"] if option in ("m", "module") else module
+        at += 1 if equals else options[option]
+    return [*module, *words[at:]] if at < len(words) else None
